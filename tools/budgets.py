@@ -50,6 +50,8 @@ def _size_of(node: ast.AST) -> int:
     docstrings and expressions 0.
 
     node: The node, without the nodes within it.
+
+    `a, b = x, y` counts 2, and so does `del a, b`; a `with` counts its context managers; `:=` counts 1.
     """
     match node:
         # A docstring.
@@ -69,6 +71,8 @@ def _names_in(target: ast.expr) -> int:
     """Return how many names an assignment's target has: `a, (b, c)` -> 3.
 
     target: A target of the assignment.
+
+    Anything but a tuple or a list counts 1, also an attribute, an index or `*rest`.
     """
     match target:
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
@@ -81,6 +85,8 @@ def table_size(value: Any) -> int:
     """Return the number of values in a TOML table, those of inner tables and arrays included.
 
     value: A table, an array, or a single value, which counts 1.
+
+    An empty table or array counts 0.
     """
     match value:
         case dict():
@@ -96,6 +102,9 @@ def over_budget(sizes: Mapping[str, int], budgets: Mapping[str, Budget]) -> list
 
     sizes: Statements by room.
     budgets: Budgets by room.
+
+    Rooms are in the order of their names. A room with a budget and no size has no line. Each line says how to
+    raise the budget.
     """
     lines: list[str] = []
     remedy = 'raise it in this commit: python tools/house.py budgets --write --reason "..."'
@@ -117,6 +126,10 @@ def renewed(sizes: Mapping[str, int], budgets: Mapping[str, Budget], reason: str
     budgets: The present budgets by room.
     reason: Reason for which rooms need more; None: no room may have more.
     Raises ValueError if a room needs more and no reason is given.
+
+    A new budget is the size plus the fraction MARGIN; a room that has not grown beyond its budget keeps the
+    smaller of the old and the new one, and its reasons. A reason that is equal to the last one is not added
+    again. Rooms without a size lose their budget.
     """
     new_budgets: dict[str, Budget] = {}
     for room, size in sizes.items():
@@ -145,6 +158,8 @@ def written_budgets(budgets: Mapping[str, Budget]) -> str:
     """Return the text of a TOML file, sorted by room.
 
     budgets: Budgets by room.
+
+    The text begins with HEAD, and `parse_budgets` reads it back.
     """
     tables: list[str] = []
     for room, budget in sorted(budgets.items()):

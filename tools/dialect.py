@@ -44,6 +44,9 @@ def dialect_report(texts: Mapping[str, list[str]]) -> str:
     """Return a line for each room that has such words, most first, then a line for each group of words.
 
     texts: Sources of the files of each room, by room.
+
+    Each room's line has its number of words and the three most frequent groups. The last line is the sum of
+    all. Rooms without such words have 0.
     """
     rooms = {
         room: sum((dialect_in(text) for text in room_texts), Counter[str]())

@@ -61,6 +61,9 @@ class House:
         """Return the files of a work tree.
 
         root: Root folder of the repository.
+
+        Files that are listed but do not exist, and generated ones, are left out. `tables` leaves out
+        pyproject.toml. Raises CalledProcessError if git fails.
         """
         command = ["git", "-C", str(root), "ls-files", "-co", "--exclude-standard", "-z", "*.py", "*.toml"]
         listed_paths = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\0")
@@ -83,6 +86,8 @@ def module_of(path: str) -> str | None:
     """Return the dotted name of a file below an import root; None for any other file.
 
     path: Path of the file in the repository.
+
+    "shared/specsot/core/tree.py" -> "specsot.core.tree"; a package's __init__.py has the name of the package.
     """
     for root in ROOTS:
         if path.startswith(root + "/"):
@@ -98,6 +103,9 @@ def edges_of(house: House) -> dict[str, set[str]]:
     """Return for each module which modules it imports, lazily or for types too.
 
     house: Files of the work tree.
+
+    A module is never among its own imports, and one that imports no other module has an empty set. Modules
+    outside of the work tree are left out.
     """
     modules = house.modules
     edges: dict[str, set[str]] = {}
@@ -112,6 +120,9 @@ def imports_of(text: str) -> list[ast.stmt]:
     seconds.
 
     text: Source of the file.
+
+    If a line that looks like an import cannot be parsed, the whole file is, and all of its statements are
+    returned, of which `targets` ignores those that import nothing.
     """
     try:
         return [node for statement in IMPORT.findall(text) for node in ast.parse(statement).body]
@@ -126,6 +137,8 @@ def targets(node: ast.AST, modules: dict[str, str]) -> Iterator[str]:
 
     node: The statement.
     modules: Paths of the modules by dotted name.
+
+    `from package import name` yields the module package.name if there is one, else the package itself.
     """
     match node:
         case ast.ImportFrom(module=str(module)):
@@ -143,6 +156,8 @@ def circles(house: House) -> list[list[str]]:
     form a circle.
 
     house: Files of the work tree.
+
+    Each set is sorted by name.
     """
     edges = edges_of(house)
     number: dict[str, int] = {}
@@ -179,6 +194,9 @@ def shortest_circle(house: House, ring: list[str]) -> list[str]:
 
     house: Files of the work tree.
     ring: Set of modules as `circles` returns it.
+
+    Ways are searched breadth first. If no way leads back, which a set of `circles` excludes, the set itself
+    is returned.
     """
     edges = edges_of(house)
     start = ring[0]
@@ -201,6 +219,8 @@ def room_of(path: str) -> str:
     `shared/specsot/core`.
 
     path: Path of the file in the repository.
+
+    A file that lies above its room's depth has the folder that it is in; a file of the root has "".
     """
     parts = path.split("/")
     depth = 3 if parts[0] == "services" else 2
@@ -212,6 +232,8 @@ def sizes(house: House) -> str:
     and tests; then the import circles.
 
     house: Files of the work tree.
+
+    Generated files are not counted. Each circle has a line with one shortest way round it.
     """
     product = {p: t for p, t in house.files.items() if p.startswith(ROOTS) and not p.startswith("lab/")}
     lab = {path: text for path, text in house.files.items() if path.startswith("lab/")}
@@ -239,8 +261,10 @@ def sizes(house: House) -> str:
 def row(name: str, texts: dict[str, str]) -> str:
     """Return one line of that table.
 
-    name: Name of the room.
-    texts: Sources of its files by path; empty: only the name is written.
+    name: Name of the room. texts: Sources of its files by path; empty: the line has only the name and 0
+    files.
+
+    p90 is the ninth decile of the lines of a file; with one file, the lines of that file.
     """
     lines = [text.count("\n") for text in texts.values()]
     classes = sum(
@@ -260,6 +284,8 @@ def room_sizes(house: House) -> dict[str, int]:
     """Return the statements by room: of the product, the lab and the tools; tests have no budget.
 
     house: Files of the work tree.
+
+    Files of the root are in the room ".". The values of a TOML file count one each.
     """
     size_by_room: dict[str, int] = {}
     for path, text in (house.files | house.tables).items():
@@ -284,6 +310,8 @@ def budget_report(sizes: dict[str, int], budgets: dict[str, Budget]) -> str:
 
     sizes: Number of statements by room.
     budgets: Budgets by room.
+
+    The last line is the sum of all rooms. Rooms that have a budget and no files are left out.
     """
     rows = [f"{'room':44} {'now':>6} {'budget':>6}"]
     for room, size in sorted(sizes.items()):
@@ -299,6 +327,8 @@ def write_budgets(root: Path, sizes: dict[str, int], reason: str | None) -> int:
     root: Root folder of the repository.
     sizes: Number of statements by room.
     reason: Reason for which rooms need more; None: no reason was given.
+
+    An existing file is replaced; nothing is written if 2 is returned.
     """
     try:
         budgets = renewed(sizes, read_budgets(root) or {}, reason)
@@ -314,6 +344,8 @@ def words(house: House) -> str:
     """Return the report of the dialect's words by room, of the product alone.
 
     house: Files of the work tree.
+
+    A room with no file of the product has no line.
     """
     rooms: dict[str, list[str]] = {}
     for path, text in house.files.items():
@@ -327,6 +359,9 @@ def features(house: House, page_text: str) -> str:
 
     house: Files of the work tree.
     page_text: Text of a page like docs/results/house.toml.
+
+    A file belongs to the first feature one of whose patterns matches its path below its import root. Lines of
+    features without files have 0. Raises KeyError for a page without features.
     """
     feature_tables = tomllib.loads(page_text)["feature"]
     paths_of: dict[str, list[str]] = {feature["name"]: [] for feature in feature_tables}
@@ -356,6 +391,9 @@ def main(arguments: list[str] | None = None, root: Path | None = None) -> int:
 
     arguments: Words of the command line; None: those of this process.
     root: Root folder of the repository; None: this repository.
+
+    The status is 0, except for "gate" (1 if there is a problem) and "budgets --write" (2 if a reason is
+    missing). An unknown verb or option ends the process with the status 2.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -389,6 +427,9 @@ def gate(house: House, root: Path) -> int:
 
     house: Files of the work tree.
     root: Root folder of the repository.
+
+    Warnings, of long files and of a long core path, do not fail. Without a file of budgets, budgets are not
+    checked.
     """
     problems = [" -> ".join(shortest_circle(house, ring)) for ring in circles(house)]
     budgets = read_budgets(root)
@@ -407,6 +448,9 @@ def core_lines(root: Path) -> int:
     page.
 
     root: Root folder of the repository.
+
+    Only the section "The core" is read, of which each numbered line names a file. Files that do not exist
+    count 0.
     """
     page = root / WALK
     if not page.is_file():

@@ -44,6 +44,9 @@ def read(path: Path, count: Callable[[str], int]) -> Iterator[tuple[str, float]]
 
     path: File of JSON lines: conversations, or records of `specsot eval`.
     count: Returns the number of tokens of a text.
+
+    Of a conversation, the question is the last message but one and the answer the last one. Of a record, only
+    those of mode "direct" with at least one turn count. Raises ValueError for a line that is not JSON.
     """
     for line in path.read_text().splitlines():
         row = json.loads(line)
@@ -57,6 +60,8 @@ def counting(tokenizer: Path) -> Callable[[str], int]:
     """Return a function that counts the tokens of a text.
 
     tokenizer: Path of the tokenizer.json.
+
+    Special tokens are not counted. Raises an error of tokenizers if the file cannot be read.
     """
     from tokenizers import Tokenizer
 
@@ -70,6 +75,11 @@ def features(question: str, kinds: Sequence[str]) -> list[float]:
 
     question: The question as plain text.
     kinds: Names of all classes of the router.
+
+    The features are, in this order: 1 for the router's class of the question and 0 for every other one of
+    `kinds`; the logarithms of its words and characters, each plus one; the number of points that it asks for,
+    0 if it names none; then 1 or 0 for a question mark at the end, a line break, and each of WORDS. A class
+    that is not in `kinds` gives only zeros.
     """
     lower_case = question.lower()
     kind = decide_question(question).reason
@@ -92,6 +102,8 @@ def ridge(known: Any, lengths: Any) -> Callable[[Any], Any]:
 
     known: Features to learn from, [n, num_features].
     lengths: Numbers of tokens of their answers, [n].
+
+    Features are scaled by the mean and the standard deviation of those to learn from.
     """
     means = known.mean(0)
     deviations = known.std(0) + 1e-6
@@ -107,6 +119,11 @@ def shares(questions_and_lengths: Sequence[tuple[str, float]], limit: int) -> di
 
     questions_and_lengths: Each question, and the number of tokens of its answer.
     limit: Number of tokens at which answers were cut.
+
+    "Near" means that the length differs from the forecast by at most the fraction NEAR of it. The ways are
+    the median and the likeliest length of all answers and of the question's class, a ridge regression on
+    features (at most `limit`), and the likeliest length of the NUM_SIMILAR most similar questions. The
+    fractions are means over NUM_SPLITS halves.
     """
     lengths = np.array([length for _, length in questions_and_lengths])
     kinds = [decide_question(question).reason for question, _ in questions_and_lengths]
@@ -144,7 +161,13 @@ def shares(questions_and_lengths: Sequence[tuple[str, float]], limit: int) -> di
 
 
 def main() -> None:
-    """Read the command line and print the fractions."""
+    """Read the command line and print the fractions.
+
+    Answers without tokens are left out. Without --tokenizer, the length of a conversation's answer is counted
+    in characters. The first lines say how many answers there are, how many reached --limit, and what fraction
+    the best single forecast of all would reach. An unknown option or a missing file argument ends the process
+    with the status 2.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

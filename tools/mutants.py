@@ -89,6 +89,9 @@ def sources(root: Path) -> Iterator[tuple[str, str]]:
     """Yield (path, text) of every file that may be changed, generated ones left out.
 
     root: Root folder of the work tree.
+
+    The paths are relative to the root, and sorted within each of SOURCE_FOLDERS. A folder that does not exist
+    yields nothing.
     """
     for home in SOURCE_FOLDERS:
         for path in sorted((root / home).rglob("*.py")):
@@ -101,6 +104,9 @@ def functions_of(text: str) -> dict[int, str]:
     other lines are left out.
 
     text: Source of a file.
+
+    A line of a nested function belongs to the innermost one, "Outer.inner". Raises SyntaxError for a text
+    that is not Python.
     """
     names_by_line: dict[int, str] = {}
 
@@ -126,6 +132,8 @@ def edits_of(text: str) -> Iterator[Edit]:
     """Yield every change of one line; docstrings, texts for people, logs, imports and assertions stay.
 
     text: Source of a file.
+
+    Lines with characters outside ASCII are left out. A line may have several edits.
     """
     lines = text.splitlines()
     pending: list[ast.AST] = [ast.parse(text)]
@@ -143,6 +151,9 @@ def is_silent(node: ast.AST) -> bool:
     """Return whether nothing within a node is changed.
 
     node: A node of the syntax tree.
+
+    The result is True for imports, assertions, f-strings, docstrings and other constants on a line of their
+    own, and for calls whose function or object is named in SILENT.
     """
     match node:
         case (
@@ -160,6 +171,11 @@ def changes(node: ast.AST, lines: list[str]) -> Iterator[Change]:
 
     node: The node of the syntax tree; the nodes within it are left out.
     lines: Lines of the file.
+
+    True and False are exchanged; the sign of a comparison, of and/or, or of arithmetic is replaced as SIGNS
+    says; a number becomes one larger; a condition is negated; a returned value that is not a constant becomes
+    None; a call or an augmented assignment on a line of its own becomes pass; break and continue are
+    exchanged. Nodes of several lines have no change.
     """
     match node:
         case ast.Constant(value=bool() as value):
@@ -209,6 +225,9 @@ def sign_changes(
     left, right: Operands before and after the sign.
     sign: Class of the sign's node.
     lines: Lines of the file.
+
+    SIGNS has the text that replaces each sign. Nothing is yielded either if the sign is not found between the
+    operands.
     """
     if sign in SIGNS and left.end_lineno == right.lineno:
         old, new = SIGNS[sign]
@@ -226,6 +245,9 @@ def sample(count: int, seed: int) -> list[Mutant]:
 
     count: Number of mutants.
     seed: Seed of the draws.
+
+    Equal arguments give equal mutants of an unchanged tree. Files without any possible change are left out;
+    one file may be drawn several times. The ids are 0 .. count - 1, by path.
     """
     rng = random.Random(seed)
     files = dict(sources(ROOT))
@@ -241,6 +263,8 @@ def draw(number: int, path: str, text: str, rng: random.Random) -> Mutant:
     path: Path of the file in the repository.
     text: Source of the file.
     rng: Random number generator that draws operator and line.
+
+    The function is "" for a line outside of functions and classes. The mutant has not been judged.
     """
     edits = sorted(edits_of(text))
     operator = rng.choice(sorted({operator for operator, _, _ in edits}))
@@ -257,6 +281,9 @@ def find(mutant: Mutant, files: dict[str, str]) -> tuple[str, int] | None:
 
     mutant: The mutant.
     files: Sources by path.
+
+    Only the text without its indentation is compared. A place in the mutant's own file comes first, then one
+    in an equally named function of another file; of several in the function, the first is returned.
     """
     equal_lines = [
         (path, number)
@@ -278,6 +305,9 @@ def judge(mutant: Mutant, tests: list[str]) -> Mutant:
 
     mutant: The mutant, which is planted in the work tree COPY while tests run.
     tests: Arguments of pytest, which runs them after the test that caught the mutant last.
+
+    The file is restored afterwards. A mutant whose line has moved to another file gets the new path. "by" is
+    the failing test, or "" if the mutant survived.
     """
     files = dict(sources(COPY))
     location = find(mutant, files)
@@ -301,6 +331,9 @@ def first_failure(tests: list[str]) -> str | None:
     It runs with COPY's modules before the installed ones.
 
     tests: Arguments of pytest.
+
+    Tests that do not end within LIMIT seconds give "hangs: ...", and another exit status of pytest without a
+    failing test "pytest ends with ...". Tests that do not exist count as passed.
     """
     python_path = os.pathsep.join(str(COPY / home) for home in SOURCE_FOLDERS)
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--tb=no", "-rfE", *tests]
@@ -326,6 +359,9 @@ def judge_all(only: set[int], tests: list[str]) -> None:
 
     only: Ids of the mutants to judge; empty: all.
     tests: Arguments of pytest.
+
+    The results are written to MUTANTS_FILE and printed one by one. The work tree is removed at the end, also
+    after an error. Raises CalledProcessError if git fails.
     """
     git("worktree", "add", "--quiet", "--detach", "--force", str(COPY), "HEAD")
     try:
@@ -356,13 +392,20 @@ def write(mutants: list[Mutant], **further_entries: object) -> None:
 
     mutants: All mutants.
     further_entries: Further entries of the file, which replace present ones.
+
+    Other entries of the file stay. Raises OSError if the file does not exist.
     """
     page = json.loads(MUTANTS_FILE.read_text()) | further_entries | {"mutants": [*map(asdict, mutants)]}
     MUTANTS_FILE.write_text(json.dumps(page, indent=1) + "\n")
 
 
 def main() -> int:
-    """Run the command; return 1 if mutants are lost, else 0."""
+    """Run the command; return 1 if mutants are lost, else 0.
+
+    "sample" replaces the stored mutants, "judge" runs tests on them, "find" does neither. All three then
+    print the lost mutants, whose line no longer exists, and the number of mutants by result. An unknown verb
+    or option ends the process with the status 2.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

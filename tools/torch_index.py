@@ -44,6 +44,8 @@ def pip_options(
     platform: Name of the operating system, as in sys.platform.
     has_driver: True if an NVIDIA driver is installed.
     reaches: Returns whether an address answers; only called if that matters.
+
+    An index counts as chosen if one of INDEX_VARIABLES is set and not empty.
     """
     chosen = any(environment.get(name) for name in INDEX_VARIABLES)
     if has_driver or chosen or platform != "linux" or not reaches(INDEX):
@@ -66,6 +68,8 @@ def answers(address: str) -> bool:
     answer within TIMEOUT seconds.
 
     address: Address of the index, which begins with "https://".
+
+    The result is also False if the server answers with an error status.
     """
     try:
         with urllib.request.urlopen(f"{address}/torch/", timeout=TIMEOUT):

@@ -83,10 +83,10 @@ BENCHES: Mapping[str, str] = {
     "precision": "Memory, perplexity and tokens per step in every precision.",
     "ablation": "What each optimisation gains by itself: on and off.",
     "steps": "Where the time of a step goes on a CPU.",
-    "tuner": "Draft sizes by the tuner, beside fixed ones.",
+    "tuner": "Draft sizes by the tuner, compared with fixed ones.",
     "ranks": "How often a head's guesses are right.",
     "kernels": "Kernels of trees and attention on a GPU.",
-    "llamacpp": "SpecSoT beside llama.cpp, on the same model.",
+    "llamacpp": "SpecSoT compared with llama.cpp, on the same model.",
 }
 # Commands that have subcommands.
 GROUPS = ("bench",)

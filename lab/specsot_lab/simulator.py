@@ -36,7 +36,7 @@ from specsot_drafter.proposers import Proposer
 from specsot_kernels.segments import RowSpan
 from specsot_master.text import Text
 from specsot_model.core.kv_plan import KvPlan, plan_frame
-from specsot_worker.feature_store import FeatureStore
+from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.observer import WorkerObserver
 from specsot_worker.stage_provider import StageRunner
 from specsot_worker.verifier import Verifier
@@ -84,10 +84,10 @@ class FakeLM:
         return self.alphabet[state % len(self.alphabet)]
 
     def write(self, tokens: Iterable[int], num_tokens: int) -> list[int]:
-        """Return the tokens that decoding without speculation writes after a prompt; [] if `num_tokens` is 0.
+        """Return the `num_tokens` token ids that greedy decoding without speculation writes after a prompt.
 
-        tokens: The prompt's token ids.
-        num_tokens: How many tokens are written.
+        tokens: The prompt's token ids; may be empty. num_tokens: How many tokens are written. 0 or less: the
+        result is [].
         """
         state = state_of(tokens)
         written = list[int]()
@@ -124,6 +124,8 @@ class OracleDrafter(Proposer):
         max_depth: Maximum number of levels of a tree.
         spend_time: Called for every level that is grown, with the number of its rows.
         num_pages: The number of free pages to report. The drafter itself needs none.
+
+        `widths`, the number of nodes of each level after the first, is 1 for all max_depth - 1 levels.
         """
         self.widths = (1,) * (max_depth - 1)
         self._pages = num_pages
@@ -169,6 +171,13 @@ class OracleDrafter(Proposer):
         levels: Maximum number of levels, at least 1.
         keep_growing: Asked after each level but the last whether to grow another one; None: all levels are
             grown.
+
+        Returns candidates with one node per level: token ids [num_sequences, depth], the log-probability of
+        each node [num_sequences, depth] (level times log(skill)), the parent of each node (the level before;
+        0 is the root), and the level of each node, counted from 1. The result is never None. `keep_growing`
+        is called with the scores of the level just grown and its number; if it returns False, that level is
+        the last one. A skill of 0 counts as 1e-9 in the scores. `spend_time` was given to the constructor and
+        is called once for every level grown. Raises KeyError if a sequence is not open.
         """
         depths = np.arange(1, levels + 1)
         scores = np.tile(depths * np.log(self._skill or 1e-9), (len(sequences), 1))
@@ -187,6 +196,9 @@ class OracleDrafter(Proposer):
 
         sequence: The sequence to draft for.
         levels: The number of tokens.
+
+        A wrong draft does not end the chain: the next token continues what the language model would have
+        written. The tokens that were read are remembered for the sequence.
         """
         state = self._state_after(sequence)
         chain = list[int]()
@@ -201,6 +213,8 @@ class OracleDrafter(Proposer):
         read.
 
         sequence: An open sequence.
+
+        Raises KeyError if the sequence is not open.
         """
         num_read, state = self._known[sequence.id]
         state = state_of(sequence.tokens[num_read:], state)
@@ -295,6 +309,13 @@ class MockWorker:
     """
 
     def __init__(self, mock: Simulator, name: str, address: str) -> None:
+        """Read the vocabulary size from the model's config. `loaded` and `fetched` stay 0, since no weights
+        are loaded or fetched.
+
+        mock: The simulator.
+        name: The member's name.
+        address: The address at which the member listens.
+        """
         self._mock = mock
         self.name = name
         self._address = address
@@ -310,6 +331,9 @@ class MockWorker:
 
         configuration: The ring's configuration, from which the number of pages and their size are read.
         layers: The stage's layer range.
+
+        The returned stage sleeps, for each frame, as long as one layer takes for the frame's number of rows,
+        times the number of its layers.
         """
         mock, layer = self._mock, CostCurve(self._mock.layer)
 
@@ -342,6 +366,9 @@ class MockWorker:
 
         stage: The last stage.
         configuration: The ring's configuration.
+
+        A sequence gets a grammar only if its opening asks for a plan or a form. There is no feature store if
+        the configuration's width at this stage is 0.
         """
         size = read_config(self._mock.model).vocab
         vocabulary = read_vocabulary(self._mock.model, size)
@@ -361,10 +388,9 @@ class MockWorker:
             """
             return grammar_of(vocabulary, opening) if opening.plan or opening.form else None
 
-        pages = (configuration.pages, configuration.page_rows)
         width = configuration.width_at(stage.layers)
-        store = FeatureStore(*pages, width, torch.float32, "cpu") if width else None
-        return Verifier(logits, grammar, store)
+        ring = FeatureRing(width, torch.float32, "cpu") if width else None
+        return Verifier(logits, grammar, ring)
 
 
 class MockDrafter:
@@ -376,6 +402,12 @@ class MockDrafter:
     """
 
     def __init__(self, mock: Simulator, name: str, address: str) -> None:
+        """Store the arguments; nothing is loaded.
+
+        mock: The simulator.
+        name: The member's name.
+        address: The address at which the member listens.
+        """
         self._mock = mock
         self.name = name
         self._address = address
@@ -405,6 +437,9 @@ class MockDrafter:
         """Return an engine whose drafter takes the simulator's time.
 
         configuration: The ring's configuration.
+
+        The engine has one drafter, "eagle", whose trees are as large as is profitable by the simulator's
+        growth curve and the configuration's step curve, within the configuration's shape.
         """
         mock, level = self._mock, CostCurve(self._mock.growth)
 
@@ -426,6 +461,9 @@ def _head(mock: Simulator) -> Head:
     middle and one near the end. A model with few layers has fewer taps.
 
     mock: The simulator.
+
+    Layers are at most three: the second (or the last one of a smaller model), the middle one, and the third
+    last (at least 0); equal ones count once. Its features have the simulator's `fused` columns.
     """
     layers = read_config(mock.model).layers
     taps = sorted({min(2, layers), layers // 2, max(layers - 3, 0)})
@@ -499,6 +537,8 @@ class MockStage:
         layers: The stage's layer range.
         pages: Number of KV pages.
         page_rows: Rows of a page.
+
+        No KV state is stored, no plan is being written, and no features are sent until `tap` is called.
         """
         self.table = PageTable(pages, page_rows)
         self.layers = layers
@@ -536,6 +576,12 @@ class MockStage:
         frame: The frame as it arrived.
 
         Raises WireError if the stage before has computed other rows.
+
+        The hidden rows [num_rows, width] hold, in the first three columns, the state's high and low 16 bits
+        and the next token. After `tap`, the frame's fused features become zeros [num_rows, width of a fused
+        row]; without `tap`, or without rows, they pass through unchanged. Pages that the frame frees are
+        forgotten, and so are the plans of sequences that it closes; an opening with a plan is remembered
+        until then.
         """
         start_time = time.perf_counter()
         kv_plan = plan_frame(self.table, frame)
@@ -555,6 +601,8 @@ class MockStage:
         """Copy and move states between slots, as a stage does with KV rows.
 
         kv_plan: The frame's copies of pages and moves of slots. All moves are read before one is written.
+
+        Raises KeyError if a source slot holds no state, which means that a page or a move was wrong.
         """
         page_rows = self.table.page_rows
         states = self._states
@@ -569,6 +617,8 @@ class MockStage:
 
         frame: The frame, from which the closed sequences are read.
         kv_plan: The frame's plan, which names the freed pages.
+
+        Sequences without a plan and slots without a state are skipped.
         """
         page_rows = self.table.page_rows
         for sequence in frame.closings:
@@ -585,6 +635,9 @@ class MockStage:
         kv_plan: The slots and positions of the frame's rows.
 
         Raises WireError if the rows differ.
+
+        The first stage does not compare. Any other stage raises WireError also if the frame has no hidden
+        rows or rows of another shape.
         """
         states = [
             (segment.sequence, state)
@@ -611,6 +664,9 @@ class MockStage:
         sequence: The sequence's id.
         position: Position of the last known token, counted from 0.
         state: The state after that token.
+
+        Before the plan's first token, after its last one, and for sequences without a plan, the language
+        model's token is returned. Position `start` - 1 is followed by the plan's first token.
         """
         plan = self._body.plan
         start = self._planning.get(sequence)
@@ -623,6 +679,9 @@ class MockStage:
 
         segment: Rows of a prompt, or the nodes of a tree.
         span: The pages and slots of the segment's rows.
+
+        The first row follows the state before the segment, read from the KV slots. A row of a tree follows
+        its parent node, and a row of a prompt the row before it.
         """
         tree = segment.tree.parents if isinstance(segment, TreeSegment) else None
         states = list[int]()
@@ -635,6 +694,8 @@ class MockStage:
         """Return the state before a segment's first row; EMPTY_STATE at the beginning of a sequence.
 
         span: The pages and slots of the segment's rows.
+
+        Raises KeyError if the slot of the row before holds no state.
         """
         if not span.base:
             return EMPTY_STATE

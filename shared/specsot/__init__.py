@@ -20,6 +20,8 @@ def __getattr__(name: str) -> Any:
     """Return the class `SpecSoT`, which is imported now. Raises AttributeError for any other name.
 
     name: "SpecSoT" or "SpecSoTModel".
+
+    Both names give the same class. `__version__` is an ordinary attribute, for which this is not called.
     """
     # The second name is that of the system from which this one was developed.
     if name in ("SpecSoT", "SpecSoTModel"):

@@ -83,11 +83,17 @@ class DraftOptions:
         None,
         "Tokens of past requests that the suffix drafter, and --blend, may draft from.",
         flag="draft-past",
-        least=0,
+        min_value=0,
         unset=f"{PAST_TOKENS} with --drafter suffix, otherwise 0",
     )
 
     def __post_init__(self) -> None:
+        """Raise InvalidRequest, whose field is named as in a request, if a value is out of its range.
+
+        `mode` and `tuner` must be among the known names, `depth` in 1..MAX_DEPTH, `breadth` in
+        1..MAX_BREADTH, `nodes` in 1..MAX_NODES, `past` in 0..MAX_PAST, and `threshold` at least 0 and below
+        1. None is allowed where it is the default.
+        """
         modes = ", ".join(DRAFT_MODES)
         require_field(self.mode in (None, *DRAFT_MODES), "draft_mode", f"one of {modes}", self.mode)
         require_field(self.tuner in TUNERS, "tuner", f"one of {', '.join(TUNERS)}", self.tuner)
@@ -103,6 +109,9 @@ class DraftOptions:
 
         The head's `depth` does not count the first level, and its `nodes` counts the root. Raises
         InvalidRequest for mode "pruned", which a draft head does not have.
+
+        Mode "linear" has a breadth of 1. The number of nodes is at most that of the candidates which depth
+        and breadth allow. Options that are None have the values of the default shape.
         """
         if self.mode == "pruned":
             message = (

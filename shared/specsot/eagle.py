@@ -30,6 +30,8 @@ def __getattr__(name: str) -> Any:
     name.
 
     name: one of `__all__`.
+
+    Raises ImportError if the package specsot_bench is not installed.
     """
     if name in __all__:
         import specsot_bench.eagle as top

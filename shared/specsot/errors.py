@@ -38,7 +38,9 @@ class InvalidRequest(SpecsotError):
     """
 
     def __init__(self, message: str, field: str | None = None) -> None:
-        """message: one line that says what is wrong, which value it has, and what is allowed.
+        """Create the error.
+
+        message: one line that says what is wrong, which value it has, and what is allowed.
         field: name of the invalid field, or None if no single field is invalid.
         """
         super().__init__(message)
@@ -98,7 +100,9 @@ class Overloaded(SpecsotError):
     """No room at the moment; the same call may succeed after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
-        """message: one line that says what has no room.
+        """Create the error.
+
+        message: one line that says what has no room.
         retry_after: seconds after which the caller may try again.
         """
         super().__init__(message)
@@ -136,7 +140,9 @@ class PlanError(SpecsotError):
     """
 
     def __init__(self, message: str, text: str) -> None:
-        """message: one line that says what is wrong with the plan.
+        """Create the error.
+
+        message: one line that says what is wrong with the plan.
         text: the raw plan as the model wrote it.
         """
         super().__init__(message)

@@ -110,6 +110,9 @@ class PromptScored:
 class SkeletonText:
     """An event with the next piece of the skeleton's raw text as it is generated, markers included.
 
+    If the master writes the markers around the titles of a list, all of the text is sent at once, without
+    `logprobs`, before the plan.
+
     text: the next piece of the skeleton.
     logprobs: log-probabilities of the tokens of this piece. As in the other events, empty if the request does
         not ask for log-probabilities.

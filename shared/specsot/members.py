@@ -229,6 +229,9 @@ class Registration:
         in their machines.
 
         other: the registration that the master knows already under the same name.
+
+        False also if either start is unknown (0), and if `other` started later. A host that is unknown on
+        either side counts as the same machine.
         """
         same = (self.kind, self.name, self.address) == (other.kind, other.name, other.address)
         moved = bool(self.host and other.host and self.host != other.host)
@@ -309,7 +312,9 @@ class Configuration:
 
     @property
     def drafter_places(self) -> tuple[DrafterPlace, ...]:
-        """Every drafter of the ring. If a drafter's name is unknown, its address serves as its name."""
+        """Return the place of every drafter of the ring. If a drafter's name is unknown, its address serves
+        as its name.
+        """
         if self.drafters or self.drafter is None:
             return self.drafters
         return (DrafterPlace(self.drafter, self.drafter),)
@@ -348,6 +353,8 @@ class Configuration:
         0 if it stores none, because it is not the last stage or no drafter reads features.
 
         layers: the stage's layer range.
+
+        0 also for a layer range that is not exactly that of the last stage.
         """
         last = self.stages[-1].layers == layers
         return self.head.width if self.head and self.drafter and last else 0

@@ -71,6 +71,8 @@ def brief(value: object) -> str:
     longer.
 
     value: what a client gave.
+
+    "..." follows a text that was cut.
     """
     text = repr(value)
     return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}..."
@@ -123,6 +125,8 @@ def _require_ids(tokens: tuple[int, ...]) -> None:
     C.
 
     tokens: token ids of a prompt; at least one.
+
+    Bools are no integers here. Raises ValueError for an empty tuple.
     """
     types = set(map(type, tokens))
     require_field(types <= {int}, "tokens", "whole numbers", sorted(kind.__name__ for kind in types))
@@ -139,6 +143,10 @@ def check_length(context_tokens: int, tokens: int = 0, characters: int = 0, comp
     tokens: length of the prompt in tokens, if the prompt is given as tokens.
     characters: length of the prompt in characters, if the prompt is given as text.
     completion: number of tokens that are requested after the prompt, for the error message.
+
+    Otherwise returns None. A prompt of exactly `context_tokens` tokens is too long, because no token could
+    follow. A text is too long only if it would be so with tokens of MAX_TOKEN_CHARACTERS characters each; the
+    error is then of its characters. A length of 0 is not checked.
     """
     if tokens >= context_tokens:
         raise ContextLengthExceeded.of(context_tokens, tokens, completion)
@@ -175,6 +183,13 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
+        """Raise InvalidRequest, which names the field, if a value is out of its range: `temperature` is
+        finite and at least 0, `top_p` and `min_p` are in [0, 1], `top_k` is an integer in [0, 2**31),
+        `repetition_penalty` is in [0.01, 100], the other penalties are in [-2, 2], and the biases are as
+        `_require_bias` says.
+
+        A `top_p` of 0 is replaced by 1, with a `temperature` of 0.
+        """
         _require_number(lambda t: 0 <= t < math.inf, "temperature", "a number >= 0", self.temperature)
         _require_within(0, 1, "top_p", self.top_p)
         _require_whole(0, 2**31 - 1, "top_k", self.top_k)
@@ -195,9 +210,11 @@ class Sampling:
 
 def _require_bias(bias: tuple[tuple[int, float], ...]) -> None:
     """Raise InvalidRequest unless the biases are at most MAX_BIASES, by ascending token id, each in [-100,
-    100].
+    100]. Returns None if they are, also if there are none.
 
     bias: (token id, value added to the token's logit).
+
+    Ids must be integers of at least 0, each at most once.
     """
     require_field(len(bias) <= MAX_BIASES, "logit_bias", f"of at most {MAX_BIASES} tokens", len(bias))
     previous_token = -1
@@ -215,6 +232,8 @@ def _require_text(field: str, *texts: str) -> None:
 
     field: name of the field, for the error message.
     texts: the texts of the field.
+
+    Values that are no str raise InvalidRequest too. Returns None for valid texts, also if there are none.
     """
     try:
         "".join(texts).encode()
@@ -249,6 +268,9 @@ class Limits:
     default_new_tokens: int = MAX_NEW_TOKENS
 
     def __post_init__(self) -> None:
+        """Raise InvalidRequest, which names the field, unless every limit is a whole number > 0, or None
+        where None is the default. A `max_new_tokens` of -1 is replaced by None.
+        """
         if self.max_new_tokens == -1:
             object.__setattr__(self, "max_new_tokens", None)
         for each in fields(self):
@@ -279,6 +301,9 @@ class Window:
     recent: int = 508
 
     def __post_init__(self) -> None:
+        """Raise InvalidRequest, which names the field, unless `sinks` is an integer in [0, MAX_SINKS] and
+        `recent` an integer in [MIN_RECENT, MAX_TOKENS].
+        """
         _require_whole(0, MAX_SINKS, "sinks", self.sinks)
         _require_whole(MIN_RECENT, MAX_TOKENS, "recent", self.recent)
 
@@ -302,6 +327,9 @@ class Pruning:
     skip_layers: int = 2
 
     def __post_init__(self) -> None:
+        """Raise InvalidRequest, which names the field, unless `keep_ratio` is in (0, 1], `prune_every` is an
+        integer in [MIN_PRUNE_EVERY, MAX_TOKENS], and `skip_layers` is an integer in [0, MAX_SKIPPED_LAYERS].
+        """
         _require_number(lambda ratio: 0 < ratio <= 1, "keep_ratio", "in (0, 1]", self.keep_ratio)
         _require_whole(MIN_PRUNE_EVERY, MAX_TOKENS, "prune_every", self.prune_every)
         _require_whole(0, MAX_SKIPPED_LAYERS, "skip_layers", self.skip_layers)
@@ -315,7 +343,7 @@ class Pruning:
 
     @property
     def max_kept_rows(self) -> int | None:
-        """The largest number of rows that a pruning leaves, however long the sequence is.
+        """Return the largest number of rows that a pruning leaves, however long the sequence is.
 
         None if there is no bound, because some layers are skipped or all rows are kept. If a pruning leaves m
         rows, the next one leaves ceil(ratio * (m + every)) < ratio * (m + every) + 1, which is at most m from
@@ -348,6 +376,9 @@ class HeadImportance:
     layers: tuple[tuple[float, ...], ...]
 
     def __post_init__(self) -> None:
+        """Raise InvalidRequest if there are no layers or no heads, if layers have different numbers of heads,
+        or if an importance is not in [0, 1].
+        """
         widths = {len(heads) for heads in self.layers}
         require_field(
             len(widths) == 1 and 0 not in widths, "importance", "as many heads in every layer, some", widths
@@ -409,6 +440,10 @@ class HeadWindows:
     layers: tuple[tuple[tuple[int, int], ...], ...]
 
     def __post_init__(self) -> None:
+        """Raise InvalidRequest if there are no layers or no heads, if layers have different numbers of heads,
+        if the sinks of a head are no integer in [0, MAX_SINKS], or if its recent tokens are no integer in [0,
+        MAX_TOKENS].
+        """
         widths = {len(heads) for heads in self.layers}
         require_field(len(widths) == 1 and 0 not in widths, "heads", "as many in every layer, some", widths)
         for sinks, recent in (pair for heads in self.layers for pair in heads):
@@ -504,6 +539,17 @@ class Ask:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        """Raise InvalidRequest, which names the field, if a value is out of its range or if fields exclude
+        each other.
+
+        Two fields are replaced: mode "auto" becomes "direct" with `form`, `min_tokens`, `stop_token_ids` or
+        `prompt_logprobs`, and a negative seed becomes None.
+
+        What is rejected, in addition to values that their types exclude: `resumable` with `finish_within_s`;
+        `polish` with `form` or mode "direct"; `form` with mode "sot"; an empty stop string; more than
+        MAX_STOPS stop strings or MAX_TOOLS tools; a tool that is no identifier of at most 32 characters; and
+        what `_check_prompt`, `_check_policy` and `_check_tokens` reject.
+        """
         token_level = self.min_tokens or self.stop_token_ids or self.prompt_logprobs is not None
         if (self.form or token_level) and self.mode == "auto":
             object.__setattr__(self, "mode", "direct")
@@ -540,6 +586,8 @@ class Ask:
         """Return the same request with another seed in [0, 2**63), without validating its fields again.
 
         seed: the seed to set, or None.
+
+        Returns this request itself if it has the seed already. The seed is not checked.
         """
         if seed == self.seed:
             return self
@@ -555,6 +603,10 @@ class Ask:
     def _check_tokens(self) -> None:
         """Raise InvalidRequest unless seed, log-probabilities, `min_tokens` and `stop_token_ids` are in their
         ranges.
+
+        Seed, `logprobs` and `prompt_logprobs` may be None. `prompt_logprobs` needs mode "direct",
+        `min_tokens` is at most the number of new tokens and excludes `form`, and there are at most
+        MAX_STOP_IDS stop tokens.
         """
         bounds = (("seed", MAX_SEED), ("logprobs", MAX_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS))
         for name, max_value in bounds:
@@ -575,6 +627,8 @@ class Ask:
     def _check_policy(self) -> None:
         """Raise InvalidRequest if window, pruning and head windows exclude each other, or if the request's
         mode excludes them.
+
+        A window excludes both others; `pruning` and `head_aware` go together, and need mode "direct".
         """
         given = [name for name in ("window", "pruning", "head_aware") if getattr(self, name)]
         if len(given) > 1 and "window" in given:
@@ -591,6 +645,10 @@ class Ask:
     def _check_prompt(self) -> None:
         """Raise InvalidRequest unless exactly one of prompt, messages and tokens is given, and it is not
         empty or too long.
+
+        A prompt in tokens excludes mode "sot" and has at most MAX_TOKENS tokens, all of which are valid ids.
+        There are at most MAX_MESSAGES messages, and the last one must have more than spaces, as `prompt`
+        must. An empty tuple of messages or tokens counts as not given; an empty `prompt` does not.
         """
         num_prompts = (self.prompt is not None) + bool(self.messages) + bool(self.tokens)
         if num_prompts != 1:
@@ -646,6 +704,10 @@ class Form:
     texts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        """Raise InvalidRequest, whose field is "constraint", for an unknown kind, for a text that is no str
+        or is empty, for a number of texts that does not fit the kind, and for texts of more than
+        MAX_FORM_BYTES bytes in all.
+        """
         if self.kind not in (*FORM_KINDS, STRUCTURAL_TAG):
             raise refuse(f"must be one of {', '.join(FORM_KINDS)}, got {self.kind!r}")
         if not all(isinstance(cast(object, text), str) for text in self.texts):
@@ -664,7 +726,8 @@ class Form:
 
 
 def _counts(kind: FormKind, texts: int) -> bool:
-    """Return whether a form of this kind may have `texts` texts.
+    """Return True if a form of this kind may have `texts` texts: none for "json_object", 1 to MAX_CHOICES for
+    "choice", exactly one for every other kind.
 
     kind: the kind of the form.
     texts: number of texts that the client gave.

@@ -35,7 +35,7 @@ def _log_failure(name: str, on_failure: Failed | None, task: asyncio.Task[Any]) 
     """Log the error of a finished task and report it; do nothing if the task succeeded or was cancelled.
 
     name: name of the coroutine function, for the log line.
-    on_failure: called with the error, or None.
+    on_failure: called with the error after it was logged. None: nothing is called.
     task: the finished task.
     """
     if task.cancelled() or (error := task.exception()) is None:
@@ -54,7 +54,9 @@ class IdleTimer:
     def __init__(
         self, idle_seconds: float, on_idle: Callable[[], object], loop: asyncio.AbstractEventLoop
     ) -> None:
-        """idle_seconds: seconds without a call of `restart` after which `on_idle` is called.
+        """Create the timer, which does not run before the first call of `restart`.
+
+        idle_seconds: seconds without a call of `restart` after which `on_idle` is called.
         on_idle: called on the event loop, once per idle period.
         loop: the event loop of the timer.
         """
@@ -65,7 +67,10 @@ class IdleTimer:
         self._alarm: asyncio.TimerHandle | None = None
 
     def restart(self) -> None:
-        """Begin the idle period anew. The first call starts the timer."""
+        """Begin the idle period anew. The first call starts the timer.
+
+        After `stop`, and after `on_idle` was called, the timer starts again.
+        """
         self._restarted = self._loop.time()
         if self._alarm is None:
             self._alarm = self._loop.call_at(self._restarted + self._idle_seconds, self._check)
@@ -76,7 +81,10 @@ class IdleTimer:
             self._alarm.cancel()
 
     def _check(self) -> None:
-        """Call `on_idle` if the idle period is over, otherwise look again at the time when it would end."""
+        """Call `on_idle` if the idle period is over, otherwise look again at the time when it would end.
+
+        The timer then does not run any more until `restart` is called.
+        """
         due = self._restarted + self._idle_seconds
         self._alarm = None
         if self._loop.time() < due:
@@ -93,7 +101,10 @@ class WaitLimit:
     """
 
     def __init__(self, seconds: float) -> None:
-        """seconds: how long one call of `wait` may last."""
+        """Create the limit, on the running event loop. It applies once the context is entered.
+
+        seconds: how long one call of `wait` may last.
+        """
         loop = asyncio.get_running_loop()
         self._timer = IdleTimer(seconds, self._check, loop)
         self._time = loop.time
@@ -109,6 +120,8 @@ class WaitLimit:
         """Await something within the limit. If it lasts longer, the task is interrupted.
 
         awaitable: what to await. Its result is dropped.
+
+        Raises what the awaitable raises. Only one call at a time is watched.
         """
         self._timer.restart()
         self._waiting = True
@@ -116,7 +129,7 @@ class WaitLimit:
         self._waiting = False
 
     async def __aenter__(self) -> WaitLimit:
-        """Enter the context, which applies to the current task."""
+        """Enter the context, which applies to the current task, and return this object."""
         await self._limit.__aenter__()
         return self
 

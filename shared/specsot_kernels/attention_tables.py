@@ -59,7 +59,7 @@ PIECE_OVERHEAD_COLUMNS = 384
 # Pieces. Largest number that one page run is cut into, because the pieces of a row are merged one after
 # another.
 MAX_PIECES = 32
-# Waves of programs. How many cutting may add to the least number of pieces; buffers are sized for all of
+# Waves of programs. How many cutting may add to the smallest number of pieces; buffers are sized for all of
 # them.
 MAX_EXTRA_WAVES = 2
 # Bits. Width of one word of a visibility mask.
@@ -304,7 +304,8 @@ class TableRoom:
         """Return the tables padded with zeros to `shapes` (pages: only those in use), or None if the tables
         do not fit.
 
-        A piece of no rows does nothing, and a row without pieces gets zeros.
+        A piece of no rows does nothing, and a row without pieces gets zeros. More pieces, rows, mask words,
+        slots or pages than there is room for do not fit.
 
         tables: the tables of one frame.
         """
@@ -315,6 +316,8 @@ class TableRoom:
 
     def fill_pieces(self, piece_tables: PieceTables) -> list[Numbers] | None:
         """Return pieces, starts, slots and pages padded to `shapes`, or None if they do not fit.
+
+        Entries of `starts` after the frame's rows repeat the last one, so that those rows have no piece.
 
         piece_tables: the pieces of one frame.
         """
@@ -342,6 +345,9 @@ def room_for(
     kv_heads: int = KV_HEADS,
 ) -> TableRoom:
     """Return the sizes for tables of every frame of at most `rows` rows and `pages` pages.
+
+    Tiles have `tile_of` queries, or with `short` SHORTEST queries for at most SHORTEST_ROWS rows, and SHORT
+    queries for more; at least one row.
 
     heads_per_kv: query heads of each KV head.
     rows: largest number of rows of a frame.
@@ -403,14 +409,14 @@ def tabulate(
     anchored: Sequence[PageRun] = (),
     places: int = PROGRAMS // KV_HEADS,
 ) -> AttentionTables:
-    """Return the attention work of one frame whose spans come in row order.
+    """Return the attention work of one frame, whose spans are in row order, as tables for the kernel.
 
     page_rows: columns of a page.
     tile_rows: largest number of rows of a piece.
     sinces: [rows], the first column that each row sees, see `sinces_of`; whole pages before them are not
-        read.
+        read. None: rows see all columns.
     anchored: page runs of anchor columns, see `anchors.anchor_runs`; empty: no row has anchors.
-    spans: one span per segment of the frame, in row order.
+    spans: one span per segment of the frame, in row order; at least one.
     window: how many positions of its path a row sees at most, as in `sights_of`; None: all.
     places: pieces that run at once under each KV head; see `places_of`.
     """
@@ -431,11 +437,15 @@ def cut_pieces(
     anchored: Sequence[PageRun] = (),
     places: int = PROGRAMS // KV_HEADS,
 ) -> PieceTables:
-    """Cut page runs into pieces, tile by tile and column range by column range.
+    """Return page runs cut into pieces, tile by tile and column range by column range.
+
+    All pieces of a frame have the same number of columns, except the last one of a run. A piece of an
+    anchored run has ANCHORED in the place of its common columns.
 
     page_runs: in row order. If they are given as `PageRuns`, `anchored` must already be their last entries.
+        At least one.
     leads: [rows] as in `AttentionTables`.
-    times: each row of a page run stands for so many rows of the frame.
+    times: each row of a page run stands for so many rows of the frame; 1 for one.
     places: pieces that run at once under each KV head; see `places_of`.
     page_rows: columns of a page.
     tile_rows: largest number of rows of a piece.
@@ -494,7 +504,7 @@ def page_runs_unshared(
     """Return one page run for each sequence, which reads all of its pages, or None if sequences may share
     pages.
 
-    rows: number of rows of each sequence.
+    rows: number of rows of each sequence; at least one sequence.
     pages: page numbers of each sequence. Sharing is detected by equal first pages.
     page_rows: columns of a page.
     """
@@ -511,9 +521,12 @@ def page_runs_unshared(
 def _slots_by_row(firsts: Ints, counts: Ints, rows: int) -> tuple[Numbers, Numbers]:
     """Group the slots by row: return `starts` and `slots` of `AttentionTables`.
 
+    A row without pieces has an empty range in `starts`.
+
     firsts: int64 [pieces], first row of each piece.
     counts: int64 [pieces], number of rows of each piece.
     rows: number of rows of the frame.
+
     Pieces with rows 0..1 and 0..2 have the slots 0, 1 and 2, 3, 4: starts [0, 2, 4, 5], slots [0, 2, 1, 3,
     4].
     """
@@ -531,7 +544,8 @@ def tabulate_prompts(
     """Return the work of a frame of prompts alone, whose rows are causal: tiles [tiles, 4], and pages.
 
     A tile is: first row, number of rows, columns before the first row's own, index of its sequence's first
-    page in `pages`. Tiles with most columns come first, so that the longest programs start first.
+    page in `pages`. Tiles with most columns come first, so that the longest programs start first. Without
+    spans and `padded` rows both tables are empty.
 
     spans: one span per segment of the frame, in row order; all causal.
     page_rows: columns of a page.
@@ -553,12 +567,13 @@ def tabulate_prompts(
 
 
 def _piece_columns(columns: Ints, tiles: Ints, page_rows: int, tile_rows: int, places: int) -> int:
-    """Return the columns of a piece, a multiple of `page_rows`, that reads all page runs in the least
+    """Return the columns of a piece, a multiple of `page_rows`, that reads all page runs in the shortest
     estimated time.
 
     The model: pieces run in waves of `places`; a piece costs its columns plus PIECE_OVERHEAD_COLUMNS; the
     remainder of a page run takes a proportional part of a place. Sizes that add more than MAX_EXTRA_WAVES *
-    places pieces are not considered.
+    places pieces are not considered. Sizes below MIN_PIECE_COLUMNS columns are not considered, nor below
+    twice as many for tiles of WIDE_TILE_ROWS rows or more.
 
     columns: int64 [page runs], number of columns of each page run.
     tiles: int64 [page runs], number of tiles that each page run's rows make.
@@ -584,9 +599,10 @@ def page_runs_of(
 ) -> tuple[PageRun, ...]:
     """Return the page runs that the spans read, in row order.
 
-    Shared prefixes are searched only if two spans have the same first page; see the module's example.
+    Shared prefixes are searched only if two spans have the same first page; see the module's example. A run
+    whose pages are hidden from all of its rows is left out.
 
-    spans: one span per segment of the frame, in row order.
+    spans: one span per segment of the frame, in row order; no spans give no runs.
     page_rows: columns of a page.
     sinces: [rows], the first column that each row sees; whole pages before them are left out. None: rows see
         all columns.
@@ -607,6 +623,8 @@ def page_runs_of(
 
 def _page_runs(blocks: Sequence[SeenRows], level: int, page_rows: int) -> Iterator[PageRun]:
     """Yield the page runs of neighbouring spans from one level on; shared pages come before each span's own.
+
+    A span without columns from `level` on yields nothing.
 
     blocks: the neighbouring spans, with their first rows.
     level: index of the first page that is read.
@@ -630,7 +648,8 @@ def _shared_runs(blocks: Sequence[SeenRows], level: int, page_rows: int) -> list
     """Return groups of neighbours that have the same full page at a level, and whose rows all see the whole
     page.
 
-    A span that shares its page with no neighbour is a group of its own.
+    A span that shares its page with no neighbour is a group of its own. The groups are in row order, and
+    every span is in one of them.
 
     blocks: the neighbouring spans, with their first rows.
     level: index of the page among a span's pages.
@@ -682,7 +701,8 @@ def sinces_of(spans: Sequence[TableSpan], window: int) -> Numbers:
     """Return the first position of each row's own path that it sees if it sees the last `window` positions.
 
     A row's path has the columns that it sees without a window: the row itself is its last. Row 0 of a causal
-    span with base 10 has a path of 11 positions; with window 4 it sees those from 7 on.
+    span with base 10 has a path of 11 positions; with window 4 it sees those from 7 on. A row whose path has
+    at most `window` positions gets 0.
 
     spans: one span per segment of the frame, in row order.
     window: number of positions, the row's own included.
@@ -703,6 +723,9 @@ def _path_lengths(span: TableSpan) -> list[int]:
 
 def sights_of(spans: Sequence[TableSpan], window: int | None = None) -> RowSights:
     """Return what each row sees, in row order.
+
+    A causal row's lead is its column + 1, with no bits; a tree row's lead is its span's base. Without spans
+    all arrays are empty.
 
     window: a tree row's bits keep only the last `window` positions of its path; None keeps all. (Columns
         before `base` are cut by `sinces_of` instead.)
@@ -725,7 +748,10 @@ def sights_of(spans: Sequence[TableSpan], window: int | None = None) -> RowSight
 
 
 def _words_of(rows: Sequence[int]) -> Numbers:
-    """Pack each row's bits into int32 words, [rows, words], as many as the row with the highest bit needs.
+    """Return each row's bits packed into int32 words, [rows, words], as many as the row with the highest bit
+    needs.
+
+    There is at least one word. No rows give an array of shape [0, 1].
 
     rows: the bits of each row, as an integer: bit 33 becomes word 1, bit 1.
     """

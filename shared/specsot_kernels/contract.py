@@ -129,7 +129,8 @@ def check_candidates(
     """Check that the three lists of one drafting fit each other and offer enough candidates for `nodes`
     nodes.
 
-    Raises InvalidArguments if they do not.
+    Raises InvalidArguments if they do not. Each list must have one entry per level, at least one, in shapes
+    that fit the batch and k of the first scores.
 
     score_list: scores of each level, [bs, 1, k], then [bs, k, k].
     token_list: tokens of each level, [bs, k], then [bs, k * k].
@@ -236,15 +237,19 @@ class TreeStatistics:
     depth_rates: tuple[float, ...]
 
 
-def compute_tree_statistics(accept_lengths: Array, num_draft_tokens: int, num_steps: int) -> TreeStatistics:
+def compute_tree_statistics(
+    accept_lengths: Array, num_draft_tokens: int, num_steps: int | None = None
+) -> TreeStatistics:
     """Return statistics of trees of num_draft_tokens nodes each, the root included.
 
     accept_lengths: accepted drafts of each tree: numbers, or an array [trees].
     num_draft_tokens: nodes of each tree, the root included.
-    num_steps: largest number of drafts that one path can have.
+    num_steps: largest number of drafts that one path can have; None for all drafts, as in a chain.
+
     Raises InvalidArguments if there are no lengths, or if such a tree cannot have one of them.
     """
     lengths = [int(length) for length in accept_lengths]
+    num_steps = num_draft_tokens - 1 if num_steps is None else num_steps
     max_length = min(num_steps, num_draft_tokens - 1)
     if not lengths or not all(0 <= length <= max_length for length in lengths):
         raise InvalidArguments(

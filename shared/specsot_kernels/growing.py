@@ -69,11 +69,12 @@ class VerifiedTrees(NamedTuple):
     tokens: the token of each node.
     parents: the number of each node's parent within its tree; a parent's number is lower than its child's,
         and the root is its own parent.
-    trees: [trees, 3]: each tree's first row, its number of nodes, and the number of its sequence's tokens
-        before the root.
-    slots: [trees, n]: KV slots of the sequence's draft rows from that number of tokens on.
+    trees: [trees, 4]: each tree's first row, its number of nodes, the number of its sequence's tokens before
+        the root, and the root's column among the sequence's draft rows.
+    slots: [trees, n]: KV slots of the sequence's draft rows from that column on.
 
-    Two trees of 3 and 2 nodes: rows [r a b | r c], trees [[0, 3, 10], [3, 2, 7]].
+    Two trees of 3 and 2 nodes, whose sequences have 10 and 7 tokens; the second one has skipped 3 draft rows:
+    rows [r a b | r c], trees [[0, 3, 10, 10], [3, 2, 7, 4]].
     """
 
     targets: Tensor

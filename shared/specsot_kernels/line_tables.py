@@ -94,7 +94,8 @@ class LineRoom(TableRoom):
     def fill_lines(self, line_cut: LineCut) -> list[Numbers] | None:
         """Return pieces, starts and wheres padded to `shapes`, and the pages in use; None if they do not fit.
 
-        A piece of no rows does nothing, and a row without columns gets zeros.
+        A piece of no rows does nothing, and a row without columns gets zeros. More slots, pages or pieces
+        than there is room for do not fit.
 
         line_cut: the pieces of one frame.
         """
@@ -148,7 +149,10 @@ def line_sights(spans: Sequence[TableSpan]) -> RowSights:
 def cut_lines(spans: Sequence[TableSpan], leads: Numbers, page_rows: int, tile_rows: int) -> LineCut:
     """Return the work of one frame whose spans come in row order.
 
-    spans: one span per segment of the frame, in row order.
+    Neighbouring sequences that share pages read whole pieces on these together. A row has slots for its lead
+    and for the most that it may read by itself.
+
+    spans: one span per segment of the frame, in row order; at least one.
     leads: [rows], how many first columns each row reads in pieces, from `line_sights`.
     page_rows: columns of a page.
     tile_rows: largest number of rows of a piece.
@@ -174,6 +178,8 @@ def _shared_columns(
     """Yield for each sequence but the first how many columns, in whole pieces, lie on the same pages as in
     the one before.
 
+    Sequences without a common first page share 0 columns.
+
     pages_by_sequence: page numbers of each sequence.
     ends: number of columns that each sequence's rows read in pieces.
     page_rows: columns (rows) of a KV page.
@@ -190,6 +196,9 @@ def _cut_pieces(
     rows: Ints, leads: Numbers, wheres: Numbers, shared: Sequence[int], tile_rows: int
 ) -> Numbers:
     """Return the pieces of a frame.
+
+    A row reads nothing in pieces that begin at or after its lead. Rows with no columns before their lead have
+    no piece.
 
     rows: number of rows of each sequence.
     leads: int32 [rows of the frame], how many first columns each row reads in pieces.
@@ -231,6 +240,9 @@ def _joint_reads(
 ) -> Iterator[tuple[int, ...]]:
     """Yield what several sequences read together: first row, number of rows, first column and last column +
     1.
+
+    Nothing is yielded if no neighbours share a piece. Each range is one piece long; a sequence that shares it
+    with neither neighbour is in none.
 
     firsts: first row of each sequence.
     rows: number of rows of each sequence.

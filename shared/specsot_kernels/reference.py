@@ -10,7 +10,7 @@ from specsot_kernels.contract import Array, DraftResults, TreeArrays, TreeMaskMo
 
 # (node, its children in order) -> the accepted child, or None.
 Pick = Callable[[int, Iterator[int]], int | None]
-# (most nodes, element type) of the words of QLEN_ONLY_BITPACKING.
+# (maximum number of nodes, element type) of the words of QLEN_ONLY_BITPACKING.
 WORDS = ((8, "u1"), (16, "<u2"), (32, "<u4"))
 
 
@@ -145,6 +145,9 @@ def _mask(parents: Array) -> Array:
 def _lay_out(masks: Array, seq_lens: Array, mode: TreeMaskMode) -> Array:
     """Return the masks of all trees laid out as a mode says; see TreeMaskMode.
 
+    The bits of QLEN_ONLY_BITPACKING are in the smallest word that holds n nodes. StopIteration is raised
+    there for more than 32 nodes.
+
     masks: bool [bs, n, n], which nodes each node sees.
     seq_lens: [bs], number of tokens before each root, all of which are seen.
     mode: the layout of the result.
@@ -169,8 +172,9 @@ def verify_tree_greedy(
     retrieve_next_sibling: Array,
     steps: int,
 ) -> Verified:
-    """Accept a child if and only if its token is the target's token after its parent; of equal siblings the
-    first.
+    """Return what is accepted if a child is accepted when its token is the target's token after its parent.
+
+    Of equal siblings the first is accepted. The token after the last accepted node is the target's.
 
     candidates: [bs, n], tokens of the nodes, the root first.
     target_predict: [bs, n], the target's token after each node, found by the node's retrieve_index.
@@ -210,8 +214,13 @@ def tree_speculative_sampling(
     threshold_acc: float,
     steps: int,
 ) -> Verified:
-    """Draw one uniform number at each node; the children divide it by their probabilities, in
-    sibling order.
+    """Return what is accepted by one uniform number at each node, which the children divide by their
+    probabilities, in sibling order.
+
+    A child is accepted if its probability is above 0 and the sum up to it reaches the uniform number times
+    `threshold_acc`, or if its own probability reaches `threshold_single`. The last token is drawn from the
+    target's probabilities, less those of rejected children and of the drafter, at the last accepted node;
+    from the whole of them after `steps` accepted drafts, or if nothing is left.
 
     candidates: [bs, n], tokens of the nodes, the root first.
     retrieve_index: [bs, n], the row of each node in the batch.
@@ -220,7 +229,7 @@ def tree_speculative_sampling(
     uniform_samples: [bs, n], the uniform number of each node.
     uniform_samples_final: [bs], the uniform number with which each request's last token is drawn.
     target_probs: [bs, n, V], the target's probabilities after each node.
-    draft_probs: [bs, n, V], the drafter's probabilities; None means zeros.
+    draft_probs: [bs, n, V], the drafter's probabilities; None means zeros. Not changed.
     threshold_single: a child whose own probability reaches it is accepted.
     threshold_acc: factor of the uniform numbers.
     steps: how many levels a path may go down.
@@ -276,6 +285,8 @@ def _walk(first: Array, following: Array, steps: int, pick: Pick) -> list[int]:
     """Return the nodes from the root down, as long as `pick` accepts a child and at most `steps`
     levels deep.
 
+    The result always begins with the root, node 0; it is the root alone if no child is accepted.
+
     first: [n], the first child of each node, -1 for none.
     following: [n], the next child of the same parent, -1 for none.
     steps: how many levels a path may go down.
@@ -315,6 +326,12 @@ class _Results:
     """
 
     def __init__(self, candidates: Array, retrieve_index: Array, steps: int) -> None:
+        """Allocate the result arrays for all requests: counts of 0, and -1 everywhere else.
+
+        candidates: [bs, n], tokens of the nodes, the root first.
+        retrieve_index: [bs, n], the row of each node in the batch.
+        steps: how many levels a path may go down.
+        """
         self._candidates = candidates
         self._slots = retrieve_index
         batch, nodes = candidates.shape
@@ -326,6 +343,8 @@ class _Results:
 
     def write(self, b: int, walk: list[int], bonus: int) -> None:
         """Write a request's path and the token after it: tokens of the drafts on the path, then the bonus.
+
+        Only the entries of the accepted rows are written; all others keep -1. The count leaves the root out.
 
         b: number of the request.
         walk: numbers of the accepted nodes, the root first.

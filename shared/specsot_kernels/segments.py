@@ -205,6 +205,9 @@ class ReadPlan:
 def plan_reads(spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> ReadPlan:
     """Return the reads of a frame: which rows read which columns of which page.
 
+    Long causal spans are divided into blocks of rows. The plan's `source_rows` is None if the rows are read
+    in their own order, without padding.
+
     spans: one span per segment of the frame, in row order; an empty frame yields no groups.
     page_rows: number of rows of a KV page.
     layout: "batched" sorts the spans by their pages, so that neighbouring pages become one batched product,
@@ -230,11 +233,12 @@ RowBlock = tuple[int, RowSpan]
 
 
 def _row_blocks(first: int, span: RowSpan) -> Iterator[RowBlock]:
-    """Split a long causal span into blocks of rows, so that each block's scores fit MAX_GROUP_CELLS.
+    """Yield a segment's rows as blocks; a long causal span is split so that each block's scores fit
+    MAX_GROUP_CELLS.
 
-    Yield pairs (number in the frame of the block's first row, block). A tree, and a span that is short
-    enough, is one block. To a block, the rows before it are history: 6 rows with base 10 in blocks of 4
-    become rows 0..3 with base 10 and rows 4..5 with base 14.
+    Each block is yielded as a pair (number in the frame of the block's first row, block). A tree, and a span
+    that is short enough, is one block. To a block, the rows before it are history: 6 rows with base 10 in
+    blocks of 4 become rows 0..3 with base 10 and rows 4..5 with base 14.
 
     first: number in the frame of the span's first row.
     span: rows of one segment.
@@ -253,11 +257,13 @@ def look_back(span: RowSpan, window: int, drafts: bool = True) -> Iterator[RowSp
 
     A row sees its own position and the `window` - 1 positions before it. Sinks of the policy stay visible in
     all layers. The span is yielded unchanged if the window hides nothing; a long causal span is yielded in
-    blocks.
+    blocks. Where the KV heads have windows of their own, each window is limited to the last `window`
+    positions.
 
     span: rows of one segment.
-    window: number of positions that a row sees, its own included.
-    drafts: True if a tree row sees all draft nodes on its path, even beyond the window.
+    window: number of positions that a row sees, its own included; at least 1.
+    drafts: True if a tree row sees all draft nodes on its path, even beyond the window; False: it sees the
+        last `window` positions of its path only.
     """
     if span.total <= window:
         yield span
@@ -297,6 +303,8 @@ def drop_low_bits(bits: int, num_dropped: int) -> int:
 def _group_blocks(blocks: Sequence[RowBlock], page_rows: int, layout: Layout) -> Iterator[list[RowBlock]]:
     """Yield groups of neighbouring blocks that can be read together, within MAX_GROUP_CELLS.
 
+    No blocks give no groups. A block that is larger than MAX_GROUP_CELLS is a group of its own.
+
     blocks: pairs (first row in the frame, span), in the order in which they are to be read.
     page_rows: number of rows of a KV page.
     layout: "batched" joins blocks of neighbouring pages as well; "packed" joins only blocks with a shared
@@ -327,6 +335,8 @@ def _group_blocks(blocks: Sequence[RowBlock], page_rows: int, layout: Layout) ->
 def _reads_together(left: RowSpan, right: RowSpan, page_rows: int, padding_is_cheap: bool) -> bool:
     """Return whether the first pages of two spans can be read together: one shared page, or neighbouring
     pages.
+
+    False for two neighbouring pages if padding is not cheap.
 
     left: a span. Spans with a policy are never read together.
     right: the span that follows `left`.
@@ -402,6 +412,9 @@ def _read_level(spans: tuple[RowSpan, ...], level: int, page_rows: int, layout: 
     """Yield as few reads as possible of the level-th page of each span; spans without such a page are left
     out.
 
+    Spans that share the page are one read, and so are spans with consecutive pages and equal numbers of rows
+    in the layout "batched". Each read covers spans that follow one another in the group.
+
     spans: the spans of one group.
     level: index of the page among a span's pages.
     page_rows: number of rows of a KV page.
@@ -440,6 +453,8 @@ def _page_read(run: list[RowSpan], first: int, level: int, page_rows: int, share
     """Return one read for a run of spans: one cell over a shared page, or one cell a span over consecutive
     pages.
 
+    A shared page is read as a whole; of other pages, as many columns are read as the longest span has.
+
     run: spans that follow one another in the group.
     first: row of the group at which the run begins.
     level: index of the page among a span's pages.
@@ -456,6 +471,8 @@ def _page_read(run: list[RowSpan], first: int, level: int, page_rows: int, share
 
 def tail_seen(span: RowSpan) -> NDArray[np.bool_]:
     """Return which tail positions each row sees: bool [rows, tail].
+
+    Row i of a causal span sees the positions 0 .. i.
 
     span: rows of one segment. Bits 0b101 of 3 positions become [True, False, True].
     """
@@ -492,6 +509,8 @@ def read_recent(span: RowSpan, sight: VisibleColumns, readings: Sequence[PageRea
     """Yield those reads in which any row sees a column by other means than as a sink, with masks [rows,
     columns].
 
+    A read of which every column is hidden from every row is left out.
+
     span: rows of one segment.
     sight: the first column, after the sinks, that each row of the span sees.
     readings: all reads of the span, from which the result is chosen.
@@ -508,6 +527,8 @@ def read_recent(span: RowSpan, sight: VisibleColumns, readings: Sequence[PageRea
 def read_by_head(span: RowSpan, sight: HeadColumns, readings: Sequence[PageRead]) -> Iterator[MaskedRead]:
     """Yield those reads in which any head of any row sees a column, with masks [rows, heads, columns].
 
+    A read of which every column is hidden from every head is left out.
+
     span: rows of one segment.
     sight: the windows of the KV heads, and the rows' positions.
     readings: all reads of the span, from which the result is chosen.
@@ -521,6 +542,9 @@ def read_by_head(span: RowSpan, sight: HeadColumns, readings: Sequence[PageRead]
 
 def hidden_by_head(span: RowSpan, sight: HeadColumns) -> Bools:
     """Return which columns rows must not see: bool [rows, heads, columns].
+
+    A head sees its first columns (sinks) and the columns from `recent` before the row's position, but of the
+    tail only what the row sees.
 
     span: rows of one segment, which gives the number of columns and what tree rows see.
     sight: the windows of the KV heads, and the rows' positions.

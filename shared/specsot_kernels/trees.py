@@ -44,12 +44,16 @@ def organize_draft_results(
 ) -> DraftResults:
     """Return the num_draft_tokens - 1 best candidates of each request, parents before children.
 
+    Of equal scores the candidate with the lower flat number wins. The chosen candidates are in ascending
+    order of their flat numbers.
+
     score_list: the first step's scores [bs, 1, k], then [bs, k, k] for each further step. Scores are
         cumulative: products of probabilities, or sums of their logarithms. NaN counts as the worst.
     token_list: [bs, k], then [bs, k * k].
     parents_list: [bs, k + 1] (-1, 0 .. k - 1), then [bs, k]: flat numbers of the k candidates that the step's
         frontier keeps. No candidate has a parent in the last entry, which is therefore not used.
     num_draft_tokens: n, the number of nodes of each tree, the root included.
+
     Raises InvalidArguments for lists that do not fit each other, or that offer too few candidates.
     """
     implementation, scores, tokens, parents = _prepare_lists(score_list, token_list, parents_list)
@@ -69,7 +73,7 @@ def build_tree_structure(
     tree_mask_mode: int = TreeMaskMode.FULL_MASK,
     seq_lens_sum: int | None = None,
 ) -> TreeArrays:
-    """Build trees from the chosen candidates, each below its request's newest token.
+    """Return trees built from the chosen candidates, each below its request's newest token.
 
     A candidate whose parent was not chosen is no node's child and is never accepted.
 
@@ -102,12 +106,14 @@ def write_tree_structure(
     num_draft_tokens: int,
     tree_mask_mode: int,
 ) -> bool:
-    """Run `build_tree_structure` into the caller's tensors on a GPU.
+    """Run `build_tree_structure` into the caller's tensors on a GPU, and return whether these could be
+    written.
 
-    Return True, or False, with nothing written, if these tensors cannot be written directly.
+    Nothing is written if False is returned. False is returned for tensors that are not on a GPU, without
+    Triton, and for tensors of another shape, type or layout than the kernel writes.
 
-    arrays: the tensors that are written: tree_mask, positions, and the three links (see TreeArrays). Entries
-        of a full mask that belong to the sequence rather than the tree must already be true.
+    arrays: the tensors that are written: tree_mask, positions, and the three links (see TreeArrays). All
+        entries of a full mask that belong to the sequence rather than the tree become true.
     arguments: the first five arguments of `build_tree_structure`.
     topk: k, candidates below each node that was drafted from.
     spec_steps: S, number of levels of drafting.
@@ -129,8 +135,8 @@ def _prepare_trees(
 ) -> tuple[Any, tuple[Array, ...], TreeMaskMode]:
     """Check the first five arrays, and return (implementation, all arrays, mode).
 
-    The implementation is the module that computes these arrays. Arrays after the fifth are not checked,
-    except that they must be on the same device.
+    The implementation is the module that computes these arrays; see `_prepare`. Arrays after the fifth are
+    not checked, except that they must be on the same device.
 
     arguments: verified_id, parent_list, top_scores_index, draft_tokens and seq_lens, then any others.
     topk: k, candidates below each node that was drafted from.
@@ -160,7 +166,9 @@ def arrange_trees(
     tree_mask_mode: int = TreeMaskMode.FULL_MASK,
     seq_lens_sum: int | None = None,
 ) -> TreeArrays:
-    """Build trees whose parents are known, whatever drafted them.
+    """Return trees whose parents are known, whatever drafted them.
+
+    A node without a parent in the tree sees the root and itself, is no node's child, and is never accepted.
 
     seq_lens: [bs], tokens before each root.
     tokens: [bs, n], the token of each node, the root first.
@@ -168,6 +176,7 @@ def arrange_trees(
         the root and for a node without a parent in the tree.
     tree_mask_mode: how the attention mask is laid out; see TreeMaskMode.
     seq_lens_sum: sum of seq_lens, if the caller knows it; None: it is computed.
+
     Raises InvalidArguments for shapes that do not fit each other, or a mode that cannot hold so many nodes.
     """
     implementation, (nodes, above, lengths) = _prepare(tokens, parents, seq_lens)
@@ -185,7 +194,11 @@ def verify_tree_greedy(
     retrieve_next_sibling: Array,
     num_steps: int | None = None,
 ) -> Verified:
-    """Walk down each tree as long as a child's token is the target's token after its parent.
+    """Return what is accepted of each tree if a child is accepted whose token is the target's token after its
+    parent.
+
+    The walk begins at the root and ends at a node without such a child, or after `num_steps` levels; of equal
+    siblings the first is accepted. The target's token after the last accepted node follows.
 
     candidates: [bs, n] tokens of the nodes, the root first.
     target_predict: [bs, n] the target's token after each node, found by the node's retrieve_index.
@@ -193,6 +206,7 @@ def verify_tree_greedy(
     retrieve_index: [bs, n], the row of each node in the batch; see TreeArrays.
     retrieve_next_token: [bs, n], the first child of each node, -1 for none.
     retrieve_next_sibling: [bs, n], the next child of the same parent, -1 for none.
+
     Raises InvalidArguments for shapes that do not fit each other.
     """
     links = (retrieve_index, retrieve_next_token, retrieve_next_sibling)
@@ -201,10 +215,11 @@ def verify_tree_greedy(
 
 
 def write_tree_greedy(results: Verified, arguments: tuple[Array, ...]) -> bool:
-    """Run `verify_tree_greedy` into the caller's tensors on a GPU.
+    """Run `verify_tree_greedy` into the caller's tensors on a GPU, and return whether these could be written.
 
     A path goes down as many levels as accept_index has columns, less one. Entries that are not written keep
-    their value. Return True, or False, with nothing written, if these tensors cannot be written directly.
+    their value. Nothing is written if False is returned. False is returned for tensors that are not on a GPU,
+    without Triton, and for results that the kernel cannot write.
 
     results: the tensors that are written.
     arguments: the first five arguments of `verify_tree_greedy`.
@@ -225,7 +240,8 @@ def _prepare_greedy(
 ) -> tuple[Any, tuple[Array, ...], int]:
     """Check the first five arrays, and return (implementation, all arrays, number of levels).
 
-    Arrays after the fifth are not checked, except that they must be on the same device.
+    Arrays after the fifth are not checked, except that they must be on the same device. The implementation is
+    the module that computes these arrays; see `_prepare`.
 
     arguments: the first five arguments of `verify_tree_greedy`, then any others.
     num_steps: how deep a path may go; None means as deep as a tree of n nodes can be.
@@ -252,14 +268,16 @@ def tree_speculative_sampling(
     threshold_acc: float = 1.0,
     num_steps: int | None = None,
 ) -> Verified:
-    """Walk down each tree by chance. With both thresholds 1, every token has exactly the target's
-    probability.
+    """Return what is accepted of each tree by chance. With both thresholds 1, every token has exactly the
+    target's probability.
 
     At each node one uniform number u is used. The first child is accepted at which the summed probabilities
     of the children so far reach u * threshold_acc, or whose own probability reaches threshold_single. The
     last token is drawn from what the rejected children leave of target_probs at the last accepted node;
     draft_probs are subtracted too. After S accepted drafts the last token is drawn from the whole of
-    target_probs. Thresholds below 1 accept more drafts, and are not exact.
+    target_probs. Thresholds below 1 accept more drafts, and are not exact. A child of probability 0 is
+    accepted only by a `threshold_single` of 0. If nothing is left of target_probs, the last token is drawn
+    from the whole of them.
 
     candidates: [bs, n], tokens of the nodes, the root first.
     retrieve_index: [bs, n], the row of each node in the batch; see TreeArrays.
@@ -283,10 +301,12 @@ def tree_speculative_sampling(
 
 
 def write_tree_sampling(results: Verified, arguments: tuple[Array, ...], *thresholds: float) -> bool:
-    """Run `tree_speculative_sampling` into the caller's tensors on a GPU.
+    """Run `tree_speculative_sampling` into the caller's tensors on a GPU, and return whether these could be
+    written.
 
     A path goes down as many levels as accept_index has columns, less one. Entries that are not written keep
-    their value. Return True, or False, with nothing written, if these tensors cannot be written directly.
+    their value. Nothing is written if False is returned. False is returned for tensors that are not on a GPU,
+    without Triton, and for results that the kernel cannot write.
 
     results: the tensors that are written.
     arguments: the first eight arguments of `tree_speculative_sampling`.
@@ -310,7 +330,8 @@ def _prepare_sampling(
 ) -> tuple[Any, tuple[Array, ...], int]:
     """Check the first eight arrays, and return (implementation, all arrays, number of levels).
 
-    Arrays after the eighth are not checked, except that they must be on the same device.
+    Arrays after the eighth are not checked, except that they must be on the same device. The implementation
+    is the module that computes these arrays; see `_prepare`.
 
     arguments: the first eight arguments of `tree_speculative_sampling`, then any others.
     thresholds: threshold_single and threshold_acc.
@@ -336,6 +357,8 @@ def _prepare_sampling(
 def _prepare_lists(*lists: Sequence[Array]) -> tuple[Any, list[Array], list[Array], list[Array]]:
     """Prepare all arrays of three lists together; return (implementation, list, list, list).
 
+    The implementation is the module that computes these arrays; see `_prepare`. The lists keep their lengths.
+
     lists: the score, token and parent lists of one drafting.
 
     Raises InvalidArguments for tensors on several devices.
@@ -349,6 +372,10 @@ def _prepare_lists(*lists: Sequence[Array]) -> tuple[Any, list[Array], list[Arra
 
 def _prepare(*arrays: Array | None) -> tuple[Any, tuple[Array, ...]]:
     """Return the module that computes some arrays, and the arrays in the form that it takes.
+
+    The module is `gpu` for tensors on a GPU with Triton, `reference` if no argument is a tensor, and a
+    wrapper of `reference` that returns tensors for all other devices. NumPy arrays among tensors are copied
+    to the tensors' device.
 
     arrays: NumPy arrays, tensors, or None, which stays None.
 
@@ -374,6 +401,8 @@ def _prepare(*arrays: Array | None) -> tuple[Any, tuple[Array, ...]]:
 def _on_one_gpu(kind: type, arrays: tuple[Array | None, ...]) -> bool:
     """Return whether all arrays are plain tensors on one GPU with kernels: the usual case, in which no array
     is converted.
+
+    False for subclasses of tensors, for NumPy arrays, without any tensor, and without Triton.
 
     kind: torch.Tensor, which is passed because torch is not imported here.
     arrays: arrays, tensors, or None, which is ignored.
@@ -429,6 +458,9 @@ class _ReferenceForTensors:
 
     def __getattr__(self, name: str) -> Any:
         """Return the function of `reference` with this name, with its results converted to tensors.
+
+        Arguments must be NumPy arrays and numbers. A name that `reference` does not have raises
+        AttributeError only when the function is called.
 
         name: name of the function.
         """

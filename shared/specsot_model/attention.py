@@ -121,7 +121,10 @@ def plan_attention(
 ) -> AttentionPlan:
     """Return the plan of one frame's attention, for `attend`.
 
-    spans: One span per segment, in row order.
+    The result does the reads in torch on a CPU, without Triton, with `kernels` false, if heads see different
+    columns, and if a policy limits a span of an invariant plan. A kernel does the attention otherwise.
+
+    spans: One span per segment, in row order; at least one.
     page_rows: Rows of a KV page.
     heads_per_kv: Number of query heads per KV head.
     layout: Whether spans are read one by one ("packed") or padded into one product ("batched"), see
@@ -129,12 +132,13 @@ def plan_attention(
     dtype: Type of queries and masks.
     device: Device of queries and KV pages; with CUDA and Triton, kernels are planned.
     frequencies: `Rotary.frequencies`, radians per position of each rotary pair, fp32 [head_dim / 2]; needed
-        if a policy hides columns from a span.
+        if a policy hides columns from a span. None: no span has a policy.
     kernels: Whether the GPU kernels can read the pages. They cannot run spans whose KV heads see different
         columns (`HeadColumns`); such frames are planned in torch.
     invariant: The output of a row does not depend on the rest of the batch, bit for bit. Spans that a policy
         limits are then planned one by one in torch.
-    window: A row sees its own position and the window - 1 positions before; None: all positions.
+    window: A row sees its own position and the window - 1 positions before; None: all positions. In torch, a
+        span is divided into parts by what its rows see.
     """
     needs_torch = any(span.sight and (invariant or isinstance(span.sight, HeadColumns)) for span in spans)
     if invariant and needs_torch and len(spans) > 1:
@@ -155,6 +159,8 @@ def plan_attention(
 def _one_by_one(spans: Sequence[RowSpan], plans: Sequence[AttentionPlan]) -> AttentionPlan:
     """Return a plan that runs attention of each span by that span's own plan, so that no span affects
     another.
+
+    The plan's kernel returns the outputs of all rows, in row order.
 
     spans: The spans of a frame, in row order.
     plans: The plan of each span alone.
@@ -198,7 +204,8 @@ def plan_readings(
     In the layout "packed", spans are read one by one, except that shared pages are read once. In the layout
     "batched", spans whose pages are consecutive are read as one product, padded to equal row counts. A
     batched product also multiplies KV rows after the end of shorter spans, with weight zero; pages must
-    therefore never hold values that are not finite (`KVPages.clear_page`).
+    therefore never hold values that are not finite (`KVPages.clear_page`). AssertionError is raised if a
+    query has to be turned and `frequencies` is None.
 
     spans: One span per segment, in row order.
     page_rows: Rows of a KV page.
@@ -207,7 +214,7 @@ def plan_readings(
     dtype: Type of queries and masks.
     device: Device of queries and KV pages.
     frequencies: `Rotary.frequencies`, radians per position of each rotary pair, fp32 [head_dim / 2]; needed
-        if a policy hides columns from a span.
+        if a policy hides columns from a span. None: no query is turned.
     """
     arrangement = plan_reads(spans, page_rows, layout)
     first_passes = list[_Pass]()
@@ -241,6 +248,7 @@ def _query_turns(spans: Sequence[RowSpan], frequencies: Tensor | None) -> Tensor
     """Return the rotations of queries that read sinks, complex64 [rows, head_dim / 2] in frame order.
 
     Return None if no query is turned, because no span sees sinks at another distance than its own.
+    AssertionError is raised if a query is turned and `frequencies` is None.
 
     spans: The spans of a frame, in row order; their `VisibleColumns.turns` say how far each row's query is
         turned.
@@ -268,6 +276,8 @@ def attend(
     softcap: float | None = None,
 ) -> Tensor:
     """Return the attention output of every row, [rows, kv_heads * heads_per_kv * head_dim].
+
+    The result has the type of `q`.
 
     q: [rows, kv_heads, heads_per_kv, head_dim], already scaled; rows may be strided.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], one layer of `KVPages`, keys first. The KV of the
@@ -319,6 +329,7 @@ def _merge(
     """Merge further reads into `out` and its log-sum-exp `weight`, and return both.
 
     The merged values are a row's output and log-sum-exp over all of its reads; see the module's formula.
+    `out` itself is not changed if it is in fp16 or bf16; an fp32 `out` is changed in place.
 
     q: [rows, kv_heads, heads_per_kv, head_dim], the arranged queries.
     turned_q: The same queries, turned for reads of sinks.
@@ -348,6 +359,7 @@ def _run_pass(q: Tensor, kv_layer: Tensor, read_pass: _Pass, softcap: float | No
     heads_per_kv].
 
     If a row sees no column of this read, its log-sum-exp is LOWEST, so the read has no weight in a merge.
+    int8 pages are dequantized.
 
     q: [arranged rows, kv_heads, heads_per_kv, head_dim], of which the read uses the rows `read_pass.rows`.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], keys and values of one layer.
@@ -381,7 +393,8 @@ def _softmax(
 ) -> tuple[Tensor, Tensor]:
     """Return softmax attention [cells, heads, rows, dim] and its log-sum-exp, fp32 [cells, heads, rows].
 
-    The output of a row that sees no column is finite but otherwise unspecified.
+    The output of a row that sees no column is finite but otherwise unspecified. On a CPU without softcap,
+    PyTorch's flash attention computes both.
 
     q: [cells, heads, rows, dim], already scaled.
     keys: [cells, heads, columns, dim], the keys of the columns.
@@ -425,7 +438,7 @@ class _PassMaker:
     device: torch.device | str
 
     def __call__(self, reading: PageRead, hidden_mask: Bools | None, turned: bool = False) -> _Pass:
-        """Make the pass of one read.
+        """Return the pass of one read. Its masks are None if every row sees every column.
 
         reading: The rows and columns that are read; its rows count from the group's first row.
         hidden_mask: True where a row must not see a column, [rows, columns] or [rows, kv_heads, columns];
@@ -443,6 +456,8 @@ class _PassMaker:
 
 def _passes_of(group: ReadGroup, page_rows: int, pass_maker: _PassMaker) -> tuple[list[_Pass], list[_Pass]]:
     """Return (first passes, merged passes) of a group, in the meaning of `AttentionPlan`.
+
+    A group with a policy has a single span. One of its passes is first, and the others are merged.
 
     group: Spans that are read together. All of them have a policy of the same kind, or none has.
     page_rows: Rows of a KV page.
@@ -464,7 +479,7 @@ def _passes_of(group: ReadGroup, page_rows: int, pass_maker: _PassMaker) -> tupl
 def _passes_without_policy(group: ReadGroup, pass_maker: _PassMaker) -> tuple[list[_Pass], list[_Pass]]:
     """Return (first passes, merged passes) of a group from which no policy hides columns.
 
-    The first passes are the reads that begin at column 0.
+    The first passes are the reads that begin at column 0. Reads that begin at a later column are merged.
 
     group: Spans that are read together.
     pass_maker: Makes a pass from a read and its mask.
@@ -482,6 +497,8 @@ def _passes_of_window(
     group: ReadGroup, visible_columns: VisibleColumns, page_rows: int, pass_maker: _PassMaker
 ) -> tuple[list[_Pass], list[_Pass]]:
     """Return (first passes, merged passes) of a span that sees sinks and recent columns.
+
+    The first read is the first pass; all others are merged. Reads of sinks come first, with turned queries.
 
     group: A group of a single span.
     visible_columns: Which sinks and which recent columns each row of the span sees.

@@ -81,8 +81,10 @@ def bucket_of(rows: int, buckets: Sequence[int]) -> int | None:
 def prompt_rows(decoder: Decoder, kv: KVPages, rows: int) -> int:
     """Return how many rows a frame of prompts alone may have, if other frames may have `rows`.
 
-    Only one device that holds all layers gets more, PROMPT_ROWS: in a pipeline of stages, smaller frames
-    keep more stages busy at the same time.
+    Only one device that holds all layers gets more, PROMPT_ROWS: in a pipeline of stages, smaller frames keep
+    more stages busy at the same time. `rows` is returned unchanged for a range that lacks some of the model's
+    layers or cannot be captured, for a range that is split over several devices, for `rows` less than
+    BUCKETS[-1], for dense models with gated delta layers, and for batch-invariant ranges.
 
     decoder: The layer range, with its weights loaded.
     kv: The KV cache of the layer range.
@@ -99,6 +101,10 @@ def prompt_rows(decoder: Decoder, kv: KVPages, rows: int) -> int:
 
 def prompt_buckets(decoder: Decoder, kv: KVPages) -> tuple[int, ...]:
     """Return the sizes of graphs for prompts alone; none if their kernel does not support these layers.
+
+    The result is PROMPT_BUCKETS, or empty: for every range to which `prompt_rows` gives no more rows, for
+    models with gated delta layers, sliding windows, attention sinks or capped scores, and for types that the
+    kernel does not support.
 
     decoder: The layer range, with its weights loaded.
     kv: The KV cache of the layer range.
@@ -128,6 +134,8 @@ class GraphCapture:
     def __call__(self, work: Work) -> Captured:
         """Run `work` once, capture it, and replay it once; return its replay function and outputs.
 
+        The work therefore runs twice outside the capture. Captures of several threads take turns.
+
         work: Runs the work that is captured on the current stream, and returns its outputs.
         """
         # The first run compiles kernels, and lets libraries allocate what they cannot in a capture.
@@ -145,6 +153,8 @@ class GraphCapture:
 def _without_collection() -> Generator[None]:
     """Run the body without garbage collection: if the collector destroyed an older graph now, the capture
     would break.
+
+    Afterwards the collector is enabled again if it was enabled before.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -179,14 +189,16 @@ class CapturedSteps:
     ) -> None:
         """Capture the graphs; this takes seconds.
 
+        A batch-invariant range has no short graphs.
+
         decoder: The layer range whose forward pass is captured.
         kv: The KV cache of the layer range.
         taps: By layer, the weight of its tap, as in `Decoder.forward`; the graphs keep reading these tensors.
         capture: Captures work as a CUDA graph, such as `GraphCapture`.
-        buckets: Sizes of graphs for any frame.
+        buckets: Sizes of graphs for any frame. At least one.
         prompt_sizes: Sizes of graphs for prompts alone; see `prompt_buckets`. Empty: none.
         short_sizes: Sizes of graphs for sequences with few rows each; sizes above the largest bucket are left
-            out.
+            out. With an int8 KV cache, sizes up to SHORTEST_ROWS are left out as well.
         """
         parts = decoder.parts(kv)
 
@@ -237,6 +249,11 @@ class CapturedSteps:
     def fill(self, rows: StepRows) -> FilledStep | None:
         """Prepare the tables of a frame for its graph, or return None if no graph fits.
 
+        A prompt graph is chosen if the frame has prompts only and fills at least MIN_FULL of its rows.
+        Otherwise a short graph is chosen if its tiles suit the frame and it is no larger than the graph for
+        any frame. None is returned for a frame with more rows than the largest graph, with more pieces or
+        pages than the graph's tables hold, or with hidden columns that `_fill_hidden` refuses.
+
         rows: The frame. Its entry (tokens or hidden states) is not read yet; it may become known later.
         """
         count = len(rows.positions)
@@ -255,9 +272,11 @@ class CapturedSteps:
         return _fill_for(rows, self._short[short] if short and fits else self._steps[bucket])
 
     def _fill_hidden(self, rows: StepRows, bucket: int, kind: RowKind) -> FilledStep | None:
-        """Prepare a frame from which a KV policy hides columns, and capture its graph if it is the first.
+        """Return a frame from which a KV policy hides columns, prepared for its graph, which is captured if
+        it is the first.
 
         Return None if the heads see different columns, for batch-invariant ranges, and with several devices.
+        None is also returned if the frame does not fit the tables.
 
         rows: The frame as this range receives it: tokens or hidden states, positions, slots, spans, moves.
         bucket: Size of the graph, in rows.
@@ -284,6 +303,9 @@ class CapturedSteps:
         """Launch a prepared frame and return its outputs: hidden states [rows, H] and the sum of this range's
         taps.
 
+        The outputs are copies; the sum of taps is None if the range has none. With several devices they are
+        those of the first device. States that gated delta layers store become valid.
+
         filled: The frame with its tables, as `fill` returned it.
         entry: Token ids if the range starts with the embedding, else hidden states [rows, H].
         """
@@ -307,9 +329,12 @@ class CapturedSteps:
 
     @torch.inference_mode()
     def launch_device_trees(self, filled: FilledStep, roots: Sequence[int], trees: DeviceTrees) -> Outputs:
-        """Launch a frame whose draft trees are still on the GPU: the host has not read them.
+        """Launch a frame whose draft trees are still on the GPU, not read by the host, and return its
+        outputs.
 
-        A kernel writes the tokens, positions and masks of the trees into the graph's tables.
+        A kernel writes the tokens, positions and masks of the trees into the graph's tables. The result is
+        that of `launch`: hidden states [rows, H] and the sum of this range's taps. Only possible if
+        `accepts_device_trees`; otherwise ValueError or AssertionError is raised.
 
         filled: A prepared frame with trees of the right number of nodes, of any shape, and single rows after
             those.
@@ -330,7 +355,7 @@ class CapturedSteps:
     def seconds(self, rows: StepRows, times: int = 3) -> float:
         """Return the seconds that the GPU takes for a frame, as the mean of `times` runs.
 
-        A graph must fit the frame.
+        A graph must fit the frame. AssertionError is raised otherwise.
 
         rows: The frame as this range receives it: tokens or hidden states, positions, slots, spans, moves.
         times: How often to run it, after one run that is not timed.
@@ -357,7 +382,11 @@ Graphs = dict[int, list["_CapturedStep"]]
 def _are_short(spans: Sequence[RowSpan], bucket: int, heads_per_kv: int) -> bool:
     """Tell whether the short graph of `bucket` rows suits these spans.
 
-    spans: One span per segment of the frame.
+    A graph of at most SHORTEST_ROWS rows suits if every span is a single tile: SHORTEST // heads_per_kv rows.
+    A larger one suits if no span has more than MAX_SHORT_ROWS rows and their mean is at most
+    MAX_MEAN_SHORT_ROWS.
+
+    spans: One span per segment of the frame; at least one.
     bucket: Rows of the graph.
     heads_per_kv: Query heads per KV head.
     """
@@ -401,9 +430,10 @@ class _CapturedStep:
 
         decoder: The layer range whose forward pass is captured.
         kv: The KV cache of the layer range.
-        taps: By layer, the weight of its tap; the graph keeps reading these tensors.
+        taps: By layer, the weight of its tap; the graph keeps reading these tensors. Empty: the graph returns
+            no taps.
         capture: Captures work as a CUDA graph.
-        rows: Size of the graph's bucket.
+        rows: Size of the graph's bucket, in rows.
         kind: Which frames the graph is for.
         hidden: True if the graph is for frames from which a KV policy hides columns.
         """
@@ -463,9 +493,12 @@ class _CapturedStep:
             self._replay, self._outputs = capture(forward)
 
     def fill(self, rows: StepRows) -> list[Numbers] | None:
-        """Return the tables of a frame, which are the same on all devices; None if the frame does not fit.
+        """Return the tables of a frame, int32, which are the same on all devices; None if the frame does not
+        fit.
 
-        The first table is for the tokens, which `send` fills in.
+        The first table is for the tokens, which `send` fills in. The order is: tokens, positions, slots,
+        tables of gated delta layers if there are any, attention's tables. Rows after the frame's own have
+        slot -1. The frame must not have more rows than the graph.
 
         rows: The frame as this range receives it: tokens or hidden states, positions, slots, spans, moves.
         """
@@ -488,6 +521,9 @@ class _CapturedStep:
 
     def send(self, filled: FilledStep, staging: Staging, entry: Sequence[int] | Tensor | None) -> None:
         """Copy the tables of a frame to the device.
+
+        `filled.numbers[0]` receives the tokens if the range begins with the embedding. KV moves that do not
+        fit the graph's table are done before the copy.
 
         entry: Tokens or hidden states; None if this device is not where the rows enter.
         filled: The frame with its tables.
@@ -528,7 +564,7 @@ class _CapturedStep:
 
         If there are more than the graph has room for, they are done here, before the graph.
 
-        moves: All KV moves (source slot, target slot) of the frame.
+        moves: All KV moves (source slot, target slot) of the frame. Empty: all entries are -1.
         """
         table = np.full((2, self._moves), -1, np.int32)
         if len(moves) <= self._moves:
@@ -567,9 +603,9 @@ def measure_curve(
     device: torch.device,
     clock: Timer = time.perf_counter,
 ) -> Curve:
-    """Measure the cost curve: pairs (rows, fastest seconds), by ascending rows.
+    """Return the measured cost curve: pairs (rows, fastest seconds), by ascending rows.
 
-    timers: By number of rows, a function that runs so many rows once and returns the seconds.
+    timers: By number of rows, a function that runs so many rows once and returns the seconds. At least one.
     seconds: Roughly how long to measure if nothing disturbs the measurement.
     min_turns: How often each timer runs at least.
     device: On a CPU the number of runs is limited.
@@ -613,9 +649,9 @@ def _disturbed(times: Iterable[Sequence[float]]) -> bool:
 def measure_rows(
     decoder: Decoder, kv: KVPages | None = None, sizes: Sequence[int] = (), seconds: float = 0.3
 ) -> Curve:
-    """Measure the seconds of *one* layer for each number of rows; see `measure_curve`.
+    """Return the measured seconds of *one* layer for each number of rows; see `measure_curve`.
 
-    If steps run as CUDA graphs, the graphs are timed.
+    If steps run as CUDA graphs, the graphs are timed. The result is pairs (rows, seconds), by ascending rows.
 
     decoder: The layer range that is timed; the result is divided by its number of layers.
     kv: Pages that may be overwritten; None allocates some.
@@ -636,7 +672,9 @@ def measure_rows(
 def _graph_timer(decoder: Decoder, kv: KVPages, sizes: Sequence[int]) -> Forward:
     """Return a function that times graphs on the GPU.
 
-    Host time is left out, because it is spent once per step and not once per layer.
+    Host time is left out, because it is spent once per step and not once per layer. The returned function
+    takes the number of rows of a frame, which must be at most the largest size, and returns the mean seconds
+    of a few runs.
 
     decoder: The layer range, with its weights loaded.
     kv: Pages that may be overwritten.
@@ -662,9 +700,10 @@ def _measured_span(kv: KVPages, rows: int) -> tuple[int, RowSpan]:
     """Return the number of KV rows before the measured rows, and the span of the measured rows.
 
     With gated delta layers the span is a tree: a prompt's span would replace the state before it.
+    HISTORY_ROWS rows precede the measured rows, or fewer if the pages hold fewer. The span uses all pages.
 
     kv: The pages of the range.
-    rows: Number of measured rows.
+    rows: Number of measured rows. At most the rows of all pages together.
     """
     history = min(HISTORY_ROWS, kv.pages * kv.page_rows - rows)
     pages = tuple(range(kv.pages))
@@ -687,6 +726,8 @@ def _different_rows(decoder: Decoder, rows: int) -> Tensor:
 
 def _time_forward(decoder: Decoder, kv: KVPages, table: Tensor, rows: int) -> float:
     """Run the first `rows` rows of `table` through the range, and return the seconds.
+
+    On a GPU the work is waited for.
 
     decoder: The layer range, with its weights loaded.
     kv: Pages that may be overwritten.

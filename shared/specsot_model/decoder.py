@@ -63,6 +63,9 @@ class Decoder:
     ) -> None:
         """Load the layers of a range, and prepare the kernels that run them.
 
+        A range that is split over devices runs as CUDA graphs only if the GPUs reach each other's memory.
+        ModelError is raised if a tensor is missing, has another shape or cannot be stored in the form.
+
         config: The base model's config.
         files: Where the weight tensors are read from.
         layers: Range of layers to load; `Decoder.load` has checked it.
@@ -128,10 +131,12 @@ class Decoder:
         files: Weights | None = None,
         tensor_parallel: int = 1,
     ) -> Decoder:
-        """Load a range of layers from a Hugging Face directory, and read no other weights.
+        """Return a decoder with a range of layers loaded from a Hugging Face directory; read no other
+        weights.
 
         directory: Folder with `config.json` and the weight files.
-        layers: Range to load; None loads all layers. An empty range is refused.
+        layers: Range to load; None loads all layers. InvalidRequest is raised for an empty range and for one
+            that does not lie within the model.
         dtype: Type of activations, norms and unquantized matrices.
         device: Device to load to; with tensor parallelism, the first one.
         allow_pickle_bin: Whether pickled weight files (`*.bin`) may be read; see `WeightFiles`.
@@ -143,7 +148,8 @@ class Decoder:
         parts: Layers that are loaded already, in the same form. The layers loaded now are added to it. None:
             nothing is shared.
         files: Source of the tensors; None opens the weight files of `directory`.
-        tensor_parallel: Number of devices that every layer is split over: `device` and those that follow it.
+        tensor_parallel: Number of devices that every layer is split over, `device` and those that follow it;
+            1: no split.
 
         Raises ModelError if the directory cannot be read as a model, and InvalidRequest if the range does not
         fit the model or no kernels support the combination of options.
@@ -172,7 +178,8 @@ class Decoder:
         parts: LoadedParts | None = None,
         files: Weights | None = None,
     ) -> Decoder:
-        """Load a range of layers with the device, dtype, quantization and so on that `options` name.
+        """Return a decoder with the device, dtype, quantization and so on that `options` name, and its layers
+        loaded.
 
         options: The model options of the command line. "auto" values are resolved here.
         layers: Range to load; None loads all layers.
@@ -234,7 +241,8 @@ class Decoder:
         """Make one decoder per device, each with that device's part of every layer (tensor parallelism).
 
         The decoders are appended to `_parts`. If every device can also take its part of the lm_head,
-        `_split_head` is set.
+        `_split_head` is set. Only the first device has the embedding. Without a final RMSNorm and an lm_head
+        in floats in this range, `_split_head` stays None.
 
         parts: Config, device and blocks of each device, in device order.
         """
@@ -261,6 +269,7 @@ class Decoder:
 
         The plan does not depend on which layers this range has. If some layers attend to a sliding window
         only, the plan of those layers is the `sliding` of the result, or the result itself if all layers do.
+        As long as the window hides nothing from any row of the frame, the plan has no `sliding`.
 
         spans: One span per segment of the frame, in row order.
         page_rows: Rows of a KV page.
@@ -284,6 +293,8 @@ class Decoder:
         """Return the plan of one frame's attention for the kind of layers that run here: packed, split over
         devices, or neither.
 
+        The plan of a model with gated delta layers also holds the spans.
+
         spans: One span per segment of the frame, in row order.
         page_rows: Rows of a KV page.
         layout: Whether segments are read one by one ("packed") or padded into one product ("batched").
@@ -303,6 +314,9 @@ class Decoder:
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
         """Allocate the KV cache of this range, and return it.
+
+        Packed CPU layers store KV in fp16. The pages hold zeros. ModelError is raised if the memory cannot be
+        reserved.
 
         pages: Number of pages in every layer.
         page_rows: Rows (tokens) of a page.
@@ -331,6 +345,8 @@ class Decoder:
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the embeddings [rows, H] of token ids.
 
+        The embeddings are multiplied by the model's embedding scale, if it has one.
+
         tokens: Token ids, integers [rows], on this range's device.
 
         Raises ModelError if this range does not start at layer 0.
@@ -352,7 +368,10 @@ class Decoder:
         taps: Mapping[int, Tap] | None = None,
         fused: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the layers of this range over a batch, and write the batch's KV.
+        """Run the layers of this range over a batch, write the batch's KV, and return hidden states and
+        features.
+
+        `hidden` itself is returned. A sliding-window layer uses the plan's `sliding` if there is one.
 
         hidden: [rows, H], the residual stream; changed in place.
         positions: LongTensor [rows], the position of each token in its sequence.
@@ -395,7 +414,8 @@ class Decoder:
         """Return a function that runs hidden states [rows, H], in place, through a range of layers.
 
         The range counts layers from the first layer of this decoder. What the layers share (rotary tables,
-        located slots) is computed once, here.
+        located slots) is computed once, here. The function must be called with ranges in ascending order,
+        because fused layers hand normed rows on to the next layer.
 
         positions: LongTensor [rows], the position of each token in its sequence.
         slots: LongTensor [rows], the KV slot of each token.
@@ -432,6 +452,9 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [rows, V] of hidden states after the last layer.
+
+        They are capped as softcap * tanh(logit / softcap) if the model caps logits. Their type is fp32, or
+        that of `hidden` where the library cannot return fp32 without extra cost.
 
         hidden: [rows, H], the residual stream before the final norm.
 

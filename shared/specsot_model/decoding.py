@@ -27,7 +27,7 @@ FLOATS_AT_A_TIME = 1 << 24
 
 # Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
 Part = Callable[[str], Tensor]
-# Tells whether the matrix has a tensor with this suffix.
+# Returns whether the matrix has a tensor with this suffix.
 Has = Callable[[str], bool]
 
 
@@ -57,6 +57,8 @@ class StoredMatrix:
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Return the matrix [out, in] in `dtype`; it is computed in fp32.
+
+        Codes are looked up in `table` if there is one; then zero points are subtracted and scales multiplied.
 
         dtype: Type of the result.
         """
@@ -111,7 +113,10 @@ class Codes(NamedTuple):
 def codes_of(matrix: StoredMatrix, form: Quantization) -> Codes:
     """Return the codes of a stored matrix in the form `form`, without rounding.
 
-    Raises ValueError if the form cannot hold the codes.
+    Raises ValueError if the form cannot hold the codes. int8 and fp8 need one scale and the same zero point
+    for every output; fp8 also needs codes of float8_e4m3fn without zero points, and int8 codes that fit 8
+    signed bits after their zero point is subtracted. A matrix with a table of numbers, or whose inputs of a
+    group are not adjacent, has no such form.
 
     matrix: The matrix as files store it.
     form: "int8", "int4" or "fp8".
@@ -139,6 +144,8 @@ def codes_of(matrix: StoredMatrix, form: Quantization) -> Codes:
 
 def _int4_codes(codes: Tensor, scale: Tensor, zero: Tensor, group: int) -> Codes:
     """Return int4 codes. A stored group of 64 or 128 inputs becomes groups of 32 with equal scales.
+
+    The inputs must be a multiple of 32, and stored groups too; codes beyond 4 bits and floats are refused.
 
     codes: [out, in], integers of 4 bits; int8 codes are signed and are shifted by 8.
     scale: fp32 [out, groups], the scales.
@@ -180,10 +187,10 @@ def halves(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _awq(part: Part, has: Has, numbers: Numbers, published: Published) -> StoredMatrix:
-    """Read AWQ: qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out].
+    """Return an AWQ matrix from qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out].
 
     part: Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
-    has: Tells whether the matrix has a tensor with this suffix.
+    has: Returns whether the matrix has a tensor with this suffix.
     numbers: The group size.
     published: How the model's files are quantized, as its config says.
     """
@@ -192,12 +199,14 @@ def _awq(part: Part, has: Has, numbers: Numbers, published: Published) -> Stored
 
 
 def _gptq(part: Part, has: Has, numbers: Numbers, published: Published) -> StoredMatrix:
-    """Read GPTQ: qweight [in / n, out], qzeros [groups, out / n], scales [groups, out], g_idx [in].
+    """Return a GPTQ matrix from qweight [in / n, out], qzeros [groups, out / n], scales [groups, out], g_idx
+    [in].
 
-    n is the number of codes in an int32.
+    n is the number of codes in an int32. g_idx may be missing. Zero points that exceed the bits after the
+    offset is added wrap around to 0.
 
     part: Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
-    has: Tells whether the matrix has a tensor with this suffix.
+    has: Returns whether the matrix has a tensor with this suffix.
     numbers: Bits, group size and kind of the matrix's numbers, as the config says.
     published: Its `zero_offset` is added to the stored zero points.
     """
@@ -215,12 +224,15 @@ def _gptq(part: Part, has: Has, numbers: Numbers, published: Published) -> Store
 
 
 def _compressed_tensors(part: Part, has: Has, numbers: Numbers, published: Published) -> StoredMatrix:
-    """Read compressed-tensors: weight_packed or weight [out, in], weight_scale, weight_zero_point.
+    """Return a compressed-tensors matrix from weight_packed or weight [out, in], weight_scale,
+    weight_zero_point.
 
-    A scale belongs to a group of inputs, a row, a block, or the whole matrix.
+    A scale belongs to a group of inputs, a row, a block, or the whole matrix. For fp4, weight_packed has two
+    codes per byte, and bytes in weight_scale are powers of two. Without weight_zero_point the zero point is
+    the middle of the range for packed integers, and 0 for others. weight_g_idx may be missing.
 
     part: Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
-    has: Tells whether the matrix has a tensor with this suffix.
+    has: Returns whether the matrix has a tensor with this suffix.
     numbers: Bits, group size and kind of the matrix's numbers, as the config says.
     published: How the model's files are quantized, as its config says.
     """
@@ -257,13 +269,13 @@ def _powers(exponents: Tensor) -> Tensor:
 
 
 def _mxfp4(part: Part, has: Has, numbers: Numbers, published: Published) -> StoredMatrix:
-    """Read MXFP4 of all experts as one matrix, [experts * out, in].
+    """Return MXFP4 weights of all experts as one matrix, [experts * out, in].
 
     _blocks is [experts, out, groups, 16] with two codes per byte, the low half first; _scales is
     [experts, out, groups].
 
     part: Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
-    has: Tells whether the matrix has a tensor with this suffix.
+    has: Returns whether the matrix has a tensor with this suffix.
     numbers: Bits, group size and kind of the matrix's numbers, as the config says.
     published: How the model's files are quantized, as its config says.
     """
@@ -273,12 +285,12 @@ def _mxfp4(part: Part, has: Has, numbers: Numbers, published: Published) -> Stor
 
 
 def _fp8(part: Part, has: Has, numbers: Numbers, published: Published) -> StoredMatrix:
-    """Read fp8: weight [out, in] in 8-bit floats, and weight_scale_inv of a block or of all.
+    """Return an fp8 matrix from weight [out, in] in 8-bit floats, and weight_scale_inv of a block or of all.
 
     Despite its name, weight_scale_inv is multiplied with the weight.
 
     part: Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
-    has: Tells whether the matrix has a tensor with this suffix.
+    has: Returns whether the matrix has a tensor with this suffix.
     numbers: The size of a block, if scales belong to blocks.
     published: How the model's files are quantized, as its config says.
     """
@@ -287,13 +299,14 @@ def _fp8(part: Part, has: Has, numbers: Numbers, published: Published) -> Stored
 
 
 def _bitsandbytes(part: Part, has: Has, numbers: Numbers, published: Published) -> StoredMatrix:
-    """Read bitsandbytes.
+    """Return a bitsandbytes matrix, in 8 bits if it has a tensor SCB, and otherwise in 4 bits (nf4 or fp4).
 
-    In 4 bits: weight [out * in / 2, 1], and absmax of every `blocksize` numbers, which may be quantized to
-    8 bits itself. In 8 bits: weight [out, in] and SCB [out], 127 times the scale.
+    In 4 bits: weight [out * in / 2, 1], and absmax of every `blocksize` numbers, which may be quantized to 8
+    bits itself. In 8 bits: weight [out, in] and SCB [out], 127 times the scale. StopIteration is raised for a
+    matrix without SCB or state; `decode` turns it into ModelError.
 
     part: Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
-    has: Tells whether the matrix has a tensor with this suffix.
+    has: Returns whether the matrix has a tensor with this suffix.
     numbers: Bits, group size and kind of the matrix's numbers, as the config says.
     published: How the model's files are quantized, as its config says.
     """
@@ -336,11 +349,15 @@ def fp4_table(device: torch.device) -> Tensor:
 
 
 def _scale_by_group(scale: Tensor, codes: Tensor, numbers: Numbers) -> tuple[Tensor, int]:
-    """Bring scales of the whole matrix, of rows, groups or blocks to the shape [out, groups].
+    """Return scales of the whole matrix, of rows, groups or blocks in the shape [out, groups], and the group
+    size.
 
     The second result is the number of inputs of a group.
 
     # block (128, 128), weight [256, 256], scale [2, 2] -> scale [256, 2], group 128
+
+    One scale for the whole matrix gives one group of all inputs. Scales of rows give one group too, scales of
+    groups `numbers.group` inputs, and scales of blocks the block's inputs.
 
     scale: One number, [out] or [out, 1] for rows, [out, groups] for groups, or [blocks, blocks].
     codes: [out, in], for its shape.
@@ -377,10 +394,12 @@ DECODERS: Mapping[Method, Callable[[Part, Has, Numbers, Published], StoredMatrix
 
 
 def decode(module: str, part: Part, has: Has, published: Published) -> StoredMatrix:
-    """Read the quantized matrix `module` as the format `published` describes it.
+    """Return the quantized matrix `module`, read as the format `published` describes it.
+
+    The matrix has one scale per output and group of inputs; ModelError is also raised if it does not.
 
     part: Returns a tensor of the module by its suffix.
-    has: Tells whether the module has a tensor with this suffix.
+    has: Returns whether the module has a tensor with this suffix.
     module: Name of the module, for errors.
     published: How the model's files are quantized, as its config says.
 

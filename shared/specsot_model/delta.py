@@ -40,6 +40,13 @@ class DeltaBlock(Block):
     """
 
     def __init__(self, fetch: Fetch, index: int, config: ModelConfig, delta: Delta) -> None:
+        """Load the layer's tensors, with convolution, decay and bias in fp32.
+
+        fetch: Reads tensors from the model's files.
+        index: Index of the layer in the whole model.
+        config: The model's config.
+        delta: Sizes of its gated delta layers.
+        """
         names = config.names
         hidden = config.hidden
         layer = names.layer.format(index)
@@ -64,6 +71,9 @@ class DeltaBlock(Block):
         self, hidden: Tensor, table: Tensor, places: Places, plan: AttentionPlan, kv: KVPages, layer: int
     ) -> None:
         """Add this layer's two updates to the residual stream, in place.
+
+        AssertionError is raised for pages of another class. After the last gated delta layer of the range,
+        the states that the frame saves become valid.
 
         hidden: [rows, hidden], the residual stream.
         table: Not used; gated delta layers have no rotary embedding.
@@ -94,6 +104,8 @@ class DeltaBlock(Block):
     def _mix(self, kv: DeltaPages, layer: int, rows: int) -> Tensor:
         """Run the replays of a frame and return its outputs, fp32 [rows, value_heads, value_dim].
 
+        States that the frame saves are written to `kv`.
+
         kv: The pages, arranged for the frame.
         layer: Index of this layer within `kv`.
         rows: Number of rows of the frame.
@@ -111,9 +123,12 @@ class DeltaBlock(Block):
         return out
 
     def _prepare(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Convert stored inputs [replays, history + rows, 2 * half] to the arguments of `apply_delta_rule`.
+        """Return stored inputs [replays, history + rows, 2 * half] converted to the arguments of
+        `apply_delta_rule`.
 
-        The convolution is a plain sum in a fixed order, so a row's result does not depend on the batch.
+        The convolution is a plain sum in a fixed order, so a row's result does not depend on the batch. The
+        result is queries, keys, values, decays and update rates, with heads before rows. Query and key heads
+        are repeated to the number of value heads.
 
         inputs: [replays, history + rows, 2 * half], stored inputs, with as many preceding tokens as the
             convolution reads.
@@ -165,10 +180,12 @@ def _unit_vectors(x: Tensor) -> Tensor:
 
 
 def _fetch_inputs(fetch: Fetch, mixer: str, hidden: int, delta: Delta) -> Tensor:
-    """Load the input projections as one weight, whose outputs are queries, keys, values, b, a, then gates z.
+    """Return the input projections as one loaded weight, whose outputs are queries, keys, values, b, a, then
+    gates z.
 
     Pages store all of these but the gates. Checkpoints publish the projections apart (`delta.apart`), or two
-    tensors in which the parts of one key head lie side by side.
+    tensors in which the parts of one key head lie side by side. ModelError is raised if a tensor is missing
+    or has another shape.
 
     fetch: Reads tensors from the model's files.
     mixer: Name of the mixer's module, without a dot at the end.
@@ -198,7 +215,7 @@ def _fetch_inputs(fetch: Fetch, mixer: str, hidden: int, delta: Delta) -> Tensor
 def apply_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    """Run the gated delta rule (arXiv 2412.06464) by chunks.
+    """Run the gated delta rule (arXiv 2412.06464) by chunks, and return outputs and states.
 
     For each row: S := exp(decay) S, then S += k (beta (v - S^T k))^T, and the output is S^T q.
 

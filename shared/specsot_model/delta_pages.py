@@ -51,9 +51,11 @@ class ReplayBatch:
     def of_paths(
         cls, replays: Sequence[PathReplay], history: int, zero_state: int, device: torch.device
     ) -> ReplayBatch:
-        """Make the batch of some paths.
+        """Return the batch of some paths.
 
-        replays: The paths, all with the same number of chunks.
+        Paths are filled up with slot -1 to whole chunks. A path without `state` starts from `zero_state`.
+
+        replays: The paths, at least one, all with the same number of chunks.
         history: Number of preceding tokens that a convolution reads.
         zero_state: Number of the zero state, from which a new sequence starts.
         device: Device of the tensors.
@@ -110,6 +112,8 @@ class DeltaPages(KVPages):
     ) -> None:
         """Reserve the pages and the stored states, filled with zeros.
 
+        ModelError is raised if the memory cannot be reserved.
+
         config: The model's config.
         layers: The range of layers.
         pages: Number of pages of every layer.
@@ -143,6 +147,8 @@ class DeltaPages(KVPages):
     def arrange(self, spans: Sequence[RowSpan]) -> None:
         """Plan what gated delta layers run for a frame; call it before the layers run. A range without such
         layers runs nothing.
+
+        States that follow from rows that the frame overwrites are dropped, and states to save are reserved.
 
         spans: One span per segment of the frame, in row order.
         """
@@ -194,6 +200,8 @@ class DeltaPages(KVPages):
     def move(self, moves: Moves) -> None:
         """Move KV and inputs, and drop the states that follow from the target slots.
 
+        Empty moves change nothing.
+
         moves: Pairs (source slot, target slot).
         """
         super().move(moves)
@@ -202,6 +210,8 @@ class DeltaPages(KVPages):
 
     def copy_page(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of a page, and the page's state if it follows from these rows alone.
+
+        The state that `target` had is dropped. If no state can be freed for the copy, `target` has none.
 
         source: Number of the page that is read.
         target: Number of the page that is written.
@@ -253,6 +263,8 @@ class WalkedPages(DeltaPages):
     def arrange(self, spans: Sequence[RowSpan]) -> None:
         """Plan the walks of a frame.
 
+        A range without gated delta layers plans nothing.
+
         spans: One span per segment, in row order. Empty in a CUDA graph, where `use_tables` has set the walks
             already.
         """
@@ -273,9 +285,11 @@ class WalkedPages(DeltaPages):
     def fill(self, spans: Sequence[RowSpan], moves: Moves, table_sizes: WalkRoom) -> list[Numbers] | None:
         """Return the walk tables of a frame, or None if the graph has no room for them.
 
-        The states that the frame stores become valid with `commit`.
+        The states that the frame stores become valid with `commit`. States that follow from the moves'
+        targets, or from rows that the frame overwrites, are dropped even if None is returned; no state is
+        reserved then.
 
-        spans: One span per segment of the frame, in row order.
+        spans: One span per segment of the frame, in row order; at least one.
         moves: KV moves (source slot, target slot) that the graph does before its layers run.
         table_sizes: Sizes of the graph's tables, as the method `table_sizes` returned them.
         """

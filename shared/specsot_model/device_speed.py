@@ -30,7 +30,7 @@ LOOK_SECONDS = 0.02
 def device_name(device: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return a device's name: "NVIDIA H100 80GB HBM3", or "AMD EPYC, 2 cores".
 
-    The cores are those that this process may use.
+    The cores are those that this process may use. A single core is written "1 core".
 
     device: Name of a device, such as "cpu" or "cuda:0".
     cpuinfo: The file in which Linux describes its processors; "CPU" is the model if it cannot be read.
@@ -49,6 +49,8 @@ def device_name(device: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 @cache
 def copy_speed(device: str) -> int:
     """Return the bytes per second, read plus written, of the fastest of many copies in a device's memory.
+
+    No copy starts later than COPY_SECONDS after the first. The result is remembered for each device.
 
     device: Name of a device, such as "cpu" or "cuda:0".
     """

@@ -60,6 +60,13 @@ class Fp8:
     __slots__ = ("_fp8_weight", "_scales", "_unit_scale", "bias")
 
     def __init__(self, weight: Tensor | Codes, bias: Tensor | None = None) -> None:
+        """Round the weight to fp8, or take codes as they are.
+
+        Each output gets the scale of its largest absolute weight; an output of zeros gets scale 1.
+
+        weight: [out, in], floats or `Codes` of fp8 with a scale per output.
+        bias: [out]; None: no bias is added.
+        """
         self.bias = bias
         self._unit_scale = torch.ones((), device=weight.device)
         if isinstance(weight, Codes):
@@ -88,7 +95,10 @@ class Fp8:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Multiply x [rows, in] -> [rows, out]; it works on any device.
+        """Return the product of x [rows, in] -> [rows, out]; it works on any device.
+
+        A bias is added if there is one. Activations stay in floats where a CUDA graph cannot capture the
+        product, and for no rows.
 
         x: [rows, in], in floats. No rows are allowed.
         """
@@ -100,6 +110,8 @@ class Fp8:
 
     def normed(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> Tensor:
         """Return the product of the RMSNorm of the hidden states, [rows, out] in their type.
+
+        A bias is added if there is one.
 
         hidden: [rows, in], not changed.
         norm: Weight [in] and epsilon of the RMSNorm.
@@ -114,6 +126,8 @@ class Fp8:
 
     def wide(self, hidden: Tensor, norm: NormWeight) -> Tensor:
         """Return the product of the RMSNorm of the hidden states in fp32, as it is summed: [rows, out].
+
+        A bias is added if there is one.
 
         hidden: [rows, in], not changed.
         norm: Weight [in] and epsilon of the RMSNorm.
@@ -133,7 +147,8 @@ class Fp8:
         """Return queries, keys and values [rows, out], after a norm if one is given.
 
         The result may be `Unscaled`: its scales are left to `turn_and_store`, which applies them in the same
-        kernel.
+        kernel. It is for more than one row, without a bias, and unless `x` is fp16. A bias is added to any
+        other result.
 
         x: [rows, in], the input.
         norm: Weight [in] and epsilon of the RMSNorm; None: x is normalized already.
@@ -147,7 +162,7 @@ class Fp8:
         """Return silu(first half) * second half of what `normed` returns, [rows, out / 2], in a form that
         `add_to` takes.
 
-        A bias is not added.
+        A bias is not added. A single row gives floats, more rows give `ShortRows` in fp8.
 
         hidden: [rows, in], not changed.
         norm: Weight [in] and epsilon of the RMSNorm.
@@ -163,10 +178,11 @@ class Fp8:
     def add_to(
         self, hidden: Tensor, x: Tensor | ShortRows, next_norm: NormWeight | None = None
     ) -> ShortRows | None:
-        """Add the product of x to the hidden states, in place. A bias is not added.
+        """Add the product of x to the hidden states, in place, and return the normed result if it is asked
+        for.
 
-        Return the normed `hidden` in fp8 for the next product, or None if no `next_norm` is given or there is
-        only one row, for which it would cost a kernel launch of its own.
+        A bias is not added. The result is the normed `hidden` in fp8 for the next product, or None if no
+        `next_norm` is given or there is only one row, for which it would cost a kernel launch of its own.
 
         hidden: [rows, out], the residual stream.
         x: [rows, in], in floats or rounded to fp8 already.

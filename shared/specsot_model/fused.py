@@ -64,6 +64,9 @@ class FusedBlock:
     ) -> None:
         """Prepare the products and norms of a layer.
 
+        AssertionError is raised if a product cannot be captured, or a norm before attention or a gated MLP is
+        not an RMSNorm.
+
         block: The layer, whose weights are shared.
         head_turns: How queries and keys are normed, rotated and scaled; see `head_turns_of`.
         invariant: Products are batch-invariant (`InvariantRowProduct`).
@@ -85,7 +88,8 @@ class FusedBlock:
     def set_next_block(self, block: FusedBlock) -> None:
         """Connect this layer to the layer that follows.
 
-        If the next layer multiplies in fp8, this layer returns its normed rows in fp8 as well.
+        If the next layer multiplies in fp8, this layer returns its normed rows in fp8 as well. Otherwise
+        nothing changes.
 
         block: The layer that runs next.
         """
@@ -102,7 +106,8 @@ class FusedBlock:
         layer: int,
         rows: ShortRows | None = None,
     ) -> ShortRows | None:
-        """Add this layer's attention and MLP updates to the residual stream [rows, hidden], in place.
+        """Add this layer's attention and MLP updates to the residual stream, in place, and return the next
+        layer's input.
 
         positions: [rows], the position of each row in its sequence.
         slots: [rows], the KV slot of each row; a row with a negative slot writes no KV.
@@ -134,7 +139,8 @@ def _mlp_adder(block: Block, invariant: bool, make_product: Callable[[Linear], A
     """Return a function that adds the layer's MLP update to the residual stream, as `AddedProduct.add_to`
     does.
 
-    Experts run in PyTorch's own operations.
+    Experts run in PyTorch's own operations. The function takes the residual stream, its normed rows in 8 bits
+    or None, and the next layer's norm or None. For experts and MLPs without a gate it always returns None.
 
     block: The layer, whose MLP and MLP norm are used.
     invariant: Whether products are batch-invariant.
@@ -166,6 +172,13 @@ class CapturedBlock:
     """
 
     def __init__(self, block: Block) -> None:
+        """Copy the layer with its norms and products replaced by kernels.
+
+        AssertionError is raised if a product of attention, or of an MLP without experts, is not in floats.
+        Without one norm over all heads, the kernel that rotates heads applies the head norms too.
+
+        block: The layer, whose weights are shared; it is not changed.
+        """
         self._turning = head_turns_of(block)
         self._block = copy(block)
         if not block.config.whole_qk_norm:
@@ -222,14 +235,14 @@ def rotate_heads(
 ) -> Tensor:
     """Rotate queries and keys in place, store keys and values in the KV cache, and return all heads.
 
-    The result is [rows, heads, head_dim], queries first.
+    The result is [rows, heads, head_dim], queries first. The product is overwritten.
 
     heads: The product of the query, key and value projections, perhaps without its scales.
     positions: LongTensor [rows], the position of each row in its sequence.
     slots: LongTensor [rows], the KV slot of each row; a row with a negative slot writes no KV.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], one layer of the KV cache.
     head_turns: How queries and keys are normed, rotated and scaled.
-    rope: Scales queries by position if it has a slope; None: queries are not scaled.
+    rope: Scales queries by position if it has a slope; None, or a slope of 0: queries are not scaled.
     """
     from specsot_kernels.gpu.rows import turn_and_store
 
@@ -248,7 +261,9 @@ OnDevice = FusedBlock | CapturedBlock | FusedDelta
 def fuse_blocks(blocks: Sequence[Block], invariant: bool = False) -> tuple[OnDevice, ...] | None:
     """Return layers for CUDA graphs, fused if all layers have the form that the fused kernels support.
 
-    Return None if there are no kernels for these layers, or for this machine.
+    Return None if there are no kernels for these layers, or for this machine. If all layers have the form of
+    Llama and Qwen, perhaps with experts, the result is connected `FusedBlock`s. Otherwise it is what
+    `capture_block` returns for each layer, which needs products in floats and `invariant` false.
 
     blocks: The layers of a range, whose weights are shared.
     invariant: True if a token's output must not depend on the rest of its batch.
@@ -263,6 +278,9 @@ def fuse_blocks(blocks: Sequence[Block], invariant: bool = False) -> tuple[OnDev
 
 def capture_block(block: Block) -> OnDevice:
     """Return a layer for CUDA graphs that runs `block` without ever waiting for the host.
+
+    The result is a `FusedDelta` for a gated delta layer, and a `CapturedBlock` for every other layer. A gated
+    delta layer has its gated silu MLP fused too; any other MLP runs in PyTorch's own operations.
 
     block: The layer, whose weights are shared.
     """
@@ -289,7 +307,8 @@ def connect_blocks(blocks: Sequence[FusedBlock]) -> tuple[FusedBlock, ...]:
 def fused_logits(head: Linear, norm: AnyNorm, hidden: Tensor, invariant: bool) -> Tensor | None:
     """Return the fp32 logits [rows, V] of hidden states [rows, H].
 
-    Return None if there is no kernel for this norm and lm_head.
+    Return None if there is no kernel for this norm and lm_head. There is one for an RMSNorm and an lm_head
+    that `captured_product` accepts.
 
     head: The lm_head, [hidden] -> vocab.
     norm: The norm before the lm_head.
@@ -305,6 +324,10 @@ def fused_logits(head: Linear, norm: AnyNorm, hidden: Tensor, invariant: bool) -
 def can_fuse(config: ModelConfig, experts: bool = False) -> bool:
     """Tell whether the fused kernels support a model's layers: those of Llama and Qwen.
 
+    They need an RMSNorm, an MLP gated by silu without limits, norms (if any) per head, and neither attention
+    sinks, gated heads, norm offsets, capped scores, norms after the MLP, parallel attention and MLP, nor
+    biases of the output projection or the MLP.
+
     config: The model's config.
     experts: True accepts layers with experts as well.
     """
@@ -319,6 +342,8 @@ def can_fuse(config: ModelConfig, experts: bool = False) -> bool:
 
 def head_turns_of(block: Block) -> Turning:
     """Return how this layer's queries and keys are normed, rotated and scaled, for the kernels.
+
+    Head norms are left out if the layer has none, or one over all heads at once.
 
     block: The layer.
     """
@@ -339,6 +364,8 @@ def check_invariant(
     config: ModelConfig, device: torch.device, quantization: Quantization | None, kv_dtype: KvDtype
 ) -> None:
     """Raise InvalidRequest if the GPU kernels cannot run this model batch-invariantly on this device.
+
+    The message names the first condition that is not met: kernels, then forms, then layers.
 
     config: The model's config.
     device: Device of the range.
@@ -369,11 +396,13 @@ def can_capture(
 ) -> bool:
     """Tell whether a range of a model's layers runs in CUDA graphs, before its weights are loaded.
 
+    Experts must also have sizes that a grouped product supports.
+
     config: The model's config.
     kernels: True if the device has GPU kernels (`runs_kernels`).
-    any_quantized: True if something is quantized.
+    any_quantized: True if something is quantized; False is then returned unless `all_in_8_bits` is true.
     all_in_8_bits: True if matrices are in 8 bits, nothing else is rounded, and the GPU multiplies 8-bit
-        numbers.
+        numbers. The model must then have the fused kernels' form and sizes that are multiples of 16.
     dtype: Type of activations. Experts are captured in bf16 only; see `_has_kernels`.
     """
     if all_in_8_bits:
@@ -383,7 +412,8 @@ def can_capture(
 
 
 def sizes_fit_8_bits(config: ModelConfig) -> bool:
-    """Tell whether a GPU can multiply matrices of this model's sizes in 8 bits: multiples of 16.
+    """Tell whether a GPU can multiply matrices of this model's sizes in 8 bits: hidden size, MLP width and
+    the sizes of all query heads and of all heads must be multiples of 16.
 
     config: The model's config.
     """
@@ -403,7 +433,8 @@ def runs_kernels(device: torch.device) -> bool:
 def _has_kernels(block: Block, invariant: bool = False, floats_only: bool = False) -> bool:
     """Tell whether every product of a layer can be captured.
 
-    Experts can if they are one grouped product in bf16; otherwise they wait for the host.
+    Experts can if they are one grouped product in bf16; otherwise they wait for the host. False for experts
+    if `invariant` is true. The shared MLP of a mixture of experts is not looked at.
 
     block: The layer.
     invariant: True if the products must be batch-invariant.
@@ -428,7 +459,8 @@ def _has_kernels(block: Block, invariant: bool = False, floats_only: bool = Fals
 def _with_kernels(linear: Linear) -> Linear:
     """Return a copy of a product that runs in kernels for CUDA graphs, over the same weight.
 
-    linear: The product, in floats.
+    linear: The product, in floats. AssertionError is raised for a quantized product, or one that is packed
+        for a CPU.
     """
     captured = copy(linear)
     product = captured_product(linear)
@@ -440,7 +472,7 @@ def _with_kernels(linear: Linear) -> Linear:
 def _product(linear: Linear, invariant: bool = False) -> CapturedProduct:
     """Return the form of a product for CUDA graphs; `fuse_blocks` has checked that there is one.
 
-    linear: The product.
+    linear: The product. AssertionError is raised if there is none.
     invariant: True if the product must be batch-invariant.
     """
     product = captured_product(linear, invariant)

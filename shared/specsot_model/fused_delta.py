@@ -21,6 +21,9 @@ class FusedDelta:
     def __init__(self, block: DeltaBlock, add_mlp: Callable[[Tensor], object]) -> None:
         """Prepare the products and the rule of a layer.
 
+        ValueError is raised if a product is not in floats, and AssertionError if the input norm is not an
+        RMSNorm.
+
         block: The layer, whose weights are shared.
         add_mlp: Adds the layer's MLP update to the residual stream [rows, hidden], in place.
         """
@@ -50,7 +53,8 @@ class FusedDelta:
     ) -> None:
         """Add this layer's two updates to the residual stream, in place.
 
-        The rows run in the order of `kv.walks`.
+        The rows run in the order of `kv.walks`. AssertionError is raised for pages of another class. After
+        the last gated delta layer of the range, the states that the frame saves become valid.
 
         hidden: [rows, hidden], the residual stream.
         positions: Not used.

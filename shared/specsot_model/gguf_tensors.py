@@ -56,6 +56,10 @@ class GgufTensors:
     def get_tensor(self, name: str) -> Tensor:
         """Read and dequantize a tensor, and return it in fp32.
 
+        The result has the shape, the order of rows and the values of the published model: rows that the file
+        stores in another order are put back, and a constant that was added to the file's numbers is
+        subtracted.
+
         name: Name of the tensor in the model.
 
         Raises KeyError if the file has no such tensor, ModelError if the file cannot be read.

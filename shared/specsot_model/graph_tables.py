@@ -83,6 +83,9 @@ class FrameTables:
     def plan(self, flat: Tensor, heads_per_kv: int) -> AttentionPlan:
         """Return the attention plan that reads these tables.
 
+        `prepare` is set if the plan has work to do once per step. For frames with a KV policy that is the
+        rotation of queries towards the anchors.
+
         flat: int32 buffer on the device with as many numbers as `shapes` need.
         heads_per_kv: Number of query heads per KV head.
         """
@@ -99,6 +102,10 @@ class FrameTables:
 
     def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
         """Return the tables of a frame, or None if the graph has no room for it.
+
+        The tables are int32, in the order of `shapes`: first visible columns if there are such tables,
+        pieces, what the rows see, slots, and the pages, which are not padded. None is returned if the frame
+        has more rows, pieces, slots or pages than the tables hold.
 
         spans: One span per segment of the frame, in row order.
         """
@@ -132,6 +139,9 @@ class FrameTables:
     ) -> list[Numbers] | None:
         """Return the tables of a frame, from the cache where possible; None if the graph has no room for
         them.
+
+        At most MAX_KNOWN_FRAMES frames are cached; the oldest is dropped for a new one. That there is no room
+        is cached as well.
 
         key: Key of the page tables in the cache.
         make_tables: Makes the page tables if they are not cached; returns None if the graph has no room for
@@ -173,7 +183,9 @@ class FrameTables:
     def _piece_tables(
         self, spans: Sequence[RowSpan], pages: Sequence[tuple[int, ...]], firsts: Sequence[int]
     ) -> PieceTables:
-        """Divide the pages of a frame into pieces for the kernel.
+        """Return the pages of a frame, divided into pieces for the kernel.
+
+        Without a window or a policy, runs of pages that several spans share are read once.
 
         pages: By span, the pages up to the span's last row.
         firsts: By span, the index of the first page that is read.
@@ -216,6 +228,8 @@ class LineFrames(FrameTables):
     def plan(self, flat: Tensor, heads_per_kv: int) -> AttentionPlan:
         """Return the attention plan that reads these tables.
 
+        `prepare` is set to the work that the plan does once per step.
+
         flat: int32 buffer on the device with as many numbers as `shapes` need.
         heads_per_kv: Not used; batch-invariant tiles do not depend on it.
         """
@@ -230,6 +244,8 @@ class LineFrames(FrameTables):
 
     def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
         """Return the tables of a frame, or None if the graph has no room for it.
+
+        The order is that of `FrameTables.fill`.
 
         spans: One span per segment of the frame, in row order.
         """
@@ -256,7 +272,10 @@ def frame_tables(
 ) -> Sequence[FrameTables]:
     """Return the tables of sliding-window layers, if the range has any, then those of the other layers.
 
-    rows: Size of the graph's bucket.
+    Batch-invariant ranges get `LineFrames`, whatever `short_sequences` and `hidden` say. The list has one
+    entry if all layers of the range are of one kind, else two.
+
+    rows: Size of the graph's bucket, in rows.
     short_sequences: The graph is for many sequences with few rows each; see `TableRoom`.
     hidden: The graph is for frames from which a KV policy hides columns.
     decoder: The layer range, with its weights loaded.
@@ -305,6 +324,9 @@ class PromptTables:
 
     def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
         """Return the tables of a frame; None if it has trees, or if the graph has no room for it.
+
+        The two tables are the tiles, padded with zeros, and the pages. There is room for at least MAX_PROMPTS
+        spans with as many rows together as the graph.
 
         spans: One span per segment of the frame, in row order.
         """

@@ -29,6 +29,14 @@ class Int8:
     __slots__ = ("_counts", "_int8_weight", "_scales", "bias")
 
     def __init__(self, weight: Tensor | Codes, bias: Tensor | None = None) -> None:
+        """Round the weight to int8, or take codes as they are.
+
+        Each output gets the scale of its largest absolute weight, divided by 127; an output of zeros stays
+        zero.
+
+        weight: [out, in], floats or `Codes` of int8 with a scale per output.
+        bias: [out]; None: no bias is added.
+        """
         self.bias = bias
         if isinstance(weight, Codes):
             self._int8_weight = weight.values.contiguous()

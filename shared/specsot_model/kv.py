@@ -65,7 +65,7 @@ class KVPages:
     page_rows: Number of rows (tokens) of a page.
     pages: Number of pages of every layer.
     layers: By layer, the view of its keys and values.
-    shared: Function that tells whether several sequences hold a page, given its number.
+    shared: Function that returns whether several sequences hold a page, given its number.
     """
 
     def __init__(
@@ -81,13 +81,15 @@ class KVPages:
     ) -> None:
         """Reserve the cache, filled with zeros.
 
+        ModelError is raised if the memory cannot be reserved.
+
         layers: Number of layers.
         pages: Number of pages of every layer.
         page_rows: Number of rows (tokens) of a page.
         kv_heads: Number of KV heads.
         head_dim: Numbers of a head.
         dtype: Type of the rows, unless `form` says int8.
-        device: Device of the cache.
+        device: Device of the cache. On a CPU, pages take memory only once they are written to.
         form: "int8" stores rows in int8 with a scale, which `as_numbers` reads; "auto" stores `dtype`.
         """
         width = head_dim + SCALE_BYTES if form == "int8" else head_dim
@@ -96,7 +98,7 @@ class KVPages:
         self.layers = self._whole.unbind()
         self.pages = pages
         self.page_rows = page_rows
-        # Tells whether several sequences hold a page; the owner of the page table replaces it.
+        # Returns whether several sequences hold a page; the owner of the page table replaces it.
         self.shared: Callable[[int], bool] = lambda page: False
         # A view [pages, page_rows, layers, 2, kv_heads, head_dim], indexed by page and offset.
         self._rows = self._whole.permute(2, 4, 0, 1, 3, 5)
@@ -167,7 +169,7 @@ class KVPages:
         move_rows(self._whole, moves)
 
     @torch.inference_mode()
-    def keep_least(
+    def keep_smallest_keys(
         self,
         layer: int,
         sources: Tensor,
@@ -175,12 +177,12 @@ class KVPages:
         holds_row: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> None:
-        """Prune by key norm: move the rows of each head whose keys have the least L2 norm to `targets`.
+        """Prune by key norm: move the rows of each head whose keys have the smallest L2 norm to `targets`.
 
         The rows keep their order. All sources are gathered first, so sources and targets may overlap.
 
-        sources: Slots [rows] to choose from.
-        targets: Slots [kept] that receive the chosen rows.
+        sources: LongTensor [rows], slots to choose from.
+        targets: LongTensor [kept], slots that receive the chosen rows; at most as many as sources.
         holds_row: bool [rows, kv_heads], which sources hold a row of each head; None: every source does.
         counts: [kv_heads], how many rows each head keeps, in the first targets. The remaining targets receive
             some finite row that the head never sees. None: every head fills all targets.
@@ -227,7 +229,7 @@ class KVPages:
 
         layer: Index of the layer within the cache.
         slots: Slots to write, one per row.
-        rows: [rows, numbers of a row], as `rows_at` returns them.
+        rows: [rows, numbers of a row], as `rows_at` returns them; at least one row.
 
         Raises WireError if this cache stores rows in another form.
         """
@@ -277,7 +279,7 @@ MIN_SCALE = 2.0**-24
 
 
 def round_rows(rows: Tensor) -> Tensor:
-    """Quantize rows to int8 in the stored form: [..., head_dim + SCALE_BYTES].
+    """Return rows quantized to int8 in the stored form: [..., head_dim + SCALE_BYTES].
 
     A row that holds a value that is not finite becomes a row of NaN when it is read.
 
@@ -287,10 +289,11 @@ def round_rows(rows: Tensor) -> Tensor:
 
 
 def round_to_int8(rows: Tensor) -> Tensor:
-    """Quantize rows to int8 [..., n + 2]; the last two bytes of a row are its scale in fp16.
+    """Return rows quantized to int8 [..., n + 2]; the last two bytes of a row are its scale in fp16.
 
     The scale is max|x| / 127, and the numbers are round(x / scale). A row that holds a value that is not
-    finite gets the scale NaN.
+    finite gets the scale NaN. A row whose scale would be below MIN_SCALE gets MIN_SCALE, so that a row of
+    zeros stays zero. A scale beyond the range of fp16 becomes NaN as well.
 
     rows: [..., n], in floats.
     """
@@ -344,6 +347,11 @@ class Staging:
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
+        """Allocate the buffer, in pinned memory if the device is a GPU.
+
+        size: How many int32 numbers the buffer holds.
+        device: Device to which the numbers are copied.
+        """
         on_gpu = device.type == "cuda"
         self._host = torch.empty(size, dtype=torch.int32, pin_memory=on_gpu)
         self._numbers: Numbers = self._host.numpy()
@@ -353,7 +361,7 @@ class Staging:
         """Copy arrays to a device in one transfer, one after another, each from an aligned place on.
 
         Numbers of `target` after the last part keep their values. The host waits only until the buffer's
-        previous transfer has finished.
+        previous transfer has finished. ValueError is raised if the parts are longer than the buffer.
 
         parts: int32 arrays; together they fit the buffer.
         target: int32 [n], a flat tensor on the device, at least as long as the aligned parts.

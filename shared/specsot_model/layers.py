@@ -48,6 +48,11 @@ class Norm:
     __slots__ = ("_floor", "_scaled", "_shape", "eps", "weight")
 
     def __init__(self, weight: Tensor, eps: float) -> None:
+        """Keep the weight, and prepare what the CPU's form of the norm needs.
+
+        weight: [size], the factor of each number.
+        eps: Added to the mean square.
+        """
         size = weight.shape[0]
         self.weight = weight
         self.eps = eps
@@ -57,6 +62,8 @@ class Norm:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the normalized x, in the shape and type of x.
+
+        On a GPU, PyTorch's own RMSNorm runs if the weight is fp32 or has the type of x.
 
         x: [..., size], in floats.
         """
@@ -78,6 +85,12 @@ class LayerNorm:
     __slots__ = ("_bias", "_eps", "_shape", "_weight")
 
     def __init__(self, weight: Tensor, bias: Tensor, eps: float) -> None:
+        """Keep the weight, the bias and the epsilon.
+
+        weight: [size], the factor of each number.
+        bias: [size], added to each number.
+        eps: Added to the variance.
+        """
         self._weight = weight
         self._bias = bias
         self._eps = eps
@@ -92,7 +105,10 @@ class LayerNorm:
 
 
 def fetch_norm(fetch: Fetch, name: str, config: ModelConfig) -> AnyNorm:
-    """Load a norm over the hidden size: RMSNorm or LayerNorm, as the model has it.
+    """Return a norm over the hidden size, with its weight loaded: RMSNorm or LayerNorm, as the model has it.
+
+    A model with `norm_offset` gets an RMSNorm in fp32 whose weight is the stored one plus the offset.
+    ModelError is raised if a tensor is missing or has another shape.
 
     fetch: Reads tensors from the model's files.
     name: Name of the norm's module, such as "model.norm".
@@ -118,6 +134,15 @@ class Block:
     """
 
     def __init__(self, fetch: Fetch, index: int, config: ModelConfig) -> None:
+        """Load the layer's tensors.
+
+        Head norms, attention sinks and norms after attention or MLP are loaded only if the model has them.
+        ModelError is raised if a tensor is missing or has another shape.
+
+        fetch: Reads tensors from the model's files; its dtype and device are those of the layer.
+        index: Index of the layer in the whole model, by which its tensors are named.
+        config: The model's config: sizes, tensor names of its family, and kinds of norm, MLP and so on.
+        """
         names = config.names
         hidden = config.hidden
         width = config.heads * config.head_dim
@@ -188,6 +213,9 @@ class Block:
     ) -> None:
         """Add this layer's attention and MLP updates to the residual stream, in place.
 
+        A parallel model (`config.parallel`) computes the MLP from the hidden states before attention; every
+        other model from those after it. Norms after attention and MLP are applied if the model has them.
+
         hidden: [rows, hidden], the residual stream.
         rotate_and_store: Called between the projections and attention with queries, keys and values, [rows,
             heads + 2 * kv_heads, head_dim]; rotates them in place and stores keys and values.
@@ -206,6 +234,8 @@ class Block:
         self, hidden: Tensor, rotate_and_store: RotateAndStore, kv_layer: Tensor, plan: AttentionPlan
     ) -> Tensor:
         """Return the attention update, [rows, hidden], without adding it to the residual stream.
+
+        If the model gates its query heads, each head's output is multiplied by the sigmoid of its gate.
 
         hidden: [rows, hidden], the residual stream; not changed.
         rotate_and_store: Rotates queries and keys in place and stores keys and values; see `update`.
@@ -242,8 +272,8 @@ def _unchanged(update: Tensor) -> Tensor:
 
 
 def fetch_sinks(fetch: Fetch, name: str, config: ModelConfig) -> Tensor:
-    """Load the attention sinks, one score per query head: fp32 [kv_heads, query heads per KV head]; see
-    `attend`.
+    """Return the attention sinks, loaded: one score per query head, fp32 [kv_heads, query heads per KV head];
+    see `attend`.
 
     fetch: Reads tensors from the model's files.
     name: Name of the tensor [heads].
@@ -261,7 +291,7 @@ def fetch_head_norms(
     spans: tuple[int, int] = (1, 1),
     offset: float = 0.0,
 ) -> tuple[Norm, Norm]:
-    """Load the norms of queries and keys, as RMSNorms (query norm, key norm).
+    """Return the norms of queries and keys, as RMSNorms (query norm, key norm), with their weights loaded.
 
     fetch: Reads tensors from the model's files.
     prefix: Name of the attention module, without a dot at the end.
@@ -270,7 +300,7 @@ def fetch_head_norms(
     rotated: How many numbers of a head rotate; None: all. The weights are reordered as `interleave` does it.
     spans: How many query heads, and how many key heads, one norm covers at once: (1, 1) normalizes each head
         by itself, (heads, kv_heads) all heads together.
-    offset: Number added to the weights.
+    offset: Number added to the weights, which are then kept in fp32; 0: the weights keep the type of `fetch`.
     """
     exact = replace(fetch, dtype=torch.float32) if offset else fetch
     q, k = (
@@ -326,6 +356,9 @@ def add_tap(hidden: Tensor, weight: Tensor | Linear, fused: Tensor | None) -> Te
 def stored_edges(config: ModelConfig, fetch: Fetch) -> Edges:
     """Return the edges of a base model that runs in another process, read from its files when needed.
 
+    Each call of one of its functions reads the files again. ModelError is raised by that call if a tensor is
+    missing.
+
     config: The base model's config.
     fetch: Reads tensors from the base model's files.
     """
@@ -340,7 +373,10 @@ def stored_edges(config: ModelConfig, fetch: Fetch) -> Edges:
 
 
 def fetch_embedding(fetch: Fetch, config: ModelConfig, head: Linear | None = None) -> Table:
-    """Load the embedding [vocab, hidden].
+    """Return the embedding [vocab, hidden], loaded or shared with the lm_head.
+
+    It is int8 if weights are packed for a CPU, and otherwise not quantized. ModelError is raised if the files
+    lack the weight, or it has another shape.
 
     fetch: Reads tensors from the model's files.
     config: The model's config: tensor names, sizes, and whether embedding and lm_head are tied.
@@ -366,7 +402,9 @@ def fetch_final_norm(fetch: Fetch, config: ModelConfig) -> AnyNorm:
 
 
 def fetch_lm_head(fetch: Fetch, config: ModelConfig, embedding: Table | None = None) -> Linear:
-    """Load the lm_head, [hidden] -> vocab.
+    """Return the lm_head, [hidden] -> vocab, with its weight loaded or shared with the embedding.
+
+    It is stored in int8 where other matrices are int4. ModelError is raised if the files lack the weight.
 
     fetch: Reads tensors from the model's files.
     config: The model's config: tensor names, sizes, and whether embedding and lm_head are tied.
@@ -392,7 +430,8 @@ def _fetch_lm_head_rows(fetch: Fetch, config: ModelConfig, ids: Tensor | None) -
 def rows_of_linear(linear: Linear, ids: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return weight rows of a loaded product, [ids, in].
 
-    A packed product has no weight to index; multiplying the identity matrix recovers it.
+    A packed product has no weight to index; multiplying the identity matrix recovers it. With `ids` None, a
+    product with a weight returns the weight itself, not a copy.
 
     linear: The product [in] -> out.
     ids: LongTensor [ids], numbers of outputs; None: all rows.
@@ -408,7 +447,7 @@ def rows_of_linear(linear: Linear, ids: Tensor | None, dtype: torch.dtype, devic
 def _name_of_embedding(fetch: Fetch, config: ModelConfig) -> str:
     """Return the tensor name of the embedding: the lm_head's if a tied model is published only with that.
 
-    fetch: Tells which tensors the files have.
+    fetch: Knows which tensors the files have.
     config: The model's config: tensor names, and whether embedding and lm_head are tied.
     """
     embedding_name = config.names.embedding
@@ -422,7 +461,7 @@ def _name_of_lm_head(fetch: Fetch, config: ModelConfig) -> str:
     If a model has an lm_head, it is used even if the config says that the weights are tied, as in
     Transformers.
 
-    fetch: Tells which tensors the files have.
+    fetch: Knows which tensors the files have.
     config: The model's config: tensor names, and whether embedding and lm_head are tied.
     """
     head_name = config.names.head

@@ -40,7 +40,9 @@ class LoadedParts:
     def fetch(self, fetch: Fetch, config: ModelConfig, index: int, make: MakeBlock = Block) -> Block:
         """Return a layer; load it if it is not loaded.
 
-        The first layer also loads the embedding, the last one the final norm and the lm_head.
+        The first layer also loads the embedding, the last one the final norm and the lm_head. A part that is
+        loaded already is not loaded again. An embedding or lm_head that is tied to the other is shared with
+        it. ModelError is raised if a tensor is missing or has another shape.
 
         make: Loads the layer, unless it is a gated delta layer.
         fetch: Reads tensors from the model's files, in the dtype and on the device of the range.
@@ -62,8 +64,11 @@ class LoadedParts:
     def drop_all_but(self, layers: Range, config: ModelConfig) -> None:
         """Drop everything that a range of layers does not need.
 
+        The embedding goes unless the range has the first layer; the final norm and the lm_head go unless it
+        has the last.
+
         layers: The range whose layers, and embedding or lm_head if it is an end of the model, stay loaded.
-        config: The model's config, which tells how many layers there are.
+        config: The model's config, which has the number of layers.
         """
         needed = range(layers.first, layers.last)
         self.blocks = {index: block for index, block in self.blocks.items() if index in needed}
@@ -170,7 +175,8 @@ def open_shapes(
 def measured_range(config: ModelConfig) -> Range:
     """Return the range of one layer to time: a layer with experts if the model has any.
 
-    The first and the last layer are avoided if possible, because they bring the embedding and the lm_head.
+    The first and the last layer are avoided if possible, because they bring the embedding and the lm_head. A
+    model of one or two layers gives its first layer, or its first one with experts.
 
     config: The model's config.
     """

@@ -56,10 +56,11 @@ def blind_rows(hidden_mask: Bools, device: torch.device | str) -> Tensor | None:
 
 
 def hidden_columns(group_mask: Bools | None, lead: int, reading: PageRead) -> Bools | None:
-    """Cut the mask of one read, bool [rows, columns], out of a group's mask; true where a row must not see a
-    column.
+    """Return the mask of one read, bool [rows, columns], cut out of a group's mask; true where a row must not
+    see a column.
 
-    Return None if the read lies before column `lead`, so that nothing is hidden.
+    None is returned if the read lies before column `lead` or the group has no mask, so that nothing is
+    hidden. A read that begins before column `lead` and ends after it hides nothing before `lead`.
 
     group_mask: the group's mask from column `lead` on, as `hidden_columns_of` returns it; None if the group
         hides nothing.
@@ -80,6 +81,8 @@ def hidden_columns(group_mask: Bools | None, lead: int, reading: PageRead) -> Bo
 
 def hidden_columns_of(group: ReadGroup) -> Bools | None:
     """Return the mask of a group from column `lead` on, bool [rows, width - lead]; None if nothing is hidden.
+
+    Columns after a shorter span's own end are hidden from its rows.
 
     group: spans that are read together; its `lead` first columns are seen by every row, and its `width` is
         the number of columns of the longest span.

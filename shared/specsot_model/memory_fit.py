@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 # Bytes. What libraries allocate for the stream on which graphs are captured. Untuned.
 LIBRARY_BYTES = 64 << 20
-# Where Linux tells the machine's memory, and the limit of this process's cgroup.
+# Where Linux reports the machine's memory, and the limit of this process's cgroup.
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -110,6 +110,9 @@ class WeightForm:
     def on_device(cls, device: str, itemsize: int, quantization: Quantization | None) -> WeightForm:
         """Return the form of weights on a device.
 
+        int8 and int4 are packed on a CPU. Embedding and lm_head of a tied model share one table if weights
+        are packed, and on a GPU if nothing is quantized. `parts` is 1.
+
         device: Name of the device, such as "cpu" or "cuda:0".
         itemsize: Bytes of a number that is not quantized.
         quantization: Form of the matrices; None: they are not quantized.
@@ -150,6 +153,8 @@ class WeightForm:
 def tensors_of(files: Weights, config: ModelConfig, layers: Range) -> list[str]:
     """Return the names of all tensors that a range of layers reads.
 
+    The embedding, final norm and lm_head are named as well if the range has the first or the last layer.
+
     files: Source of the tensors; only their names are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
     layers: The range of layers, first (included) to last (excluded).
@@ -165,7 +170,9 @@ def tensors_of(files: Weights, config: ModelConfig, layers: Range) -> list[str]:
 def weights_of(files: Weights, config: ModelConfig, layers: Range, weight_form: WeightForm) -> int:
     """Return the bytes of weights that a range of layers takes on a device.
 
-    The first layer brings the embedding, the last one the final norm and the lm_head.
+    The first layer brings the embedding, the last one the final norm and the lm_head. A tied model's table
+    counts once if the range has both ends and they share it, or if the packed copy of the table is left out
+    because it is small.
 
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
@@ -189,7 +196,9 @@ def bytes_read_per_token(
 ) -> float:
     """Return the bytes of weights that one token reads in a range.
 
-    Of the experts, only the chosen ones are read; of the embedding, nothing is counted.
+    Of the experts, only the chosen ones are read; of the embedding, nothing is counted. Experts are the
+    tensors with ".experts." in their name, and the fraction of them that is read is chosen / experts. The
+    embedding is subtracted if the range has the first layer.
 
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
@@ -213,6 +222,9 @@ def bytes_read_per_token(
 def weight_bytes_of(files: Weights, config: ModelConfig, weight_form: WeightForm) -> WeightBytes:
     """Return the bytes of the largest layer, of the embedding, and of final norm and lm_head.
 
+    A layer counts with the bytes on one of the devices that share it. A tied model's table counts twice: for
+    the embedding and for the lm_head.
+
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
     weight_form: The form in which weights are stored once they are loaded.
@@ -226,7 +238,8 @@ def weight_bytes_of(files: Weights, config: ModelConfig, weight_form: WeightForm
 def drafter_bytes(files: Weights, weight_form: WeightForm) -> int:
     """Return the bytes that a draft head or draft model takes.
 
-    A head's `fc`, which the stages apply, is not quantized.
+    A head's `fc`, which the stages apply, is not quantized. Projections have the form `weight_form`, the
+    lm_head int8 instead of int4, and the embedding int8 with packed CPU weights.
 
     files: Source of the drafter's tensors; only their names and shapes are read.
     weight_form: The form in which weights are stored once they are loaded.
@@ -246,7 +259,8 @@ def drafter_bytes(files: Weights, weight_form: WeightForm) -> int:
 
 
 def _layer_bytes(files: Weights, config: ModelConfig, layer: int, weight_form: WeightForm) -> int:
-    """Return the bytes of one layer on each of the devices that share it.
+    """Return the bytes of one layer on each of the devices that share it: an equal part of the whole, rounded
+    down.
 
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
@@ -261,7 +275,8 @@ def _tensor_bytes(files: Weights, config: ModelConfig, name: str, weight_form: W
     """Return the bytes of one tensor of a layer, on one device.
 
     A router is never quantized, and is fp32 if scores are sigmoids. If one tensor holds all experts, each
-    expert counts as a matrix.
+    expert counts as a matrix. Biases are never quantized, nor are tensors that are neither a matrix nor hold
+    all experts.
 
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
@@ -293,6 +308,8 @@ def _embedding_bytes(files: Weights, config: ModelConfig, weight_form: WeightFor
 def _lm_head_bytes(files: Weights, config: ModelConfig, weight_form: WeightForm) -> int:
     """Return the bytes of the final norm and the lm_head.
 
+    If the files hold no lm_head, the embedding's table counts instead, in the lm_head's form.
+
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
     weight_form: The form in which weights are stored once they are loaded.
@@ -318,13 +335,15 @@ def kv_page_bytes(
 ) -> int:
     """Return the bytes of KV pages of `rows` rows in all layers of a range.
 
-    For gated delta layers these are the stored inputs and the stored states.
+    For gated delta layers these are the stored inputs and the stored states. All other layers store a key and
+    a value of every KV head per row.
 
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
     layers: The range of layers, first (included) to last (excluded).
     rows: Number of rows (tokens) of all pages together.
     itemsize: Bytes of a number of the KV cache, unless `kv_dtype` is int8.
-    kv_dtype: Type of the KV cache.
+    kv_dtype: Type of the KV cache: "int8", or "auto" for `itemsize` bytes per number. Stored inputs are never
+        int8.
     """
     recurrent = sum(map(config.recurrent, range(layers.first, layers.last)))
     row_size = 2 * config.kv_heads * row_bytes(config.head_dim, itemsize, kv_dtype)
@@ -339,14 +358,14 @@ def kv_page_bytes(
 def graph_bytes(
     rows: int, heads: tuple[int, int, int], columns: int, itemsize: int, invariant: bool = False
 ) -> int:
-    """Return the most bytes that CUDA graphs take while they are captured.
+    """Return the maximum number of bytes that CUDA graphs take while they are captured.
 
     All graphs live in the memory of the largest one, and its layers reuse the same memory. The work runs once
     before it is captured, in memory of its own; hence the factor two. Attention needs memory for one partial
     result per row and piece of its KV.
 
     rows: Rows of the largest graph.
-    heads: Number of query heads, number of KV heads, and numbers of a head.
+    heads: Number of query heads, number of KV heads, and numbers (values) per head.
     columns: How many numbers per row are in memory at the same time.
     itemsize: Bytes of a number.
     invariant: True if the range is batch-invariant.
@@ -366,7 +385,11 @@ def step_bytes(
     long_prompt_frames: bool = True,
     invariant: bool = False,
 ) -> int:
-    """Return the most bytes that the CUDA graphs of a layer range take, and frames of prompts alone.
+    """Return the maximum number of bytes that the CUDA graphs of a layer range take, and frames of prompts
+    alone.
+
+    They are those of the largest graph, of the tables of gated delta layers if the model has any, and of
+    PROMPT_ROWS rows without a graph if `long_prompt_frames`.
 
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
     itemsize: Bytes of a number of the activations.
@@ -409,6 +432,9 @@ def _walk_bytes(delta: Delta, itemsize: int, prompts: int) -> int:
 def free_on(device: str) -> int | None:
     """Return the free bytes of a device's memory that this process may use, or None if they are unknown.
 
+    The bytes are unknown for devices that are neither "cpu" nor "cuda", and for a CPU whose system does not
+    tell them. On a GPU, memory that PyTorch has reserved and does not use counts as free.
+
     device: Name of the device, such as "cpu" or "cuda:0".
 
     Raises InvalidRequest if there is no such device.
@@ -445,8 +471,8 @@ def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
 
     Return None if neither is known.
 
-    meminfo: File in which Linux tells the machine's memory.
-    cgroup: Folder in which Linux tells the limit of this process's cgroup.
+    meminfo: File in which Linux reports the machine's memory.
+    cgroup: Folder in which Linux reports the limit of this process's cgroup.
     """
     known = [free for free in (_free_on_machine(meminfo), _free_in_container(cgroup)) if free is not None]
     return min(known, default=None)
@@ -455,7 +481,9 @@ def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
 def _free_on_machine(meminfo: Path) -> int | None:
     """Return the available bytes of the machine, or None if they are unknown.
 
-    meminfo: File in which Linux tells the machine's memory.
+    They are unknown if the file cannot be read, or has no valid line "MemAvailable".
+
+    meminfo: File in which Linux reports the machine's memory.
     """
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
@@ -468,7 +496,7 @@ def _free_in_container(cgroup: Path) -> int | None:
     """Return the bytes that are left of a cgroup 2 limit, or None if there is no limit.
 
     Inactive file pages count as free, because the kernel drops them before it enforces the limit. 0 is
-    returned if the limit is exceeded.
+    returned if the limit is exceeded. None is also returned if a file of the folder is missing or malformed.
 
     cgroup: Folder of the cgroup.
     """

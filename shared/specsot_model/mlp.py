@@ -35,7 +35,11 @@ ACTS: Mapping[Activation, Act] = {
 
 
 def fetch_mlp(fetch: Fetch, layer: str, config: ModelConfig, index: int) -> Mlp:
-    """Load the MLP of layer `index`, whose tensor names begin with `layer`.
+    """Return the MLP of layer `index`, whose tensor names begin with `layer`, with its weights loaded.
+
+    The result is a mixture of experts if the model has experts in this layer, an `UngatedMlp` if `config.mlp`
+    is "plain", and a `GatedMlp` otherwise. ModelError is raised if a tensor is missing from the files or has
+    another shape.
 
     fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
     layer: Name of the layer, such as "model.layers.3", without a dot at the end.
@@ -61,7 +65,7 @@ def gate(gate_up: Tensor, act: Act = F.silu) -> Tensor:
 def gate_clamped(gate_up: Tensor, limit: float, gain: float) -> Tensor:
     """Return gate * sigmoid(gain * gate) * (up + 1), [rows, intermediate], as gpt-oss has it.
 
-    gate_up: [rows, 2 * intermediate], gates followed by ups.
+    gate_up: [rows, 2 * intermediate], gates followed by ups. It is not modified.
     limit: The gate is limited to at most `limit`, and up to the range from -limit to limit.
     gain: Factor of the gate within the sigmoid.
     """
@@ -73,6 +77,8 @@ def gate_clamped(gate_up: Tensor, limit: float, gain: float) -> Tensor:
 
 def gate_of(config: ModelConfig) -> Gate:
     """Return the gate function of a model's MLPs: [rows, 2 * intermediate] -> [rows, intermediate].
+
+    A clamped gate is `gate_clamped`, and any other is `gate` with the model's activation.
 
     config: The model's config: its activation, or the limit and gain of a clamped gate.
     """
@@ -157,6 +163,10 @@ class Router:
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights and numbers of the chosen experts, both [rows, chosen].
 
+        The chosen experts of a row are in descending order of their score, correction included. With several
+        groups, only experts of the best groups are chosen. Weights are fp32 scores without the correction,
+        divided by their sum if `routing.normalised`, and multiplied by `routing.scale`.
+
         x: [rows, hidden], normalized.
         """
         routing = self._routing
@@ -178,7 +188,8 @@ def _close_groups(ranked: Tensor, routing: Routing) -> Tensor:
 
     A group's score is the sum of its two best experts; the best `open_groups` groups stay open.
 
-    ranked: [rows, experts], the scores by which experts are chosen.
+    ranked: [rows, experts], the scores by which experts are chosen. Not modified. A group has at least two
+        experts.
     routing: Numbers of groups, and of groups that stay open.
     """
     groups = ranked.unflatten(-1, (routing.groups, -1))
@@ -210,7 +221,10 @@ class Experts:
     def __call__(self, x: Tensor) -> Tensor:
         """Return the weighted sum of each row's experts, plus the shared MLP, [rows, hidden].
 
-        x: [rows, hidden], normalized.
+        The sum is rounded to the type of `x`. The shared MLP's output is added if there is a shared MLP.
+
+        x: [rows, hidden], normalized. At least one row if the experts run one after another
+            (`LoopedExperts`).
         """
         weights, experts = self._router(x)
         chosen = experts.shape[1]
@@ -275,6 +289,8 @@ class GroupedExperts:
     def __call__(self, rows: Tensor, experts: Tensor) -> Tensor:
         """Return each row's output of its expert, [pairs, hidden].
 
+        The experts' biases are added to both products if there are any. An expert without rows is allowed.
+
         rows: [pairs, hidden], sorted by expert.
         experts: Integers [pairs], the expert of each row, ascending.
         """
@@ -311,7 +327,8 @@ class LoopedExperts:
 
 
 def fetch_experts(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Experts:
-    """Load router, experts and shared MLP of the layer whose tensor names begin with `layer`.
+    """Return the experts of the layer whose tensor names begin with `layer`, with router and shared MLP
+    loaded.
 
     fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
     layer: Name of the layer, such as "model.layers.3", without a dot at the end.
@@ -324,7 +341,14 @@ def fetch_experts(fetch: Fetch, layer: str, config: ModelConfig, routing: Routin
 
 
 def _fetch_run(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> RunExperts:
-    """Load a layer's experts from whichever of the published layouts the files have.
+    """Return a function that runs a layer's experts, loaded from whichever of the published layouts the files
+    have.
+
+    The layouts are tried in this order: gate and up of all experts in one tensor as in Qwen3.5, alternating
+    gates and ups of all experts in one tensor as in gpt-oss, and tensors of their own for each expert. The
+    last layout is assumed if none of the tensor names exists; a missing tensor then raises ModelError. The
+    experts run as one grouped product if the sizes allow it and the weights are not quantized, and otherwise
+    one after another.
 
     fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
     layer: Name of the layer, such as "model.layers.3", without a dot at the end.
@@ -347,12 +371,14 @@ def _fetch_run(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) 
 def _fetch_stacked(
     fetch: Fetch, names: Sequence[str], config: ModelConfig, routing: Routing
 ) -> GroupedExperts | LoopedExperts:
-    """Load experts as gpt-oss publishes them: weights [experts, inputs, outputs], biases [experts, outputs].
+    """Return experts that are published as in gpt-oss: weights [experts, inputs, outputs], biases [experts,
+    outputs].
 
-    Gate and up outputs alternate in the files.
+    Gate and up outputs alternate in the files. The result is a grouped product if the sizes allow it and the
+    weights are not quantized, and otherwise experts that run one after another.
 
     fetch: Reads tensors from the model's files.
-    names: Tensor names of the gate_up and the down weights.
+    names: Tensor names of the gate_up and the down weights. The names of their biases end in "_bias".
     config: The model's config: sizes, tensor names, activation, biases.
     routing: The config's expert routing: numbers of experts, how scores are computed, and which biases exist.
     """
@@ -383,7 +409,11 @@ def _fetch_stacked(
 def _fetch_joint(
     fetch: Fetch, names: Sequence[str], config: ModelConfig, routing: Routing
 ) -> GroupedExperts | LoopedExperts:
-    """Load experts as Qwen3.5 publishes them: weights [experts, outputs, inputs], gates before ups.
+    """Return experts that are published as in Qwen3.5: weights [experts, outputs, inputs], gates before ups,
+    no biases.
+
+    The result is a grouped product if the sizes allow it and the weights are not quantized, and otherwise
+    experts that run one after another.
 
     fetch: Reads tensors from the model's files.
     names: Tensor names of the gate_up and the down weights.
@@ -417,9 +447,11 @@ def _in_halves(alternating: Tensor) -> Tensor:
 
 
 def _fetch_router(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Router:
-    """Load a layer's router. It is kept in fp32 if scores are sigmoids, as in GLM.
+    """Return a layer's router with its weights loaded: in fp32 if scores are sigmoids, as in GLM, and
+    otherwise in the type of `fetch`.
 
-    A row's best sigmoid scores may be so close that rounding would change the choice.
+    A row's best sigmoid scores may be so close that rounding would change the choice. A bias is loaded only
+    if `routing.biased`, and a correction, always in fp32, only if `routing.corrected`.
 
     fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
     layer: Name of the layer, such as "model.layers.3", without a dot at the end.
@@ -437,7 +469,10 @@ def _fetch_router(fetch: Fetch, layer: str, config: ModelConfig, routing: Routin
 
 
 def _fetch_shared(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Mlp | None:
-    """Load the shared MLP, which every row runs in addition to its experts; None if there is none.
+    """Return the shared MLP, which every row runs in addition to its experts, with its weights loaded.
+
+    Return None if `routing.shared`, the shared MLP's width, is 0 or the model has no names for its tensors.
+    If the model has a shared gate, the MLP's output is multiplied by the sigmoid of that gate.
 
     fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
     layer: Name of the layer, such as "model.layers.3", without a dot at the end.
@@ -454,7 +489,10 @@ def _fetch_shared(fetch: Fetch, layer: str, config: ModelConfig, routing: Routin
 
 
 def can_group(config: ModelConfig, routing: Routing, dtype: torch.dtype) -> bool:
-    """Tell whether PyTorch's grouped product supports these sizes: rows must be multiples of 16 bytes.
+    """Tell whether PyTorch's grouped product supports these sizes: `config.hidden` and the experts' width
+    must be multiples of 16 bytes.
+
+    False also if this PyTorch has no `grouped_mm`.
 
     config: The model's config: sizes, tensor names, activation, biases.
     routing: The config's expert routing: numbers of experts, how scores are computed, and which biases exist.
@@ -477,7 +515,8 @@ def _groups_loaded(fetch: Fetch, config: ModelConfig, routing: Routing) -> bool:
 def _fetch_grouped(
     fetch: Fetch, named: Sequence[Sequence[str]], config: ModelConfig, routing: Routing
 ) -> GroupedExperts:
-    """Load experts that are published one by one into grouped tensors; only one is in memory twice.
+    """Return experts that are published one by one, loaded into grouped tensors; only one expert is in memory
+    twice.
 
     fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
     named: By expert, the module names of its gate, up and down projections.
@@ -498,7 +537,8 @@ def _fetch_grouped(
 def _fetch_biases(
     fetch: Fetch, named: Sequence[Sequence[str]], config: ModelConfig, routing: Routing
 ) -> tuple[Tensor, Tensor] | None:
-    """Load the experts' biases, [experts, 2 * width] and [experts, hidden]; None if they have none.
+    """Return the experts' biases, [experts, 2 * width] with gates before ups and [experts, hidden]; None if
+    `routing.biased` is false.
 
     fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
     named: By expert, the module names of its gate, up and down projections.
@@ -515,7 +555,8 @@ def _fetch_biases(
 def _fetch_looped(
     fetch: Fetch, named: Sequence[Sequence[str]], config: ModelConfig, routing: Routing
 ) -> LoopedExperts:
-    """Load experts that are published one by one as MLPs of their own.
+    """Return experts that are published one by one as MLPs that run one after another, with their weights
+    loaded.
 
     fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
     named: By expert, the module names of its gate, up and down projections.
@@ -528,7 +569,8 @@ def _fetch_looped(
 
 
 def _fetch_gated(fetch: Fetch, layer: str, config: ModelConfig) -> GatedMlp:
-    """Load a gated MLP from two or three tensors.
+    """Return a gated MLP with its weights loaded: from two tensors if the model publishes gate and up as one,
+    and otherwise from three.
 
     fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
     layer: Name of the layer, such as "model.layers.3", without a dot at the end.
@@ -549,7 +591,7 @@ def _fetch_gated(fetch: Fetch, layer: str, config: ModelConfig) -> GatedMlp:
 def _fetch_three(
     fetch: Fetch, named: Sequence[str], width: int, config: ModelConfig, bias: bool = False
 ) -> GatedMlp:
-    """Load a gated MLP from three tensors.
+    """Return a gated MLP with its weights loaded from three tensors.
 
     fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
     named: Module names of gate, up and down.
@@ -563,7 +605,7 @@ def _fetch_three(
 
 
 def _fetch_ungated(fetch: Fetch, layer: str, config: ModelConfig) -> UngatedMlp:
-    """Load an MLP without a gate.
+    """Return an MLP without a gate, with its weights loaded.
 
     fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
     layer: Name of the layer, such as "model.layers.3", without a dot at the end.

@@ -132,7 +132,10 @@ class PackedLayers:
         self, hidden: Tensor, taps: Mapping[int, Linear | Tensor], fused: Tensor | None,
         positions: Tensor, slots: Tensor, plans: Sequence[AttentionPlan], kv: KVPages,
     ) -> Tensor | None:  # fmt: skip
-        """Run hidden states [rows, H] through all layers, in place, with taps.
+        """Run hidden states [rows, H] through all layers, in place, and return the sum of the taps.
+
+        AssertionError is raised for a tap before a layer that is no `Linear` in packed form. With no taps
+        `fused` is returned as it is, perhaps None.
 
         taps: By index of the layer among these, the weight [Hd, H] that multiplies the layer's input. The
             index after the last layer means the output.
@@ -167,7 +170,9 @@ class PackedLayers:
     ) -> Callable[[Tensor, range], None]:  # fmt: skip
         """Return a function that runs hidden states [rows, H], in place, through a range of these layers.
 
-        positions: LongTensor [rows], the position of each row in its sequence.
+        AssertionError is raised for a plan that another class made. An empty range changes nothing.
+
+        positions: LongTensor [rows], the position of each row in its sequence; at least one row.
         slots: LongTensor [rows], the KV slot of each row.
         plans: One plan per layer. If all are the same object, one kernel call runs the whole range.
         kv: The KV cache of the layer range.
@@ -202,6 +207,8 @@ class PackedLayers:
     ) -> Tensor:  # fmt: skip
         """Run one layer that reads other inputs than its residual stream; return the new residual stream
         [rows, H].
+
+        The layer's keys and values are stored as well.
 
         inputs: [rows, sizes.inputs], what the layer's projections read.
         residual: [rows, H], to which the layer's two updates are added; not changed.
@@ -239,6 +246,8 @@ class PackedLayers:
 
     def _frame(self, positions: Tensor, slots: Tensor, kv: KVPages, max_columns: int | None) -> KernelFrame:
         """Return the kernel's argument block for a batch.
+
+        The rotary table grows if a position lies beyond its end.
 
         positions: LongTensor [rows], the position of each row in its sequence.
         slots: LongTensor [rows], the KV slot of each row.
@@ -296,7 +305,8 @@ class PackedLayers:
     def _rotary_table(self, positions: int) -> Tensor:
         """Return the rotary table of at least so many positions, fp32 [positions, 2, head_dim].
 
-        It holds cosines and signed sines; a pair (x, y) uses [c c] and [-s s].
+        It holds cosines and signed sines; a pair (x, y) uses [c c] and [-s s]. The table is kept and grows to
+        the next power of two, and to at least TURNS_AT_ONCE positions.
 
         positions: Number of positions that are needed, from 0 on.
         """
@@ -332,7 +342,7 @@ def pack_layers(blocks: Sequence[Block], rotary: Rotary, dtype: torch.dtype) -> 
 
     It needs packed int8 or int4 weights, fp32 activations, and layers as `can_pack` says.
 
-    blocks: The layers of a range, whose weights are shared.
+    blocks: The layers of a range, at least one, whose weights are shared.
     rotary: The rotary embedding of the range.
     dtype: Type of activations.
     """
@@ -345,6 +355,8 @@ def pack_layers(blocks: Sequence[Block], rotary: Rotary, dtype: torch.dtype) -> 
 
 def _parts_of(block: Block) -> LayerParts:
     """Return the products and norms of a layer.
+
+    AssertionError is raised if the MLP is not gated, and ValueError if a norm is not an RMSNorm.
 
     block: A layer that `can_pack` supports.
     """
@@ -389,7 +401,7 @@ def logits_of(head: Linear, norm: AnyNorm, hidden: Tensor) -> Tensor:
     """Return the logits [rows, V] of hidden states [rows, H].
 
     A packed lm_head computes each row by itself. The result is fp32 if the library returns fp32 without extra
-    cost (`multiply_wide`), else in the type of `hidden`.
+    cost (`multiply_wide`), else in the type of `hidden`. A bias of the lm_head is added if there is one.
 
     head: The lm_head, [hidden] -> vocab.
     norm: The norm before the lm_head.
@@ -406,12 +418,15 @@ def best_tokens(
 ) -> tuple[Tensor, Tensor] | None:
     """Return log-probabilities and ids of each row's best tokens, both [rows, count], best first.
 
+    There is a kernel for a packed lm_head, fp32 `outputs` and a `count` of at most V, if the packed weight
+    needed no padding.
+
     norm: Norm before the lm_head; None: there is none.
     offsets: [V], the number that turns each output's index into a token id of the base model (d2t) when it is
         added to the index; None: the index is the token id.
     head: The lm_head, [hidden] -> vocab.
     outputs: [rows, H], hidden states.
-    count: How many tokens to return per row.
+    count: How many tokens to return per row, at least 1.
 
     Return None if no kernel does this for the given head; the caller then computes all logits.
     """

@@ -31,10 +31,14 @@ def fuse_projections(fetch: Fetch, names: Sequence[str], shape: tuple[int, int],
 
 
 def fuse_qkv(fetch: Fetch, prefix: str, config: ModelConfig, inputs: int) -> Linear:
-    """Load the query, key and value projections of the module `prefix` as one product.
+    """Return the query, key and value projections of the module `prefix` as one product, with its weights
+    loaded.
 
     The outputs are `heads` query heads, `kv_heads` key heads and `kv_heads` value heads; if the model gates
-    its query heads, `heads` gates follow. Query and key rows are interleaved for `rotary.rotate`.
+    its query heads, `heads` gates follow. Query and key rows are interleaved for `rotary.rotate`. A model
+    whose files hold the three in one tensor (`config.names.qkv`) is read from that tensor. Biases are loaded
+    if `config.qkv_bias`. ModelError is raised if a tensor is missing or has another shape, or if only some
+    projections are quantized.
 
     fetch: Reads tensors from the model's files.
     prefix: Name of the attention module, without a dot at the end.
@@ -56,7 +60,8 @@ def _join_qkv(config: ModelConfig, *parts: Tensor) -> Tensor:
     """Return query, key and value rows as one tensor, with gate rows at the end if the model gates its query
     heads.
 
-    config: The model's config: numbers and sizes of heads, and how the files order the rows.
+    config: The model's config: numbers and sizes of heads, and how the files order the rows. `gated_heads`
+        models have twice as many query rows: a gate of head_dim rows after each head's query rows.
     parts: Three tensors [rows, ...] (queries, keys, values), or one tensor with all rows. A single tensor
         lists all queries, then all keys, then all values or, with `qkv_by_head`, the query, key and value of
         head 0, those of head 1, and so on.
@@ -88,11 +93,14 @@ def _join(*parts: Tensor) -> Tensor:
 def _fuse(
     fetch: Fetch, shapes: Mapping[str, tuple[int, int]], bias: bool, join: Callable[..., Tensor]
 ) -> Linear:
-    """Load projections and join them into one product.
+    """Return projections joined into one product, with their weights loaded.
+
+    The product is stored in the form of the first projection. ModelError is also raised if a tensor is
+    missing or has another shape.
 
     fetch: Reads tensors from the model's files.
-    shapes: Shape (out, in) of each projection, by module name.
-    bias: Whether the modules have biases.
+    shapes: Shape (out, in) of each projection, by module name. At least one.
+    bias: Whether the modules have biases; if not, the product has none.
     join: Joins weights, biases or codes along the outputs.
 
     Raises ModelError if the files hold some of the projections quantized and others not.

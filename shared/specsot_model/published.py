@@ -29,7 +29,7 @@ Given = TypeVar("Given", bound=ModelOptions)
 def open_weights(
     directory: Path, allow_pickle_bin: bool = False, quantization: Quantization | None = None
 ) -> WeightFiles | PublishedWeights:
-    """Open the weight files of a base model, whether they are quantized or not.
+    """Return the opened weight files of a base model, whether they are quantized (`PublishedWeights`) or not.
 
     Raises ModelError if the files cannot be read, and InvalidRequest if they are quantized already in another
     form than `quantization`.
@@ -66,7 +66,9 @@ def as_published(options: Given, base: Path) -> Given:
     """Return the options with the quantization that can hold the codes of a quantized model as they are.
 
     The options are returned unchanged if the user gave a quantization or a dtype, if the model is not
-    quantized, or if no kernels of this machine run that form.
+    quantized, or if no kernels of this machine run that form. A form runs on a CPU, for int8 and int4, if
+    Numba is installed. Elsewhere fp8 and int8 run on GPUs that multiply them, unless the model has experts
+    or, for other forms than int8, is batch-invariant.
 
     options: The model options, with device and dtype.
     base: Folder of the base model. Raises ModelError if its config cannot be read.
@@ -97,6 +99,11 @@ class PublishedWeights(Weights):
     """
 
     def __init__(self, files: WeightFiles, published: Published) -> None:
+        """Find which matrices the files hold quantized, by their tensors' names.
+
+        files: The weight files.
+        published: How they are quantized.
+        """
         self.published = published
         self._files = files
         self._modules = published.modules(files.names())
@@ -137,7 +144,8 @@ class PublishedWeights(Weights):
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor once it is decoded.
 
-        Some formats store the shape as a small tensor, which is read.
+        Some formats store the shape as a small tensor, which is read. ModelError is raised if there is no
+        such tensor. All experts of MXFP4 give [experts, in, out].
 
         name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
         """
@@ -187,6 +195,8 @@ class PublishedWeights(Weights):
 
     def rounded(self, name: str, form: Quantization, device: torch.device | str) -> Codes | None:
         """Return the codes of a quantized matrix, or None if the matrix is published in floats.
+
+        ModelError is also raised if a tensor of the matrix is missing.
 
         name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
         form: The form: "int8", "int4" or "fp8".

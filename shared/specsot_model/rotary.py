@@ -21,6 +21,8 @@ def interleave(rows: Tensor, head_dim: int, rotated: int | None = None) -> Tenso
     """Return the rows of a query or key projection, reordered so that the two numbers of a rotary pair are
     neighbours.
 
+    The result has the shape of `rows`.
+
     rows: [heads * head_dim, ...]: a weight, its bias, or the weight of a head norm.
     head_dim: Numbers of a head.
     rotated: How many numbers of each head rotate; None: all. The others keep their places at the end.
@@ -39,7 +41,8 @@ def frequencies(rope: Rope, head_dim: int) -> Tensor:
     The kind llama3 divides the frequency of wavelengths beyond original / low by `factor`, keeps wavelengths
     below original / high, and blends the two in between (as published with Llama 3.1). The kind yarn does the
     same, but blends linearly by pair index, between the pairs that turn `high` and `low` times within the
-    original context.
+    original context. The kind linear divides all frequencies by `factor`, and longrope each by a factor of
+    its own.
 
     rope: The model's rotary parameters: base, kind of scaling and its factors.
     head_dim: Numbers of a head.
@@ -53,6 +56,8 @@ def frequencies(rope: Rope, head_dim: int) -> Tensor:
 
 def _scaled(rope: Rope, unscaled: Tensor) -> Tensor:
     """Return frequencies scaled as `rope.kind` says, fp32 [pairs].
+
+    The result is unchanged for "default". Any other kind than linear, longrope and llama3 is treated as yarn.
 
     rope: The model's rotary parameters.
     unscaled: Radians per position of each rotating pair, fp32 [pairs], without scaling.
@@ -80,7 +85,8 @@ def _blended_pairs(rope: Rope, pairs: int) -> tuple[float, float]:
     """Return the range (first, last) of pair indices that yarn blends.
 
     Pairs up to the first keep their frequency; pairs from the last on are slowed by the whole factor. `last`
-    is always greater than `first`.
+    is always greater than `first`. The indices are whole if `rope.truncate` is true, first rounded down and
+    last up. `first` is at least 0, and `last` about 2 * pairs - 1 at most.
 
     rope: The model's rotary parameters.
     pairs: Number of rotating pairs.
@@ -125,6 +131,8 @@ class Rotary:
     ) -> None:
         """Compute the frequencies and scales of the tables.
 
+        ModelError is raised if longrope has the wrong number of factors.
+
         rope: The model's rotary parameters.
         heads: Number of query heads.
         kv_heads: Number of key heads.
@@ -146,6 +154,9 @@ class Rotary:
     def table(self, positions: Tensor) -> Tensor:
         """Return the rotations of queries and keys: complex64 [rows, heads + kv_heads, head_dim / 2].
 
+        The attention scale, and for a rope with `slope` the growth by position, is contained in the queries'
+        rotations.
+
         positions: LongTensor [rows], the position of each row in its sequence.
         """
         angles = positions.float()[:, None, None] * self.frequencies
@@ -158,6 +169,8 @@ class Rotary:
 
 def turn_back(frequencies: Tensor, positions_back: Sequence[int]) -> Tensor:
     """Return the rotations that move queries back by some positions: complex64 [rows, head_dim / 2].
+
+    The rotation of a row with 0 is 1.
 
     frequencies: `Rotary.frequencies`, radians per position of each rotary pair, fp32 [head_dim / 2].
     positions_back: By row, how many positions nearer the query comes to the keys before it.

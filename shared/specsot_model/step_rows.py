@@ -55,7 +55,8 @@ def device_tree_entry(num_rows: int, roots: Sequence[int], nodes_per_tree: int) 
     """Return the token ids, int32 [num_rows], of a frame whose trees are still on the device: only root
     tokens are set.
 
-    The device fills the other nodes of each tree, which are 0 in the result, before the frame runs.
+    The device fills the other nodes of each tree, which are 0 in the result, before the frame runs. Without
+    trees, `num_rows` equals the number of roots, and the result is the roots.
 
     num_rows: number of rows of the frame: all trees, each of `nodes_per_tree` nodes, followed by single rows.
     roots: the root token of every tree, then the tokens of the single rows.

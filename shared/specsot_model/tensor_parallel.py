@@ -49,10 +49,11 @@ MakeBlock = Callable[[Fetch, int, ModelConfig], Block]
 def devices_of(device: torch.device | str, parts: int) -> tuple[torch.device, ...]:
     """Return the devices that share each layer: the named device and those that follow it.
 
-    The result is empty if `parts` is 1, because nothing is split then. A CPU is named several times.
+    The result is empty if `parts` is 1, because nothing is split then. Every device that is not a GPU is
+    returned `parts` times.
 
     device: The first device, such as "cuda:0".
-    parts: Number of devices.
+    parts: Number of devices, at least 1.
 
     Raises InvalidRequest for a GPU without a number, or if there are fewer GPUs than parts.
 
@@ -75,6 +76,12 @@ def check_split(
     config: ModelConfig, parts: int, quantization: Quantization | None, batch_invariant: bool
 ) -> None:
     """Raise InvalidRequest if a model, or a form of it, cannot be split over devices.
+
+    Numbers of query heads, of KV heads and of MLP columns must be multiples of `parts`, and `parts` must be
+    at least 1. Refused are also experts, gated delta layers, gated heads, sliding windows, attention sinks,
+    norms over all query and key heads at once, projections or gates that the files hold in one tensor (unless
+    ordered by head), norms over a layer's updates, scaled queries, capped scores, quantized weights and batch
+    invariance. The first of these that applies is named.
 
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
     parts: Number of devices; 1 always passes.
@@ -120,6 +127,13 @@ class WeightPart(Weights):
     """
 
     def __init__(self, files: Weights, names: Names, part: int, parts: int) -> None:
+        """Note which tensors are split by rows and which by columns; nothing is read.
+
+        files: Source of the whole tensors.
+        names: Tensor names of the model's family, which tell how each tensor is split.
+        part: Number of the device, from 0.
+        parts: Number of devices.
+        """
         self._files = files
         self._part = part
         self._parts = parts
@@ -148,7 +162,8 @@ class WeightPart(Weights):
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         """Return this device's part of a tensor.
 
-        A bias that is added to a sum over devices belongs to the first device; the others get zeros.
+        A bias that is added to a sum over devices belongs to the first device; the others get zeros. A tensor
+        that is not split is returned whole. ModelError is raised if the tensor cannot be read.
 
         name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
         dtype: Type of the result.
@@ -205,6 +220,15 @@ class SplitBlock(Block):
     def __init__(
         self, fetch: Fetch, index: int, config: ModelConfig, devices: Sequence[torch.device]
     ) -> None:
+        """Load every device's part of the layer onto the device.
+
+        ModelError is raised if a tensor is missing or has another shape.
+
+        fetch: Reads whole tensors from the model's files.
+        index: Index of the layer in the whole model.
+        config: The config of the whole model.
+        devices: The devices, in order.
+        """
         parts = len(devices)
         self.config = config
         part_config = _config_of_part(config, parts)
@@ -259,6 +283,10 @@ class SplitPages(KVPages):
     """
 
     def __init__(self, parts: Sequence[KVPages]) -> None:
+        """Combine the pages of all devices; nothing is copied.
+
+        parts: The KV pages of each device, in device order; at least one.
+        """
         self.parts, (first, *_) = parts, parts
         self.layers = tuple(layer for part in parts for layer in part.layers)
         self.pages = first.pages
@@ -277,7 +305,7 @@ class SplitPages(KVPages):
         for part in self.parts:
             part.move(moves)
 
-    def keep_least(
+    def keep_smallest_keys(
         self,
         layer: int,
         sources: Tensor,
@@ -288,8 +316,8 @@ class SplitPages(KVPages):
         """Prune by key norm on every device: each device gets its own heads of `holds_row` and `counts`.
 
         layer: Index of the layer within the cache.
-        sources: Slots [rows] to choose from.
-        targets: Slots [kept] that receive the chosen rows.
+        sources: LongTensor [rows], slots to choose from, on any device.
+        targets: LongTensor [kept], slots that receive the chosen rows.
         holds_row: bool [rows, kv_heads], which sources hold a row of each head; None: every source does.
         counts: [kv_heads], how many rows each head keeps; None: every head fills all targets.
         """
@@ -301,7 +329,9 @@ class SplitPages(KVPages):
             first = heads.stop
             part_holds_row = None if holds_row is None else holds_row[:, heads].to(device)
             part_counts = None if counts is None else counts[heads].to(device)
-            part.keep_least(layer, sources.to(device), targets.to(device), part_holds_row, part_counts)
+            part.keep_smallest_keys(
+                layer, sources.to(device), targets.to(device), part_holds_row, part_counts
+            )
 
     def copy_page(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of a page to another page, in every layer, on every device.
@@ -365,7 +395,7 @@ class SummedProduct:
         """Add the sum of all devices' products to the hidden states, in place, and return None.
 
         hidden: [rows, out], this device's copy of the residual stream.
-        x: [rows, in / devices], this device's inputs.
+        x: [rows, in / devices], this device's inputs. AssertionError is raised for rows in 8 bits.
         next_norm: Not used.
         """
         from specsot_kernels.gpu.products import multiply_row
@@ -385,7 +415,10 @@ class SummedBlock(FusedBlock):
     def __init__(self, block: Block, exchange: PeerSums, part: int, is_first: bool) -> None:
         """Prepare the device's part of a layer.
 
-        block: This device's part of the layer.
+        AssertionError is raised if one of these products is quantized.
+
+        block: This device's part of the layer. Neither its attention's nor its MLP's last product may be
+            quantized.
         exchange: Sums the parts of each update over the devices.
         part: Number of this device, from 0.
         is_first: True for the first layer of the range. It copies the hidden states, which enter on the first
@@ -415,7 +448,7 @@ class SummedBlock(FusedBlock):
         layer: int,
         rows: ShortRows | None = None,
     ) -> ShortRows | None:
-        """Add this layer's two updates to the residual stream, in place.
+        """Add this layer's two updates to the residual stream, in place, and return the next layer's input.
 
         In the first layer, `hidden` becomes the sum over all devices, of which only the first one has numbers
         other than zero: so the hidden states reach every device.
@@ -472,6 +505,9 @@ class SplitHead:
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the fp32 logits [rows, V], on the first device.
 
+        V is the whole vocabulary; each device computes a part of it, and the parts are joined in device
+        order.
+
         hidden: [rows, H], the output of the last layer, on the first device.
         """
         parts = list[Tensor]()
@@ -501,6 +537,15 @@ class SplitLayers:
         dtype: torch.dtype,
         devices: Sequence[torch.device],
     ) -> None:
+        """Keep the layers' parts, and compute rotary tables on every device.
+
+        Layers that are not split are left out.
+
+        blocks: The layers, each a `SplitBlock`.
+        config: The config of the whole model.
+        dtype: Type of activations.
+        devices: The devices, in order.
+        """
         self._blocks = [block.parts for block in blocks if isinstance(block, SplitBlock)]
         self._part_config = _config_of_part(config, len(devices))
         self._dtype = dtype
@@ -545,6 +590,8 @@ class SplitLayers:
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout, use_kernels: bool) -> SplitPlan:
         """Return the plan of one frame's attention on every device.
 
+        The plan's own tables are empty; `parts` holds one plan per device.
+
         spans: One span per segment of the frame, in row order.
         page_rows: Rows of a KV page.
         layout: Whether segments are read one by one ("packed") or padded into one product ("batched").
@@ -567,7 +614,9 @@ class SplitLayers:
         return SplitPlan((), (), None, None, parts=tuple(parts))
 
     def _span_on_device(self, part: int, span: RowSpan) -> RowSpan:
-        """Return the span as the heads of one device see it.
+        """Return the span as the heads of one device see it: with the windows of that device's KV heads only.
+
+        A span whose windows do not differ by head is returned as it is.
 
         part: Number of the device, from 0.
         span: The rows of one segment. Only windows that differ by head differ by device.
@@ -584,6 +633,7 @@ class SplitLayers:
         """Return a function that runs hidden states [rows, H], in place, through a range of layers.
 
         The range counts layers from the first of these layers. The hidden states are on the first device.
+        AssertionError is raised for pages or plans that were made by other classes.
 
         positions: LongTensor [rows], the position of each token in its sequence.
         slots: LongTensor [rows], the KV slot of each token.

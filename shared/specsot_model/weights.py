@@ -208,10 +208,13 @@ class WeightFiles(Weights):
     ) -> None:
         """Find the weight files, and read which tensors they have.
 
+        Nothing but headers is read. ModelError is raised if the directory does not exist, has no weight files
+        that may be read, or has a malformed index, or if a single file is broken.
+
         directory: Folder of the model.
         allow_pickle_bin: Read pytorch_model.bin if there is no safetensors file, by restricted unpickling of
             tensors only.
-        remap_bytes: Bytes that are read of a file before it is mapped anew.
+        remap_bytes: Bytes that are read of all files before the file that was read last is mapped anew.
         """
         self._directory = directory
         self._remap_bytes = remap_bytes
@@ -260,6 +263,8 @@ class WeightFiles(Weights):
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape without reading the tensor. Raises ModelError if there is no such tensor.
 
+        ModelError is also raised if the file is broken or lacks the tensor that the index promises.
+
         name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
         """
         source = self._source(name)
@@ -279,6 +284,9 @@ class WeightFiles(Weights):
 
     def raw(self, name: str, device: torch.device | str) -> Tensor:
         """Return a tensor in the dtype in which it is stored. Raises ModelError if it cannot be read.
+
+        If only another member of the fleet has the bytes, they are fetched first. ModelError is also raised
+        if there is no such tensor.
 
         name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
         device: Device of the result.
@@ -306,6 +314,8 @@ class WeightFiles(Weights):
     def _borrow(self, name: str, source: Any) -> None:
         """Fetch a tensor's bytes if only another member of the fleet has them; else do nothing.
 
+        For a GGUF file only the tensor's own bytes are asked for.
+
         name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
         source: The opened file that holds the tensor.
         """
@@ -331,6 +341,9 @@ class WeightFiles(Weights):
     def _source(self, name: str) -> Any:
         """Return the opened file that holds a tensor. Raises ModelError if there is none.
 
+        ModelError is also raised if the index names a file that does not have the tensor, or the file is
+        broken.
+
         name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
         """
         if name not in self._files:
@@ -341,7 +354,9 @@ class WeightFiles(Weights):
         return source
 
     def _open_file(self, file: str) -> Any:
-        """Open a weight file, or return it if it is open; fetch it if it is missing.
+        """Return a weight file, opened if it is not open yet; fetch it first if it is missing.
+
+        If another member of the fleet has the file, only its header is fetched here.
 
         file: Name of the file within the directory.
 
@@ -384,6 +399,8 @@ class Fetch:
         """Return the matrix of a product: its codes if it is published quantized in this form, else its
         floats.
 
+        Floats are returned whenever `quantization` is None.
+
         name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
         shape: (out, in), the shape that the config asks for.
 
@@ -411,8 +428,12 @@ class Fetch:
 
 
 def has_files(directory: Path, allow_pickle_bin: bool = False) -> bool:
-    """Tell whether all weight files that `WeightFiles` would read are present in the directory. False if
-    there are none, or if the index is malformed.
+    """Tell whether all weight files that `WeightFiles` would read are present in the directory.
+
+    True if all files that an index names, a single weight file or a GGUF pointer file exist. safetensors
+    files are looked for first, and an index before a single file. False if there are none, if a file that the
+    index names is missing, or if the index does not map tensors to files. ModelError is raised if an index is
+    no JSON object.
 
     directory: Folder of the model.
     allow_pickle_bin: Whether pickled weight files (`*.bin`) count.
@@ -432,7 +453,13 @@ def has_files(directory: Path, allow_pickle_bin: bool = False) -> bool:
 def _find_files(directory: Path, allow_pickle_bin: bool) -> dict[str, str] | str:
     """Return the file of each tensor as the index says, or the name of the single file that holds all.
 
-    directory: Folder of the model.
+    A GGUF file comes first: the result is then POINTER. After it, safetensors before pickled files, and an
+    index before a single file; files in the directory come before those that can only be fetched. ModelError
+    is also raised if the directory does not exist; the message for a directory that has pickled files only
+    names the options that allow them.
+
+    directory: Folder of the model. A single file that is missing counts if the Hugging Face hub offers it.
+        ModelError is raised if the hub cannot be asked.
     allow_pickle_bin: Whether pickled weight files (`*.bin`) may be read.
 
     Raises ModelError if the directory has no weight files that may be read.
@@ -461,6 +488,9 @@ def _find_files(directory: Path, allow_pickle_bin: bool) -> dict[str, str] | str
 def _read_index(source: Path) -> dict[str, str]:
     """Return the file name of each tensor, by tensor name, from an index.
 
+    A malformed index is one without a `weight_map` from strings to strings, or with a file name that has a
+    folder in it.
+
     source: Path of the index file.
 
     Raises ModelError if the index is malformed, or names a file that is missing and cannot be fetched.
@@ -477,7 +507,11 @@ def _read_index(source: Path) -> dict[str, str]:
 
 
 def _open_file(path: Path) -> Any:
-    """Open a weight file of any format. Raises ModelError if it is broken.
+    """Return an opened weight file: `GgufTensors` for a GGUF pointer, a dict of mapped tensors for a .bin
+    file, and otherwise a safetensors handle.
+
+    ModelError with one line that names the file is raised if it is missing or broken. A .bin file is
+    unpickled with tensors only.
 
     path: Path of the file.
     """

@@ -158,8 +158,8 @@ def test_nobody_at_an_address_is_one_line(capsys) -> None:
         assert main(["info", "--master", address]) == 1
         assert main(["infer", "Why?", "--master", address]) == 1
     printed = capsys.readouterr()
-    assert printed.out == f"{address}: nobody answers\n"
-    assert printed.err == f"specsot: nobody answers at {address}\n" * 2
+    assert printed.out == f"{address}: no process answers\n"
+    assert printed.err == f"specsot: no process answers at {address}\n" * 2
 
 
 def test_an_address_of_the_other_endpoint_is_told_so(capsys) -> None:
@@ -181,8 +181,8 @@ def test_an_address_of_the_other_endpoint_is_told_so(capsys) -> None:
         assert main(["infer", "Why?", "--master", f"http://{address}"]) == 1
         over.set()
         answering.join(60)
-    other = f"specsot: nobody answers at {address} (it speaks HTTP/1; gRPC has a port of its own)"
-    url = f"specsot: nobody answers at http://{address} (it is no HOST:PORT)"
+    other = f"specsot: no process answers at {address} (it speaks HTTP/1; gRPC has a port of its own)"
+    url = f"specsot: no process answers at http://{address} (it is no HOST:PORT)"
     assert capsys.readouterr().err.splitlines() == [other, url]
 
 

@@ -12,6 +12,8 @@ from specsot.errors import ModelError
 from specsot_app.core.device_choice import FoundGpu, FoundGpus, choose_device, visible_gpus
 from specsot_app.fleet.devices import choose_for, print_choice
 from specsot_app.fleet.options import FleetOptions
+from tests.master.stage import BASE
+from tests.there import there
 
 GIB = 1 << 30
 SMALL, LARGE = FoundGpu(0, "NVIDIA L4", 20 * GIB), FoundGpu(1, "NVIDIA H200", 70 * GIB)
@@ -53,7 +55,8 @@ def test_a_gpu_is_chosen_where_the_model_has_room(
             ONE,
             80 * GIB,
             "device cpu: the model needs 80.0 GiB, "
-            "the GPU with the most free memory is cuda:0, NVIDIA H200 (70.0 GiB free)",
+            "the GPU with the most free memory is cuda:0, NVIDIA H200 (70.0 GiB free); "
+            "--quantization int8 or a smaller --kv-memory needs less, and --device cuda tries it anyway",
         ),
         (
             replace(NONE, installed=1),
@@ -79,6 +82,28 @@ def test_one_line_says_what_is_chosen_and_why(found: FoundGpus, need: int | None
     chosen = choose_device(found, need)
     assert chosen.reason == line
     assert chosen.notable == (found.installed > 0)
+
+
+def test_gpus_that_are_too_small_together_are_counted_together() -> None:
+    """Two stages could have used both; one stage could not."""
+    assert "2 GPUs have 90.0 GiB free together" in choose_device(TWO, 91 * GIB, stages=2).reason
+    assert "the GPU with the most free memory is cuda:1" in choose_device(TWO, 91 * GIB, stages=1).reason
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("free", "device"), [(GIB >> 10, "cpu"), (10 * GIB, "cuda")])
+def test_the_memory_of_a_real_model_decides(free: int, device: str) -> None:
+    """Its weights, KV pages and drafter are counted from the files, without loading them."""
+    card = replace(ONE, gpus=(FoundGpu(0, "a small card", free),))
+    options = FleetOptions(device="auto", model=str(BASE), draft_model=str(BASE.parent / "eagle3"))
+    made, choice = choose_for(options, find_gpus_here=lambda: card)
+    assert made.device == device
+    out = io.StringIO()
+    print_choice(there(choice), out)
+    line = out.getvalue()
+    assert line.count("\n") == 1
+    assert there(choice).notable, "also shown to a user who did not ask"
+    assert ("the model needs" if device == "cpu" else " needed") in line
 
 
 def test_a_split_layer_takes_the_first_gpus() -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from specsot.checkpoint.config import read_config
+from specsot.core.draft_pause import FEATURE_RING_ROWS
 from specsot.core.info import memory_in_words
 from specsot.errors import InvalidRequest, Refused, Unavailable
 from specsot.members import Configuration, Overrides, Quantization, Range, Stage
@@ -146,7 +147,8 @@ def test_a_head_with_what_it_borrows_is_what_a_drafter_holds(demo_model: Path) -
     width = joined.head.width * worker.number_bytes
     hidden = json.loads((base / "config.json").read_text())["hidden_size"]
     slices = len(joined.head.taps) * hidden * width
-    assert stage.kv == plan.positions * (8 * worker.row_bytes + width) + slices, "of features and slices too"
+    features = FEATURE_RING_ROWS * width
+    assert stage.kv == plan.positions * 8 * worker.row_bytes + features + slices
 
 
 def test_without_weights_its_config_says_what_they_take(demo_model: Path, tmp_path: Path) -> None:

@@ -91,12 +91,12 @@ def test_a_master_without_a_ring_says_what_it_waits_for() -> None:
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_the_picture_is_one_line_a_fact_at_any_width(width: int) -> None:
     console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(draw_status(StatusView(INFO, (0.0, 6.25, 12.5), "nobody answers")))
+    console.print(draw_status(StatusView(INFO, (0.0, 6.25, 12.5), "no process answers")))
     lines = console.export_text().splitlines()
     assert len(lines) == len(lines_of(INFO)) + 3  # pages used, the pace, the last line
     assert any("▁▅█" in line for line in lines)
     assert {line.partition(" ")[0] for line in lines_of(INFO)} <= {line.partition(" ")[0] for line in lines}
-    assert lines[-1].startswith("nobody answers")
+    assert lines[-1].startswith("no process answers")
 
 
 def test_the_curve_of_nothing_is_flat() -> None:
@@ -106,7 +106,7 @@ def test_the_curve_of_nothing_is_flat() -> None:
 
 async def test_a_lost_master_is_looked_for_and_found_again() -> None:
     answers: Iterator[Info | Exception] = iter(
-        [INFO, Unavailable("nobody answers at a:1"), replace(INFO, epoch=3), *[INFO] * CURVE_LENGTH]
+        [INFO, Unavailable("no process answers at a:1"), replace(INFO, epoch=3), *[INFO] * CURVE_LENGTH]
     )
 
     async def look() -> Info:
@@ -120,13 +120,13 @@ async def test_a_lost_master_is_looked_for_and_found_again() -> None:
     seen = status_views(look, pause)
     first, lost, found = [await anext(seen) for _ in range(3)]
     assert (first.lost, lost.info, found.lost, found.info.epoch) == (None, INFO, None, 3)
-    assert lost.lost == "nobody answers at a:1; retrying. Ctrl-C leaves"
+    assert lost.lost == "no process answers at a:1; retrying. Ctrl-C leaves"
     assert len([await anext(seen) for _ in range(CURVE_LENGTH)][-1].pace) == CURVE_LENGTH
 
 
 async def test_a_master_that_was_never_there_is_an_error() -> None:
     async def look() -> Info:
-        raise Unavailable("nobody answers at a:1")
+        raise Unavailable("no process answers at a:1")
 
     async def pause() -> None: ...
 

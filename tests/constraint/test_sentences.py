@@ -25,9 +25,9 @@ TEXTS = {
     "closing marks": "It was (as I said.)¦ The “end.”¦ *Never stop.*¦ **Note. Read. This.**¦ Then",
     "dots": "Well... No.¦ Yes... ¦\n",
     "names": "Use Node.js and example.com. now.¦ Yahoo! is big.¦ It",
-    "colons": "There are several ways:\n\n1. Ask them¦\n¦ 2. Tell them¦\n",
-    "items": "- First. Then more. And more¦\n¦- **Second**: yes. No¦\n¦\n¦ Then prose.¦ More",
-    "nested": "1. Fruit:\n   - apples¦\n¦ ¦ ¦ - pears¦\n",
+    "colons": "There are several ways:\n\n1. Ask them\n 2. Tell them\n\n¦So it is.¦ More",
+    "items": "- First. Then more. And more\n- **Second**: yes. No\n\n¦ Then prose.¦ More",
+    "nested": "1. Fruit:\n   - apples\n   - pears\n¦So more.¦ The",
     "headings": "## What. Is it\n\nText.¦ More text.¦\n¦\n¦## Next",
     "code": "Run this.¦\n¦\n¦```python\nprint('a. B')\n\nx = 1. + 2\n```\n¦\n¦It prints. well.¦ So",
     "inline code": "Use `a. B` or `c. D`. Always.¦ Done.¦ Now",
@@ -37,7 +37,8 @@ TEXTS = {
     "German figures": "Das sind 5 Mio. Euro bzw. Dollar.¦ Im 19. Jahrhundert waren es 300.¦ Heute",
     "Spanish": "¿Por qué?¦ Porque sí.¦ ¡Claro!¦ La Sra. García vive en EE. UU. desde 2001.¦ Así",
     "Chinese": "睡眠很重要。¦它有四个阶段！¦为什么？¦因为身体要休息，比如：睡。¦“是的。”¦他说（见上。）。¦好",
-    "Chinese items": "1. 准备内容。先想。再写¦\n¦2、练习¦\n",
+    "Chinese items": "1. 准备内容。先想。再写\n2、练习\n¦好",
+    "one item": "It needs this:\n- A cat.\n\n- Water\n",
     "bold words": "**Python** is fun.¦ **Go** is fast.¦ Both work",
     "quotation": "> It is done. he said.¦ Then\n",
 }
@@ -67,7 +68,7 @@ def ends_of(tokens: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_text_may_end_after_its_sentences_items_and_blocks(name: str) -> None:
+def test_a_text_may_end_after_its_sentences_lists_and_blocks(name: str) -> None:
     *parts, last = TEXTS[name].split("¦")
     tokens: list[int] = []
     expected: list[int] = []

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from specsot.checkpoint.config import read_config
+from specsot.core.draft_pause import FEATURE_RING_ROWS
 from specsot.core.frames import Draft, Features, Fork, Frame, Opening, Outcome, PromptChunk, TreeSegment
 from specsot.core.tree import Tree, single
 from specsot.members import Configuration, Range, TreeShape
@@ -23,7 +24,7 @@ from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.overlap.graph_growth import GraphInput, max_due_rows
 from specsot_model.decoder import Decoder
-from specsot_worker.feature_store import FeatureStore
+from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
 
@@ -98,12 +99,13 @@ class Ring:
         engine: DraftEngine | None,
         pages: int = PAGES,
         page_rows: int = PAGE_ROWS,
+        ring_rows: int = FEATURE_RING_ROWS,
     ) -> None:
         self._stage = DecoderStage(base, pages, page_rows)
         for layer, weight in head.tap_slices().items():
             self._stage.tap(layer, weight)
-        store = FeatureStore(pages, page_rows, head.width, base.dtype, base.device)
-        self._last = Verifier(base.logits, _no_grammar, store)
+        features = FeatureRing(head.width, base.dtype, base.device, ring_rows)
+        self._last = Verifier(base.logits, _no_grammar, features)
         self.engine = engine
         self.writers: dict[int, Writer] = {}
         self._drafts: dict[int, Draft] = {}
@@ -115,6 +117,11 @@ class Ring:
         """The drafter is gone; another one, which knows nothing, is in its place, or nobody."""
         self.engine, self._drafts, self._rest = engine, {}, 0
         self._last.set_drafters(("d",) if engine else ())
+
+    def pause(self, trees: int) -> None:
+        """Draft nothing for so many trees."""
+        self._rest = trees
+        self._drafts = {}
 
     def open(self, opening: Opening, tokens: list[int], chunk: int = 512) -> Writer:
         """Prefill a sequence, in chunks; `tokens` without a forked part."""

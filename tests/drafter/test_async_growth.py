@@ -44,7 +44,7 @@ from specsot_model.step_rows import FilledStep, Outputs
 from specsot_worker import sampling
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
-from specsot_worker.feature_store import FeatureStore
+from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
 from tests.eager_steps import EagerSteps
@@ -150,7 +150,7 @@ def write(
     stage = DecoderStage(decoder, PAGES, PAGE)
     for layer, weight in head.tap_slices().items():
         stage.tap(layer, weight)
-    store = FeatureStore(PAGES, PAGE, head.width, decoder.dtype, DEVICE)
+    store = FeatureRing(head.width, decoder.dtype, DEVICE)
     proposer = Proposer(head, SHAPE, PAGES, PAGE)
     told = Configuration(EPOCH, "d", (), PAGES, PAGE, SHAPE.slots, 64, shape=SHAPE)
     engine = DraftEngine({"eagle": (proposer, FixedBudget(SHAPE))}, told)

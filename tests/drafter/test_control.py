@@ -234,6 +234,50 @@ def test_a_pause_forgets_the_slow_steps() -> None:
     assert float(seen.drafted(1, 1, 1, 1)) < 6e-3
 
 
+def test_the_first_slow_steps_of_a_new_number_of_sequences_are_not_what_its_steps_cost() -> None:
+    """They capture graphs: until eight steps have run, steps of the nearest number of sequences count."""
+    seen = StepCosts(FLAT, FLAT_LEVEL, WIDTHS, host_bound=True)
+    for _ in range(2 * HELD_STEPS):
+        seen.record_drafted(1, 1, 3, 24, 2e-3, 0.0)
+    for _ in range(HELD_STEPS // 2):
+        seen.record_drafted(8, 8, 3, 24, 60e-3, 0.0)
+    seen.learn()
+    assert float(seen.drafted(8, 8, 1, 16)) < 2.5e-3
+    for _ in range(2 * HELD_STEPS):
+        seen.record_drafted(8, 8, 3, 24, 4e-3, 0.0)
+    seen.learn()
+    assert float(seen.drafted(8, 8, 1, 16)) == pytest.approx(4e-3, rel=0.1)
+
+
+def test_where_the_host_bounds_steps_more_rows_cost_what_the_curve_says() -> None:
+    """64 sequences take 5 ms beyond the curve with drafts, and 2 ms without, whatever the number of nodes."""
+    curve: Curve = ((1, 2e-3), (64, 2.5e-3), (512, 4e-3))
+    seen = StepCosts(curve, FLAT_LEVEL, WIDTHS, host_bound=True)
+    for _ in range(4 * HELD_STEPS):
+        seen.record_baseline(64, 4.5e-3)
+        seen.record_drafted(64, 64, 3, 512, 9e-3, 0.0)
+        seen.learn()
+    assert seen.baseline(64) == pytest.approx(4.5e-3)
+    assert float(seen.drafted(64, 64, 1, 0)) == pytest.approx(7.5e-3, rel=0.02)
+
+
+def test_a_choice_that_is_sure_to_gain_borrows_from_the_pool_where_levels_are_launched_at_once() -> None:
+    """Every draft of the first steps was accepted; then a slow restart used up the sequences' budget."""
+    for stepwise in (True, False):
+        one = looked(policy(FLAT, FLAT_LEVEL, stepwise), seconds=1e-3)
+        for _ in range(3 * HELD_STEPS):
+            levels = one.plan_levels(1, 4)
+            if levels:
+                outcome = TreeOutcome(levels, 1 + levels, (0.9,) * levels, levels)
+                one.record_step([outcome], StepSeconds(1.5e-3, 1.5e-3, 1e-5))
+            else:
+                one.record_pause(one.paused_trees, 1)
+                one.record_step([ROOT_ONLY], StepSeconds(1e-3, 1e-3))
+        one._regret.available = -1.0
+        one._held = 0
+        assert bool(one.plan_levels(1, 4)) is not stepwise
+
+
 def test_without_any_curve_a_step_costs_the_same_whatever_its_size() -> None:
     seen = costs((), ())
     assert seen.baseline(1) == seen.baseline(9) == 1.0

@@ -42,8 +42,12 @@ def later(work: Work) -> Captured:
     return work, (torch.empty(0), None)
 
 
-def remembering(head: object, texts: dict[int, tuple[int, int]]) -> tuple[DraftPages, list[DueRows]]:
-    """Features of all texts, rows of all but what is due; and that."""
+def remembering(
+    head: object, texts: dict[int, tuple[int, int]], skipped: int = 0
+) -> tuple[DraftPages, list[DueRows]]:
+    """Features of all texts, rows of all but what is due; and that. Before what is due, the first text skips
+    so many rows.
+    """
     memory = DraftPages(head, 12, PAGE)  # type: ignore[arg-type]
     seeded, due = torch.Generator().manual_seed(3), list[DueRows]()
     for sequence, (rows, late) in texts.items():
@@ -55,21 +59,25 @@ def remembering(head: object, texts: dict[int, tuple[int, int]]) -> tuple[DraftP
         )
         tokens = torch.randint(90, (rows,), generator=seeded).tolist()
         compute_rows(head, memory, [DueRows(sequence, 0, tuple(tokens[:-late]), False)])  # type: ignore[arg-type]
-        due.append(DueRows(sequence, rows - late, tuple(tokens[-late:]), True))
+        first = rows - late + (skipped if sequence == 1 else 0)
+        memory.table.skip(sequence, first - rows + late)
+        due.append(DueRows(sequence, first, tuple(tokens[-late:]), True))
     return memory, due
 
 
-@pytest.mark.parametrize("window", [None, pytest.param(7, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("window", "skipped"), [(None, 0), (None, 21), pytest.param(7, 0, marks=pytest.mark.full)]
+)
 @torch.inference_mode()
 def test_one_graph_grows_what_levels_grow(
-    folder: Path, window: int | None, monkeypatch: pytest.MonkeyPatch
+    folder: Path, window: int | None, skipped: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if window is not None:
         path = folder / "head" / "config.json"
         near = {"layer_types": ["sliding_attention"], "sliding_window": window, "use_sliding_window": True}
         path.write_text(json.dumps({**json.loads(path.read_text()), **near}))
     head = load_head(folder / "head", folder / "base", KIND, DEVICE)
-    (memory, due), (other, same) = remembering(head, TEXTS), remembering(head, TEXTS)
+    (memory, due), (other, same) = (remembering(head, TEXTS, skipped) for _ in range(2))
     capture = GraphCapture() if DEVICE == "cuda" else later
     fused = FusedHead(head)  # type: ignore[arg-type]
     assert fused.window == window
@@ -172,12 +180,15 @@ def test_only_heads_as_published_are_fused(folder: Path) -> None:
     assert not can_fuse(load_head(folder / "head", folder / "base", KIND, "cpu"))
 
 
-@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize(("wrong", "skipped"), [(False, 0), (True, 0), (False, 21)])
 @torch.inference_mode()
-def test_a_device_grows_behind_a_verdict_that_its_host_has_not_seen(folder: Path, wrong: bool) -> None:
+def test_a_device_grows_behind_a_verdict_that_its_host_has_not_seen(
+    folder: Path, wrong: bool, skipped: int
+) -> None:
     """What grows is what grows once the host knows; features are stored; who is over is left out."""
     head = load_head(folder / "head", folder / "base", KIND, DEVICE)
-    (memory, _), (other, _) = remembering(head, TEXTS), remembering(head, TEXTS)
+    (memory, due), (other, _) = (remembering(head, TEXTS, skipped) for _ in range(2))
+    committed = {one.sequence: one.stop for one in due}
     capture = GraphCapture() if DEVICE == "cuda" else later
     fused = FusedHead(head)  # type: ignore[arg-type]
     graphs = [TreeGraphs(fused, one, K, LEVELS, capture, grow, (TREES,)) for one in (memory, other)]
@@ -188,13 +199,14 @@ def test_a_device_grows_behind_a_verdict_that_its_host_has_not_seen(folder: Path
     fresh = torch.randn(6, memory.features.shape[1], generator=torch.Generator().manual_seed(5))
     fresh = fresh.to(DEVICE, KIND)
     accepted = {1: [0, 2], 2: [4]}
-    segments = [TreeSegment(at, 2, TEXTS[at][0], (0,), tree) for at, tree in zip(TEXTS, trees)]
+    segments = [TreeSegment(at, 2, committed[at], (0,), tree) for at, tree in zip(TEXTS, trees)]
     pages = [memory.cover_tree(one.sequence, one.committed, graphs[0].async_rows) for one in segments]
-    told = [VerifiedTree(*each) for each in zip(segments, pages)]  # type: ignore[arg-type]
+    columns = [memory.table.column(one.sequence, one.committed) for one in segments]
+    told = [VerifiedTree(*each) for each in zip(segments, pages, columns)]  # type: ignore[arg-type]
     early = there(graphs[0].begin_async(told, targets, fresh, 90, LEVELS))
     inputs = list[GraphInput]()
     for sequence, tokens in after.items():
-        first = TEXTS[sequence][0]
+        first = committed[sequence]
         room = other.reserve_tree(sequence, first + len(tokens), (LEVELS - 1) * K)
         slots = other.table.slots(sequence, first, first + len(tokens))
         other.store_features(slots, fresh[accepted[sequence]])

@@ -13,7 +13,7 @@ from tests.drafter.ring import opening
 from tests.there import there
 
 LONG = tuple(range(50, 60))
-SUFFIXES = SuffixShape(8, 12, places=8, least_match=1, past=64)
+SUFFIXES = SuffixShape(8, 12, places=8, min_match=1, past=64)
 
 
 def ngrams(tokens: int) -> SuffixProposer:

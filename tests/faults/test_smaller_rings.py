@@ -69,8 +69,8 @@ async def written(aways: tuple[float, ...], others: int) -> tuple[dict[str, str]
         await until(lambda: replica.pages == 0)
         await until(lambda: replica.pages > 0)
         pages.append(replica.pages)
-        waited |= [one.id for one in replica.engine.stranded] == ["large"]
-        await until(lambda: not replica.engine.stranded)
+        waited |= [one.id for one in replica.engine.parked] == ["large"]
+        await until(lambda: not replica.engine.parked)
         if replica.engine.has_request("large"):
             await until(lambda: replica.pages > pages[-1])
             pages.append(replica.pages)

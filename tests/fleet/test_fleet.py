@@ -341,8 +341,8 @@ async def test_where_nobody_has_room_it_is_said_what_is_missing():
     stand.fleet.on_disconnect("a", "killed")
     await stand.calm()
     assert stand.fleet.waiting_for() == (
-        "1 of 2 workers; without: layers 0:8 need 8.0 MiB, workers offer 5.0 MiB beside their KV pages; "
-        "3.0 MiB are missing"
+        "1 of 2 workers; without: layers 0:8 need 8.0 MiB, workers offer 5.0 MiB in addition to their "
+        "KV pages; 3.0 MiB are missing"
     )
     await stand.join(worker("a", **small))
     assert stand.told("a")[0].epoch == 2
@@ -351,10 +351,10 @@ async def test_where_nobody_has_room_it_is_said_what_is_missing():
 @pytest.mark.parametrize(
     ("small", "said"),
     [
-        ({"kv_bytes": 1}, "KV memory holds 0 pages of 256 rows; at least 2 are needed"),
+        ({"kv_bytes": 1}, "more KV memory: 0 pages of 256 rows fit, at least 2 are needed (--kv-memory)"),
         (
             {"memory": 3 * MIB, "kv_bytes": MIB, "weights": WeightBytes(MIB, 0, 0)},
-            "layers 0:8 need 8.0 MiB, workers offer 2.0 MiB + 2.0 MiB beside their KV pages; "
+            "layers 0:8 need 8.0 MiB, workers offer 2.0 MiB + 2.0 MiB in addition to their KV pages; "
             "4.0 MiB are missing",
         ),
     ],

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from specsot.core.draft_pause import FEATURE_RING_ROWS
 from specsot.errors import Occupied, Refused
 from specsot.members import Head, Range, Registration, TreeShape
 from specsot_master.core.ring.epoch import (
@@ -108,7 +109,7 @@ def test_pages_are_what_the_tightest_member_holds():
     members = [worker("a"), worker("b", kv_bytes=256 * 64 * 4 * 3), drafter(kv_bytes=256 * 64 * 9)]
     stages = next_stages(members, WISHES)
     assert count_pages(members, stages, members[2:], WISHES) == 3
-    with pytest.raises(Refused, match="holds 0 pages"):
+    with pytest.raises(Refused, match="more KV memory: 0 pages"):
         count_pages([worker("a", kv_bytes=1), worker("b")], stages, [], WISHES)
 
 
@@ -145,12 +146,16 @@ def test_trees_are_as_large_as_the_drafter_can_make_them():
 
 
 def test_the_last_stage_keeps_features_in_the_same_memory():
-    """A row of KV takes 4 layers x 64 bytes; of features 16 numbers of 4 bytes besides."""
+    """A row of KV takes 4 layers x 64 bytes; the ring of features has rows of 16 numbers of 4 bytes."""
     members = [worker("a"), worker("b", number_bytes=4), drafter()]
     stages = next_stages(members, WISHES)
     assert not isinstance(stages, str)
     assert count_pages(members, stages, [], WISHES) == (1 << 20) // (4 * 64 * 256)
-    assert count_pages(members, stages, members[2:], WISHES) == (1 << 20) // ((4 * 64 + 16 * 4) * 256)
+    left = (1 << 20) - FEATURE_RING_ROWS * 16 * 4
+    assert count_pages(members, stages, members[2:], WISHES) == left // (4 * 64 * 256)
+    poor = [members[0], replace(members[1], kv_bytes=9), members[2]]
+    with pytest.raises(Refused, match="holds 0 pages"):
+        count_pages(poor, stages, poor[2:], WISHES)
 
 
 def test_pages_are_small_where_a_gpu_computes_and_hold_as_many_rows_as_anywhere():

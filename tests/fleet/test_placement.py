@@ -114,12 +114,12 @@ def test_more_workers_than_needed_are_used_where_fewer_have_no_room_or_when_aske
     [
         (
             [site("a", gib=8), site("b", gib=4)],
-            "layers 0:32 need 18.0 GiB, workers offer 8.0 GiB + 4.0 GiB beside their KV pages; "
+            "layers 0:32 need 18.0 GiB, workers offer 8.0 GiB + 4.0 GiB in addition to their KV pages; "
             "6.0 GiB are missing",
         ),
         (
             [site("a", gib=-4)],
-            "workers offer 0 B beside their KV pages; 18.0 GiB are missing, "
+            "workers offer 0 B in addition to their KV pages; 18.0 GiB are missing, "
             "for KV pages take all: --kv-memory sets less",
         ),
         ([site("a", gib=9.3), site("b", gib=8.8)], "no cut between two layers fits"),

@@ -64,7 +64,7 @@ def test_the_first_ring(members, expected):
             [holding(name, 2) for name in "acd"],
             False,
             "1 of 4 workers; without: layers 0:8 need 8.0 MiB, "
-            "workers offer 2.0 MiB + 2.0 MiB + 2.0 MiB beside their KV pages; 2.0 MiB are missing",
+            "workers offer 2.0 MiB + 2.0 MiB + 2.0 MiB in addition to their KV pages; 2.0 MiB are missing",
         ),
         ([], False, "4 of 4 workers"),
         ([worker("a", Range(0, 5)), *workers("xd")], True, "a=0:5 x=5:8"),

@@ -297,7 +297,9 @@ LISTS = {
     "Letters": "Just so.",
 }
 QUESTION = replace(LISTED, prompt="What are the main letters?", mode="auto")
-BEGUN = "Letters are signs. Here are some:\n\n1. Alpha is the first of them."
+# Its item is no one-liner, so that the answer is not short.
+ITEM = "Alpha is the first of them, and it stands for an open vowel in most of the words that begin with it."
+BEGUN = f"Letters are signs. Here are some:\n\n1. {ITEM}"
 LONE = "[PLAN]\n1.<40><None>[-]Alpha\n[END]"
 EMPTY = "[PLAN]\nnothing of the kind\n[END]"
 RUNS: Mapping[str, Run] = {

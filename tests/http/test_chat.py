@@ -121,7 +121,7 @@ async def test_several_streamed_answers(house: Served) -> None:
     assert len({opening.seed for opening in house.opened()}) == 3, "each draws its own"
 
 
-@pytest.mark.parametrize("seed", [-1, -2, -(2**63)])
+@pytest.mark.parametrize("seed", [-1, -2, -(2**63), -(2**90)])
 async def test_a_negative_seed_is_random(house: Served, seed: int) -> None:
     for _ in range(3):
         await ask(house, seed=seed)

@@ -125,6 +125,40 @@ def test_whatever_a_model_writes_as_a_forced_call_is_a_call_that_fits(name: str)
     assert max(counts) > 1
 
 
+def defining(value: Any, keyword: str) -> dict[str, Any]:
+    """The schema of a tool that defines "Value", and uses it by every kind of reference."""
+    properties = {
+        "v": {"$ref": f"#/{keyword}/Value"},
+        "same": {"$ref": "#/properties/v"},
+        "next": {"anyOf": [{"type": "null"}, {"$ref": "#"}]},
+    }
+    closed = {"required": ["v"], "additionalProperties": False}
+    return {"type": "object", "properties": properties, **closed, keyword: {"Value": value}}
+
+
+COLLIDING = {
+    "set_color": defining({"enum": ["red", "green"]}, "$defs"),
+    "set_level": defining({"type": "integer", "minimum": 0, "maximum": 9}, "$defs"),
+    "set_size": defining({"type": "array", "items": {"type": "boolean"}, "maxItems": 2}, "definitions"),
+}
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize(
+    "name", ["Llama 3", "Qwen-Qwen3-0.6B", "Qwen3-Coder", "LFM2.5", "moonshotai-Kimi-K2"]
+)
+def test_definitions_of_one_name_hold_for_the_function_that_has_them(name: str, parallel: bool) -> None:
+    form = form_of(name)
+    use = ToolUse(form, COLLIDING, required=True, parallel=parallel)
+    given = use.forced_form([{"name": one, "parameters": schema} for one, schema in COLLIDING.items()])
+    called = set[str]()
+    for seed in range(20):
+        for one, arguments in read(use.reader(), written(given, seed, words_of(form))):
+            jsonschema.validate(arguments, COLLIDING[one])
+            called.add(one)
+    assert called == COLLIDING.keys(), "every function was drawn"
+
+
 HEADS = {
     "Qwen-Qwen3-0.6B": ("<tool_call>\n", '<tool_call>\n{"name": "note", "arguments": '),
     "unsloth-Apriel-1.5": ("<tool_calls>", '<tool_calls>[{"name": "note", "arguments": '),

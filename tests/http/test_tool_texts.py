@@ -108,10 +108,22 @@ HISTORIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "written", ['{"city": "Pa', '{"city": "a\nb"}', "[1]", "null", "Paris", '{"a": "\\ud83d"}']
+    "written",
+    [
+        '{"city": "Pa',
+        '{"city": "a\nb"}',
+        "[1]",
+        "null",
+        "Paris",
+        '{"a": "\\ud83d"}',
+        {"city": "ü"},
+        [1],
+        None,
+        3,
+    ],
 )
 @pytest.mark.parametrize("path", HISTORIES)
-async def test_a_conversation_goes_on_after_a_call_that_is_not_json(path: str, written: str) -> None:
+async def test_a_conversation_goes_on_after_a_call_that_is_not_json_text(path: str, written: Any) -> None:
     async with served({"warm": "It is warm."}) as house:
         answer = await house.post(path, HISTORIES[path](written) | {"tools": BODIES[path]["tools"]})
         assert answer.status_code == 200, answer.text
@@ -289,6 +301,20 @@ async def test_forms_that_are_not_served_are_refused_by_name(
         error = answer.json()["error"]
         assert error["param"] == field
         assert instead in error["message"]
+
+
+FORM = {"type": "json_schema", "schema": SCHEMA}
+
+
+@pytest.mark.parametrize("given", [{"output_config": {"format": FORM}}, {"output_format": FORM}])
+async def test_messages_serve_a_form_by_both_of_its_names(given: dict[str, Any]) -> None:
+    async with served() as house:
+        body = {"messages": TALK, "max_tokens": 9, **given}
+        assert (await house.post(MESSAGES, body)).status_code == 200
+        (opening,) = house.opened()
+        assert opening.form is not None
+        assert opening.form.kind == "json_schema"
+        assert "zzz" in opening.form.texts[0]
 
 
 LOOSE = {

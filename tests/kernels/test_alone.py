@@ -36,6 +36,13 @@ def test_statistics_count_drafts_alone() -> None:
     assert told.depth_rates == (0.5, 0.25, 0.25, 0.0)
 
 
+def test_without_a_number_of_steps_a_tree_may_be_a_chain() -> None:
+    given = compute_tree_statistics([5, 0], num_draft_tokens=6)
+    assert (given.max_accept_length, len(given.depth_rates)) == (5, 5)
+    with pytest.raises(InvalidArguments, match="accept_lengths"):
+        compute_tree_statistics([6], num_draft_tokens=6)
+
+
 @pytest.mark.parametrize("lengths", [[], [-1], [4], [1, 9]])
 def test_lengths_that_no_tree_can_have_are_refused(lengths: list[int]) -> None:
     with pytest.raises(InvalidArguments, match="accept_lengths"):

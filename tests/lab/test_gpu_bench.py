@@ -176,6 +176,15 @@ def test_a_replayed_request_writes_all_its_branches() -> None:
         assert 12 in clock.step_rows[-3:], "the last one has a whole tree, until its text is about to end"
 
 
+@torch.inference_mode()
+def test_paused_steps_have_no_drafts() -> None:
+    decoder = small_decoder()
+    head = made_up_head(decoder, replace(head_shape(decoder.config), vocab=decoder.config.vocab))
+    loop = GpuLoop(decoder, 40, 64, Drafting(head, TreeShape(3, 4, 12, fixed=True), 0.8, 30))
+    assert set(loop.run(20, 3, 10, paused=True).rows) == {3}
+    assert max(loop.run(20, 3, 10).rows) > 3
+
+
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_replay_has_the_tuner_of_its_head(at_once: bool) -> None:
     """Where all levels grow at once that is another one than where somebody is asked between them."""

@@ -148,7 +148,7 @@ def test_resident_memory_is_read_in_bytes() -> None:
         (["--clients", "0"], "must be numbers > 0"),
         (["--requests", "0"], "'--requests'"),
         (["--memory", "--master", "127.0.0.1:1"], "memory: only of a fleet that is started here"),
-        (["--master", "127.0.0.1:1", "--clients", "1"], "nobody answers at 127.0.0.1:1"),
+        (["--master", "127.0.0.1:1", "--clients", "1"], "no process answers at 127.0.0.1:1"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(

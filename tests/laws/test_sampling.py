@@ -36,6 +36,8 @@ PROCESSORS = {
     "mixture": dict(temperature=0.8) | MIXTURE,
     "greedy+penalties": MIXTURE,
     "greedy+negative": dict(repetition_penalty=0.7, frequency_penalty=-1.0),
+    # Half of the vocabulary is excluded, so that many an argmax is.
+    "greedy+lowered": dict(logit_bias=tuple((token, -100.0) for token in range(0, 200, 2))),
 }
 WISHES = [Sampling(**processors) for processors in PROCESSORS.values()]
 

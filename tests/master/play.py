@@ -46,6 +46,7 @@ class Play:
         speculates: bool = False,
         plans: bool = True,
         answer_tokens: int | None = None,
+        shows_markers: bool = False,
         ends: dict[str, Any] | None = None,
         **limits: int,
     ):
@@ -59,6 +60,7 @@ class Play:
             polish=polish,
             **(ends or {}),
         )
+        self.shows_markers = shows_markers
         self.plan = RequestPlan(
             *(ask, "r", 7, "demo"),
             told=told,
@@ -66,6 +68,7 @@ class Play:
             score=score,
             speculates=speculates,
             answer_tokens=answer_tokens,
+            shows_markers=shows_markers,
         )
         self.said: list[Command] = self.plan.start(prompt_tokens=5, now=1.0, plans=plans)
 
@@ -135,6 +138,7 @@ class Play:
             )
         raw = "".join(e.text for e in self.tell() if isinstance(e, SkeletonText))
         raw = raw.removeprefix("1.")  # of a list, it stands in the prompt
+        raw = "" if self.shows_markers else raw
         assert raw == text_of(
             one.chosen.token for e in self.tell() if isinstance(e, SkeletonText) for one in e.logprobs
         )

@@ -51,6 +51,11 @@ CUT = '<tool_call>\n{"name": "f", "arg'
 EXAMPLE = f"Example:\n```xml\n{call('1')}\n```\nThat is it."
 NESTED = '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": "1"}}}</tool_call>'
 NOTED = '{"name": "f", "arguments": {"a": "1"}, "note": "x"}'
+IN_OBJECT = f'{{"example": {BARE}}}'
+IN_LIST = f"[1, {BARE}]"
+IN_LINES = f'{{\n  "steps": [\n    {BARE}\n  ]\n}}'
+IN_ARGUMENTS = f'{{"name": "f", "arguments": {BARE}}}'
+AFTER_STRING = f'{{"text": "}}\\" {{", "call": {BARE}}}'
 HALF = '<tool_call>{"arguments": {"a": "\\ud83d"}, "name": "f"}</tool_call>'
 
 
@@ -123,6 +128,11 @@ HALF = '<tool_call>{"arguments": {"a": "\\ud83d"}, "name": "f"}</tool_call>'
         ('{"name": "f", "arguments": {"b": "1"}}', '{"name": "f", "arguments": {"b": "1"}}', []),
         ('{"name": "f", "arguments": {"a": 1}}', '{"name": "f", "arguments": {"a": 1}}', []),
         (NOTED, NOTED, []),
+        # An object within another value is a part of that value.
+        *((one, one, []) for one in (IN_OBJECT, IN_LIST, IN_LINES, IN_ARGUMENTS, AFTER_STRING)),
+        (f'{{"x": {{}}, "y": [1]}}, so {BARE}', '{"x": {}, "y": [1]}, so', [ONE]),
+        (f"Use {{x}}, [y] and {{}}: {BARE}", "Use {x}, [y] and {}:", [ONE]),
+        (f'The brace {{"\n\n{BARE}', 'The brace {"', [ONE]),
         ("```json\n[1, 2]\n```", "```json\n[1, 2]\n```", []),
         ("  hi  \n\n", "  hi  \n\n", []),
     ],

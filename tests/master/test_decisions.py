@@ -40,9 +40,13 @@ class Nowhere:
         raise AssertionError(event)
 
 
-def request_of(ask: Ask = ASK, events: int = 0, reads: bool = False, begun: bool = False) -> RequestState:
+def request_of(
+    ask: Ask = ASK, events: int = 0, reads: bool = False, entered_ring: bool = False
+) -> RequestState:
     prompt = EncodedPrompt(Decision("direct", ""), (1, 2, 3))
-    request = RequestState("a", "", 0, ask, 5, RequestPlan(ask, "a", 5), prompt, Nowhere(), begun=begun)
+    request = RequestState(
+        "a", "", 0, ask, 5, RequestPlan(ask, "a", 5), prompt, Nowhere(), entered_ring=entered_ring
+    )
     if reads:
         request.events.attach(Reader(), 0)
     for _ in range(events):
@@ -71,9 +75,9 @@ def test_what_follows_from_what_happens(event: inputs.RequestEvent, commands: li
     assert list(react(event)) == commands
 
 
-@pytest.mark.parametrize(("begun", "doing"), [(False, "waited for its turn"), (True, "was answered")])
-def test_a_deadline_says_what_it_ended(begun: bool, doing: str) -> None:
-    (command,) = react(inputs.DeadlinePassed(request_of(begun=begun)))
+@pytest.mark.parametrize(("entered_ring", "doing"), [(False, "waited for its turn"), (True, "was answered")])
+def test_a_deadline_says_what_it_ended(entered_ring: bool, doing: str) -> None:
+    (command,) = react(inputs.DeadlinePassed(request_of(entered_ring=entered_ring)))
     assert isinstance(command, FailRequest)
     assert isinstance(command.error, TimedOut)
     assert str(command.error).endswith(doing)
@@ -116,7 +120,7 @@ def test_a_request_is_opened_written_closed_and_finished() -> None:
     request = request_of()
     _, opened = request.play(records.AdmittedRecord(1.0, 0))
     assert isinstance(opened, OpenAnswer)
-    assert request.begun
+    assert request.entered_ring
     opening = SequenceFactory((2,)).writer(3, ASK, 5, ordinal=0, limit=opened.limit)
     request.sequences[0] = ActiveSequence(TokenLog(opening, (1, 2, 3)), Detokenizer(lambda _: "Yes."), repr)
     step = records.StepRecord(2.0, ((0, Outcome(opening.sequence, 0, (), (7, 2), End.STOP)),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specsot.core.frames import End
-from specsot.core.skeleton import PlanRules
+from specsot.core.skeleton import PlanRules, read_plan
 from specsot.events import Planned, Reason, SkeletonText
 from specsot_master.core.plans.plan import CloseSequence, OpenAnswer, OpenBranch, OpenSkeleton, TextPiece
 from tests.master.play import Play, text_of
@@ -38,6 +38,39 @@ def test_a_list_becomes_points_that_get_equal_shares() -> None:
         "## 1. Better sleep\nText 1.\n\n## 2. More energy\nText 2.\n\n## 3. Less stress\nText 3."
     )
     assert play.finished.statistics.plan_tokens == len(LIST) + 1
+    play.check_stream()
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_a_list_can_be_shown_in_markers(step: int) -> None:
+    """The skeleton's text is written once, by the master, from the points that are used."""
+    play = Play("sot", told=TOLD, shows_markers=True, max_new_tokens=600)
+    play.write(0, LIST, step=step)
+    play.end(0)
+    (skeleton,) = play.of(SkeletonText)
+    length = (600 - len(LIST) - 1) // 3
+    assert skeleton.text == (
+        f"[PLAN]\n1.<{length}><None>[-]Better sleep\n2.<{length}><None>[-]More energy\n"
+        f"3.<{length}><None>[-]Less stress\n[END]"
+    )
+    (planned,) = play.of(Planned)
+    assert read_plan(skeleton.text) == planned.points
+    assert skeleton.logprobs == (), "the model did not write this text"
+    for id in play.open_ready():
+        play.write(id, f"Text {id}.")
+        play.end(id)
+    assert play.finished.text.startswith("## 1. Better sleep\nText 1.\n\n## 2. More energy")
+    play.check_stream()
+
+
+def test_an_unusable_list_is_never_shown_in_markers() -> None:
+    play = Play("sot", told=TOLD, shows_markers=True, max_new_tokens=600)
+    play.write(0, " Only this one")
+    play.end(0)
+    play.write(0, "Sleep well.")
+    play.end(0)
+    assert not play.of(SkeletonText)
+    assert play.finished.text == "Sleep well."
     play.check_stream()
 
 

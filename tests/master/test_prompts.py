@@ -34,7 +34,6 @@ from specsot_master.core.plans.wording import (
     write_list,
 )
 from specsot_master.prompts import (
-    MARKERS_FILE,
     Conversation,
     ListConversation,
     PartsConversation,
@@ -295,7 +294,7 @@ def test_a_branch_tokenises_what_is_behind_the_prefix(name: str, form: Form) -> 
     counted.work = 0
     conversation.branch(POINTS[0], POINTS, [], 80)
     assert counted.work < 1000
-    assert conversation.behind < 1000
+    assert conversation.num_branch_characters < 1000
 
 
 def test_a_demo_branch_renders_nothing_anew() -> None:
@@ -304,7 +303,7 @@ def test_a_demo_branch_renders_nothing_anew() -> None:
     counted.work = 0
     conversation.branch(POINTS[0], POINTS, [], 80)
     assert counted.work < 300
-    assert conversation.behind < 300
+    assert conversation.num_branch_characters < 300
 
 
 @pytest.mark.parametrize(
@@ -382,43 +381,37 @@ def test_behind_a_turn_that_is_not_the_users_the_words_are_a_turn(speak: Speak) 
 
 
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES.keys())
-def test_any_chat_model_is_told_the_language_of_markers(tmp_path: Path, template: str) -> None:
-    """Also one whose template refuses two turns of the user in a row."""
+def test_a_model_without_a_prompt_for_markers_is_asked_for_a_list(tmp_path: Path, template: str) -> None:
+    """The master writes the markers. A wording of the model's own is used."""
     text, _ = with_template(tmp_path, template)
+    (tmp_path / "specsot.json").write_text('{"wording": {"form": "question"}}')
     prompts = Prompts(tmp_path, text, "markers")
-    assert (prompts.style, prompts.listed) == ("markers", False)
-    conversation = ask_all(prompts, rules=PlanRules(tools=("Search",), max_points=4))
-    plan = words(text, conversation.skeleton.tokens)
-    assert QUESTION in plan
-    assert "at most 4 points" in plan
-    assert "(Search, None)" in plan
-    assert all(marker in plan for marker in ("[PLAN]", "[DIRECT]", "[END]", "1.<100><None>[-]"))
-    assert text.encode(plan) == conversation.skeleton.tokens
-    turn = conversation.branch(POINTS[1], POINTS, [(POINTS[0], "It is light.")], 60)
-    branch = words(text, turn.tokens)
-    assert branch.index("1. Light") < branch.index("2. Deep") < branch.index("It is light.")
-    assert 'only about "Deep", in about 60 tokens' in branch
-    for one in (conversation.skeleton, turn):
-        assert one.shared == len(conversation.prefix) > 0
-        assert one.tokens[: one.shared] == conversation.prefix
-    assert conversation.told is None, "its plan is no list"
-
-
-def test_the_shipped_words_can_be_copied_into_a_models_directory(tmp_path: Path) -> None:
-    text, _ = with_template(tmp_path, QWEN)
-    (tmp_path / "specsot.json").write_text(MARKERS_FILE.read_text())
-    conversation = ask_all(Prompts(tmp_path, text), rules=PlanRules(tools=("Search",), max_points=4))
-    plan = words(text, conversation.skeleton.tokens)
-    assert isinstance(conversation, PartsConversation)
-    assert "at most 4 points" in plan
-    assert "(Search, None)" in plan
+    assert (prompts.style, prompts.listed) == ("markers", True)
+    ours = ask_all(prompts)
+    listed = ask_all(Prompts(tmp_path, text, "list"))
+    assert ours.skeleton == listed.skeleton
+    assert ours.instructions == listed.instructions
+    branches = [one.branch(POINTS[1], POINTS, [], 60) for one in (ours, listed)]
+    assert branches[0] == branches[1]
+    assert "[PLAN]" not in words(text, ours.skeleton.tokens)
 
 
 def test_the_words_of_the_model_itself_come_before_ours(tmp_path: Path) -> None:
     assert Prompts(BASE, TEXT, "list").listed
-    ours = words(TEXT, ask_all(Prompts(BASE, TEXT, "markers")).skeleton.tokens)
-    assert "Write the plan." in ours
-    assert "[DIRECT]" not in ours
+    prompts = Prompts(BASE, TEXT, "markers")
+    assert (prompts.style, prompts.listed) == ("markers", False)
+    conversation = ask_all(prompts)
+    assert "Write the plan." in words(TEXT, conversation.skeleton.tokens)
+    assert conversation.told is None, "its plan is no list"
+
+
+def test_a_model_that_writes_markers_is_told_the_limits_of_the_plan(tmp_path: Path) -> None:
+    text, _ = with_template(tmp_path, QWEN)
+    turns = {"skeleton_turn": "At most {points} points; tools: {tools}.", "branch_turn": "{plan}{title}"}
+    (tmp_path / "specsot.json").write_text(json.dumps(turns))
+    conversation = ask_all(Prompts(tmp_path, text), rules=PlanRules(tools=("Search",), max_points=4))
+    assert isinstance(conversation, PartsConversation)
+    assert "At most 4 points; tools: Search, None." in words(text, conversation.skeleton.tokens)
 
 
 @pytest.mark.parametrize(
@@ -545,7 +538,7 @@ def test_a_comparison_is_asked_for_aspects(speak: Speak) -> None:
         ("¿Cuál es la diferencia entre TCP y UDP?", "nombres de los aspectos"),
         ("比较一下电动汽车和汽油车。", "比较的方面"),
     ):
-        told = prompts.plan((Message("user", question),), LISTED).told
+        told = prompts.plan((Message("user", question),), LISTED).instructions
         assert told is not None
         assert asked in told[0]
 
@@ -555,7 +548,7 @@ def test_parts_need_a_template_that_puts_turns_behind_each_other(tmp_path: Path)
         json.dumps({"skeleton_turn": "Plan.", "branch_turn": "{id}"}), encoding="utf-8"
     )
     _, prompts = with_template(tmp_path, "{{ messages[-1]['content'] }}{{ messages[0]['content'] }}")
-    with pytest.raises(ModelError, match="one behind the other"):
+    with pytest.raises(ModelError, match="one after the other"):
         ask_all(prompts)
 
 
@@ -565,6 +558,6 @@ def test_a_list_is_asked_for_as_many_points_as_the_question_asks_for(speak: Spea
         ("Name five rivers.", "list of 5 points,"),
         ("Why rivers?", "list of at most 5 points,"),
     ):
-        told = prompts.plan((Message("user", question),), LISTED).told
+        told = prompts.plan((Message("user", question),), LISTED).instructions
         assert told is not None
         assert asked in told[0]

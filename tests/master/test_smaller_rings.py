@@ -41,7 +41,7 @@ async def begun(
 
 
 def waits(stage: Stage) -> bool:
-    return [one.id for one in stage.engine.stranded] == ["r0"] and stage.engine.at_work == 0
+    return [one.id for one in stage.engine.parked] == ["r0"] and stage.engine.at_work == 0
 
 
 async def test_it_goes_on_from_its_log_in_a_ring_that_is_large_enough() -> None:
@@ -59,7 +59,7 @@ async def test_it_goes_on_from_its_log_in_a_ring_that_is_large_enough() -> None:
         await stage.settle()
     again = openings(stage)[before:][-1]
     assert again.generated > 0
-    assert not stage.engine.stranded
+    assert not stage.engine.parked
     (events,) = await stage.play(large)
     assert finished(events).text == TEXT
     said = [one for one in lines if one["event"] == "waits for a larger ring"]

@@ -73,9 +73,11 @@ def test_the_branches_of_an_answer_of_usual_length_may_end_at_85_percent_of_thei
     headings = [heading_of(point) for point in play.of(Planned)[0].points]
     aim = aim_of(320, 4, sum(map(len, headings)) + len(INTRODUCTION) + CLOSING_AIM)
     *points, closing = play.of(OpenBranch)
-    assert [(one.soft_limit, one.budget) for one in points] == [(int(0.85 * aim), int(1.5 * aim))] * 4
+    soft = int(0.85 * aim)
+    longest = int(1.5 * aim)
+    assert [(one.soft_limit, one.budget) for one in points] == [(soft, longest)] * 4
     assert closing.closing
-    assert (closing.soft_limit, closing.budget) == (1, int(1.5 * aim))
+    assert (closing.soft_limit, closing.budget) == (1, longest)
 
 
 def test_a_client_that_ignores_end_tokens_gets_the_whole_share_of_each_branch() -> None:

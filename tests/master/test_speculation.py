@@ -8,10 +8,17 @@ from pathlib import Path
 import pytest
 
 from specsot.core.frames import Close, End
+from specsot.core.skeleton import read_plan
 from specsot.events import BranchFinished, BranchStarted, MergedText, Planned, Reason, SkeletonText
 from specsot.params import Ask, Limits
 from specsot_master.core.commands import OpenAnswer, OpenBranch, OpenSkeleton
-from specsot_master.core.plans.speculation import NO_BEGINNING, NO_ROOM, PLAN_ORDINAL
+from specsot_master.core.plans.speculation import (
+    NO_BEGINNING,
+    NO_ROOM,
+    PLAN_ORDINAL,
+    SHORT_ANSWER,
+    TOO_FEW_POINTS,
+)
 from specsot_master.engine import Caller, EngineConfig, RequestJournal
 from specsot_master.journal import open_journal
 from tests.conftest import seeds
@@ -20,10 +27,13 @@ from tests.master.play import Play
 from tests.master.stage import Stage, of
 from tests.master.test_repair import break_and_form
 from tests.master.test_resuming import CONFIG, kept_in, reading, revived, text_of
+from tests.there import there
 
 TOLD = ("Answer with a short numbered list.",)
 INTRODUCTION = "Letters are signs that stand for sounds."
-DIRECT = f"{INTRODUCTION} Here are some of them:\n\n1. Alpha is the first.\n2. Beta is the second."
+# The first item is no one-liner in tokens of any test, so that the answer is not short.
+ITEM = "Alpha is the first of them, and it stands for an open vowel in most of the words that begin with it."
+DIRECT = f"{INTRODUCTION} Here are some of them:\n\n1. {ITEM}\n2. Beta is the second."
 LIST = " Alpha\n2. Beta\n3. Gamma\n4. Delta"
 PLANNED = (
     f"{INTRODUCTION}\n\n## 1. Alpha\nIt is first.\n\n## 2. Beta\nIt is second.\n\n## 3. Gamma\nIt is third."
@@ -44,6 +54,10 @@ ALONE = replace(ASK, mode="direct")
 
 def begin(**limits: int) -> Play:
     return Play("auto", told=TOLD, speculates=True, **({"max_new_tokens": 600} | limits))
+
+
+def begin_in_markers() -> Play:
+    return Play("auto", told=TOLD, speculates=True, shows_markers=True, max_new_tokens=600)
 
 
 def write_plan(play: Play, text: str = LIST) -> None:
@@ -69,6 +83,27 @@ def test_the_direct_answer_and_the_plan_are_opened_together() -> None:
     answer, skeleton = play.of(OpenAnswer, OpenSkeleton)
     assert (answer.limit, skeleton.ordinal, skeleton.limit) == (600, PLAN_ORDINAL, 45)
     assert not play.plan.all_opened
+
+
+def test_a_speculative_plan_is_shown_in_markers_once_it_is_used() -> None:
+    play = begin_in_markers()
+    write_plan(play)
+    assert not play.of(SkeletonText), "the plan may still be discarded"
+    play.write(0, DIRECT)
+    (skeleton,), (planned,) = play.of(SkeletonText), play.of(Planned)
+    assert [point.title for point in there(read_plan(skeleton.text))] == ["Alpha", "Beta", "Gamma", "Delta"]
+    assert read_plan(skeleton.text) == planned.points, "the closing is no point"
+    write_branches(play)
+    play.check_stream()
+
+
+def test_a_discarded_plan_is_not_shown_in_markers() -> None:
+    play = begin_in_markers()
+    write_plan(play, " Alpha")
+    play.write(0, DIRECT)
+    play.end(0)
+    assert not play.of(SkeletonText)
+    assert play.finished.text == DIRECT
 
 
 def test_the_answer_is_read_from_its_first_token_and_what_follows_its_introduction_is_withheld() -> None:
@@ -150,9 +185,10 @@ def test_a_plan_that_does_not_stand_releases_the_direct_answer(plan_first: bool)
 @pytest.mark.parametrize(
     ("answer", "plan", "reason"),
     [
-        ("The main one is Alpha.", LIST, NO_BEGINNING),
+        ("The main one is Alpha. It is the first.", LIST, SHORT_ANSWER),
+        ("They are signs.\n\n- Alpha\n- Beta\n- Gamma", LIST, SHORT_ANSWER),
         ("1. Alpha\n2. Beta", LIST, NO_BEGINNING),
-        ("Here are seven letters:\n\n1. Alpha", LIST, "the plan had no two points to write"),
+        (f"Here are seven letters:\n\n1. {ITEM}", LIST, TOO_FEW_POINTS),
     ],
 )
 def test_an_answer_without_introduction_or_with_more_points_is_not_replaced(
@@ -173,7 +209,7 @@ def test_an_answer_without_introduction_or_with_more_points_is_not_replaced(
 
 def test_a_plan_has_no_more_points_than_its_introduction_promises() -> None:
     play = begin()
-    play.write(0, "Here are three letters:\n\n1. Alpha", step=3)
+    play.write(0, f"Here are three letters:\n\n1. {ITEM}", step=3)
     write_plan(play)
     assert len(play.of(Planned)[0].points) == 3
     assert play.open_ready() == [1, 2, 3], "a plan of three points has no closing"
@@ -231,6 +267,20 @@ def test_everything_that_is_delivered_stays_within_the_limit() -> None:
         play.write(order.point.id, "x" * order.budget)
         play.end(order.point.id, End.LENGTH)
     assert 350 < play.finished.statistics.completion_tokens <= 400
+
+
+def test_a_cancelled_answer_closes_its_code_and_marks_a_cut_branch_once() -> None:
+    play = begin()
+    play.write(0, DIRECT)
+    write_plan(play)
+    play.open_ready()
+    play.write(1, "Run it.\n```\nls")
+    play.write(2, "It is so and so")
+    play.end(2, End.LENGTH)
+    play.said += play.plan.cancel(now=4.0)
+    assert play.finished.text == (
+        f"{INTRODUCTION}\n\n## 1. Alpha\nRun it.\n```\nls\n```\n\n## 2. Beta\nIt is so and so…"
+    )
 
 
 @pytest.mark.parametrize("phase", ["introduction", "withheld", "waiting for the introduction", "branches"])

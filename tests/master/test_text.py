@@ -100,6 +100,12 @@ def test_the_work_per_token_does_not_grow() -> None:
     assert max(lengths) <= 12
 
 
+def test_tokens_that_announce_a_list_are_a_colon_and_the_end_of_its_line() -> None:
+    spelled = [TEXT.spell(token).decode() for token in TEXT.announcing_tokens]
+    assert spelled
+    assert all(one.strip(" ") in (":\n", ":\n\n") for one in spelled)
+
+
 def test_special_tokens_write_no_text() -> None:
     detokenizer = TEXT.detokenizer()
     tokens = TEXT.encode("<|im_start|>Hi<|im_end|> there")

@@ -13,7 +13,7 @@ from specsot.core.skeleton import Point
 from specsot.events import Reason
 from specsot_master.core.limits import BudgetShares
 from specsot_master.core.plans.branches import PlanBranches
-from specsot_master.core.plans.sentences import SentenceBuffer, ends_sentence
+from specsot_master.core.plans.sentences import SentenceBuffer, ends_sentence, open_fence
 from specsot_master.core.plans.text_pieces import TextPiece
 
 POINT = Point(1, 100, "Light")
@@ -64,6 +64,63 @@ def test_a_line_ends_as_a_sentence_does() -> None:
     made = branches(6)
     assert write(made, ["- red", "\n", "- green", "\n", "- bl", "ue-"], Reason.LENGTH) == "- red\n- green"
     assert made[1].mark == ""
+
+
+ANNOUNCED = ["Light", " is", " fast", ".", " It", " is", ":", "\n", "-", " red", "\n", "-", " green", "\n"]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (7, "Light is fast."),
+        (9, "Light is fast."),
+        (11, "Light is fast."),
+        (13, "Light is fast."),
+        (14, "Light is fast. It is:\n- red\n- green"),
+    ],
+)
+@pytest.mark.parametrize("together", [1, 3, 100])
+def test_a_limit_leaves_out_a_list_that_it_interrupts_within_the_first_two_items(
+    size: int, text: str, together: int
+) -> None:
+    made = branches(size)
+    assert write(made, ANNOUNCED[:size], Reason.LENGTH, together) == text
+    assert made[1].mark == ""
+
+
+def test_a_branch_that_ends_by_itself_after_an_announcement_leaves_the_announcement_out() -> None:
+    made = branches(40)
+    assert write(made, ANNOUNCED[:8], Reason.STOP) == "Light is fast."
+    assert (made[1].reason, made.written) == (Reason.STOP, 8)
+
+
+def test_a_list_without_announcement_is_not_cut_after_its_first_item_either() -> None:
+    words = ["Light", " is", " fast", ".", "\n", "-", " red", "\n", "-", " gr"]
+    assert write(branches(10), words, Reason.LENGTH) == "Light is fast."
+
+
+def test_a_list_of_one_item_that_the_branch_ends_by_itself_is_shown() -> None:
+    assert write(branches(40), ANNOUNCED[:10], Reason.STOP) == "Light is fast. It is:\n- red"
+
+
+@pytest.mark.parametrize(
+    ("text", "fence"),
+    [
+        ("Run this:\n```sh\nls", "```"),
+        ("Run this:\n~~~\nls\n```\n", "~~~"),
+        ("Run this:\n```sh\nls\n```\nSo it is.", ""),
+        ("Run `ls`.", ""),
+    ],
+)
+def test_the_open_fence_of_a_text_is_the_one_that_no_line_closes(text: str, fence: str) -> None:
+    assert open_fence(text) == fence
+
+
+@pytest.mark.parametrize("reason", [Reason.LENGTH, Reason.STOP, Reason.CANCELLED])
+def test_a_code_block_that_a_branch_leaves_open_is_closed_in_the_merged_answer(reason: Reason) -> None:
+    made = branches(40)
+    text = write(made, ["Run", " it", ".", "\n", "```", "\n", "ls", "\n", "cd", "\n"], reason)
+    assert text + made[1].mark == "Run it.\n```\nls\ncd\n```"
 
 
 def test_without_it_every_token_is_shown_at_once() -> None:
@@ -119,9 +176,11 @@ def test_the_closing_may_end_after_its_first_sentence() -> None:
 @pytest.mark.parametrize("together", [1, 3, 100])
 def test_at_its_longest_a_branch_leaves_its_unfinished_sentence_out_and_lacks_nothing(together: int) -> None:
     made = aimed(6)
-    assert write(made, [*WORDS[:8], " and"], Reason.LENGTH, together) == "Light is fast."
+    longest = made[1].budget
+    words = [*WORDS[:4], *[" and"] * (longest - 4)]
+    assert write(made, words, Reason.LENGTH, together) == "Light is fast."
     assert (made[1].reason, made[1].mark) == (Reason.STOP, "")
-    assert made.written == 9, "tokens that are left out were written, too"
+    assert made.written == longest, "tokens that are left out were written, too"
 
 
 def test_at_its_longest_a_branch_was_cut_if_its_code_is_not_closed() -> None:

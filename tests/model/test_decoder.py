@@ -16,7 +16,7 @@ from specsot.checkpoint.config import make_config
 from specsot.core.tree import ancestry, depths
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Range
-from specsot_lab.bench.gpu_steps import step_of
+from specsot_lab.bench.gpu_steps import step_call
 from specsot_lab.bench.synthetic_models import MadeUp
 from specsot_model import cuda_graphs
 from specsot_model.cuda_graphs import measure_curve, measure_rows
@@ -185,7 +185,7 @@ def test_layers_run_in_graphs_and_give_what_they_give_without(kind: dict[str, An
     config = make_config({"hidden_act": "silu", **heads, **rest, **kind}, {}, Path("made up"))
     decoder = Decoder(config, MadeUp(), Range(0, 3), torch.bfloat16, torch.device("cuda"))
     assert decoder.capturable
-    step = step_of(decoder, 64, 40)
+    step = step_call(decoder, 64, 40)
     step()
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.graph(graph, stream=stream):

@@ -109,7 +109,7 @@ def test_the_least_keys_are_kept_as_they_are_in_int8() -> None:
     rows = torch.ones(4, 2, 1, 4) * torch.tensor([3.0, 1.0, 4.0, 2.0]).view(4, 1, 1, 1)
     kv.write(0, torch.arange(4), rows)
     before = kv.layers[0][:, 0, 0, :4].clone()
-    kv.keep_least(0, torch.arange(4), torch.arange(2))
+    kv.keep_smallest_keys(0, torch.arange(4), torch.arange(2))
     assert torch.equal(kv.layers[0][:, 0, 0, :2], before[:, [1, 3]])
 
 
@@ -147,7 +147,7 @@ def test_heads_that_are_split_over_devices_keep_the_rows_that_they_keep_together
     for head, part in enumerate(parts):
         part.write(0, torch.arange(4), rows[:, :, head : head + 1])
     for kv in (whole, SplitPages(parts)):
-        kv.keep_least(0, torch.arange(4), torch.arange(3), own, counts)
+        kv.keep_smallest_keys(0, torch.arange(4), torch.arange(3), own, counts)
     kept = whole.layers[0][0, 0, :, :, 0]  # [heads, rows]
     assert kept[0, :2].tolist() == [1.0, 2.0]
     assert kept[1, :3].tolist() == [1.0, 2.0, 3.0]

@@ -216,7 +216,9 @@ def test_layers_asked_for_are_loaded_ahead_as_far_as_there_is_room(
         while source.preload(wanted):
             pass
     else:
-        with pytest.raises(ModelError, match="no room for layer 2 beside those that run, of layers 2:4"):
+        with pytest.raises(
+            ModelError, match="no room for layer 2 of layers 2:4 in addition to the running layers"
+        ):
             source.preload(wanted)
     assert set(source._parts.blocks) == (set(range(2, 4)) if fits else set())
 

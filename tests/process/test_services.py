@@ -91,7 +91,7 @@ def test_they_find_each_other_in_any_order_and_leave_in_order(
     member = ("--model", base, "--master", master, "--kv-memory", "64M")
     drafter = start("specsot_drafter", *member, "--draft-model", str(demo_model / "eagle3"))
     first = start("specsot_worker", *member, "--layers", "4:8")
-    first.wait_for(f"waiting for the master .*nobody answers at {master}")
+    first.wait_for(f"waiting for the master .*no process answers at {master}")
     leader = start("specsot_master", "--model", base, "--listen", master)
     leader.wait_for("missing='?a worker for layers 0:4")
     second = start("specsot_worker", *member[2:])
@@ -203,4 +203,4 @@ def test_a_probe_needs_neither_torch_nor_many_modules() -> None:
     said = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ}
     )
-    assert said.stdout.strip() == "nobody answers [] True"
+    assert said.stdout.strip() == "no process answers [] True"

@@ -6,6 +6,7 @@ import pytest
 
 from specsot.core.pages import PageCopy, PageTable
 from specsot.errors import NotFound, Overloaded
+from specsot.params import Window
 
 
 def test_a_fork_shares_full_pages_and_copies_the_part():
@@ -95,3 +96,32 @@ def test_two_tables_that_see_the_same_calls_agree_and_lose_no_page(seed):
     for sequence in list(lengths):
         first.close(sequence)
     assert first.free == 40
+
+
+def test_skipped_rows_take_no_pages_and_the_rows_after_them_follow_in_the_next_columns():
+    table = PageTable(9, 4)
+    table.open(1)
+    assert table.place(1, 0, 6) == (0, (0, 1), [0, 1, 2, 3, 4, 5])
+    table.skip(1, 1000)
+    assert table.column(1, 1006) == 6
+    assert table.missing_pages(1, 1008) == 0
+    assert table.place(1, 1006, 1010) == (6, (0, 1, 2), [6, 7, 8, 9])
+    assert table.slots(1, 1007, 1010) == [7, 8, 9]
+    assert table.reservable_rows(1, 1010) == 9 * 4 - 10
+    assert table.fork(2, 1, 1009) == PageCopy(2, 3, 1)
+    assert (table.pages(2), table.column(2, 1009)) == ((0, 1, 3), 9)
+    for sequence in (1, 2):
+        table.close(sequence)
+    assert table.free == 9
+
+
+def test_a_window_hides_the_rows_before_skipped_ones_like_all_others():
+    table = PageTable(9, 4)
+    table.open(1, Window(sinks=4, recent=16))
+    table.reserve(1, 12)
+    table.skip(1, 1000)
+    table.reserve(1, 1024)
+    assert table.trim(1, 1020) == ()
+    assert table.trim(1, 1024) == (1,), "rows from 1,008 on are still seen, in columns from 8 on"
+    assert table.column(1, 1024) == 20
+    assert list(table.slots(1, 1022, 1024)) == [22, 23]

@@ -241,12 +241,12 @@ async def test_a_request_too_large_for_one_ring_goes_where_it_fits(sizes, taken)
     assert router.cancel("mine")
 
 
-async def test_a_stranded_request_goes_on_in_a_ring_that_has_room_for_it():
+async def test_a_parked_request_continues_in_a_ring_that_has_room_for_it():
     """The least loaded one is too small for it."""
     stages, router = rings_of(64, 4, 64)
     await router.open(replace(COUNT, limits=Limits(max_new_tokens=1024)), Caller("mine"))
     router._replicas[0].fleet.ready, router._replicas[0].fleet.lacks_members = False, True
-    router.move_stranded()
+    router.move_parked()
     assert [len(one.engine.all_requests) for one in stages] == [0, 0, 1]
 
 
@@ -255,6 +255,6 @@ async def test_one_whose_ring_has_become_too_small_goes_on_in_another_and_the_re
     for id, tokens in (("large", 1024), ("small", 100)):
         await stages[0].engine.open(replace(COUNT, limits=Limits(max_new_tokens=tokens)), Caller(id))
     await break_and_form(stages[0], 2, pages=8)
-    router.move_stranded()
+    router.move_parked()
     assert [[one.id for one in stage.engine.all_requests] for stage in stages] == [["small"], ["large"]]
-    assert not any(stage.engine.stranded for stage in stages)
+    assert not any(stage.engine.parked for stage in stages)

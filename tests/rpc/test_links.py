@@ -104,7 +104,7 @@ async def test_nobody_there() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-    with pytest.raises(Unavailable, match=f"nobody answers at {address}"):
+    with pytest.raises(Unavailable, match=f"no process answers at {address}"):
         await GrpcDialer("here").dial(address, 1)
 
 
@@ -142,7 +142,7 @@ async def test_somebody_else_there() -> None:
         mute.bind(("127.0.0.1", 0))
         mute.listen()
         address = f"127.0.0.1:{mute.getsockname()[1]}"
-        with pytest.raises(Unavailable, match=rf"nobody answered at {address} within 0\.3 s"):
+        with pytest.raises(Unavailable, match=rf"no process answered at {address} within 0\.3 s"):
             await GrpcDialer("here", timeout_seconds=0.3).dial(address, 1)
 
 

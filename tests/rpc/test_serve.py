@@ -289,7 +289,7 @@ async def test_a_unix_socket_that_cannot_be_made_says_why(tmp_path: Path, path: 
 @pytest.mark.parametrize("address", ["127.0.0.1", "[::1]", "nowhere"])
 def test_an_address_without_a_port_is_called_none(address: str) -> None:
     """gRPC would ask at port 443, and nobody would know."""
-    assert probe(address) == "nobody answers (it is no HOST:PORT)"
+    assert probe(address) == "no process answers (it is no HOST:PORT)"
 
 
 def test_addresses() -> None:
@@ -316,7 +316,7 @@ def test_the_probe_of_nobody() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    assert probe(f"127.0.0.1:{port}", timeout=60) == "nobody answers"
+    assert probe(f"127.0.0.1:{port}", timeout=60) == "no process answers"
 
 
 async def test_the_probe_of_somebody_who_never_speaks() -> None:

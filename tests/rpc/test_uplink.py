@@ -306,7 +306,7 @@ async def test_nobody_there() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-    with pytest.raises(Unavailable, match=f"nobody answers at {address}"):
+    with pytest.raises(Unavailable, match=f"no process answers at {address}"):
         await join(address, WORKER, Inbox())
 
 

@@ -144,7 +144,7 @@ async def test_invariant_13_who_does_not_trust_the_master_sends_nothing(
     with pytest.raises(Unavailable, match="one side speaks TLS and the other does not"):
         await connect(endpoints.address, token=TOKEN)
     elsewhere = endpoints.address.replace("127.0.0.1", "127.0.0.2")
-    assert "nobody answers" in await asyncio.to_thread(probe, elsewhere, "", 5.0, endpoints.known)
+    assert "no process answers" in await asyncio.to_thread(probe, elsewhere, "", 5.0, endpoints.known)
 
 
 async def test_invariant_13_a_member_with_its_certificate(endpoints: Endpoints, authority: Authority) -> None:
@@ -163,9 +163,11 @@ async def test_invariant_13_no_certificate_no_connection(endpoints: Endpoints, a
         "in the clear": PLAIN,
     }
     for what, tls in tls_files.items():
-        with pytest.raises(Unavailable, match="nobody answers"):
+        with pytest.raises(Unavailable, match="no process answers"):
             await join(endpoints.fleet_address, WORKER, Inbox(), tls=tls)
-        assert "nobody answers" in await asyncio.to_thread(probe, endpoints.fleet_address, "", 5.0, tls), what
+        assert "no process answers" in await asyncio.to_thread(
+            probe, endpoints.fleet_address, "", 5.0, tls
+        ), what
     assert endpoints.fleet.downlinks == {}
     assert endpoints.fleet.gone.empty()
 

@@ -105,7 +105,7 @@ async def test_who_has_no_papers_is_not_even_heard(authority: Authority, how: st
     }[how]
     inbox = Inbox()
     async with listening(authority.issue("worker"), inbox) as address:
-        with pytest.raises(Unavailable, match="nobody answers"):
+        with pytest.raises(Unavailable, match="no process answers"):
             await GrpcDialer("here", tls=tls).dial(address, 1)
     assert inbox.pop() is None
 

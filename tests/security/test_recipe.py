@@ -161,7 +161,7 @@ def test_members_answer_nobody_without_a_certificate(
 ) -> None:
     _, reached = fleet
     assert main(["health", reached[role], "--tls-ca", str(folder / "ca.pem")]) == 1
-    assert "nobody answers" in capsys.readouterr().out
+    assert "no process answers" in capsys.readouterr().out
 
 
 def test_the_documents_have_such_lines() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsot.core.skeleton import MAX_POINTS, PlanReader, PlanRules, Point, read_plan
+from specsot.core.skeleton import MAX_POINTS, PlanReader, PlanRules, Point, read_plan, write_plan
 from specsot.errors import InvalidRequest, PlanError
 from tests.there import there
 
@@ -22,6 +22,17 @@ def only_point(line: str) -> Point:
 
 def test_an_exact_plan() -> None:
     assert read_plan(PLAN) == POINTS
+
+
+def test_a_written_plan_is_read_as_the_same_points() -> None:
+    assert write_plan(POINTS) == PLAN
+    odd = (
+        Point(1, 10**6, "Say [END] twice: [END]"),
+        Point(2, 1, "A", needs=(1,)),
+        Point(3, 2, "B", None, (1, 2)),
+    )
+    read = there(read_plan(write_plan(odd)))
+    assert read == (Point(1, 9999, "Say END twice: END"), *odd[1:])
 
 
 def test_points_come_as_soon_as_their_lines_are_whole() -> None:

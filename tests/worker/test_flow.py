@@ -2,7 +2,7 @@
 
 import pytest
 
-from specsot_worker.core.pipeline import LEAST_PROMPT_ROWS, PipelineDepth
+from specsot_worker.core.pipeline import MIN_PROMPT_ROWS, PipelineDepth
 
 FLAT = ((1, 0.010), (256, 0.010))
 KNEE = ((1, 0.010), (64, 0.010), (128, 0.020), (256, 0.040))
@@ -94,7 +94,7 @@ def test_where_one_frame_flies_a_prompt_is_not_cut():
         (KNEE, 1, 1, 1, 255, 143),  # 22.5 ms beside 10; all of them would take 40
         (STEEP, 1, 64, 1, 192, 82),  # 146 ms beside 64
         (STEEP, 1, 64, 31, 192, 149),  # half as many more will write soon
-        (STEEP, 1, 1, 1, 255, LEAST_PROMPT_ROWS),  # slowly, but they go on
+        (STEEP, 1, 1, 1, 255, MIN_PROMPT_ROWS),  # slowly, but they go on
         (STEEP, 1, 1, 1, 5, 5),
         (STEEP, 1, 9, 0, 64, 11),  # 20.25 ms beside 9
         (STEEP, 4, 40, 20, 192, 23),  # of a frame in four, and of stages that compute side by side

@@ -15,7 +15,7 @@ from specsot.members import HandOver, KvRows, Progress, Range, RowsOf, Stage
 from specsot.transport.links import Exchange, LocalDialer
 from specsot_model.core.kv_plan import plan_frame
 from specsot_worker import migrated_kv
-from specsot_worker.feature_store import FeatureStore
+from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.feature_stream import FeatureStream
 from specsot_worker.migrated_kv import LayerRows, MigratedKV, RowHandover, StageRows
 from tests.worker.test_loading_ahead import Uplink
@@ -200,7 +200,8 @@ class LastStage:
     def __init__(self) -> None:
         self.table, self.put = PageTable(9, 4), list[Any]()
         self.rows = StageRows(self.table, self, Range(2, 3))  # type: ignore[arg-type]
-        self.stream = FeatureStream({}, FeatureStore(9, 4, 2, torch.float32, "cpu"))
+        self.tokens = dict[int, list[int]]()
+        self.stream = FeatureStream(self.tokens, FeatureRing(2, torch.float32, "cpu"))
         self.rows.migrated = self.stream.migrated = self.held = MigratedKV()
         stage = Stage("b", "b", Range(2, 3))
         self.held.expect(HandOver(7, (stage,), (stage,), (RowsOf(5, 0, 4),), 1, True))
@@ -241,6 +242,20 @@ def test_features_of_a_text_that_is_over_stay_until_it_is_noted_who_began_with_t
     assert found is not None
     assert torch.equal(found, numbers(5, 3, 0, 4))
     assert not stage.held._rows
+
+
+def test_a_sequence_whose_features_were_not_migrated_is_drafted_from_its_first_own_token_on() -> None:
+    """Also a message says so: the tokens before have no features."""
+    stage = LastStage()
+    stage.held.drop(5, features=True)
+    stage.tokens[99] = [1, 2, 3, 4, 5]
+    stage.run(1, PromptChunk(99, 4, (4,), True), openings=(BEGINNING,))
+    assert stage.stream.copies([RowsOf(99, 0, 4), RowsOf(99, 4, 5)])[0] is None
+    (messages,) = stage.stream.advance(Frame(8, 2, closings=(5,)), {}, 0.0).values()
+    found = [(batch.start, len(batch.tokens), one.rows) for one in messages for batch in one.feature_batches]
+    assert found[0] == (0, 4, None)
+    assert found[1][:2] == (4, 1)
+    assert torch.equal(found[1][2], numbers(9, 3, 0, 1))
 
 
 async def test_rows_of_layers_that_a_second_order_gives_to_others_go() -> None:

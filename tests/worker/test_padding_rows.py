@@ -16,7 +16,7 @@ from specsot.core.tree import Tree
 from specsot.core.vocabulary import read_vocabulary
 from specsot.params import Sampling
 from specsot_worker.core.accept import DecodeState
-from specsot_worker.logprobs import LEAST_LOGPROB, token_logprobs
+from specsot_worker.logprobs import MIN_LOGPROB, token_logprobs
 from specsot_worker.penalties import without_tokens
 from specsot_worker.sampling import TargetQuery, find_targets
 
@@ -96,4 +96,4 @@ def test_log_probabilities_do_not_count_them() -> None:
     assert one.logprob == pytest.approx(-torch.log(torch.tensor(6.0)).item())
     assert {token for token, _ in one.top} == set(range(6))
     (other,) = token_logprobs(without_tokens(lambda hidden: hidden.clone(), (6, 7))(logits), [7], 0)
-    assert other.logprob == LEAST_LOGPROB, "a prompt may hold one, and JSON has no infinity"
+    assert other.logprob == MIN_LOGPROB, "a prompt may hold one, and JSON has no infinity"

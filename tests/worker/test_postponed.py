@@ -17,7 +17,7 @@ from specsot.members import Configuration, Range, Ready, Stage
 from specsot.params import Form
 from specsot.transport.links import Arrival, Inbox, LocalLink
 from specsot_model.core.kv_plan import plan_frame
-from specsot_worker.feature_store import FeatureStore
+from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.verifier import Verifier
 from specsot_worker.worker import Worker
 from tests.worker.one_thread import AnswerMessage, Here
@@ -84,7 +84,7 @@ class Provider:
         return Rows(configuration)
 
     def make_verifier(self, stage: Rows, configuration: Configuration) -> Verifier:
-        store = FeatureStore(configuration.pages, configuration.page_rows, 2, torch.int64, "cpu")
+        store = FeatureRing(2, torch.int64, "cpu")
         return Verifier(self.logits, self.find, store)
 
     def find(self, opening: Opening):

@@ -112,9 +112,9 @@ def test_targets_are_changed_however_they_are_found(at_once: bool, sampling: Sam
     for row, token in enumerate((THE, SUN, THE, SUN)):
         logits[row, token] = 50
     tree = chain([DOT, THE])
-    astray: list[int] = []
+    mispredicted: list[int] = []
     queries = [TargetQuery(one, row, tree, 7, ()) for one, row in ((state, 0), (other, 2))]
-    found = find_targets(logits, queries, at_once, lambda _: None, astray.append)
+    found = find_targets(logits, queries, at_once, lambda _: None, mispredicted.append)
     assert found == [[END, SUN], [THE, SUN]]
     on_device = not sampling.penalises and (at_once or sampling.temperature == 0)
-    assert astray == ([1] if on_device else []), "the device knows another token"
+    assert mispredicted == ([1] if on_device else []), "the device knows another token"

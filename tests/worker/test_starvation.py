@@ -21,7 +21,7 @@ from specsot.core.pages import PageTable
 from specsot.core.tree import Tree
 from specsot_worker.core.pipeline import (
     CHUNK_DIVISORS,
-    LEAST_PROMPT_ROWS,
+    MIN_PROMPT_ROWS,
     DraftTimeout,
     FrameBudget,
     PipelineDepth,
@@ -127,9 +127,9 @@ def test_where_rows_take_long_a_prompt_comes_in_small_pieces_beside_texts():
     steps.open(1)
     steps.turn()
     steps.open(2, PROMPT)
-    fed = [len(one.tokens) for _ in range(-(-PROMPT // LEAST_PROMPT_ROWS)) for one in steps.turn().segments
+    fed = [len(one.tokens) for _ in range(-(-PROMPT // MIN_PROMPT_ROWS)) for one in steps.turn().segments
            if isinstance(one, PromptChunk)]  # fmt: skip
-    assert max(fed) == LEAST_PROMPT_ROWS
+    assert max(fed) == MIN_PROMPT_ROWS
     assert sum(fed) == PROMPT
     assert steps.written.get(2) == 1
 

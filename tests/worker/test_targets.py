@@ -21,6 +21,7 @@ SAMPLINGS = [
     Sampling(repetition_penalty=1.7),
     Sampling(presence_penalty=1.5, frequency_penalty=0.7),
     Sampling(logit_bias=((1, 2.0), (4, -3.0))),
+    Sampling(logit_bias=((1, -100.0), (2, -100.0), (4, -3.0))),
     Sampling(temperature=0.8),
     Sampling(0.9, 0.95, 8, 0.02, 1.3, 0.4, 0.3, ((2, 1.0), (7, -0.5))),
 ]
@@ -92,6 +93,19 @@ def test_law_1_any_tree_in_any_company_writes_what_plain_decoding_writes(seed):
             deepest = max(deepest, len(outcome.tokens))
     assert [written.tokens[:count] for written in sequences] == plain
     assert deepest > 3, "deep paths must really have been accepted"
+
+
+def test_biases_that_only_lower_tokens_leave_a_sequence_greedy():
+    """The argmax suffices; only where a bias lowers it, another one is chosen."""
+    logits = torch.tensor([[0.0, 3.0, 2.0, 1.0], [0.0, 1.0, 2.0, 3.0]])
+    state = opened([0], Sampling(logit_bias=((1, -100.0),)), 1)
+    asked = question(state, 0, Tree((0, 2), (0, 0)), 1)
+    wrong = []
+    found = find_targets(logits, [asked], meanwhile=lambda _: None, astray=wrong.append)
+    assert (found, wrong) == ([[2, 3]], [1])
+    assert state.greedy
+    assert not opened([0], Sampling(logit_bias=((1, 1.0),)), 1).greedy
+    assert not opened([0], Sampling(0.5, logit_bias=((1, -1.0),)), 1).lowered
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)

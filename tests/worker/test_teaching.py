@@ -1,39 +1,36 @@
 """What the drafter is told: every frame, or what a rest left out in one; and how long steps take."""
 
 import random
+from itertools import repeat
 
 import pytest
 import torch
 
-from specsot.core.frames import Fork, Frame, Opening, Outcome, PromptChunk, TreeSegment
+from specsot.core.frames import (
+    FeatureBatch,
+    Fork,
+    Frame,
+    Opening,
+    Outcome,
+    PromptChunk,
+    TreeSegment,
+)
 from specsot.core.tree import Tree, chain
-from specsot.params import Window
 from specsot_worker.core.pipeline import MAX_ROWS_PER_STEP, StepTimer
-from specsot_worker.feature_store import FeatureRows, FeatureStore
+from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.feature_stream import SOLE_DRAFTER, FeatureStream
 
 WIDTH = 3
 
 
-class LateStore(FeatureStore):
-    """Writes late, as on a GPU, which keeps no order among rows of one slot."""
-
-    def __init__(self, pages: int) -> None:
-        super().__init__(pages, 8, WIDTH, torch.float32, "cpu", unwritten=16)
-
-    def _write(self) -> None:
-        slots = [slot for some, _ in self._unwritten for slot in some]
-        assert len(slots) == len(set(slots))
-        super()._write()
-
-
 class Script:
     """Writes frames of a few sequences; the feature of (sequence, position) is made of both numbers."""
 
-    def __init__(self, pages: int = 400) -> None:
+    def __init__(self, size: int = 9999) -> None:
         self.texts: dict[int, list[int]] = {}
-        self.store = LateStore(pages)
-        self.teaching = FeatureStream(self.texts, self.store)
+        # The ring is written late, as on a GPU.
+        self.ring = FeatureRing(WIDTH, torch.float32, "cpu", size, unwritten=16)
+        self.teaching = FeatureStream(self.texts, self.ring)
         self.step = 0
         self.committed: dict[int, int] = {}
         self.draft_round: dict[int, int] = {}
@@ -195,18 +192,20 @@ def test_forks_of_what_is_told_only_now_come_behind_it():
 
 
 def hear(messages, heard):
-    """A drafter's own account: by sequence the tokens it knows, with every feature looked at."""
+    """A drafter's own account: by sequence the tokens it knows, each with its feature, or with None if the
+    feature was overwritten.
+    """
     for told in messages:
         for opening in told.openings:
             assert opening.sequence not in heard
             fork = opening.fork
             assert fork is None or len(heard[fork.sequence]) >= fork.length
             heard[opening.sequence] = list(heard[fork.sequence][: fork.length]) if fork else []
-        rows = iter([] if told.rows is None else told.rows.tolist())
+        rows = repeat(None) if told.rows is None else iter(map(tuple, told.rows.tolist()))
         for feature_batch in told.feature_batches:
             mine = heard[feature_batch.sequence]
             assert feature_batch.start == len(mine)
-            mine += [(token, tuple(next(rows))) for token in feature_batch.tokens]
+            mine += [(token, next(rows)) for token in feature_batch.tokens]
             assert feature_batch.draft_round is None or feature_batch.bonus is not None
         for sequence in told.closings:
             del heard[sequence]
@@ -255,15 +254,6 @@ def test_what_is_told_at_once_is_bounded_and_those_who_lack_least_come_first():
     assert counts == [[507, 5], [1018, 6], [1529, 7], [2040, 8]]
 
 
-def test_what_is_not_written_yet_is_forked_inside_a_page():
-    store, rows = LateStore(9), torch.tensor([feature(1, at) for at in range(6)])
-    whole = FeatureRows(1, 0, 6)
-    store.open(Opening(1, 6))
-    store.store([whole], list(store.place(whole)), rows)
-    store.open(Opening(2, 9, fork=Fork(1, 5)))
-    assert torch.equal(store.load([FeatureRows(2, 0, 5)]), rows[:5])
-
-
 def test_forks_of_what_is_closed_and_was_never_told_are_told_whole():
     script = Script()
     script.teaching.set_drafters(())
@@ -278,26 +268,134 @@ def test_forks_of_what_is_closed_and_was_never_told_are_told_whole():
     assert len(hear([told], {})[2]) == 10
 
 
-def test_who_left_its_features_behind_a_window_is_not_drafted_any_more():
-    script = Script()
-    script.teaching.set_drafters(())
-    script.tell(script.chunk(1, 40), openings=[Opening(1, 40, window=Window(sinks=4, recent=16))])
+def known_features(heard, sequence):
+    """The positions of whose tokens a drafter has features, which must be the true ones."""
+    positions = [at for at, (_, row) in enumerate(heard[sequence]) if row is not None]
+    for at in positions:
+        number, row = heard[sequence][at]
+        owner = number // 1000
+        assert row == tuple(feature(owner, at)), "of the sequence itself, or of that from which it forks"
+    return positions
+
+
+@pytest.mark.parametrize("pause", [10, 31, 32, 40, 200])
+def test_after_a_pause_a_drafter_is_sent_all_tokens_and_the_features_that_the_ring_holds(pause):
+    script, heard = Script(size=32), {}
+    hear(script.tell(script.chunk(1, 4), openings=[Opening(1, 4)]), heard)
+    for _ in range(pause):
+        assert script.tell(script.grow(1, others=1), paused=True) == ()
+    hear(script.tell(script.grow(1)), heard)
+    assert len(heard[1]) == 4 + pause + 1
+    lost = max(pause + 1 - 32, 0)
+    assert known_features(heard, 1) == [*range(4), *range(4 + lost, 4 + pause + 1)]
+
+
+def test_the_features_of_a_frame_are_sent_even_if_they_are_more_than_the_ring_holds():
+    script, heard = Script(size=32), {}
+    chunks = [script.chunk(1, 50), script.chunk(2, 40)]
+    hear(script.tell(*chunks, openings=[Opening(1, 50), Opening(2, 40)]), heard)
+    assert [known_features(heard, one) for one in (1, 2)] == [[*range(50)], [*range(40)]]
+    script = Script(size=32)
+    script.teaching.set_drafters(("a", "b"))
+    messages = script.advance(
+        script.chunk(1, 50), script.chunk(2, 40), openings=[Opening(1, 50), Opening(2, 40)]
+    )
+    assert [known_features(hear(messages[name], {}), one) for name, one in (("a", 1), ("b", 2))] == [
+        [*range(50)],
+        [*range(40)],
+    ]
+
+
+def test_a_sequence_whose_features_are_all_overwritten_is_asked_for_its_tree_nevertheless():
+    """Its drafter answers with the root, and stage 0 waits for no more."""
+    script, heard = Script(size=8), {}
+    script.tell(script.chunk(1, 4), script.chunk(2, 4), openings=[Opening(1, 4), Opening(2, 4)])
+    script.tell(script.grow(1), script.grow(2), paused=True)
+    for _ in range(8):
+        script.tell(script.grow(2), paused=True)
+    lost, told = script.tell(script.grow(2))
+    hear([lost, told], {1: [None] * 4, 2: [None] * 4})
+    (batch, other) = lost.feature_batches
+    assert lost.rows is None
+    assert batch == FeatureBatch(2, 4, (token(2, 4), token(2, 5)), None, None)
+    assert other == FeatureBatch(1, 4, (token(1, 4),), token(1, 5), 2)
+    assert (lost.fed, told.fed, told.paused_trees) == (0, 1, 10)
+    hear(script.tell(script.chunk(3, 2), openings=[Opening(3, 2)]), heard)
+    assert known_features(heard, 3) == [0, 1]
+
+
+def test_while_a_drafter_catches_up_what_is_overwritten_meanwhile_is_skipped():
+    script, heard = Script(size=MAX_ROWS_PER_STEP + 100), {}
+    many = range(1, 41)
+    hear(
+        script.tell(*(script.chunk(n, 2) for n in many), openings=[Opening(n, 2) for n in many]),
+        heard,
+    )
     for _ in range(30):
-        script.tell(script.grow(1))
-    script.teaching.set_drafters((SOLE_DRAFTER,))
-    assert [told.feature_batches for told in script.tell(script.grow(1))] == [()]
-    assert script.store.free_pages == 400
+        script.tell(*(script.grow(n) for n in many), paused=True)
+    for catching_up in (True, True, False):
+        messages = script.tell(*(script.grow(n) for n in many), catching_up=catching_up)
+        with_rows = [one for one in messages if one.rows is not None]
+        assert sum(len(one.rows) for one in with_rows) <= MAX_ROWS_PER_STEP
+        hear(messages, heard)
+    assert {len(heard[n]) for n in many} == {35}
+    for n in many:
+        assert known_features(heard, n)[-4:] == [31, 32, 33, 34]
 
 
-def test_pages_of_features_go_back_with_their_sequences():
-    script = Script()
-    for sequence in (1, 2):
-        script.tell(script.chunk(sequence, 20), openings=[Opening(sequence, 20)])
-    script.tell(script.grow(1), ends=[1])
-    script.tell(closings=[1, 2], paused=True)
-    assert script.store.free_pages < 400, "nobody was told: that is noted while the next frame is computed"
-    script.teaching.catch_up()
-    assert script.store.free_pages == 400
+def test_sequences_that_close_while_the_ring_is_overwritten_leave_nothing():
+    script, heard = Script(size=8), {}
+    hear(script.tell(script.chunk(1, 4), script.chunk(2, 4), openings=[Opening(1, 4), Opening(2, 4)]), heard)
+    for _ in range(20):
+        script.tell(script.grow(1), script.grow(2), paused=True)
+    script.tell(script.grow(1), script.grow(2), paused=True, ends=[2])
+    script.tell(script.grow(1), closings=[2], paused=True)
+    hear(script.tell(script.grow(1)), heard)
+    assert heard.keys() == {1}
+    assert known_features(heard, 1)[-3:] == [24, 25, 26]
+    hear(script.tell(closings=[1]), heard)
+    assert not heard
+    assert not script.teaching._sequences
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("steps", [0, 3, 30])
+def test_forks_of_a_prefix_that_is_overwritten_in_part_or_whole_begin_with_what_is_left(steps, closed):
+    """Also if the prefix has closed, and the forks are sent as sequences of their own."""
+    script, heard = Script(size=32), {}
+    prefix, branches = Opening(1, 20, decodes=False), [Opening(n, 23, Fork(1, 20)) for n in (2, 3)]
+    script.tell(script.chunk(1, 20, final=False), openings=[prefix], paused=True)
+    for branch in branches:
+        script.committed[branch.sequence] = 20
+    script.tell(script.chunk(2, 3), script.chunk(3, 3), openings=branches, paused=True)
+    for _ in range(steps):
+        script.tell(script.grow(2), script.grow(3), paused=True)
+    script.tell(closings=[1] if closed else (), paused=True)
+    hear(script.tell(script.grow(2), script.grow(3)), heard)
+    num_overwritten = max(20 + 2 * (3 + steps + 1) - 32, 0)
+    for sequence in (2, 3):
+        assert len(heard[sequence]) == 24 + steps
+        first = known_features(heard, sequence)[0]
+        assert first == num_overwritten if num_overwritten <= 20 else first >= 20
+
+
+def test_sequences_of_a_lost_drafter_reach_another_one_with_what_the_ring_holds():
+    script, heard = Script(size=16), {"a": {}, "b": {}}
+    script.teaching.set_drafters(("a", "b"))
+
+    def run(*segments, **more):
+        for name, messages in script.advance(*segments, **more).items():
+            hear(messages, heard[name])
+
+    run(script.chunk(1, 6), script.chunk(2, 6), openings=[Opening(1, 6), Opening(2, 6)])
+    for _ in range(10):
+        run(script.grow(1), script.grow(2))
+    assert (heard["a"].keys(), heard["b"].keys()) == ({1}, {2})
+    script.teaching.set_drafters(("a",))
+    run(script.grow(1), script.grow(2))
+    assert known_features(heard["a"], 1) == [*range(17)]
+    assert len(heard["a"][2]) == 17
+    assert known_features(heard["a"], 2) == [*range(9, 17)]
 
 
 def test_undrafted_sequences_are_never_told():
@@ -306,10 +404,10 @@ def test_undrafted_sequences_are_never_told():
     assert script.tell(script.grow(1), closings=[1]) == ()
 
 
+@pytest.mark.parametrize("size", [9999, 5])
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_the_rests_everything_committed_is_told_once_in_order(seed):
-    rng, script = random.Random(seed), Script(pages=24)
-    heard: dict[int, list[int]] = {}
+def test_whatever_the_rests_everything_committed_is_told_once_in_order(seed, size):
+    rng, script, heard = random.Random(seed), Script(size), {}
     live, started, messages, ended = [], 0, [], []
     for _ in range(60):
         segments, openings = [script.grow(one, rng.randrange(3)) for one in live], []
@@ -323,21 +421,12 @@ def test_whatever_the_rests_everything_committed_is_told_once_in_order(seed):
             paused = rng.random() < 0.7
             messages += script.tell(*segments, openings=openings, ends=ended, closings=over, paused=paused)
     messages += script.tell(*(script.grow(one) for one in live))
-    for told in messages:
-        for opening in told.openings:
-            heard[opening.sequence] = []
-        for feature_batch in told.feature_batches:
-            check(
-                told,
-                feature_batch.sequence,
-                feature_batch.start,
-                feature_batch.start + len(feature_batch.tokens),
-                feature_batch.draft_round,
-            )
-            assert feature_batch.start == len(heard[feature_batch.sequence])
-            heard[feature_batch.sequence] += feature_batch.tokens
+    hear(messages, heard)
     for one in live:
-        assert len(heard[one]) == script.committed[one]
+        assert [number for number, _ in heard[one]] == [token(one, at) for at in range(script.committed[one])]
+        known = known_features(heard, one)
+        assert known[-1] == script.committed[one] - 1
+        assert size == 5 or len(known) == script.committed[one]
 
 
 def step(*sizes, paused=False, computed=0.0):

@@ -4,13 +4,13 @@ import random
 
 import pytest
 
+from specsot.core.draft_pause import FEATURE_RING_ROWS
 from specsot.core.frames import Draft, Drafts, Fork, Outcome, Result, TreeSegment
 from specsot.core.pages import PageTable
 from specsot.core.tree import chain
 from specsot_worker.core.pipeline import (
     MAX_CATCH_UP_STEPS,
     MAX_ROWS_PER_STEP,
-    MAX_UNSENT_ROWS,
     DraftTimeout,
     FrameBudget,
 )
@@ -134,7 +134,7 @@ def test_a_rest_that_began_with_many_writers_is_as_many_steps_of_few():
     assert not patience.paused
 
 
-def test_a_rest_counts_drafted_trees_alone_and_its_backlog_is_bounded():
+def test_a_pause_counts_drafted_trees_alone():
     patience = DraftTimeout(0.5)
     patience.start_pause(5)
     patience.record_launch(0, 40)
@@ -143,9 +143,22 @@ def test_a_rest_counts_drafted_trees_alone_and_its_backlog_is_bounded():
     assert patience.paused
     patience.record_launch(1, 1)
     assert not patience.paused
-    patience.start_pause(10**6)
-    patience.record_launch(1, MAX_UNSENT_ROWS)
-    assert not patience.paused
+
+
+def test_a_pause_outlasts_the_ring_of_features_and_leaves_no_more_to_send_than_the_ring_holds():
+    patience = DraftTimeout(0.5)
+    patience.start_pause(2)
+    patience.record_launch(1, 9 * FEATURE_RING_ROWS)
+    assert patience.paused
+    patience.record_launch(1, 1)
+    assert patience.catching_up
+    patience.record_drafter_message()
+    num_backlog_steps = 0
+    patience.record_launch(1, 0)
+    while patience.sends_backlog:
+        num_backlog_steps += 1
+        patience.record_launch(1, 0)
+    assert num_backlog_steps == FEATURE_RING_ROWS // MAX_ROWS_PER_STEP
 
 
 def test_a_rest_ends_with_the_last_of_those_that_it_began_with():

@@ -95,7 +95,7 @@ class StatusOptions(MasterOptions):
 
     HEADING: ClassVar[str] = "Options"
 
-    every: float = option(1.0, "Seconds between refreshes.", least=0.1, most=3600, metavar="SECONDS")
+    every: float = option(1.0, "Seconds between refreshes.", min_value=0.1, max_value=3600, metavar="SECONDS")
     once: bool = option(False, "Print the state once, as `specsot info` does.")
     json: bool = option(False, "Print the state once, as one JSON object.")
 
@@ -138,7 +138,7 @@ class RebalanceOptions(MasterOptions):
 
     HEADING: ClassVar[str] = "Options"
 
-    wait: float = option(120.0, "Seconds to wait for the new ring.", least=0, metavar="SECONDS")
+    wait: float = option(120.0, "Seconds to wait for the new ring.", min_value=0, metavar="SECONDS")
 
 
 @command(RebalanceOptions, examples=[Example("specsot rebalance", "After a worker has joined")])

@@ -11,6 +11,8 @@ from specsot.core.info import memory_in_words
 AUTO = "auto"
 # Package index with builds of torch for CUDA.
 CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
+# What a user can do whose GPU is too small.
+ROOM_REMEDY = "--quantization int8 or a smaller --kv-memory needs less, and --device cuda tries it anyway"
 # What a user with an NVIDIA GPU and a torch built for CPUs can do.
 CPU_TORCH_REMEDY = f"pip install --force-reinstall torch --index-url {CUDA_INDEX} installs one with CUDA"
 
@@ -98,9 +100,7 @@ def choose_device(
     assert needed_bytes is not None
     if stages >= len(gpus_found.gpus) and needed_bytes <= sum(map(_free, gpus_found.gpus)):
         return ChosenDevice("cuda", _used(gpus_found.gpus, needed_bytes))
-    largest = max(gpus_found.gpus, key=_free)
-    requirement = f"the model needs {memory_in_words(needed_bytes)}"
-    return ChosenDevice("cpu", f"device cpu: {requirement}, the GPU with the most free memory is {largest}")
+    return ChosenDevice("cpu", _too_small(gpus_found.gpus, needed_bytes, stages))
 
 
 def _holds(gpu: FoundGpu, needed_bytes: int | None) -> bool:
@@ -128,6 +128,19 @@ def _used(gpus: Sequence[FoundGpu], needed_bytes: int | None) -> str:
     """
     requirement = "" if needed_bytes is None else f"; {memory_in_words(needed_bytes)} needed"
     return f"device {' and '.join(map(str, gpus))}{requirement}"
+
+
+def _too_small(gpus: Sequence[FoundGpu], needed_bytes: int, stages: int) -> str:
+    """Return the line that says why no GPU is used: how much is needed, how much is free, and what to do.
+
+    gpus: All usable GPUs, at least one.
+    needed_bytes: Bytes of the whole model.
+    stages: Number of layer ranges. If there are several, the GPUs could have held the model together.
+    """
+    free = f"the GPU with the most free memory is {max(gpus, key=_free)}"
+    if stages >= len(gpus) > 1:
+        free = f"{len(gpus)} GPUs have {memory_in_words(sum(map(_free, gpus)))} free together"
+    return f"device cpu: the model needs {memory_in_words(needed_bytes)}, {free}; {ROOM_REMEDY}"
 
 
 def _sharded(gpus: Sequence[FoundGpu], needed_bytes: int | None, shards: int) -> ChosenDevice:

@@ -246,7 +246,7 @@ class FleetOptions(DraftModelOptions):
     )
     plan_style: PlanStyle | None = option(
         None,
-        "Format of plans: a numbered list, or the markers or tags that some models are trained on.",
+        "Format of plans: a numbered list, markers around it, or the tags that some models are trained on.",
         unset="auto",
     )
     kind: Kind = option("embedded", "Run the fleet in this process, or as child processes.", flag="fleet")

@@ -75,7 +75,7 @@ class TablesOptions:
     methods: TableOptions = field(default_factory=TableOptions)
     prompts: Path | None = option(None, "Questions of your own, one a line.", metavar="FILE")
     minutes: float | None = option(
-        None, "Maximum minutes for all answers; methods that are not reached are marked as such.", least=0
+        None, "Maximum minutes for all answers; methods that are not reached are marked as such.", min_value=0
     )
     text: Path | None = option(None, "Text for perplexity.", metavar="FILE", unset="one that comes with it")
     small_model: str | None = option(

@@ -46,9 +46,9 @@ class VerifyOptions:
     prompts: Path | None = option(
         None, "File of prompts, one per line; built-in questions if not given.", positional=True
     )
-    max_new_tokens: int = option(64, "Tokens of each answer.", least=1)
+    max_new_tokens: int = option(64, "Tokens of each answer.", min_value=1)
     near: float = option(
-        1e-4, "Logits that differ by less than this count as a tie, which rounding may decide.", least=0
+        1e-4, "Logits that differ by less than this count as a tie, which rounding may decide.", min_value=0
     )
     json: bool = option(False, "Print one JSON object.")
     fleet: Annotated[FleetOptions, OF_VERIFIED] = field(default_factory=FleetOptions)

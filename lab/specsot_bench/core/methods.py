@@ -116,9 +116,11 @@ def read_families(families: str) -> tuple[str, ...]:
 
 
 # Options that several tables share, each declared once.
-SAMPLES = Option("Measured runs of each row.", flag="samples", aliases=("num-samples", "num-runs"), least=1)
+SAMPLES = Option(
+    "Measured runs of each row.", flag="samples", aliases=("num-samples", "num-runs"), min_value=1
+)
 # Length of all answers.
-LENGTH = Option("Tokens of each answer.", flag="max-new-tokens", least=1)
+LENGTH = Option("Tokens of each answer.", flag="max-new-tokens", min_value=1)
 # Lengths of the answers, one or several.
 LENGTHS = Option("Tokens of the answers, such as 500,1000,2000.", flag="max-new-tokens", kind=COUNTS)
 # Chain lengths of the linear methods.

@@ -25,7 +25,7 @@ from specsot_kernels.contract import summarize
 from specsot_model.decoder import Decoder
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
-from specsot_worker.feature_stream import FeatureStore
+from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.penalties import without_tokens
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
@@ -289,7 +289,7 @@ def open_loop(
         engine = make_engine(models.draft, configuration)
     stage.capture()
     logits = without_tokens(models.target.logits, models.unnamed)
-    verifier = Verifier(logits, _no_grammar, _store_for(models, pages), stage)
+    verifier = Verifier(logits, _no_grammar, _ring_for(models), stage)
     table = PageTable(pages, PAGE_ROWS)
     budget = FrameBudget(min_rows, 1, slots, stage.prompt_rows(min_rows))
     sequencer = Sequencer(EPOCH, budget, table, DraftTimeout(0.0, models.draft is not None))
@@ -298,15 +298,14 @@ def open_loop(
     return StepLoop(stage, verifier, sequencer, engine)
 
 
-def _store_for(models: TargetAndDraft, pages: int) -> FeatureStore | None:
-    """Return a store for the features that the drafter reads, or None without a drafter.
+def _ring_for(models: TargetAndDraft) -> FeatureRing | None:
+    """Return a ring for the features that the drafter reads, or None without a drafter.
 
-    models: Target and draft.
-    pages: KV pages of the stage.
+    models: The target, and the draft model if there is one.
     """
     target = models.target
     draft = models.draft
-    return FeatureStore(pages, PAGE_ROWS, draft.width, target.dtype, target.device) if draft else None
+    return FeatureRing(draft.width, target.dtype, target.device) if draft else None
 
 
 def _no_grammar(_: object) -> None:

@@ -21,6 +21,8 @@ def chance_of(tau: float, levels: int) -> float:
 
     tau: Mean tokens per step, the bonus token included.
     levels: Number of drafted levels of a tree.
+
+    The probability is found by bisection between 0 and 1.
     """
     low, high = 0.0, 1.0
     for _ in range(60):
@@ -38,6 +40,8 @@ def even_runs(chance: float) -> Iterator[int]:
     per cent, and speed-ups with it.
 
     chance: Probability that a draft is right, greater than 0 and less than 1.
+
+    The sequence is always the same for one chance.
     """
     point = 0.5
     while True:
@@ -54,6 +58,8 @@ def even_ranks(chances: Sequence[float], level: int) -> Iterator[int | None]:
 
     chances: Probability that the draft of each rank is right, the best rank first; at most 1 in total.
     level: The level, counted from 0. Levels whose numbers are equal modulo 8 advance alike.
+
+    The sequence is always the same for the same arguments.
     """
     step = math.sqrt(PRIMES[level % len(PRIMES)]) % 1.0
     point = 0.5

@@ -97,6 +97,11 @@ class LoadLevel:
     def row(self) -> dict[str, Any]:
         """Return the level as a row of figures: requests and tokens per second, and waits in seconds. The
         entry "errors" counts failed requests by reason.
+
+        Waits are the median and the 99th percentile ("p50", "p99"), and None without values; only requests
+        that were answered count. "requests" is the number that was sent, "answered" that of the answered
+        ones. Requests that brought fewer than two tokens have no time per token. Raises ZeroDivisionError if
+        the level took no time.
         """
         answered = self.answered
         return {
@@ -123,6 +128,8 @@ def percentiles(values: Iterable[float]) -> Percentiles:
     None if there are no values.
 
     values: The measured values, in any order.
+
+    The keys are "p50" and "p99". A percentile is never interpolated.
     """
     listed: Sequence[float] = list(values)
     if not listed:
@@ -149,6 +156,10 @@ async def ask_at_once(
     numbers: Numbers of the requests, shared by all clients.
     ask: Makes a request from its number.
     trust: TLS files and token with which the clients connect.
+
+    `seconds` of the result starts when all clients are connected and ends with the last request. A request
+    that fails has an error in its times. Raises Unavailable if a client cannot connect. Without numbers the
+    result has no requests.
     """
     async with connected(address, clients, trust) as masters:
         watch = Stopwatch()
@@ -168,6 +179,9 @@ async def connected(address: str, clients: int, trust: ClientOptions) -> AsyncGe
     trust: TLS files and token with which the clients connect.
 
     Raises Unavailable if the master does not answer.
+
+    The clients connect one after the other. If a client cannot connect, the clients before it are closed.
+    With 0 clients the list is empty.
     """
     async with AsyncExitStack() as stack:
         masters: list[MasterClient] = []
@@ -194,6 +208,10 @@ async def ask_one(master: MasterClient, ask: Ask) -> RequestTimes:
 
     master: The client's connection.
     ask: The request.
+
+    The error is the class of the exception, such as "Overloaded"; "no end" if the events ended without the
+    last one; or the reason for which the answer ended, if that is neither a stop nor the limit of tokens.
+    Events without text do not count as text.
     """
     sent_at = now()
     text_times = list[float]()

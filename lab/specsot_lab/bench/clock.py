@@ -68,6 +68,8 @@ class StepClock:
         """Run one step of a loop, record its times, and return it.
 
         loop: The loop to advance; a sequence must be left in it.
+
+        A step that computes prompt rows and trees counts as one with prompt rows.
         """
         watch = Stopwatch()
         step = loop.turn(self._time_phase)
@@ -87,6 +89,8 @@ class StepClock:
         of it counts for the inner phase alone. The context gets None.
 
         phase: The phase's name; repeated phases of one name are added up.
+
+        Nothing is recorded if the context ends by an error.
         """
         watch = Stopwatch()
         before = self.total_seconds
@@ -100,6 +104,8 @@ def call_seconds(call: Call, calls: int) -> list[float]:
 
     call: The function to measure, which must return only when its work is done.
     calls: Number of calls.
+
+    A call that raises ends the measurement with its error.
     """
     seconds: list[float] = []
     for _ in range(calls):
@@ -125,6 +131,8 @@ def mean_seconds(call: Call, calls: int) -> float:
 
     call: The function to measure.
     calls: Number of calls in a row, at least 1.
+
+    Raises ZeroDivisionError if `calls` is 0.
     """
     _wait()
     watch = Stopwatch()
@@ -140,6 +148,9 @@ def captured(call: Call, calls: int = 1) -> Call:
     call: The function to capture. It is called once before, so that kernels are compiled outside of the
         graph.
     calls: Number of calls that the graph contains.
+
+    The returned function does not wait for the device. The tensors of `call` stay alive as long as the
+    function does.
     """
     call()
     torch.cuda.synchronize()
@@ -170,6 +181,13 @@ class RowLog:
     """
 
     def __init__(self, bench: str, settings: Row, output: Path | None, *named: str) -> None:
+        """Make an empty log. Nothing is written or printed before the first row.
+
+        bench: Name of the benchmark.
+        settings: Settings of the run, which are written with the rows.
+        output: The JSON file; None: rows are only printed.
+        named: Keys of a row that make up its name.
+        """
         self._bench = bench
         self._settings = settings
         self._output = output
@@ -182,6 +200,9 @@ class RowLog:
         """Add a row: print it, and write all rows so far.
 
         row: Figures by name.
+
+        From the second row of one name on, the row gets an entry "turn" with the number of the repetition,
+        counted from 2. The printed line begins with the seconds since the log was made.
         """
         key = tuple(row.get(name) for name in self._named)
         self._repetitions[key] += 1

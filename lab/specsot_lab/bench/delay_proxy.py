@@ -35,6 +35,12 @@ class DelayProxy:
     """
 
     def __init__(self, target: int, delay: float = 0.0, rate: float | None = None) -> None:
+        """Make a proxy that does not listen until `open` is called.
+
+        target: The server's port on the loopback interface.
+        delay: Seconds that data takes in each direction.
+        rate: Bytes per second in each direction, shared by all connections; None: no limit.
+        """
         self.delay = delay
         self.carried = 0
         self._target = target
@@ -57,7 +63,10 @@ class DelayProxy:
         self._server = await loop.create_server(self._accept, "127.0.0.1", 0)
 
     async def close(self) -> None:
-        """Stop listening, and abort all open connections."""
+        """Stop listening, and abort all open connections.
+
+        Returns once no connection to the server is being made any more. The proxy must be open.
+        """
         assert self._server is not None
         self._server.close()
         for end in tuple(self._ends):
@@ -70,6 +79,9 @@ class DelayProxy:
 
         size: Number of bytes; 0 for the end of a connection.
         to_server: True for data from a client to the server, False for data in the other direction.
+
+        The time that the data needs at the line's rate is added to the time at which the line is free, so
+        that each call occupies the line. Without a rate, only the delay counts.
         """
         now = asyncio.get_running_loop().time()
         starts = max(now, self._idle_at[to_server])
@@ -77,7 +89,10 @@ class DelayProxy:
         return self._idle_at[to_server] - now + self.delay
 
     def _accept(self) -> _End:
-        """Return the client's side of a new connection, and start to connect its other side to the server."""
+        """Return the client's side of a new connection, and start to connect its other side to the server.
+
+        Both sides know each other when this returns; the server's side is connected later.
+        """
         client_end = _End(self, self._ends, from_client=True)
         server_end = _End(self, self._ends, from_client=False)
         client_end.other, server_end.other = server_end, client_end
@@ -91,6 +106,8 @@ class DelayProxy:
 
         client_end: The socket to the client, which is connected.
         server_end: The socket to the server, which is to be connected.
+
+        Returns when the server's side is connected, or the client's has been aborted.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -109,6 +126,12 @@ class _End(asyncio.Protocol):
     """
 
     def __init__(self, proxy: DelayProxy, ends: set[_End], from_client: bool) -> None:
+        """Make a socket's protocol before it is connected.
+
+        proxy: Knows the line's delay and rate.
+        ends: All open sockets of the proxy; this one joins them when it is connected.
+        from_client: True if the socket is connected to the client, False if it is connected to the server.
+        """
         self._proxy = proxy
         self._ends = ends
         self._from_client = from_client
@@ -122,6 +145,8 @@ class _End(asyncio.Protocol):
         """Store the transport, and run the actions that were due before it existed.
 
         transport: The transport of the new connection.
+
+        From now on the socket belongs to `ends`.
         """
         self._transport = cast(asyncio.Transport, transport)
         self._ends.add(self)
@@ -134,6 +159,8 @@ class _End(asyncio.Protocol):
         full.
 
         data: The bytes that arrived.
+
+        The bytes are added to the proxy's `carried` at once.
         """
         self._proxy.carried += len(data)
         assert self.other is not None
@@ -145,6 +172,8 @@ class _End(asyncio.Protocol):
         """Close the other socket after all data that is still on its way to it.
 
         exc: The error that ended the connection, or None; not used.
+
+        The socket is removed from `ends`.
         """
         self._ends.discard(self)
         assert self.other is not None

@@ -89,6 +89,8 @@ class TimedSequence:
         page_rows: Rows of a page.
         sizes: Rows of the steps that are timed.
         chunk_rows: Rows of a prompt that are computed at once.
+
+        If the decoder cannot be captured, all steps run kernel by kernel.
         """
         self._decoder = decoder
         self._size = page_rows
@@ -109,6 +111,9 @@ class TimedSequence:
         rows: Rows to compute.
         parents: Parent of each node of the tree; None: the rows are those of a prompt, each after the one
             before.
+
+        The rows are written into the KV cache after the `base` rows; rows that lie there from an earlier call
+        are replaced. Token ids are those of the slots, modulo the vocabulary.
         """
         slots = range(base, base + rows)
         positions = list(slots) if parents is None else [base + depth for depth in depths(parents)]
@@ -127,6 +132,8 @@ class TimedSequence:
         positions: Rotary position of each row.
         slots: KV slot of each row.
         span: The rows that each row sees.
+
+        Returns when the work was launched; the hidden rows are dropped.
         """
         decoder = self._decoder
         token_tensor, position_tensor, slot_tensor = (
@@ -141,6 +148,8 @@ class TimedSequence:
 
         first: First row.
         last: The row after the last one.
+
+        On a CPU the time is processor time, see `_milliseconds_of`.
         """
 
         def run() -> None:
@@ -156,6 +165,9 @@ class TimedSequence:
 
         context_length: Number of rows before the first tree.
         rows: Nodes of the tree, root included.
+
+        TURNS + 2 trees are timed, of which the first two do not count. min(rows, ACCEPTED) nodes of each are
+        accepted.
         """
         parents = random_parents(rows)
         accepted = min(rows, ACCEPTED)
@@ -168,6 +180,8 @@ class TimedSequence:
         so that other processes do not raise it.
 
         work: The function to time; a GPU is synchronized after it.
+
+        On a GPU it is wall-clock time.
         """
         on_gpu = self._decoder.device.type == "cuda"
         clock = time.perf_counter if on_gpu else time.process_time
@@ -179,7 +193,13 @@ class TimedSequence:
 
 
 def main() -> None:
-    """Read the command line, and print a line for each context length."""
+    """Read the command line, and print a line for each context length.
+
+    On a CUDA device, a line with the milliseconds of a prompt of PROMPT tokens, the median of three, is
+    printed first. With --kernels, the last line has the microseconds of each kernel of one step; that needs a
+    CUDA device. The contexts of --behind must ascend, because each continues the one before. The process
+    exits with status 0, or with 2 for an unknown option.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--shape", choices=SHAPES, default="small", help="small: in fp32, others in bf16")

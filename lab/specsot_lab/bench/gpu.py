@@ -76,6 +76,8 @@ def measure(options: GpuRun, output: Path | None) -> int:
     output: The JSON file; None: rows are only printed.
 
     Raises InvalidRequest if there is no CUDA device, or for an unknown part.
+
+    A model that is not one of SHAPES raises InvalidRequest when its turn comes.
     """
     if not torch.cuda.is_available():
         raise InvalidRequest("bench gpu needs a CUDA device")
@@ -111,6 +113,8 @@ def measure_all(options: GpuRun, speeds: Speeds) -> Iterator[Row]:
 
     options: What is measured.
     speeds: The measured speeds of the device.
+
+    Raises InvalidRequest for a model that is not one of SHAPES, when its turn comes.
     """
     for name in options.models:
         for row in _model_rows(name, options, speeds):
@@ -125,6 +129,10 @@ def _model_rows(name: str, options: GpuRun, speeds: Speeds) -> Iterator[Row]:
     name: The shape, one of SHAPES.
     options: What is measured.
     speeds: The measured speeds of the device.
+
+    With several context lengths, the rows of each have an entry "after", the number of tokens before. The
+    parts "speculation", "product", "fp8" and "served" are measured only with `options.replayed_model`; "fp8"
+    and "served" only once, "fp8" after the first context length.
     """
     config = config_of(name)
     decoder = Decoder(
@@ -156,6 +164,9 @@ def _context_rows(
     options: What is measured.
     speeds: The measured speeds of the device.
     replayed: True if speculation and the rest of the product are measured with this model.
+
+    The parts "steps" (with any model), "speculation" and "product" are measured, in this order, if
+    `options.only` has them.
     """
     if "steps" in options.only:
         yield from measure_steps(decoder, context_length, speeds)
@@ -171,6 +182,9 @@ def measure_steps(decoder: Decoder, context_length: int, speeds: Speeds) -> Iter
     decoder: The whole base model.
     context_length: Number of tokens in the KV cache before the step.
     speeds: The measured speeds of the device.
+
+    The first two rows are decoding without drafts, on the device alone and with the host. Then come those of
+    `measure_drafts` and of `measure_verify`.
     """
     device = median_seconds(captured(step_call(decoder, context_length, 1)))
     step = statistics.median(step_seconds_of(decoder, context_length))
@@ -189,6 +203,9 @@ def baseline_rows(
     context_length: Number of tokens in the KV cache before the step.
     speeds: The measured speeds of the device.
     named_seconds: Seconds of a step, by the name of the way.
+
+    "floor ms" is the shortest possible time, and "of copy bandwidth %" the part of the measured time that it
+    is.
     """
     floor = floor_of_step(decoder.config, speeds, 1, context_length)
     for name, seconds in named_seconds.items():
@@ -211,6 +228,9 @@ def measure_verify(
     context_length: Number of tokens in the KV cache before the step.
     root_step_seconds: Seconds of a step over one row, of which the others are given as multiples.
     speeds: The measured speeds of the device.
+
+    "t/t(1)" is the time as a multiple of `root_step_seconds`. A profile row follows the row of its size, with
+    "us", the microseconds by kernel.
     """
     for rows in ROWS:
         replay = captured(step_call(decoder, context_length, rows))
@@ -233,6 +253,8 @@ def step_seconds_of(decoder: Decoder, context_length: int) -> list[float]:
 
     decoder: The whole base model.
     context_length: Number of tokens of the prompt before the first step, at least 1.
+
+    Each step verifies a tree that consists of its root.
     """
     stage = DecoderStage(decoder, -(-(context_length + STEPS) // PAGE) + 1, PAGE)
     stage.capture()

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 def replay_acceptance() -> None:
-    """Make every EAGLE proposer of this process accept as many tokens as published, from now on."""
+    """Make every EAGLE proposer of this process accept as many tokens as published, from now on.
+
+    Proposers that exist already are not changed. The acceptance is that by node rank with which the published
+    tree yields TAU tokens per step; it is right only for a base model that predicts the next higher token id.
+    """
     from specsot_drafter import loader
     from specsot_drafter.heads.eagle import Eagle3Head
     from specsot_drafter.proposers.eagle import EagleProposer
@@ -44,6 +48,9 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
     """Return the program of the drafter, for a process of its own or for that of a worker.
 
     arguments: Its command line; None: that of this process.
+
+    From then on, every EAGLE proposer of this process replays acceptance. Raises what the drafter's own
+    command line raises.
     """
     from specsot.service.runtime_env import set_runtime_defaults
 
@@ -55,7 +62,10 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
 
 
 def main() -> int:
-    """Run the drafter until it ends, and return its exit status."""
+    """Run the drafter until it ends, and return its exit status.
+
+    Its options are those of `specsot-drafter`.
+    """
     drafter_program = program()
     from specsot.service.member import run_members
 

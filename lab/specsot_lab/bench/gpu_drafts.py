@@ -68,6 +68,9 @@ def _measure_head(
     baseline_seconds: Seconds that a step without drafts takes on the device.
     speeds: The measured speeds of the device.
     kind: The head's quantization; None: bf16.
+
+    There is a row for each of DEPTHS, then one with "us", the microseconds by kernel, of the deepest tree.
+    "floor ms" is the shortest possible time, and "of a plain step %" compares with `baseline_seconds`.
     """
     shape = head_shape(decoder.config)
     graphs, graph_input = graphs_after(made_up_head(decoder, shape, kind), context_length)
@@ -91,6 +94,9 @@ def graphs_after(head: Eagle3Head, context_length: int) -> tuple[TreeGraphs, Gra
 
     head: The head that grows the tree.
     context_length: Number of tokens of the sequence, at least DUE.
+
+    Features and KV of the sequence are random. Needs a CUDA device and Triton. Fails with an AssertionError
+    if the pages do not suffice.
     """
     from specsot_kernels.gpu.growing import grow
 
@@ -130,6 +136,9 @@ def made_up_head(decoder: Decoder, shape: HeadShape, kind: Quantization | None =
     decoder: The whole base model.
     shape: The head's shape.
     kind: The head's quantization; None: that of the base.
+
+    The head reads three taps: layer 2, the middle one, and the third last. Its draft ids are the first ids of
+    the base model.
     """
     config = decoder.config
     device = decoder.device

@@ -53,6 +53,9 @@ def measure_fp8(config: ModelConfig, context_length: int, speeds: Speeds) -> Ite
     config: The shape of the base model.
     context_length: Number of tokens in the KV cache before what is measured.
     speeds: The measured speeds of the device.
+
+    Every row's name begins with "base in bf16", "base in fp8" or "base in int8". Each precision is freed
+    before the next one is made.
     """
     baseline_speeds: dict[int, float] = {}
     baseline_seconds: dict[int, float] = {}
@@ -69,6 +72,8 @@ def _decoder(config: ModelConfig, kind: Quantization | None) -> Decoder:
 
     config: The shape.
     kind: The quantization; None: bf16.
+
+    The model is on the first CUDA device, and predicts the next higher token id after every token.
     """
     all_layers = Range(0, config.layers)
     device = torch.device("cuda", 0)
@@ -93,6 +98,10 @@ def _precision_rows(
         enters its own figures.
     baseline_seconds: Seconds of a step of bf16 on the device, by number of rows. The first precision enters
         its own figures.
+
+    The rows come in this order: steps of each size in VERIFIED on the device, each followed by its kernels if
+    it is in PROFILED; decoding without drafts for each number in SEQUENCES; and drafting, of one and of eight
+    sequences, with a head in bf16, and for a quantized base also with a head of the same quantization.
     """
     for rows in VERIFIED:
         replay = captured(step_call(decoder, context_length, rows))

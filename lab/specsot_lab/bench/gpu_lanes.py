@@ -143,6 +143,9 @@ class Lane:
         """Yield the prompt chunk by chunk: the opening, which is None for all chunks but the first, and the
         chunk. The tokens are random, with the sequence's id as the seed. After the last chunk the whole
         prompt counts as committed.
+
+        Token ids are below 1000, and a chunk has at most CHUNK tokens. The lane's `committed` changes only
+        when the iteration ends. A prompt without tokens yields nothing.
         """
         rng = random.Random(self.sequence)
         tokens = tuple(rng.randrange(1000) for _ in range(self.context_length))
@@ -159,6 +162,9 @@ class Lane:
         """Record what the lane's frame has written.
 
         outcome: The outcome of the frame for this sequence.
+
+        The accepted nodes become those that the next tree keeps, and the draft round advances by one. For a
+        prompt's chunks, `prompt` sets the committed tokens afterwards.
         """
         self.committed += len(outcome.accepted)
         self.keep = outcome.accepted
@@ -181,6 +187,11 @@ class Lanes:
     """
 
     def __init__(self, first_stage: Link, results: asyncio.Queue[Any]) -> None:
+        """Make lanes without sequences. Sequence ids and frame numbers count from 1.
+
+        first_stage: The link to stage 0, by which frames are sent.
+        results: The queue of what members send, from which results are read.
+        """
         self._first_stage = first_stage
         self._results = results
         self._sequences = count(1)
@@ -194,6 +205,9 @@ class Lanes:
         rows: Nodes of each tree, root included.
         context_length: Prompt tokens of each sequence.
         steps: Number of steps of each lane that are measured.
+
+        The result has lanes * steps - 1 intervals. All sequences are closed at the end. Raises AssertionError
+        if a member sends anything but a result, and TimeoutError if a frame takes more than PATIENCE seconds.
         """
         all_lanes = [Lane(next(self._sequences), context_length, rows) for _ in range(lanes)]
         for lane in all_lanes:
@@ -215,6 +229,8 @@ class Lanes:
         """Compute a lane's prompt, frame by frame.
 
         lane: The lane, which has written its first token afterwards.
+
+        The next frame is sent only after the result of the one before.
         """
         for opening, chunk in lane.prompt():
             await self._launch(lane, () if opening is None else (opening,), chunk)
@@ -225,6 +241,8 @@ class Lanes:
         """Wait for the next result, and return the time at which it arrived, in seconds.
 
         launch_next: True if the next frame of the result's lane is launched.
+
+        The result's outcome is recorded in its lane. Raises what `_result` raises.
         """
         result = await self._result()
         arrival_time = now()
@@ -247,6 +265,8 @@ class Lanes:
         openings: Sequences that the frame opens.
         segments: Prompt chunks or trees.
         closings: Ids of sequences that the frame closes.
+
+        Frames are numbered from 1; the lane counts as in flight until its result has been received.
         """
         number = next(self._numbers)
         self._in_flight[number] = lane
@@ -257,6 +277,8 @@ class Lanes:
 
         Raises AssertionError with any other message, such as a report that the ring is broken, and
         TimeoutError after PATIENCE seconds.
+
+        The wait is limited for each call anew.
         """
         async with asyncio.timeout(PATIENCE):
             message = await self._results.get()
@@ -305,6 +327,8 @@ async def lanes_over(decoders: Sequence[Decoder], pages: int) -> AsyncGenerator[
 
     decoders: Successive layer ranges, each on a device of its own.
     pages: Number of KV pages of each worker.
+
+    Raises AssertionError, with the reason if a worker has one, if a worker is not ready.
     """
     exchange = Exchange()
     leaving = asyncio.Event()
@@ -339,6 +363,8 @@ def connector_to(received: asyncio.Queue[Any]) -> Connect:
     """Return the function by which a member registers: it gives the member an uplink into the queue.
 
     received: The queue.
+
+    All members that use the function share the queue. Reports of progress are dropped.
     """
 
     async def connect(registration: Registration) -> Link:

@@ -16,7 +16,7 @@ from typing import Final
 
 import torch
 
-from specsot.core.frames import Close, Fork, Open, Opening, TreeSegment, rows_of
+from specsot.core.frames import Close, Drafts, Fork, Open, Opening, TreeSegment, rows_of
 from specsot.core.pages import PageTable
 from specsot.core.skeleton import PlanRules
 from specsot.core.vocabulary import Vocabulary
@@ -34,7 +34,7 @@ from specsot_lab.bench.gpu_replay import Ranks, Replay
 from specsot_model.decoder import Decoder
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
-from specsot_worker.feature_store import FeatureStore
+from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
 
@@ -146,6 +146,8 @@ class GpuLoop:
         max_rows: Maximum number of rows of a frame.
         drafting: How to draft; None: without drafts.
         writing: How sequences are written; may be changed between runs.
+
+        Memory of earlier loops that are no longer used is freed first.
         """
         free_loops()
         pages = pages * PAGE // writing.page_rows
@@ -167,7 +169,9 @@ class GpuLoop:
         self.stage.capture()
         self._ids = count(1)
 
-    def run(self, context_length: int, sequences: int, steps: int, forked: bool = False) -> StepClock:
+    def run(
+        self, context_length: int, sequences: int, steps: int, forked: bool = False, paused: bool = False
+    ) -> StepClock:
         """Return the clock of a run, after which all sequences are closed. It starts when all prompts have
         been computed and WARM more steps have passed.
 
@@ -175,6 +179,9 @@ class GpuLoop:
         sequences: Number of sequences, at least 1.
         steps: Number of steps that are timed.
         forked: True if the sequences fork one prefix of `context_length` tokens, and add one token each.
+        paused: True if drafting is paused once all sequences decode, so that no timed step has drafts.
+
+        A step counts only if all sequences have a tree in it. Fails if the pages do not suffice.
         """
         loop = self._loop()
         orders = list(self._opening_orders(context_length, sequences, forked))
@@ -183,6 +190,8 @@ class GpuLoop:
         warm = StepClock()
         clock = StepClock()
         while clock.steps < steps:
+            if paused and warm.steps == 1:
+                loop.sequencer.add_drafts(Drafts(EPOCH, (), PLENTY))
             frame = (clock if warm.steps == WARM else warm).time_step(loop).frame
             if sum(isinstance(segment, TreeSegment) for segment in frame.segments) < sequences:
                 # Prompts are still being computed.
@@ -196,6 +205,9 @@ class GpuLoop:
 
         shared_length: Tokens of the prefix that all sequences fork.
         parts: The parts of the request, in order.
+
+        Steps that compute the prompts of a part are timed, too. The sequences of a part have ended when the
+        next part begins; the prefix is closed at the end.
         """
         loop, prefix = self._loop(), self._prefix_order(shared_length)
         loop.sequencer.apply_order(prefix)
@@ -224,6 +236,8 @@ class GpuLoop:
         context_length: Tokens of each prompt, or of the prefix.
         sequences: Number of sequences.
         forked: True if the sequences fork a prefix, and add one token each.
+
+        Each forked sequence has a prompt of one token of its own.
         """
         fork = None
         if forked:
@@ -246,6 +260,8 @@ class GpuLoop:
         """Return the order that opens a prefix.
 
         length: Number of its tokens.
+
+        The prefix has the token ids 0 .. length - 1 and never decodes. Every call uses up a new sequence id.
         """
         drafted = self._drafting is not None
         opening = Opening(next(self._ids), length, decodes=False, drafted=drafted)
@@ -262,6 +278,9 @@ class GpuLoop:
         fork: The prefix that the sequence forks, or None.
         limit: Number of tokens that it writes.
         constraint: What constrains the sequence; None: nothing.
+
+        Every call uses up a new sequence id. The prompt's token ids are 1 + 100 * number and those that
+        follow.
         """
         start = 1 + 100 * number
         prompt = prompt_length + (fork.length if fork else 0)
@@ -279,7 +298,10 @@ class GpuLoop:
         return Open(opening, tuple(range(start, start + prompt_length)), PLENTY)
 
     def _loop(self) -> StepLoop:
-        """Return a new loop over the stage's pages and graphs, without sequences."""
+        """Return a new loop over the stage's pages and graphs, without sequences.
+
+        A run without drafts has no engine and no feature store. The draft timeout is 0 seconds.
+        """
         drafting = self._drafting
         decoder = self._decoder
         page_rows = self.writing.page_rows
@@ -289,12 +311,12 @@ class GpuLoop:
         timeout = DraftTimeout(0.0, drafting is not None)
         sequencer = Sequencer(EPOCH, budget, PageTable(self._pages, page_rows), timeout)
         engine = None
-        store = None
+        ring = None
         if drafting is not None:
             engine = self._engine(drafting)
-            store = FeatureStore(self._pages, page_rows, drafting.head.width, decoder.dtype, decoder.device)
+            ring = FeatureRing(drafting.head.width, decoder.dtype, decoder.device)
         verifier = Verifier(
-            decoder.logits, constraint.grammar if constraint else _unconstrained, store, self.stage
+            decoder.logits, constraint.grammar if constraint else _unconstrained, ring, self.stage
         )
         return StepLoop(self.stage, verifier, sequencer, engine)
 
@@ -302,6 +324,9 @@ class GpuLoop:
         """Return the engine that drafts.
 
         drafting: How to draft. If its shape is not fixed, a tuner decides how much.
+
+        A fixed shape has a fixed number of nodes, otherwise the number is chosen by the measured curves. The
+        grammar's vocabulary is passed on if sequences are constrained.
         """
         shape = drafting.shape
         step_curve = drafting.step_curve
@@ -329,6 +354,8 @@ def _close_sequences(loop: StepLoop, orders: Sequence[Open]) -> None:
 
     loop: The loop that has the sequences.
     orders: The orders that opened the sequences; forks are closed before their prefix.
+
+    The step's result is dropped.
     """
     for order in reversed(orders):
         loop.sequencer.apply_order(Close(order.opening.sequence))

@@ -97,6 +97,8 @@ def measure_product(decoder: Decoder, context_length: int, speeds: Speeds) -> It
     decoder: The whole base model, with weights that predict the next higher token id, see `NextTokenWeights`.
     context_length: Number of tokens in the KV cache before what is measured.
     speeds: The measured speeds of the device.
+
+    The rows come in this order: prompts, page sizes, trees, sampling, grammars.
     """
     yield from measure_prompts(decoder)
     head = made_up_head(decoder, head_shape(decoder.config))
@@ -114,6 +116,9 @@ def measure_prompts(decoder: Decoder, rows: int = ROWS) -> Iterator[Row]:
 
     decoder: The whole base model.
     rows: Maximum number of rows of other frames, from which the stage derives that of a prompt's frames.
+
+    A row has the median ("ms"), the shortest ("least ms") and the longest ("most ms") milliseconds, and
+    tokens per second by the median.
     """
     for context_length in PROMPTS:
         seconds = prompt_seconds(decoder, context_length, rows)
@@ -135,6 +140,9 @@ def prompt_seconds(decoder: Decoder, context_length: int, rows: int, repetitions
     context_length: Tokens of each prompt, at least 1.
     rows: Maximum number of rows of other frames, from which the stage derives that of a prompt's frames.
     repetitions: Number of prompts.
+
+    The prompt is read in chunks, as many rows as the stage takes at once. Each sequence is closed after its
+    first token, which is not timed.
     """
     stage = DecoderStage(decoder, context_length // PAGE + 2, PAGE)
     seconds = list[float]()
@@ -165,6 +173,9 @@ def measure_pages(
     head: The head, which runs for its cost.
     context_length: Number of tokens in the KV cache before what is measured.
     baseline: What results are compared with.
+
+    For each page size there is one row without drafts, one of SIMULTANEOUS sequences without drafts, and one
+    with drafts. The entry "rows" is the page size in rows.
     """
     tree = Drafting(head, TreeShape(DEPTH, TOP_K, NODES, fixed=True), CHANCE, BUDGET)
     for page in PAGE_ROWS:
@@ -185,6 +196,8 @@ def measure_trees(decoder: Decoder, head: DraftHead, baseline: Baseline) -> Iter
     decoder: The whole base model.
     head: The head, which runs for its cost.
     baseline: What results are compared with, and the context that is measured.
+
+    The time of steps and of levels is measured first, for the tuner. Fixed shapes are not tuned.
     """
     curve: Curve = tuple((rows, seconds * decoder.config.layers) for rows, seconds in measure_rows(decoder))
     shapes = {
@@ -211,6 +224,8 @@ def measure_chance(decoder: Decoder, head: DraftHead, ranks: Ranks, baseline: Ba
     head: The head, which runs for its cost.
     ranks: Probability that each rank of a node's children is right.
     baseline: What results are compared with, and the context that is measured.
+
+    There are eight rows, four without drafts and four with.
     """
     sampled = WritingOptions(sampling=Sampling(temperature=TEMPERATURE))
     tree = Drafting(head, TreeShape(DEPTH, TOP_K, NODES, fixed=True), ranks, BUDGET)
@@ -230,6 +245,10 @@ def measure_grammar(decoder: Decoder, head: DraftHead, ranks: Ranks, baseline: B
     head: The head, which runs for its cost.
     ranks: Probability that each rank of a node's children is right.
     baseline: What results are compared with, and the context that is measured.
+
+    First come four rows of a plan and four of a whole request, each "free", "held", "held", "free"; "held"
+    means constrained. Then come four rows of SIMULTANEOUS sequences, of which none, one, one and none is
+    constrained to a form.
     """
     tree = Drafting(head, TreeShape(DEPTH, TOP_K, NODES, fixed=True), ranks, BUDGET)
     loop = GpuLoop(decoder, PAGES, ROWS, tree)
@@ -262,6 +281,8 @@ def _plan_row(loop: GpuLoop, name: str, baseline: Baseline) -> Row:
     loop: The loop that writes the plan.
     name: "held" if the plan is constrained by its grammar, else "free".
     baseline: What results are compared with, and the context that is measured.
+
+    A shorter plan of WARM_TOKENS tokens, written before, is not counted.
     """
     part = RequestPart(PLAN_PROMPT, (SKELETON,), constrained=name == "held")
     loop.write(
@@ -277,6 +298,9 @@ def _request_row(loop: GpuLoop, name: str, baseline: Baseline) -> Row:
     loop: The loop that writes the request.
     name: "held" if the plan is constrained by its grammar, else "free".
     baseline: What results are compared with, and the context that is measured.
+
+    Only the plan is constrained, never the branches. A request with branches of WARM_TOKENS tokens, written
+    before, is not counted.
     """
     plan = RequestPart(PLAN_PROMPT, (SKELETON,), constrained=name == "held")
     parts = plan, RequestPart(POINT_PROMPT, (BRANCH,) * BRANCHES)
@@ -293,6 +317,9 @@ def _median_row(name: str, clocks: Sequence[StepClock], baseline: Baseline) -> R
     name: The row's name.
     clocks: The runs, at least one.
     baseline: What results are compared with.
+
+    The entries "ms", "ms, least" and "ms, most" are whole runs; "tokens" is the number of tokens of the
+    median run.
     """
     seconds = sorted(clock.total_seconds for clock in clocks)
     clock = min(clocks, key=lambda clock: abs(clock.total_seconds - seconds[len(seconds) // 2]))
@@ -314,6 +341,8 @@ def vocabulary_with(size: int, first_token: int, pieces: Iterator[bytes] | Seque
     size: Number of tokens.
     first_token: The token that has the first piece.
     pieces: The bytes of successive tokens.
+
+    A size below 256 has only that many single bytes. Pieces replace the tokens that would be at their ids.
     """
     words = (f" {a}{b}{n}".encode() for n in count() for a in WORDS for b in WORDS)
     tokens = [bytes([byte]) for byte in range(256)][:size]
@@ -325,14 +354,19 @@ def vocabulary_with(size: int, first_token: int, pieces: Iterator[bytes] | Seque
 
 
 def plan_pieces() -> list[bytes]:
-    """Return a plan of six points in pieces of a word or a mark each, about SKELETON of them."""
+    """Return the text of a plan of six points, as the bytes of its words and marks in order, about SKELETON
+    pieces. A word includes the space before it. The plan is the same every time.
+    """
     titles = (" ".join(islice(cycle(WORDS[n:] + WORDS[:n]), 11)) for n in range(BRANCHES))
     lines = (f"{n}.<{BRANCH}><None>[-]{title}\n" for n, title in enumerate(titles, 1))
     return [piece.encode() for piece in re.findall(r" ?\w+|\W", "[PLAN]\n" + "".join(lines) + "[END]")]
 
 
 def list_pieces() -> Iterator[bytes]:
-    """Yield, without end, the pieces of a list of strings in JSON."""
+    """Yield, without end, the pieces of a list of strings in JSON.
+
+    The list is never closed, so that a model can follow it for any length.
+    """
     yield b"["
     for number in count():
         yield from (b'"', *(f" {word}".encode() for word in WORDS[number % 7 :]), b'",', b" ")

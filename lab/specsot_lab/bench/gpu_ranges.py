@@ -108,6 +108,8 @@ class ResultTap(Inbox):
         sender: Name of the member that sends the message, or "master".
         message: The decoded message.
         names: Names in the sender's certificate; None if members need no certificates.
+
+        Any other message is only delivered to the inbox.
         """
         if isinstance(message, Result):
             self._received.put_nowait(message)
@@ -120,6 +122,11 @@ async def process_lanes(ring: ProcessRing) -> AsyncGenerator[Lanes]:
     own. The processes are ended with the context.
 
     ring: The ring, without addresses and folder.
+
+    The addresses of the stages and the folder are replaced: sockets are in a temporary directory that is
+    removed with the context. Raises AssertionError if a process does not report "open" and then "ready", or
+    if stage 0 does not; EOFError if a process ends before it has reported. When the context ends normally or
+    by an error in its body, each process is asked to leave and killed after LEAVE_SECONDS.
     """
     set_runtime_defaults()
     async with AsyncExitStack() as stack:
@@ -151,6 +158,9 @@ def _start_process(ring: ProcessRing, number: int, stack: AsyncExitStack) -> Con
     ring: The ring, with addresses and folder.
     number: The number of the stage.
     stack: Ends the process when it is closed.
+
+    Returns at once; the process sends "open" when it can be reached. The process is spawned rather than
+    forked, and is a daemon.
     """
     spawning = multiprocessing.get_context("spawn")
     own_end, child_end = spawning.Pipe()
@@ -187,6 +197,8 @@ def run_in_process(ring: ProcessRing, number: int, pipe: Connection) -> None:
     ring: The ring, with addresses and folder.
     number: The number of the stage.
     pipe: The connection to the first process.
+
+    Returns None when the stage has left. What `_run_stage` raises ends the process.
     """
     set_runtime_defaults()
     uvloop.run(_run_stage(ring, number, pipe))
@@ -198,6 +210,9 @@ async def _run_stage(ring: ProcessRing, number: int, pipe: Connection) -> None:
     ring: The ring, with addresses and folder.
     number: The number of the stage.
     pipe: The connection to the first process, which gets "ready", or else the reason why the stage is not.
+
+    Sends "open" when the stage listens; raises AssertionError if the answer is not "go". After "ready" or the
+    reason, raises AssertionError for any message other than "leave".
     """
     received = asyncio.Queue[Any]()
     async with _member(ring, number, Inbox(), received) as inbox:
@@ -219,6 +234,11 @@ async def _member(
     number: The number of the worker's stage.
     inbox: The worker's inbox.
     received: The queue that gets what the worker sends to the master.
+
+    The worker listens at its stage's address. With the transport "direct", rows travel without gRPC where
+    possible; any other transport uses gRPC alone. On a GPU, verification runs on a thread of its own. When
+    the context ends, the worker leaves, its endpoint is closed without a grace period, and its threads are
+    shut down. What loading the stage raises is raised here.
     """
     stage = ring.stages[number]
     rows = DirectHost()
@@ -274,6 +294,9 @@ class NameSeededWeights(MadeUp):
         shape: The tensor's shape.
         dtype: The type of its numbers.
         device: Where the tensor is made.
+
+        A name that contains "norm" counts as a norm. The same name, shape, type and kind of device always
+        give the same tensor.
         """
         if "norm" in name:
             return super().expect(name, shape, dtype, device)
@@ -290,6 +313,8 @@ def measure(gpus: int, context_length: int, transport: Transport | None, output:
     output: The JSON file; None: rows are only printed.
 
     Raises InvalidRequest if there are fewer GPUs, and for transport "zmq".
+
+    InvalidRequest names the field "gpus" or "transport"; a machine without CUDA counts as having 0 GPUs.
     """
     if transport == "zmq":
         raise InvalidRequest("bench gpu measures transports grpc and direct, not zmq", "transport")
@@ -310,6 +335,8 @@ async def _measure(gpus: int, context_length: int, transport: Transport | None, 
     context_length: Number of tokens in the KV cache before what is measured.
     transport: What connects the processes; None: all stages run in this process.
     output: The JSON file; None: rows are only printed.
+
+    "transport" decides what the rows' settings call the connection; None is reported as "one process".
     """
     settings: dict[str, Any] = {"device": torch.cuda.get_device_name(), "gpus": gpus, "text": context_length}
     settings |= {"torch": torch.__version__, "weights": "made up", "dtype": "bf16"}
@@ -350,6 +377,9 @@ async def _rows(gpus: int, context_length: int, transport: Transport | None) -> 
     gpus: Number of GPUs.
     context_length: Number of tokens in the KV cache before what is measured.
     transport: What connects the processes; None: all stages run in this process.
+
+    The rings are those of 1, 2, 4 and 8 GPUs that are smaller than `gpus`, and of `gpus` itself. The large
+    model runs on all GPUs, with frames of 1 and 64 rows, and without a comparison with one GPU.
     """
     yield measure_hop()
     gpu_counts = [num_gpus for num_gpus in (1, 2, 4, 8) if num_gpus < gpus] + [gpus]
@@ -401,6 +431,8 @@ class RangedModel:
 
         With 32 layers, 2 ranges and an lm_head as large as 4 layers, range 1 begins at layer round(36 / 2) =
         18.
+
+        The first range begins at layer 0. The number `ranges` gives the number of layers of the model.
         """
         layers = self.config.layers
         ranges_left = self.ranges - number
@@ -420,6 +452,9 @@ class RangedModel:
         """Return the context of lanes over all ranges.
 
         pages: Number of KV pages of each range.
+
+        Without a transport, all ranges are loaded by this call and run in this process. With one, each range
+        but the first is loaded in a process of its own when the context is entered.
         """
         numbers = range(self.ranges)
         if self.transport is None:
@@ -444,6 +479,10 @@ async def measure_ring(
         Without an entry, the comparison is left out.
     sizes: Rows of a frame, one run each.
     steps: Steps of each run.
+
+    Several streams are measured with as many frames in flight as GPUs, and with one more, for each of
+    `sizes`. A ring of one GPU gives no throughput rows. The first row, "ready", has the seconds from loading
+    to readiness.
     """
     watch = Stopwatch()
     num_gpus = model.ranges
@@ -474,6 +513,10 @@ def _stream_figures(stream: LaneRun, single_gpu: LaneRun | None) -> Row:
 
     stream: Its run.
     single_gpu: The same run on one GPU; None if it was not measured.
+
+    The figures are the median milliseconds of a step and the tokens per second that follow from it; the
+    comparison adds the ratio of the medians ("x one GPU", above 1 if slower) and how many tokens at equal
+    positions are equal. Without `single_gpu` the comparison is left out.
     """
     step = statistics.median(stream.seconds)
     row: dict[str, Any] = {"ms": round(step * 1e3, 3), "tokens/s": round(1 / step, 1)}
@@ -494,6 +537,9 @@ def _throughput_figures(run: LaneRun, alone: LaneRun, single_gpu: LaneRun | None
     single_gpu: The run of one stream on one GPU; None if it was not measured, then the comparison is left
         out.
     num_gpus: Number of GPUs of the ring.
+
+    The figures are frames per second, and how many times that is the rate of one stream on the same ring. The
+    comparison adds how many times it is the rate of one GPU, and that number divided by `num_gpus`.
     """
     rate = 1 / statistics.fmean(run.seconds)
     speedup = rate * statistics.fmean(alone.seconds)
@@ -507,6 +553,10 @@ def _throughput_figures(run: LaneRun, alone: LaneRun, single_gpu: LaneRun | None
 def measure_hop() -> Row:
     """Return the time in which one row of hidden size 4096 is copied from a GPU to the next, within this
     process. At least two GPUs are needed.
+
+    The row has "us", microseconds one way, the mean of HOPS round trips after one that is not measured, and
+    "peers", True if GPU 0 can access the memory of GPU 1 directly. With fewer than two GPUs CUDA raises an
+    error.
     """
     source, target = (
         torch.zeros(1, 4096, dtype=torch.bfloat16, device=f"cuda:{number}") for number in (0, 1)

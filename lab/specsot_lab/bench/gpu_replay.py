@@ -62,6 +62,9 @@ class Replay(Proposer):
         top_k: Children of a node.
         max_constrained: Maximum number of candidates of a tree that are considered if a grammar constrains
             its sequence.
+
+        With a number as `chances`, the scores of children are LEVEL_CHANCES; with a tuple, the tuple is the
+        scores, too.
         """
         self.widths = inner.widths
         self.positions = inner.positions
@@ -146,6 +149,11 @@ class Replay(Proposer):
         sequences: The sequences to draft for, in the order of the result.
         levels: Number of levels to grow.
         keep_growing: As for `propose`.
+
+        If the head's own tree has the shape that the tree before had, the prepared tokens are used, else they
+        are made anew. The returned function returns None if the head has no candidates. A constrained
+        sequence keeps only candidates that its grammar allows, at most `max_constrained`. What `start_growth`
+        drew is used if it fits these sequences, and then forgotten.
         """
         offer = self._inner.begin(sequences, levels, keep_growing)
         drawn = self._draw([sequence.id for sequence in sequences], self._last_tree)
@@ -182,6 +190,8 @@ class Replay(Proposer):
         verification: The trees that are being verified, and their results on the device.
         ids: Number of token ids that may be fed to the head.
         levels: Levels of the trees that grow.
+
+        Returns the head's own growth. What was drawn before is forgotten, also if nothing was launched.
         """
         growth = self._inner.start_growth(verification, ids, levels)
         self._drawn = None
@@ -203,6 +213,9 @@ class Replay(Proposer):
         nodes: Maximum number of nodes per tree, root included.
         room: Maximum number of levels that every one of the sequences can have.
         trust: What is added to a candidate's log-probability at each depth, [levels].
+
+        Returns None also for a selection that is not on the device. The mistakes that `start_growth` drew are
+        kept if they fit the sequences and the shape.
         """
         chosen = self._inner.select(growth, sequences, nodes, room, trust)
         if not isinstance(chosen, DeviceChoice):
@@ -217,6 +230,9 @@ class Replay(Proposer):
 
         sequences: Ids of the sequences, in the order of the trees.
         tree: The shape of all trees.
+
+        If the sequences are some of those that were drawn for, or in another order, their draws are
+        reordered. Otherwise new mistakes are drawn, one draw for each sequence.
         """
         drawn = self._drawn
         places = {} if drawn is None else {sequence: place for place, sequence in enumerate(drawn.sequences)}
@@ -236,6 +252,8 @@ class Replay(Proposer):
         candidates: Number of candidates of one tree.
 
         With top_k 10, 8 levels and 710 candidates, (710 - 10) / (10 * 7) = 10 nodes are fed at each level.
+
+        A tree of one level has top_k candidates.
         """
         fed_nodes, remainder = divmod(candidates - self._top_k, self._top_k * max(levels - 1, 1))
         return grow_tree(
@@ -301,6 +319,9 @@ class ReplayedTree:
         path ends at a node that has no children.
 
         draw: For each level, the rank of the child that is right.
+
+        The path also ends at the first None in the draw. A rank is not checked against the number of
+        children.
         """
         path: list[int] = []
         for rank in draw:
@@ -328,6 +349,9 @@ def _offsets_of(tree: ReplayedTree, draw: Draw) -> Ints:
 
     tree: The shape of the tree.
     draw: For each level, the rank of the child that is right.
+
+    The same array is returned for the same tree and draw, and must not be written to. Candidates that are
+    right get their depth; the others get `wrong_offsets`.
     """
     right_nodes = tree.follow(draw)
     offsets = tree.wrong_offsets.copy()
@@ -381,6 +405,9 @@ class ReplayedChoice:
         positions: int tensor that gets the position of every node.
         bits: int tensor that gets the ancestors of every node as a bit set.
         vocabulary: Number of token ids of the base model.
+
+        The step's tokens at the roots are read, all other entries of the three tensors are written. The
+        mistakes are sent to the device if they have not been sent yet.
         """
         pool = self.chosen.grown.pool
         trees = len(self.drawn.offsets)
@@ -414,6 +441,8 @@ def _on_device(tree: ReplayedTree, device: torch.device) -> tuple[Tensor, Tensor
 
     tree: The tree, from `grow_tree`.
     device: The device.
+
+    Scores are fp32. The tensors are kept for good, and must not be written to.
     """
     if (key := (id(tree), device)) not in _sent:
         scores = torch.from_numpy(tree.scores.astype(np.float32)).to(device)
@@ -436,6 +465,9 @@ def grow_tree(top_k: int, levels: int, ranks: Ranks, fed_nodes: int | None = Non
     fed_nodes: Number of nodes that are fed at each level; None: top_k.
 
     With top_k 2 and 2 levels, the candidates are [a b | a1 a2 b1 b2], their parents [0 0 | 1 1 2 2].
+
+    The result is cached for the same arguments, and must not be written to. Scores are cumulative
+    log-probabilities, so that nodes with the best products are fed.
     """
     width = fed_nodes or top_k
     chances = np.log(np.array(ranks[:top_k]))
@@ -496,6 +528,9 @@ def scaled_ranks(tau: float, top_k: int, levels: int, nodes: int) -> Ranks:
     top_k: Children of a node.
     levels: Levels of the tree from which the nodes are selected.
     nodes: Number of selected nodes, root included.
+
+    The exponent is searched between 1 and 8. If the recorded ranks as they are yield `tau` or more already,
+    they are returned as good as unchanged.
     """
     lower, upper = 1.0, 8.0
     for _ in range(30):

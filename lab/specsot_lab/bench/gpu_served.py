@@ -61,6 +61,9 @@ def write_base(folder: Path, config: Json, tokenizer_source: Path, device: str =
     config: A Llama shape, one of SHAPES.
     tokenizer_source: The directory whose tokenizer is copied.
     device: Where tensors are made.
+
+    The weights make the model predict the next higher token id, in bf16; files are safetensors with an index.
+    Raises FileExistsError if the directory exists.
     """
     folder.mkdir(parents=True)
     weights = NextTokenWeights()
@@ -84,6 +87,9 @@ def write_head(folder: Path, config: Json, device: str = "cuda") -> Path:
     folder: The directory, which must not exist.
     config: The shape of the base model.
     device: Where tensors are made.
+
+    The draft ids are the first VOCABULARY token ids, or all if the base model has fewer. The head has an
+    lm_head of its own and reads three taps. Raises FileExistsError if the directory exists.
     """
     folder.mkdir(parents=True)
     hidden = config["hidden_size"]
@@ -113,6 +119,8 @@ def _file_shapes(config: Json) -> Iterator[Shapes]:
     which is made from it; the others have LAYERS_PER_FILE layers each, the last one perhaps fewer.
 
     config: The shape of the base model.
+
+    The first file also has the weight of the last norm.
     """
     embedding_shape = (config["vocab_size"], config["hidden_size"])
     yield {
@@ -133,6 +141,10 @@ def _layer_shapes(config: Json, inputs: int) -> Shapes:
 
     config: The shape of the base model.
     inputs: Columns of the input of its attention.
+
+    The keys are the tensors' names within a layer, such as "self_attn.q_proj.weight". `inputs` is the model's
+    hidden size for a layer of the base model, and twice that for the layer of an EAGLE-3 head. Linear weights
+    are [outputs, inputs].
     """
     hidden = config["hidden_size"]
     intermediate = config["intermediate_size"]
@@ -216,6 +228,9 @@ def measure_served(name: str, device: str = "cuda", clients: tuple[int, ...] = C
     name: The shape, one of SHAPES.
     device: The device of the services.
     clients: Numbers of simultaneous clients, entries of TOKENS.
+
+    For each of FLEETS, a fleet is started and ended. A signal interrupts the measurement with the error of
+    `run_until_signal`. Raises KeyError for an unknown shape or number of clients.
     """
     with tempfile.TemporaryDirectory(prefix="specsot-", dir=_memory_folder()) as folder:
         tokenizer_source = small_pair() / "base"
@@ -243,6 +258,9 @@ async def _measure(
     device: The device of the services.
     clients: Numbers of simultaneous clients.
     setup: How the fleet drafts.
+
+    For each number of clients and each drafter of the setup, there is one row of gRPC and one of HTTP.
+    WARM_REQUESTS requests of each drafter, and one request per client before each level, are not counted.
     """
     rows: list[Row] = []
     async with fleet_of(base, head, device, setup) as (grpc, http):
@@ -268,6 +286,10 @@ def row_of(level: LoadLevel, endpoint: str, label: str, tokens: int) -> Row:
     endpoint: "gRPC" or "HTTP".
     label: What drafted.
     tokens: Tokens of an answer.
+
+    The entries are "what", "requests" (the number of clients), "answers" (tokens of an answer), "tokens/s",
+    "errors" (the number of requests that failed), and the times from sending to the first text, per token,
+    and between texts.
     """
     figures = level.row()
     row: Row = {"what": f"served, {endpoint}, {label}", "requests": level.clients, "answers": tokens}
@@ -297,6 +319,10 @@ async def fleet_of(
     head: Directory of the head.
     device: The device of the services.
     setup: How the fleet drafts.
+
+    The fleet has one stage, its drafter and the HTTP server, each in a process of its own, with ports that
+    were free. If a process ends before the fleet is ready, an error is raised. With
+    `setup.replays_acceptance`, the drafter's service is replaced by `gpu_drafter`.
     """
     options = FleetOptions(
         kind="processes", model=str(base), draft_model=str(head), device=device, stages=1, tree=setup.tree
@@ -361,6 +387,9 @@ class GrpcClients:
         tokens: Tokens of each answer.
         requests: Number of requests of all clients together.
         drafter: The drafter that the requests choose.
+
+        Requests are direct answers, greedy, which ignore the model's end. Every question differs, by a number
+        that counts from 0 in each call.
         """
 
         def request_of(number: int) -> Ask:
@@ -393,6 +422,10 @@ class HttpClients:
         tokens: Tokens of each answer.
         requests: Number of requests of all clients together.
         drafter: The drafter that the requests choose.
+
+        The body of the requests is that of `_body`, and each request has a connection of its own. A request
+        that fails has an error in its times and does not end the run; a connection that cannot be opened
+        does, with OSError.
         """
         numbers, watch = iter(range(requests)), Stopwatch()
 
@@ -431,6 +464,11 @@ async def _ask_http(address: str, body: bytes) -> RequestTimes:
 
     address: The endpoint, host:port.
     body: The request's body.
+
+    The times are when the request was sent, when the response ended, and when each event with a non-empty
+    content arrived; tokens is the "completion_tokens" of the usage, 0 if none came. The error is None for the
+    status 200, also if no text came. Lines that are not "data: {...}" are skipped. Raises OSError if the
+    server cannot be reached.
     """
     host, port = address.split(":")
     sent_at = now()

@@ -111,6 +111,9 @@ class Baseline:
         """Return the shortest possible seconds of a whole run.
 
         clock: The run, of which the number of rows of each step is read.
+
+        The result is the sum over the steps of the run of the shortest step with as many rows, each with
+        `draft_seconds` added; 0 without steps.
         """
         config = self.decoder.config
         speeds = self.speeds
@@ -126,6 +129,9 @@ def measure_speculation(decoder: Decoder, context_length: int, speeds: Speeds) -
     decoder: The whole base model, with weights that predict the next higher token id, see `NextTokenWeights`.
     context_length: Number of tokens in the KV cache before what is measured.
     speeds: The measured speeds of the device.
+
+    The rows come in this order: one sequence and six branches without drafts, whole requests, the same with
+    drafts, the same with a head in 8-bit floats, simultaneous requests, and memory.
     """
     head = made_up_head(decoder, head_shape(decoder.config))
     shape = TreeShape(DEPTH, TOP_K, NODES, fixed=True)
@@ -164,6 +170,8 @@ def _drafting_rows(
     baseline: What results are compared with.
     label: Appended to the names of the rows.
     weight_bytes: Bytes of a weight of the head.
+
+    The trees have a fixed shape.
     """
     loop = GpuLoop(decoder, PAGES, ROWS, Drafting(head, shape, CHANCE, BUDGET))
     draft_seconds = floor_of_draft(head_shape(decoder.config), baseline.speeds, DEPTH + 1, weight_bytes)
@@ -183,6 +191,10 @@ def _request_rows(way: str, loop: GpuLoop, baseline: Baseline) -> Iterator[Row]:
     loop: The loop that writes the requests.
     baseline: What results are compared with. It has no prompts but that of the context, while the request
         computes the prompts of the plan and of its points.
+
+    There is a row for branches of equal length, and one for each of PLANS, scaled to the same total. Each
+    request is written TIMES times; the row has the figures of the median run, and the least and the largest
+    speed-up.
     """
     # The first request compiles the kernels of prompts.
     loop.write(baseline.context_length, _parts(WARM_TOKENS, (WARM_TOKENS,) * BRANCHES))
@@ -220,12 +232,14 @@ def _parts(skeleton: int, branches: Sequence[int]) -> tuple[RequestPart, Request
 
 def _concurrency_rows(undrafted: GpuLoop, tuned: GpuLoop, baseline: Baseline) -> Iterator[Row]:
     """Yield a row for each number of simultaneous requests in REQUESTS. The tuner decides how much is
-    drafted.
+    drafted; then drafting is paused, which should cost no more than decoding without a drafter.
 
     undrafted: The loop without drafts.
     tuned: The loop with a tuner.
     baseline: What results are compared with, after its speed and its context have been replaced by those of
         as many sequences without drafts.
+
+    "x plain" in a row is relative to as many sequences without drafts at once.
     """
     for requests in REQUESTS:
         undrafted_clock = undrafted.run(REQUEST_CONTEXT, requests, REQUEST_STEPS)
@@ -234,6 +248,8 @@ def _concurrency_rows(undrafted: GpuLoop, tuned: GpuLoop, baseline: Baseline) ->
         )
         clock = tuned.run(REQUEST_CONTEXT, requests, REQUEST_STEPS)
         yield figures_of("requests at once", clock, own_baseline, requests) | {"requests": requests}
+        clock = tuned.run(REQUEST_CONTEXT, requests, REQUEST_STEPS, paused=True)
+        yield figures_of("requests at once, paused", clock, own_baseline, requests) | {"requests": requests}
 
 
 def _memory_rows(decoder: Decoder, context_length: int, speeds: Speeds) -> Iterator[Row]:
@@ -243,6 +259,10 @@ def _memory_rows(decoder: Decoder, context_length: int, speeds: Speeds) -> Itera
     decoder: The whole base model.
     context_length: Number of tokens of the prefix that the branches fork.
     speeds: The measured speeds of the device.
+
+    The first row has the bytes of a token's KV, computed and as allocated, and the pages of a prefix and six
+    branches of BRANCH tokens, with sharing and without. Pages are counted by a page table, without a forward
+    pass. The second row is a step of one row after LONG tokens, on the device alone.
     """
     kv: KVPages = decoder.make_kv(8, PAGE)
     table = PageTable(PAGES, PAGE)
@@ -293,6 +313,10 @@ def _figures(clock: StepClock, baseline: Baseline) -> Row:
 
     clock: The run.
     baseline: What the run is compared with.
+
+    Other entries: "steps" (their number), "rows a step", "ms a step" and the milliseconds of each phase
+    ("<phase> ms") and of the shortest possible step ("floor ms"), "tokens/s", and "x plain", the tokens per
+    second relative to decoding without speculation.
     """
     floor = baseline.floor(clock)
     gain = speed_of(clock) / baseline.tokens_per_second
@@ -313,6 +337,9 @@ def _phases(clock: StepClock) -> dict[str, float]:
     "verify".
 
     clock: The run.
+
+    The keys are "compose", "verify", and those of the drafter's phases if the run drafted. Raises KeyError if
+    the run has no steps.
     """
     spent = dict(clock.seconds)
     verify = {"compose": spent.pop("compose"), "verify": spent.pop("layers") + spent.pop("lm_head")}

@@ -48,6 +48,9 @@ def step_call(decoder: Decoder, context_length: int, rows: int) -> Call:
     decoder: The whole base model.
     context_length: Number of tokens in the KV cache before the tree.
     rows: Nodes of the tree, root included.
+
+    The returned function can be captured as a CUDA graph. The content of the KV cache and the tokens of the
+    nodes are random.
     """
     pages = -(-(context_length + rows) // PAGE)
     kv = random_kv(decoder, pages)
@@ -81,6 +84,8 @@ def random_kv(decoder: Decoder, pages: int) -> KVPages:
 
     decoder: The model whose layers the pages belong to.
     pages: Number of pages of PAGE rows.
+
+    The numbers are normally distributed, with a mean of 0 and a standard deviation of 1.
     """
     kv = decoder.make_kv(pages, PAGE)
     for layer in kv.layers:
@@ -103,6 +108,8 @@ class Speeds:
 def measure_speeds() -> Speeds:
     """Return the device's speeds, measured by a copy of 2 GiB and by a product of two matrices of 8,192 by
     8,192 numbers.
+
+    Needs a CUDA device.
     """
     source = torch.randn(2**29, device="cuda")
     target = torch.empty_like(source)
@@ -122,6 +129,8 @@ def floor_of_step(config: ModelConfig, speeds: Speeds, rows: int, visible_rows: 
     speeds: The measured speeds of the device.
     rows: Rows of the step.
     visible_rows: KV rows that the step reads.
+
+    Weights count 2 bytes each.
     """
     weights = bytes_of_a_token(config, BF16_BYTES)
     read_seconds = (weights + bytes_of_kv(config, visible_rows, BF16_BYTES)) / speeds.copy_speed
@@ -145,6 +154,9 @@ def bytes_of_a_pass(shape: HeadShape, weight_bytes: int = BF16_BYTES) -> int:
 
     shape: The head's shape.
     weight_bytes: Bytes of a weight.
+
+    The layer counts its query, key, value and output projections and its MLP; norms and the projection of
+    features are left out.
     """
     q = shape.heads * shape.head_dim
     kv = shape.kv_heads * shape.head_dim
@@ -157,6 +169,9 @@ def kernels_of(run: Call) -> dict[str, float]:
     slower.
 
     run: The function to profile; it is called once before.
+
+    The result is the mean of PROFILED_RUNS runs, with kernels by short names as `longest_kernels` returns
+    them.
     """
     run()
     torch.cuda.synchronize()
@@ -176,6 +191,8 @@ def exclusive_times(spans: Iterable[KernelSpan]) -> dict[str, float]:
         # spans (0, 10, "a") and (8, 12, "b") -> {"a": 10, "b": 2}
 
     spans: Start, end and name of each kernel, in any order. The result has the unit of these times.
+
+    A kernel that ran only while an earlier one did has 0.
     """
     seconds: dict[str, float] = defaultdict(float)
     busy_until = 0.0
@@ -190,6 +207,8 @@ def longest_kernels(microseconds: Mapping[str, float]) -> dict[str, float]:
     together under "others", if there are any.
 
     microseconds: Time of each kernel, by its full name; kernels with equal short names are added up.
+
+    Values are rounded to one decimal place. An entry "others" of 0 is left out.
     """
     named: dict[str, float] = defaultdict(float)
     for name, duration in microseconds.items():

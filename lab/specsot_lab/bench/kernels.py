@@ -73,6 +73,8 @@ def measure(context_lengths: Sequence[int], output: Path | None) -> int:
     output: The JSON file; None: rows are only printed.
 
     Raises InvalidRequest if there is no GPU.
+
+    Also raises AssertionError if a kernel's result differs from the reference rule.
     """
     if not torch.cuda.is_available():
         raise InvalidRequest("bench kernels needs a GPU")
@@ -94,6 +96,9 @@ def _rows(context_lengths: Sequence[int], bandwidth: float) -> Iterator[Row]:
 
     context_lengths: Numbers of shared KV rows before the trees of attention.
     bandwidth: Bytes per second of a copy, read and written.
+
+    Trees come first, one group for each of SHAPES; then attention, of one tree of 60 nodes and of six trees
+    of 32, for each context length.
     """
     for shape in SHAPES:
         yield from measure_trees(*shape)
@@ -110,6 +115,9 @@ def measure_trees(top_k: int, levels: int, nodes: int) -> list[Row]:
     nodes: Nodes of a tree, root included. Bit-packed masks are left out for more than 32.
 
     Raises AssertionError if a kernel differs from the reference rule.
+
+    There is one "build" row for each mask mode, then "verify", "sample float32", "sample bfloat16", and
+    "organize + build + verify".
     """
     lists, roots, lengths = random_drafts(top_k, levels)
     on_device = [[torch.from_numpy(array).cuda() for array in arrays] for arrays in lists]
@@ -176,6 +184,12 @@ def random_drafts(top_k: int, levels: int) -> tuple[list[list[np.ndarray[Any, An
 
     top_k: Children of a node.
     levels: Levels of a tree, at least 1.
+
+    The same top_k and levels always give the same drafts. Scores are [BATCH, 1, top_k] at the first level and
+    [BATCH, top_k, top_k] at the others, and tokens [BATCH, top_k] and [BATCH, top_k * top_k]. Parents are
+    [BATCH, top_k + 1] at the first level (-1 for the root, then 0 .. top_k - 1), and [BATCH, top_k] at the
+    others: the numbers, counted over all levels, of the best candidates of that level; lengths are at least
+    MAX_CONTEXT // 2 and below MAX_CONTEXT.
     """
     rng = np.random.default_rng(top_k)
     scores = [rng.random((BATCH, 1, top_k), np.float32)]
@@ -199,6 +213,8 @@ def likely_targets(linked: Sequence[Tensor]) -> Tensor:
 
     linked: Four tensors [BATCH, nodes]: tokens, row in the result, first child and next sibling of each node;
         -1 where there is none.
+
+    Nodes are read on the host, so that this is not for measurements.
     """
     tokens, _, first_children, next_siblings = (tensor.cpu() for tensor in linked)
     targets = torch.zeros_like(tokens)
@@ -217,6 +233,9 @@ def sampling_row(linked_trees: Sequence[Tensor], targets: Tensor, levels: int, d
     targets: The target token after each node, [BATCH, nodes].
     levels: Levels of a tree.
     dtype: Type of the probabilities.
+
+    The reference rule computes in double precision, from the same probabilities. Raises AssertionError if the
+    kernel's result differs.
     """
     batch, nodes = targets.shape
     torch.manual_seed(1)
@@ -238,7 +257,10 @@ def sampling_row(linked_trees: Sequence[Tensor], targets: Tensor, levels: int, d
 
 
 def measure_copy() -> float:
-    """Return the bytes per second of a large copy, where bytes read and bytes written both count."""
+    """Return the bytes per second of a large copy, where bytes read and bytes written both count.
+
+    The copy is one of 2 GiB of fp32 numbers on the GPU.
+    """
     source = torch.randn(2**29, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.nbytes / called_microseconds(lambda: target.copy_(source)) * 1e6
@@ -254,6 +276,10 @@ def measure_attention(branches: int, nodes: int, context_length: int, bandwidth:
     bandwidth: Bytes per second of a copy, read and written.
 
     Raises AssertionError if the result differs by more than 2 % from that of torch.
+
+    The times are "called us", "replayed us", those of torch's attention ("torch called us", "torch replayed
+    us"), and "plan us", in which the attention plan is made. The layers are read in turns from several copies
+    that are larger than the device's cache.
     """
     own_pages = -(-(nodes + PAGE) // PAGE)
     pages = context_length // PAGE
@@ -329,6 +355,9 @@ def compared_row(call: Call, expected: Any, public: Call) -> Row:
     public: The same call with checks.
 
     Raises AssertionError if a result differs.
+
+    The microseconds are "called us" (with checks), "unchecked us" (without), and "replayed us" (without, as a
+    captured graph). Results must be equal in every value.
     """
     for checked_call in (call, public):
         results: Any = checked_call()
@@ -346,6 +375,8 @@ def called_microseconds(call: Call) -> float:
     """Return the microseconds of a call, measured in rows of calls that take about MEASUREMENT_SECONDS each.
 
     call: The function to measure; it is called five times before.
+
+    The result is a median, rounded to one decimal place. Each row has at least three calls.
     """
     for _ in range(5):
         call()

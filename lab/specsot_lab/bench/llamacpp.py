@@ -102,6 +102,9 @@ def serve(python: str, gguf: str, slots: int, threads: int) -> Generator[str]:
     gguf: The model file.
     slots: Number of simultaneous requests.
     threads: Number of threads that it computes with.
+
+    The exit status is 1, and the message advises to install xllamacpp. The server is killed at the end of the
+    context, also by an error. Its error output is discarded.
     """
     command = [python, "-c", SERVER, gguf, str(slots), str(threads)]
     pipes: dict[str, Any] = {
@@ -128,6 +131,9 @@ def ask(address: str, prompt: str | Sequence[int], tokens: int, reuse_prompt: bo
     prompt: Text or token ids.
     tokens: Number of tokens to write.
     reuse_prompt: True if the slot may reuse the KV of the prompt that it has.
+
+    Returns the number that the server reports. Raises urllib.error.URLError if the server cannot be reached
+    or refuses the request.
     """
     body = {
         "prompt": prompt,
@@ -176,6 +182,8 @@ class Script:
         """Let llama.cpp write the plan, then all branches at once; return the number of tokens.
 
         address: The server's address.
+
+        The prompts' KV may be reused between the requests. A request that fails raises its error.
         """
         written = ask(address, *self.plan, reuse_prompt=True)
         with ThreadPoolExecutor(len(self.branches)) as pool:
@@ -189,6 +197,9 @@ def script_of(prompts: Prompts, request: Ask, answer: Answer) -> Script:
     prompts: Makes the prompts of plans and branches.
     request: The request to SpecSoT.
     answer: Its answer; points without a branch are left out.
+
+    Each branch is as long as the answer's branch was, headings not included. An answer without branches gives
+    a script without branches, which `Script.run` cannot run.
     """
     conversation = prompts.plan(messages_of(request), rules_of(request, prompts.listed))
     points = [branch.point for branch in answer.branches]
@@ -205,6 +216,11 @@ def ways_of(kind: str, task: PeerTask, slots_address: str) -> dict[str, Way]:
     kind: The precision: a quantization, such as "int8", or a dtype.
     task: What is compared.
     slots_address: Address of the llama.cpp server with SLOTS slots.
+
+    The names are those of `task.ways`: "plain" (direct, no drafts), "drafts", "branches" (planned, no
+    drafts), "both" and "by script"; unknown names are ignored. A precision that begins with "int" is a
+    quantization. The model is loaded once by this call. Raises ModelError or HeadMismatch if it cannot be
+    loaded.
     """
     from specsot import SpecSoT
 
@@ -270,6 +286,8 @@ def peer_way(answer: Callable[[str], int]) -> Way:
     """Return a way of llama.cpp.
 
     answer: Answers a question, and returns the number of tokens that it wrote.
+
+    The way's answer has no branches and no number of steps.
     """
 
     def way(question: str) -> PairedAnswer:
@@ -290,6 +308,10 @@ def measure(task: PeerTask, output: Path | None) -> int:
 
     task: What is compared.
     output: The JSON file; None: the table is only printed.
+
+    There are at most `task.rounds` rounds that count; the run ends after the first one that leaves too little
+    of `task.seconds` for another round as long. The process exits with a message if a llama.cpp server does
+    not start.
     """
     import torch
 
@@ -335,6 +357,10 @@ def rows_of(answers: Mapping[str, Sequence[PairedAnswer]]) -> list[Row]:
     and to the script. A figure is None if there is nothing to compare with.
 
     answers: The timed answers of each way, round by round.
+
+    "peer", "plain" and "branches" are ratios of tokens per second; "script" is the seconds of the script
+    divided by those of the way, and only for the ways of PLANNED; "per_step" is the median tokens per forward
+    pass, None if the passes are unknown. Raises KeyError without a way "llama.cpp".
     """
     rows: list[Row] = []
     for name, own_answers in answers.items():

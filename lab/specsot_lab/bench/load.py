@@ -85,6 +85,9 @@ def measure(loads: Sequence[LoadTest], output: Path | None) -> int:
 
     loads: The tests, at least one; they differ only in the tokens of an answer.
     output: The JSON file; None: the table is only printed.
+
+    With several tests, the length is part of each row's name. Raises Unavailable if the master does not
+    answer, and what starting a fleet raises.
     """
     info, levels = run_until_signal(_measure(loads))
     rows = [{"answer_tokens": load.tokens} | level.row() for load, level in levels]
@@ -99,6 +102,9 @@ async def _measure(loads: Sequence[LoadTest]) -> tuple[Info, list[tuple[LoadTest
     """Return the fleet's state, and each level with its test.
 
     loads: The tests.
+
+    All tests use the fleet of the first one. WARM_REQUESTS requests before are not counted. A level has the
+    test's number of requests, but at least PER_CLIENT for each client.
     """
     trust = loads[0].fleet.client
     async with master_of(loads[0].fleet) as address:
@@ -121,6 +127,8 @@ async def master_of(options: FleetOptions) -> AsyncGenerator[str]:
     is started for the context.
 
     options: The fleet.
+
+    A running master is neither started nor ended here. Raises what starting a fleet raises.
     """
     if options.master is not None:
         yield options.master
@@ -149,6 +157,8 @@ def settings_of(load: LoadTest, info: Info) -> Row:
 
     load: The test.
     info: The state of the fleet.
+
+    "elsewhere" is True if a running master was asked; "workers" and "drafters" are numbers of members.
     """
     return {
         "model": info.models[0].name,
@@ -168,6 +178,8 @@ def _waits(heading: str, key: str) -> Column:
 
     heading: Heading of the column.
     key: Entry of a row that has both figures, in seconds.
+
+    A missing figure (None) is shown as "-".
     """
 
     def cell(row: Row) -> str:
@@ -206,6 +218,8 @@ def page_of(rows: Sequence[Row]) -> str:
     a column for the answers' length if it differs. Without rows, the table has only its heading.
 
     rows: The rows of all levels.
+
+    The wait columns are milliseconds, the median and the 99th percentile.
     """
     has_several_lengths = len({row.get("answer_tokens") for row in rows}) > 1
     columns = (figure("tokens", "answer_tokens", 0), *COLUMNS) if has_several_lengths else COLUMNS
@@ -220,6 +234,9 @@ def measure_memory(load: LoadTest, output: Path | None) -> int:
     output: The JSON file; None: the table is only printed.
 
     Raises InvalidRequest for a master that runs elsewhere, and if there is no /proc.
+
+    The status is that of the worst process. MEMORY_CLIENTS clients send STEPS[-1] requests of MEMORY_TOKENS
+    tokens. A process that shrank counts as not grown.
     """
     if load.fleet.master is not None:
         raise InvalidRequest("memory: only of a fleet that is started here, not of --master", "memory")
@@ -235,6 +252,8 @@ async def _measure_memory(load: LoadTest) -> tuple[Info, list[Row]]:
     STEPS.
 
     load: The test.
+
+    The fleet is closed at the end. Raises InvalidRequest if there is no /proc.
     """
     fleet = await ProcessFleet.start(load.fleet, models_of(load.fleet))
     try:
@@ -261,6 +280,8 @@ async def memory_after(children: Sequence[ChildProcess], ask: Callable[[int], Aw
     ask: Sends so many requests, and returns how many were not answered.
 
     Raises InvalidRequest if there is no /proc.
+
+    "unanswered" in a row is the number of requests that failed since the row before.
     """
     rows: list[Row] = []
     with counting_bar(sys.stderr, "looks", len(STEPS)) as count:
@@ -280,6 +301,8 @@ def resident_of(pid: int) -> int:
     pid: The id of the process.
 
     Raises InvalidRequest if its memory cannot be read from /proc.
+
+    The error is also raised if the process has ended.
     """
     try:
         pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
@@ -301,6 +324,8 @@ def memory_page(memory_rows: Sequence[Row]) -> str:
     """Return the table of resident MiB after each number of requests, and of the growth.
 
     memory_rows: The rows of `memory_after`, at least one.
+
+    The columns are those of the rows' numbers of requests, then "grown" and "allowed" (MAX_GROWTH).
     """
     growth = memory_growth(memory_rows)
     by_column: dict[str, dict[str, int]] = {

@@ -176,6 +176,9 @@ def _tree_contrast(chain: int, name: str) -> Contrast:
 
     chain: Number of drafts of a chain.
     name: Name of the row.
+
+    The trees are the first side and have a fixed size. The row must have the same text on both sides, and
+    needs a head.
     """
     chained = Side({"drafting": DraftOptions(mode="linear", depth=chain, tuner="fixed")})
     explanation = f"whole EAGLE trees against chains of {chain}"
@@ -187,6 +190,9 @@ def _window_contrast(num_tokens: int, name: str) -> Contrast:
 
     num_tokens: Tokens that attention sees, sinks included.
     name: Name of the row.
+
+    Both sides are without drafts. The first side's requests keep that many sinks and recent tokens; the
+    second side's keep all.
     """
     window = window_of(num_tokens)
     request = {"sinks": window.sinks, "recent": window.recent}
@@ -215,6 +221,10 @@ def _plan_contrast(drafter: str, equal: bool) -> Contrast:
 
     drafter: The drafter of the plan.
     equal: True if every branch writes BRANCH_TOKENS, so that a model's habit of short points does not count.
+
+    The direct answer is written without drafts. The row needs a head only if `drafter` is "eagle". The aim is
+    a ratio of 3.0 for whole answers, and 4.5 for a second row that counts only the phase of the branches.
+    With `equal`, branches also ignore the model's end of text.
     """
     name = f"sot ({drafter}{', equal branches' if equal else ''}) / direct plain"
     limits = {"ignore_eos": True, "max_branch_tokens": BRANCH_TOKENS} if equal else {}
@@ -268,6 +278,10 @@ class PairOptions:
     def rows(self) -> list[tuple[Contrast, int]]:
         """Return every comparison with its number of tokens, for each length that makes a difference to it.
         With several lengths, the length is part of the row's name.
+
+        With one length, names stay as they are. Each comparison has one row for each different number of
+        tokens that `Contrast.tokens_of` gives for the lengths; a comparison without a limit of tokens has one
+        row, with the first length, and no length in its name.
         """
         if len(self.lengths) == 1:
             return [(contrast, contrast.tokens_of(self.lengths[0])) for contrast in self.contrasts]
@@ -286,6 +300,11 @@ class PairOptions:
         pair: The pair's number, from which the question and the seed follow.
         side_options: Options of the side; "prompt" replaces the question.
         tokens: Maximum number of tokens of the answer.
+
+        "mode" is "direct" unless the side names another one; the question is number `pair` modulo the number
+        of questions, and `pair` is the seed. The side's options replace each of these defaults, `tokens`
+        included; a side may set "max_new_tokens" to None for no limit. Raises InvalidRequest for an unknown
+        option, or for a value that can never work.
         """
         options: dict[str, Any] = {
             "mode": "direct",
@@ -304,6 +323,9 @@ def measure(options: PairOptions, output: Path | None) -> int:
 
     options: What is measured.
     output: The JSON file; None: the table is only printed.
+
+    An interruption by a signal ends the run after its rows are published; without any row, nothing is
+    published. An error that ends the measurement passes through after publishing.
     """
     quiet_logs()
     rows = list[Row]()
@@ -322,6 +344,9 @@ def _publish(options: PairOptions, rows: Sequence[Row], output: Path | None) -> 
     options: What is measured.
     rows: The rows so far.
     output: The JSON file; None: the table is only printed.
+
+    Besides the table on stdout and the JSON file, a picture of the ratios is drawn beside the JSON file if
+    there is one.
     """
 
     def draw(stem: Path) -> None:
@@ -339,6 +364,9 @@ async def _measure(options: PairOptions, rows: list[Row]) -> None:
 
     options: What is measured.
     rows: Gets the rows.
+
+    A progress bar on stderr counts the runs: for each row, 2 sides times (samples + 1), the unmeasured run
+    included. The bar does not advance for skipped rows.
     """
     runs = len(options.rows) * 2 * (options.samples + 1)
     with counting_bar(sys.stderr, options.table, runs) as advance:
@@ -356,6 +384,10 @@ async def measure_contrast(
     tokens: Tokens of an answer.
     options: Models, questions and number of pairs.
     advance: Called after each run.
+
+    A comparison is skipped if it needs a head and none is given, if it needs graphs and the device is the
+    CPU, or if a SpecsotError ends it. "same" is the number of pairs with equal texts if the comparison is
+    exact, and None otherwise.
     """
     name_fields: Row = {
         "name": contrast.name,
@@ -396,6 +428,11 @@ def _comparisons(contrast: Contrast, pairs: Sequence[tuple[PairedAnswer, PairedA
 
     contrast: The comparison, from which names and aims are read.
     pairs: The answers of both sides, at least one pair.
+
+    There are two if the contrast has a `branches_aim`: named "<name>, whole" and "<name>, branches"; in the
+    second one, only the first side counts by its branches, and the other side by its whole answers. Otherwise
+    there is one, by branches on both sides if `contrast.branches` is True. An answer without branches counts
+    as a whole.
     """
 
     def side(answers: Sequence[PairedAnswer], branches: bool) -> tuple[Sample, ...]:
@@ -430,6 +467,11 @@ async def _paired_answers(
     num_tokens: Tokens of an answer.
     options: Models, questions and number of pairs.
     advance: Called after each run.
+
+    If `contrast.matches_length` is True, the second side writes as many tokens as the first one wrote for the
+    same pair. The list has `options.samples` pairs; the sides take turns in the order AB BA AB. Raises
+    SpecsotError if a fleet cannot be opened or an answer fails. Fleets and processes are closed before the
+    function returns.
     """
     async with AsyncExitStack() as stack:
         writers = await _writers_of(contrast, options, stack)
@@ -463,6 +505,11 @@ async def _writers_of(contrast: Contrast, options: PairOptions, stack: AsyncExit
     contrast: The comparison.
     options: Models, questions and the fleet.
     stack: Closes the fleets.
+
+    The list has one function for each side, in order. A side with `stage` writes in one thread without a
+    fleet; a side with `transformers` in a process of Transformers. All other sides open a fleet with the
+    options of `options.fleet`, which those of the side replace. If the first side has no `stage`, the second
+    side's is ignored. Raises SpecsotError if a fleet cannot be opened.
     """
     fleets: dict[str, FleetClient] = {}
     writers: list[Write] = []
@@ -487,6 +534,10 @@ def _fleet_writer(fleet: FleetClient, side: Side, options: PairOptions) -> Write
     fleet: The fleet.
     side: The side, whose options its requests have.
     options: Questions and their options.
+
+    The function returns the text, the number of tokens of the merged answer with the seconds from sending to
+    the last event, and the same for the phase "branches" if the answer had one. Raises SpecsotError if the
+    request fails.
     """
 
     async def write(pair: int, tokens: int) -> PairedAnswer:
@@ -512,6 +563,9 @@ def _loop_writer(loop: SingleThread, stage: type[DecoderStage], options: PairOpt
     loop: The loop of that thread.
     stage: The kind of stages.
     options: Questions.
+
+    The question of a pair is number `pair` modulo the number of questions. The loop writes in a worker
+    thread, and the answer has no branches.
     """
 
     async def write(pair: int, tokens: int) -> PairedAnswer:
@@ -533,6 +587,9 @@ def _transformers_writer(options: PairOptions, stack: AsyncExitStack) -> Write:
 
     options: Questions and models.
     stack: Ends the process.
+
+    The process is started by this call and loads the model. The question of a pair is number `pair` modulo
+    the number of questions. The text of an answer is "", and it has no branches.
     """
     base = options.models.base
     dtype = resolve_dtype(options.models.dtype, options.models.device)
@@ -558,6 +615,9 @@ def settings_of(options: PairOptions) -> Row:
     """Return the settings of the run, by name.
 
     options: What is measured.
+
+    "model" is "demo" for the demo model and else the name of its directory; "draft_model" is None without a
+    head.
     """
     models = options.models
     numbers = ("dtype", "quantization", "kv_cache_dtype", "draft_dtype", "draft_quantization", "device")
@@ -576,6 +636,8 @@ def page_of(rows: Sequence[Row]) -> str:
     its heading.
 
     rows: The measured rows; skipped rows have a reason in place of figures.
+
+    A row has an aim only if its ratio to reach is neither None nor 0; the column comes after the quartiles.
     """
     aim_columns = [figure("aim", "aim")] if any(row.get("aim") for row in rows) else []
     return markdown([*COLUMNS[:4], *aim_columns, *COLUMNS[4:]], rows)
@@ -617,6 +679,9 @@ def draw_ratios(rows: Sequence[Row], title: str, file: Path) -> None:
     rows: The measured rows.
     title: Title of the picture.
     file: The PNG file.
+
+    Rows whose sides must write the same text, and rows that do not say so, have one colour, all others
+    another. A line marks the ratio 1. An existing file is replaced.
     """
     measure_contrast = [row for row in rows if "skipped" not in row]
     values = [row["ratio"] for row in measure_contrast]

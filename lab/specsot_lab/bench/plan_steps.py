@@ -48,6 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print both tables.
 
     arguments: The command line; None: that of this process.
+
+    --model is required. With --grammar-only, the second table is left out. The process ends with status 2 for
+    an unknown option, and with 1 and a message if the grammar forbids a token of the lists. A model that
+    cannot be read raises ModelError.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -70,6 +74,9 @@ def print_grammar(vocabulary: Vocabulary, directory: Path) -> None:
 
     vocabulary: The bytes of every token.
     directory: The model's directory, which has the tokenizer.
+
+    Before the table, a line says how many tokens there are and how long the shared part of the grammar took
+    to build. Raises SystemExit with a message if the grammar forbids a token.
     """
     start_time = time.perf_counter()
     prebuild(vocabulary).result()
@@ -90,6 +97,9 @@ def times_of(automaton: TokenAutomaton, tokens: Sequence[int]) -> str:
     tokens: The list's token ids.
 
     Raises SystemExit with a message if the grammar forbids one of the tokens.
+
+    Each cell has the median, the mean and the maximum, in microseconds. At least one token is needed. The
+    mask is made for a limit of 256 tokens, less one for each token before.
     """
     check_times = list[float]()
     mask_times = list[float]()
@@ -118,6 +128,10 @@ def print_steps(model: str, device: str, quantization: str | None, questions: Se
     device: The device to compute on.
     quantization: The quantization; None: none.
     questions: The questions.
+
+    Each question is answered twice, with a plan and directly, without drafts. The last column is the time of
+    a plan's step divided by that of a direct one. Raises ModelError if the model cannot be loaded, and
+    KeyError if an answer's statistics lack the phase "skeleton" or "direct".
     """
     options = {"quantization": quantization} if quantization else {}
     with SpecSoT.from_pretrained(model, device=device, drafter="none", **options) as model_api:

@@ -51,6 +51,9 @@ def policies(
     windows: Tokens that attention sees, sinks included, a row each.
     heads: The windows that were measured for the model's heads; None if they were not.
     importance: The importance that was measured for the model's heads; None if it was not.
+
+    The rows are in this order: "full", one for each window, those of OTHERS, "head-aware windows" if `heads`
+    is given, and a pruning by each head's importance if `importance` is given.
     """
     found: list[tuple[str, Policy]] = [("full", None)]
     found += [(f"sinks + window {tokens}", window_of(tokens)) for tokens in windows]
@@ -89,6 +92,9 @@ class ReadingOptions:
 
         Raises ModelError if the model cannot be loaded, and InvalidRequest for a length that the model does
         not support, or for a text that is shorter than one piece.
+
+        A length must be above SKIPPED and at most the model's maximum number of positions. Tokens after the
+        last whole piece, and pieces after the first `pieces`, are left out.
         """
         decoder = load_decoder(self.weights)
         most = decoder.config.max_positions
@@ -107,6 +113,10 @@ def measure(readings: Sequence[ReadingOptions], output: Path | None, windows: Se
     readings: The text and the model, once for each length of pieces; at least one.
     output: The JSON file; None: the tables are only printed.
     windows: Tokens that attention sees, sinks included, a row each.
+
+    The windows and importance of heads are read from the model's directory; their rows are left out if the
+    model has none. If no windows are found, a line says how to measure them. With several lengths, the length
+    is part of each row's name in the JSON file. Raises what `ReadingOptions.load` raises.
     """
     rows = list[Row]()
     pages = list[str]()
@@ -136,6 +146,9 @@ def _rows(
     decoder: The model.
     pieces: Token ids of each piece, all equally long.
     kept: The name and the policy of each row.
+
+    A row has the entries "name", "perplexity" (exp of the mean loss) and "rows" (a mean over layers and
+    heads). A progress bar on stderr advances after each row.
     """
     with counting_bar(sys.stderr, "policies", len(kept)) as count:
         for name, policy in kept:
@@ -155,6 +168,9 @@ def page_of(rows: Sequence[Row], pieces: int, length: int) -> str:
         token of a piece attends to, the mean over layers and heads.
     pieces: Number of pieces.
     length: Tokens of each piece.
+
+    The last column compares each perplexity with that of "full", as a signed percentage. A line below the
+    table says how many pieces of how many tokens were read.
     """
     full = rows[0]["perplexity"]
     columns = (
@@ -172,6 +188,9 @@ def find_heads(reading: ReadingOptions, gathering: int | None) -> int:
 
     reading: The text and the model.
     gathering: Number of recent tokens that heads keep which attend everywhere; None: all.
+
+    An existing file is replaced. Each row of the printed table is one KV head of one layer. Raises what
+    `ReadingOptions.load` raises.
     """
     decoder, pieces = reading.load()
     looks = measure_heads(decoder, pieces)
@@ -238,7 +257,12 @@ class HeadAttention:
 
     @property
     def kind(self) -> str:
-        """The class of the head: the first one that fits, "mixed" if no other does."""
+        """The class of the head: the first one that fits, "mixed" if no other does.
+
+        "dead" if the attention is nearly even (even > 0.9); else "gathering" if the entropy is above 3 nats;
+        else, with more than 0.3 on the sinks, "sink_positional" if more than 0.6 of the other attention is
+        local, "sink_mixed" if not; else "positional" if more than 0.6 is local; else "mixed".
+        """
         if self.even > 0.9:
             return "dead"
         if self.entropy > 3:
@@ -254,6 +278,9 @@ def measure_heads(decoder: Decoder, texts: Iterable[Sequence[int]]) -> list[list
     decoder: The model.
     texts: Token ids of each text, which is read in one pass: longer than SKIPPED, and no longer than the
         model's context.
+
+    The first SKIPPED rows of each text are not counted; the values are means over all other rows of all
+    texts.
     """
     sums: list[Tensor] | None = None
     rows = 0
@@ -274,6 +301,9 @@ def keep_by_head(
     kv_heads: Number of KV heads; it divides the number of query heads.
     gathering: Number of recent tokens that heads of the class "gathering" keep in addition to the sinks;
         None: all.
+
+    Each entry has the keys "classes", "importance" (0..1), "sinks" and "recent"; "recent" is None if the head
+    keeps all tokens.
     """
     size = len(looks) // kv_heads
     groups = [looks[at : at + size] for at in range(0, len(looks), size)]
@@ -286,6 +316,9 @@ def _kept_of(group: Sequence[HeadAttention], gathering: int | None) -> dict[str,
 
     group: What each query head of the KV head attends to.
     gathering: Number of recent tokens that heads of the class "gathering" keep; None: all.
+
+    The keys are "classes", "importance" (limited to 0..1 and rounded to 4 digits), "sinks" and "recent";
+    "recent" is None if all tokens are kept.
     """
     classes = [one.kind for one in group]
     importance = min(max(max(one.importance for one in group), 0.0), 1.0)  # sums of bf16 may miss by a bit
@@ -298,6 +331,9 @@ def _keep(kinds: Sequence[str], gathering: int | None) -> dict[str, Any]:
 
     kinds: The classes of its query heads, at least one.
     gathering: Number of recent tokens that heads of the class "gathering" keep; None: all.
+
+    If `gathering` is None and one query head is of the class "gathering", the result is 0 sinks and "recent"
+    None. A "gathering" head with a number keeps SINKS sinks and that many recent tokens.
     """
     if gathering is None and "gathering" in kinds:
         return {"sinks": 0, "recent": None}
@@ -310,6 +346,9 @@ def _sums(decoder: Decoder, tokens: Sequence[int]) -> list[Tensor]:
 
     decoder: The model.
     tokens: Token ids of the text.
+
+    The columns are those of `HeadAttention` in its order: sink, local, entropy, even. The first SKIPPED rows
+    are left out. The whole text is read in one forward pass.
     """
     sums: list[Tensor] = []
     positions = torch.arange(len(tokens), device=decoder.device)
@@ -327,6 +366,9 @@ def _attend(q: Tensor, layer: Tensor, sums: list[Tensor]) -> Tensor:
     q: Queries, [rows, kv_heads, query heads of each, head_dim].
     layer: Keys and values of one layer, in pages.
     sums: Gets one tensor [query_heads, 4].
+
+    Attention is causal over the rows of this text alone, which are the first rows of the layer's pages. The
+    queries must be scaled already. Only the rows from SKIPPED on enter `sums`.
     """
     count = len(q)
     keys, values = layer.transpose(2, 3).flatten(1, 2)[:, :count]  # [rows, kv_heads, head_dim]
@@ -341,6 +383,9 @@ def _look(weights: Tensor) -> Tensor:
     """Return what `HeadAttention` has, summed over rows, [heads, 4].
 
     weights: Attention weights of the rows from SKIPPED on, [heads, rows, columns].
+
+    The columns are sink, local, entropy and even, in fp64 on the CPU. "Local" leaves out the sinks, and is
+    divided by the attention that does not go to sinks (at least 1e-6).
     """
     rows = torch.arange(SKIPPED, SKIPPED + weights.shape[1], device=weights.device)[:, None]
     columns = torch.arange(weights.shape[2], device=weights.device)[None]
@@ -358,6 +403,10 @@ def rows_seen(config: ModelConfig, length: int, policy: Policy) -> float:
     config: The model.
     length: Tokens of the sequence.
     policy: The policy; None: nothing is evicted, so that the token attends to all `length` rows.
+
+    A window gives sinks + recent + 1, at most `length`. A pruning gives what its last eviction left plus the
+    rows since; layers that it skips count with all `length` rows. `HeadWindows` gives the mean over its
+    heads.
     """
     match policy:
         case Window(sinks, recent):
@@ -384,6 +433,9 @@ def _rows_seen_by_head(config: ModelConfig, length: int, policy: HeadPruning) ->
     config: The model.
     length: Tokens of the sequence.
     policy: The pruning of each head.
+
+    The result is the mean over layers and KV heads of the rows that the last token attends to: what the last
+    eviction left to each head plus the rows since. Skipped layers count with all `length` rows.
     """
     every = policy.prune_every
     skip = min(policy.skip_layers, config.layers)

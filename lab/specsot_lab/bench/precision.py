@@ -62,7 +62,11 @@ class Precision:
 
     @property
     def name(self) -> str:
-        """Return the name of the precision, such as "int8, head fp8"."""
+        """Return the name of the precision, such as "int8, head fp8".
+
+        The name has up to three parts: the quantization of the base, or else its dtype; "<type> KV" unless
+        the KV type is "auto"; and "head <quantization>" if the head is quantized.
+        """
         weights = self.quantization or self.dtype
         kv = "" if self.kv_dtype == "auto" else f"{self.kv_dtype} KV"
         head = self.draft_quantization and f"head {self.draft_quantization}"
@@ -90,6 +94,8 @@ def head_trial_of(base: Path, head: Path | None, tokens: int, of_demo: bool) -> 
     head: Directory of the head, or None.
     tokens: Number of tokens that are written after each question.
     of_demo: True if the base model is the bundled small model, which gets questions on its own topics.
+
+    Raises what reading the tokenizer or the chat template of the base model raises.
     """
     if head is None:
         return None
@@ -104,6 +110,10 @@ def precisions(dtype: str) -> Iterator[Precision]:
     follow each other.
 
     dtype: The type in which quantized models compute.
+
+    The order is fp32, `dtype`, bf16 and fp16, of which only `dtype` is combined with quantized heads; then
+    each quantization of the base in `dtype`, without and with the same of the head; last `dtype` with KV of
+    int8, and int4 weights with KV of int8.
     """
     for name in dict.fromkeys(("fp32", dtype, "bf16", "fp16")):
         heads = (None, *QUANTIZATIONS) if name == dtype else (None,)
@@ -121,6 +131,11 @@ def measure(readings: Sequence[ReadingOptions], trial: HeadTrial | None, output:
     readings: The text and the model, once for each length of pieces; at least one.
     trial: What the head is tried on; None: there is no head.
     output: The JSON file; None: the tables are only printed.
+
+    Without a head, precisions that differ only in the head are left out. Each row is printed on stderr as
+    soon as it is measured. With several lengths, the length is part of each row's name. Raises InvalidRequest
+    for a length or a text that cannot be read in pieces; a model that cannot be loaded in one precision gives
+    a skipped row instead.
     """
     names = {numbers: name for name, numbers in NAMES.items()}
     weights = readings[0].weights
@@ -150,6 +165,8 @@ def line_of(row: Row) -> str:
     """Return what is known of one precision, such as "int8: 9.7 MiB, perplexity 12.345, 2.31 tokens a step".
 
     row: The row of the precision.
+
+    Figures that the row does not have are left out. The memory is always named.
     """
     figures = [f"{row['weight_bytes'] / 2**20:.1f} MiB"]
     if "perplexity" in row:
@@ -170,6 +187,10 @@ def rows_of(
     reading: The text, and the model in this precision.
     trial: What the head is tried on; None: there is no head.
     same_base: The precisions, which have equal bases.
+
+    If the base model cannot be loaded, every row has only computed sizes and "skipped". If the head cannot be
+    loaded, its row has a perplexity and "skipped". Raises InvalidRequest for a length or text that cannot be
+    used.
     """
     try:
         decoder, pieces = reading.load()
@@ -192,6 +213,8 @@ def _acceptance_of(
     reading: Names the directory of the base model.
     trial: What the head is tried on.
     precision: The precision, of which the head's quantization is read.
+
+    The keys are "tokens_per_step", "error" and "steps" (the number of forward passes).
     """
     quantization = precision.draft_quantization
     try:
@@ -221,6 +244,8 @@ def _sizes_of(reading: ReadingOptions, precision: Precision) -> dict[str, Any]:
 
     reading: Names the directory and the device of the base model.
     precision: The precision.
+
+    The keys are "name", "weight_bytes" and "kv_bytes".
     """
     config = read_config(reading.weights.base)
     itemsize = NAMES[precision.dtype].itemsize
@@ -237,6 +262,9 @@ def page_of(rows: Sequence[Row]) -> str:
     of the first row, fp32.
 
     rows: The rows of one length; at least one.
+
+    If the first row has no such figure, all differences are "-". The note names the length of the pieces if
+    the rows have one.
     """
 
     def change_column(key: str) -> Column:

@@ -69,6 +69,9 @@ class Counts:
 
         candidates: The tree's candidates, [1, n].
         next_tokens: The tokens that really follow the root.
+
+        Levels are counted up to and including the first one that lacks the right token, or that has no drafts
+        (which is not counted). Only as many levels as `next_tokens` has are considered.
         """
         for level, (drafts, token) in enumerate(zip(_drafts_on_path(candidates, next_tokens), next_tokens)):
             self.reached[level] += 1
@@ -76,7 +79,11 @@ class Counts:
                 self.right_by_rank[level][drafts.index(token)] += 1
 
     def rows(self) -> Iterator[dict[str, object]]:
-        """Yield a row for each level, and one for all levels together."""
+        """Yield a row for each level, and one for all levels together.
+
+        Levels are named "level 1", "level 2" and so on, the last row "all levels". A level that was never
+        reached has fractions of 0.
+        """
         for level, (reached, right_by_rank) in enumerate(zip(self.reached, self.right_by_rank), 1):
             yield _row(f"level {level}", reached, right_by_rank)
         yield _row("all levels", sum(self.reached), [sum(counts) for counts in zip(*self.right_by_rank)])
@@ -92,6 +99,8 @@ class ShapeSteps:
         """Start without counts.
 
         shapes: The number of drafts of each tree; negative for a chain.
+
+        Repeated shapes count once.
         """
         # By shape: how many drafts would have been accepted after each token of the current sequence.
         self._accepted_after: dict[int, list[int]] = {shape: [] for shape in shapes}
@@ -114,6 +123,8 @@ class ShapeSteps:
         without tokens is not counted. For example:
 
             # accepted after each token [2 0 1 0] -> steps at tokens 0 and 3, 4 tokens in 2 steps
+
+        The accepted drafts of the last step may exceed the tokens that were recorded; they count in full.
         """
         for shape, accepted in self._accepted_after.items():
             position = steps = 0
@@ -128,6 +139,11 @@ class ShapeSteps:
     def rows(self) -> Iterator[dict[str, object]]:
         """Yield a row for each shape, with its tokens per step over all sequences. At least one sequence must
         have been counted.
+
+        A row has the entries "name", "texts" (sequences), "steps", "tokens a step", "95 %" (the interval over
+        sequences, weighted by their steps), and "accepted where reached": for each depth, the fraction of
+        steps that accepted a draft of that depth among those that accepted all above it. Depths that were
+        never reached are left out. Raises ValueError if no sequence was counted.
         """
         for shape, totals in self._totals.items():
             name = f"chain of {-shape}" if shape < 0 else f"tree of {shape}"
@@ -157,6 +173,8 @@ def _accepted(candidates: Candidates, next_tokens: Sequence[int], shape: int) ->
     next_tokens: The tokens that really follow the root.
     shape: The number of drafts that the tree keeps, the likeliest ones; negative for a chain, which follows
         the likeliest child at each level.
+
+    A chain of n drafts accepts at most n. Drafts whose parent is not selected cannot be accepted.
     """
     tokens = candidates.tokens[0]
     parents = candidates.parents[0]
@@ -191,6 +209,8 @@ def _drafts_on_path(candidates: Candidates, next_tokens: Sequence[int]) -> Itera
 
     candidates: The candidates of a tree, [1, n].
     next_tokens: The tokens that really follow the root.
+
+    The first level has the children of the root. Without next tokens nothing is yielded.
     """
     tokens = candidates.tokens[0].tolist()
     parents = candidates.parents[0].tolist()
@@ -223,6 +243,9 @@ def record_trees(
     counts: Gets the trees.
     tree_interval: Tokens from one tree to the next.
     max_tokens: Number of tokens, from the first answer on, that are read of each conversation.
+
+    A conversation is cut to its first MAX_TOKENS tokens. Raises ValueError for a conversation in which the
+    base model wrote nothing, and AssertionError if the head reads no features.
     """
     pages = MAX_TOKENS // PAGE + 4
     stage = DecoderStage(decoder, pages, PAGE)
@@ -259,6 +282,9 @@ def _follow(
     features: Features of the base model, [num_tokens, width].
     counts: Gets the trees.
     tree_interval: Tokens from one tree to the next.
+
+    The first tree grows at the first token that the base model wrote. Positions with fewer than LEVELS tokens
+    after them have no tree. A tree for which the drafter has no candidates is not counted.
     """
     sequence = DraftSequence(Opening(1, 1, limit=1 << 20))
     num_read = 0
@@ -290,6 +316,10 @@ def measure(
     tokens: Maximum number of tokens that are read, from the first answer of a conversation on.
     shapes: Drafts of a chain, then of each tree; empty: drafts are counted by rank.
     output: The JSON file; None: rows are only printed.
+
+    The models compute in fp32 on the CPU. Conversations in which the base model wrote nothing are left out.
+    The first shape is the chain. Each row is printed as soon as it is known. Raises ModelError for a file of
+    conversations or a model that cannot be read, HeadMismatch for a head that does not fit.
     """
     assert models.draft is not None
     decoder = Decoder.load(models.base, None, torch.float32, "cpu")

@@ -108,6 +108,13 @@ class RingRuns:
         """Return the figures of one way as a row.
 
         way: One of METHODS.
+
+        "tau" is the mean tokens per tree; "speedup" and "quartiles" compare with the way "plain", pair by
+        pair; "of_branches_x_tau" is the speed-up divided by the ideal one. "tokens_per_step" and
+        "frames_per_step" count all tokens and all frames per tree of the branch that had most trees.
+        "idle_percent", "stage_ms" and "queue_ms" are lists with one value for each stage.
+        "wire_bytes_per_token" counts the bytes of all hops. "rtt_ms", "hop_ms", "queue_ms" and "stage_ms" are
+        milliseconds; medians over the runs.
         """
         runs, comparison = self.runs[way], self.comparison(way)
         quartiles = comparison.spread
@@ -150,6 +157,9 @@ async def measure_ways(
     advance: Called after each run.
 
     Raises TextsDiffer if two ways write different texts, or one writes another text than expected.
+
+    The unmeasured round is checked for the expected text, but not compared with the others. Raises
+    Unavailable if the ring breaks.
     """
     runs: dict[str, list[Written]] = {way: [] for way in METHODS}
     for number in range(rounds + 1):
@@ -179,6 +189,8 @@ def check_expected(task: RingTask, way: str, written: Written) -> None:
     written: What was written.
 
     Raises TextsDiffer for another text.
+
+    The check covers as many tokens as each branch has written.
     """
     if task.expected is None:
         return
@@ -196,6 +208,8 @@ def check_equal_texts(runs: Sequence[Written], name: str) -> None:
     name: Name of the ring, for the error.
 
     Raises TextsDiffer for different texts.
+
+    A run that is shorter than others is compared up to its end. Nothing is checked with fewer than two runs.
     """
     longest: dict[int, tuple[int, ...]] = {}
     for run in runs:
@@ -217,6 +231,9 @@ def with_own_hosts(run: Written) -> Written:
     The time that both ends of a hop take is left as measured.
 
     run: The measured run.
+
+    A frame that was in flight alone keeps its times, and so does one without any frame of the same size that
+    was alone. The waiting times are 0 in the result, and the tokens are unchanged.
     """
     seconds_alone: dict[tuple[int, int], list[float]] = {}
     for step in run.steps:
@@ -275,6 +292,8 @@ def _mean_hop_seconds(run: Written) -> float:
     """Return the mean seconds of a hop, without the time that frames waited at stages; 0 without steps.
 
     run: The run.
+
+    Negative differences count as 0. The number of hops is that of the stages, times that of the steps.
     """
     between = sum(step.elapsed - sum(step.seconds) for step in run.steps) - sum(run.queued)
     return max(between, 0.0) / max(len(run.steps) * len(run.queued), 1)
@@ -374,7 +393,11 @@ class RingMeasurement:
     weights: DraftModelOptions = field(default_factory=small_weights)
 
     def plan(self) -> list[RingPlace]:
-        """Return every ring to measure, at every distance and rate."""
+        """Return every ring to measure, at every distance and rate.
+
+        The order is ring by ring, then by number of stages, round trip, rate and tokens. Without rates, every
+        line has no limit.
+        """
         lines = [
             (rtt, mbit, self.tokens_at(rtt, tokens))
             for rtt in self.rtts for mbit in self.mbits or (None,) for tokens in self.tokens
@@ -446,6 +469,8 @@ def measurement_of(
     mbits: Megabits per second of every hop.
 
     Raises InvalidRequest for an unknown ring.
+
+    0 rounds count as None. The numbers of branches and everything that has no argument here keep the default.
     """
     defaults = QUICK if quick else RingMeasurement()
     if only not in (None, *defaults.rings):
@@ -470,6 +495,9 @@ def measure(measurement: RingMeasurement, output: Path | None) -> int:
 
     Raises InvalidRequest for a ring of a model without a head, Unavailable if a ring breaks, and TextsDiffer
     if two ways write different texts.
+
+    Nothing is published if no ring was measured to its end. A signal interrupts the measurement, and what was
+    measured is published.
     """
     if "model" in measurement.rings and measurement.weights.draft_model is None:
         raise InvalidRequest("the ring of a model needs --draft-model, an EAGLE head", field="draft-model")
@@ -488,6 +516,8 @@ def rows_of(runs: RingRuns) -> list[Row]:
     their own.
 
     runs: The runs of all ways with one ring at one distance.
+
+    The computed rows have ", own hosts" after the name of the way. The order is that of METHODS.
     """
     hosted = runs.on_own_hosts()
     hosted_rows = {way: {**hosted.row(way), "way": f"{way}, own hosts"} for way in METHODS}
@@ -504,6 +534,9 @@ def _publish(
     rows: The rows of branches.
     answers: The rows of whole answers; empty if they were not measured.
     output: The JSON file; None: the table is only printed.
+
+    With several numbers of tokens, the number is part of each row's name. Rows of whole answers are added to
+    the rows with the ring "answers", and to the page as a second table.
     """
     if not rows:
         return
@@ -528,6 +561,10 @@ def page_of(measurement: RingMeasurement, rows: Sequence[Row], file: str) -> str
     measurement: What was measured.
     rows: The rows of branches.
     file: Name of the JSON file.
+
+    Begins with the command that repeats the measurement: its flags name the model, and --quantization and
+    --hop-dtype if they differ from the default, only for another model than the demo model. The machine and
+    its load average are those of this moment.
     """
     machine = describe_machine()
     weights = measurement.weights
@@ -580,6 +617,10 @@ async def _measure(measurement: RingMeasurement, results: list[RingRuns], answer
     measurement: What is measured.
     results: Gets the runs.
     answers: Gets the rows of whole answers.
+
+    The progress bar on stderr counts every run, unmeasured ones included. `results` and `answers` get what is
+    complete, also if an error ends the measurement. Whole answers are measured only of the ring "model", and
+    only if `answer_tokens` is above 0.
     """
     plan = measurement.plan()
     tokens = measurement.answer_tokens
@@ -621,6 +662,9 @@ def _cell(value: Any) -> str:
     """Return a value as text: lists with spaces, None as "", numbers with four digits.
 
     value: The value of a row.
+
+    Lists and tuples are converted value by value. A float from 1000 on has no decimal places; integers and
+    texts are written as they are.
     """
     if isinstance(value, (list, tuple)):
         return " ".join(map(_cell, cast("Sequence[Any]", value)))

@@ -49,6 +49,10 @@ class AnswerRuns:
         """Return the row of one way, relative to direct answers without drafts of the same rounds.
 
         way: One of WAYS.
+
+        "of_plain" is the median ratio of tokens per second to those of "plain". "branch_phase_of_plain", the
+        same for the phase of the branches, is None for direct answers. "tokens" and "branches" are those of
+        the first round; "tau" is the median of the mean accepted tokens.
         """
         answers = self.runs[way]
         baseline_answers = self.runs["plain"]
@@ -103,6 +107,9 @@ async def ask_all(
     advance: Called after each answer.
 
     Raises AnswersDiffer if drafts change an answer, and whatever error ends a request.
+
+    Texts of "eagle" and "plain", and of "both" and "sot", must be the same in all rounds, the unmeasured one
+    included.
     """
     runs: dict[str, list[Finished]] = {way: [] for way in WAYS}
     for number in range(rounds + 1):

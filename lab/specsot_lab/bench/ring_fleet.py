@@ -72,6 +72,8 @@ class StepProbe(WorkerObserver):
         """Start without steps.
 
         on_step: Called for every step whose result has returned.
+
+        All counters begin at 0, and no frame is in flight.
         """
         self._on_step = on_step
         self.stage = 0
@@ -95,6 +97,9 @@ class StepProbe(WorkerObserver):
 
         frame: The frame.
         now: The time, in seconds.
+
+        If other frames are in flight, this frame and all of those are marked as not alone. The frame's
+        openings and closings are added to `opened` and `closed`.
         """
         self.departures[frame.number] = now
         self._not_alone.update(self.departures if len(self.departures) > 1 else ())
@@ -116,6 +121,8 @@ class StepProbe(WorkerObserver):
 
         result: The result.
         now: The time, in seconds.
+
+        `on_step` is called for an unknown frame, too.
         """
         if (departure := self.departures.pop(result.number, None)) is not None:
             alone = result.number not in self._not_alone
@@ -244,6 +251,14 @@ class RingFleet:
     """
 
     def __init__(self, site: Site, line: Line, clock: Clock = now) -> None:
+        """Make a fleet that waits for the site's members. Nothing is started; `ring_of` starts the members.
+        The fleet reports its events to this object.
+
+        site: What the members are. Without a drafter maker the ring has no drafter, otherwise an EAGLE
+            drafter.
+        line: The line between the members.
+        clock: Returns the time in seconds.
+        """
         config = RingConfig(
             workers=site.stages,
             drafter="none" if site.drafter is None else "eagle",
@@ -293,6 +308,9 @@ class RingFleet:
         drafts: True: also wait for a drafter.
 
         Raises Unavailable if the ring cannot be formed.
+
+        If the ring is complete already, return at once. A complaint that the fleet has is the text of the
+        error; Unavailable is also raised if a member ends or if nothing happens for SILENCE_SECONDS.
         """
         while not self.fleet.ready or (drafts and self.fleet.ring and self.fleet.ring.drafter is None):
             if self.fleet.complaint:
@@ -305,6 +323,11 @@ class RingFleet:
         job: The branches.
 
         Raises Unavailable if the ring breaks.
+
+        The prefix is opened as a sequence that only prefills; each suffix forks from it. The measurement
+        begins when every branch has its first token and ends with the result after which every branch has 1 +
+        job.tokens tokens; branches may have more. All sequences are closed afterwards. Raises ValueError if
+        the job has no suffixes. Unavailable also follows if nothing is received for SILENCE_SECONDS.
         """
         prefix = await self._open(job.prefix, None, decodes=False)
         fork = Fork(prefix, len(job.prefix))
@@ -326,6 +349,10 @@ class RingFleet:
         tokens: Token ids after those of the fork.
         fork: The prefix that the sequence forks, or None.
         fields: Further fields of the opening.
+
+        Ids count from 1 and are never reused. The sequence may write MAX_LENGTH tokens, and its lease covers
+        its prompt, the fork included, and those tokens. Returns once the order has been given to the ring,
+        before anything is computed.
         """
         number = next(self._numbers)
         length = len(tokens) + (fork.length if fork else 0)
@@ -348,6 +375,9 @@ class RingFleet:
     async def _wait_until_quiet(self) -> None:
         """Wait until no frame is in flight and no sequence is open, so that the next job starts with a quiet
         ring.
+
+        Then forget what all sequences wrote. Raises Unavailable if the ring breaks or nothing happens for
+        SILENCE_SECONDS.
         """
         first_stage = self.stages[0]
         while first_stage.departures or first_stage.closed < first_stage.opened:
@@ -358,6 +388,9 @@ class RingFleet:
         """Wait for the next event of the ring.
 
         Raises Unavailable if the ring has broken, or if nothing happens for SILENCE_SECONDS.
+
+        Events before the call are not counted. A ring that has broken stays broken, so that each later call
+        raises the same reason.
         """
         if self._broken:
             raise Unavailable(self._broken)
@@ -405,6 +438,8 @@ class RingFleet:
         is formed, `complete` looks for a complaint.
 
         event: The event.
+
+        A result is recorded; all events, those of other types included, wake the task in `wait_for_news`.
         """
         if isinstance(event, Result):
             self._record_result(event)
@@ -417,6 +452,10 @@ class RingFleet:
         ignored.
 
         result: The result.
+
+        The arrival time is recorded also if all sequences are unknown. A draft round is counted if the
+        outcome's number of it is above 0, that is, if a tree was verified rather than only the sequence's
+        prompt.
         """
         self._result_time = self._clock()
         for outcome in result.outcomes:
@@ -433,6 +472,9 @@ class RingFleet:
 
         name: Name of the member.
         member: Its task, which is done.
+
+        The recorded reason names the error, or says "without an error" for a member that was cancelled or
+        returned. If the ring had broken before, the earlier reason is kept.
         """
         failure = None if member.cancelled() else member.exception()
         self._fail(f"{name} ended: {failure or 'without an error'}")
@@ -473,6 +515,9 @@ async def ring_of(site: Site, line: Line) -> AsyncGenerator[RingFleet]:
     line: The line between its members.
 
     Raises Unavailable if the ring cannot be formed, and whatever error loading a model raises.
+
+    "Complete" means that all workers have joined, and the drafter if the site has one. Whatever the body of
+    the context raises passes through after the members have left.
     """
     ring = RingFleet(site, line)
     async with _members_of(site, ring.hosts):
@@ -491,6 +536,11 @@ async def answers_of(site: Site, line: Line) -> AsyncGenerator[Answer]:
 
     site: What the ring's members are.
     line: The line between its members.
+
+    The function waits for the request's end and returns its last event; it raises whatever error ends the
+    request. The ring is complete, the drafter included if the site has one, before the function is yielded;
+    the members leave at the end of the context. Raises whatever error forming the ring or loading a model
+    raises.
     """
     drafter = "none" if site.drafter is None else "eagle"
     master = assemble(site.base, RingOptions(workers=site.stages, drafter=drafter, hop_dtype=site.hop))
@@ -517,6 +567,11 @@ async def _members_of(site: Site, hosts: Hosts) -> AsyncGenerator[None]:
 
     site: Makes the members.
     hosts: Where they register, and what connects them.
+
+    Workers are named "worker-0", "worker-1" and so on, and start one after the other; the drafter, if the
+    site has one, is started last. When the context ends, also by an error, all members are told to leave and
+    are waited for; the errors of members are not raised here. If starting a member fails, its error is
+    raised.
     """
     leaving = asyncio.Event()
     async with AsyncExitStack() as stack:
@@ -543,6 +598,10 @@ async def _start_member(
     site: Makes the member.
     leaving: Set when the member has to end.
     stack: Closes what was opened for the member.
+
+    The member is created on its own thread, so that loading a model does not block the event loop; what the
+    maker raises is raised here. The drafter has no proxy. `hosts.on_end` is called with the member's name and
+    task when the task ends.
     """
     inbox, compute = Inbox(), ComputeThread(name)
     stack.callback(compute.shutdown)
@@ -580,6 +639,9 @@ async def _open_proxy(hosts: Hosts, port: int, stack: AsyncExitStack) -> str:
     hosts: Gets the proxy and an observer of the worker.
     port: Port at which the worker listens.
     stack: Closes the proxy.
+
+    The proxy has the delay and the rate of `hosts.line`. The proxy and a new observer are appended to
+    `hosts.proxies` and `hosts.probes`.
     """
     proxy = DelayProxy(port, hosts.line.delay, hosts.line.rate)
     await proxy.open()

@@ -81,6 +81,8 @@ class RingTask:
 
         way: "plain", "eagle", "sot" or "both": the first branch alone, the first branch with drafts, all
             branches, or all branches with drafts.
+
+        Any other way counts as "plain".
         """
         uses_drafts = way in ("eagle", "both")
         uses_branches = way in ("sot", "both")
@@ -100,6 +102,8 @@ def set_up(
     branches: Number of branches.
     tokens: Tokens of every branch, for ways without drafts.
     weights: Models of the ring "model"; not used for "mock".
+
+    Any other name gives the mock. Raises whatever reading the model's directory raises.
     """
     if name == "model":
         return model_ring(stages, branches, tokens, weights)
@@ -116,6 +120,8 @@ def mock_ring(stages: int, branches: int, tokens: int, mock: Simulator) -> tuple
     branches: Number of branches.
     tokens: Tokens of every branch, for ways without drafts; twice as many are written with drafts.
     mock: The simulator that makes the members.
+
+    Branches differ in the three tokens of their suffixes. The prefix has 40 tokens.
     """
 
     def worker(name: str, dialer: Dialer, compute: Executor, observer: WorkerObserver) -> RingMember:
@@ -160,6 +166,8 @@ def model_ring(stages: int, branches: int, tokens: int, weights: DraftModelOptio
     branches: Number of branches.
     tokens: Tokens of every branch, for ways without drafts; twice as many are written with drafts.
     weights: The model, its head and their precision.
+
+    Nothing is loaded until the members are made, except the tokenizer, with which the prompts are made.
     """
 
     def worker(name: str, dialer: Dialer, compute: Executor, observer: WorkerObserver) -> RingMember:
@@ -197,6 +205,8 @@ def plan_question(base: Path) -> str:
     first of these.
 
     base: Directory of the base model.
+
+    Any other model gets a question on regular exercise.
     """
     if not is_small(base):
         return "What are the benefits of regular exercise?"
@@ -208,6 +218,9 @@ def _branch_turns(base: Path, branches: int) -> tuple[tuple[int, ...], tuple[tup
 
     base: Directory of the base model.
     branches: Number of branches.
+
+    The prefix is what the prompts of all branches have in common, as the master computes it. Titles repeat
+    after as many branches as TITLES has.
     """
     from specsot_master.prompts import Prompts
     from specsot_master.text import Text

@@ -38,6 +38,8 @@ class RowByRowStage(DecoderStage):
 
         frame: The frame.
         plan: Its copies and moves of KV rows.
+
+        Otherwise, the pages are prepared as `DecoderStage` does.
         """
         for move in super()._prepare_pages(frame, plan):
             self._kv.move((move,))
@@ -58,6 +60,12 @@ class SingleThread:
     """
 
     def __init__(self, models: ModelSet) -> None:
+        """Load the base model, the head if there is one, and the tokenizer.
+
+        models: Base model, head and precision. Without a head, nothing is drafted.
+
+        Raises ModelError or HeadMismatch if a model cannot be loaded.
+        """
         decoder = load_decoder(models)
         placement = models.base, decoder.dtype, decoder.device
         head = (
@@ -75,6 +83,9 @@ class SingleThread:
         question: What the user asks.
         tokens: Number of tokens that are written; ends of the answer are ignored.
         make_stage: Makes the stage.
+
+        The answer is greedy, and its text is decoded from all tokens. The seconds are those of the whole
+        generation, the prompt included.
         """
         prompt = self._prompts.chat((Message("user", question),))
         limits = GenerationLimits(tokens, seed=0)

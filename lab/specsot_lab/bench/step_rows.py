@@ -36,6 +36,10 @@ def measure(models: ModelSet, sizes: Sequence[int], steps: int, output: Path | N
     sizes: Nodes of the trees, root included; at least one. The others are compared with the first.
     steps: Measured steps of each size.
     output: The JSON file; None: the table is only printed.
+
+    One step of each size comes before and is not counted. "least_ms" is the shortest and "median_ms" the
+    median step in milliseconds; "of_first" is the ratio of the shortest steps. Repeated sizes count once.
+    Raises ModelError if the model cannot be loaded.
     """
     decoder = load_decoder(models)
     stage = DecoderStage(decoder, -(-(CONTEXT + max(sizes)) // PAGE_ROWS), PAGE_ROWS)

@@ -82,6 +82,9 @@ def loop_of(decoder: Decoder, head: DraftHead | None, options: SplitOptions, seq
     head: The head; None: without drafts.
     options: Prompt, trees and number of steps.
     sequences: Number of sequences.
+
+    Each sequence may write as many tokens as twice `options.steps` steps and the unmeasured ones can accept
+    at most. Several sequences fork one sequence that only prefills.
     """
     prompt = options.prompt
     shape = options.shape
@@ -125,6 +128,8 @@ def measure_models(
     output: The JSON file; None: the tables are only printed.
 
     Raises ModelError and HeadMismatch if a model cannot be loaded.
+
+    The base model is loaded on the device and in the type that `models` names.
     """
     decoder = load_decoder(models)
     placement = (models.base, decoder.dtype, decoder.device)
@@ -142,6 +147,10 @@ def measure(decoder: Decoder, head: DraftHead | None, options: SplitOptions, out
     head: The head; None: drafts are not measured.
     options: Prompt, trees and number of steps.
     output: The JSON file; None: the tables are only printed.
+
+    The ways are "plain" and, with a head, "eagle", each with one sequence and with every number in
+    `options.branches`, of which repeated ones count once. With an output file, two pictures are drawn beside
+    it.
     """
     ways = [(f"{drafts}{f', {count} branches' if count > 1 else ''}", way_head, count)
             for drafts, way_head in (("plain", None), ("eagle", head)) if drafts == "plain" or head
@@ -165,6 +174,9 @@ def _draw(rows: Sequence[Row], stem: Path) -> None:
 
     rows: The measured rows.
     stem: Path of the pictures without their suffixes.
+
+    The files are named after the stem, "<stem>-phases.png" and "<stem>-kinds.png". Existing files are
+    replaced.
     """
     for division in ("phases", "kinds"):
         parts = {str(row["name"]): row[division] for row in rows}
@@ -183,6 +195,10 @@ def figures_of_way(
     options: Prompt, trees and number of steps.
     sequences: Number of sequences.
     floor: The shortest possible seconds of a step, see `floor_of`.
+
+    The keys are "step_ms", "rows_per_step", "tokens_per_step", "tokens_per_second", "weights_floor_ms", and
+    "phases" and "kinds", which map each of PHASES and KINDS to milliseconds per step. A phase that did not
+    occur has 0.
     """
     loop = loop_of(decoder, head, options, sequences)
     clock = StepClock()
@@ -205,6 +221,8 @@ def kinds_of(loop: StepLoop, steps: int) -> dict[str, float]:
 
     loop: The loop, which must be able to run `steps` more steps, and one before.
     steps: Measured steps.
+
+    Every one of KINDS is a key. "outside torch" is the rest of the wall-clock time, at least 0.
     """
     with profile(activities=[ProfilerActivity.CPU]):
         # Starting the profiler takes seconds, which are not counted.
@@ -225,6 +243,10 @@ def kind_of(operation: str) -> str:
     known word.
 
     operation: Name of the operation, such as "aten::mm".
+
+    The first rule that fits decides: "attention" if the name contains attention, softmax or flash; "products"
+    if it ends in mm, mv or matmul, or contains linear; "copies" if it contains copy, index, cat, gather,
+    scatter, clone or fill. "outside torch" is never returned.
     """
     name = operation.removeprefix("aten::")
     if any(word in name for word in ("attention", "softmax", "flash")):
@@ -242,6 +264,8 @@ def floor_of(model: Path, decoder: Decoder) -> float:
 
     model: Directory of the base model.
     decoder: The loaded base model.
+
+    The weights count with the bytes of the decoder's data type, whatever their quantization.
     """
     all_layers = Range(0, decoder.config.layers)
     size = weights_of(open_weights(model), decoder.config, all_layers, WeightForm(decoder.dtype.itemsize))
@@ -263,6 +287,8 @@ def _percents(division: str, parts: Sequence[str]) -> list[Column]:
 
     division: "phases" or "kinds".
     parts: Names of the phases or kinds.
+
+    The first column has the name of each row; then there is one column for each part.
     """
 
     def share(part: str) -> Column:
@@ -294,6 +320,8 @@ def draw_shares(rows: Mapping[str, Mapping[str, float]], title: str, file: Path)
     rows: By the name of each row, its values by part. A part that a row lacks counts as 0.
     title: Title of the picture.
     file: The PNG file.
+
+    A row whose values are all 0 has an empty bar. An existing file is replaced.
     """
     parts = list(dict.fromkeys(part for row in rows.values() for part in row))
     with picture(file, title, (9, 0.5 * len(rows) + 1.8)) as (panel,):

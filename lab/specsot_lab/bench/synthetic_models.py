@@ -89,6 +89,8 @@ def config_of(name: str) -> ModelConfig:
     name: One of SHAPES.
 
     Raises InvalidRequest for another name.
+
+    The error lists all names.
     """
     if name not in SHAPES:
         raise InvalidRequest(f"no shape is called {name!r}, only {', '.join(SHAPES)}", field="models")
@@ -135,6 +137,8 @@ class MadeUp(Weights):
         shape: The tensor's shape.
         dtype: The type of its numbers.
         device: Where the tensor is made.
+
+        A name that contains "norm" counts as a norm. Each call makes new numbers from torch's own seed.
         """
         if "norm" in name:
             return torch.ones(shape, dtype=dtype, device=device)
@@ -170,6 +174,9 @@ class NextTokenWeights(MadeUp):
         shape: The tensor's shape.
         dtype: The type of its numbers.
         device: Where the tensor is made.
+
+        Layers add little because the weights of "o_proj" and "down_proj" are multiplied by RESIDUAL_SCALE. An
+        lm_head that is requested before the embedding, or has another shape, is random.
         """
         tensor = super().expect(name, shape, dtype, device)
         if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -187,6 +194,8 @@ def bytes_of_a_token(config: ModelConfig, itemsize: int) -> int:
 
     config: The model.
     itemsize: Bytes of a number.
+
+    Computed for a model with attention without biases and a gated MLP; two norms are counted for each layer.
     """
     q = config.heads * config.head_dim
     kv = config.kv_heads * config.head_dim
@@ -248,6 +257,9 @@ def next_token_table(vocab_size: int, num_words: int, unchanged_share: float) ->
     num_words: Number of tokens that the tokenizer has; the others are padding.
     unchanged_share: Fraction, 0..1, of the first `num_words` tokens whose next token is the one they have
         with 1.0. The others exchange their next tokens.
+
+    Padding tokens, from `num_words` on, are not part of the cycle. The same arguments always give the same
+    table.
     """
     generator = torch.Generator().manual_seed(SEED)
     cycle = torch.randperm(num_words, generator=generator)
@@ -264,6 +276,9 @@ def tensors_of(shape: NeoX, next_tokens: Tensor, device: str) -> Iterator[tuple[
     shape: The model's sizes.
     next_tokens: Which token follows each token, [vocab], see `next_token_table`.
     device: A torch device, where tensors are made.
+
+    Equal arguments give equal tensors on one kind of device. Biases are zeros and norms ones. The lm_head is
+    the embedding, moved so that the next token has the logit NEXT_TOKEN_LOGIT.
     """
     hidden = shape["hidden_size"]
     torch.manual_seed(SEED)
@@ -312,6 +327,9 @@ def write_directory(
     unchanged_share: See `next_token_table`: the fraction of tokens whose next token is that of a model
         written with 1.0.
     device: A torch device, where tensors are made.
+
+    The weights are in bf16, in one file. Existing files are replaced. Raises OSError if the tokenizer's
+    directory has no tokenizer.json.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for file in tokenizer.glob("token*.json"):
@@ -336,7 +354,7 @@ class SyntheticOptions:
 
     name: Annotated[str, Option(f"One of {', '.join(DIRECTORY_SHAPES)}.", positional=True)]
     folder: Annotated[Path, Option("Directory for the model.", positional=True)]
-    share: float = option(1.0, "Share of tokens that are followed as with 1.", least=0, most=1)
+    share: float = option(1.0, "Share of tokens that are followed as with 1.", min_value=0, max_value=1)
     tokenizer: Path | None = option(
         None, "A model whose tokenizer it gets.", metavar="DIR", unset="the demo's"
     )
@@ -349,6 +367,9 @@ def main(options: SyntheticOptions) -> None:
     options: What is written.
 
     Raises InvalidRequest for an unknown model.
+
+    An existing directory is written over. The process exits with the status 0, or with an error if the name
+    is unknown.
     """
     if options.name not in DIRECTORY_SHAPES:
         known = ", ".join(DIRECTORY_SHAPES)

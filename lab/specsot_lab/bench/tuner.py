@@ -81,6 +81,8 @@ async def ask(runners: Runners, method: Method, question: str, tokens: int) -> C
     method: The setting in which it is written.
     question: What the user asks.
     tokens: Number of tokens of the answer.
+
+    `tokens` of the result is the number that was asked for. Raises SpecsotError if the request fails.
     """
     cpu = time.process_time()
     record = await runners.write(method, question, tokens)
@@ -94,6 +96,9 @@ async def _costs(models: ModelSet, questions: Sequence[str], tokens: int) -> dic
     models: The base model, the head, and their precision.
     questions: The questions, at least one.
     tokens: Number of tokens of an answer.
+
+    A dot is printed on stderr after each question. The order of the settings is reversed from question to
+    question.
     """
     costs: dict[str, list[Cost]] = {method.name: [] for method in METHODS}
     async with Runners(models) as runners:
@@ -111,6 +116,10 @@ def rows_of(costs: Mapping[str, Sequence[Cost]]) -> list[Row]:
     same question, for CPU time and wall-clock time.
 
     costs: The costs of all answers, by setting, question by question; PLAIN is among the settings.
+
+    "cpu" and "wall" are the ratios of each question, "cpu_median", "cpu_least" and likewise for the wall
+    clock their median and minimum, "cpu_whole" and "wall_whole" the ratios of the sums over all questions.
+    Ratios above 1 mean that the setting is faster. Raises KeyError without PLAIN.
     """
     plain = costs[PLAIN]
     rows = list[Row]()
@@ -163,6 +172,8 @@ async def _together(
     questions: The questions, from the first on again if there are fewer than needed.
     tokens: Number of tokens of an answer.
     clients: Numbers of simultaneous questions, at least one.
+
+    A dot is printed on stderr after each round.
     """
     seconds: dict[int, dict[str, float]] = {}
     async with Runners(models, max(clients) * (PROMPT_ROWS + tokens)) as runners:
@@ -186,6 +197,9 @@ def rows_together(rates: Mapping[int, Mapping[str, float]]) -> list[Row]:
     speculation, and to the best fixed setting, which may be that without speculation.
 
     rates: Tokens per second, by number of clients and by setting; PLAIN is among the settings.
+
+    "of_baseline" is the ratio to PLAIN, and "of_best" that to the fastest setting other than TUNER, both
+    above 1 if faster. The name is "<clients>: <setting>". Raises KeyError without PLAIN.
     """
     rows = list[Row]()
     for count, found in rates.items():
@@ -222,6 +236,9 @@ def measure_together(
     clients: Numbers of simultaneous questions, at least one.
     settings: How the questions were chosen, for the results.
     output: The JSON file; None: the table is only printed.
+
+    The entries of `settings` are added to those of the run: model, head, precision and number of tokens.
+    Raises ModelError or HeadMismatch if a model cannot be loaded.
     """
     quiet_logs()
     rows = rows_together(asyncio.run(_together(models, questions, tokens, clients)))
@@ -241,6 +258,9 @@ def measure(
     tokens: Number of tokens of an answer.
     settings: How the questions were chosen, for the results.
     output: The JSON file; None: the table is only printed.
+
+    The entries of `settings` are added to those of the run: model, head, precision and number of tokens.
+    Raises ModelError or HeadMismatch if a model cannot be loaded.
     """
     quiet_logs()
     rows = rows_of(asyncio.run(_costs(models, questions, tokens)))

@@ -74,6 +74,9 @@ def _pairs(
     samples: Paired runs of each comparison.
 
     Raises InvalidRequest for a name with which no comparison begins.
+
+    `options.only` is split at commas; a comparison is chosen if its name begins with one of the parts. None
+    or "" chooses all comparisons. Also raises InvalidRequest for questions that cannot be read.
     """
     output = options.output.place
     from specsot_app.fleet.demo import is_small, questions_of
@@ -145,7 +148,16 @@ LOAD: Final = (
 
 @command(LoadBenchOptions, table="bench-load", examples=LOAD)
 def load(options: LoadBenchOptions) -> int:
-    """Measure requests per second and waits of 1 to 64 simultaneous clients, of a fleet of processes."""
+    """Measure requests per second and waits of 1 to 64 simultaneous clients, of a fleet of processes.
+
+    \fStarts a fleet of processes, whatever kind the options name, unless a master is named. With --memory,
+    the memory of the processes is measured instead, with the first number of tokens alone. Returns the exit
+    status: 1 if a level had no answer at all, or with --memory if a process grew by more than MAX_GROWTH
+    bytes; otherwise 0.
+
+    options: Options of the command line; see `LoadBenchOptions`. An output file that cannot be written raises
+    InvalidRequest before anything is measured, and a model that is not found ModelError.
+    """
     output = options.output.place
     from specsot_lab.bench import load as load_module
 
@@ -184,7 +196,7 @@ class GpuOptions:
         "steps,speculation,product,fp8,served",
         "Parts to measure; product and served are of Llama-3.1-8B alone.",
     )
-    gpus: int = option(1, "Above 1, instead: layer ranges over this many GPUs.", least=1)
+    gpus: int = option(1, "Above 1, instead: layer ranges over this many GPUs.", min_value=1)
     transport: Transport | None = option(
         None, "What carries messages between those, each in its own process.", unset="all in one process"
     )
@@ -195,7 +207,15 @@ class GpuOptions:
     GpuOptions, table="bench-gpu", examples=[Example("specsot bench gpu --only steps", "Decoding alone")]
 )
 def gpu(options: GpuOptions) -> int:
-    """Measure decoding, verification and drafting of real shapes on one GPU, compared with its bandwidth."""
+    """Measure decoding, verification and drafting of real shapes on one GPU, compared with its bandwidth.
+
+    \fWith --gpus above 1, layer ranges over these GPUs are measured instead, with the first number of tokens
+    in the KV cache alone; --models and --only are not used then. Returns the exit status 0. Raises
+    InvalidRequest for a shape or a part that is unknown, or if the GPUs are missing.
+
+    options: Options of the command line; see `GpuOptions`. An output file that cannot be written raises
+    InvalidRequest before anything is measured.
+    """
     output = options.output.place
     from specsot_lab.bench import gpu as gpu_module
     from specsot_lab.bench import gpu_ranges as ranges_module
@@ -228,16 +248,18 @@ class RingBenchOptions:
     HEADING: ClassVar[str] = "Measurement"
 
     rtt: tuple[float, ...] = option(
-        (), "Round trip between neighbours, in milliseconds.", least=0, metavar="MS"
+        (), "Round trip between neighbours, in milliseconds.", min_value=0, metavar="MS"
     )
-    stages: tuple[int, ...] = option((), "Number of stages.", least=2, aliases=("pipeline-parallel-size",))
+    stages: tuple[int, ...] = option(
+        (), "Number of stages.", min_value=2, aliases=("pipeline-parallel-size",)
+    )
     rounds: int | None = option(None, shared(SAMPLES, "rounds", "Paired runs of each kind."))
     max_new_tokens: tuple[int, ...] = option((), LENGTHS)
     only: str | None = option(None, "`mock`, or `model`: the small pair or --model.", unset="both")
-    mbit: tuple[float, ...] = option((), "Megabits a second of every hop.", least=1, unset="no limit")
+    mbit: tuple[float, ...] = option((), "Megabits a second of every hop.", min_value=1, unset="no limit")
     hop_dtype: HopDtype = option("auto", "What hidden rows of the model's ring travel in.")
     answer_tokens: int = option(
-        0, "Whole answers of so many tokens, too, with a master; 0: branches alone.", least=0
+        0, "Whole answers of so many tokens, too, with a master; 0: branches alone.", min_value=0
     )
     quick: bool = option(False, "A quick look: two distances, two stages, one pair.")
     fleet: Annotated[FleetOptions, Offer(only=OF_RING, defaults={"dtype": "fp32"})] = field(
@@ -252,6 +274,13 @@ class RingBenchOptions:
 def ring(options: RingBenchOptions) -> int:
     """Measure tokens per step without drafts, with drafts and with branches, on stages far from each
     other.
+
+    \fOptions that were left out have the defaults of `RingMeasurement`, or with --quick those of a quick
+    look. Returns the exit status 0. Raises InvalidRequest for an unknown ring, or for a model without a head,
+    Unavailable if a ring breaks, and TextsDiffer if two ways write different texts.
+
+    options: Options of the command line; see `RingBenchOptions`. An output file that cannot be written raises
+    InvalidRequest before anything is measured, and a model that is not found ModelError.
     """
     output = options.output.place
     from specsot_lab.bench import ring as ring_module
@@ -309,7 +338,7 @@ class PolicyOptions:
     )
     find_heads: bool = option(False, "Instead: write what each head should keep into the model's directory.")
     gathering: int | None = option(
-        None, "Recent tokens that heads keep which attend everywhere.", least=1, unset="all"
+        None, "Recent tokens that heads keep which attend everywhere.", min_value=1, unset="all"
     )
     fleet: Annotated[
         FleetOptions, Offer(only=("model", *PRECISION, "device"), defaults={"dtype": "fp32"})
@@ -319,7 +348,16 @@ class PolicyOptions:
 
 @command(PolicyOptions, table="bench-policies")
 def policies(options: PolicyOptions) -> int:
-    """Measure the perplexity of texts under each KV policy."""
+    """Measure the perplexity of texts under each KV policy.
+
+    \fWith --find-heads, what each head should keep is determined and written into the model's directory
+    instead, with the first length of pieces alone; --windows is not used then. Returns the exit status 0.
+    Raises InvalidRequest for a length or text that cannot be used, and ModelError for a model that cannot be
+    loaded.
+
+    options: Options of the command line; see `PolicyOptions`. An output file that cannot be written raises
+    InvalidRequest before anything is measured, and a model that is not found ModelError.
+    """
     output = options.output.place
     from specsot_lab.bench import policies as policies_module
 
@@ -359,7 +397,14 @@ class PrecisionOptions:
 
 @command(PrecisionOptions, table="bench-precision")
 def precision(options: PrecisionOptions) -> int:
-    """Measure memory, perplexity and tokens per step of a base and its head in every precision."""
+    """Measure memory, perplexity and tokens per step of a base and its head in every precision.
+
+    \fWithout a head, only the base model is measured. Returns the exit status 0. Raises InvalidRequest for a
+    length or text that cannot be used, and ModelError for a model that cannot be loaded.
+
+    options: Options of the command line; see `PrecisionOptions`. An output file that cannot be written raises
+    InvalidRequest before anything is measured, and a model that is not found ModelError.
+    """
     output = options.output.place
     from specsot_lab.bench import precision as precision_module
 
@@ -376,6 +421,9 @@ def _readings(fleet: FleetOptions, text_options: TextOptions) -> list[ReadingOpt
 
     fleet: The model, its precision and its device.
     text_options: The text, the lengths, and the number of pieces.
+
+    If the options name no model, it is the demo model. Raises ModelError if the model is not found, and
+    InvalidRequest for options of the fleet that cannot be used.
     """
     from specsot_lab.bench.policies import ReadingOptions
 
@@ -458,7 +506,15 @@ class StepsBenchOptions:
 
 @command(StepsBenchOptions, table="bench-steps")
 def steps(options: StepsBenchOptions) -> int:
-    """Measure how the time of a step on a CPU is divided: by phase, and by kind of work."""
+    """Measure how the time of a step on a CPU is divided: by phase, and by kind of work.
+
+    \fWith --rows, steps of trees of these numbers of nodes are measured instead, without verification and
+    drafting. Of the questions, only the first one is used. Returns the exit status 0. Raises InvalidRequest
+    for questions that cannot be read.
+
+    options: Options of the command line; see `StepsBenchOptions`. An output file that cannot be written
+    raises InvalidRequest before anything is measured, and a model that is not found ModelError.
+    """
     output = options.output.place
     from specsot_app.fleet.demo import is_small, questions_of
     from specsot_bench.rounds import QUESTIONS, models_of
@@ -491,7 +547,14 @@ class KernelsBenchOptions:
 
 @command(KernelsBenchOptions, table="bench-kernels")
 def kernels(options: KernelsBenchOptions) -> int:
-    """Measure the kernels of trees and attention on a GPU, called and replayed."""
+    """Measure the kernels of trees and attention on a GPU, called and replayed.
+
+    \fReturns the exit status 0. Raises InvalidRequest, which advises to install specsot[gpu], if Triton is
+    not installed; another missing module raises ModuleNotFoundError.
+
+    options: Options of the command line; see `KernelsBenchOptions`. An output file that cannot be written
+    raises InvalidRequest before anything is measured.
+    """
     output = options.output.place
     try:
         from specsot_lab.bench import kernels as kernels_module
@@ -536,6 +599,12 @@ class RanksBenchOptions:
 def ranks(options: RanksBenchOptions) -> int:
     """Measure how often a head's draft of each rank is right, level by level, on answers its base model
     wrote.
+
+    \fWith --shapes, the tokens per step of a chain and of trees of these sizes are measured instead. Returns
+    the exit status 0. Raises InvalidRequest if no head is named, or if the conversations cannot be used.
+
+    options: Options of the command line; see `RanksBenchOptions`. An output file that cannot be written
+    raises InvalidRequest before anything is measured, and a model that is not found ModelError.
     """
     output = options.output.place
     from specsot_lab.bench import ranks as ranks_module
@@ -564,8 +633,8 @@ class TunerBenchOptions:
     HEADING: ClassVar[str] = "Measurement"
 
     task: str = option("vicuna", "Task whose questions are asked.")
-    every: int = option(4, "Of its questions one in so many.", least=1)
-    first: int = option(0, "Of those, skip so many.", least=0)
+    every: int = option(4, "Of its questions one in so many.", min_value=1)
+    first: int = option(0, "Of those, skip so many.", min_value=0)
     samples: int = option(20, shared(SAMPLES, "samples", "Questions, each answered in every setting."))
     max_new_tokens: int = option(200, LENGTH)
     clients: tuple[int, ...] = option(
@@ -579,7 +648,15 @@ class TunerBenchOptions:
 
 @command(TunerBenchOptions, table="bench-tuner")
 def tuner(options: TunerBenchOptions) -> int:
-    """Compare the draft policy with fixed chains and trees, question by question or --clients at once."""
+    """Compare the draft policy with fixed chains and trees, question by question or --clients at once.
+
+    \fThe questions are every `every`-th one of the task, without the first `first` of these, at most
+    `samples`; of a conversation only the first turn is asked. With --clients, the questions are asked so many
+    at once. Returns the exit status 0. Raises InvalidRequest if no head is named, or the task is unknown.
+
+    options: Options of the command line; see `TunerBenchOptions`. An output file that cannot be written
+    raises InvalidRequest before anything is measured, and a model that is not found ModelError.
+    """
     output = options.output.place
     from specsot_bench.rounds import models_of
     from specsot_lab.bench import tuner as tuner_module
@@ -634,19 +711,25 @@ class PeerBenchOptions:
         "Ways of each, of plain, drafts, branches, both and `by script`: the same plan asked of llama.cpp.",
         kind=list_kind("WAYS", "plain|drafts|branches|both|by script", "{} are no ways"),
     )
-    threads: int = option(2, "Threads of each.", least=1)
+    threads: int = option(2, "Threads of each.", min_value=1)
     tokens: int = option(
         64, shared(LENGTH, "tokens", "Tokens of a direct answer; a plan has four times as many.")
     )
     rounds: int = option(6, shared(SAMPLES, "rounds", "Rounds, a question each."))
-    minutes: float = option(60.0, "No round begins that would end later.", least=0)
+    minutes: float = option(60.0, "No round begins that would end later.", min_value=0)
     fleet: Annotated[FleetOptions, Offer(only=("model", "draft_model"))] = field(default_factory=FleetOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
 
 
 @command(PeerBenchOptions, table="bench-llamacpp")
 def llamacpp(options: PeerBenchOptions) -> int:
-    """Compare SpecSoT with llama.cpp, in turns, on the same model."""
+    """Compare SpecSoT with llama.cpp, in turns, on the same model.
+
+    \fReturns the exit status 0. --minutes bounds the run: no round starts that would probably end later.
+
+    options: Options of the command line; see `PeerBenchOptions`. An output file that cannot be written raises
+    InvalidRequest before anything is measured, and a model that is not found ModelError.
+    """
     output = options.output.place
     from specsot_lab.bench import llamacpp as peer_module
 

@@ -63,7 +63,7 @@ class EvalOptions:
         "planning", "Tasks, separated by commas, such as planning,gsm8k.", keywords={"task": str}
     )
     prompts: Path | None = option(None, "Prompts of your own (JSON lines), for one task.", metavar="FILE")
-    num_samples: int | None = option(None, "Prompts of each task, from the first.", least=1)
+    num_samples: int | None = option(None, "Prompts of each task, from the first.", min_value=1)
     output: Path | None = option(
         None,
         "Folder of records, from which a run is continued.",
@@ -71,12 +71,12 @@ class EvalOptions:
         unset="eval; with other settings than its records have, eval-2 and so on",
     )
     fresh: bool = option(False, "Delete its records first.")
-    max_new_tokens: int = option(512, "Maximum number of tokens per answer.", least=1)
+    max_new_tokens: int = option(512, "Maximum number of tokens per answer.", min_value=1)
     aspects: int | None = option(
         None,
         "Instead of scores, measure coverage of what at least two of this many sampled direct "
         "answers mention.",
-        least=2,
+        min_value=2,
     )
     draft_shapes: str | None = option(
         None,
@@ -94,7 +94,7 @@ class EvalOptions:
     at_once: int = option(
         1,
         "Answers written at once; more than one is faster, but the times are not those of single answers.",
-        least=1,
+        min_value=1,
     )
     enable_parallel: bool = option(
         True,
@@ -121,7 +121,19 @@ EXAMPLES: Final = (
 
 @command(EvalOptions, examples=EXAMPLES)
 def eval(options: EvalOptions) -> int:
-    """Ask a task's prompts directly and with a plan; show quality, speed and where planning is profitable."""
+    """Ask a task's prompts directly and with a plan; show quality, speed and where planning is profitable.
+
+    \fThe first of these that is given decides what is measured: --router, --plans, the task "routing",
+    --draft-shapes, --aspects; otherwise quality and speed of direct and planned answers, or of direct ones
+    alone. Returns the exit status: 0, or 1 if there is no result. Raises InvalidRequest for --write without
+    --plans, for prompts of one's own with several tasks, for "routing" together with other tasks, if there
+    are no prompts, for unknown tasks or shapes, and if the folder's records have other settings; ModelError
+    for a model, prompts or records that cannot be read. --num-samples does not limit the bundled prompts of
+    "routing". Without --output, the folder is the first of eval, eval-2 and so on that fits, and its name is
+    written to stderr. With --fresh, the folder's records are deleted, after all options have been checked.
+
+    options: Options of the command line; see `EvalOptions`.
+    """
     from specsot_app.terminal.show import open_with_progress
     from specsot_lab.eval import other_measures, threshold, wording
     from specsot_lab.eval.records import Folder, first_matching_folder

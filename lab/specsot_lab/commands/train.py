@@ -22,7 +22,13 @@ EXAMPLES: Final = (
 
 @command(TrainOptions, examples=EXAMPLES)
 def train(options: TrainOptions) -> int:
-    """Train an EAGLE-3 head on the base model's own answers or on conversations; show its acceptance."""
+    """Train an EAGLE-3 head on the base model's own answers or on conversations; show its acceptance.
+
+    \fReturns the exit status 0. With 0 steps, the head to start from is only measured. Raises what
+    `specsot_lab.train.running.train` raises: InvalidRequest, ModelError or HeadMismatch.
+
+    options: Options of the command line; see `TrainOptions`.
+    """
     from specsot_lab.train import running
 
     return running.train(options, sys.stdout, sys.stderr)

@@ -69,6 +69,8 @@ class CategoryRow:
     def gain(self) -> float | None:
         """Return the quality with a plan minus the quality without. Return None if both are missing or 0,
         because then nothing is known.
+
+        If only one of them is missing, it counts as 0.
         """
         direct = self.direct_quality or 0.0
         sot = self.sot_quality or 0.0
@@ -91,6 +93,8 @@ def pairs_of(records: Sequence[Record]) -> list[Pair]:
     of its answers has no turn.
 
     records: The records of a run, in any modes.
+
+    Records of other modes are ignored. Of several records of one prompt and mode, the last one counts.
     """
     records_by_mode: dict[tuple[str, str], dict[str, Record]] = {}
     for record in records:
@@ -108,6 +112,8 @@ def rows_by_category(pairs: Sequence[Pair]) -> list[CategoryRow]:
     pairs.
 
     pairs: The (direct, planned) records of all prompts.
+
+    The records are those that `pairs_of` returns.
     """
     pairs_of_category: dict[tuple[str, str], list[Pair]] = {}
     for pair in pairs:
@@ -123,6 +129,10 @@ def direct_lines(records: Sequence[Record]) -> list[dict[str, Any]]:
     left out.
 
     records: The records of a run whose prompts were all answered without a plan.
+
+    The keys are "task", "category", "questions", "direct_quality" (None without scores), "direct_seconds"
+    (mean of a question) and "direct_speed" (tokens per second). The order is that in which the categories
+    first occur.
     """
     records_of_category: dict[tuple[str, str], list[Record]] = {}
     for record in records:
@@ -159,6 +169,8 @@ def _category_row(task: str, category: str, pairs: Sequence[Pair]) -> CategoryRo
     task: Name of the task.
     category: Name of the category.
     pairs: The (direct, planned) records of the category, at least one.
+
+    Qualities are None if no record has a score. Seconds are means over questions.
     """
     direct_records, planned_records = zip(*pairs)
     return CategoryRow(

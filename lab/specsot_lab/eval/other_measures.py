@@ -46,6 +46,10 @@ async def aspects(run: Run, samples: int) -> int:
         the folder.
     samples: Number of sampled direct answers to each question.
     Raises InvalidRequest or ModelError if the run cannot begin, see `Run.check`.
+
+    A question counts only if all of its answers, the sampled ones included, were given. The number of
+    questions that have no aspects or answers is written, and a line for each record with an error. Without
+    any row, no file is written.
     """
     prompts = first_turns(run)
     requests = [
@@ -89,6 +93,9 @@ def requests_of(prompt: Prompt, samples: int, max_tokens: int) -> list[PromptReq
     prompt: The prompt.
     samples: Number of sampled answers.
     max_tokens: Maximum number of tokens of a sampled answer.
+
+    The first two have the run's own options; the sampled ones are named "sampled 1", "sampled 2" and so on,
+    and have the temperature SAMPLING_TEMPERATURE.
     """
     limits = {"temperature": SAMPLING_TEMPERATURE, "max_new_tokens": max_tokens}
     sampled = [
@@ -103,6 +110,8 @@ def question_of(prompt: Prompt, records: Sequence[Record]) -> AskedQuestion:
 
     prompt: The prompt.
     records: The records of the prompt without errors, in the order of `requests_of`.
+
+    The name is "<task> <id>". An answer without points has no headings and bodies.
     """
     direct, planned, *sampled_turns = [record["turns"][0] for record in records]
     headings, bodies = zip(*planned["points"]) if planned["points"] else ((), ())
@@ -129,6 +138,9 @@ ROUTING_COLUMNS = (text("category", "category"), figure("n", "prompts", 0), figu
 def routing_prompts() -> list[Prompt]:
     """Return the prompts of the routing task, then PROMPTS_PER_SOURCE each of questions whose answers are
     lists, of maths and of code. Their category says which of these they are.
+
+    The category of borrowed prompts is PLANNED_CATEGORY, "maths" or "code". Their ids begin with the name of
+    their own task, and they have no references. Raises ModelError if a file cannot be read.
     """
     sources = (("vicuna", PLANNED_CATEGORY), ("gsm8k", "maths"), ("humaneval", "code"))
     borrowed_prompts = [
@@ -145,6 +157,10 @@ async def routing(run: Run) -> int:
 
     run: The prompts, the fleet and the folder.
     Raises InvalidRequest or ModelError if the run cannot begin, see `Run.check`.
+
+    A prompt that was not answered has a line of its own and does not count. A prompt is routed wrongly if it
+    is planned without being of PLANNED_CATEGORY, or the reverse. Its line has at most 90 characters of the
+    question.
     """
     records = await run.answers([PromptRequest(prompt, "auto") for prompt in first_turns(run)])
     answered = [record for record in records if "error" not in record]
@@ -210,6 +226,8 @@ def shapes_of(shape_list: str) -> list[DraftShape]:
 
     shape_list: Shapes in the notation of the command line, separated by commas.
     Raises InvalidRequest for any other text, also for an empty one and for a shape of 0 nodes.
+
+    Spaces around a shape are ignored; a shape may occur twice. The kind is "chain" or "tree", in lower case.
     """
     shapes: list[DraftShape] = []
     for part in shape_list.split(","):
@@ -228,6 +246,9 @@ async def draft_shapes(run: Run, shapes: Sequence[DraftShape]) -> int:
     shapes: The shapes to compare.
     Raises InvalidRequest if the run uses a master that already runs, and InvalidRequest or ModelError if the
     run cannot begin, see `Run.check`.
+
+    Answers that are in the folder already are not asked for again. Rows are written shape by shape, greedy
+    first. Without any row, an empty table is written.
     """
     if run.fleet_options.master is not None:
         raise InvalidRequest(
@@ -262,6 +283,9 @@ def steps_of(records: Sequence[Record]) -> list[Record]:
     Records without steps are left out; without any others the list is empty.
 
     records: The records of one shape at one temperature.
+
+    A mean over questions is weighted by their steps. "tokens" is the mean number of tokens of an answer. The
+    tasks are in the order in which they first occur.
     """
     answered = [record for record in records if record["turns"] and record["turns"][0]["steps"]]
     rows: list[Record] = []

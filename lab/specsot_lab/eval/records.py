@@ -79,6 +79,10 @@ class Folder:
         settings: The settings of the present run, by name. SERVED_MODELS may be absent, and is then not
             compared.
         Raises InvalidRequest if a setting differs, ModelError if the stored settings cannot be read.
+
+        Every name that either side has is compared; a setting that one side lacks counts as None there.
+        Records without stored settings count as if all of their settings were None. The error names the first
+        difference and advises --fresh or another --output.
         """
         if not self._settings.exists() and not self.records.exists():
             return
@@ -101,6 +105,8 @@ class Folder:
         settings: The settings of the present run, by name, with SERVED_MODELS.
         Raises InvalidRequest if the folder has records of other settings, ModelError if the stored settings
         cannot be read.
+
+        The folder's parents are created, too.
         """
         self.check(settings)
         self.path.mkdir(parents=True, exist_ok=True)
@@ -120,6 +126,8 @@ def first_matching_folder(name: str, settings: Mapping[str, object]) -> Folder:
     name: Path of the first folder.
     settings: The settings of the present run, by name.
     Raises ModelError if the settings of one of the folders cannot be read.
+
+    Nothing is created.
     """
     for number in count(1):
         folder = Folder(Path(name if number == 1 else f"{name}-{number}"))
@@ -151,6 +159,8 @@ def append(path: Path, record: Record) -> None:
 
     path: The file.
     record: The record.
+
+    Any earlier content of the file stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
@@ -163,6 +173,8 @@ def read_records(path: Path) -> list[Record]:
 
     path: The file.
     Raises ModelError if another line is not a record.
+
+    The order is that of the file. A file without a single complete line gives an empty list.
     """
     if not path.exists():
         return []
@@ -182,6 +194,8 @@ def _record(value: Any) -> Record:
 
     value: The parsed JSON of the line.
     Raises ValueError if it is not an object with a task, an id and questions.
+
+    Other fields are not checked. The error has the first 80 characters of the line.
     """
     if not isinstance(value, dict) or not {"task", "id", "questions"} <= value.keys():
         raise ValueError(f"a line is {json.dumps(value)[:80]}")
@@ -196,6 +210,8 @@ def settings_of(options: FleetOptions, max_tokens: int) -> dict[str, Any]:
         Fingerprints of the model files are added, unless a master that already runs is used.
     max_tokens: Maximum number of tokens of an answer.
     Raises ModelError if a model of the options cannot be found or read.
+
+    "draft_fingerprint" is None without a head. Tuples become lists.
     """
     fleet_settings: dict[str, Any] = asdict(options)
     # The connection says nothing of the answers, and may contain a token.
@@ -213,6 +229,8 @@ async def served_by(fleet: FleetClient, options: FleetOptions) -> dict[str, Any]
 
     fleet: Client of the open fleet.
     options: Options with which the fleet was opened.
+
+    Raises Unavailable if the master does not answer.
     """
     if options.master is None:
         return {}
@@ -235,6 +253,10 @@ async def answer_to(
     prompt: The questions, with references for the scores.
     mode: How the questions are answered: "direct", "sot" or "auto".
     request_options: Further options of every request, by name, such as "max_new_tokens".
+
+    A refusal is an InvalidRequest; its text is the error. Any other end than a stop or the limit of tokens
+    gives an error that begins with UNFINISHED_ERROR. The scores are those of the first turn, and stay {} if
+    it was not answered. Other errors of the fleet are raised.
     """
     turns: list[dict[str, Any]] = []
     record = record_head(prompt, mode) | {"scores": {}, "turns": turns}

@@ -51,6 +51,8 @@ def plot(lines: Sequence[CategoryRow], file: Path) -> None:
     lines: The rows of `rows_by_category`.
     file: The PNG.
     Raises InvalidRequest if matplotlib is not installed.
+
+    The left panel has the speedups, and the right one the quality. An existing file is replaced.
     """
     size = 9.2, 1.8 + 0.42 * len(lines)
     with picture(file, "Planned answers against direct ones", size, 2, sharey=True) as panels:
@@ -62,6 +64,8 @@ def draw_panels(panels: Sequence[Any], lines: Sequence[CategoryRow]) -> None:
 
     panels: Two axes of matplotlib.
     lines: The rows of `rows_by_category`.
+
+    The left panel has a bar for each category, and lines at a speedup of 1 and of MIN_SPEEDUP.
     """
     names = [
         f"{line.task}: {line.category.removeprefix(f'{line.task}/')} ({line.questions})" for line in lines
@@ -82,6 +86,8 @@ def _draw_quality(panel: Any, lines: Sequence[CategoryRow]) -> None:
 
     panel: The axes of matplotlib.
     lines: The rows of `rows_by_category`.
+
+    A missing quality has a bar of length 0. The scale is 0 to 1.
     """
     for offset, name, colour in ((-0.2, "direct", DIRECT_COLOUR), (0.2, "sot", SAME)):
         values = [getattr(line, f"{name}_quality") or 0 for line in lines]
@@ -183,6 +189,8 @@ class Run:
         """Write a line for each record that has an error; nothing if every prompt was answered.
 
         records: The records of the run.
+
+        A line has the record's task, id, mode and error.
         """
         for record in records:
             if "error" in record:
@@ -213,6 +221,11 @@ class Run:
         options: Options of another fleet than the run's; `PromptRequest.name` must then say how it differs.
             None: the run's fleet.
         Raises InvalidRequest if the folder has records of other settings.
+
+        A record of a request that the fleet refused counts as an answer, and is not asked again. The settings
+        are stored when the fleet is open, before the first answer. Each record is appended to the folder's
+        file as soon as it is complete; at most `at_once` requests run at once. The first error ends all
+        requests and is raised, after the fleet has been closed.
         """
         read = read_records(self.folder.records)
         records = {key_of(record): record for record in read if not is_broken_off(record)}
@@ -241,6 +254,9 @@ class Run:
 
         fleet: Client of the open fleet.
         question: The request.
+
+        The request's own options replace those of the run, and these replace those of the preset. A refused
+        or broken-off answer is a record with "error"; other errors of the fleet are raised.
         """
         limits = {"max_new_tokens": self.max_tokens, **self.request, **question.options}
         record = await answer_to(
@@ -255,6 +271,8 @@ def draw_plot(lines: Sequence[CategoryRow], file: Path, out: TextIO) -> None:
     lines: The rows of `rows_by_category`.
     file: The PNG.
     out: Gets the line.
+
+    Any other error of drawing is raised.
     """
     try:
         plot(lines, file)
@@ -271,6 +289,9 @@ async def evaluate(run: Run, draw: Draw = draw_plot, modes: Sequence[Mode] = MOD
     modes: MODES, or "direct" alone: then a table of the direct answers is shown, and no plot is drawn.
     Raises InvalidRequest if the folder's records were asked for with other settings, ModelError if the stored
     settings or a model cannot be read.
+
+    A prompt that was not answered has a line of its own in the output and does not count. A note is added if
+    the demo model answered.
     """
     run.check()
     questions = [PromptRequest(prompt, mode) for prompt in run.prompts for mode in modes]
@@ -295,6 +316,8 @@ def show_direct(run: Run, records: Sequence[Record]) -> int:
 
     run: The run, which gets the table and stores the summary.
     records: The records of the direct answers.
+
+    A line for each record with an error follows the table. The summary is written also if there is no result.
     """
     lines = direct_lines(records)
     run.write_lines(direct_page(lines))
@@ -308,6 +331,9 @@ def with_warm_up(opener: Opener) -> Opener:
     fleet are slow.
 
     opener: Opens the fleet.
+
+    The answers that it gives before have at most WARM_UP_TOKENS tokens and are not recorded. A request that
+    is refused does not fail.
     """
 
     async def opened(options: FleetOptions) -> FleetClient:
@@ -332,6 +358,8 @@ async def _run_until_first_error(coroutines: Sequence[Coroutine[Any, Any, None]]
     """Run coroutines concurrently until all are done. The first error cancels all others and is raised.
 
     coroutines: The coroutines.
+
+    Returns when all tasks have ended, also the cancelled ones. Without coroutines it returns at once.
     """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:

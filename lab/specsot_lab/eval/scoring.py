@@ -96,6 +96,8 @@ def number_of(reference: str) -> float:
 
     reference: One right answer.
     Raises ValueError if there is no number, or more than one.
+
+    The error names the whole reference. The numbers of a plan's headings are not read.
     """
     numbers = numbers_in(reference.rpartition("####")[2])
     if len(numbers) != 1:
@@ -151,6 +153,8 @@ def coverage(answer: str, dimensions: Sequence[str]) -> float:
 
     answer: The text of the answer.
     dimensions: Phrases that a good plan speaks of, such as a date or a name.
+
+    A dimension that consists of such small words alone is left out. The order of the words does not matter.
     """
     answer_words = set(words_of(answer))
     dimension_words = [
@@ -173,6 +177,9 @@ def dimensions_of(question: str) -> tuple[str, ...]:
     These phrases are a proxy. They show whether something is mentioned, not whether it is planned well.
 
     question: The words of the question.
+
+    Names are capitalised words that do not begin a sentence or a line; amounts begin with a digit or with
+    "$". The order is that of the question within each kind.
     """
     items = [item.strip() for item in _ITEM.findall(question)]
     other_text = _ITEM.sub("", question)
@@ -198,6 +205,9 @@ def _subsequence_f1(answer_words: Sequence[str], reference_words: Sequence[str])
 
     answer_words: The words of the answer.
     reference_words: The words of one reference.
+
+    The result is 0.0 also if one of the lists is empty. Words need not be next to each other, only in the
+    same order.
     """
     row = [0] * (len(reference_words) + 1)
     for word in answer_words:

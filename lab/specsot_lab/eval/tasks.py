@@ -53,6 +53,9 @@ def read_task(name: str, file: Path | None = None) -> list[Prompt]:
     file: JSON lines of prompts for this task. None: the prompts that ship with the lab.
     Raises InvalidRequest for an unknown task, ModelError for an unreadable file, an unusable line, or an id
     that occurs twice.
+
+    Repeated ids count as such within one file only. The file may begin with a byte order mark. The error of a
+    line names its number.
     """
     if name not in TASKS:
         raise InvalidRequest(f"no task is called {name!r}; they are {', '.join(TASKS)}", field="tasks")
@@ -79,6 +82,10 @@ def score(prompt: Prompt, answer: str) -> dict[str, float]:
 
     prompt: The prompt with its references.
     answer: The text of the answer to the first question.
+
+    The names are "coverage" (of the dimensions) and "rouge_l" for planning, "exact_match" for retrieval, "f1"
+    and "exact_match" for multi-doc-qa, and "final_number" for gsm8k. Planning without dimensions has no
+    "coverage", without references no "rouge_l". Other tasks have no score.
     """
     references = prompt.references
     if prompt.task == "planning":
@@ -105,6 +112,8 @@ def _read(line_location: str, task: str, line: str) -> Prompt:
     task: Name of the task.
     line: The line, a JSON object.
     Raises ModelError if the line is not a prompt.
+
+    The error says which field is missing, or what cannot be used, after the location.
     """
     try:
         row = json.loads(line)
@@ -124,6 +133,11 @@ def _prompt(task: str, row: Mapping[str, Any]) -> Prompt:
     row: The object; "id" and "turns" are required, "system", "category", "reference" and "dimensions" are
         optional.
     Raises KeyError for a missing field, ValueError for a field that cannot be used.
+
+    A system instruction is put before the first question, separated by an empty line. A missing or empty
+    category is the task's name. For planning, dimensions that are absent or null are taken from the first
+    question; an empty list stays empty. ValueError is raised for empty turns, for fields that are not lists
+    of texts or numbers, and for references of NUMBER_TASKS that are not numbers.
     """
     turns = _texts("turns", row["turns"])
     references = _texts("reference", row.get("reference"))
@@ -151,6 +165,8 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
     value: The field as it was read from JSON: None, or a list of texts and numbers.
     Raises ValueError for anything else. A single text is refused, because its letters would be taken for
     texts.
+
+    Numbers are converted to text, and truth values count as numbers. An empty list gives an empty tuple.
     """
     if value is not None and not isinstance(value, list):
         raise ValueError(f"{name} must be a list, got {value!r}")

@@ -68,6 +68,8 @@ def auc(prompts: Sequence[ScoredPrompt]) -> float:
     ties count half. Return 0.5 if there are no scores of one of the two kinds.
 
     prompts: The scored prompts.
+
+    Prompts without a score are left out.
     """
     direct_scores = sorted(_scores(prompts, planned=False))
     planned_scores = _scores(prompts, planned=True)
@@ -89,6 +91,9 @@ def threshold_of(prompts: Sequence[ScoredPrompt]) -> float | None:
     measured score is on the edge.
 
     prompts: The scored prompts.
+
+    The threshold is rounded to two decimal places, unless that would let the next lower score pass; then it
+    is the lowest score that is planned.
     """
     direct_scores = sorted(_scores(prompts, planned=False), reverse=True)
     planned_scores = _scores(prompts, planned=True)
@@ -110,6 +115,10 @@ def rows_of(prompts: Sequence[ScoredPrompt], threshold: float | None) -> list[di
 
     prompts: The scored prompts.
     threshold: The lowest score that is planned. None: the score plans nothing.
+
+    The order is that in which the categories first occur. "rules", "undecided", "score" and "router" are
+    fractions, 0 to 1: of prompts that a rule plans, that no rule decides, that reach the threshold, and that
+    are planned in the end.
     """
     rows: list[dict[str, object]] = []
     for name in dict.fromkeys(prompt.category for prompt in prompts):
@@ -162,6 +171,9 @@ async def evaluate(
     Raises InvalidRequest if a running master is named, if the model was taught to plan and so needs no score,
     if the words of the score are not single tokens, or if the prompts cannot be read. Raises ModelError if
     the model cannot be read.
+
+    The fleet is opened only after the prompts have been read, and is closed in every case. An existing
+    router.json is replaced. If no threshold is useful, null is stored.
     """
     if options.master is not None:
         raise InvalidRequest(
@@ -207,6 +219,10 @@ def write_result(scored: Sequence[ScoredPrompt], file: Path, out: TextIO) -> Non
     scored: All scored prompts.
     file: The file, router.json of the model.
     out: Gets the table.
+
+    The threshold is null in the file, and the output says that the rules alone do better, if no threshold is
+    useful. The file also has the number of prompts, the AUC, and the planned fraction of each category. An
+    existing file is replaced.
     """
     threshold = threshold_of(scored)
     area = auc(scored)
@@ -226,6 +242,9 @@ def read_labelled(file: Path | None) -> list[tuple[str, bool, str]]:
 
     file: JSON lines with "category", "planned" and "question". None: the bundled ones.
     Raises InvalidRequest if the file cannot be read.
+
+    Blank lines are skipped. A single line that is not JSON, or lacks a field, raises the error for the whole
+    file. Values of other types are converted.
     """
     source = file or resources.files("specsot_lab.eval") / "data" / "router.jsonl"
     try:
@@ -242,6 +261,8 @@ async def score_for(fleet: FleetClient, prompt_builder: Prompts, question: str) 
     fleet: Client of the open fleet.
     prompt_builder: Builds the prompts of the model.
     question: The words of the question.
+
+    Raises SpecsotError if the fleet refuses the request.
     """
     prompt = prompt_builder.score((Message("user", question),))
     view = await final_view(fleet, scoring(Ask(tokens=prompt.tokens, mode="direct")))

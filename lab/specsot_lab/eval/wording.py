@@ -56,6 +56,14 @@ class Answers:
     """
 
     def __init__(self, fleet: FleetClient, file: Path, at_once: int) -> None:
+        """Read the answers of earlier runs. A plan is found again by its question, and an answer by its
+        prompt and its limit of tokens.
+
+        fleet: Client of the open fleet.
+        file: JSON lines of earlier answers, to which new ones are appended. Its folder is created; a missing
+            file counts as empty.
+        at_once: Number of answers that are written concurrently.
+        """
         self._fleet = fleet
         self._file = file
         self._slots = asyncio.Semaphore(at_once)
@@ -69,6 +77,10 @@ class Answers:
         planned nothing. The points themselves are not written.
 
         question: The words of the question.
+
+        A plan of an earlier run is read from the file. A new one is appended to the file, an empty plan
+        included. The points are numbered from 1 and have no other fields than their title set. Raises what
+        the fleet raises if the request fails.
         """
         if question not in self._plans:
             ask = Ask(
@@ -84,6 +96,8 @@ class Answers:
         Return an empty list if the request ends without a plan.
 
         ask: The request.
+
+        Raises SpecsotError if the request fails before it has a plan.
         """
         async with aclosing(cast("AsyncGenerator[Numbered]", self._fleet.generate(ask))) as events:
             async for numbered in events:
@@ -98,6 +112,9 @@ class Answers:
         tokens: Token ids of the prompt.
         max_tokens: Maximum number of tokens of the answer.
         fields: Further fields of the stored row, by name, for its reader.
+
+        The prompt is recognised by its token ids together with `max_tokens`. An empty text is stored, too, so
+        that it is not asked for again.
         """
         prompt_key = hashlib.sha256(json.dumps([list(tokens), max_tokens]).encode()).hexdigest()[:16]
         if prompt_key not in self._texts_by_prompt:
@@ -127,6 +144,8 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     that was cut off is left out.
 
     file: The file of JSON lines.
+
+    Raises ValueError if another line is not JSON. The file is not changed.
     """
     if not file.exists():
         return []
@@ -144,6 +163,13 @@ class Measurement:
     """
 
     def __init__(self, prompts: Prompts, text: Text, answers: Answers) -> None:
+        """Prepare to measure. Plans are asked for as lists of at most MAX_POINTS points, never as direct
+        answers.
+
+        prompts: Builds the prompts, and has the model's wording.
+        text: The tokenizer.
+        answers: Asks the fleet.
+        """
         self._wording = prompts.wording
         self._text = text
         self._answers = answers
@@ -161,6 +187,9 @@ class Measurement:
 
         plan: The question and its points.
         form: The form of words in which the points are asked for.
+
+        A plan without points gives a WrittenPlan without sections. The sections are stripped, and end before
+        a line that begins with "#". The sections are asked for concurrently.
         """
         turns = self._turns(plan.question, form)
         texts = [
@@ -211,6 +240,9 @@ async def evaluate(
     Raises InvalidRequest if a running master is named, if the model was taught to plan, if the questions
     cannot be read or are too few, or if the model wrote no plan. Raises ModelError if the model cannot be
     read.
+
+    The fleet is opened only after the questions have been read, and is closed in every case. The last line of
+    output says where the form was written, or which JSON --write would write into which file.
     """
     if options.master is not None:
         raise InvalidRequest(
@@ -247,6 +279,9 @@ async def _measure_forms(
     measurement: Plans and writes.
     questions: The words of all questions.
     err: Gets progress bars.
+
+    Questions for which the model planned no points are left out of every form. The result has an entry for
+    each of FORMS, also if no question was planned.
     """
     with counting_bar(err, "plans", len(questions)) as advance:
 
@@ -299,6 +334,8 @@ def print_best_form(faults_by_form: dict[Form, BranchFaults], out: TextIO) -> Fo
     faults_by_form: The faults of each form.
     out: Gets the table.
     Raises InvalidRequest if the model wrote no plan at all.
+
+    The error is raised if no form has any branches; then nothing is printed.
     """
     if not any(faults.branches for faults in faults_by_form.values()):
         raise InvalidRequest("the model wrote no plan of two points to any question", "plans")
@@ -315,6 +352,9 @@ def store_form(file: Path, form: Form, faults_by_form: dict[Form, BranchFaults])
     file: The model's specsot.json.
     form: The form to use.
     faults_by_form: The faults of each form.
+
+    The keys set are "form" and "measured" of the object "wording"; its other keys stay, too. Figures are
+    rounded to three decimal places. Raises ValueError if the file is not JSON.
     """
     stored = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     figures = {name: _rounded(asdict(faults)) for name, faults in faults_by_form.items()}
@@ -337,6 +377,9 @@ def read_questions(file: Path | None) -> tuple[str, ...]:
 
     file: JSON lines with "question". None: the bundled questions.
     Raises InvalidRequest if the file cannot be read, or has fewer than MIN_QUESTIONS questions.
+
+    Blank lines are skipped, and repeated questions count once. A line that is not a JSON object with
+    "question" raises InvalidRequest for the whole file. Questions that are not strings are converted.
     """
     source = file or resources.files("specsot_lab.eval") / "data" / "plans.jsonl"
     try:

@@ -42,6 +42,8 @@ class Writer:
         decoder: The base model with all of its layers.
         ends: Token ids that end an answer.
         batch_size: Maximum number of sequences that are written at a time.
+
+        Sequences that reach no end token are limited by `write`.
         """
         self._decoder = decoder
         self._batch_size = batch_size
@@ -60,6 +62,10 @@ class Writer:
         max_tokens: Maximum number of tokens of an answer.
         on_written: Called after each batch with the number of prompts that were answered in it, and last with
             the number of prompts that were too long.
+
+        An answer has at least one token unless its prompt was too long. Shorter prompts are answered first,
+        so that prompts of similar length share a batch. `on_written` is called last with 0 if no prompt was
+        too long.
         """
         max_prompt_tokens = self._decoder.config.max_positions - max_tokens
         order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
@@ -81,6 +87,9 @@ class Writer:
 
         prompts: Token ids of each prompt, at least one.
         max_tokens: Maximum number of tokens of an answer.
+
+        Each sequence gets a KV page for the longest prompt and `max_tokens` tokens. Writing stops early when
+        all sequences have ended, which is checked every STEPS_PER_END_CHECK steps.
         """
         decoder = self._decoder
         device = self._decoder.device
@@ -113,6 +122,8 @@ class Writer:
         prompts: Token ids of each prompt; prompt i fills page i.
         lengths: [num_prompts] number of tokens of each prompt.
         kv: KV cache with a page for each prompt.
+
+        The longest prompt must have at least one token.
         """
         width = int(lengths.max())
         tokens = torch.zeros(len(prompts), width, dtype=torch.long)
@@ -129,6 +140,8 @@ class Writer:
         first_page: Page of the first of these prompts; the others fill the following pages.
         lengths: [num_prompts] number of tokens of all prompts, also of those in other parts.
         kv: KV cache with a page for each prompt.
+
+        The first token is the most probable one.
         """
         decoder = self._decoder
         device = self._decoder.device
@@ -196,6 +209,11 @@ def answer_all(
     writer: Writes the answers.
     options: The limits, and the fraction of questions that are answered directly, too.
     report_progress: Called once for each kind of answers: "plans", "points" and "answers".
+
+    A base model that was not trained to plan is asked for a numbered list; its points are those that the
+    master would keep. Points that build on other points are not written. The prompts of answers are not
+    learned. The rows of plans come first, then those of points, then those of direct answers to evenly spread
+    questions.
     """
     rules = LIST_RULES if prompts.listed else PlanRules(plan_tokens=options.plan_tokens)
     turns = [prompts.plan((Message("user", question),), rules) for question in questions]
@@ -252,7 +270,9 @@ def _branches(turn: Conversation, question: str, plan: str) -> list[tuple[int, .
     question: The words of the question.
     plan: The plan as the base model wrote it.
     """
-    points = _listed_points(plan, question, turn.told) if turn.told is not None else _points(plan)
+    points = (
+        _listed_points(plan, question, turn.instructions) if turn.instructions is not None else _points(plan)
+    )
     return [turn.branch(point, points, [], point.length).tokens for point in points if not point.needs]
 
 
@@ -274,6 +294,9 @@ def _listed_points(plan: str, question: str, excluded_titles: Sequence[str]) -> 
         the text.
     question: The words of the question.
     excluded_titles: Titles that the prompt names, which are not accepted as points.
+
+    Titles that are incomplete, or repeat an earlier title, the question or the instructions, are dropped by
+    the rules of the master; the others get the ids 1, 2, and so on.
     """
     reader = ListReader(LIST_RULES)
     reader.feed(plan)

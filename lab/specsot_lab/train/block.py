@@ -63,6 +63,11 @@ def block_format(base_config: ModelConfig, plan: HeadPlan, depth: int, mask_id: 
     depth: Number of drafted tokens of a block.
     mask_id: Token id that stands for tokens that are not known yet.
     Raises InvalidRequest if the taps do not ascend within the layers of the base model.
+
+    The head has the base model's width, heads and vocabulary; `plan.layers` and `plan.intermediate` of None
+    or 0 count as not given, and DEFAULT_LAYERS layers is the default. A block has depth + 1 rows, because its
+    first row is the anchor. The error also covers duplicate taps and taps outside 1 .. layers. `plan.width`,
+    `plan.vocabulary` and `plan.shared_lm_head` are not used.
     """
     taps = plan.taps or _usual_taps(base_config.layers)
     if list(taps) != sorted(set(taps)) or not 1 <= taps[0] <= taps[-1] <= base_config.layers:
@@ -103,6 +108,11 @@ class LearningBlockHead(nn.Module):
     """
 
     def __init__(self, head_format: BlockFormat) -> None:
+        """Make the layers. Their weights are random until they are initialised. `fc` and `hidden_norm` make
+        features of tapped states; the head has no embedding and no lm_head of its own.
+
+        head_format: Sizes, number of layers, mask and taps of the head.
+        """
         super().__init__()
         sizes = head_format.sizes
         self.head_format = head_format
@@ -117,6 +127,9 @@ class LearningBlockHead(nn.Module):
         embeddings: [batch, blocks, block, hidden] embeddings of the anchors and masks.
         states: [batch, length, num_taps * hidden] tapped states of the base model.
         anchors: [batch, blocks] positions of the blocks' first tokens.
+
+        The states pass through the head's last norm. The row of a mask at index i of a block is what predicts
+        the token at position anchor + i.
         """
         features = self.hidden_norm(self.fc(states))
         x = embeddings
@@ -132,6 +145,10 @@ class _BlockLayer(nn.Module):
     """
 
     def __init__(self, head_format: BlockFormat) -> None:
+        """Make the two norms, the attention and the MLP.
+
+        head_format: Format of the head.
+        """
         super().__init__()
         sizes = head_format.sizes
         self.input_layernorm = RmsNorm(sizes.hidden, sizes.eps)
@@ -157,6 +174,10 @@ class _BlockAttention(nn.Module):
     """
 
     def __init__(self, head_format: BlockFormat) -> None:
+        """Make the projections without biases, and one norm each for the queries and the keys of a head.
+
+        head_format: Sizes of the head, and whether its blocks are causal.
+        """
         super().__init__()
         sizes = head_format.sizes
         self.sizes = head_format.sizes
@@ -178,6 +199,9 @@ class _BlockAttention(nn.Module):
             anchor.
         anchors: [batch, blocks] positions of the blocks' first tokens. Row i of a block has the position
             anchor + i.
+
+        If the head is causal, row i sees the rows 0 .. i of its block, otherwise all rows of its block. Rows
+        of other blocks are never seen. A block at position 0 sees no features, only itself.
         """
         blocks, block, length = *inputs.shape[1:3], features.shape[1]
         steps = torch.arange(block, device=inputs.device)
@@ -226,6 +250,8 @@ class BlockLearning:
         teacher: The base model.
         lm_head: The base model's lm_head, [vocab_size, hidden]; it is not learned.
         mixed_precision: True to multiply in bf16, False to multiply in fp32.
+
+        The lm_head is converted to bf16 or fp32 accordingly, and copied.
         """
         self._head = head
         self._teacher = teacher
@@ -240,6 +266,10 @@ class BlockLearning:
 
         batch: The token ids, and which of them are learned.
         decay: Position k of a block, counted from 0, has the weight decay**k.
+
+        A position counts if its token and all earlier tokens of its block are learned, and its anchor is
+        valid. The target of a position is the base model's distribution, given the tokens before it in the
+        sequence. The sum of the weights in the denominator is at least 1.
         """
         base_outputs = self._teacher.forward(batch.tokens)
         anchors, valid = self._anchors(batch)
@@ -267,6 +297,10 @@ class BlockLearning:
         one before it in the block, is not learned.
 
         batch: The token ids, and which of them are learned.
+
+        Entries whose block has no further positions within the row are False, as are all entries of the last
+        index of `length`. The anchors of all positions but the first are tried, ANCHORS_PER_PASS at a time,
+        without gradients.
         """
         base_outputs = self._teacher.forward(batch.tokens)
         (count, length) = batch.tokens.shape
@@ -294,6 +328,9 @@ class BlockLearning:
         batch: The token ids.
         states: [batch, length, num_taps * hidden] tapped states of the base model.
         anchors: [batch, blocks] positions of the blocks' first tokens.
+
+        All rows of a block but the first get the embedding of the mask token. The base model's embeddings are
+        not learned.
         """
         ids = batch.tokens.new_full((*anchors.shape, self._depth + 1), self._head.head_format.mask)
         ids[..., 0] = batch.tokens.gather(1, anchors)
@@ -316,6 +353,9 @@ class BlockLearning:
         the interruption.
 
         batch: The token ids, and which of them are learned.
+
+        There are max(length // POSITIONS_PER_ANCHOR, 1) anchors per row. The last position is never an anchor
+        either, since no token follows it.
         """
         generator = torch.Generator(batch.tokens.device).manual_seed(int(batch.tokens.sum()))
         may_be_anchor = batch.learned.roll(-1, 1)

@@ -119,6 +119,11 @@ class LearningHead(nn.Module):
         num_layers: Number of layers: 1 for EAGLE-3, more for P-EAGLE.
         mask_id: Token id that a P-EAGLE head reads in place of tokens that are not known yet. None for
             EAGLE-3.
+
+        A head that is narrower than its base model gets `embed_proj`. A head without a shared lm_head gets
+        `lm_head`; a narrow head that shares the base model's gets `lm_proj` instead. Modules that a head does
+        not need are None, and so is `mask_hidden` if `mask_id` is None; otherwise it is a learned parameter
+        of zeros.
         """
         super().__init__()
         self.sizes = sizes
@@ -148,6 +153,9 @@ class LearningHead(nn.Module):
 
         tokens: [batch, length] token ids.
         features: [batch, length, hidden] outputs of the step before.
+
+        Both results have the shapes of the arguments; the features of a P-EAGLE head are the same in every
+        row, the mask's features after `fc`.
         """
         if self.mask is None or self.mask_hidden is None:
             return tokens, features
@@ -160,6 +168,9 @@ class LearningHead(nn.Module):
         embeddings: [batch, length, base_hidden] entries of the base model's embedding table.
         features: [batch, length, hidden] features that the step reads.
         kv_by_layer: Keys and values of the earlier steps, for each layer. Those of this step are appended.
+
+        The first layer reads the embeddings and the features; each further layer (P-EAGLE only) reads the
+        output of the layer before it. The last norm is not applied here, but by `logits`.
         """
         if self.embed_proj is not None:
             embeddings = self.embed_proj(embeddings)
@@ -172,6 +183,10 @@ class LearningHead(nn.Module):
         """Return logits [.., draft_vocab_size].
 
         outputs: [.., hidden] features that `forward_step` returned.
+
+        The outputs are normed first. A head with an lm_head of its own uses that. Otherwise the base model's
+        lm_head rows are used, after `lm_proj` if the head is narrow. Fails with an AssertionError if the head
+        shares the base model's lm_head and `initialise` has not set its rows.
         """
         normed = self.norm(outputs)
         if self.lm_head is not None:
@@ -190,6 +205,11 @@ class RmsNorm(nn.Module):
     """
 
     def __init__(self, size: int, eps: float) -> None:
+        """Make a norm whose weights are ones.
+
+        size: Size of the last dimension.
+        eps: Epsilon that is added to the mean square.
+        """
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
@@ -209,6 +229,11 @@ class _Layer(nn.Module):
     """
 
     def __init__(self, sizes: HeadSizes) -> None:
+        """Make the two input norms, the norm before the MLP, an attention that reads 2 * hidden columns
+        (embeddings next to features), and the MLP.
+
+        sizes: Sizes of the head.
+        """
         super().__init__()
         self.input_layernorm = RmsNorm(sizes.hidden, sizes.eps)
         self.hidden_norm = RmsNorm(sizes.hidden, sizes.eps)
@@ -222,6 +247,9 @@ class _Layer(nn.Module):
         embeddings: [batch, length, hidden] embeddings, projected to the head's width.
         features: [batch, length, hidden] features of the same rows.
         kv: Keys and values of this layer's earlier steps. Those of this step are appended.
+
+        Both inputs are normed, and stand next to each other in the attention's input, the embeddings first.
+        The features are added to the attention's output.
         """
         inputs = torch.cat((self.input_layernorm(embeddings), self.hidden_norm(features)), -1)
         x = features + self.self_attn(inputs, kv)
@@ -235,6 +263,10 @@ class _FurtherLayer(nn.Module):
     """
 
     def __init__(self, sizes: HeadSizes) -> None:
+        """Make the two norms, an attention that reads as many columns as the head is wide, and the MLP.
+
+        sizes: Sizes of the head.
+        """
         super().__init__()
         self.input_layernorm = RmsNorm(sizes.hidden, sizes.eps)
         self.post_attention_layernorm = RmsNorm(sizes.hidden, sizes.eps)
@@ -259,6 +291,11 @@ class _Attention(nn.Module):
     """
 
     def __init__(self, sizes: HeadSizes, input_width: int) -> None:
+        """Make the query, key, value and output projections, without biases.
+
+        sizes: Sizes of the head.
+        input_width: Columns of the attention's input.
+        """
         super().__init__()
         width = sizes.heads * sizes.head_dim
         kv_width = sizes.kv_heads * sizes.head_dim
@@ -276,6 +313,8 @@ class _Attention(nn.Module):
 
         inputs: [batch, length, input_width] normed input of the layer.
         kv: Keys and values of the earlier steps. Those of this step are appended.
+
+        k is the number of steps that `kv` holds before the call, 0 for the first step.
         """
         num_steps = len(kv.keys)
         angles = angles_at(
@@ -304,6 +343,10 @@ class Mlp(nn.Module):
     """
 
     def __init__(self, sizes: HeadSizes) -> None:
+        """Make the gate, up and down projections, without biases.
+
+        sizes: Sizes of the head.
+        """
         super().__init__()
         self.gate_proj = nn.Linear(sizes.hidden, sizes.intermediate, bias=False)
         self.up_proj = nn.Linear(sizes.hidden, sizes.intermediate, bias=False)
@@ -324,6 +367,9 @@ def _attend(q: Tensor, kv: StepKV) -> Tensor:
         head.
     kv: Keys and values of all steps, the present one included. Row j sees the rows 0 .. j of the first step,
         and its own row of each other step.
+
+    The output has the data type of the values. The softmax is computed in fp32, and the scores are scaled by
+    head_dim ** -0.5.
     """
     length = q.shape[-2]
     (text_keys, *draft_keys), (text_values, *draft_values) = (
@@ -344,6 +390,8 @@ def angles_at(positions: Tensor, sizes: HeadSizes) -> tuple[Tensor, Tensor]:
 
     positions: [..] positions.
     sizes: Sizes of the head, for the width of a head and the base of the frequencies.
+
+    The second half of the head_dim columns repeats the first half, as `rotate` expects. Both are fp32.
     """
     exponents = torch.arange(0, sizes.head_dim, 2, device=positions.device).float() / sizes.head_dim
     angles = positions.float()[..., None] / sizes.theta**exponents
@@ -357,6 +405,8 @@ def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
 
     x: [.., length, head_dim] queries or keys.
     angles: Cosines and sines as `angles_at` returns them, [.., length, head_dim] each.
+
+    The rotation is computed in fp32 and converted back to the type of `x`.
     """
     cosines, sines = angles
     wide = x.float()
@@ -375,6 +425,10 @@ def initialise_small(
     last_norm: The head's last norm.
     base_norm: [hidden] weight of the base model's last norm. None: the head's last norm stays as it is.
     seed: Seed of the noise.
+
+    Matrices whose name contains "o_proj" or "down_proj" get noise with a standard deviation of 0.1 /
+    sqrt(number of columns), all other matrices 0.5 / sqrt(number of columns). Tensors of one or three
+    dimensions get no noise.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in head.named_parameters():
@@ -396,6 +450,10 @@ def initialise(head: LearningHead, lm_head: Tensor, base_norm: Tensor | None, se
         shares them stores a copy.
     base_norm: [base_hidden] weight of the base model's last norm. None: the head's last norm stays as it is.
     seed: Seed of the noise.
+
+    Further cases: the head's last norm stays as it is also if the head is narrower than the base model.
+    `mask_hidden` of a P-EAGLE head gets noise with a standard deviation of 1. A head with an lm_head of its
+    own begins with a copy of `lm_head` if it is as wide as the base model, and with noise if it is narrower.
     """
     sizes = head.sizes
     generator = initialise_small(head, head.norm, None if sizes.is_narrow else base_norm, seed)
@@ -421,6 +479,11 @@ def copy_weights(
     shared_rows: Bool [draft_vocab_size of this head], True for draft ids that the other head drafts, too.
     source_shared_rows: Bool [draft_vocab_size of the other head], True for draft ids that this head drafts,
         too. Both vocabularies ascend, so the n-th True of one is the n-th True of the other.
+
+    Columns and rows that the other head lacks keep the values that they have, except in the MLP's down
+    projection, where they become 0. Tensors of `source_tensors` that this head lacks are ignored. Raises
+    KeyError if the other head lacks a tensor of this head. If the head shares the base model's lm_head,
+    `shared_rows` and `source_shared_rows` are not used.
     """
     for name, parameter in head.named_parameters():
         source = source_tensors[name]
@@ -467,6 +530,13 @@ def new_format(base_config: ModelConfig, draft_ids: Tensor, plan: HeadPlan) -> H
     plan: Format that the user asked for. Fields that are None take the base model's values.
     Raises InvalidRequest if the taps or the width cannot be used, or if the base model has too few layers for
     the usual taps and none are named.
+
+    The taps must ascend without duplicates, lie within 0 .. layers of the base model, and not begin with 1.
+    `plan.width`, if it differs from the base model's width, must be a multiple of the base model's head_dim
+    and smaller than the base model's width. A narrower head has width / head_dim query heads, and the
+    greatest common divisor of that number and of the base model's KV heads as its number of KV heads. A
+    `plan.taps`, `plan.width` or `plan.intermediate` that is empty or 0 counts as None. The format always has
+    one layer, no mask and no depth.
     """
     taps_chosen = plan.taps or _usual_taps(base_config.layers)
     if taps_chosen is None:
@@ -519,6 +589,10 @@ def widened_format(head_format: HeadFormat, draft_ids: Tensor, plan: HeadPlan) -
     draft_ids: [draft_vocab_size] token ids that the new head drafts, ascending.
     plan: Format that the user asked for. Fields that are None take the values of the other head.
     Raises InvalidRequest for a narrower MLP, other taps or another width.
+
+    `plan.taps` and `plan.width` are accepted if they equal those of the other head. `plan.intermediate` may
+    be equal or larger; 0 counts as None. `plan.shared_lm_head` is not read: the new head shares the base
+    model's lm_head if the other head does. The format has one layer, no mask and no depth.
     """
     old_intermediate = head_format.sizes.intermediate
     width = plan.intermediate or old_intermediate
@@ -544,6 +618,10 @@ def write_head(
     head_format: Format of the head.
     base_config: Config of the base model.
     dtype: Data type of the weights in the file.
+
+    Besides the weights, the file holds `d2t` (the token id of each draft id minus the draft id) and `t2d`
+    (Bool [vocab], True for the token ids that the head drafts). The base model's lm_head rows are not
+    written. Files that exist already are replaced.
     """
     draft_ids = head_format.draft_ids.cpu()
     maps = {
@@ -567,6 +645,9 @@ def write_directory(
     config: The config of the head.
     dtype: Data type to which the weights are converted.
     integer_tensors: Further tensors by name, which keep their data type. None: there are none.
+
+    model.safetensors is replaced first, config.json second, so that an interruption in between leaves new
+    weights with the old config, or with none. `integer_tensors` must be on the CPU already.
     """
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in weights.items()}
@@ -584,6 +665,11 @@ def _config(head_format: HeadFormat, base_config: ModelConfig, dtype: torch.dtyp
     head_format: Format of the head.
     base_config: Config of the base model.
     dtype: Data type of the weights in the file.
+
+    Some fields are left out: the taps if they are the usual ones for the base model's number of layers,
+    "target_hidden_size" if the head is as wide as the base model, the lm_head flag if the head has an lm_head
+    of its own, "mask_token_id" and "pard_token" if the mask is None, and "para_depths" if the depth is None.
+    "vocab_size" is that of the base model, "draft_vocab_size" that of the head.
     """
     sizes = head_format.sizes
     optional_fields: dict[str, Any] = (
@@ -623,6 +709,14 @@ def read_head(directory: Path, base_config: ModelConfig) -> tuple[HeadFormat, di
     directory: Directory of the head.
     base_config: Config of its base model.
     Raises HeadMismatch if the head has another structure than those that are written here.
+
+    HeadMismatch is raised for heads that are not EAGLE-3, have missing or additional tensors (d2t, t2d and
+    embed_tokens.weight are allowed and ignored), are narrower than the base model without `embed_proj.weight`
+    or have it without being narrower, or set "rope_scaling" or "norm_before_residual". Errors of the loader,
+    for a directory without a checkpoint or a config that is not supported, pass through. If the head has no
+    d2t, the draft ids are 0 .. draft_vocab_size - 1. A config without "rope_theta" has 10000, one without
+    "rms_norm_eps" has DEFAULT_NORM_EPS. A head without an lm_head of its own is read as one that shares the
+    base model's.
     """
     checkpoint = Checkpoint.open(directory)
     check_supported(checkpoint)

@@ -46,6 +46,8 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     A row of zeros has the scale 1.
 
     weight: [out, in] the matrix.
+
+    Codes lie in -LARGEST_CODE .. LARGEST_CODE.
     """
     largest = weight.float().abs().amax(1, keepdim=True)
     scales = torch.where(largest > 0, largest / LARGEST_CODE, torch.ones_like(largest)).to(torch.float16)
@@ -58,6 +60,9 @@ def pack_head(head: Path, packed: Path) -> None:
 
     head: Directory of the head.
     packed: Directory to write; it is created if missing.
+
+    "d2t" is stored as int32, and every tensor of two dimensions as codes and "weight_scale". Existing files
+    are replaced. Raises OSError if the head's files are missing.
     """
     tensors: dict[str, Tensor] = {}
     with safe_open(head / "model.safetensors", framework="pt") as file:
@@ -78,7 +83,10 @@ def pack_head(head: Path, packed: Path) -> None:
 
 
 def main() -> None:
-    """Read the command line, and write the packed head."""
+    """Read the command line, and write the packed head.
+
+    The process exits with status 0, or with 2 if HEAD or PACKED is missing.
+    """
     reader = argparse.ArgumentParser(description="Write a head again with its matrices in 8 bits.")
     reader.add_argument("head", type=Path)
     reader.add_argument("packed", type=Path)

@@ -69,6 +69,8 @@ def row_of(segments: Sequence[tuple[Sequence[int], bool]], group: int) -> Row:
 
     segments: (token ids, True if they are learned) of each segment, at least one.
     group: Number of the row's group.
+
+    The tokens of all segments follow each other. Raises ValueError without segments.
     """
     tokens = np.concatenate([np.asarray(ids, np.int32) for ids, _ in segments])
     learned = np.concatenate([np.full(len(ids), mark) for ids, mark in segments])
@@ -83,6 +85,9 @@ def split(rows: Sequence[Row], held_out_share: float, seed: int) -> tuple[list[R
     held_out_share: Fraction of the groups that is measured.
     seed: Seed of the choice of groups.
     Raises ModelError if there are fewer than two groups.
+
+    The fraction is rounded to whole groups: at least one group is measured, and at least one is trained on,
+    whatever the fraction. The rows keep their order. Equal arguments give the same split.
     """
     groups = np.unique([row.group for row in rows])
     if len(groups) < 2:
@@ -100,6 +105,8 @@ def frequencies(rows: Sequence[Row], vocab_size: int) -> NDArray[np.int64]:
 
     rows: The rows to count in.
     vocab_size: Size of the base model's vocabulary.
+
+    Only learned tokens count. An id outside of the vocabulary raises ValueError.
     """
     counts = np.zeros(vocab_size, np.int64)
     for row in rows:
@@ -128,6 +135,8 @@ def batches(rows: Sequence[Row], max_positions: int, seed: int, epoch: int) -> l
         of its own.
     seed: Seed of the run.
     epoch: Number of earlier passes over the rows.
+
+    A batch is never empty. The width of a row is its length rounded up, see `width_of`.
     """
     generator = np.random.default_rng((seed, epoch))
     widths = np.array([width_of(len(row.tokens)) for row in rows])
@@ -145,6 +154,8 @@ def endless_batches(rows: Sequence[Row], max_positions: int, seed: int) -> Itera
     rows: All rows, at least one.
     max_positions: Maximum number of positions of a batch, padding included.
     seed: Seed of the run.
+
+    The batches of each epoch are those of `batches`, with the number of the epoch from 0.
     """
     for epoch in count():
         for numbers in batches(rows, max_positions, seed, epoch):
@@ -165,6 +176,8 @@ def pad(rows: Sequence[Row]) -> tuple[Ids, Flags]:
     shape. Padding has the id 0, and is never learned.
 
     rows: The rows, at least one.
+
+    The width is that of the longest row, see `width_of`.
     """
     width = width_of(max(len(row.tokens) for row in rows))
     tokens = np.zeros((len(rows), width), np.int32)
@@ -183,6 +196,8 @@ def save(rows: Sequence[Row], path: Path, sources: Mapping[str, Any] | None = No
     rows: The rows, at least one.
     path: The file; its folder is created if missing.
     sources: What the rows were made of, by name. None: unknown.
+
+    An existing file is replaced. Raises ValueError without rows.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.new")
@@ -204,6 +219,8 @@ def load(path: Path) -> list[Row]:
 
     path: The file.
     Raises ModelError for any other file.
+
+    Raises ModelError also for a missing or a damaged file. Rows have the order in which they were saved.
     """
     with _opened(path) as arrays:
         ends = np.cumsum(arrays["lengths"])
@@ -230,6 +247,8 @@ def _opened(path: Path) -> Generator[NpzFile]:
 
     path: The file.
     Raises ModelError if the file is damaged or missing, also while its arrays are read.
+
+    ModelError covers errors of NumPy, of the zip format and of missing arrays.
     """
     try:
         with np.load(path, allow_pickle=False) as arrays:

@@ -62,6 +62,9 @@ def stored_rows_of(options: TrainOptions) -> list[Row] | None:
     options: Options of the run.
     Raises ModelError if the rows were made of other questions or texts, or with another base model, or if the
     file is damaged.
+
+    What makes rows unusable is described at `_why_not_reusable`; the error advises another --output, or
+    removing the file.
     """
     path = options.training / ROWS_FILE
     if not path.exists():
@@ -79,6 +82,10 @@ def make_rows(options: TrainOptions, decoder: Decoder, report_progress: ReportPr
     report_progress: Called once for each kind of answers.
     Raises InvalidRequest if neither questions nor texts are named, ModelError for a file that cannot be read
     or rows of another base model.
+
+    InvalidRequest is also raised if the files yield no row, or if a path names no readable file. Each file of
+    `options.data` gets groups of its own, counted on from the highest group of the rows before. The folder's
+    existing rows file is replaced.
     """
     # The digests are computed first, because a file may change while the base model answers.
     sources = _sources_of(options)
@@ -107,6 +114,9 @@ def _check_rows_file(path: Path, model: str) -> None:
 
     path: A file of texts, conversations or rows.
     model: Fingerprint of the base model.
+
+    Raises it also if the file does not say which base model wrote it. A file of rows is recognised by its
+    suffix ROWS_SUFFIX.
     """
     if path.suffix != ROWS_SUFFIX:
         return
@@ -131,6 +141,10 @@ def _why_not_reusable(stored_sources: dict[str, Any] | None, options: TrainOptio
     stored_sources: What the rows were made of. None: unknown, which is accepted without --questions and
         --data.
     options: Options of the run.
+
+    Unknown sources with --questions or --data give "does not say what it was made of". A difference gives
+    "was made with other --x, --y", with the names of all flags that differ, sorted; a flag that only one side
+    has counts as a difference.
     """
     given_sources = _sources_of(options)
     checks_sources = bool(options.questions or options.data)
@@ -146,6 +160,10 @@ def _sources_of(options: TrainOptions) -> dict[str, Any]:
     only the speed.
 
     options: Options of the run.
+
+    "model" is always there. "questions", "phrasing", "direct", "plan-tokens" and "answer-tokens" are there
+    only with questions, "data" and "length" only with data. Files are represented by their SHA-256, so that
+    renaming a file changes nothing. Raises InvalidRequest if a path names no readable file.
     """
     sources: dict[str, Any] = {"model": fingerprint(options.model)}
     if options.questions:
@@ -187,6 +205,10 @@ def train(options: TrainOptions, out: TextIO, err: TextIO) -> int:
     err: Gets progress bars.
     Raises InvalidRequest for options that cannot be combined, ModelError for a model, file or checkpoint that
     cannot be used, HeadMismatch for a head that cannot be continued from.
+
+    InvalidRequest is raised for a `start` with another kind of head than "eagle3". Rows in the run's folder
+    are used again if they fit. Rows without any token to learn within the length are left out, and some are
+    held out by group. The head is written to `options.output`, unless the run has 0 steps.
     """
     will_continue = options.start is None or options.plan.kind == "eagle3"
     require_field(will_continue, "start", "left out for a head of another kind than EAGLE-3", options.start)
@@ -211,6 +233,9 @@ def _progress_bars(progress: Progress) -> ReportProgress:
     """Return a function that starts a progress bar for each kind of answers.
 
     progress: Shows the bars.
+
+    The function gets the kind of answers, the number that is done already and the total; it returns a
+    function that advances the bar by a number of answers.
     """
 
     def watch(kind: str, done: int, total: int) -> Callable[[int], object]:
@@ -249,6 +274,9 @@ def _eagle_learner(options: TrainOptions, decoder: Decoder, rows: list[Row]) -> 
     options: Options of the run.
     decoder: The base model.
     rows: Rows to learn from, by which the vocabulary of a new head is chosen.
+
+    The head is trained in mixed precision unless the base model is in fp32. Its identity has sizes and taps,
+    and for P-EAGLE also layers and mask. Raises what `_eagle_head` raises.
     """
     head_format, head = _eagle_head(options, decoder, rows)
     draft_ids = head_format.draft_ids.to(decoder.device)
@@ -273,6 +301,10 @@ def _block_learner(options: TrainOptions, decoder: Decoder, rows: list[Row]) -> 
     options: Options of the run.
     decoder: The base model.
     rows: Rows to learn from.
+
+    The head is trained in mixed precision unless the base model is in fp32. Its weights begin as noise, and
+    its last norm as that of the base model if that is an RMSNorm. The lm_head is the base model's, over the
+    whole vocabulary, and is not learned. Raises InvalidRequest if `block_format` refuses the plan.
     """
     base = decoder.config
     mask = _rarest_id(rows, base.vocab)
@@ -303,6 +335,12 @@ def _eagle_head(options: TrainOptions, decoder: Decoder, rows: list[Row]) -> tup
     options: Options of the run.
     decoder: The base model.
     rows: Rows to learn from, by which a vocabulary is chosen.
+
+    A head that is continued keeps its vocabulary if the plan names no size; otherwise the ids that are most
+    frequent in the rows are chosen, as many as the plan names, or VOCABULARY if it names no size. A P-EAGLE
+    head has DEFAULT_LAYERS layers if the plan names none, and the rarest token id as its mask. Raises
+    InvalidRequest if the plan does not fit the base model or the head to continue, and HeadMismatch if that
+    head cannot be read.
     """
     base = decoder.config
     plan = options.plan
@@ -340,6 +378,8 @@ def _base_weights(decoder: Decoder, draft_ids: torch.Tensor) -> tuple[torch.Tens
 
     decoder: The base model.
     draft_ids: [draft_vocab_size] token ids.
+
+    Both are on the CPU, in the base model's data type.
     """
     rows = decoder.edges.lm_head_rows(draft_ids.to(decoder.device))
     norm = decoder.edges.final_norm()
@@ -362,6 +402,10 @@ def _train_or_measure(
     training_rows: Rows to train on.
     held_out_rows: Rows to measure.
     progress: Shows a bar.
+
+    With 0 steps the measurement has step 0, no loss and 0 seconds, and nothing is written. Otherwise the
+    trainer continues from a checkpoint in the run's folder if there is one, and publishes the head; a
+    checkpoint of another run raises ModelError.
     """
     learning = options.learning
     trainer = Trainer(learner.objective, learner.head, learning, decoder.device)
@@ -410,6 +454,9 @@ def _report_text(
     result: The last measurement.
     training_rows: Rows that were trained on.
     held_out_rows: Rows that were measured.
+
+    Returns two or three lines, each ended by a newline: "head: <output>" (left out with 0 steps), the numbers
+    of rows, and the acceptance of held-out rows by greedy chains.
     """
     acceptance = result.acceptance
     drafts = " ".join(f"{share:.2f}" for share in acceptance.by_depth)

@@ -85,6 +85,11 @@ class SamplingDecoder:
     """
 
     def __init__(self, inner: Decoder, temperature: float) -> None:
+        """Store the arguments. Nothing is copied, so both decoders share their layers and KV.
+
+        inner: The decoder.
+        temperature: The temperature, above 0.
+        """
         self._inner = inner
         self._temperature = temperature
 
@@ -115,6 +120,16 @@ class SelfTalk:
     """
 
     def __init__(self, model: Path, device: str, amounts: Amounts, seed: int) -> None:
+        """Load the model, and make one writer that answers greedily and one that samples questions at
+        TEMPERATURE.
+
+        model: Directory or file of the model.
+        device: Torch device. On "cpu" the model computes in fp32, elsewhere in bf16.
+        amounts: How many conversations of each kind are written.
+        seed: Seed of the choice of the questions' first words.
+
+        Raises ModelError if the model cannot be loaded.
+        """
         self.text = Text(model)
         self.amounts = amounts
         self._random = Random(seed)
@@ -128,6 +143,9 @@ class SelfTalk:
     def questions(self) -> Iterator[str]:
         """Yield the questions that the model asked itself. A question that reached its limit of tokens is
         left out.
+
+        Every second question begins with a start that is chosen from STARTS, which is part of the question.
+        White space around a question is removed; an empty question may be yielded.
         """
         starts = STARTS.replace("\n", "|").split("|")
         question_starts = [
@@ -144,6 +162,9 @@ class SelfTalk:
         limit of tokens.
 
         conversations: The messages of each conversation, which end with an answer.
+
+        White space around a question is removed, so that a question may be empty. Without conversations the
+        list is empty.
         """
         prompts = [self.text.encode(self._before_question(messages)) for messages in conversations]
         written = self._questions.write(prompts, SECOND_QUESTION_TOKENS)
@@ -214,6 +235,9 @@ def usable_questions(questions: Iterable[str], held_out: set[str]) -> list[str]:
 
     questions: The questions.
     held_out: The `word_runs` of all held-out prompts.
+
+    The limits are MAX_QUESTION_WORDS words and MAX_QUESTION_CHARACTERS characters; the beginning of a special
+    token is "<|".
     """
     chosen: dict[str, None] = {}
     for question in questions:
@@ -234,6 +258,9 @@ def write_rows(
     other_questions: Questions from `--data` files, in any order.
     held_out: The `word_runs` of all prompts that must not be asked.
     seed: Seed of the choice of questions and conversations.
+
+    Own questions come first; given questions that repeat one of these are left out, and at most `max_given`
+    of the rest are considered. The number of a question is the group of its rows.
     """
     amounts = chat_model.amounts
     random = Random(seed)
@@ -266,6 +293,9 @@ def _second_answers(
     answers: Token ids of the first answers.
     held_out: The `word_runs` of all prompts that must not be asked.
     random: Chooses the conversations.
+
+    At most `max_second_questions` conversations are chosen. Second questions that have no end, fewer than two
+    words, or a run of words of a held-out prompt are left out, and so are empty answers.
     """
     ended = [
         number
@@ -299,6 +329,8 @@ def _plans(chat_model: SelfTalk, model: Path, questions: Sequence[str], random: 
     model: Directory or file of the model, for the prompts.
     questions: All questions.
     random: Chooses the questions.
+
+    At most `max_planned` questions are chosen, at random. Rows have the answers learned, and the prompts not.
     """
     short_numbers = [number for number, question in enumerate(questions) if len(words(question)) <= 40]
     random.shuffle(short_numbers)
@@ -346,6 +378,8 @@ def _rows(
     prompts: Token ids of each prompt.
     answers: Token ids of each answer; prompts with an empty answer are left out.
     groups: Number of each prompt's group.
+
+    The lists are read in parallel, up to the shortest.
     """
     return [
         row_of(((prompt, False), (ids, True)), group)
@@ -355,7 +389,13 @@ def _rows(
 
 
 def main() -> None:
-    """Read the command line, write the rows, and print how many there are."""
+    """Read the command line, write the rows, and print how many there are.
+
+    MODEL and the file to write are required; all other options have defaults. Questions of the model's own
+    come first, then those of --data; conversations of --answers are added as they are. An existing file is
+    replaced. The process exits with status 0, with 2 for an unknown option or a missing argument, and with a
+    traceback if a model or file cannot be read.
+    """
     reader = argparse.ArgumentParser(
         description="Write rows of a chat model's own answers, for `specsot train`."
     )

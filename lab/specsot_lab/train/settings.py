@@ -48,6 +48,10 @@ class Learning:
         """Check every value.
 
         Raises InvalidRequest that names the first value that cannot be used.
+
+        batch_tokens, depth, length and every must be at least 1, steps at least 0, rate above 0, length above
+        2, held_out between 0 and 1 (both excluded), and batch_tokens at least length. The other fields are
+        not checked.
         """
         for name in ("batch_tokens", "depth", "length", "every"):
             _require(getattr(self, name) >= 1, name, "must be >= 1")
@@ -61,6 +65,9 @@ class Learning:
         """Return the learning rate of a step.
 
         step: Number of the step, from 0.
+
+        The rate rises linearly to `rate` in the first `warmup` steps, then falls as a cosine, and is a tenth
+        of `rate` from the last step on.
         """
         from math import cos, pi
 
@@ -129,6 +136,9 @@ class HeadPlan:
         """Check every value.
 
         Raises InvalidRequest that names the first value that cannot be used.
+
+        vocabulary, intermediate and layers must be None or at least 1; the errors call them by their flags
+        draft-vocab, intermediate and head-layers. The other fields are checked with the base model.
         """
         counts = {
             "draft_vocab": self.vocabulary,
@@ -161,6 +171,8 @@ class AnswerOptions:
         """Check every value.
 
         Raises InvalidRequest that names the first value that cannot be used.
+
+        direct must be in 0 .. 1, and plan_tokens, answer_tokens and together at least 1.
         """
         _require(0 <= self.direct <= 1, "direct", "must be in [0, 1]")
         for name in ("plan_tokens", "answer_tokens", "together"):

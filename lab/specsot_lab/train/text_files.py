@@ -36,6 +36,9 @@ def files_in(path: Path) -> list[Path]:
 
     path: A file or a folder.
     Raises InvalidRequest if the path does not exist, or names no readable file.
+
+    Folders are not searched recursively. A file of another suffix than SUFFIXES, with or without .zst, is not
+    readable, also if it is named directly.
     """
     candidates = sorted(path.iterdir()) if path.is_dir() else [path]
     if not path.exists():
@@ -63,6 +66,9 @@ def read_questions(path: Path, phrasings: Sequence[str]) -> list[str]:
     phrasings: Templates in which "{}" stands for the line of text.
     Raises InvalidRequest if the file has no question, ModelError with the number of a line that cannot be
     read.
+
+    Empty questions are left out: those of JSON objects that have no question. Repetitions after the first are
+    left out.
     """
 
     def questions_of(item: Item) -> list[str]:
@@ -92,6 +98,10 @@ def rows_of(path: Path, text: Text, length: int, group: int) -> Iterator[Row]:
     length: Maximum number of tokens of a row of plain text; a longer text becomes several rows of one group.
     group: Group of the first row; each further conversation or text has the next number.
     Raises ModelError with the number of a line that cannot be read, or for a damaged file of rows.
+
+    A conversation gives one row, without any token if the assistant says nothing in it; its length is not
+    limited. JSON objects that have neither text nor messages give no row, but use up a group. Rows of a
+    stored file keep their groups, with `group` added.
     """
     if _suffix(path) == ROWS_SUFFIX:
         yield from (Row(row.tokens, row.learned, group + row.group) for row in load(path))
@@ -113,6 +123,9 @@ def conversation(messages: Sequence[Message], text: Text, group: int) -> Row:
     messages: The messages, in order.
     text: The tokenizer with the chat template.
     group: Group of the row.
+
+    The prompt before each answer is not learned; the answer and what the template ends it with are. Messages
+    after the last answer are left out.
     """
     parts: list[tuple[Sequence[int], bool]] = []
     rendered_so_far = ""
@@ -162,6 +175,10 @@ def _messages(item: Fields) -> list[Message]:
 
     item: An object with `messages` (of role and content) or `conversations` (of from and value).
     Raises ValueError if these are not lists of objects.
+
+    An object with both keys uses `messages`, unless these are empty. The roles "human" and "gpt" are read as
+    "user" and "assistant"; a missing content is an empty text. Raises ValueError also if a role or a content
+    is a list or an object.
     """
     turns: Any = item.get("messages") or item.get("conversations") or []
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in cast("list[Any]", turns)):
@@ -179,6 +196,8 @@ def _question_and_output(item: Fields) -> list[Message]:
 
     item: A JSON object.
     Raises ValueError if one of its fields is a list or an object.
+
+    An empty question or output counts as missing. The roles are "user" and "assistant".
     """
     question = _question_of(item)
     output = _first_text(item, "output")
@@ -192,6 +211,10 @@ def _question_of(item: Fields) -> str:
 
     item: A JSON object.
     Raises ValueError if one of its fields has another type.
+
+    "question", "instruction" and "prompt" are looked for in this order; an entry that is not a string is
+    passed over. The input follows on a line of its own, unless it is missing or empty. Of "turns", only a
+    list that is not empty is read.
     """
     for name in ("question", "instruction", "prompt"):
         if isinstance(item.get(name), str):
@@ -207,6 +230,8 @@ def _first_text(item: Fields, *names: str) -> str:
     item: A JSON object.
     names: Names of the entries, in the order in which they are looked for.
     Raises ValueError if the entry is a list or an object.
+
+    An entry of null counts as missing. Numbers and truth values are converted to text.
     """
     name, value = next(((name, item[name]) for name in names if item.get(name) is not None), ("", ""))
     if isinstance(value, (list, dict)):
@@ -221,6 +246,10 @@ def _read_items(path: Path, read: Callable[[Item], T]) -> Iterator[T]:
     read: Called with a line of a .txt file, or with the JSON object of another file's line. Its ValueError is
         reported with the number of the line.
     Raises ModelError with the number of a line that cannot be read.
+
+    The line is stripped of white space at both ends; its number counts from 1. Bytes that are not UTF-8 are
+    reported like any other line that cannot be read. Raises OSError if the file cannot be opened, and
+    ModelError if it is compressed and zstandard is not installed.
     """
     with _open(path) as file:
         for line_number, line in enumerate(file, 1):
@@ -236,6 +265,8 @@ def _parse_object(line: str) -> Fields:
 
     line: The line.
     Raises ValueError if it is not a JSON object.
+
+    The error says "not JSON" with the parser's reason, or "must be a JSON object".
     """
     try:
         item = json.loads(line)
@@ -260,6 +291,8 @@ def _open(path: Path) -> io.BufferedIOBase:
 
     path: The file.
     Raises ModelError if the file is compressed, and zstandard is not installed.
+
+    Raises OSError if the file cannot be opened.
     """
     if path.suffix != ".zst":
         return path.open("rb")

@@ -40,6 +40,8 @@ def save(folder: Path, head: nn.Module, optimiser: AdamW, step: int, run_identit
     step: Number of steps done.
     run_identity: Settings, base model and rows of the run. A run that continues from the checkpoint must have
         the same.
+
+    An earlier checkpoint is replaced. Raises KeyError if the optimiser has not made a step.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
@@ -63,6 +65,8 @@ def restore(folder: Path, head: nn.Module, optimiser: AdamW, run_identity: Mappi
     optimiser: The optimiser of the head, whose state is replaced.
     run_identity: Settings, base model and rows of this run.
     Raises ModelError if the checkpoint is damaged, or is that of another run.
+
+    The advice of the errors is to name another --output or to remove the file.
     """
     file = folder / CHECKPOINT_FILE
     if not file.exists():
@@ -84,6 +88,9 @@ def _restore(file: Path, head: nn.Module, optimiser: AdamW, run_identity: Mappin
     optimiser: The optimiser of the head, whose state is replaced.
     run_identity: Settings, base model and rows of this run.
     Raises ModelError if the checkpoint is that of another run.
+
+    A checkpoint without metadata counts as one of another run. SafetensorError is raised if the file is
+    damaged.
     """
     with safe_open(file, framework="pt") as checkpoint:
         metadata: Mapping[str, str] = checkpoint.metadata() or {}
@@ -181,6 +188,9 @@ def chain_acceptance(hits: Bools, learned: Bools, depth: int) -> ChainAcceptance
         `Unrolling.hits`.
     learned: Bool [length], True for tokens that the base model wrote.
     depth: Number of tokens of a chain.
+
+    Only tokens within the same run of learned tokens are drafted and counted; the first token of a sequence
+    is never drafted. A chain near the end of a run is cut to the tokens that are left.
     """
     tested = np.zeros(depth, np.int64)
     accepted = np.zeros(depth, np.int64)
@@ -225,7 +235,11 @@ class TrainingMeasurement:
     acceptance: ChainAcceptance
 
     def as_json(self) -> dict[str, Any]:
-        """Return the measurement as the object of one line of the log."""
+        """Return the measurement as the object of one line of the log.
+
+        The keys are "step", "loss" (null if there were no steps), "seconds", "per_step" and "by_depth"
+        (rounded to 4 digits), and "tokens_per_step" (rounded to 3).
+        """
         acceptance = self.acceptance
         return {
             **{name: value for name, value in asdict(self).items() if name != "acceptance"},
@@ -252,6 +266,13 @@ class Trainer:
     def __init__(
         self, objective: Unrolling | BlockLearning, head: nn.Module, learning: Learning, device: torch.device
     ) -> None:
+        """Make the optimiser, AdamW without weight decay, over all weights of the head.
+
+        objective: Computes losses and greedy drafts of the head.
+        head: The head, whose weights are trained.
+        learning: Number of steps, learning rate and limits.
+        device: Device on which batches are put.
+        """
         self._objective = objective
         self._head = head
         self._learning = learning
@@ -278,6 +299,11 @@ class Trainer:
         on_progress: Called after each step, and with each measurement.
         publish: Called at each checkpoint, to write the head.
         Raises ModelError if the checkpoint is damaged, or is that of another run.
+
+        The head is measured before the first step, after every `learning.every` steps, and after the last
+        one. After each of these measurements but the first, a checkpoint is written and `publish` is called.
+        If the checkpoint has all steps already, nothing is trained or published, and the first measurement is
+        returned.
         """
         learning = self._learning
         start_time = time.monotonic()
@@ -300,6 +326,8 @@ class Trainer:
         """Return the acceptance of greedy chains over some rows.
 
         rows: The rows, at least one.
+
+        All rows are measured, in batches, without changing the head.
         """
         depth = self._learning.depth
         total = zero_acceptance(depth)
@@ -314,6 +342,8 @@ class Trainer:
 
         batch: The rows of the step.
         rate: Learning rate of the step.
+
+        The gradient is clipped to the norm `learning.clip`.
         """
         for group in self._optimiser.param_groups:
             group["lr"] = rate
@@ -341,6 +371,8 @@ class Trainer:
         start_time: When the run began, in monotonic seconds.
         folder: Folder of the log; it is created if missing.
         on_progress: Called with the measurement.
+
+        The loss is None if `losses` is empty. Seconds are rounded to one decimal place.
         """
         loss = float(torch.stack(losses).mean()) if losses else None
         losses.clear()

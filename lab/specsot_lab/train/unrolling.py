@@ -44,13 +44,21 @@ class Teacher:
     """
 
     def __init__(self, decoder: Decoder, taps: tuple[int, ...]) -> None:
+        """Prepare the matrices that put the taps' states next to each other, in the order of `taps`.
+
+        decoder: The base model.
+        taps: Layers whose inputs the head reads.
+        """
         self.decoder = decoder
         self.taps = taps
         self._placements = _tap_placements(decoder, taps)
 
     @property
     def embedding(self) -> Tensor:
-        """Return the base model's embedding table, [vocab_size, hidden_size]."""
+        """Return the base model's embedding table, [vocab_size, hidden_size].
+
+        Fails with an AssertionError if the base model's table is not a plain tensor.
+        """
         table = self.decoder.edges.embedding()
         assert isinstance(table, Tensor)
         return table
@@ -60,6 +68,8 @@ class Teacher:
 
         tokens: [batch, length] token ids, padded at the end. No row sees later rows, so padding changes
             nothing.
+
+        Nothing of the result requires a gradient. The rows of padding are computed, too.
         """
         batch, length = tokens.shape
         hidden, states = self._forward(tokens.reshape(-1), batch, length)
@@ -82,6 +92,9 @@ class Teacher:
         tokens: [batch * length] token ids of all sequences, one sequence after the other.
         batch: Number of sequences.
         length: Number of tokens of each sequence, padding included.
+
+        New KV with one page of `length` rows for each sequence is made in each call. Fails with an
+        AssertionError if there are no taps.
         """
         decoder = self.decoder
         device = self.decoder.device
@@ -104,6 +117,8 @@ def _tap_placements(decoder: Decoder, taps: tuple[int, ...]) -> dict[int, Tensor
 
     decoder: The base model, for its width, data type and device.
     taps: Layers whose inputs the head reads.
+
+    The matrices are parts of an identity matrix, in the order of the taps.
     """
     hidden = decoder.config.hidden
     identity = torch.eye(len(taps) * hidden, dtype=decoder.dtype, device=decoder.device)
@@ -137,6 +152,9 @@ def _causal(q: Tensor, kv_layer: Tensor, pages: slice) -> Tensor:
     q: [num_rows, kv_heads, group, head_dim] queries.
     kv_layer: Keys and values of the layer, [2, num_pages, kv_heads, page_rows, head_dim].
     pages: Pages of the sequences; there are as many sequences as pages.
+
+    The queries must be scaled already. The rows of `q` are those of all sequences, one sequence after the
+    other, all equally long.
     """
     rows, kv_heads, group, dim = q.shape
     batch = pages.stop - pages.start
@@ -157,6 +175,9 @@ def _next(q: Tensor, kv_layer: Tensor, visible: Tensor) -> Tensor:
     kv_layer: Keys and values of the layer, [2, num_pages, kv_heads, page_rows, head_dim]; sequence i fills
         page i.
     visible: Bool [batch, 1, 1, columns], True for rows of the page that are seen.
+
+    The result has the data type of `q`, whose queries must be scaled already; the softmax is computed in
+    fp32.
     """
     batch = q.shape[0]
     columns = visible.shape[-1]
@@ -208,6 +229,8 @@ class Unrolling:
         draft_ids: [draft_vocab_size] token ids that the head drafts, ascending.
         depth: Number of steps of the test.
         mixed_precision: True to multiply in bf16, False to multiply in fp32.
+
+        Token ids that are not in `draft_ids` cannot be drafted.
         """
         self._head = head
         self._teacher = teacher
@@ -225,6 +248,9 @@ class Unrolling:
 
         batch: The token ids, and which of them are learned.
         decay: Step k, counted from 0, has the weight decay**k.
+
+        Without any row that counts, the loss is 0. The weights of all steps count in the mean's denominator,
+        also those of steps without rows.
         """
         base_outputs = self._teacher.forward(batch.tokens)
         targets = self._targets_of(base_outputs, batch)
@@ -246,6 +272,8 @@ class Unrolling:
         after the end of the row mean nothing.
 
         batch: The token ids, and which of them are learned.
+
+        No gradients are computed. Tokens that the head cannot draft are False.
         """
         base_outputs = self._teacher.forward(batch.tokens)
         all_hits = torch.zeros(*batch.tokens.shape, self._depth, dtype=torch.bool, device=batch.tokens.device)
@@ -263,6 +291,10 @@ class Unrolling:
         base_outputs: What the base model computed of the batch.
         batch: The token ids.
         is_target: Bool [batch, length], True for positions whose next token is to be predicted.
+
+        A step after the first one reads the features that the step before returned, and the tokens one
+        position further on; a P-EAGLE head reads its mask instead. A row does not count in step k if its
+        target lies after the end of the row.
         """
         target_numbers = is_target.reshape(-1).cumsum(0).sub_(1).view(is_target.shape)
         table = self._teacher.embedding
@@ -286,6 +318,9 @@ class Unrolling:
 
         base_outputs: What the base model computed of the batch.
         batch: The token ids, and which of them are learned.
+
+        The last position of a row is never a target. The distributions are in fp32 and over the draft
+        vocabulary alone, so that each sums to 1.
         """
         rows = batch.learned.roll(-1, 1)
         rows[:, -1] = False

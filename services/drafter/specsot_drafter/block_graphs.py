@@ -55,7 +55,7 @@ def span_of(block: BlockPlan, room: TreeRoom) -> RowSpan:
 
 
 class BlockGraphs:
-    """All graphs of one head and its KV pages, by the number of blocks that they draft."""
+    """The captured graphs of one head and its KV pages, by the number of blocks that they draft."""
 
     @torch.inference_mode()
     def __init__(
@@ -100,7 +100,10 @@ class BlockGraphs:
 
 
 class _BlockGraph:
-    """One captured graph, with the index tables that it reads and the results that it writes."""
+    """One captured graph, with the index tables that it reads and the results that it writes.
+
+    size: Number of int32 values in all index tables of the graph together.
+    """
 
     def __init__(self, head: BlockHead, kv: KVPages, num_blocks: int, breadth: int, capture: Capture) -> None:
         """Allocate the tables, and capture the graph.
@@ -128,8 +131,8 @@ class _BlockGraph:
         self._host = torch.empty(best.shape, dtype=best.dtype, pin_memory=on_gpu)
 
         def draft() -> Outputs:
-            """Draft all blocks, and write the likeliest tokens to the buffer. This function is what the graph
-            captures.
+            """Draft all blocks, write the likeliest tokens to the buffer, and return the buffer. This
+            function is what the graph captures.
             """
             outputs = head.forward(tokens, tokens, HeadRows(positions, slots, plan, kv))
             scores, ids = best_of(head, outputs.view(num_blocks, block.rows, -1)[:, block.first :], breadth)
@@ -171,8 +174,8 @@ class _BlockGraph:
 
 
 def can_capture_block(head: DraftHead) -> bool:
-    """Return whether a block's pass can be captured: only for a DFlash head of which no layer has an
-    attention window.
+    """Return whether a block's pass can be captured: True only for a DFlash head of which no layer has an
+    attention window, False for any other head.
 
     head: Any draft head.
     """
@@ -180,7 +183,8 @@ def can_capture_block(head: DraftHead) -> bool:
 
 
 def captured_blocks(head: DraftHead) -> BlockHead | None:
-    """Return the head if its blocks can run in graphs on this machine, else None.
+    """Return the head if its blocks can run in graphs on this machine. Return None on a CPU, without triton,
+    for a head of another kind or with an attention window, and for quantized weights.
 
     head: Any draft head.
     """

@@ -17,8 +17,8 @@ class DrafterConfig:
     """The options of a drafter's process.
 
     draft: The draft model, and the base model that it drafts for.
-    member: How the drafter joins a fleet.
-    service: The options that all services have.
+    member: How the drafter joins a fleet: its name, its address and that of the master.
+    service: The options that all services have, such as the address to listen on and how to log.
     """
 
     draft: Annotated[DraftModelOptions, OF_DRAFTER]
@@ -26,7 +26,9 @@ class DrafterConfig:
     service: ServiceOptions = field(default_factory=ServiceOptions)
 
     def check(self) -> None:
-        """Raise InvalidRequest for options that contradict each other."""
+        """Raise InvalidRequest for options that contradict each other, and ModelError if torch is missing.
+        Otherwise do nothing.
+        """
         draft = self.draft
         if draft.draft_model is None and draft.drafter not in MODELLESS:
             raise InvalidRequest(f"--drafter {draft.drafter} needs --draft-model")

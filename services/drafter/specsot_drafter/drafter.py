@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 
 class Drafter:
-    """A drafter that joins one epoch after another."""
+    """A drafter, as a member of the ring that joins one epoch after another."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Drafter:
         loader: Makes the engine of every epoch.
         dialer: Opens links to stages.
         compute: Executor that runs tensor work off the event loop, one job at a time.
-        observer: Is notified of the work. None: nothing is.
+        observer: Is notified of the work. None: no observer is notified.
         """
         self._loader = loader
         self._dialer = dialer
@@ -63,7 +63,9 @@ class Drafter:
         return self._active.engine.free_pages if self._active else None
 
     async def registration(self) -> Registration:
-        """Return what the drafter registers with at the master; see `EngineProvider.registration`."""
+        """Load and measure the draft model if necessary, and return what the drafter registers with at the
+        master. Raises ModelError if the device has too little memory.
+        """
         return await self._compute.run(self._loader.registration)
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
@@ -95,7 +97,7 @@ class Drafter:
 
     async def handle(self, arrival: Arrival) -> None:
         """Keep features of this epoch's last stage for `settle`; ignore those of another epoch or another
-        sender.
+        sender. Outside an epoch, and for messages of other kinds, nothing happens.
 
         arrival: The message with its sender.
 
@@ -115,9 +117,10 @@ class Drafter:
 
     async def settle(self) -> float | None:
         """Observe all features that have arrived, then draft once for the newest state. Nothing happens if
-        none has arrived. Return None: the next call is due with the next message.
+        none has arrived, or outside an epoch. Return None: the next call is due with the next message.
 
-        Trees for an older state would be useless, so a burst of messages leads to one draft.
+        Trees for an older state would be useless, so a burst of messages leads to one draft. Raises Hung if
+        drafting exceeds its time limit, Unavailable if the link to stage 0 is lost.
         """
         active = self._active
         if active is None or not active.pending:
@@ -140,7 +143,7 @@ class Drafter:
         Return None outside an epoch, and after an error in this one.
 
         verification: The verification result on the device, which the host has not read. None: nothing grows
-            yet.
+            until the host has read the result.
         """
         active = self._active
         if active is None or active.failure is not None:
@@ -189,11 +192,13 @@ class Drafter:
                 raise Unavailable(f"{stage.name} did not take its slice of the head, of layer {layer}")
             sent_layers.append(layer)
             size = memory_in_words(weight.nbytes)
-            log.info("a stage has its slice of the head", layer=layer, whom=stage.name, size=size)
+            log.info("a stage received its slice of the head", layer=layer, stage=stage.name, size=size)
 
 
 class EngineProvider(Protocol):
-    """Loads what drafts, and makes the engine of every epoch."""
+    """Loader of the models that draft, and maker of the engine of every epoch. `DraftLoader` implements
+    it.
+    """
 
     @property
     def name(self) -> str:
@@ -201,18 +206,22 @@ class EngineProvider(Protocol):
         ...
 
     def tap_slices(self) -> Mapping[int, Any]:
-        """Return the slice of the head's fc for each tapped layer, by layer number. Empty if the drafter
-        reads no features.
+        """Return the slice of the head's weights `fc` for each tapped layer, [feature_size, hidden_size], by
+        layer number. Return an empty mapping if the drafter reads no features.
         """
         ...
 
     def registration(self) -> Registration:
-        """Return what the drafter registers with; loads and measures the model if necessary."""
+        """Return what the drafter registers with at the master. The model is loaded and measured if that has
+        not been done yet. Raises ModelError if the device has too little memory.
+        """
         ...
 
     def make_engine(self, configuration: Configuration) -> DraftEngine:
         """Return an engine for one epoch, with empty pages.
 
         configuration: The epoch as the master has configured it.
+
+        Raises ModelError if the device has too little memory for the pages.
         """
         ...

@@ -9,6 +9,10 @@ are n features, and n draft rows once the next token is known:
     features  f0 f1 f2
     rows      (f0 t1) (f1 t2) (f2 t3)
 
+Features may be missing, because they were overwritten during a long pause of drafting or were lost. The rows
+of these positions are skipped: they have no slots, and later rows attend to the rows before them and after
+them, at their true positions.
+
 A fork at n shares n - 1 draft rows with its source, because row n - 1 contains token n, which the fork does
 not share. *True* features come from the base model; features of drafted tokens are the head's own outputs.
 """
@@ -35,8 +39,8 @@ class DueRows(NamedTuple):
 
     sequence: Id of the sequence.
     first:    Number of the first row.
-    tokens:   Token of each row.
-    asked:    Number of the last rows whose outputs are returned.
+    tokens:   Token id that each row is fed. Empty: no row is due.
+    asked:    How many of the last rows have their outputs returned; 0 if only their KV is needed.
     """
 
     sequence: int
@@ -54,12 +58,14 @@ class DueRows(NamedTuple):
 class FollowedSequence:
     """A sequence whose features are stored.
 
-    sequence: What is known of the sequence.
-    extended: Number of draft rows that were computed from true features.
+    sequence: What the drafter knows of the sequence: its tokens and how many of them are committed.
+    extended: Number of draft rows, from the first, that were computed from true features or skipped.
+    skipped: The last skipped row lies before this row. 0 if no row was skipped.
     """
 
     sequence: DraftSequence
     extended: int = 0
+    skipped: int = 0
 
     @property
     def id(self) -> int:
@@ -68,7 +74,7 @@ class FollowedSequence:
 
     @property
     def length(self) -> int:
-        """The number of known features; they belong to the positions 0 .. length - 1."""
+        """The number of known and skipped features; they belong to the positions 0 .. length - 1."""
         return self.sequence.committed
 
     @property
@@ -83,12 +89,13 @@ class FollowedSequence:
         return due if due > 0 else 0
 
     def take(self, asked: bool, rows: int | None = None) -> DueRows:
-        """Return the due rows, and count them as extended.
+        """Return the due rows, and count them as extended. If none is due, and no output is asked for, the
+        result has no rows.
 
         With tokens t0 .. t4, 4 committed and extended 2, the rows 2 and 3 are due, with the tokens t3 and t4.
 
         asked: True if the output of the last row is needed. If no row is due, the last row is taken again.
-        rows: take only the first `rows` due rows; None: all of them.
+        rows: Number of due rows to take, from the first. None: all of them.
         """
         sequence = self.sequence
         due = self.due
@@ -105,7 +112,8 @@ class DraftPages:
 
     table: Assigns pages to sequences.
     kv: Keys and values of the draft rows.
-    features: [pages * page_rows, hidden]; [pages * page_rows, 0] for a head that uses no features.
+    features: The base model's features by slot, [pages * page_rows, hidden]; [pages * page_rows, 0] for a
+        head that uses no features.
     """
 
     def __init__(self, head: DraftHead, pages: int, page_rows: int) -> None:
@@ -155,7 +163,8 @@ class DraftPages:
         self.features[own] = self.features[origin]
 
     def reserve_tree(self, sequence: int, base: int, rows: int) -> TreeRoom | None:
-        """Reserve rows for growing a tree. Return None if no page is free.
+        """Reserve rows for growing a tree, and return where they are. Return None if there are too few free
+        pages.
 
         sequence: Id of the sequence.
         base: Number of rows that the sequence has.
@@ -164,8 +173,8 @@ class DraftPages:
         return reserve_room(self.table, sequence, base, rows)
 
     def cover_tree(self, sequence: int, base: int, rows: int) -> tuple[int, ...] | None:
-        """Reserve rows like `reserve_tree`, and return only the numbers of the sequence's pages. Return None
-        if no page is free. The sequence must have no KV policy.
+        """Reserve rows like `reserve_tree`, and return only the numbers of all pages of the sequence, in
+        order. Return None if there are too few free pages. The sequence must have no KV policy.
 
         sequence: Id of the sequence.
         base: Number of rows that the sequence has.
@@ -178,9 +187,9 @@ class DraftPages:
 
     def trim(self, sequence: int, first_row: int) -> None:
         """Free the pages that a window hides from all further rows. There is no mask for a window here: a row
-        attends to everything that is left in the pages.
+        attends to everything that is left in the pages. Nothing happens for a sequence without a window.
 
-        sequence: Id of the sequence.
+        sequence: Id of the sequence, which must be open.
         first_row: Number of the first row that is still to be computed.
         """
         self._clear_pages(self.table.trim(sequence, first_row))
@@ -211,11 +220,11 @@ class DraftPages:
 
 def compute_rows(head: DraftHead, pages: DraftPages, due: Sequence[DueRows]) -> Tensor:
     """Compute the KV of due rows, and return the outputs of the asked rows, [num_asked, hidden], in the order
-    of `due`.
+    of `due`. If no row's output is asked for, the result has 0 rows.
 
     head: The draft head.
     pages: Its KV pages and features.
-    due: The rows to compute.
+    due: The rows to compute, of one or more sequences. They have at least one row together.
 
     In a head with one layer, only the asked rows take part in attention: the KV of a row depends on the row's
     inputs alone. With several layers, every row attends, because each layer reads all rows of the layer
@@ -244,7 +253,7 @@ def _slots(pages: DraftPages, due: Sequence[DueRows]) -> list[int]:
 
 
 def _asked_rows(due: Sequence[DueRows]) -> list[int]:
-    """Return the indices of the asked rows among all due rows.
+    """Return the indices of the asked rows among all due rows; [] if none is asked.
 
     due: The rows to compute.
 

@@ -31,7 +31,8 @@ Proposers = Mapping[DrafterName, tuple[Proposer, BudgetPolicy]]
 
 
 class DraftEngine:
-    """Drafts for every sequence whose opening it observed; any other sequence gets a tree of its root only.
+    """Engine of one epoch that drafts for every sequence whose opening it observed; any other sequence gets a
+    tree of its root only.
 
     Call `observe` for every message of features that has arrived, then `begin` and `finish` once, whether or
     not a tree is requested. `observe` does bookkeeping; `begin` launches the computation of trees and
@@ -150,8 +151,9 @@ class DraftEngine:
         return lane.start_growth(verification, ids) if lane else None
 
     def select(self, verified: Sequence[TreeSegment]) -> DeviceTrees | None:
-        """Let the device select the trees that are growing; see `DraftHandle.select`. Return None if it
-        cannot, so that the host must select.
+        """Let the device select the trees that are growing, and return the selected trees, which the host has
+        not read; see `DraftHandle.select`. Return None if the device cannot select, or if no single
+        speculator drafts for all sequences, so that the host must select.
 
         verified: The next tree segments of all sequences that continue; each tree is its root only.
         """
@@ -215,7 +217,8 @@ class DraftEngine:
         return tuple(self._draft(feature_batch, trees) for feature_batch in wanted.values())
 
     def _open(self, opening: Opening) -> None:
-        """Follow a new sequence. A fork whose source is not known up to the fork is ignored.
+        """Follow a new sequence from now on. Nothing happens for a fork whose source is not known up to the
+        fork: it stays unknown.
 
         opening: What every stage knows about the sequence.
         """
@@ -229,8 +232,8 @@ class DraftEngine:
             speculator.blend.open(opened)
 
     def _valid_ids(self, feature_batch: FeatureBatch) -> bool:
-        """Return whether the proposers can embed all token ids of a batch, its bonus token included. True if
-        ids are not checked.
+        """Return whether the proposers can embed all token ids of a batch, its bonus token included. Return
+        True if ids are not checked, or if the batch has no tokens, and False if an id is out of range.
 
         feature_batch: Committed tokens of one sequence.
         """
@@ -253,7 +256,8 @@ class DraftEngine:
             drafter.close(sequence)
 
     def _speculator(self, opening: Opening) -> Speculator:
-        """Return the speculator that drafts for a sequence: the one that its opening names, or the first.
+        """Return the speculator that drafts for a sequence: the one that its opening names, or the first if
+        the opening names none or an unknown one.
 
         opening: What every stage knows about the sequence.
         """
@@ -264,7 +268,7 @@ class DraftEngine:
         self, requests: Mapping[int, FeatureBatch]
     ) -> Iterator[tuple[Speculator, list[DraftSequence]]]:
         """Yield each speculator that has requested trees, with the sequences that it drafts for. Unknown
-        sequences are left out.
+        sequences are left out. Nothing is yielded without requests.
 
         requests: The newest feature batch of each sequence that requests a tree, by sequence id.
         """
@@ -282,11 +286,11 @@ class DraftEngine:
         requests: Mapping[int, FeatureBatch],
     ) -> dict[int, Tree]:
         """Wait for the trees of one speculator, and return them by sequence id, with forced tokens added.
-        Sequences without a grown tree are left out.
+        Sequences without a grown tree are left out; {} if no tree has grown.
 
-        speculator: Has launched the growth.
-        sequences: All sequences for which it was asked for trees.
-        growth: What `Speculator.begin` has returned.
+        speculator: The speculator that has launched the growth.
+        sequences: All sequences for which the speculator was asked for trees.
+        growth: The growing trees, from `Speculator.begin`.
         requests: The feature batches that request the trees, by sequence id.
 
         Each tree is kept in `_pending` until its verification result arrives.
@@ -317,7 +321,8 @@ class DraftEngine:
         return Draft(feature_batch.sequence, feature_batch.draft_round, tree)
 
     def _catch_up(self) -> None:
-        """Compute outstanding rows of prompts, since no sequence waits for a tree.
+        """Compute outstanding rows of prompts, since no sequence waits for a tree. Nothing happens if no rows
+        are outstanding.
 
         Speculators that are paused are left out, because their rows may never be needed.
         """
@@ -377,15 +382,16 @@ class DraftEngine:
         """
         self._growing_seconds = 0.0
         default = self.speculators[self._default]
-        told = (self._speculator_by_id.get(one.sequence, default) for one in feature_batches)
-        lanes = {id(lane): lane for lane in told}
+        speculators = (self._speculator_by_id.get(one.sequence, default) for one in feature_batches)
+        lanes = {id(lane): lane for lane in speculators}
         for lane in lanes.values():
             lane.record_step([ROOT_ONLY] * batch.fed, StepSeconds(batch.seconds, batch.wall))
 
     def _record_steps(self, trees: Mapping[int, TreeOutcome], spent: StepSeconds) -> None:
-        """Record the outcomes with the speculator of each sequence.
+        """Record the outcomes with the speculator of each sequence; outcomes of unknown sequences go to the
+        first speculator.
 
-        trees: Outcome of each tree, by sequence id.
+        trees: Outcome of each tree, by sequence id. Empty: nothing is recorded.
         spent: Duration of the step. It is passed on only if all trees belong to one speculator, since it
             cannot be divided between several.
         """

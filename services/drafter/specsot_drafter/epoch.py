@@ -20,7 +20,7 @@ from specsot_drafter.engine import DraftEngine
 class FinishedDrafts(NamedTuple):
     """The result of a draft job.
 
-    drafts:  The message for stage 0.
+    drafts:  The message for stage 0, with the trees or the length of a pause. It may have neither.
     sent:    True if the message is to be sent: it has trees, or a pause begins or has ended.
     seconds: Seconds that observing and drafting took.
     """
@@ -32,14 +32,14 @@ class FinishedDrafts(NamedTuple):
 
 @dataclass(slots=True)
 class DrafterEpoch:
-    """Everything that lives exactly as long as one epoch.
+    """State of a drafter in one epoch: everything that lives exactly as long as the epoch.
 
     name: The drafter's name, for errors.
-    configuration: The configuration of the epoch.
+    configuration: The epoch as the master has configured it.
     engine: The draft engine of the epoch.
     stage: The link to the stage that the drafter sends trees to.
-    deadline: Bounds how long a job may compute.
-    pending: Features that arrived since the last draft.
+    deadline: Bounds how many seconds a job may compute, by its number of rows.
+    pending: Feature messages that arrived since the last draft, in order.
     failure: The error of a colocated draft, which `Drafter.handle` raises; None: there was none.
     """
 
@@ -52,7 +52,7 @@ class DrafterEpoch:
     failure: SpecsotError | None = None
 
     def observe_and_draft(self, batches: Sequence[Features]) -> FinishedDrafts:
-        """Observe features and draft once. Called on the thread that computes.
+        """Observe features and draft once, and return the drafts. Called on the thread that computes.
 
         batches: The messages that have arrived, in order.
         """
@@ -79,8 +79,8 @@ class DrafterEpoch:
     def finish(self, rows: int, began: float) -> FinishedDrafts:
         """Return the trees that `begin` launched.
 
-        rows: what `begin` returned.
-        began: time in seconds, of `time.perf_counter`, at which the job began.
+        rows: Number of rows that the time limit is based on, as `begin` returned it.
+        began: Time in seconds, of `time.perf_counter`, at which the job began.
         """
         engine = self.engine
         drafts = Drafts(
@@ -92,7 +92,10 @@ class DrafterEpoch:
 
     @contextmanager
     def keep_failure(self) -> Generator[None]:
-        """Keep an error of the body as the failure of this epoch instead of raising it."""
+        """Return a context in which an error of the body is kept as `failure` of this epoch instead of being
+        raised. Errors that SpecSoT did not raise are explained first. If the body raises nothing, `failure`
+        stays as it was, usually None.
+        """
         try:
             yield
         except Exception as error:
@@ -101,7 +104,7 @@ class DrafterEpoch:
 
 
 def rows_of_batches(batches: Sequence[Features]) -> int:
-    """Return the number of rows that the time limit of a draft is based on.
+    """Return the number of rows that the time limit of a draft is based on; 0 without messages.
 
     batches: The messages that have arrived.
 

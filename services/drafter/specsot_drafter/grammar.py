@@ -22,7 +22,7 @@ from specsot_drafter.heads import DraftHead
 
 
 class GrammarGuide:
-    """Follows the grammars along the frontiers of trees, and bars the tokens that they forbid.
+    """Guide of growing trees: follows the grammars along the frontiers, and bars the tokens that they forbid.
 
     Trees of sequences without a grammar are left alone.
     """
@@ -182,10 +182,15 @@ def _allowed_candidates(candidates: Candidates, row: int, sequence: DraftSequenc
 
 
 def bar_after_ends(candidates: Candidates, sequences: Sequence[DraftSequence]) -> Candidates:
-    """Bar the candidates that would begin something new where a sequence with a soft end ends.
+    """Return the candidates with those barred that would begin something new where a sequence with a soft end
+    ends. If there are none, or if no sequence has a soft end, the candidates are returned unchanged.
+
+    candidates: Candidates of the grown trees.
+    sequences: The sequence of each tree, in the order of the trees.
 
     The last stage generates the end token there, so that such drafts would be rejected. Only candidates whose
-    parent may complete a sentence, or which begin a new line, are examined.
+    parent may complete a sentence, or which begin a new line, are examined. The descendants of a barred
+    candidate are barred as well.
     """
     if not any(sequence.opening.soft_end for sequence in sequences):
         return candidates
@@ -218,7 +223,17 @@ def bar_after_ends(candidates: Candidates, sequences: Sequence[DraftSequence]) -
 
 
 def _path_to(tokens: NDArray[np.int64], parents: NDArray[np.int64], number: int) -> list[int]:
-    """Return the tokens from below the root to the candidate with this number; 0 is the root."""
+    """Return the token ids on the path from below the root to a candidate, the candidate's own included.
+    Return [] for the root.
+
+    tokens: Token id of each candidate of the tree, [n].
+    parents: Number of each candidate's parent, [n]: 0 is the root, p + 1 is candidate p.
+    number: Number of the candidate, counted like `parents`.
+
+    For example:
+
+        # tokens [a b c], parents [0 1 1]: number 3 is c, whose parent is a -> [a c]
+    """
     path: list[int] = []
     while number:
         path.append(int(tokens[number - 1]))

@@ -29,8 +29,9 @@ class TreeRoom(NamedTuple):
     Example: page_rows 4, a sequence of 6 rows in the pages [7, 2], 3 rows to grow:
     base 6, pages (7, 2, p) with a new page p, slots [2 * 4 + 2, 2 * 4 + 3, p * 4], position 6.
 
-    base:  Number of columns of `pages` that hold the sequence's own rows; the tree's rows follow.
-    pages: Page numbers of the sequence, up to the page of the last grown row.
+    base:  Number of slots of `pages`, from the first on, that hold the sequence's own rows; the tree's rows
+           follow.
+    pages: Page numbers of the sequence, in order, up to the page of the last grown row.
     slots: KV slot of each grown row, in the order in which rows are computed.
     position: Position of the first grown row; equal to `base` unless pages that a window hides were freed.
     """
@@ -42,7 +43,8 @@ class TreeRoom(NamedTuple):
 
 
 def reserve_room(table: PageTable, sequence: int, base: int, rows: int) -> TreeRoom | None:
-    """Reserve KV rows for growing one tree after the rows of its sequence. Return None if no page is free.
+    """Reserve KV rows for growing one tree after the rows of its sequence, and return where they are. Return
+    None if there are too few free pages.
 
     table: The table of the draft model's KV pages.
     sequence: Id of the sequence.
@@ -57,13 +59,16 @@ def reserve_room(table: PageTable, sequence: int, base: int, rows: int) -> TreeR
 
 @dataclass(frozen=True, slots=True)
 class GrowthFrontier:
-    """The nodes of one level that are fed to the head, so that their children become candidates.
+    """The nodes of one level that are fed to the head, so that their children become candidates. B is the
+    number of trees, k the number of nodes of each tree's frontier.
 
-    scores:   [B, k] cumulative log-probabilities, best first.
-    tokens:   [B, k] token ids in the vocabulary of the base model.
-    parents:  [B, k] index of each node's parent in the frontier of the level above.
-    numbers:  [B, k] index of each node among all candidates of its tree.
-    features: [B * k, hidden] the head's outputs at the parents, which are inputs of the nodes' rows.
+    scores:   Cumulative log-probability of each node from the root, [B, k], best first. -inf for a node that
+              is not to be fed.
+    tokens:   Token id of each node in the vocabulary of the base model, [B, k].
+    parents:  Index of each node's parent in the frontier of the level above, [B, k]. 0 for children of the
+              root.
+    numbers:  Index of each node among all candidates of its tree, [B, k].
+    features: The head's output at each node's parent, which is an input of the node's row, [B * k, hidden].
     """
 
     scores: Tensor
@@ -90,7 +95,7 @@ class GrowthFrontier:
 
 
 class TreeGrowth:
-    """Grows B trees level by level. An instance is used for one call of `run`.
+    """Grower of B trees, level by level. An instance is used for one call of `run`.
 
     By default the trees have the shape of EAGLE-2: the top_k likeliest children of every frontier node are
     candidates, and the top_k best candidates of a level are the next frontier. `widths` and `floor` change
@@ -114,12 +119,13 @@ class TreeGrowth:
         """Prepare the growth of one tree per room.
 
         head: The draft head.
-        kv: Its KV pages.
-        rooms: Where each tree's rows are stored.
+        kv: The KV pages of the head.
+        rooms: The KV slots that were reserved for each tree's rows.
         top_k: Number of children that every fed node gets.
         guide: Bars the tokens that a sequence's grammar forbids. None: no sequence has a grammar.
-        widths: Number of nodes of level 1, 2, ... that are fed. None: top_k of every level.
-        floor: Cumulative log-probability below which a node is not fed.
+        widths: Number of nodes of level 1, 2, ... that are fed. Deeper levels are not fed. None: top_k of
+            every level.
+        floor: Cumulative log-probability below which a node is not fed. -inf: none is left out for that.
         """
         self._head = head
         self._kv = kv
@@ -201,8 +207,8 @@ class TreeGrowth:
 
     def _choose(self, scores: Tensor, level: int) -> tuple[Tensor, Tensor]:
         """Choose the candidates of a level that are fed. Return their scores and their columns, best first,
-        both [B, width]. `width` is the largest number that any tree feeds; nodes below the floor have the
-        score -inf.
+        both [B, width]. `width` is the largest number that any tree feeds, 0 if no level is to follow; nodes
+        below the floor have the score -inf.
 
         scores: Cumulative log-probabilities of all candidates of the level, [B, n].
         level: Number of the level, 0 for the roots' children.
@@ -218,8 +224,8 @@ class TreeGrowth:
         if self._floor == -math.inf:
             return best, chosen
         alive = best >= self._floor
-        most = int(alive.sum(1).max())
-        return best.masked_fill(~alive, -torch.inf)[:, :most], chosen[:, :most]
+        max_alive = int(alive.sum(1).max())
+        return best.masked_fill(~alive, -torch.inf)[:, :max_alive], chosen[:, :max_alive]
 
     def _top_followers(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and token ids of the top_k likeliest next tokens of each node, both [B,

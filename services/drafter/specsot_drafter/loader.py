@@ -38,7 +38,7 @@ from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.checkpoint import Checkpoint, kind_of
 from specsot_drafter.heads.decoder import DecoderHead
-from specsot_drafter.heads.dflash import MASK, MOST_BLOCK, BlockHead, block_plan, depth_of
+from specsot_drafter.heads.dflash import MASK, MAX_BLOCK_ROWS, BlockHead, block_plan, depth_of
 from specsot_drafter.heads.eagle import Eagle3Head
 from specsot_drafter.heads.fused import fuse_head, graph_head
 from specsot_drafter.heads.loading import load_head
@@ -59,7 +59,9 @@ from specsot_model.published import open_weights
 
 
 class DraftLoader:
-    """Loads all weights once, and makes a fresh engine over them for every epoch."""
+    """Loader of the drafter's models: loads all weights once, and makes a fresh engine over them for every
+    epoch.
+    """
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class DraftLoader:
         options: Draft model, base model and device.
         name: The drafter's name in the ring.
         address: Where other members reach the drafter. None: by its name.
-        free_memory: Returns the free bytes of a device, or None if unknown.
+        free_memory: Maps the name of a device, such as cuda:0, to its free bytes, or to None if unknown.
         """
         self._options = options
         self._name = name
@@ -106,7 +108,9 @@ class DraftLoader:
         return min(own, read_config(options.draft).vocab) if options.drafts == "model" else own
 
     def tap_slices(self) -> dict[int, torch.Tensor]:
-        """Return the slice of the head's fc for each tapped layer, by layer number. {} without a head."""
+        """Return the slice of the head's weights `fc` for each tapped layer, [feature_size, hidden_size], by
+        layer number. Return {} without a head that reads features.
+        """
         return self._first.tap_slices()
 
     def registration(self) -> Registration:
@@ -158,14 +162,17 @@ class DraftLoader:
 
     @cached_property
     def _vocabulary(self) -> Vocabulary | None:
-        """The bytes of all tokens; None without a tokenizer. Read once: half a second for 50,000 tokens."""
+        """The bytes of all tokens of the base model. None if it has no tokenizer. Read once: half a second
+        for 50,000 tokens.
+        """
         has_text = (self._options.base / "tokenizer.json").exists()
         return read_vocabulary(self._options.base, self._config.vocab) if has_text else None
 
     def _check_fit(self) -> None:
-        """Check, before anything is loaded, that the weights and pages fit on the device.
+        """Check, before anything is loaded, that the weights and pages fit on the device. Raises ModelError
+        if they do not. Nothing is checked for a drafter without a model, or a second time.
 
-        What a head shares with its base model is not counted. Raises ModelError.
+        What a head shares with its base model is not counted.
         """
         options = self._options
         if self._loaded or options.draft_model is None:
@@ -179,7 +186,8 @@ class DraftLoader:
         check_fit(f"{options.drafts} drafts", need, options.device, self._free_memory(options.device))
 
     def _check_graphs(self, configuration: Configuration) -> None:
-        """Check, before graphs are captured, that they and the pages fit on the device. Raises ModelError.
+        """Check, before graphs are captured, that they and the pages fit on the device. Raises ModelError if
+        they do not. Nothing is checked if no graphs are captured.
 
         configuration: The epoch as the master has configured it.
         """
@@ -332,8 +340,8 @@ def numbers_of(options: DraftModelOptions) -> torch.dtype:
 class DraftBackend(ABC):
     """One way to draft, and what the ring must know of it. The base class has no model.
 
-    options: the options of the drafter.
-    shape: the largest tree; None: the ring's default.
+    options: The options of the drafter.
+    shape: The largest tree. None: the ring's default.
     """
 
     def __init__(self, options: DraftModelOptions, shape: TreeShape | None) -> None:
@@ -354,7 +362,7 @@ class DraftBackend(ABC):
         """
 
     def load(self) -> DraftHead | None:
-        """Load the model and return it. None: this backend has none."""
+        """Load the model and return it. Return None if this backend has none."""
         return None
 
     @cached_property
@@ -364,7 +372,9 @@ class DraftBackend(ABC):
 
     @cached_property
     def curve(self) -> Curve:
-        """The measured (rows, seconds) of one level of growth."""
+        """The measured (rows, seconds) of one level of growth, or of one block for heads that draft in one
+        pass. Without a model, it is an assumption, NGRAM_CURVE.
+        """
         return measure_head(self.model) if self.model else NGRAM_CURVE
 
     @property
@@ -380,7 +390,9 @@ class DraftBackend(ABC):
         return Head(self.model.taps, self.model.width, name_of_model(self.options.draft))
 
     def tap_slices(self) -> dict[int, Tensor]:
-        """Return the slice of fc for each tapped layer, by layer number. {} if there is none."""
+        """Return the slice of the head's weights `fc` for each tapped layer, [feature_size, hidden_size], by
+        layer number. Return {} if the backend has no head that reads features.
+        """
         return self.model.tap_slices() if self.model else {}
 
     def graph_bytes(self, configuration: Configuration) -> int:
@@ -400,7 +412,7 @@ class DraftBackend(ABC):
 
 
 class EagleBackend(DraftBackend):
-    """Drafts with an EAGLE, P-EAGLE or DFlash head.
+    """Backend that drafts with an EAGLE, P-EAGLE or DFlash head.
 
     By default, trees of heads that draft in one pass are as deep as the head learned to draft.
     """
@@ -413,7 +425,7 @@ class EagleBackend(DraftBackend):
         super().__init__(options, head_tree(options))
 
     def load(self) -> DraftHead:
-        """Load the head and return it."""
+        """Load the head and return it. Raises HeadMismatch if the head does not fit the base model."""
         options = self.options
         return load_head(
             options.draft,
@@ -439,7 +451,8 @@ class EagleBackend(DraftBackend):
 
 
 def head_tree(options: DraftModelOptions) -> TreeShape | None:
-    """Return the largest tree of a draft head. None: the ring's default.
+    """Return the largest tree of a draft head. Return None, which stands for the ring's default, if neither
+    the options nor the head say anything about it.
 
     options: The drafter's options. A depth that the user asked for takes precedence over the depth that the
         head learned.
@@ -456,7 +469,7 @@ def head_tree(options: DraftModelOptions) -> TreeShape | None:
 
 
 class LanguageModelBackend(DraftBackend):
-    """Drafts with a small language model that has the base model's tokenizer."""
+    """Backend that drafts with a small language model that has the base model's tokenizer."""
 
     def __init__(self, options: DraftModelOptions) -> None:
         """Choose the shape of the trees.
@@ -503,7 +516,7 @@ class LanguageModelBackend(DraftBackend):
 
 
 class SuffixBackend(DraftBackend):
-    """Drafts without a model, from earlier occurrences of a sequence's last tokens."""
+    """Backend that drafts without a model, from earlier occurrences of a sequence's last tokens."""
 
     def __init__(self, options: DraftModelOptions, past: int = 0) -> None:
         """Choose the shape of the trees.
@@ -523,9 +536,9 @@ class SuffixBackend(DraftBackend):
 
         configuration: The epoch as the master has configured it.
         """
-        most = max(configuration.shape.nodes - 1, 1)
+        max_nodes = max(configuration.shape.nodes - 1, 1)
         own = self._suffixes
-        shape = replace(own, levels=min(own.levels, most), nodes=min(own.nodes, most))
+        shape = replace(own, levels=min(own.levels, max_nodes), nodes=min(own.nodes, max_nodes))
         return SuffixProposer(shape, configuration.pages)
 
 
@@ -534,7 +547,8 @@ def make_backends(options: DraftModelOptions) -> dict[DrafterName, DraftBackend]
 
     options: The drafter's options.
 
-    `ngram` is always available, because it needs no model. Raises InvalidRequest for an unknown drafter.
+    `ngram` is always available, because it needs no model. `suffix` is available if the options name it, or
+    if tokens of past requests are kept. Raises InvalidRequest for an unknown drafter.
     """
     ngram: dict[DrafterName, DraftBackend] = {"ngram": SuffixBackend(options)}
     if past := options.drafting.past or (PAST_TOKENS if options.drafts == "suffix" else 0):
@@ -556,7 +570,7 @@ MEASURED_ROWS = (1, 4, 16, 64)
 CONTEXT_ROWS = 256
 # Levels. The depth of a measured tree.
 MEASURED_LEVELS = 3
-# Runs. The least number of timed runs per size; their median counts.
+# Runs. The minimum number of timed runs per size; their median counts.
 MIN_TURNS = 5
 # Seconds. About how long measuring may take, so that it does not delay a start. Untuned.
 MAX_SECONDS = 0.3
@@ -567,7 +581,8 @@ Grow = Callable[[int], object]
 
 @torch.inference_mode()
 def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_counter) -> Curve:
-    """Measure the (rows, seconds) of one level of growth, everything included, in a fraction of a second.
+    """Measure and return the (rows, seconds) of one level of growth, everything included, in a fraction of a
+    second.
 
     head: The draft head.
     clock: Returns the time in seconds.
@@ -598,7 +613,7 @@ def measure_head(head: DraftHead) -> Curve:
 
 @torch.inference_mode()
 def measure_blocks(head: DraftHead, clock: Callable[[], float] = time.perf_counter) -> Curve:
-    """Measure the (trees, seconds) of drafting whole blocks. More levels of a block cost nothing.
+    """Measure and return the (trees, seconds) of drafting whole blocks. More levels of a block cost nothing.
 
     head: A head that drafts in one pass.
     clock: Returns the time in seconds.
@@ -608,13 +623,14 @@ def measure_blocks(head: DraftHead, clock: Callable[[], float] = time.perf_count
 
 
 def _blocks(head: DraftHead, trees: int) -> Grow:
-    """Return a function that drafts blocks for made-up sequences, each with its own context.
+    """Return a function that drafts blocks for made-up sequences, each with its own context. The function
+    ignores its argument, because one pass drafts all levels.
 
     head: A head that drafts in one pass.
     trees: Number of sequences.
     """
     shape = TreeShape(head.block.drafts - 1) if isinstance(head, BlockHead) else TreeShape()
-    page_rows = CONTEXT_ROWS + MOST_BLOCK
+    page_rows = CONTEXT_ROWS + MAX_BLOCK_ROWS
     proposer = propose_with(head, shape, trees, page_rows)
     sequences = [DraftSequence(Opening(number, CONTEXT_ROWS, limit=page_rows)) for number in range(trees)]
     for sequence in sequences:
@@ -663,7 +679,7 @@ def _room_of(tree: int, page_rows: int) -> TreeRoom:
 
 
 def _graphs(head: DraftHead, rows: int) -> Grow | None:
-    """Return a function that grows trees in captured graphs. None if this head cannot be captured.
+    """Return a function that grows trees in captured graphs. Return None if this head cannot be captured.
 
     head: The draft head.
     rows: Number of rows of a level over all trees.

@@ -21,11 +21,12 @@ from specsot_model.weights import Weights
 class DraftMemory:
     """The memory of a drafter, in bytes.
 
-    own: Weights in the drafter's own files.
-    borrowed: The drafter's copies of parts of the base model.
-    row: Keys, values and feature of one position.
-    graphs: Captured graphs.
-    head: What the stages fuse for the head; None: nothing.
+    own: Bytes of the weights in the drafter's own files.
+    borrowed: Bytes of the drafter's copies of parts of the base model: embedding and lm_head.
+    row: Bytes of the keys, values and feature of one position.
+    graphs: Upper bound of the bytes of captured graphs. 0 if nothing is captured.
+    head: The layers that the stages tap for the head, and the size of a fused feature. None for a model that
+        reads no features.
     """
 
     own: int = 0

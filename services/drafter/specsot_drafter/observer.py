@@ -10,7 +10,9 @@ from specsot.members import Configuration
 
 
 class DrafterObserver:
-    """Is notified of a drafter's work. This base class ignores everything."""
+    """Observer of a drafter's work. This base class ignores everything; subclasses override the calls that
+    they are interested in.
+    """
 
     def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
         """Called when an epoch begins.
@@ -20,9 +22,10 @@ class DrafterObserver:
         """
 
     def drafting(self, feature_batches: Sequence[Features]) -> AbstractContextManager[object]:
-        """Return a context that is entered while features are observed and trees are drafted.
+        """Return a context that is entered while features are observed and trees are drafted. The context of
+        this class does nothing.
 
-        feature_batches: The messages of the last stage.
+        feature_batches: The messages of the last stage that have arrived, in order.
         """
         return nullcontext()
 

@@ -43,12 +43,12 @@ NO_SEQUENCES = frozenset[int]()
 
 @dataclass(slots=True)
 class Speculator:
-    """Plans, grows and selects the trees of the sequences that one proposer drafts for.
+    """One way to draft: plans, grows and selects the trees of the sequences that one proposer drafts for.
 
     proposer: Offers the candidates.
-    budget: Decides how much to draft.
-    blend: A second proposer whose candidates may join the trees; None: there is none.
-    clock: Returns seconds.
+    budget: Policy that decides how much to draft.
+    blend: A second proposer whose candidates may join the trees. None: there is none.
+    clock: Returns the time in seconds.
     growing_seconds: Seconds that growing the last trees took; waiting for other work is not included.
     """
 
@@ -167,7 +167,8 @@ class Speculator:
         return num_requests
 
     def record_pause(self, num_trees: int, num_sequences: int) -> bool:
-        """Record that trees were not drafted because of the pause. Return whether the pause is over.
+        """Record that trees were not drafted because of the pause. Return whether the pause is over: False
+        while more trees are to pass.
 
         num_trees: Number of trees that were not drafted since the last call.
         num_sequences: Number of sequences per step.
@@ -193,7 +194,7 @@ class Speculator:
         """Launch trees for the planned sequences, or continue asynchronous growth. Return the growing trees
         for `finish`.
 
-        levels: Number of levels to grow, what `plan_levels` has returned.
+        levels: Number of levels to grow, from `plan_levels`; at least 1.
         """
         (live, limits, due), began = self._planned, self.clock()
         self._levels = levels
@@ -271,7 +272,7 @@ class Speculator:
     def finish(self, growth: Growth, max_rows: int) -> dict[int, PendingTree]:
         """Wait for the growth, select nodes, and return the trees by sequence id. Return {} if nothing grew.
 
-        growth: What `begin` has returned.
+        growth: The growing trees, from `begin`.
         max_rows: Maximum number of nodes of all trees together, roots included.
 
         The time between `begin` and this call is not counted as time of growing.
@@ -308,7 +309,8 @@ class Speculator:
         }
 
     def _draftable(self, sequences: Sequence[DraftSequence]) -> list[tuple[DraftSequence, int]]:
-        """Return the sequences that can have a tree, each with the maximum number of its levels.
+        """Return the sequences that can have a tree, each with the maximum number of its levels. Return [] if
+        no sequence can have one.
 
         sequences: The sequences that request a tree. One whose tree grows asynchronously is included even if
             it can have no level by now.
@@ -355,13 +357,13 @@ def _total(chances: Floats) -> float:
 class Growth:
     """Trees that are growing.
 
-    sequences: The sequences of the trees.
-    limits: Most levels of each tree.
-    due: Rows of committed tokens that are computed before the trees grow.
-    offer: Waits for the growth and returns its candidates.
-    seconds: Time that launching the growth took.
-    ahead: The trees that grew asynchronously for this step; None if there were none.
-    chosen: The nodes that the device selects; None if the host selects.
+    sequences: The sequence of each tree.
+    limits: Maximum number of levels of each tree.
+    due: Number of rows of committed tokens that are computed before the trees grow.
+    offer: Waits for the growth and returns its candidates, or None if there are none.
+    seconds: Seconds that launching the growth took.
+    ahead: The trees that grew asynchronously for this step. None if there were none.
+    chosen: The nodes that the device selects. None if the host selects.
     """
 
     sequences: list[DraftSequence]
@@ -381,9 +383,9 @@ class Growth:
 class PendingTree(NamedTuple):
     """A tree that was sent and is not verified yet.
 
-    committed: Number of tokens before its root.
+    committed: Number of the sequence's tokens before the tree's root.
     tree:      The tree as it was sent.
-    levels:    Number of levels that were grown for it.
+    levels:    Number of levels that were grown for the tree.
     masses:    The drafter's probability of its own nodes in the tree, summed per depth.
     own_nodes: Number of leading nodes that are the root or the drafter's own; others came from elsewhere.
     forced:    Tokens after the root that the grammar determines; these are fed even without a drafter.

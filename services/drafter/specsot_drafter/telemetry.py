@@ -16,7 +16,7 @@ from specsot_drafter.observer import DrafterObserver
 
 
 class DrafterTelemetry(DrafterObserver):
-    """Records a drafter's work as Prometheus metrics and as tracing spans."""
+    """Observer that records a drafter's work as Prometheus metrics and as tracing spans."""
 
     def __init__(self, observation: Observation) -> None:
         """Register the metrics.
@@ -54,7 +54,8 @@ class DrafterTelemetry(DrafterObserver):
         if not (contexts and self._tracer.on):
             return nullcontext()
         num_batches = sum(len(features.feature_batches) for features in feature_batches)
-        span = self._tracer.begin("draft", contexts[-1], contexts[:-1], {"specsot.lessons": num_batches})
+        attributes = {"specsot.feature_batches": num_batches}
+        span = self._tracer.begin("draft", contexts[-1], contexts[:-1], attributes)
         return spanning(span)
 
     def drafted(self, drafts: Drafts, seconds: float) -> None:
@@ -74,7 +75,7 @@ class DrafterTelemetry(DrafterObserver):
         self._epoch = None
 
     def _collect(self) -> Iterator[Metric]:
-        """Yield the gauges of the current epoch. Nothing outside an epoch."""
+        """Yield the gauges of the current epoch. Nothing is yielded outside an epoch."""
         if self._epoch is not None:
             configuration, free = self._epoch
             yield from epoch_gauges("drafter", configuration, free())

@@ -80,8 +80,8 @@ class MasterConfig:
         "Seconds without text in a streamed HTTP answer after which a comment is sent, so that proxies and "
         "clients keep the connection.",
         metavar="SECONDS",
-        least=5,
-        most=60,
+        min_value=5,
+        max_value=60,
     )
     metrics_prefix: MetricPrefix = option(
         "specsot", "Prefix of the master's metrics; `vllm` suits dashboards and gateways made for vLLM."

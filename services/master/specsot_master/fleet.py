@@ -102,7 +102,7 @@ class Fleet:
         self._drafter_grace = DrafterGrace(self.reform, config.drafter_grace)
         # Ends the epoch if no member makes progress; set while some member of the epoch is not ready.
         self._barrier: SilenceTimer | None = None
-        # By worker: the layers that it was told to load for a later epoch, those that it has loaded, and
+        # By worker: the layers that it was ordered to load for a later epoch, those that it has loaded, and
         # those for which it has no memory in addition to the layers that it runs.
         self._loading_ahead: dict[str, Range] = {}
         self._loaded_ahead: dict[str, Range] = {}
@@ -155,7 +155,7 @@ class Fleet:
 
     @property
     def formed(self) -> bool:
-        """True if an epoch has begun and not ended; its members need not be ready."""
+        """True if an epoch has started and not ended; its members need not be ready."""
         return self._epoch.formed
 
     @property
@@ -440,8 +440,8 @@ class Fleet:
                 self._table.send(name, StandBy(epoch.number, layers))
 
     async def rebalance(self) -> Rebalanced:
-        """Split the layers anew over the workers, and return when the next epoch has begun. If the ring is
-        idle the next epoch begins at once; its members need not be ready when this returns. A call while
+        """Split the layers anew over the workers, and return when the next epoch has started. If the ring is
+        idle the next epoch starts at once; its members need not be ready when this returns. A call while
         another one waits takes part in the same change.
 
         If requests are running, members first load their new layers, as far as they have memory for them next
@@ -727,8 +727,8 @@ class Fleet:
         planned change is dropped, the barrier's timeout is stopped, and the master is told of the change.
 
         reason: why the epoch ends, in words.
-        culprit: the name of the member that failed or is lost, which is not told; None if no single member is
-            to blame.
+        culprit: the name of the member that failed or is lost, which is not notified; None if no single
+            member is to blame.
         is_planned: True if the master ends the epoch for a better one; then no request is suspected of having
             broken the ring.
         """

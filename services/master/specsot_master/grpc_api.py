@@ -103,7 +103,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         client waits or runs.
 
         request: the id of the request.
-        context: the gRPC call, whose token tells the owner.
+        context: the gRPC call, whose token identifies the owner.
 
         Raises InvalidRequest if the id is missing, and what `_owner` raises for a wrong token.
         """
@@ -129,7 +129,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         so.
 
         request: an empty message.
-        context: the gRPC call, whose token tells the owner.
+        context: the gRPC call, whose token identifies the owner.
 
         Raises Forbidden for a token that is no administrator's, Unavailable without a ring or if it breaks
         meanwhile, and Refused if KV memory is too small.
@@ -398,7 +398,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         socket's path is left out if no socket can be offered now.
 
         receiver: receives the messages of the unix socket.
-        context: the gRPC call, which tells the member's address.
+        context: the gRPC call, which has the member's address.
         """
         joined = fleet_pb2.Joined(protocol=PROTOCOL, heartbeat=self._pulse.every, silence=self._pulse.silence)
         if self._nearby and is_local_socket(
@@ -420,7 +420,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         than the heartbeat allows. A member that gets ready for an epoch, or that has a GPU and may compile,
         is allowed more silence. Heartbeats are sent while nothing else is.
 
-        registration: what the member said of itself.
+        registration: what the member reported about itself.
         requests: the further messages of the member.
         receiver: handles the messages.
         downlink: the master's link to the member, whose queue is sent.

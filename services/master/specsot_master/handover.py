@@ -38,7 +38,7 @@ class KvHandover:
     """
 
     def __init__(self, table: MemberTable, on_timeout: Callable[[], None]) -> None:
-        """Create a migration that has not begun.
+        """Create a migration that has not started.
 
         table: the members and their links.
         on_timeout: called without arguments when a round's time has run out, so that the fleet calls
@@ -113,10 +113,10 @@ class KvHandover:
                 self._migrated.pop(sequence, None)
 
     def finish_migration(self, epoch: int) -> None:
-        """Note that an epoch has begun with the migrated rows, and that no change is under way any more.
+        """Note that an epoch has started with the migrated rows, and that no change is under way any more.
         `migrated_rows` then returns its rows; without migrated rows it is empty.
 
-        epoch: the number of the epoch that has begun.
+        epoch: the number of the epoch that has started.
         """
         if self._migrated:
             rows = sum(self._migrated.values())

@@ -246,8 +246,8 @@ class JournalFile:
         Raises OSError if a file cannot be deleted, and sqlite3.Error if it cannot be closed.
         """
         self.close()
-        for beside in ("", "-wal", "-shm"):
-            self._path.with_name(JOURNAL_FILE + beside).unlink(missing_ok=True)
+        for suffix in ("", "-wal", "-shm"):
+            self._path.with_name(JOURNAL_FILE + suffix).unlink(missing_ok=True)
 
     def _take(self, contents_mark: str) -> None:
         """Lock the file exclusively, and empty it unless it was written for this format and model.

@@ -21,7 +21,7 @@ from specsot.params import Ask
 from specsot_master.core.inputs import MasterLeaving
 from specsot_master.core.ring.epoch import EpochNumbers
 from specsot_master.core.ring.ring_state import RingConfig, RingOptions
-from specsot_master.engine import ANYBODY, Caller, Engine, EngineConfig, RequestJournal
+from specsot_master.engine import ANONYMOUS, Caller, Engine, EngineConfig, RequestJournal
 from specsot_master.engine.event_stream import LoopClock, Subscription, Subscriptions
 from specsot_master.engine.forecast_memory import ForecastMemory
 from specsot_master.engine.grammar_sandbox import GrammarSandbox, measure_with
@@ -111,7 +111,7 @@ class RequestCounter:
         self._watches.append(create_observer)
 
     async def generate(
-        self, ask: Ask | None, caller: Caller = ANYBODY, offset: int | None = None, joins: bool = False
+        self, ask: Ask | None, caller: Caller = ANONYMOUS, offset: int | None = None, joins: bool = False
     ) -> AsyncGenerator[Numbered, None]:
         """Yield the events of a new request, or the rest of a resumable one. Closing the generator cancels
         the request, unless the request is resumable. Events come with their numbers, from 0 or from `offset`
@@ -204,7 +204,7 @@ class Master:
     replicas: The rings, each with its engine and its fleet.
     leader: Opens requests: the engine of a single ring, or the router over several.
     members: Admits members: the fleet of a single ring, or the router over several.
-    changed: Set whenever a ring becomes complete or breaks; whoever waits for it clears it first.
+    changed: Set whenever a ring becomes complete or breaks. A task clears it before it waits for it.
     serving: True while a ring is complete, and makes progress if it has work; the health checks set it.
     leaving: True once the master shuts down.
     refused_members: Members that were refused, with the reasons.
@@ -228,7 +228,7 @@ class Master:
 
     def info(self) -> Info:
         """Return the present state of all rings and members. While a ring waits for members, the state's
-        `waiting_for` also tells why members were refused; once all rings are complete, it is empty. The model
+        `waiting_for` also says why members were refused; once all rings are complete, it is empty. The model
         is a member of the state, too.
         """
         total = total_info([one.info() for one in self.replicas])
@@ -332,7 +332,7 @@ def assemble(
     def settle() -> None:
         """Move idle workers to rings that lack one, and requests to rings that can continue them."""
         members.lend_workers()
-        router.move_stranded()
+        router.move_parked()
 
     def changed() -> None:
         """Handle that a ring has become complete or has broken, or that members have joined or left."""

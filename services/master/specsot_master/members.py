@@ -95,7 +95,7 @@ class RingUser(Protocol):
 class Member:
     """A member of a fleet that has joined, with its link.
 
-    registration: What the member said of itself when it joined.
+    registration: What the member reported about itself when it joined.
     downlink: The master's link to the member.
     """
 
@@ -133,7 +133,7 @@ class MemberTable:
     def add(self, registration: Registration, downlink: Link) -> None:
         """Add a member; a member of the same name is replaced.
 
-        registration: what the member said of itself when it joined; its name is the key.
+        registration: what the member reported about itself when it joined; its name is the key.
         downlink: the master's link to the member.
         """
         self._members[registration.name] = Member(registration, downlink)
@@ -240,7 +240,7 @@ class RefusedMembers:
         members are listed already, a further one is neither remembered nor logged. A listed refusal of the
         same member is renewed, so that it stays listed.
 
-        registration: what the refused member said of itself.
+        registration: what the refused member reported about itself.
         refusal: the error that it received.
         """
         line = f"{registration.kind} {registration.name} at {registration.address} is not let in: {refusal}"
@@ -259,7 +259,7 @@ class RefusedMembers:
     def forget(self, registration: Registration) -> None:
         """Remove a member from the list, because it has joined now. Nothing happens if it is not listed.
 
-        registration: what the member said of itself; its address identifies it.
+        registration: what the member reported about itself; its address identifies it.
         """
         self._asked.pop(registration.address, None)
 
@@ -322,7 +322,7 @@ class DrafterGrace(RejoinGrace):
         """
         super().__init__(on_timeout)
         self._seconds = seconds
-        self._begun = False
+        self._was_asked = False
 
     def waits(self, members: Iterable[Registration]) -> bool:
         """Return True if no drafter has joined yet and time is left; False once a drafter has joined or the
@@ -333,7 +333,7 @@ class DrafterGrace(RejoinGrace):
         """
         if any(one.kind == "drafter" for one in members):
             self.end()
-        elif not self._begun and self._seconds:
+        elif not self._was_asked and self._seconds:
             self.begin(self._seconds)
-        self._begun = True
+        self._was_asked = True
         return self.active

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -41,10 +40,11 @@ from specsot_master.text import Text
 class Prompts:
     """Makes the prompts of all requests to one model, in tokens.
 
-    Attributes: `listed` is set if the model plans in numbered lists. `tags` are the fork tags of a model that
-    was trained to fork, else None. A model with neither plans in the language of markers. `threshold` is the
-    router's measured score threshold for this model, or None. `wording` holds the sentences that ask for
-    lists and points.
+    Attributes: `style` is the model's way to plan, as `--plan-style` names it: "tags", "list" or "markers".
+    `listed` is set if the model is asked for a numbered list: in the style "list", and in the style "markers"
+    if the model has no prompt of its own for markers, so that the master writes them. `tags` are the fork
+    tags of a model that was trained to fork, else None. `threshold` is the router's measured score threshold
+    for this model, or None. `wording` holds the sentences that ask for lists and points.
     """
 
     def __init__(self, directory: str | Path, text: Text, style: PlanStyle = "auto") -> None:
@@ -74,7 +74,12 @@ class Prompts:
         if style == "tags" and tags is None:
             raise ModelError(f"plan style tags: the tokenizer of {folder} has no {', '.join(TAGS)}")
         self.tags = tags
-        self.listed = style == "list" or (style == "auto" and not tags)
+        self.style = style if style != "auto" else "tags" if tags else "list"
+        parts = self._parts
+        trained = bool(parts and parts.skeleton_turn and parts.branch_turn)
+        # The prompts of a model that writes markers itself, or None.
+        self._marker_parts = parts if trained and self.style == "markers" else None
+        self.listed = not tags and self._marker_parts is None
 
     def check_fits(self, ask: Ask, max_positions: int) -> None:
         """Raise ContextLengthExceeded if the first part of one message alone fills the context. A request
@@ -95,11 +100,6 @@ class Prompts:
         Raises TemplateRefused if the template does not take this conversation.
         """
         return self._text.encode(self._text.render(messages))
-
-    @property
-    def style(self) -> str:
-        """The model's way to plan, as `--plan-style` names it: "tags", "list" or "markers"."""
-        return "tags" if self.tags else "list" if self.listed else "markers"
 
     def thinking(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the token ids of the prompt of a direct answer, with a thinking block opened if the model
@@ -157,11 +157,9 @@ class Prompts:
         Raises TemplateRefused if the template does not take this conversation, and ModelError if it does not
         append turns, for a model with parts of its own.
         """
-        if self.listed:
-            return ListConversation(self._text, messages, rules, self.wording)
-        if self._parts and self._parts.branch_turn:
-            return PartsConversation(self._text, fill_skeleton(self._parts, rules), messages)
-        return MarkersConversation(self._text, messages, rules)
+        if self._marker_parts:
+            return PartsConversation(self._text, fill_skeleton(self._marker_parts, rules), messages)
+        return ListConversation(self._text, messages, rules, self.wording)
 
 
 def messages_of(ask: Ask) -> tuple[Message, ...]:
@@ -184,9 +182,6 @@ class ListConversation:
     only tokenizes what follows. See `core/plans/prompts.py` for the attributes.
     """
 
-    # The beginning of the answer to the planning turn, which is a part of the prompt.
-    plan_head = LIST_HEAD
-
     def __init__(
         self, text: Text, messages: Sequence[Message], rules: PlanRules, wording: Wording | None = None
     ) -> None:
@@ -207,7 +202,7 @@ class ListConversation:
         self._messages = tuple(messages)
         self._sentences = wording.of(question)
         self._list_words = self._ask_for_plan(rules)
-        self.told: tuple[str, ...] | None = (self._list_words,)
+        self.instructions: tuple[str, ...] | None = (self._list_words,)
         self._form: Form = wording.form
         asked = self._render(self._list_words)
         try:
@@ -221,7 +216,7 @@ class ListConversation:
         self._shared_head = asked[:cut]
         self._joint_token = asked[cut:end]
         self._shared_tokens = text.encode(self._shared_head) if self._shared_head else ()
-        skeleton = self._tokens(head_of_answer(asked, self.plan_head))
+        skeleton = self._tokens(head_of_answer(asked, LIST_HEAD))
         branch = self._tokens(probe)
         self.prefix = skeleton[
             : min(shared_length(skeleton, branch, len(self._shared_tokens)), len(skeleton) - 1)
@@ -229,7 +224,8 @@ class ListConversation:
         self.skeleton: PromptTurn = turn_from(self.prefix, skeleton, len(self._shared_tokens))
         self.answer: PromptTurn = turn_from(self.prefix, text.encode(text.render(self._messages)))
         self.asked = len(self.answer.tokens)
-        self.behind = len(probe) - (len(self._shared_head) if self._slots else 0)
+        self.num_branch_characters = len(probe) - (len(self._shared_head) if self._slots else 0)
+        self.unwanted: tuple[int, ...] = text.announcing_tokens
 
     def branch(
         self,
@@ -252,16 +248,7 @@ class ListConversation:
         head = ""
         if self._form == "article" and point.title:
             head = f"{introduction.strip()}{heading_of(point)}".lstrip()
-        return self._branch_turn(self._branch_words(point, points, introduction), head)
-
-    def _branch_turn(self, words: Sequence[str], head: str = "") -> PromptTurn:
-        """Return the prompt of a branch, in tokens. If the places of the texts in a rendering are known, the
-        texts are filled in there; otherwise the template is rendered.
-
-        words: the texts to fill in, as `_branch_words` returns them.
-        head: the first words of the branch's answer, which become part of the prompt; "" to let the model
-            write them.
-        """
+        words = self._branch_words(point, points, introduction)
         if self._slots:
             rendering = self._slots.fill(*map(self._text.mark, words))
         else:
@@ -347,64 +334,6 @@ class ListConversation:
         return self._text.encode(rendering)
 
 
-class MarkersConversation(ListConversation):
-    """The prompts of one request for a plan in markers, for a chat model that was not trained for them.
-
-    The planning turn explains the language of markers, in the words of the shipped MARKERS_FILE, which has
-    the format of a model's specsot.json.
-    """
-
-    plan_head = ""
-
-    def __init__(self, text: Text, messages: Sequence[Message], rules: PlanRules) -> None:
-        """Render the planning turn and a sample branch, and find the prefix that both share.
-
-        text: the model's tokenizer and chat template.
-        messages: the conversation, oldest turn first, at least one.
-        rules: the maximum number of points, the tools that points may name, and what else limits the plan.
-
-        Raises TemplateRefused if the template takes the conversation in no form.
-        """
-        super().__init__(text, messages, rules, Wording(form="question"))
-        self.told = None
-
-    def branch(
-        self,
-        point: Point,
-        points: Sequence[Point],
-        parents: Sequence[tuple[Point, str]],
-        length: int,
-        introduction: str = "",
-    ) -> PromptTurn:
-        """Return the prompt of a point's branch, with the texts of the points on which it depends.
-
-        point: the point that the branch writes.
-        points: all points of the plan, which the prompt lists.
-        parents: the points on which `point` depends, each with its finished text; empty if it depends on
-            none.
-        length: about how many tokens the text shall have.
-        introduction: unused, since a plan in markers has no introduction.
-        """
-        return self._branch_turn((_fill_branch(shipped_parts(), point, points, parents, length),))
-
-    def _ask_for_plan(self, rules: PlanRules) -> str:
-        """Return the words that explain the language of markers and ask for the plan.
-
-        rules: the maximum number of points, and the tools that points may name.
-        """
-        return fill_skeleton(shipped_parts(), rules).skeleton_turn
-
-    def _branch_words(self, point: Point, points: Sequence[Point], introduction: str = "") -> tuple[str, ...]:
-        """Return the text that a branch's prompt holds of the plan, for the sample from which its places are
-        found: without parents, and with a wished length of 1.
-
-        point: the point that the branch writes.
-        points: all points of the plan.
-        introduction: unused, since a plan in markers has no introduction.
-        """
-        return (_fill_branch(shipped_parts(), point, points, [], 1),)
-
-
 def head_of_answer(rendering: str, words: str) -> str:
     """Return a rendering whose answer begins with these words; unchanged for "". After a rendering that ends
     with ":" ("Assistant:"), a space is inserted.
@@ -479,8 +408,6 @@ def read_threshold(directory: Path) -> float | None:
 
 # The file of a model's directory that holds the templates of its prompts; see `PromptParts`.
 PARTS_FILE = "specsot.json"
-# The shipped file of the same format, for chat models that were not trained in the language of markers.
-MARKERS_FILE = Path(__file__).with_name("markers.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -530,29 +457,12 @@ def read_parts(directory: Path) -> PromptParts | None:
     Raises ModelError if the file cannot be used.
     """
     path = directory / PARTS_FILE
-    return read_parts_file(path) if path.is_file() else None
-
-
-@cache
-def shipped_parts() -> PromptParts:
-    """Return the parts by which a chat model that was not trained for markers is asked for them.
-
-    Raises ModelError if the shipped file cannot be read.
-    """
-    return read_parts_file(MARKERS_FILE)
-
-
-def read_parts_file(path: Path) -> PromptParts:
-    """Return the prompt parts in a file, after a sample branch was filled in as a check.
-
-    path: a file in the format of specsot.json.
-
-    Raises ModelError if the file is no JSON object, if its contents are wrong (see `_parts_of`), or if one of
-    its templates has an unknown placeholder. Raises OSError if it cannot be read.
-    """
+    if not path.is_file():
+        return None
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
         parts = _parts_of(given)
+        # Filling in a sample branch finds unknown placeholders.
         _fill_branch(parts, SAMPLE_POINT, [SAMPLE_POINT], [(SAMPLE_POINT, "")], 1)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise ModelError(f"{path}: {type(error).__name__}: {error}") from error
@@ -590,7 +500,7 @@ class PartsConversation:
     """
 
     # A plan in markers is asked for in the model's own words, so there are no instructions to compare with.
-    told: tuple[str, ...] | None = None
+    instructions: tuple[str, ...] | None = None
 
     def __init__(self, text: Text, parts: PromptParts, messages: Sequence[Message]) -> None:
         """Render the conversation, and find the place of a further user turn in it. The model's system prompt
@@ -612,7 +522,8 @@ class PartsConversation:
         self._answer_head = text.encode(self._answer(parts.skeleton_turn) + parts.answer_prefix)
         self.skeleton: PromptTurn = self._turn(parts.skeleton_turn)
         asked = len(self._ask(parts.skeleton_turn))
-        self.behind = asked - (len(self._opening) if self._slots else 0)
+        self.num_branch_characters = asked - (len(self._opening) if self._slots else 0)
+        self.unwanted: tuple[int, ...] = ()
         self.answer: PromptTurn = turn_from(self.prefix, text.encode(text.render(messages)))
         self.asked = len(self.answer.tokens)
 
@@ -682,7 +593,7 @@ class PartsConversation:
 
 def _turns_not_appended() -> ModelError:
     """Return the error of a template that does not append turns to a rendered conversation."""
-    return ModelError(f"{PARTS_FILE} needs a chat template that renders turns one behind the other")
+    return ModelError(f"{PARTS_FILE} needs a chat template that renders turns one after the other")
 
 
 def _fill_branch(

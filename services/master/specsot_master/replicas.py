@@ -303,7 +303,7 @@ class RequestRouter:
 
     async def revive(self, journaled_requests: Iterable[JournaledRequest]) -> None:
         """Restore the requests of the journal, dealt out evenly over the rings. If a ring is not complete,
-        `move_stranded` later moves its requests to another ring. Request n goes to the ring with the number n
+        `move_parked` later moves its requests to another ring. Request n goes to the ring with the number n
         modulo the number of rings.
 
         journaled_requests: what the journal of an earlier master holds.
@@ -312,7 +312,7 @@ class RequestRouter:
         for replica in self._replicas:
             await replica.engine.revive(listed[replica.number :: len(self._replicas)])
 
-    def move_stranded(self) -> None:
+    def move_parked(self) -> None:
         """Move requests to complete rings that can continue them; move nothing if there is no such ring.
 
         All requests of a ring that cannot be formed now are moved; of other rings, those that are too large
@@ -320,7 +320,7 @@ class RequestRouter:
         """
         for replica in self._replicas:
             engine = replica.engine
-            self._move(replica, engine.all_requests if replica.fleet.lacks_members else engine.stranded)
+            self._move(replica, engine.all_requests if replica.fleet.lacks_members else engine.parked)
 
     @contextmanager
     def _reserved(self, request_id: str | None, ask: Ask) -> Generator[Replica]:

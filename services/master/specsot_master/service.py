@@ -59,7 +59,7 @@ def run() -> int:
 
 
 async def serve(config: MasterConfig, stop_event: asyncio.Event) -> None:
-    """Run a master, with the telemetry that the options ask for, until it is told to stop.
+    """Run a master, with the telemetry that the options ask for, until it is ordered to stop.
 
     config: the options of the process.
     stop_event: set when the process shall shut down, for example by SIGTERM.
@@ -71,8 +71,8 @@ async def serve(config: MasterConfig, stop_event: asyncio.Event) -> None:
 
 
 async def run_master(config: MasterConfig, observation: Observation, stop_event: asyncio.Event) -> None:
-    """Restore the journal's requests, open the ports, and serve until the master is told to stop; then shut
-    down. The journal, if there is one, is closed at the end, after the requests have ended.
+    """Restore the journal's requests, open the ports, and serve until the master is ordered to stop; then
+    shut down. The journal, if there is one, is closed at the end, after the requests have ended.
 
     config: the options of the process.
     observation: the process's tracer and registry of metrics.
@@ -263,7 +263,7 @@ async def open_endpoints(
         if apart is not None:
             fleet = await open_fleet_port(apart, members, _terms(config, config.service.tls))
             endpoints.push_async_callback(fleet.close, CLOSE_SECONDS)
-            log.info("listening", at=reachable(None, apart, fleet.port), whom="members")
+            log.info("listening", at=reachable(None, apart, fleet.port), clients="members")
         if config.http is not None:
             http = await open_http(config.http, config, master, metrics)
             endpoints.push_async_callback(http.close, CLOSE_SECONDS)

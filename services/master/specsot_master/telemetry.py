@@ -31,7 +31,7 @@ REQUEST_SPAN = "request"
 WAIT_SPAN = "wait"
 PLAN_SPAN = "plan"
 ANSWER_SPAN = "answer"
-# Name of the note in a phase's span that tells when its first text came.
+# Name of the note in a phase's span with the time of its first text.
 FIRST_TOKEN = "first token"
 
 

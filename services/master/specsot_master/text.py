@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -233,6 +234,9 @@ class TokenBytes:
 CHARACTERS_PER_POSITION = 8
 # Tokens. The cache of single tokens' texts takes some megabytes, and most vocabularies fit into it.
 MAX_CACHED_TOKENS = 1 << 16
+# The texts of tokens that announce a list, in two parts; vocabularies have a token for some of them.
+_COLONS = (":", " :", "：")
+_LINE_ENDS = ("\n", "\n\n", "\n\n\n", "\n\n\n\n", "\r\n", "\r\n\r\n")
 _SPECIAL_NAMES = (
     *("bos_token", "eos_token", "pad_token", "unk_token"),
     *("sep_token", "cls_token", "mask_token"),
@@ -268,6 +272,18 @@ class Text:
         self.end_ids = tuple(sorted(_find_end_ids(folder, self._tokenizer, names)))
         self.vocabulary = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
         self._limit = None if limit is None or self.largest < limit else limit
+
+    @cached_property
+    def announcing_tokens(self) -> tuple[int, ...]:
+        """The tokens that consist of a colon and the end of its line, ascending. Such a token announces a
+        list. Empty if the tokenizer separates colons and line ends.
+
+        Qwen2: 510 is ":\\n" and 1447 is ":\\n\\n"; "):\\n", which ends a line of code, does not count.
+        """
+        texts = [colon + end for colon, end in product(_COLONS, _LINE_ENDS)]
+        encoded = [(text.encode(), self.encode(text)) for text in texts]
+        # A text without a token of its own may become a single token for unknown texts.
+        return tuple(sorted(ids[0] for text, ids in encoded if len(ids) == 1 and self.spell(ids[0]) == text))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of exactly this text, without a bos or other token around it.
@@ -358,7 +374,9 @@ class Text:
         """
         if self.style is None:
             return "never"
-        return "always" if self.style.begun(self._template.render([Message("user", "-")])) else "asked"
+        return (
+            "always" if self.style.opens_thought(self._template.render([Message("user", "-")])) else "asked"
+        )
 
     @cached_property
     def style(self) -> ThinkingStyle | None:
@@ -467,7 +485,7 @@ class Text:
         rendering = self._template.render_turns(
             self._mark_all(turns), **more, **dict.fromkeys(THINKING_OFF, True)
         )
-        return rendering if self.style.begun(rendering) else f"{rendering}{self.style.begin}"
+        return rendering if self.style.opens_thought(rendering) else f"{rendering}{self.style.begin}"
 
     def _skip_thinking(self, rendering: str, may_call: bool = False) -> str:
         """Return the rendering with any open thinking block closed, so that the answer follows directly. If

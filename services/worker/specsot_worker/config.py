@@ -46,6 +46,7 @@ class Failpoint:
     cause: Causes the fault.
     frame: Number of the frame, counted by this process from 1.
     worker_name: Name of the only worker that has the fault. None: every worker.
+    _frames: Number of frames that this process has run so far.
     """
 
     cause: Callable[[], None]
@@ -54,7 +55,9 @@ class Failpoint:
     _frames: int = 0
 
     def count(self) -> None:
-        """Count a frame that is about to run, and cause the fault if it is its turn."""
+        """Count a frame that is about to run, and cause the fault if it is frame number `frame`. Nothing else
+        happens at earlier and later frames.
+        """
         self._frames += 1
         if self._frames == self.frame:
             self.cause()
@@ -76,8 +79,12 @@ def read_failpoint(text: str) -> Failpoint:
 class WorkerConfig:
     """Options of a worker process.
 
+    model: Base model and device.
     layers: Layer range to run. None: the master assigns one.
+    trace_steps: One in this many steps of a traced request is traced, at least 1.
     failpoint: A fault for tests. None: no fault.
+    member: Options of every member of a fleet, such as the address of its master.
+    service: Options of every service, such as its address and logs.
     """
 
     HEADING: ClassVar[str] = "Worker"

@@ -3,15 +3,24 @@
 A feature is what the draft head needs from the base model for one token: a fused hidden state. Every sequence
 belongs to one drafter, which alone is sent its features and asked for its trees. The number of features sent
 with one step is bounded, so that catching up a drafter never delays a step.
+
+    drafting    verify -> features of the accepted tokens -> ring
+                                                          -> message to the drafter
+    paused      verify -> features of the accepted tokens -> ring, whose oldest features are overwritten
+    resuming    ring -> message: tokens whose features were overwritten (the drafter skips them)
+                     -> message: tokens with the features that the ring still holds
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from operator import itemgetter
+from typing import NamedTuple
 
+import structlog
 from torch import Tensor
 
 from specsot.core.frames import (
@@ -25,23 +34,35 @@ from specsot.core.frames import (
     TreeSegment,
     rows_of,
 )
-from specsot.errors import NotFound, Overloaded
 from specsot.members import RowsOf
 from specsot_worker.core.pipeline import MAX_ROWS_PER_STEP, StepTimer
-from specsot_worker.feature_store import FeatureRows, FeatureStore
+from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.migrated_kv import MigratedKV
+
+log = structlog.get_logger()
+
+
+class TokenRange(NamedTuple):
+    """Positions start .. stop - 1 of one sequence."""
+
+    sequence: int
+    start: int
+    stop: int
 
 
 @dataclass(slots=True)
 class _DraftedSequence:
-    """One sequence: what has been committed, and which drafter drafts for it.
+    """State of one drafted sequence: what has been committed, and which drafter drafts for it.
 
     opening: What every stage knows about the sequence.
     committed: Number of tokens whose features are final.
     drafter: Name of the sequence's drafter. None if no drafter is present.
     draft_round: Number of the draft round that is wanted next. None while the prompt is being fed.
-    forced: Tokens that the grammar leaves no choice about, after the newest token.
+    forced: Ids of the tokens after the newest token that the grammar leaves no choice about. Empty if nothing
+        is forced.
     ended: True if the sequence has ended. Then its drafter is sent nothing more about it but that it closed.
+    numbers: Numbers in the ring of the features of the newest committed tokens, ascending; the last one
+        belongs to position committed - 1. Empty if the drafters read no features.
     """
 
     opening: Opening
@@ -50,11 +71,34 @@ class _DraftedSequence:
     draft_round: int | None = None
     forced: tuple[int, ...] = ()
     ended: bool = False
+    numbers: deque[int] = field(default_factory=deque[int])
+
+    @property
+    def first_numbered(self) -> int:
+        """The first position whose feature may still be in the ring."""
+        return self.committed - len(self.numbers)
+
+    def forget_before(self, oldest: int) -> None:
+        """Drop the numbers of overwritten features.
+
+        oldest: Number of the oldest feature in the ring.
+        """
+        while self.numbers and self.numbers[0] < oldest:
+            self.numbers.popleft()
+
+    def numbers_of(self, start: int, stop: int) -> list[int]:
+        """Return the numbers of the features of the positions start .. stop - 1.
+
+        start: The first position; not before `first_numbered`.
+        stop: The position after the last one; at most `committed`.
+        """
+        # Counted from the end: mostly the newest positions are asked for, and a deque is read fastest there.
+        return [self.numbers[index] for index in range(start - self.committed, stop - self.committed)]
 
 
 @dataclass(slots=True)
 class _Receiver:
-    """What one drafter has been sent.
+    """Record of what one drafter has been sent.
 
     sent: By sequence, how many tokens the drafter has. It has the sequences that it drafts for, and those
         from which one of them forks. None: the drafter was not even sent the opening.
@@ -90,35 +134,36 @@ SOLE_DRAFTER = ""
 
 
 class FeatureStream:
-    """Knows every drafted sequence, which drafter it belongs to, and how much of it that drafter has been
-    sent.
+    """Source of the drafters' features: knows every drafted sequence, which drafter it belongs to, and how
+    much of it that drafter has been sent.
+
+    migrated: Features that were migrated from the previous epoch. The verifier sets it.
     """
 
     def __init__(
         self,
         tokens: Mapping[int, Sequence[int]],
-        store: FeatureStore | None = None,
+        ring: FeatureRing | None = None,
         drafters: Sequence[str] = (SOLE_DRAFTER,),
     ) -> None:
         """Start without sequences.
 
         tokens: Tokens of every open sequence by id, including tokens that were not fed yet.
-        store: Keeps the features. None if the drafters want none.
+        ring: Keeps the features. None if the drafters want none.
         drafters: Names of the drafters that are present.
         """
         self._tokens = tokens
-        self._store = store
+        self._ring = ring
         self._sequences: dict[int, _DraftedSequence] = {}
         self._receivers = {name: _Receiver() for name in drafters}
         # Verified frames and their outcomes that are not recorded yet.
         self._deferred: list[tuple[Frame, Mapping[int, Outcome]]] = []
         self._step_clock = StepTimer()
-        # Features that were migrated from the previous epoch.
         self.migrated = MigratedKV()
 
     def copies(self, requests: Sequence[RowsOf]) -> list[Tensor | None]:
         """Return copies of features on the host, each [last - first, feature_size], one for each request.
-        None for a sequence that has no such features.
+        None for a sequence of which the ring does not hold all these features.
 
         requests: A sequence and a range of its positions each.
         """
@@ -126,9 +171,10 @@ class FeatureStream:
         found = list[Tensor | None]()
         for request in requests:
             drafted = self._sequences.get(request.sequence)
-            part = FeatureRows(request.sequence, request.first, request.last)
-            available = self._store is not None and drafted is not None and drafted.committed >= request.last
-            found.append(self._store.load([part]).cpu() if self._store and available else None)
+            available = drafted and self._first_available(drafted, request.first) == request.first
+            part = TokenRange(request.sequence, request.first, request.last)
+            rows = self._load([part]) if available and request.last <= drafted.committed else None
+            found.append(None if rows is None else rows.cpu())
         return found
 
     def set_drafters(self, drafters: Collection[str]) -> None:
@@ -239,7 +285,8 @@ class FeatureStream:
         return tuple(messages)
 
     def catch_up(self) -> None:
-        """Record the verified frames that were left aside during a pause of drafting.
+        """Record the verified frames that were left aside during a pause of drafting. Nothing happens if
+        there are none.
 
         Call it while a device computes, so that steps during a pause do not wait for it.
         """
@@ -271,7 +318,7 @@ class FeatureStream:
         return unforked
 
     def _unknown_to(self, receiver: _Receiver) -> list[_DraftedSequence]:
-        """Return the sequences of a drafter whose opening it has not been sent.
+        """Return the sequences of a drafter whose opening it has not been sent; [] if there are none.
 
         receiver: What the drafter has been sent.
         """
@@ -327,33 +374,33 @@ class FeatureStream:
     # --- what frames committed ---
 
     def _record_frame(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> None:
-        """Record what a verified frame opened and committed, and store the features of committed tokens.
+        """Record what a verified frame opened and committed, and append the features of committed tokens to
+        the ring.
 
         frame: The frame, with its fused features.
         outcomes: Its outcomes by sequence.
 
         For example:
 
-            # tokens [t0 t1 t2 | p0 p1], accepted nodes (0, 2) -> features of tokens [0, 2, 3, 4] are stored
+            # tokens [t0 t1 t2 | p0 p1], accepted nodes (0, 2) -> features of tokens [0, 2, 3, 4] are appended
         """
         for opening in frame.openings:
             migrated_features = self.migrated.rows(opening) if opening.reused else None
             if opening.drafted:
                 self._open(opening, migrated_features)
-        parts = list[FeatureRows]()
-        slots = list[int]()
+        appended = self._ring.appended if self._ring else 0
         rows = list[int]()
         first = 0
         for segment in frame.segments:
-            nodes = self._record_segment(segment, outcomes.get(segment.sequence), parts, slots)
+            nodes = self._record_segment(segment, outcomes.get(segment.sequence), appended + len(rows))
             rows += [first + node for node in nodes] if first else nodes
             first += rows_of(segment)
-        if self._store and rows and frame.fused is not None:
-            self._store.store(parts, slots, frame.fused, None if len(rows) == first else rows)
+        if self._ring and rows:
+            assert frame.fused is not None
+            self._ring.append(frame.fused, None if len(rows) == first else rows)
 
     def _open(self, opening: Opening, migrated_features: Tensor | None) -> None:
-        """Start to draft for a sequence. Nothing happens if it forks from an unknown sequence, or if its
-        features cannot be stored.
+        """Start to draft for a sequence. Nothing happens if it forks from an unknown sequence.
 
         opening: What every stage knows about the sequence.
         migrated_features: Features of the tokens after the forked ones, from the previous epoch, [num_reused,
@@ -362,47 +409,32 @@ class FeatureStream:
         fork = opening.fork
         if fork and fork.sequence not in self._sequences:
             return
-        if self._store and not self._open_stored(self._store, opening, migrated_features):
-            return
         drafted = _DraftedSequence(opening, opening.num_computed_tokens)
         self._assign(drafted)
         self._sequences[opening.sequence] = drafted
-
-    def _open_stored(self, store: FeatureStore, opening: Opening, migrated_features: Tensor | None) -> bool:
-        """Open a sequence in the feature store, and return whether that succeeded: the store has room, and
-        the features that the sequence begins with are available.
-
-        store: Keeps the features.
-        opening: What every stage knows about the sequence.
-        migrated_features: Features of its reused tokens, [num_reused, feature_size]. None: there are none.
-        """
+        if self._ring is None:
+            return
         if opening.reused and migrated_features is None:
-            return False
-        try:
-            store.open(opening)
-            if migrated_features is not None:
-                store.fill(
-                    FeatureRows(opening.sequence, opening.forked, opening.num_computed_tokens),
-                    migrated_features,
-                )
-        except (NotFound, Overloaded):
-            store.close(opening.sequence)
-            return False
-        return True
+            log.info("features not migrated, drafts follow later", sequence=opening.sequence)
+            return
+        if fork:
+            source = self._sequences[fork.sequence]
+            num_shared = max(fork.length - source.first_numbered, 0)
+            drafted.numbers.extend(islice(source.numbers, num_shared))
+        if migrated_features is not None:
+            first = self._ring.appended
+            self._ring.append(migrated_features)
+            drafted.numbers.extend(range(first, self._ring.appended))
 
-    def _record_segment(
-        self, segment: Segment, outcome: Outcome | None, parts: list[FeatureRows], slots: list[int]
-    ) -> Sequence[int]:
+    def _record_segment(self, segment: Segment, outcome: Outcome | None, number: int) -> Sequence[int]:
         """Record what a segment committed, and return the numbers of its committed tokens within the segment.
 
         segment: A segment of a verified frame.
         outcome: Outcome of its sequence in this frame. None: the segment is a prompt chunk that is not final,
             or a tree whose outcome is not known.
-        parts: Extended by the positions whose features are to be stored.
-        slots: Extended by the slots of the feature store for these positions.
+        number: Number that the feature of its first committed token will have in the ring.
 
-        Returns () if the sequence is not drafted or has ended. If the store has no room for it, the sequence
-        is closed here and not drafted any more.
+        Returns () if the sequence is not drafted or has ended.
         """
         drafted = self._sequences.get(segment.sequence)
         if drafted is None or drafted.ended:
@@ -411,15 +443,10 @@ class FeatureStream:
             drafted.ended = True
             return ()
         nodes = _committed(segment, outcome)
-        part = FeatureRows(segment.sequence, drafted.committed, drafted.committed + len(nodes))
-        try:
-            if self._store:
-                slots += self._store.place(part)
-        except Overloaded:
-            self._close(segment.sequence)
-            return ()
-        parts.append(part)
-        drafted.committed = part.stop
+        drafted.committed += len(nodes)
+        if self._ring:
+            drafted.forget_before(self._ring.oldest)
+            drafted.numbers.extend(range(number, number + len(nodes)))
         if outcome:
             drafted.draft_round = outcome.draft_round + 1
             drafted.forced = outcome.forced
@@ -432,13 +459,11 @@ class FeatureStream:
         sequence: Id of the sequence.
         """
         self.migrated.drop(sequence, features=True)
-        drafted = self._sequences.pop(sequence, None)
+        self._sequences.pop(sequence, None)
         for receiver in self._receivers.values():
             sent = receiver.sent.pop(sequence, None)
             if sent is not None:
                 receiver.unsent_closings[sequence] = sent
-        if drafted and self._store:
-            self._store.close(sequence)
 
     # --- what is sent ---
 
@@ -450,26 +475,52 @@ class FeatureStream:
         max_features: Maximum number of features in all messages together.
 
         A further message is needed while the drafter still had unknown sequences: these may fork from what
-        was just sent.
+        was just sent. Tokens whose features were overwritten have a message of their own, without features.
         """
         messages: list[Features] = []
         while max_features > 0:
             unknown = [one for one in self._unknown_to(receiver) if not one.ended]
             found = (self._opening_to_send(receiver, one) for one in unknown)
             openings = tuple(opening for opening in found if opening)
-            rows_by_sequence = self._pop_rows_to_send(receiver, frame, max_features)
-            if not (openings or rows_by_sequence):
+            lost, parts = self._pop_ranges_to_send(receiver, frame, max_features)
+            if not (openings or lost or parts):
                 break
-            rows = self._store.load(rows_by_sequence) if self._store and rows_by_sequence else None
-            feature_batches = tuple(
-                self._feature_batch(part, not frame.catching_up) for part in rows_by_sequence
-            )
-            messages.append(Features(frame.epoch, frame.number, openings, feature_batches, (), rows))
-            max_features -= sum(part.stop - part.start for part in rows_by_sequence)
+            if lost:
+                messages.append(self._message(frame, openings, lost, None))
+                openings = ()
+            if openings or parts:
+                messages.append(self._message(frame, openings, parts, self._load(parts)))
+            max_features -= sum(part.stop - part.start for part in parts)
             # No sequence waits for the openings and features of this message.
             if not unknown:
                 break
         return messages
+
+    def _message(
+        self, frame: Frame, openings: tuple[Opening, ...], parts: Sequence[TokenRange], rows: Tensor | None
+    ) -> Features:
+        """Return a message with openings and feature batches.
+
+        frame: The verified frame.
+        openings: The sequences that the drafter opens first.
+        parts: The positions of the batches.
+        rows: Their features, [num_tokens, feature_size]. None: there are none.
+        """
+        feature_batches = tuple(self._feature_batch(part, not frame.catching_up) for part in parts)
+        return Features(frame.epoch, frame.number, openings, feature_batches, (), rows)
+
+    def _load(self, parts: Sequence[TokenRange]) -> Tensor | None:
+        """Return the features of all parts, one after the other: [num_tokens, feature_size]. None if there
+        are no parts, or if the drafters read no features.
+
+        parts: Sequences and ranges of their positions, whose features the ring holds.
+        """
+        if self._ring is None or not parts:
+            return None
+        numbers = list[int]()
+        for part in parts:
+            numbers += self._sequences[part.sequence].numbers_of(part.start, part.stop)
+        return self._ring.load(numbers)
 
     def _opening_to_send(self, receiver: _Receiver, drafted: _DraftedSequence) -> Opening | None:
         """Return how the drafter is to open a sequence that it does not know. Return None if it cannot be
@@ -497,45 +548,54 @@ class FeatureStream:
         sent[sequence] = 0
         return replace(drafted.opening, fork=None)
 
-    def _pop_rows_to_send(self, receiver: _Receiver, frame: Frame, max_features: int) -> list[FeatureRows]:
-        """Return ranges of positions whose features the drafter lacks, and record them as sent. [] if it
-        lacks nothing.
+    def _pop_ranges_to_send(
+        self, receiver: _Receiver, frame: Frame, max_features: int
+    ) -> tuple[list[TokenRange], list[TokenRange]]:
+        """Return two lists of ranges of positions that the drafter lacks, and record them as sent: ranges
+        whose features were overwritten, and ranges whose features are sent. Both are [] if it lacks nothing.
 
         receiver: What the drafter has been sent. It is updated.
         frame: The verified frame.
-        max_features: Maximum number of features, that is of positions in all ranges together.
+        max_features: Maximum number of features, that is of positions in all ranges of the second list.
 
-        They are in the order of the frame, in which they were stored. If they are too many, sequences that
-        lack the fewest come first.
+        They are in the order of the frame, in which the features were appended. If they are too many,
+        sequences that lack the fewest come first.
+
+            # the drafter has 4 tokens of 9, and the ring holds the last 3 -> [4, 6) is lost, [6, 9) is sent
         """
         order = dict.fromkeys(segment.sequence for segment in frame.segments) | self._sequences
         lags = [(lag, one) for one in map(self._sequences.get, order) if one and (lag := receiver.lag(one))]
         if sum(lag for lag, _ in lags) > max_features:
             lags.sort(key=itemgetter(0))
-        parts: list[FeatureRows] = []
+        lost: list[TokenRange] = []
+        parts: list[TokenRange] = []
         for lag, drafted in lags:
+            if max_features <= 0:
+                break
             sequence = drafted.opening.sequence
-            start = receiver.sent[sequence] or 0
-            if max_features > 0 and self._still_stored(sequence, start):
-                stop = start + min(lag, max_features)
-                receiver.sent[sequence] = stop
-                parts.append(FeatureRows(sequence, start, stop))
-                max_features -= stop - start
-        return parts
+            start = drafted.committed - lag
+            if (first := self._first_available(drafted, start)) > start:
+                lost.append(TokenRange(sequence, start, first))
+            stop = min(drafted.committed, first + max_features)
+            receiver.sent[sequence] = stop
+            if first < stop:
+                parts.append(TokenRange(sequence, first, stop))
+                max_features -= stop - first
+        return lost, parts
 
-    def _still_stored(self, sequence: int, sent: int) -> bool:
-        """Return whether the features of a sequence that the drafter lacks are still stored. If not, the
-        sequence is closed here and not drafted any more.
+    def _first_available(self, drafted: _DraftedSequence, start: int) -> int:
+        """Return the first position, from `start` on, from which on all features are in the ring. Return
+        `start` if the drafters read no features.
 
-        sequence: Id of the sequence.
-        sent: Number of its tokens that the drafter has: the features from this position on are needed.
+        drafted: The sequence.
+        start: The first position that the drafter lacks.
         """
-        if self._store is None or self._store.available_from(sequence) <= sent:
-            return True
-        self._close(sequence)
-        return False
+        if self._ring is None:
+            return start
+        drafted.forget_before(self._ring.oldest)
+        return max(start, drafted.first_numbered)
 
-    def _feature_batch(self, part: FeatureRows, asks_for_tree: bool) -> FeatureBatch:
+    def _feature_batch(self, part: TokenRange, asks_for_tree: bool) -> FeatureBatch:
         """Return one feature batch: the tokens of one range of positions, and, if the range ends with the
         newest committed token, the token after it and the draft round of the wanted tree.
 

@@ -39,7 +39,7 @@ def run_and_pass_on(stage: StageRunner, link: RingLink, frame: Frame) -> float:
 
 
 def run_and_verify(stage: StageRunner, verify: Verify, frame: Frame) -> VerifiedFrame:
-    """Run a frame through the last stage and verify it.
+    """Run a frame through the last stage and verify it. Return what the verification returns.
 
     stage: The layer range of this worker.
     verify: Verifies a frame that has passed every layer, see `Verifier.verify`.
@@ -60,7 +60,10 @@ def reporting(links: RingLinks, verify: Verify) -> Verify:
     """
 
     def verify_and_report(*frame: Frame) -> VerifiedFrame:
-        """Verify, send the result, and return it. Takes one frame, or nothing for held-back segments."""
+        """Verify, send the result, and return it.
+
+        frame: One frame that has passed every layer, or nothing for held-back segments.
+        """
         verified = verify(*frame)
         if links.sequencer:
             for message in (verified.result, *(verified.drafts or ())):

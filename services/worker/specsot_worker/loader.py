@@ -33,7 +33,7 @@ from specsot_model.memory_fit import Need, check_fit, free_on, gpus_on, tensors_
 from specsot_model.published import PublishedWeights, as_published, open_weights
 from specsot_model.tensor_parallel import check_split, devices_of
 from specsot_model.weights import WeightFiles, Weights
-from specsot_worker.feature_store import FeatureStore
+from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.memory import LayerMemory
 from specsot_worker.penalties import without_tokens
 from specsot_worker.sampling import compile_draws
@@ -45,8 +45,10 @@ log = structlog.get_logger()
 
 
 class StageLoader:
-    """Loads layer ranges. The last range stays loaded, so that a new epoch starts at once; for another range,
-    only the layers that are missing are loaded.
+    """Loader of a worker's layer ranges. The last range stays loaded, so that a new epoch starts at once; for
+    another range, only the layers that are missing are loaded.
+
+    loaded: Number of layers of the range requested last that are loaded. Another thread may read it.
     """
 
     def __init__(
@@ -67,10 +69,12 @@ class StageLoader:
         name: Name of the worker.
         address: Where other members reach the worker. None: by its name.
         layers: Layer range to run. None: the master decides.
-        loaded: Called for every layer that has been loaded.
-        free_memory: Returns the free bytes of a device, or None if unknown.
-        gpus: Returns the devices that a device option may stand for, by GPU id.
-        prepare_frame: Called before a stage runs each frame.
+        loaded: Called after every layer that has been loaded, with the number of layers of the range that are
+            loaded by then. None: nothing is called.
+        free_memory: Maps the name of a device, such as cuda:0, to its free bytes, or to None if unknown.
+        gpus: Maps a device option, such as cuda, to the names of the devices that it may stand for, by GPU
+            id.
+        prepare_frame: Called before a stage runs each frame. None: nothing is called.
         """
         self._options = options = as_published(options, options.base)
         self._name = name
@@ -91,7 +95,7 @@ class StageLoader:
         self._decoder: Decoder | None = None
         self._parts = LoadedParts()
         self._absent: AbsentWeights | None = None
-        # Bytes that loading ahead leaves free. None until loading ahead has begun.
+        # Bytes that loading ahead leaves free. None until loading ahead has started.
         self._preload_floor: int | None = None
         # Taps of the draft head whose slices the stages have, perhaps since an earlier epoch.
         self._taps: tuple[int, ...] = ()
@@ -109,7 +113,9 @@ class StageLoader:
 
     @property
     def fetched(self) -> int:
-        """See `StageProvider.fetched`."""
+        """Number of bytes of the weights that have been downloaded or borrowed so far. 0 if the weights are
+        files of this machine.
+        """
         base = self._options.base
         borrowed = borrowed_of(base)
         snapshot = snapshot_of(base)
@@ -159,7 +165,7 @@ class StageLoader:
         )
 
     def _report_published(self) -> None:
-        """Log in one line how published, quantized weights are held."""
+        """Log in one line how published, quantized weights are held. Nothing is logged for other weights."""
         files = self._files()
         whole = Range(0, self._config.layers)
         if isinstance(files, PublishedWeights):
@@ -176,8 +182,8 @@ class StageLoader:
             )
 
     def _measure(self) -> Curve:
-        """Return seconds per number of tokens, measured on a layer that is loaded, or, while it is unknown
-        which layers to fetch, on a layer of the same shape.
+        """Return the seconds that one step takes by its number of tokens, measured on a layer that is loaded,
+        or, while it is unknown which layers to fetch, on a layer of the same shape.
         """
         log.info("measuring", what="one layer", device=device_name(self._device))
         files = self._files()
@@ -249,7 +255,9 @@ class StageLoader:
             if not self._leaves_room(layer, free) or isinstance(self._files(), AbsentWeights):
                 return False
         elif free is not None and free < self._counted.weights(layer):
-            raise ModelError(f"no room for layer {index} beside those that run, of layers {layers}")
+            raise ModelError(
+                f"no room for layer {index} of layers {layers} in addition to the running layers"
+            )
         self._load_decoder(layer)
         return True
 
@@ -269,24 +277,24 @@ class StageLoader:
         """Return the verifier of an epoch, without sequences.
 
         stage: The stage of this epoch, which must hold the last layer.
-        configuration: The epoch as the master has configured it.
+        configuration: The epoch as the master has configured it. If it has no draft head, the verifier keeps
+            no features.
         """
         self._read_vocabulary()
         decoder = self._load(stage.layers)
         width = configuration.width_at(stage.layers)
-        pages = configuration.pages, configuration.page_rows
-        store = FeatureStore(*pages, width, decoder.dtype, decoder.device) if width else None
+        ring = FeatureRing(width, decoder.dtype, decoder.device) if width else None
         logits = without_tokens(decoder.logits, self._token_bytes.unnamed if self._has_text else ())
         if decoder.capturable:
             row = torch.zeros(1, self._config.hidden, dtype=decoder.dtype, device=decoder.device)
             compile_draws(logits(row))
         ahead = stage if isinstance(stage, DecoderStage) else None
         sentences = sentence_ends(self._token_bytes) if self._has_text else None
-        return Verifier(logits, self._find_grammar, store, ahead, sentences)
+        return Verifier(logits, self._find_grammar, ring, ahead, sentences)
 
     def _read_vocabulary(self) -> None:
         """Read the vocabulary and build its grammar tables now, so that the first request, or the forming of
-        an epoch, does not wait for that.
+        an epoch, does not wait for that. Nothing happens if the model has no tokenizer.
         """
         if self._has_text:
             prebuild(self._token_bytes)
@@ -360,7 +368,7 @@ class StageLoader:
 
     @property
     def _counted(self) -> LayerMemory:
-        """What the layers take, counted for the present device options."""
+        """The bytes that layers, pages and graphs take, counted for the present device and options."""
         return LayerMemory(self._options, self._config, self._files())
 
     def _files(self) -> Weights:

@@ -17,7 +17,7 @@ def add_logprobs(
     outcomes: Sequence[Outcome], queries: Sequence[TargetQuery], logits: torch.Tensor
 ) -> list[Outcome]:
     """Return the outcomes in the same order, with a log-probability for each token of the sequences that ask
-    for it.
+    for it. The outcomes of other sequences, and those without tokens, are returned unchanged.
 
     outcomes: Outcomes of one frame, one for each query.
     queries: The queries from which the outcomes came, with the sequence's options and the numbers of its
@@ -45,20 +45,20 @@ def add_logprobs(
 
 # Natural logarithm. Stands for the log-probability of a token that cannot be chosen, because JSON has no
 # infinity. Precedent: vLLM, -9999.
-LEAST_LOGPROB: Final = -9999.0
+MIN_LOGPROB: Final = -9999.0
 
 
 def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> list[Logprob]:
     """Return for each row of logits the log-probability of one token and of the likeliest tokens. Values
-    below LEAST_LOGPROB are raised to it for the token itself.
+    below MIN_LOGPROB are raised to it for the token itself.
 
     logits: [n, vocab].
     tokens: The n token ids, one for each row.
-    num_top: How many of the likeliest tokens are listed; at most the size of the vocabulary.
+    num_top: How many of the likeliest tokens are listed; at most the size of the vocabulary. 0: none.
     """
     logprobs = logits.float().log_softmax(-1)
     token_values = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None]).flatten()
-    token_values = token_values.clamp(min=LEAST_LOGPROB)
+    token_values = token_values.clamp(min=MIN_LOGPROB)
     best = logprobs.topk(min(num_top, logprobs.shape[-1]))
     return [
         Logprob(logprob, tuple(zip(likeliest, top_values)))

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 
 from specsot.checkpoint.config import ModelConfig
+from specsot.core.draft_pause import FEATURE_RING_ROWS
 from specsot.members import Configuration, Range, WeightBytes
 from specsot.service.options import ModelOptions
 from specsot_model.core.replays import KEPT_ROWS
@@ -27,9 +28,9 @@ from specsot_model.weights import Weights
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """What a model's layers take on a worker with these options. All sizes are in bytes.
+    """Memory that a model's layers take on a worker with these options. All sizes are in bytes.
 
-    options: The worker's options.
+    options: The worker's options: device, dtype, quantization and KV cache.
     config: The model's configuration.
     files: The weight files, of which only the shapes are read.
     """
@@ -45,8 +46,8 @@ class LayerMemory:
 
     @property
     def rounding(self) -> str:
-        """What `Registration.quantization` says: every option that changes the rounding of results, and so
-        may change tokens.
+        """Description of every option that changes the rounding of results, and so may change tokens, for
+        `Registration.quantization`. Empty if no option does.
         """
         options = self.options
         kept = self.options.kv_cache_dtype
@@ -84,8 +85,8 @@ class LayerMemory:
         every = [Range(layer, layer + 1) for layer in range(self.config.layers)]
         each = max(self._row(one) for one in ([layers] if layers else every))
         granted = self.options.page_bytes
-        least = self._pages(layers or Range(0, self.config.layers), 0)
-        return -(-each * granted // max(granted - least, 1))
+        fixed = self._pages(layers or Range(0, self.config.layers), 0)
+        return -(-each * granted // max(granted - fixed, 1))
 
     def _row(self, layers: Range) -> int:
         """Return the bytes of one more KV position in one layer, as the mean of a layer range.
@@ -118,8 +119,8 @@ class LayerMemory:
         return weights_of(self.files, self.config, layers, self.held)
 
     def read(self, layers: Range) -> float:
-        """Return the bytes of weights that one token reads: of experts those that it chooses, of the
-        embedding none.
+        """Return the bytes of weights that one token reads in a layer range: of experts those that it
+        chooses, of the embedding none.
 
         layers: The layer range.
         """
@@ -127,7 +128,7 @@ class LayerMemory:
 
     def pages(self, configuration: Configuration, layers: Range) -> int:
         """Return the bytes of the KV pages, and of what is kept for the drafter: slices of its head, and the
-        features on the last stage.
+        ring of features on the last stage. Without a draft head, only the KV pages count.
 
         configuration: The epoch as the master has configured it.
         layers: The layer range of this worker.
@@ -137,7 +138,7 @@ class LayerMemory:
         slices = taps * self.config.hidden * (configuration.head.width if configuration.head else 0)
         # On a CPU, layers with weights of few bits read a second copy of a slice, in 8 bits.
         each = self.dtype.itemsize + self.held.packed
-        features = rows * configuration.width_at(layers) * self.dtype.itemsize
+        features = FEATURE_RING_ROWS * configuration.width_at(layers) * self.dtype.itemsize
         return self._pages(layers, rows) + features + slices * each
 
     def graphs(
@@ -160,7 +161,8 @@ class LayerMemory:
 
     def _wide(self, layers: Range | None, room: int | None) -> bool:
         """Return whether frames of prompts only may have more tokens than others (see
-        `cuda_graphs.prompt_rows`), which takes more memory.
+        `cuda_graphs.prompt_rows`), which takes more memory. Return True only without tensor parallelism, if
+        the range is the whole model, or if it is not known yet and the whole model fits into `room`.
 
         layers: The layer range. None: not known yet.
         room: Bytes that are available. None: unknown.

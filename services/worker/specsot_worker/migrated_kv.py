@@ -36,7 +36,7 @@ Key = tuple[str, int, int]
 
 
 class MigratedKV:
-    """KV that has been received, by sender, sequence and layer."""
+    """Store of the KV that has been received from other workers, by sender, sequence and layer."""
 
     def __init__(self, epoch: int = 0) -> None:
         """Start empty.
@@ -90,7 +90,7 @@ class MigratedKV:
 
     def complete(self, layers: Range) -> bool:
         """Return whether all KV of some layers is present that the order names, or was reported as not
-        existing.
+        existing: False while some is missing. Return True if the order names no sequences.
 
         layers: The layers that this worker will run.
         """
@@ -101,8 +101,8 @@ class MigratedKV:
         )
 
     def closed_sequences(self, layers: Range) -> tuple[int, ...]:
-        """Return the ids of the sequences of the order that the senders have closed. A sequence that lacks
-        only features does not count.
+        """Return the ids of the sequences of the order that the senders have closed, or () if there are none.
+        A sequence that lacks only features does not count.
 
         layers: The layers that this worker will run.
         """
@@ -142,7 +142,8 @@ class MigratedKV:
         """Drop the KV of a sequence that will not be opened again. An unknown sequence is ignored.
 
         sequence: Id of the sequence in the previous epoch.
-        features: True: drop its features and not its KV, because features are read later than the KV.
+        features: True: drop its features and not its KV, because features are read later than the KV. False:
+            drop its KV and not its features.
         """
         for key in tuple(self._rows):
             if key[1] == sequence and (key[2] == self._order.model_layers) == features:
@@ -175,10 +176,10 @@ LayerRows = tuple[RowsOf, int]
 
 
 class StageRows:
-    """Migrates the KV in a stage's pages: copies it for the layers' next owners, and fills the pages of
+    """Migrator of the KV in a stage's pages: copies KV for the layers' next owners, and fills the pages of
     openings that reuse KV.
 
-    handed: The KV that was received.
+    migrated: The KV that this worker received during the previous epoch. The worker sets it.
     """
 
     def __init__(self, table: PageTable, kv: KVPages, layers: Range) -> None:
@@ -201,7 +202,7 @@ class StageRows:
     @torch.inference_mode()
     def copies(self, requests: Sequence[LayerRows]) -> list[Tensor | None]:
         """Return copies of KV on the host, each [last - first, elements of a position], one for each request.
-        None if the sequence is closed.
+        None if the sequence is closed, or if its range of positions is empty.
 
         requests: A sequence with a range of its positions, and a layer of this stage by its number in the
             model.
@@ -215,7 +216,8 @@ class StageRows:
 
     def fill(self, frame: Frame) -> None:
         """Write reused KV to the pages of the sequences that have their first own tokens in this frame,
-        before these tokens attend to it. Also drop received KV that no opening will need.
+        before these tokens attend to it. Also drop received KV that no opening will need. Nothing is written
+        for sequences that reuse no KV.
 
         frame: The frame that is about to run.
 
@@ -251,7 +253,10 @@ class StageRows:
 
 @runtime_checkable
 class KeepsRows(Protocol):
-    """A stage that can migrate its KV and reuse received KV."""
+    """A stage that can migrate its KV and reuse received KV.
+
+    rows: Copies the KV of the stage's pages, and fills pages with received KV.
+    """
 
     rows: StageRows
 
@@ -262,8 +267,11 @@ Copies = Callable[[Sequence[LayerRows]], Awaitable[Sequence[Tensor | None]]]
 
 
 class RowHandover:
-    """A worker's part in a migration: it sends KV of layers that other workers will run, and tells the master
-    when it has received the KV of its own layers.
+    """A worker's part in a migration: it sends KV of layers that other workers will run, and reports to the
+    master when it has received the KV of its own layers.
+
+    rows: The KV that is received during the running epoch, for the next one.
+    ready: The KV that was received during the previous epoch, which serves the running one.
     """
 
     def __init__(self, name: str, dialer: Dialer) -> None:
@@ -298,7 +306,9 @@ class RowHandover:
         self._sending = start(self._send_all(order, copies))
 
     def turn(self, epoch: int) -> None:
-        """Begin an epoch with the KV that was received during the previous epoch.
+        """Begin an epoch with the KV that was received during the previous epoch: `rows` becomes `ready`, and
+        an order that is still being carried out stops. KV of layers that the newest order does not assign to
+        this worker is dropped.
 
         epoch: Number of the epoch that begins.
         """
@@ -310,16 +320,18 @@ class RowHandover:
         self._own_layers = None
 
     def stop(self) -> None:
-        """Stop sending, and stop waiting for KV."""
+        """Stop sending, and stop waiting for KV. KV that has been received stays."""
         if self._sending:
             self._sending.cancel()
         self._sending = self._waiting = None
 
     async def take(self, sender: str, message: KvRows) -> None:
-        """Store received KV, and inform the master if it was the last that is needed.
+        """Store received KV, and inform the master if it was the last that is needed. KV that is not needed
+        or does not fit is dropped, see `MigratedKV.add`.
 
         sender: Name of the worker that sent it.
-        message: KV of consecutive positions of one sequence in one layer.
+        message: KV of consecutive positions of one sequence in one layer; or, without a tensor, the report
+            that the sequence is closed.
         """
         self.rows.add(sender, message)
         await self._report_received()
@@ -358,8 +370,8 @@ class RowHandover:
         await self._report_received()
 
     async def _send_to(self, receiver: Stage, order: HandOver, copies: Copies, layers: Range) -> None:
-        """Send KV to one receiver. If it cannot be reached, log a warning: it never reports completion, and
-        the master's wait has a limit.
+        """Send KV to one receiver. If the receiver cannot be reached, a warning is logged, and nothing else
+        happens: the receiver never reports completion, and the master's wait has a limit.
 
         receiver: The stage that will run the layers. It may be this worker, which then stores the KV itself.
         order: The order that is carried out.
@@ -397,7 +409,7 @@ async def _send(
 
 def _jobs(requests: Sequence[RowsOf], layers: Range, model_layers: int) -> Iterator[list[LayerRows]]:
     """Yield what is to be sent in jobs of at most JOB_ROWS positions, or of one sequence and layer. Features
-    have jobs of their own.
+    have jobs of their own. Nothing is yielded without requests or layers.
 
     requests: Sequences with ranges of their positions. Each is copied in every layer.
     layers: The layers whose KV is sent.

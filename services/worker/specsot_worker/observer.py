@@ -18,7 +18,7 @@ class WorkerObserver:
         """Called when an epoch begins.
 
         configuration: The epoch as the master has configured it.
-        stage: The stage of this worker. Its `table` tells at any moment how many pages are free.
+        stage: The stage of this worker. Its `table` has the present number of free pages.
         """
 
     def launched(self, frame: Frame, now: float) -> Frame:
@@ -31,14 +31,15 @@ class WorkerObserver:
         return frame
 
     def dequeued(self, frame: Frame, seconds: float) -> None:
-        """Called when a frame is handled.
+        """Called when a frame that arrived by a link is handled.
 
         frame: The frame.
-        seconds: How long it waited at this worker.
+        seconds: Seconds that it waited at this worker, at least 0.
         """
 
     def computing(self, frame: Frame) -> AbstractContextManager[object]:
-        """Return a context that is entered while this stage computes a frame.
+        """Return a context that is entered while this stage computes a frame. The context of this class does
+        nothing.
 
         frame: The frame.
         """
@@ -54,7 +55,8 @@ class WorkerObserver:
     def returned(self, result: Result, now: float) -> None:
         """Called when the result of a frame reaches stage 0.
 
-        result: The result.
+        result: The verification result, with the compute seconds of every stage. Its frame number is 0 if the
+            result belongs to no step.
         now: Time in seconds.
         """
 

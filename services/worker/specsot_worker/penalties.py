@@ -23,8 +23,9 @@ def without_tokens(
 
     @torch.inference_mode()
     def masked(hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits [num_tokens, vocab] of hidden states [num_tokens, hidden_size], without the
-        excluded tokens.
+        """Return the logits [num_tokens, vocab], in which the excluded tokens have -inf.
+
+        hidden: Hidden states after the last layer, [num_tokens, hidden_size].
         """
         nonlocal barred
         token_logits = logits(hidden)

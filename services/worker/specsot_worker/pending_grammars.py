@@ -14,8 +14,8 @@ from specsot.grammar import Grammar
 
 
 class PendingGrammars:
-    """The grammars that are being compiled, by sequence, and the segments that wait for them: each segment is
-    a frame of its own with its hidden states, in order of arrival.
+    """Store of the grammars that are being compiled, by sequence, and of the segments that wait for them:
+    each segment is a frame of its own with its hidden states, in order of arrival.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,9 @@ class PendingGrammars:
 
     @property
     def ready(self) -> set[int]:
-        """Sequences that have segments here and whose grammar has been compiled."""
+        """Ids of the sequences that have held-back segments and whose grammar has been compiled. Empty if
+        there are none.
+        """
         return {one for one in map(_sequence, self._held) if self._compiling[one].done()}
 
     def add(self, sequence: int, grammar: Future[Grammar]) -> None:
@@ -76,7 +78,10 @@ class PendingGrammars:
 
 
 def _sequence(part: Frame) -> int:
-    """Return the sequence id of a frame that has exactly one segment."""
+    """Return the sequence id of the only segment of a frame.
+
+    part: A frame with exactly one segment.
+    """
     return part.segments[0].sequence
 
 

@@ -19,9 +19,11 @@ ROWS_AT_A_TIME = 64
 class _Score:
     """The log-probabilities of one prompt, as far as it has been fed.
 
-    num_top: How many likeliest tokens are asked for at each position.
-    logprobs: One entry for each scored token.
-    last: Hidden state [1, hidden_size] of the newest token, which scores the next chunk's first token.
+    num_top: Number of likeliest tokens that are asked for at each position.
+    logprobs: The log-probability of each scored token, in the order of the prompt. The first token of the
+        prompt has none.
+    last: Hidden state [1, hidden_size] of the newest token, which scores the next chunk's first token. None
+        before the first chunk.
     """
 
     num_top: int
@@ -30,8 +32,8 @@ class _Score:
 
 
 class PromptScores:
-    """Scores the tokens of prompts: every hidden state of a prompt tells how likely the next token was.
-    Chunks of a prompt arrive in order.
+    """Scorer of prompt tokens: each hidden state of a prompt gives the probability of the next token. Chunks
+    of a prompt arrive in order.
     """
 
     def __init__(self, logits: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -43,7 +45,7 @@ class PromptScores:
         self._scores: dict[int, _Score] = {}
 
     def open(self, opening: Opening) -> None:
-        """Start scoring a sequence's prompt, if its request asks for that.
+        """Start scoring a sequence's prompt, if its request asks for that; otherwise do nothing.
 
         opening: What every stage knows about the sequence; `prompt_logprobs` is None if nothing is asked for.
         """
@@ -52,7 +54,7 @@ class PromptScores:
 
     def read(self, frame: Frame) -> None:
         """Score the prompt chunks of a frame that has passed every layer. Sequences that did not ask for it
-        are skipped.
+        are skipped, and nothing happens if no sequence has asked.
 
         frame: The frame, with hidden states of the last layer.
         """
@@ -69,7 +71,7 @@ class PromptScores:
 
     def take(self, sequence: int) -> tuple[Logprob, ...]:
         """Return the log-probabilities of all prompt tokens but the first, in order, and forget them. Return
-        () if none were asked for.
+        () if none were asked for, for an unknown sequence, and if they were taken already.
 
         sequence: Id of the sequence whose prompt has been fed completely.
         """

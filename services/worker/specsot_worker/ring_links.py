@@ -1,4 +1,4 @@
-"""A worker's links in one epoch: to whom it sends, who may send to it, and messages that arrive early."""
+"""A worker's links in one epoch: its receivers, its permitted senders, and messages that arrive early."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ class RingLinks:
     """Links to the members to which this stage sends. None: the receiver is this process itself, or does not
     exist.
 
-    next_stage: Receives frames.
-    sequencer: Stage 0, which receives results.
-    drafters: By name, receive features.
-    master: Receives results, over the event loop.
-    results: Also the master, if the link allows the compute thread to send without the event loop.
+    next_stage: Link to the next stage, which receives frames. None on the last stage.
+    sequencer: Link to stage 0, which receives results. None except on a last stage that is not stage 0.
+    drafters: Links to the drafters, which receive features, by name of the drafter. Empty except on the last
+        stage.
+    master: Link to the master, over which the event loop sends.
+    results: The same link, if it lets the compute thread send results without the event loop. None: the event
+        loop sends the results.
     """
 
     next_stage: RingLink | None
@@ -35,7 +37,9 @@ class RingLinks:
 
     @property
     def downstream(self) -> RingLink | None:
-        """Link to the next stage of the closed ring: after the last stage comes stage 0."""
+        """Link to the next stage of the closed ring: after the last stage comes stage 0. None if this stage
+        is the whole ring.
+        """
         return self.next_stage or self.sequencer
 
     async def close(self) -> None:
@@ -57,11 +61,13 @@ def stage_index(configuration: Configuration) -> int:
 
 def may_send(configuration: Configuration, arrival: Arrival) -> bool:
     """Return whether the sender of a message may send it to this stage, by its name and its certificate.
+    Return False if the certificate does not allow the role, or if another member sends messages of this kind.
 
     configuration: The epoch as the master has configured it.
     arrival: The message with its sender.
 
-    A sender whose name is neither a stage's nor the master's must be a drafter.
+    A sender whose name is neither a stage's nor the master's must be a drafter. Messages of kinds that no
+    rule names may come from any member.
     """
     index = stage_index(configuration)
     names = [stage.name for stage in configuration.stages]
@@ -90,14 +96,17 @@ async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) ->
 
     configuration: The epoch as the master has configured it.
     dialer: Opens links.
-    uplink: Link to the master.
+    uplink: Link to the master, which is open already.
     """
     index = stage_index(configuration)
     stages = configuration.stages
     last = index == len(stages) - 1
 
     async def dial(address: str | None) -> RingLink | None:
-        """Return a link to the member at an address, or None without an address."""
+        """Return a link to the member at an address, or None without an address.
+
+        address: Address of the member. None: there is no such member.
+        """
         return await dialer.dial(address, configuration.epoch) if address else None
 
     following = await dial(None if last else stages[index + 1].address)
@@ -124,8 +133,8 @@ MAX_FUTURE_EPOCH_BYTES = 1 << 30
 
 
 class FutureEpochMessages:
-    """Messages of later epochs, in order of arrival. A message that does not fit is dropped; the forming of
-    an epoch has a deadline, so a dropped message cannot block the ring for ever.
+    """Store of messages of later epochs, in order of arrival. A message that does not fit is dropped; the
+    forming of an epoch has a deadline, so a dropped message cannot block the ring for ever.
     """
 
     def __init__(
@@ -142,7 +151,7 @@ class FutureEpochMessages:
         self._bytes = self._past_epoch = 0
 
     def hold(self, epoch: int, arrival: Arrival) -> None:
-        """Keep a message of a later epoch. It is ignored if its epoch has already begun or passed, and
+        """Keep a message of a later epoch. It is ignored if its epoch has already started or passed, and
         dropped with a warning if there is no room.
 
         epoch: Number of the message's epoch.
@@ -160,8 +169,8 @@ class FutureEpochMessages:
         self._held.append((epoch, arrival))
 
     def release(self, epoch: int) -> list[Arrival]:
-        """Remove and return the messages of an epoch, in order of arrival. Messages of earlier epochs are
-        dropped.
+        """Remove and return the messages of an epoch, in order of arrival; [] if there are none. Messages of
+        earlier epochs are dropped.
 
         epoch: Number of the epoch, which begins now.
         """

@@ -41,7 +41,7 @@ def round_off(rows: Tensor) -> Tensor:
 
 
 class RoundedRows(PendingRows):
-    """Hidden states that arrived in 8 bits. They are converted when a stage asks for them."""
+    """Hidden states or features that arrived in 8 bits. They are converted when a stage asks for them."""
 
     def __init__(self, rows: Payload) -> None:
         """Wrap hidden states without converting them.
@@ -113,8 +113,9 @@ class RoundedRowsLink(RingLink):
         await self._link.send(_rounded(message))
 
     async def close(self) -> bool | None:
-        """Close the link. Return False if messages did not arrive, or if that is unknown (see
-        `Link.close`).
+        """Close the wrapped link after all sent messages have arrived. Return True if they have arrived, as
+        far as this end knows, False if they have not or if that is unknown, and None from a link within a
+        process, where no message can be lost.
         """
         return await self._link.close()
 

@@ -33,7 +33,7 @@ from specsot_worker.penalties import apply_penalties
 NUCLEUS_CANDIDATES = 512
 # Temperatures are clamped to this range, because float32 divides by them; values beyond it change nothing.
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-30, 1e30
-# The least weight of a token that can be drawn: the smallest normal float32.
+# The smallest weight of a token that can be drawn: the smallest normal float32.
 MIN_WEIGHT = torch.finfo(torch.float32).tiny
 # Is called with all target tokens on the device, int32 [num_tokens], before the host has them.
 Meanwhile = Callable[[torch.Tensor], None]
@@ -42,12 +42,12 @@ HAS_KERNEL = find_spec("triton") is not None
 
 @value
 class DrawRequest:
-    """How the token after one node is drawn.
+    """Request to draw the token after one node.
 
-    sampling: Sampling parameters of the sequence.
-    seed: Seed of the request.
-    ordinal: Number of the branch within its request.
-    position: Position at which the drawn token will stand.
+    sampling: Sampling parameters of the sequence. At temperature 0, the argmax is asked for.
+    seed: Seed of the request, from which all its random numbers follow.
+    ordinal: Number of the branch within its request, at least 0.
+    position: Position in the sequence at which the drawn token will stand.
     """
 
     sampling: Sampling
@@ -224,8 +224,8 @@ def _truncated_weights(weights: torch.Tensor, sampling: Sampling) -> tuple[torch
 
 
 def _weight_floors(values: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Return for each row the least weight of a token that stays, [num_rows, 1], as far as the given weights
-    can tell.
+    """Return for each row the smallest weight of a token that stays, [num_rows, 1], as far as the given
+    weights can tell.
 
     values: Weights of the likeliest tokens, [num_rows, n], in descending order.
     sampling: Top-k, top-p and min-p of all rows.
@@ -251,14 +251,14 @@ Targets = list[int | None]
 
 
 class TargetQuery(NamedTuple):
-    """What one segment asks for.
+    """Query for the target tokens of one segment: one target after each node of its tree.
 
-    state: State of the segment's sequence.
-    row: Number of the tree's root among the logits. The other nodes follow.
-    tree: The tree. The last token of a prompt is a tree of one node.
-    position: Position of the token after the root.
-    masks: Allowed tokens after each node. An entry is None if every token is allowed; empty if that holds for
-        every node.
+    state: What the last stage remembers of the segment's sequence.
+    row: Number of the tree's root among the rows of the frame's logits. The other nodes follow.
+    tree: The tree: token id and parent of each node. The last token of a prompt is a tree of one node.
+    position: Position in the sequence of the token after the root.
+    masks: Grammar mask of each node: bool [vocab], True for tokens that may follow the node, or None if every
+        token may. Empty if every token may follow every node.
     """
 
     state: DecodeState
@@ -269,15 +269,16 @@ class TargetQuery(NamedTuple):
 
     @property
     def unmasked(self) -> bool:
-        """True if every token is allowed after every node: no grammar mask excludes any, and `min_tokens`
-        forbids no stop token.
+        """True if every token is allowed after every node: no grammar mask excludes any, `min_tokens` forbids
+        no stop token, and no bias lowers a token of a greedy sequence.
         """
         if self.masks and (isinstance(self.masks, TreeMasks) or any(one is not None for one in self.masks)):
             return False
-        return not self.state.must_go_on()
+        return not (self.state.must_go_on() or self.state.lowered)
 
     def allows(self, node: int, token: int | None) -> bool:
-        """Return whether the node's mask allows a token. True where there is no mask.
+        """Return whether the node's mask allows a token: False if the mask excludes it, True where there is
+        no mask.
 
         node: Number of the node in the tree.
         token: Token id. None, which stands for logits that are not finite, is allowed only where there is no
@@ -308,9 +309,9 @@ def find_targets(
     queries: Sequence[TargetQuery],
     at_once: bool | None = None,
     meanwhile: Meanwhile | None = None,
-    astray: Callable[[int], None] = lambda _: None,
+    mispredicted: Callable[[int], None] = lambda _: None,
 ) -> list[Targets]:
-    """Return the target token id at each node, one list for each query.
+    """Return the target token id at each node, one list for each query. Return [] without queries.
 
     A target is None if the node's logits are not finite, or if acceptance does not reach the node.
 
@@ -322,8 +323,8 @@ def find_targets(
         Negative values stand for None. Where a grammar mask may exclude tokens, the value is the unmasked
         argmax. It is called only if every query that is walked node by node is greedy. None: nothing is
         called.
-    astray: Called with the id of each sequence whose targets given to `meanwhile` may be wrong, because a
-        mask excluded an argmax, or because a target became an end token.
+    mispredicted: Called with the id of each sequence whose targets given to `meanwhile` may be wrong, because
+        a mask excluded an argmax, or because a target became an end token.
     """
     at_once = logits.is_cuda if at_once is None else at_once
     # Walks by number of the query.
@@ -344,7 +345,7 @@ def find_targets(
         walk.best = best
     asked = _walk(logits, list(walks.values()))
     for walk in asked if alone else ():
-        astray(walk.query.state.opening.sequence)
+        mispredicted(walk.query.state.opening.sequence)
     found = [
         walks[number].targets if number in walks else best[one.row : one.row + len(one.tree.tokens)]
         for number, one in enumerate(queries)
@@ -352,13 +353,16 @@ def find_targets(
     softly = [_end_softly(one, targets) for one, targets in zip(queries, found)]
     for one, before, after in zip(queries, found, softly):
         if alone and after is not before:
-            astray(one.state.opening.sequence)
+            mispredicted(one.state.opening.sequence)
     return softly
 
 
 def _end_softly(query: TargetQuery, targets: Targets) -> Targets:
-    """Return the targets of a query, of which the sequence's soft end may have changed one. If it has not,
-    the same list is returned.
+    """Return the targets of a query, of which the sequence's soft end may have changed one. If it has not, or
+    if the sequence has no soft end, the same list is returned.
+
+    query: The query of one tree, with the state of its sequence.
+    targets: Target token id at each node of the tree. None: not finite, or not reached by acceptance.
     """
     rule = query.state.soft_end
     return targets if rule is None else rule.change(query.state.tokens, query.tree, targets)
@@ -366,13 +370,15 @@ def _end_softly(query: TargetQuery, targets: Targets) -> Targets:
 
 @dataclass(slots=True)
 class _PathWalk:
-    """Finds the targets of one tree along its accepted path, node by node.
+    """Walk along the accepted path of one tree, which finds the targets node by node.
 
     query: The query that is answered.
-    best: The argmax of every row of logits, without masks. None if the query needs more than an argmax.
-    node: The node whose target is wanted. None when the walk has ended.
-    trail: Tokens of the nodes below the root that the walk has passed.
-    targets: The targets found so far, by node.
+    best: Id of the likeliest token of every row of the frame's logits, without masks. None if the query needs
+        more than an argmax.
+    node: Number of the node whose target is wanted next. None when the walk has ended.
+    trail: Token ids of the nodes below the root that the walk has passed, in order.
+    targets: Target token id found so far at each node. None: not found yet, not finite, or not reached.
+    _children: Numbers of the children of each node.
     """
 
     query: TargetQuery
@@ -389,12 +395,14 @@ class _PathWalk:
         self.targets = [None] * len(tree)
 
     def follow_argmax(self) -> None:
-        """Walk on as long as the argmax of the unmasked row is allowed, which needs no logits. Nothing
-        happens if no argmax is known, or if the walk has ended.
+        """Walk on as long as the argmax of the unmasked row is allowed and not lowered by a bias, which needs
+        no logits. Nothing happens if no argmax is known, or if the walk has ended.
         """
         while self.node is not None and self.best is not None:
             target = self.best[self.query.row + self.node]
             if not self.query.allows(self.node, target) or target in self._barred():
+                return
+            if target in self.query.state.lowered:
                 return
             self.step(target)
 
@@ -438,7 +446,7 @@ class _PathWalk:
 
 def _walk(logits: torch.Tensor, walks: Sequence[_PathWalk]) -> list[_PathWalk]:
     """Run all walks together, one node of each per round, until all have ended. Return the walks for which
-    the argmax did not suffice.
+    the argmax did not suffice; [] if it sufficed for all.
 
     logits: Logits of the nodes of all queries, [num_rows, vocab].
     walks: Walks that stand at their roots. They are changed.

@@ -40,6 +40,7 @@ RowsOut = tuple[torch.Tensor | None, torch.Tensor | None]
 class DecoderStage:
     """One layer range with its KV pages, for one epoch. Call `run` with frames strictly in order.
 
+    rows: Migrates the KV of the stage's pages to and from other workers between epochs.
     uncaptured: Number of frames that ran kernel by kernel although CUDA graphs were captured.
     next_step: Launches the next step speculatively, before its frame arrives. None if this stage cannot:
         there are no CUDA graphs, it is not the whole model, or its layers have recurrent states.
@@ -315,7 +316,8 @@ class DecoderStage:
         return self._to_device(hidden)
 
     def _to_device(self, hidden: Payload) -> torch.Tensor:
-        """Return a tensor that arrived with a frame on this stage's device, in its dtype.
+        """Return a tensor that arrived with a frame on this stage's device, in the stage's dtype. The shape
+        stays the same.
 
         hidden: Hidden states or fused features, which may still be on their way.
         """
@@ -323,6 +325,7 @@ class DecoderStage:
 
     def _rejected_slots(self, segment: TreeSegment) -> Sequence[int]:
         """Return the KV slots of a sequence from its root to the end of its pages: rejected drafts lie there.
+        Return an empty sequence if its pages end right before the root.
 
         segment: The tree segment of the sequence, whose root is at position `committed`.
 
@@ -342,8 +345,8 @@ class DecoderStage:
         frame: The frame to run.
         plan: The page operations and KV moves of the frame.
 
-        Returns the moves of accepted KV that remain for whatever runs the tokens. Before a pruning the moves
-        are applied at once, because pruning reads the moved KV; then () is returned.
+        Returns the moves of accepted KV that remain for whatever runs the tokens. If the frame prunes a
+        sequence, the moves are applied at once, because pruning reads the moved KV; then () is returned.
         """
         for page in plan.trimmed:
             self._kv.clear_page(page)
@@ -361,7 +364,8 @@ class DecoderStage:
         return ()
 
     def _prune(self, pruning: RowPruning) -> None:
-        """Prune a sequence's KV in those layers of this stage that do not keep all of it.
+        """Prune a sequence's KV in those layers of this stage that do not keep all of it. Nothing happens if
+        all layers of the stage precede the first pruned layer.
 
         pruning: Slots before and after, the first layer that is pruned, and each head's share.
         """
@@ -372,7 +376,7 @@ class DecoderStage:
             counts = None
             if pruning.heads:
                 head_rows, counts = self._head_rows(pruning.heads, self.layers.first + layer, len(sources))
-            self._kv.keep_least(layer, sources, targets, head_rows, counts)
+            self._kv.keep_smallest_keys(layer, sources, targets, head_rows, counts)
 
     def _head_rows(
         self, shares: HeadShares, layer: int, num_sources: int

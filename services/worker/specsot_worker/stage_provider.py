@@ -11,7 +11,8 @@ from specsot_worker.verifier import Verifier
 
 
 class StageRunner(Protocol):
-    """One stage of one epoch, with its KV pages. Frames must be run strictly in order. See `DecoderStage`.
+    """One stage of one epoch, with its KV pages. Frames must be run strictly in order. `DecoderStage`
+    implements it.
 
     uncaptured: Number of frames that ran kernel by kernel although CUDA graphs were captured.
     """
@@ -23,7 +24,7 @@ class StageRunner(Protocol):
 
     @property
     def table(self) -> PageTable:
-        """The stage's page table."""
+        """The stage's page table, on which it applies the operations of every frame."""
         ...
 
     @property
@@ -40,31 +41,38 @@ class StageRunner(Protocol):
         ...
 
     def prompt_rows(self, rows: int) -> int:
-        """Return the maximum number of tokens of a frame that carries prompts only.
+        """Return the maximum number of tokens of a frame that carries prompts only. It is `rows` for a stage
+        that can run no more, and never less.
 
         rows: Maximum number of tokens of other frames.
         """
         ...
 
     def capture(self) -> None:
-        """Prepare whatever makes later frames faster. All taps have arrived."""
+        """Prepare whatever makes later frames faster, such as CUDA graphs. Called once all taps have arrived.
+        A stage that cannot prepare anything does nothing.
+        """
         ...
 
     def run(self, frame: Frame) -> Frame:
         """Apply the frame's header to the KV pages and run its tokens. Return the frame for the next stage,
-        with hidden states.
+        with hidden states; they are None for a frame without tokens.
 
         frame: The next frame in order.
         """
         ...
 
     def hold(self) -> None:
-        """Stop counting compute time: the launched step waits for its frame."""
+        """Stop counting compute time: the launched step waits for its frame. Nothing happens if no step has
+        been launched.
+        """
         ...
 
 
 class StageProvider(Protocol):
-    """Makes the stage and, on the last stage, the verifier of every epoch."""
+    """Maker of the stage and, on the last stage, of the verifier of every epoch. `StageLoader` implements
+    it.
+    """
 
     @property
     def name(self) -> str:
@@ -89,27 +97,32 @@ class StageProvider(Protocol):
         ...
 
     def registration(self) -> Registration:
-        """Measure the layers, and return what the master is to know of this worker."""
+        """Measure the layers, and return what the master is to know of this worker. Raises ModelError if
+        there is no room for a fixed layer range.
+        """
         ...
 
     def make_stage(self, configuration: Configuration, layers: Range) -> StageRunner:
         """Return the stage of an epoch, with empty pages.
 
         configuration: The epoch as the master has configured it.
-        layers: The layer range to run.
+        layers: The layer range to run. Missing layers are loaded.
+
+        Raises ModelError if there is no room for it.
         """
         ...
 
     def fetch(self, layers: Range) -> None:
-        """Make the files of a layer range available on this machine. May be called from any thread.
+        """Make the files of a layer range available on this machine. Nothing happens if they are. May be
+        called from any thread.
 
         layers: The layer range.
         """
         ...
 
     def preload(self, layers: Range | None = None) -> bool:
-        """Load one more part of some layers. Return whether to call again: there is more to load, and room
-        for it.
+        """Load one more part of some layers. Return whether to call again: True if a part was loaded, False
+        if all is loaded, or if there is no room.
 
         layers: The layer range to load. None: what a later epoch may need.
 

@@ -9,15 +9,15 @@ import torch
 
 
 class HostTimer:
-    """Measures from the frame's turn to the end of the host's work. Its methods are called in this order for
-    every frame.
+    """Timer on the host's clock: measures from the frame's turn to the end of the host's work. Its methods
+    are called in this order for every frame.
     """
 
-    _begun = 0.0
+    _start_seconds = 0.0
 
     def begin(self) -> None:
         """Start measuring: it is the frame's turn."""
-        self._begun = time.perf_counter()
+        self._start_seconds = time.perf_counter()
 
     def mark_input(self) -> None:
         """Record that the frame's hidden states are present, or will be before the device continues."""
@@ -27,11 +27,11 @@ class HostTimer:
 
         rows: Number of tokens of the frame.
         """
-        return time.perf_counter() - self._begun
+        return time.perf_counter() - self._start_seconds
 
 
 class DeviceTimer(HostTimer):
-    """Measures a stage on a GPU that passes hidden states on while they are still being computed.
+    """Timer of a stage on a GPU that passes hidden states on while they are still being computed.
 
     It returns the device time of the newest finished frame with about as many tokens (the same bit length).
     Until there is such a frame, it returns the host's time.
@@ -66,7 +66,7 @@ class DeviceTimer(HostTimer):
         return self._measured.get(rows.bit_length()) or super().end(rows)
 
     def _poll(self) -> None:
-        """Read the times of the frames that are finished by now."""
+        """Read the times of the frames that are finished by now. Nothing happens if none is finished."""
         while self._running and self._running[0][2].query():
             size, start, end = self._running.popleft()
             self._measured[size] = start.elapsed_time(end) / 1e3
@@ -79,7 +79,7 @@ class DeviceTimer(HostTimer):
 
 
 class LastStageTimer(HostTimer):
-    """Measures a last stage on a GPU that is not also the first.
+    """Timer of a last stage on a GPU that is not also the first.
 
     The host waits for this stage's results anyway, so the host's clock suffices. Time starts when the hidden
     states have arrived, because before that the preceding stages were computing.
@@ -108,7 +108,8 @@ class LastStageTimer(HostTimer):
 
 
 def make_timer(device: torch.device, first: bool, last: bool) -> HostTimer:
-    """Return the timer of a stage.
+    """Return the timer of a stage: on a CPU, and for a stage that runs the whole model, the host's clock; on
+    a GPU, a timer for the last stage or for the others.
 
     device: The device of the stage.
     first: True if the stage runs the model's first layer.

@@ -19,8 +19,8 @@ from specsot_worker.stage_provider import StageRunner
 
 
 class WorkerTelemetry(WorkerObserver):
-    """Counts all steps, and traces some of those that carry a sequence whose request is traced: one step in
-    `every`, and every step that opens such a sequence.
+    """Observer of a worker that counts all steps, and traces some of those that carry a sequence whose
+    request is traced: one step in `every`, and every step that opens such a sequence.
 
     At stage 0 a span covers a whole step, at every stage the stage's own work.
     """
@@ -153,7 +153,7 @@ class WorkerTelemetry(WorkerObserver):
         return self._tracer.begin("step", contexts[0], contexts[1:], about)
 
     def _collect(self) -> Iterator[Metric]:
-        """Yield the gauges of the current epoch."""
+        """Yield the gauges of the current epoch. Nothing is yielded outside an epoch."""
         if self._epoch is not None:
             configuration, stage = self._epoch
             yield from epoch_gauges("worker", configuration, stage.table.free)

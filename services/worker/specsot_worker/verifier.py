@@ -32,7 +32,7 @@ from specsot_model.kv import indices
 from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, accept_tree, grammar_masks
 from specsot_worker.core.pipeline import are_in_order
 from specsot_worker.core.soft_end import make_rule
-from specsot_worker.feature_store import FeatureStore
+from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.feature_stream import FeatureStream
 from specsot_worker.logprobs import add_logprobs
 from specsot_worker.migrated_kv import MigratedKV
@@ -50,10 +50,11 @@ FindGrammar = Callable[[Opening], Grammar | Future[Grammar] | None]
 
 @dataclass(frozen=True, slots=True)
 class VerifiedFrame:
-    """What the verification of a frame has produced.
+    """Result of a frame's verification, with the features or trees that follow from it.
 
-    result: For the master and stage 0.
-    features: By drafter, the messages that it is to be sent now, in order.
+    result: The outcomes of the frame's sequences, to be sent to the master and to stage 0.
+    features: The feature messages that are to be sent now, in order, by name of the drafter. Empty if no
+        drafter is to be sent anything.
     drafts: The trees of a drafter on this thread, which has been given its features already. None if no such
         drafter answered; then `features` is to be sent.
     """
@@ -72,13 +73,20 @@ class VerifiedFrame:
 
 
 class Verifier:
-    """Verifies frames that have passed every layer. Remembers the tokens of every sequence."""
+    """Verifier of the last stage: verifies frames that have passed every layer, and remembers the tokens of
+    every sequence.
+
+    near: The drafter on this worker's compute thread, if there is one, and the launches that need its trees.
+    quiet: Returns True if no message or prompt has arrived that would change the next frame, so that the next
+        step may be launched before its frame is composed. The worker sets it; until then it always returns
+        True.
+    """
 
     def __init__(
         self,
         logits: Logits,
         find_grammar: FindGrammar,
-        store: FeatureStore | None = None,
+        ring: FeatureRing | None = None,
         stage: OverlapsSteps | None = None,
         sentences: SentenceEnds | None = None,
     ) -> None:
@@ -86,7 +94,7 @@ class Verifier:
 
         logits: Maps hidden states [n, hidden_size] to logits [n, vocab].
         find_grammar: Returns the grammar of an opening, or a future of it, or None.
-        store: Keeps features for the drafter. None if the drafter wants none.
+        ring: Keeps features for the drafter. None if the drafter wants none.
         stage: The stage that can launch the next frame speculatively. None if there is none.
         sentences: Finds ends of sentences, for soft ends. None if the model has no tokenizer.
         """
@@ -99,7 +107,7 @@ class Verifier:
         # yet.
         self._tokens: dict[int, list[int]] = {}
         self._habits = SpellingHabits()
-        self._features = FeatureStream(self._tokens, store)
+        self._features = FeatureStream(self._tokens, ring)
         self._pending = PendingGrammars()
         self._scores = PromptScores(logits)
         self._stage = stage
@@ -171,7 +179,7 @@ class Verifier:
     @torch.inference_mode()
     def feature_rows(self, asked: Sequence[RowsOf]) -> list[torch.Tensor | None]:
         """Return copies of features on the host, for the last stage of the next epoch: [num_positions,
-        feature_size] for each request. None for a sequence without these features.
+        feature_size] for each request. None for a sequence of which some of these features were overwritten.
 
         asked: The requests: a sequence and a range of its positions each.
         """
@@ -179,7 +187,8 @@ class Verifier:
 
     @torch.inference_mode()
     def verify_pending(self) -> VerifiedFrame:
-        """Verify the held-back segments whose grammar has been compiled.
+        """Verify the held-back segments whose grammar has been compiled, and return their outcomes and
+        features. Call it only while `pending_ready` is True.
 
         The result has frame number 0, because no step belongs to it.
         """
@@ -194,7 +203,8 @@ class Verifier:
         return VerifiedFrame(result, features if drafts is None else {}, drafts)
 
     def _open(self, opening: Opening) -> None:
-        """Open a sequence: its tokens so far, and, if it decodes, its grammar and state.
+        """Open a sequence: remember its tokens so far, and, if it decodes, its grammar and state. A grammar
+        that is still being compiled is added to the pending ones.
 
         opening: What every stage knows about the sequence.
         """
@@ -235,7 +245,8 @@ class Verifier:
         return compiling
 
     def _append_prompt(self, frame: Frame) -> None:
-        """Append the prompt tokens of a frame to the tokens of their sequences.
+        """Append the prompt tokens of a frame to the tokens of their sequences. A frame without prompt chunks
+        changes nothing.
 
         frame: The frame that is being verified.
         """
@@ -277,7 +288,7 @@ class Verifier:
         next_step = self._next_step
         steady = next_step is not None and self._steady(frame, questions)
         meanwhile = None if self._pending else partial(self.near.start, frame)
-        found = find_targets(logits, questions, meanwhile=meanwhile, astray=self.near.discard)
+        found = find_targets(logits, questions, meanwhile=meanwhile, mispredicted=self.near.discard)
         if next_step and steady and self.quiet():
             self._launch_next(next_step, questions, found)
         rests = frame.paused or frame.catching_up
@@ -286,7 +297,8 @@ class Verifier:
 
     def _steady(self, frame: Frame, queries: list[TargetQuery]) -> bool:
         """Return whether every sequence of a frame feeds exactly its one new token in the next frame, unless
-        that token ends it, and the sequences are in the order of the next frame's trees.
+        that token ends it, and the sequences are in the order of the next frame's trees. Return False for the
+        frame of `verify_pending`, and while segments wait for a grammar.
 
         frame: The frame that is being verified.
         queries: Queries of its decoding segments, in the order of the segments.
@@ -342,8 +354,8 @@ class Verifier:
         """
         state = self._decoding[segment.sequence]
         if isinstance(segment, PromptChunk):
-            told = self._scores.take(segment.sequence)
-            outcome = replace(accept_prompt(state, targets[0]), prompt_chances=told)
+            prompt_chances = self._scores.take(segment.sequence)
+            outcome = replace(accept_prompt(state, targets[0]), prompt_chances=prompt_chances)
         else:
             draft_paused = paused and state.opening.drafted
             outcome = accept_tree(state, segment.draft_round, segment.tree, targets, draft_paused)

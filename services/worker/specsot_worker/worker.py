@@ -68,8 +68,8 @@ class _WorkerEpoch:
     links: Links to the other members.
     missing_taps: Layers whose slice of the draft head's weights has not arrived yet. Ready is sent once there
         are none.
-    sequencer: The scheduler, on stage 0 only.
-    verifier: The verifier, on the last stage only.
+    sequencer: The scheduler. None on every stage but stage 0.
+    verifier: The verifier. None on every stage but the last.
     deadline: How long the computation of a frame may take.
     lost_drafters: Names of drafters whose loss is known to this worker.
     leaving_drafters: Names of drafters that the master has lost. They are removed between two verifications.
@@ -145,7 +145,7 @@ class Worker:
         return self._active.stage.table.free if self._active else None
 
     def watch(self, arrived: Callable[[], bool]) -> None:
-        """Set the function that tells whether messages wait.
+        """Set the function that returns whether messages wait.
 
         arrived: Returns whether a message has arrived that was not handled yet.
         """
@@ -153,7 +153,7 @@ class Worker:
 
     async def registration(self) -> Registration:
         """Measure the layers, and return what the master is to know of this worker: its memory, speed and
-        layers.
+        layers. Raises ModelError if the worker has a fixed layer range for which there is no room.
         """
         return await self._compute.run(self._loader.registration)
 
@@ -226,7 +226,8 @@ class Worker:
         self._observer.formed(configuration, stage)
 
     def _may_send(self, configuration: Configuration, arrival: Arrival) -> bool:
-        """Return whether the sender of a message may send it to this stage. Subclasses may allow more.
+        """Return whether the sender of a message may send it to this stage; False for a sender of another
+        role or place, see `may_send`. Subclasses may allow more.
 
         configuration: The current epoch.
         arrival: The message with its sender.
@@ -235,7 +236,8 @@ class Worker:
 
     async def _reuse_taps(self, active: _WorkerEpoch) -> None:
         """Use the taps of a previous epoch again, if the master says that they are still valid by sending
-        none. Taps of layers that other stages run now are not used.
+        none. Taps of layers that other stages run now are not used. Without a draft head or a drafter,
+        nothing is used.
 
         active: The epoch that begins.
         """
@@ -249,7 +251,8 @@ class Worker:
     async def prepare(self, order: StandBy | HandOver, uplink: Link) -> None:
         """Load layers ahead, or migrate KV to other workers, in the background. The current epoch goes on.
 
-        order: StandBy names layers to load for a later epoch; HandOver names KV to migrate.
+        order: StandBy names layers to load for a later epoch; HandOver names KV to migrate. Either replaces
+            an earlier order of its kind. Outside an epoch, a HandOver makes this worker receive only.
         uplink: Link to the master, which is sent the progress.
         """
         if isinstance(order, HandOver):
@@ -294,9 +297,9 @@ class Worker:
 
         arrival: The message with its sender, and the time of its arrival if that is known.
 
-        Messages of later epochs are kept until that epoch begins. Messages of earlier epochs, and messages
-        that the sender may not send, are dropped. Raises Unavailable if the loss of a member ends the epoch,
-        Hung if a frame exceeds its time limit.
+        Messages of later epochs are kept until that epoch begins. Messages of earlier epochs, messages that
+        the sender may not send, and messages that only another stage can handle are dropped. Raises
+        Unavailable if the loss of a member ends the epoch, Hung if a frame exceeds its time limit.
         """
         active = self._active
         message = arrival.message
@@ -347,8 +350,8 @@ class Worker:
         """Run one turn of the main loop: first what had to wait for the end of a verification, then every
         frame that is due.
 
-        Returns after how many seconds `settle` must be called again, even if no message arrives. None: not
-        before the next message.
+        Returns after how many seconds `settle` must be called again, even if no message arrives. Returns None
+        if it need not be called before the next message, and outside an epoch.
         """
         active = self._active
         if active is None:
@@ -417,6 +420,8 @@ class Worker:
 
         active: The current epoch.
         frame: The frame from the preceding stage, or, on stage 0, from the sequencer.
+
+        Raises Hung if the computation exceeds its time limit.
         """
         if active.verifier is None:
             assert active.links.next_stage is not None
@@ -540,7 +545,7 @@ class Worker:
         """Connect to a drafter that joins the running epoch. If it cannot be reached, the ring continues
         without it, and a warning is logged.
 
-        active: The epoch that the drafter joins. If another one has begun meanwhile, the link is closed
+        active: The epoch that the drafter joins. If another epoch has started meanwhile, the link is closed
             again.
         joining: Name and address of the drafter.
         """
@@ -625,7 +630,7 @@ class Worker:
 
     async def _receive_tap(self, active: _WorkerEpoch, tap: Tap) -> None:
         """Use a slice of the draft head's weights. A slice that belongs to another stage is forwarded along
-        the ring. A slice that is not missing is ignored.
+        the ring, or dropped where the ring ends. A slice that is not missing is ignored.
 
         active: The current epoch.
         tap: A layer number, and the slice of weights for that layer's input.
@@ -682,8 +687,8 @@ class Worker:
 
 
 def colocated_drafter(configuration: Configuration, links: Mapping[str, RingLink]) -> ColocatedDrafter | None:
-    """Return the drafter if it is the only one and runs on this worker's compute thread. Otherwise return
-    None.
+    """Return the drafter if it is the only one and runs on this worker's compute thread. Otherwise, and
+    without drafters, return None.
 
     configuration: The epoch as the master has configured it.
     links: Links to the drafters by name.
@@ -720,7 +725,7 @@ def _time_limit(active: _WorkerEpoch, frame: Frame) -> float:
 
 
 def _make_sequencer(configuration: Configuration, vocabulary: int | None, stage: StageRunner) -> Sequencer:
-    """Make the sequencer of stage 0.
+    """Return a new sequencer for stage 0, without sequences.
 
     configuration: The epoch as the master has configured it.
     vocabulary: Number of token ids of the base model. None: token ids are not checked.

@@ -71,9 +71,13 @@ class LentFile:
 
 
 def check_files(files: Mapping[str, LentFile]) -> None:
-    """Check the files that a lender offers: their number, names and sizes. Raises WireError for others.
+    """Check the files that a lender offers, and return None if they are acceptable. Raise WireError if there
+    are more than MAX_FILES, if a text file has a name that is not in LENT_TEXTS or more than MAX_TEXT_BYTES,
+    or if a weight file is no *.safetensors or *.gguf directly in the model directory.
 
     files: the offered files by name.
+
+    The sizes of weight files are not limited.
     """
     if len(files) > MAX_FILES:
         raise WireError(f"a model of {len(files)} files, {MAX_FILES} at most")
@@ -102,12 +106,14 @@ class BorrowedModel:
         read: Read,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make the sparse files.
+        """Create the folder if it is missing, mark it as used, and make a file of the offered size for each
+        file, without data in it.
 
         folder: The directory to fill; blocks that are in it already are kept.
         fingerprint: Fingerprint of the model, as its lenders have it.
         files: What the lenders offer, by name.
-        read: Fetches bytes from a lender.
+        read: Fetches bytes from a lender: called with the file's name, the offsets of the first byte and of
+            the byte after the last one, and a function that stores each block.
         clock: Returns seconds, for the rate in the log.
 
         Raises WireError if the offered files are not acceptable, and ModelError if the folder cannot be
@@ -141,6 +147,9 @@ class BorrowedModel:
         """Fetch all text files that are missing: config, tokenizer, index.
 
         Raises ModelError if the disk is full or cannot be written, and what `read` raises.
+
+        Does nothing for text files that are complete. Raises ModelError also if no member offers a file any
+        more. What was fetched is logged in one line.
         """
         for name, file in self._files.items():
             if file.text:
@@ -163,6 +172,8 @@ class BorrowedModel:
         has it already.
 
         name: name of the file. Raises ModelError if the header is broken or cannot be fetched.
+
+        Raises ModelError also if no member offers the file.
         """
         if name != POINTER:
             self._spans(name)
@@ -175,6 +186,9 @@ class BorrowedModel:
         end: offset of the byte after the last one. If it equals `begin`, nothing is fetched.
 
         Raises ModelError if no member offers these bytes or if the disk is full, and what `read` raises.
+
+        Only one thread fetches at a time; others wait. Blocks that an earlier run fetched are checked before
+        they count as present.
         """
         if name not in self._files or not 0 <= begin <= end <= self._files[name].size:
             raise ModelError(f"{self.folder.name}: no member has bytes {begin} to {end} of {name}")
@@ -188,7 +202,8 @@ class BorrowedModel:
         begin: offset of the first byte.
         end: offset of the byte after the last one.
 
-        Raises ModelError if the disk has too little room, and what `read` raises.
+        Returns once all blocks are stored. Raises ModelError if the disk has too little room or cannot be
+        written, and what `read` raises.
 
             # BLOCK 1 MiB, bytes 0.5 MiB .. 2.5 MiB: blocks 0, 1, 2; if 1 is present, 0 and 2 are read apart
         """
@@ -207,6 +222,8 @@ class BorrowedModel:
         nothing was.
 
         content: what the fetched bytes are, for the line.
+
+        The counts start again at 0 after the line.
         """
         if not self._received:
             return
@@ -214,7 +231,7 @@ class BorrowedModel:
         log.info(
             "fetched from members",
             what=content,
-            whom=", ".join(sorted(self._received)),
+            members=", ".join(sorted(self._received)),
             size=memory_in_words(size),
             rate=f"{memory_in_words(size / max(self._seconds, 1e-9))}/s",
             into=str(self.folder),
@@ -231,6 +248,8 @@ class BorrowedModel:
         data: the bytes of the block.
 
         Raises ModelError if the bytes cannot be written.
+
+        The block then counts as present, and its bytes count for the sender and in `stored`.
         """
         block = begin // BLOCK
         try:
@@ -243,8 +262,9 @@ class BorrowedModel:
         self.stored += len(data)
 
     def _has(self, name: str, block: int) -> bool:
-        """Return whether a block is present. A block of an earlier run is checked once by its digest. False
-        if the block was not fetched, or if its bytes do not have the stored digest.
+        """Return True if a block was fetched and is intact: its bytes are checked once per run against the
+        stored digest. Return False if the block was not fetched, or if its bytes do not have the stored
+        digest.
 
         name: name of the file.
         block: number of the block, counted from 0.
@@ -267,9 +287,12 @@ class BorrowedModel:
         return self.folder / "blocks" / name
 
     def _check_room(self, size: int) -> None:
-        """Raise ModelError if the disk has too little room.
+        """Raise ModelError if the disk of the model's folder has less free space than `size`; otherwise
+        return None.
 
         size: bytes that are about to be fetched.
+
+        Blocks that are in the sparse files already do not count as needed.
         """
         free = shutil.disk_usage(self.folder).free
         if size > free:
@@ -284,6 +307,9 @@ class BorrowedModel:
         name: name of the file, whose header is fetched if it is missing.
 
         Raises ModelError if the header is broken or cannot be fetched.
+
+        The begin is the offset of the first byte, the end that of the byte after the last one. The files'
+        metadata entry is left out.
         """
         path = self.folder / name
         self.need(name, 0, 8)
@@ -313,6 +339,8 @@ def header_size(path: Path, prefix: bytes, size: int) -> int:
     size: Size of the file in bytes.
 
     Raises ModelError if the length is not plausible.
+
+    The length is not plausible if it exceeds the file or HEADER_LIMIT, or if `prefix` has fewer than 8 bytes.
     """
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or length > min(size - 8, HEADER_LIMIT):
@@ -326,6 +354,10 @@ def spans_of(path: Path, header: bytes) -> dict[str, tuple[int, int]]:
 
     path: The file, for error messages.
     header: The JSON header of a safetensors file.
+
+    The end is that of the byte after the last one. The entry "__metadata__" is left out; a header without
+    tensors gives an empty dict. The header is broken if it is no JSON object, if a tensor has no two offsets,
+    or if a begin is negative; ends are not checked.
     """
     try:
         named = {
@@ -347,6 +379,9 @@ def _write(path: Path, begin: int, data: bytes) -> None:
     path: the file.
     begin: the offset in bytes.
     data: the bytes to write.
+
+    Bytes before `begin` that were never written read as zeros. Bytes of the file beyond the data stay as they
+    are.
     """
     with path.open("r+b" if path.exists() else "w+b") as file:
         file.seek(begin)
@@ -354,11 +389,13 @@ def _write(path: Path, begin: int, data: bytes) -> None:
 
 
 def _stored(path: Path, begin: int, size: int) -> bytes:
-    """Read up to `size` bytes at an offset of a file; fewer at its end, and none if the file is missing.
+    """Return up to `size` bytes at an offset of a file; fewer at its end, and b"" if the file is missing.
 
     path: the file.
     begin: the offset in bytes.
     size: number of bytes.
+
+    Errors other than a missing file are raised as OSError.
     """
     try:
         with path.open("rb") as file:
@@ -389,7 +426,9 @@ def borrowed_of(directory: Path) -> BorrowedModel | None:
 
 
 def lendable(directory: Path) -> dict[str, Path]:
-    """Return the files of a model that other members may fetch: path by name.
+    """Return the files of a model that other members may fetch: the path of each file by its name. These are
+    the text files in LENT_TEXTS and the weights: the GGUF files that a pointer file names, else the files of
+    the safetensors index, else the single file SINGLE.
 
     Files that are missing are left out, and pickles are never lent; the result may be empty. Raises
     ModelError if an index or pointer file is broken.

@@ -29,7 +29,8 @@ def state_folder() -> Path:
 def use(folder: Path) -> IO[str]:
     """Mark a folder as used now, and return an open file that keeps it.
 
-    As long as the returned file is open, no process removes the folder.
+    As long as the returned file is open, no process removes the folder. The time of use is that of the file
+    USED in the folder, which is created if it is missing.
 
     folder: a folder of the cache.
 
@@ -48,6 +49,8 @@ def remove_unused(parent: Path, now: float) -> None:
 
     parent: the directory whose folders are examined.
     now: the present time in seconds since 1970.
+
+    A folder whose file USED is held open by a process that called `use` is skipped, however old it is.
     """
     for mark in parent.glob(f"*/{USED}"):
         with suppress(OSError), mark.open() as used:

@@ -44,7 +44,8 @@ def require_model_directory(directory: Path) -> Path:
 
     directory: path of the model directory.
 
-    Otherwise raises a ModelError that says what the path is instead, and what to do.
+    Raises ModelError if the path is a file, if it does not exist, or if the directory has no config.json; the
+    error then names some of the files that it has.
     """
     if directory.is_file():
         raise ModelError(f"{directory}: a file, not a model directory; {LAYOUT}")
@@ -56,17 +57,23 @@ def require_model_directory(directory: Path) -> Path:
 
 
 def require_torch() -> None:
-    """Raise ModelError if PyTorch or safetensors is not installed; import neither."""
+    """Return None if PyTorch and safetensors are installed. Raise ModelError, which names the missing
+    packages, if they are not. Neither is imported.
+    """
     missing = [name for name in ("torch", "safetensors") if find_spec(name) is None]
     if missing:
         raise ModelError(f"{' and '.join(missing)} not installed: pip install 'specsot[model]'")
 
 
 def require_quantizer(kind: str | None, device: str) -> None:
-    """Raise ModelError if the library that runs this quantization is not installed; import nothing.
+    """Return None if the library that runs this quantization is installed, or if none is needed. Raise
+    ModelError, which names the package to install, if it is missing. Nothing is imported.
 
     kind: the quantization, such as "int4"; None if weights are not quantized, which needs no library.
     device: the torch device, such as "cpu" or "cuda:0".
+
+    On a CPU, int4 and int8 need numba; on a GPU, int4 needs torchao, and int8 needs nothing. Other kinds need
+    no library.
     """
     on_cpu = device.partition(":")[0] == "cpu"
     library, extra = ("numba", "model") if on_cpu else ("torchao", "quant")
@@ -75,10 +82,12 @@ def require_quantizer(kind: str | None, device: str) -> None:
 
 
 def _describe_files(directory: Path) -> str:
-    """Describe a directory's files in a few words, so that a user recognizes a wrong folder: "it holds a, b,
-    ...", or "it is empty".
+    """Return a few words about a directory's files, by which a user recognizes a wrong folder: "it holds a,
+    b, ...", or "it is empty".
 
     directory: path of an existing directory.
+
+    At most MAX_SHOWN_NAMES names are listed, in alphabetical order; "..." stands for more.
     """
     names = sorted(path.name for path in directory.iterdir())
     if not names:
@@ -186,11 +195,13 @@ class ModelConfig:
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """Read the config of a model directory.
+    """Return the shape of the model in a directory, as its config.json describes it.
 
     directory: the model directory. Its generation_config.json is used if it has one.
 
     Raises a ModelError that names the file and what is wrong.
+
+    Raises ModelError if there is no config.json, if a file is no JSON object, and as `make_config` does.
     """
     require_model_directory(directory)
     source = directory / "config.json"
@@ -199,13 +210,16 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def make_config(values: Json, generation: Json, source: Path) -> ModelConfig:
-    """Make a config from the fields of config.json and generation_config.json.
+    """Return the shape of a model, from the fields of config.json and generation_config.json.
 
     values: the fields of config.json.
     generation: the fields of generation_config.json; empty if there is no such file.
     source: path of config.json, for error messages.
 
     Raises ModelError for an unknown model_type, and for fields that are missing or wrong.
+
+    The fields of a model with images are those of its text part, see `text_fields`. Raises ModelError also
+    for a quantization that is not supported.
     """
     outer_type = str(values.get("model_type"))
     values = text_fields(values, source)
@@ -221,12 +235,14 @@ def make_config(values: Json, generation: Json, source: Path) -> ModelConfig:
 def text_fields(values: Json, source: Path) -> Json:
     """Return the fields that describe the text model; `values` itself for a model of text alone.
 
-    For a model with images, these are the fields of its `text_config`, and a few of the whole config.
+    For a model with images, these are the fields of its `text_config`, and those fields of the whole config
+    that OF_THE_WHOLE names and that are not null, which have precedence. A `text_config` without a model_type
+    gets the default of the outer model_type; `tie_word_embeddings` applies if either config has it set.
 
     values: the fields of config.json.
     source: path of config.json, for error messages.
 
-    Raises ModelError if a model with images has no `text_config`.
+    Raises ModelError if a model with images has no `text_config`, or one that is no object.
     """
     default_type = WITH_IMAGES.get(str(values.get("model_type")))
     if default_type is None:
@@ -242,7 +258,8 @@ def text_fields(values: Json, source: Path) -> Json:
 def _read(
     fields: Fields, family: Family, eos: tuple[int, ...], published: Published | None, text_of: str | None
 ) -> ModelConfig:
-    """Read all fields of a config; the family supplies what the config leaves out.
+    """Return the shape of a model, from the fields of its config; the family supplies what the config leaves
+    out.
 
     fields: the fields that describe the text model.
     family: defaults and tensor names of the model's family.
@@ -251,6 +268,8 @@ def _read(
     text_of: the model_type of the model with images to which this text model belongs, or None.
 
     Raises ModelError for fields that are missing or wrong.
+
+    A null in the config counts as absent, except where a reader of one field says otherwise.
     """
     hidden = fields.count("hidden_size")
     heads = fields.count("num_attention_heads", family.heads)
@@ -309,6 +328,9 @@ def _heads(fields: Fields, family: Family, hidden: int, heads: int) -> tuple[int
     heads: the number of query heads.
 
     Raises ModelError if heads do not divide evenly, or if a head's number of elements is odd.
+
+    In a family without a head_dim of its own, the number of KV heads is that of query heads, and head_dim is
+    hidden / heads. Otherwise the config's values apply, then the family's, then `heads` and hidden / heads.
     """
     if not family.own_head_dim:
         if hidden % heads:
@@ -334,13 +356,16 @@ def _even(fields: Fields, name: str, value: int) -> int:
 
 
 def _rope(fields: Fields, family: Family, head_dim: int) -> Rope:
-    """Read the rotary settings.
+    """Return the rotary settings of the model's layers.
 
     fields: the fields of the config.
     family: the model's family.
     head_dim: number of elements of a head.
 
     Raises ModelError unless a positive, even number of a head's dimensions rotates.
+
+    The number of rotated dimensions is head_dim times the fraction, rounded down. A `rotary_dim` in the
+    config gives the fraction if the field of the family is missing.
     """
     values = dict(fields.values)
     # MiniMax writes rotary_dim in place of the family's field.
@@ -357,7 +382,7 @@ def _rope(fields: Fields, family: Family, head_dim: int) -> Rope:
 
 
 def _routing(fields: Fields, family: Family, defaults: Routing) -> Routing:
-    """Read how tokens go to experts.
+    """Return how the tokens of a layer go to experts.
 
     The number of experts is called num_experts in Qwen's published configs, num_local_experts in Mixtral's
     and in Qwen configs saved by Transformers 5, and n_routed_experts in GLM's.
@@ -367,6 +392,8 @@ def _routing(fields: Fields, family: Family, defaults: Routing) -> Routing:
     defaults: the values of fields that the config does not have.
 
     Raises ModelError if a token would choose more experts than there are, or if fields are wrong.
+
+    The layers without experts are in `dense`; `shared` is 0 if the family has no MLP that every token runs.
     """
     words = ("num_experts", "n_routed_experts", "num_local_experts")
     count_field = next((word for word in words if fields.values.get(word) is not None), words[-1])
@@ -394,13 +421,15 @@ def _routing(fields: Fields, family: Family, defaults: Routing) -> Routing:
 
 def _groups(fields: Fields, experts: int, num_chosen: int) -> tuple[int, int]:
     """Return the number of groups of experts, and from how many of them a token chooses: (1, 1) if the config
-    names no groups.
+    names no groups. The second number is at most the first.
 
     fields: the fields of the config.
     experts: number of experts of a layer.
     num_chosen: number of experts per token.
 
     Raises ModelError if experts do not divide into the groups, or if the open groups have too few experts.
+
+    Raises ModelError also if a group has fewer than two experts.
     """
     groups = fields.count("n_group", 1)
     num_open_groups = fields.count("topk_group", 1)
@@ -434,6 +463,9 @@ def _dense_layers(fields: Fields, family: Family) -> frozenset[int]:
     family: the model's family.
 
     Raises ModelError if `mlp_only_layers` are no numbers.
+
+    Layers are numbered from 0. With a `decoder_sparse_step` of n, only the layers n - 1, 2n - 1, ... have
+    experts.
     """
     layers, step = fields.count("num_hidden_layers"), fields.count("decoder_sparse_step", 1)
     listed_layers = fields.values.get("mlp_only_layers") or []
@@ -445,7 +477,8 @@ def _dense_layers(fields: Fields, family: Family) -> frozenset[int]:
 
 
 def _activation(fields: Fields, family: Family) -> Activation:
-    """Read the activation function. Raises ModelError for an unknown one.
+    """Return the activation function, from `hidden_activation`, else `hidden_act`, else the family's default.
+    Raises ModelError for an unknown one.
 
     fields: the fields of the config.
     family: the model's family, which has the default.
@@ -457,10 +490,13 @@ def _activation(fields: Fields, family: Family) -> Activation:
 
 
 def _clamp(fields: Fields, family: Family) -> tuple[float, float] | None:
-    """Read (limit, gain) of a clamped SwiGLU; None if the family has none.
+    """Return (limit, gain) of the clamped SwiGLU in the MLPs, or None if the family has no clamp.
 
     fields: the fields of the config.
     family: the model's family, which has the defaults.
+
+    Fields that the config does not have are taken from the family. Raises ModelError for a number that is not
+    above 0.
     """
     if family.clamp is None:
         return None
@@ -469,7 +505,7 @@ def _clamp(fields: Fields, family: Family) -> tuple[float, float] | None:
 
 
 def _delta(fields: Fields, defaults: Delta) -> Delta:
-    """Read the gated delta layers.
+    """Return which layers are gated delta layers, and their sizes.
 
     `layer_types` names them; without it, all layers but every `full_attention_interval`-th are gated delta
     layers.
@@ -479,6 +515,9 @@ def _delta(fields: Fields, defaults: Delta) -> Delta:
 
     Raises ModelError if `layer_types` does not fit the number of layers, or if value heads do not divide into
     key heads.
+
+    Without `layer_types` and interval, every fourth layer attends; a null or empty `layer_types` counts as
+    absent. Raises ModelError also for sizes that are no integers above 0.
     """
     count = fields.count("num_hidden_layers")
     interval = fields.count("full_attention_interval", 4)
@@ -504,13 +543,15 @@ def _delta(fields: Fields, defaults: Delta) -> Delta:
 
 
 def _softcaps(fields: Fields, family: Family) -> dict[str, float | None]:
-    """Read the caps of attention scores and logits, as arguments of `ModelConfig`. A cap is None if the
-    config has null.
+    """Return the caps of attention scores and logits, as arguments of `ModelConfig`. A cap is None if the
+    config has null, and the family's default if the config does not have the field.
 
     Returns an empty dict for a family without caps.
 
     fields: the fields of the config.
     family: the model's family, which has the defaults.
+
+    Raises ModelError for a cap that is no number above 0.
     """
     if family.softcaps is None:
         return {}
@@ -529,6 +570,10 @@ def _windowed(fields: Fields, family: Family) -> tuple[int | None, frozenset[int
 
     fields: the fields of the config.
     family: the model's family.
+
+    The set of layers holds numbers from 0; the window is in positions. Also returns (None, no layers) if the
+    config's window is null, if the family has windows only where use_sliding_window is true and it is not,
+    and if no layer is of the sliding kind. Raises ModelError for wrong fields.
     """
     enabled = family.window == "asked" and fields.flag("use_sliding_window")
     rows = fields.values.get("sliding_window", family.window_rows)
@@ -546,7 +591,8 @@ def _windowed(fields: Fields, family: Family) -> tuple[int | None, frozenset[int
 
 
 def _layer_types(fields: Fields, family: Family, layers: int) -> list[str]:
-    """Return the attention kind of every layer, from `layer_types` or by the family's rule.
+    """Return the attention kind of every layer, "full_attention" or "sliding_attention": from `layer_types`
+    of the config, else by the family's rule.
 
     fields: the fields of the config.
     family: the model's family.
@@ -555,6 +601,8 @@ def _layer_types(fields: Fields, family: Family, layers: int) -> list[str]:
     Raises ModelError if `layer_types` names too few layers or another kind.
 
         # sliding_window_pattern 3, 6 layers -> sliding, sliding, full, sliding, sliding, full
+
+    If `layer_types` names more layers than the model has, the rest is ignored.
     """
     kinds = ("full_attention", "sliding_attention")
     listed_kinds = fields.values.get("layer_types")
@@ -586,6 +634,10 @@ def _eos(values: Json, generation: Json, source: Path) -> tuple[int, ...]:
     source: path of config.json, for error messages.
 
     Raises ModelError for values that are no token ids.
+
+    A single id counts as a list of one. A bool, a negative number and a text are no token ids. Ids of
+    generation_config.json replace those of config.json; they are not merged. An empty list in
+    generation_config.json gives ().
     """
     generation_ids = generation.get("eos_token_id")
     stored_ids = values.get("eos_token_id") if generation_ids is None else generation_ids
@@ -611,7 +663,7 @@ def read_heads(directory: Path, config: ModelConfig) -> HeadWindows | None:
 
 
 def read_importance(directory: Path, config: ModelConfig) -> HeadImportance | None:
-    """Read the importance of every KV head from kv_heads.json.
+    """Return the importance of every KV head, from kv_heads.json.
 
     Returns None if it was not measured: there is no file, or the file is of an earlier version, which has
     windows alone.
@@ -620,6 +672,8 @@ def read_importance(directory: Path, config: ModelConfig) -> HeadImportance | No
     config: the model's config, which the file must fit.
 
     Raises ModelError if the file is malformed or belongs to another model.
+
+    Raises ModelError also if only some heads have an importance.
     """
 
     def importance_of(layers: Any) -> HeadImportance | None:
@@ -645,6 +699,9 @@ def _read_heads(directory: Path, config: ModelConfig, read: Callable[[Any], _Hea
     read: makes a value of the `layers`.
 
     Raises ModelError if the file is malformed or has another number of layers or KV heads than the model.
+
+    Also returns None if `read` does. A file is malformed if it has no `layers`, or if `read` raises KeyError,
+    TypeError, AttributeError or InvalidRequest.
     """
     path = directory / HEADS_FILE
     if not path.is_file():
@@ -684,6 +741,8 @@ def write_heads(
     layers: By layer and KV head, an object with `sinks`, `recent` (None: all positions) and `importance`, and
         whatever else a reader of the file should know.
     measured: How the heads were measured, for readers of the file.
+
+    Raises OSError if the file cannot be written.
     """
     lines = ",\n".join(f"    {json.dumps(list(heads))}" for heads in layers)
     path.write_text(f'{{\n  "measured": {json.dumps(dict(measured))},\n  "layers": [\n{lines}\n  ]\n}}\n')
@@ -694,6 +753,8 @@ def _head_window(head: Mapping[str, Any]) -> tuple[int, int]:
     all positions.
 
     head: the object of one head.
+
+    Raises KeyError if the object lacks either field.
     """
     recent = head["recent"]
     return head["sinks"], MAX_TOKENS if recent is None else recent

@@ -18,6 +18,8 @@ def read_json(source: Path) -> dict[str, Any]:
     """Return the JSON object of a file. Raises ModelError if the file is missing or holds no JSON object.
 
     source: path of the file.
+
+    Raises ModelError also if the file cannot be read or is not encoded in UTF-8.
     """
     try:
         value = json.loads(source.read_text(encoding="utf-8"))
@@ -52,6 +54,8 @@ class Fields:
         default: the result if the key is absent or null. With None, the key is required.
 
         Raises ModelError if the value is missing, no number, not > 0, or infinite.
+
+        Booleans and texts such as "1" count as no number; so does NaN. The default is checked as well.
         """
         value = self.values.get(name)
         value = default if value is None else value
@@ -66,6 +70,8 @@ class Fields:
         default: the result if the key is absent or null. With None, the key is required.
 
         Raises ModelError if the value is missing or no integer > 0.
+
+        Booleans and texts count as no integer. The default is checked as well.
         """
         value = self.number(name, default)
         if value != int(value):
@@ -89,6 +95,8 @@ class Fields:
         default: the result if the key is absent or null.
 
         Raises ModelError if the value is no boolean.
+
+        The key is never required: without a value, the default is returned.
         """
         value = self.values.get(name)
         value = default if value is None else value

@@ -41,6 +41,9 @@ def fingerprint(directory: Path) -> str:
     directory: the model directory, as `resolve_model` returns it.
 
     Raises a ModelError that names what is missing or broken.
+
+    Two directories with the same config and weights have the same fingerprint, whatever their paths are. The
+    tokenizer does not count.
     """
     if borrowed := borrowed_of(directory):
         return borrowed.fingerprint
@@ -60,6 +63,9 @@ def _samples(pointer: Path) -> Iterator[bytes]:
 
     pointer: the pointer file, which says where each tensor is. Raises ModelError if a GGUF file cannot be
         read.
+
+    The tensors are in the order of the pointer file. At most SAMPLE bytes of each are read. Raises ModelError
+    also if the pointer file is broken.
     """
     opened: dict[str, BinaryIO] = {}
     with ExitStack() as files:
@@ -78,6 +84,8 @@ def _weight_files(directory: Path) -> list[Path]:
     """Return the safetensors files of a directory or, without any, its .bin files, by name.
 
     directory: the model directory. Raises ModelError if it has neither.
+
+    The paths are in alphabetical order.
     """
     files = sorted(directory.glob("*.safetensors")) or sorted(directory.glob("*.bin"))
     if not files:
@@ -89,6 +97,9 @@ def _describe(path: Path) -> bytes:
     """Return name, size, and a digest of the samples of one weight file, as bytes.
 
     path: the weight file. Raises ModelError if it cannot be read.
+
+    Raises ModelError also for a safetensors file with a broken header. Files of other types have samples of
+    their first and last EDGE bytes only.
     """
     try:
         size = path.stat().st_size
@@ -112,6 +123,9 @@ def _header_and_samples(path: Path, file: BinaryIO, size: int) -> Iterator[bytes
     size: size of the file in bytes.
 
     Raises ModelError if the header is broken.
+
+    The header is yielded first, without its length; then the first SAMPLE bytes of each tensor, or fewer at
+    the end of the file, in the order of their offsets.
     """
     header = file.read(header_size(path, file.read(8), size))
     data = file.tell()

@@ -63,14 +63,18 @@ class HubName:
     file: str | None = None
 
     def __str__(self) -> str:
-        """Return the name as `hub_name` parses it: owner/name@revision:FILE.gguf."""
+        """Return the name as `hub_name` parses it: owner/name@revision:FILE.gguf.
+
+        Without a revision or a file, the sign in front of it is left out as well.
+        """
         revision = self.revision
         file = self.file
         return self.repository + (f"@{revision}" if revision else "") + (f":{file}" if file else "")
 
 
 def hub_name(name: str) -> HubName | None:
-    """Parse a name that looks like one on the hub, or return None. The hub is not asked.
+    """Return the parts of a name that looks like one on the hub, such as owner/name@revision, or None if the
+    text does not. The hub is not asked.
 
     name: the text of --model or --draft-model.
     """
@@ -98,7 +102,9 @@ class Snapshot:
 
     @property
     def stored(self) -> int:
-        """Bytes of the repository in the cache, unfinished files included. 0 if nothing was fetched yet."""
+        """Return the bytes of the repository in the cache, unfinished files included. 0 if nothing was
+        fetched yet.
+        """
         blobs = self.folder.parents[1] / "blobs"
         return sum(one.stat().st_size for one in blobs.iterdir()) if blobs.is_dir() else 0
 
@@ -107,6 +113,8 @@ def snapshot_of(path: Path) -> Snapshot | None:
     """Return the snapshot that a folder or file belongs to, or None if it is not in a cache of the hub.
 
     path: a folder or file. It need not exist.
+
+    Nothing is read from the disk: the result follows from the names of the path's folders alone.
     """
     for folder in (path, *path.parents):
         if folder.parent.name == "snapshots" and COMMIT.fullmatch(folder.name):
@@ -129,6 +137,8 @@ def fetch_model(name: HubName) -> Path:
 
     Raises ModelError, in one line, if there is no such repository or file, if it holds several GGUF files and
     none is named, or if it holds no model.
+
+    Without GGUF files and other weights, a repository with a config.json is returned as it is.
     """
     from huggingface_hub import snapshot_download
 
@@ -167,6 +177,9 @@ def fetch_description(name: HubName) -> Path:
     name: the model's name on the hub.
 
     Raises ModelError, in one line, if they cannot be fetched, and also if a GGUF file is named.
+
+    The weight index may be missing, if the repository has only one weight file. If the hub cannot be reached,
+    the files in the cache are used.
     """
     from huggingface_hub import snapshot_download
 
@@ -186,6 +199,8 @@ def shapes_on_hub(path: Path) -> dict[str, tuple[int, ...]]:
     path: Path that the file would have in the cache, within a snapshot.
 
     Raises ModelError if the hub has no such file or cannot be asked.
+
+    Raises AssertionError for a path outside a snapshot.
     """
     from huggingface_hub import HfApi
 
@@ -205,6 +220,8 @@ def fetched(path: Path) -> Path:
     path: path of the file, in a model directory. An existing file is returned at once.
 
     Raises ModelError if the file cannot be fetched.
+
+    The fetched file is stored in the snapshot's cache. Two lines are logged about a file that is fetched.
     """
     snapshot = None if path.exists() else snapshot_of(path)
     if snapshot is None:
@@ -225,6 +242,8 @@ def offers(path: Path) -> bool:
     path: path that the file would have in the cache.
 
     Raises ModelError if the hub cannot be asked.
+
+    The files in the cache are not considered.
     """
     snapshot = snapshot_of(path)
     if snapshot is None:
@@ -244,6 +263,8 @@ def _list_files(name: HubName) -> list[str] | None:
     name: the model's name on the hub.
 
     Raises ModelError if the hub has no such repository or revision, or does not show it.
+
+    Raises ModelError also if the name is not valid for the hub. The paths are relative to the repository.
     """
     from huggingface_hub import HfApi, constants, errors
 
@@ -277,6 +298,9 @@ def _fetch_file(name: HubName, file: str, offline: bool) -> Path:
     name: the model's name on the hub.
     file: the file's path in the repository.
     offline: True to use only the cache.
+
+    Nothing is fetched if the cache has the file of the present commit. With `offline`, raises ModelError if
+    the cache does not have it.
     """
     from huggingface_hub import hf_hub_download
 
@@ -294,6 +318,9 @@ def explain_hub_errors(name: HubName, file: str) -> Generator[None]:
     file: the file that is asked for, for the message.
 
     Yields None.
+
+    Any `Exception`, also one that is not of the hub, becomes a ModelError. Without a terminal, progress bars
+    are turned off for the rest of the process.
     """
     from huggingface_hub import constants, errors
     from huggingface_hub.utils import disable_progress_bars

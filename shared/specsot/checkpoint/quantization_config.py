@@ -83,7 +83,10 @@ class Numbers:
 
     @property
     def form(self) -> Quantization | None:
-        """This project's form that can hold the codes as they are, or None if there is none."""
+        """This project's form of quantized weights that can hold the published codes as they are, or None if
+        there is none: "int4" for 4-bit integers in adjacent groups of a multiple of GROUP inputs; "int8" or
+        "fp8" for integers or 8-bit floats with one scale per row and no zero points; None for all others.
+        """
         if (self.kind, self.bits) == ("int", 4):
             return "int4" if self.ordered and self.group and self.group % GROUP == 0 else None
         if self.group or self.block or not self.centred:
@@ -91,7 +94,9 @@ class Numbers:
         return "int8" if self.kind == "int" else "fp8" if self.kind == "fp8" else None
 
     def __str__(self) -> str:
-        """Return the format in words, such as "4 bit in groups of 128"."""
+        """Return the format in words, such as "4 bit in groups of 128", "fp8 in blocks of 128x128", or "8
+        bit" if a scale covers a whole row.
+        """
         text = f"{self.bits} bit" if self.kind in ("int", "table") else self.kind
         if self.block:
             return f"{text} in blocks of {self.block[0]}x{self.block[1]}"
@@ -137,14 +142,17 @@ class Published:
     zero_offset: int = 0
 
     def __str__(self) -> str:
-        """Return the method and the number formats in words."""
+        """Return the method and the number formats in words.
+
+        The method is left out if the number formats begin with its name.
+        """
         numbers = ", ".join(dict.fromkeys(str(one.numbers) for one in self.targets))
         return numbers if numbers.startswith(self.method) else f"{self.method} {numbers}"
 
     @property
     def form(self) -> Quantization | None:
-        """This project's form that can hold the codes of all matrices; see `Numbers.form`. None if there is
-        none, or if matrices have different forms.
+        """Return this project's form that can hold the codes of all matrices; see `Numbers.form`. None if
+        there is none, or if matrices have different forms.
         """
         forms: set[Quantization | None] = {one.numbers.form for one in self.targets}
         return forms.pop() if len(forms) == 1 else None
@@ -177,6 +185,8 @@ class Published:
         modules: the modules whose matrix is quantized, see `modules`.
 
             # AWQ: "a.qweight" -> "a.weight", "b.weight" -> "b.weight"
+
+        Also returns `name` itself if the module that it would belong to is not in `modules`.
         """
         for part in (*MARKS[self.method], *PARTS[self.method]):
             if name.endswith(part) and (module := name.removesuffix(part)) in modules:
@@ -190,12 +200,16 @@ class Published:
 
 
 def read_published(values: Mapping[str, Any], source: Path) -> Published | None:
-    """Read how a model's weights are quantized, or return None if they are not.
+    """Return how a model's weights are published quantized, or None if they are not.
 
     values: The fields of config.json.
     source: The file, for messages.
 
     Raises ModelError, in one line, for a method or a variant that is not supported.
+
+    `quantization_config` has precedence over `compression_config`. A null in the former counts as not
+    quantized. Raises ModelError also if the value is no object, or if a field that the method needs is
+    missing.
     """
     found = values.get("quantization_config", values.get("compression_config"))
     if found is None:
@@ -212,19 +226,25 @@ def read_published(values: Mapping[str, Any], source: Path) -> Published | None:
 
 
 def _awq(config: Mapping[str, Any]) -> Published:
-    """Read AWQ. Raises ValueError for another version than gemm, and for other bits than 4 and 8.
+    """Return how a model is published in the format of AWQ. Raises ValueError for another version than gemm,
+    and for other bits than 4 and 8.
 
     config: the fields of quantization_config.
+
+    Raises KeyError if bits or group_size is missing. Without a version, gemm is assumed.
     """
     _expect(config.get("version", "gemm").lower(), "version", "gemm")
     return Published("awq", (Targets((), _grouped(config)),))
 
 
 def _gptq(config: Mapping[str, Any]) -> Published:
-    """Read GPTQ. Raises ValueError for an unknown layout, for modules of other bits, and for other bits than
-    4 and 8.
+    """Return how a model is published in the format of GPTQ. Raises ValueError for an unknown layout, for
+    modules of other bits, and for other bits than 4 and 8.
 
     config: the fields of quantization_config.
+
+    Without `checkpoint_format`, "gptq" applies, whose stored zero points are minus one. Raises KeyError if
+    bits or group_size is missing.
     """
     layout = config.get("checkpoint_format") or "gptq"
     _expect(layout, "checkpoint_format", "gptq", "gptq_v2")
@@ -234,9 +254,14 @@ def _gptq(config: Mapping[str, Any]) -> Published:
 
 
 def _grouped(config: Mapping[str, Any]) -> Numbers:
-    """Read the number format of AWQ and GPTQ. Raises ValueError for other bits than 4 and 8.
+    """Return the number format of the matrices of an AWQ or GPTQ model. Raises ValueError for other bits than
+    4 and 8.
 
     config: the fields of quantization_config.
+
+    A group size that is not above 0 means that a whole row shares a scale, which is None in the result.
+    Without `sym`, the numbers are centred; with `desc_act`, the inputs of a group are not adjacent. Raises
+    KeyError if bits or group_size is missing.
     """
     bits = int(config["bits"])
     group = int(config["group_size"])
@@ -247,8 +272,8 @@ def _grouped(config: Mapping[str, Any]) -> Numbers:
 
 
 def _bitsandbytes(config: Mapping[str, Any]) -> Published:
-    """Read bitsandbytes: indices into a table of 16 numbers if the weights have 4 bits, otherwise 8-bit
-    integers.
+    """Return how a model is published in the format of bitsandbytes: indices into a table of 16 numbers if
+    the weights have 4 bits, otherwise 8-bit integers.
 
     config: the fields of quantization_config.
     """
@@ -257,7 +282,8 @@ def _bitsandbytes(config: Mapping[str, Any]) -> Published:
 
 
 def _fp8(config: Mapping[str, Any]) -> Published:
-    """Read FP8 with scales by block, or by tensor if the config names no block.
+    """Return how a model is published in 8-bit floats, with scales by block, or by tensor if the config names
+    no block.
 
     config: the fields of quantization_config.
 
@@ -276,11 +302,14 @@ def _mxfp4(config: Mapping[str, Any]) -> Published:
 
 
 def _compressed(config: Mapping[str, Any]) -> Published:
-    """Read compressed-tensors.
+    """Return how a model is published in the format of compressed-tensors, with one entry of targets for each
+    config group, in their order.
 
     config: the fields of quantization_config.
 
     Raises ValueError for sparsity and transforms, and if there are no config groups.
+
+    Raises ValueError also for an unsupported number format of a group, and KeyError if a field is missing.
     """
     for name in ("sparsity_config", "transform_config"):
         if config.get(name):
@@ -295,9 +324,13 @@ def _compressed(config: Mapping[str, Any]) -> Published:
 
 
 def _compressed_numbers(weights: Mapping[str, Any]) -> Numbers:
-    """Read the number format of one config group. Raises ValueError for an unsupported one.
+    """Return the number format of one config group. Raises ValueError for an unsupported one.
 
     weights: the `weights` of the group.
+
+    Supported are integers of 4 or 8 bits, floats of 8 bits, and floats of 4 bits in groups of 32. Without a
+    strategy, groups apply if a group size is given, otherwise one scale for the tensor, whose `group` is
+    None. Raises KeyError if num_bits is missing.
     """
     bits = int(weights["num_bits"])
     group = weights.get("group_size")
@@ -318,9 +351,11 @@ def _compressed_numbers(weights: Mapping[str, Any]) -> Numbers:
 
 
 def _pair(block: Any) -> tuple[int, int] | None:
-    """Read a block's numbers of outputs and inputs; None for None.
+    """Return a block's numbers of outputs and inputs, or None if there is no block.
 
     block: a list of two numbers, or None.
+
+    Raises TypeError or ValueError for anything but two numbers.
     """
     if block is None:
         return None

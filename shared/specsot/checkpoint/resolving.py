@@ -19,6 +19,9 @@ def resolve_model(model_name: str | Path) -> Path:
 
     Raises ModelError, in one line, if there is no such model, if it is not supported, or if it cannot be
     fetched.
+
+    "~" in a path stands for the home directory. A GGUF file, or a folder whose only weights are one GGUF
+    file, gives the directory that is made of it in the cache.
     """
     place = Path(model_name).expanduser()
     if not place.exists() and (name := hub_name(str(model_name))):
@@ -76,6 +79,8 @@ def address_of_model(directory: Path) -> str:
     directory: the model directory, as `resolve_model` returns it.
 
         # <cache>/models--owner--name/snapshots/<commit> -> "owner/name@<commit>"
+
+    A GGUF file on the hub is named with its path in the repository: "owner/name@<commit>:FILE.gguf".
     """
     file = directory
     if (directory / POINTER).is_file():
@@ -91,6 +96,8 @@ def _gguf_of(directory: Path) -> Path:
     """Return the (first) GGUF file that a model directory was made of.
 
     directory: a model directory with a pointer file. Raises ModelError if that file is broken.
+
+    The first one is the one whose path is first in alphabetical order.
     """
     from specsot.checkpoint.gguf.directory import read_places
 

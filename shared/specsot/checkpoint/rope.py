@@ -54,7 +54,7 @@ class Rope:
 
 
 def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
-    """Read rotary settings from `rope_parameters` (new) or `rope_theta` and `rope_scaling` (old).
+    """Return rotary settings from `rope_parameters` (new) or `rope_theta` and `rope_scaling` (old).
 
     Without any of them, the family's defaults are returned.
 
@@ -63,6 +63,10 @@ def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
     family: Defaults of the model's family.
 
     Raises a ModelError that names what is wrong, or the kind that is not supported.
+
+    `rope_scaling` has precedence over `rope_parameters` unless it is null or empty. Of settings by kind of
+    layer, those of "full_attention" are read. Base and fraction in the settings have precedence over those
+    outside of them. The kind "su" is read as "longrope".
     """
     settings = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
     if isinstance(settings, dict) and "full_attention" in settings:
@@ -88,7 +92,7 @@ def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
 
 
 def _of_kind(kind: str, reader: Fields, fields: Json, theta: float, share: float) -> Rope:
-    """Read the settings of one kind.
+    """Return the rotary settings for one kind of scaling.
 
     kind: one of `KINDS`.
     reader: the rotary settings.
@@ -97,6 +101,9 @@ def _of_kind(kind: str, reader: Fields, fields: Json, theta: float, share: float
     share: fraction of each head that rotates.
 
     Raises ModelError if a setting is missing or wrong.
+
+    The kind "dynamic" is read as "default". llama3 and yarn use `max_position_embeddings` if the settings
+    have no original length; for yarn, beta_slow is 1 and beta_fast 32 if they are missing.
     """
     # "dynamic" differs from "default" only beyond max_position_embeddings.
     if kind in ("default", "dynamic"):
@@ -117,12 +124,15 @@ def _of_kind(kind: str, reader: Fields, fields: Json, theta: float, share: float
 
 
 def read_sliding_rope(fields: Fields, default_theta: float) -> Rope:
-    """Read the rotary settings of sliding-window layers: `rope_local_base_freq`, or the new spelling.
+    """Return the rotary settings of sliding-window layers, of the kind "default": their base is `rope_theta`
+    of "sliding_attention" in `rope_parameters`, else `rope_local_base_freq`, else `default_theta`.
 
     fields: The fields of config.json.
     default_theta: The base of the frequencies if the config has none.
 
     Raises ModelError if the config asks for a scaling in these layers.
+
+    Raises ModelError also for a base that is no number above 0.
     """
     settings = fields.values.get("rope_parameters") or {}
     settings_of_sliding = settings.get("sliding_attention") or {} if isinstance(settings, dict) else {}
@@ -138,7 +148,8 @@ def read_sliding_rope(fields: Fields, default_theta: float) -> Rope:
 
 
 def _longrope(reader: Fields, theta: float, share: float) -> Rope:
-    """Read longrope. If the model's context is longer than the original one, the long factors are used.
+    """Return the rotary settings of the kind longrope. If the model's context is longer than the original
+    one, the long factors are used.
 
     They are used for every sequence, short ones too: switching within a sequence would change the keys that
     are in the KV cache already.
@@ -148,6 +159,10 @@ def _longrope(reader: Fields, theta: float, share: float) -> Rope:
     share: fraction of each head that rotates.
 
     Raises ModelError if the factors are missing or no numbers > 0.
+
+    Without an original length in the config, the two lengths are equal, so that the short factors are used.
+    The factor of queries and keys is `attention_factor`, else the one that Transformers derives from
+    `factor`, which by default is the ratio of the two lengths; 1 if `factor` is at most 1.
     """
     positions = reader.count("max_position_embeddings")
     original = reader.count("original_max_position_embeddings", positions)
@@ -162,9 +177,13 @@ def _longrope(reader: Fields, theta: float, share: float) -> Rope:
 
 
 def _stretch(reader: Fields) -> float:
-    """Return yarn's attention_factor, or the value that Transformers derives if the config has none.
+    """Return yarn's factor of rotated queries and keys: `attention_factor` of the config or, if the config
+    has none, the value that Transformers derives.
 
     reader: the rotary settings.
+
+    The derived value is the ratio of the factors for `mscale` and `mscale_all_dim` if both are given and not
+    0, otherwise 0.1 * log(factor) + 1, at least 1. Raises ModelError for a number that is not above 0.
     """
 
     def grown(scale: float) -> float:
@@ -182,7 +201,8 @@ def _stretch(reader: Fields) -> float:
 
 
 def _share(reader: Fields, family: Family) -> float:
-    """Read the fraction of a head that rotates.
+    """Return the fraction of a head that rotates, above 0 and at most 1: `partial_rotary_factor` of the
+    config, else the family's default.
 
     reader: the rotary settings.
     family: the model's family, which has the default.

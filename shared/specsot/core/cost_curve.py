@@ -32,7 +32,10 @@ class CostCurve:
     """
 
     def __init__(self, points: Curve | Iterable[Point] = ()) -> None:
-        """points: (tokens, seconds) as measured, in any order. Without points, the curve is empty."""
+        """Sort the points, and raise each point's seconds to the most seconds of any point with fewer tokens.
+
+        points: (tokens, seconds) as measured, in any order. Without points, the curve is empty.
+        """
         ordered = sorted(points)
         self._tokens = [float(tokens) for tokens, _ in ordered]
         self._seconds = list(accumulate((seconds for _, seconds in ordered), max))
@@ -51,6 +54,9 @@ class CostCurve:
         """Return the estimated seconds for one number of tokens; 0 if the curve is empty.
 
         tokens: number of tokens that the computation processes; may be a fraction.
+
+        Below the first point, the result is the first point's seconds; beyond the last point, the curve
+        continues with its last slope, so that a curve of one point continues in proportion to the tokens.
         """
         if not self._tokens:
             return 0.0
@@ -67,6 +73,8 @@ class CostCurve:
         """Return the estimated seconds for each number of tokens, in an array of the same shape.
 
         tokens: numbers of tokens, an array of any shape. If the curve is empty, the result consists of zeros.
+
+        Each entry is what `at` returns for the number.
         """
         counts = np.asarray(tokens, dtype=float)
         if not self._tokens:
@@ -91,6 +99,10 @@ class CostCurve:
 
         >>> CostCurve([(1, 2.0), (8, 3.0)]).corrected([(1, 4.0)]).points  # twice as slow as measured
         [(1.0, 4.0), (8.0, 6.0)]
+
+        The observed points themselves are on the new curve; of several with the same tokens, the last one
+        counts. If this curve is empty or estimates 0 seconds at all observed points, the new curve has the
+        observed points only.
         """
         observed_seconds = {float(tokens): seconds for tokens, seconds in observed}
         if not observed_seconds:

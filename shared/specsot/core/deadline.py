@@ -27,8 +27,10 @@ class Deadline:
     """
 
     def __init__(self, curve: Curve) -> None:
-        """curve: (rows, seconds) as measured before, by ascending rows. Its seconds may be too small, and it
-        may be empty; then only MIN_SECONDS and FIRST_RUN_SECONDS apply.
+        """Begin with the measured curve, no number of rows computed before, and no slowdown.
+
+        curve: (rows, seconds) as measured before, by ascending rows. Its seconds may be too small, and it may
+            be empty; then only MIN_SECONDS and FIRST_RUN_SECONDS apply.
         """
         self._curve = CostCurve(curve)
         # The largest recent ratio of measured to expected seconds, at least 1.
@@ -51,6 +53,10 @@ class Deadline:
 
         rows: number of tokens in the computation's batch.
         seconds: how long the computation took.
+
+        The number of rows counts as computed before from now on. A computation that took longer than the
+        curve says raises the later limits at once; after faster ones, they fall by the factor WORST_DECAY per
+        computation, but never below the curve. A curve that says 0 seconds counts as met.
         """
         self._known.add(rows.bit_length())
         expected = self._curve.at(rows)

@@ -2,9 +2,10 @@
 
 Theory of operation. A drafter whose trees are not profitable pauses for a number of trees. During the pause,
 stage 0 requests no trees and the last stage sends no features, so that a step costs what it costs without a
-drafter. When the pause is over, the last stage sends the features that the drafter missed, at most a bounded
-number of hidden states with every step. Stage 0 does not wait for trees until the drafter reports that it has
-caught up.
+drafter. Meanwhile the last stage keeps the features of the newest FEATURE_RING_ROWS tokens. When the pause is
+over, it sends those that the drafter missed, at most a bounded number of hidden states with every step; after
+a longer pause, the drafter skips the tokens whose features were overwritten. Stage 0 does not wait for trees
+until the drafter reports that it has caught up.
 
     DRAFTING --PAUSE_BEGAN--> PAUSED --PAUSE_ENDED--> CATCHING_UP --CAUGHT_UP--> DRAFTING
 
@@ -23,6 +24,9 @@ from typing import Final
 # Steps. A pause with less left is over, because steps are quotients of trees and sequences, whose
 # floating-point sum is inexact. Untuned.
 STEP_EPSILON: Final = 1e-6
+# Hidden states. The last stage keeps the features of so many newest tokens of all sequences together, on its
+# device: 16 MiB for a model with 4,096 numbers of 16 bits per feature. Given by the design.
+FEATURE_RING_ROWS: Final = 2048
 
 
 class PauseState(Enum):
@@ -47,8 +51,7 @@ class PauseEvent(Enum):
     LEFT = auto()
     # The drafter announced that it will draft nothing for a number of trees.
     PAUSE_BEGAN = auto()
-    # The pause's trees have passed, or the sequences with which the pause began have ended, or the number of
-    # unsent features has reached its limit.
+    # The pause's trees have passed, or the sequences with which the pause began have ended.
     PAUSE_ENDED = auto()
     # A sequence that was migrated from the previous epoch continues, and the drafter never saw its tokens.
     MISSED = auto()
@@ -132,6 +135,8 @@ class DraftPause:
 
         trees: number of trees for which nothing will be drafted, over all sequences.
         sequences: number of drafted sequences that decode now. 0 counts as 1.
+
+        A pause that runs already is replaced.
         """
         started = DraftPause(self.state, trees, trees / max(sequences, 1))
         return started.on(PauseEvent.PAUSE_BEGAN)
@@ -144,6 +149,9 @@ class DraftPause:
 
         trees: number of trees that this step verified without drafts.
         sequences: number of drafted sequences that decode now.
+
+        The counts of trees and steps that are left fall, and `passed_trees` rises by `trees`. When the pause
+        ends, the state becomes CATCHING_UP, with 0 trees and steps left.
         """
         if not self.paused:
             return self

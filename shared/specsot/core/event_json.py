@@ -48,7 +48,8 @@ def name_of(event: Event) -> str:
 
 
 def json_value_of(value: Any) -> Any:
-    """Convert a value that JSON cannot express: an enumeration becomes its value, bytes become numbers.
+    """Return a value that JSON can express in the place of one that it cannot: of an enumeration's member its
+    value, and of bytes a list of numbers 0..255.
 
     value: the value of an event's field. Raises TypeError for any other type.
     """

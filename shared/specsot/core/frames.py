@@ -350,7 +350,7 @@ class Result:
 
 @value
 class FeatureBatch:
-    """Committed tokens of one sequence, whose features travel with them in `Features.rows`.
+    """Committed tokens of one sequence, whose features, if there are any, travel in `Features.rows`.
 
     sequence: id of the sequence.
     start: position of the first of the tokens.
@@ -382,7 +382,8 @@ class Features:
     feature_batches: one batch of committed tokens per sequence.
     closings: ids of sequences that the drafter must close last.
     rows: [num_tokens, head_hidden_size] features of the tokens of all batches, one batch after the other:
-        batches with 2 and 3 tokens are the rows [0 1 | 2 3 4]. None if the drafter reads no features.
+        batches with 2 and 3 tokens are the rows [0 1 | 2 3 4]. None if the drafter reads no features, or if
+        those of these tokens were overwritten or lost: then the drafter skips the tokens.
     fed: number of tokens in the newest frame, by which the drafter corrects its curve of step times. If
         several drafters share a ring, only the tokens of this drafter's trees count, unless the frame also
         carries prompt chunks.

@@ -202,6 +202,8 @@ def memory_in_words(size: float) -> str:
     """Return a number of bytes in words: 1.5 * 2**30 becomes "1.5 GiB", and 512 becomes "512 B".
 
     size: number of bytes.
+
+    Units go up to TiB. A number below 100 has one decimal, except of bytes; one from 100 on has none.
     """
     value = float(size)
     units = ["B", "KiB", "MiB", "GiB", "TiB"]

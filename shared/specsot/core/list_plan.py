@@ -40,8 +40,10 @@ class ListReader:
     direct_text = ""
 
     def __init__(self, rules: PlanRules) -> None:
-        """rules: bounds the number of points. The list ends after `rules.max_points` points, or
-        MAX_LIST_POINTS if that is fewer.
+        """Start to read a list whose first "1." was generated already.
+
+        rules: bounds the number of points. The list ends after `rules.max_points` points, or MAX_LIST_POINTS
+            if that is fewer.
         """
         self.finished = False
         # Everything that was fed, unchanged.
@@ -64,6 +66,9 @@ class ListReader:
         Returns an empty list if no line is completed, and for all text after the end of the list.
 
         text: the next characters that the model generated, of any length.
+
+        The first piece follows the "1." of the first item, which is not fed. The incomplete last line is kept
+        for later.
         """
         if self.finished:
             return []
@@ -85,6 +90,11 @@ class ListReader:
         Sets `finished` if the list ends with this line.
 
         line: the line without its newline.
+
+        The list ends with a line that is neither empty nor an item, with the largest number of points, and
+        with the second item in a row whose title repeats an earlier one. The point is added to `points`; its
+        id is its place in the list, whatever number the model wrote, and its length is 1. A line after the
+        end gives None.
         """
         if self.finished:
             return None
@@ -113,6 +123,8 @@ def title_of(line: str) -> str:
     'Buy the tickets'
     >>> title_of(" Wired vs.wireless")
     'Wired vs. wireless'
+
+    Control characters become spaces, and the title has at most MAX_TITLE_BYTES bytes.
     """
     visible = clean_title(line).strip(_MARKS + " ")
     title = _ENDS.split(visible, maxsplit=1)[0]

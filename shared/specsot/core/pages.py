@@ -4,7 +4,7 @@ A sequence's KV rows are numbered like its positions. Three numbers locate a row
 
 * its *row* number in the sequence, 0, 1, ...;
 * its *column*: the row's place among the rows that the sequence still holds, which differs from the row
-  number once pages were returned (see `PageTable.trim`);
+  number once pages were returned (see `PageTable.trim`) or rows were skipped (see `PageTable.skip`);
 * its *slot*: page * page_rows + offset, the row's place in the KV tensor of every layer.
 
 Worked example with 4 rows per page. A sequence that holds pages [5, 2, 7] has row 9 in column 9. The column
@@ -83,7 +83,8 @@ class _Held:
 
     policy: what the sequence attends to, which bounds what it holds. None: all rows.
     pages: page numbers in row order, without the pages that were returned.
-    returned: how many pages were returned. They lay after the pages of the sequence's first rows.
+    absent: how many rows have no column any more, because their pages were returned or because they were
+        skipped. They lay after the sequence's first rows.
     kept: how many of the first `pruned` rows pruning has left. They are in the first columns.
     pruned: the row before which pruning has been applied.
     rows_kept_by_head: by layer and KV head, how many of the first `kept` columns are the head's own rows.
@@ -92,7 +93,7 @@ class _Held:
 
     policy: Policy | None
     pages: list[int]
-    returned: int = 0
+    absent: int = 0
     kept: int = 0
     pruned: int = 0
     rows_kept_by_head: HeadCounts | None = None
@@ -109,6 +110,9 @@ def max_held_pages(policy: Policy | None, rows: int, page_rows: int) -> int | No
 
     >>> max_held_pages(Window(sinks=4, recent=508), rows=24, page_rows=256)  # 1 + 3 + 1
     5
+
+    For a window, the bound follows from its sinks and recent rows; for a pruning, from the rows that it keeps
+    at most and `prune_every`.
     """
     if policy is None or isinstance(policy, HeadWindows):
         return None
@@ -150,7 +154,9 @@ class PageTable:
     """
 
     def __init__(self, count: int, page_rows: int) -> None:
-        """count: number of KV pages in all, the same on every stage and on the drafter.
+        """Create a table in which all pages are free and no sequence is open.
+
+        count: number of KV pages in all, the same on every stage and on the drafter.
         page_rows: number of rows (positions) of a page.
         """
         self.count = count
@@ -186,7 +192,8 @@ class PageTable:
         self._held[sequence] = _Held(policy, [])
 
     def fork(self, sequence: int, source: int, length: int) -> PageCopy | None:
-        """Open `sequence` with the first `length` rows and the policy of `source`.
+        """Open `sequence` with the first `length` rows and the policy of `source`, and return the copy that
+        the caller must make, or None.
 
         Full pages are shared. If `length` ends within a page, that page's rows go to a page of the fork's
         own: the copy that the caller must make is returned. None is returned if nothing has to be copied.
@@ -197,12 +204,14 @@ class PageTable:
 
         Raises NotFound if the source is not open, if its heads keep different rows (pruning or head windows),
         or if it no longer holds a row that the fork would attend to. Raises Overloaded if no page is free.
+
+        Raises NotFound also if the source has fewer than `length` rows' pages. After an error, the new
+        sequence is not open.
         """
         origin = self._held_by(source)
         if isinstance(origin.policy, Pruning | HeadWindows):
             raise NotFound(f"sequence {source} cannot be forked: its heads keep different rows")
-        num_full_pages, rows_of_last_page = divmod(length, self.page_rows)
-        num_shared = num_full_pages - origin.returned
+        num_shared, rows_of_last_page = divmod(length - origin.absent, self.page_rows)
         if len(origin.pages) < num_shared + bool(rows_of_last_page) or not self._holds_attended_rows(
             origin, length
         ):
@@ -210,7 +219,7 @@ class PageTable:
         own_pages = [self._allocate_page()] if rows_of_last_page else []
         for page in origin.pages[:num_shared]:
             self._owners[page] += 1
-        self._held[sequence] = _Held(origin.policy, origin.pages[:num_shared] + own_pages, origin.returned)
+        self._held[sequence] = _Held(origin.policy, origin.pages[:num_shared] + own_pages, origin.absent)
         return (
             PageCopy(origin.pages[num_shared], own_pages[0], rows_of_last_page) if rows_of_last_page else None
         )
@@ -223,6 +232,8 @@ class PageTable:
 
         sequence: id of the sequence.
         rows: number of rows that need pages, returned ones included.
+
+        Pages that were returned count as present, so that they are not allocated again.
         """
         num_missing = self.missing_pages(sequence, rows)
         pages = self._held_by(sequence).pages
@@ -242,10 +253,13 @@ class PageTable:
         stop: the row after the last one.
 
         Raises NotFound if the sequence is not open, and Overloaded if too few pages are free.
+
+        The slots are a range if all rows lie on one page, otherwise a list. After Overloaded, no page is
+        allocated.
         """
         pages = self.reserve_pages(sequence, stop)
         held = self._held[sequence]
-        column = start - held.returned * self.page_rows
+        column = start - held.absent
         return column, pages, self._slots_of_columns(held, column, column + stop - start)
 
     def reserve_pages(self, sequence: int, stop: int) -> tuple[int, ...]:
@@ -257,10 +271,12 @@ class PageTable:
         stop: the row after the last one that needs a page.
 
         Raises NotFound if the sequence is not open, and Overloaded if too few pages are free.
+
+        Returned pages are not part of the result either. After Overloaded, no page is allocated.
         """
         held = self._held_by(sequence)
         size = self.page_rows
-        count = -(-stop // size) - held.returned
+        count = -(-(stop - held.absent) // size)
         if count > len(held.pages):
             self.reserve(sequence, stop)
         return tuple(held.pages[:count])
@@ -271,27 +287,46 @@ class PageTable:
         sequence: id of the sequence. Raises NotFound if it is not open.
         pages: number of pages to release, at most as many as the sequence holds. With 0, nothing is released
             and the result is empty.
+
+        A page that is shared stays allocated for its other owners.
         """
         held = self._held_by(sequence).pages
         released, held[len(held) - pages :] = held[len(held) - pages :], []
         return self._release_pages(released)
 
     def trim(self, sequence: int, row: int) -> tuple[int, ...]:
-        """Release the pages that no row from `row` on attends to, according to the sequence's policy.
+        """Release the pages that no row from `row` on attends to, according to the sequence's policy, and
+        return those that became free.
 
         Returns the released pages that no sequence owns any more; the others are still shared. Returns an
         empty tuple if the sequence has no policy or no page can be released.
 
         sequence: id of the sequence. Raises NotFound if it is not open.
         row: the next row to be fed.
+
+        A page that is still shared is released by this sequence all the same. Pages of sinks, of rows that
+        pruning left, and of recent rows are kept, and so is the page of `row`.
         """
         held = self._held_by(sequence)
         if held.policy is None:
             return ()
         unneeded = self._unneeded_pages(held, row)
         released, held.pages[unneeded] = held.pages[unneeded], []
-        held.returned += len(released)
+        held.absent += len(released) * self.page_rows
         return self._release_pages(released)
+
+    def skip(self, sequence: int, rows: int) -> None:
+        """Leave out the next `rows` rows of a sequence, which will never be stored. The row after them has
+        the column after that of the last stored row.
+
+        Worked example: a sequence has stored the rows 0 .. 9 and skips 1,000 rows. Row 1,010 then has column
+        10. The rows 0 .. 9 stay in their columns, but can no longer be addressed by their numbers, and the
+        sequence can be forked from row 1,010 on only.
+
+        sequence: id of the sequence. Raises NotFound if it is not open.
+        rows: number of rows to leave out.
+        """
+        self._held_by(sequence).absent += rows
 
     def prune(self, sequence: int, row: int) -> RowPruning | None:
         """Prune the committed rows before `row` if a pruning is due, or return None.
@@ -306,6 +341,11 @@ class PageTable:
 
         sequence: id of the sequence. Raises NotFound if it is not open.
         row: number of committed rows, which is the next row to be fed.
+
+        Returns None also for a sequence without a policy or with a window. The table then counts the kept
+        rows as its first columns and all rows before `row` as pruned, before the caller has moved anything;
+        pages are returned only by `trim`. If heads keep different numbers of rows, `heads` of the result says
+        how many.
         """
         held = self._held_by(sequence)
         policy = held.policy
@@ -355,11 +395,13 @@ class PageTable:
 
         sequence: id of the sequence. Raises NotFound if it is not open.
         row: the next row to be fed.
+
+        Nothing is trimmed or allocated.
         """
         held = self._held_by(sequence)
         unneeded = held.pages[self._unneeded_pages(held, row)] if held.policy else ()
         num_unshared = sum(self._owners[page] == 1 for page in unneeded)
-        return (len(held.pages) + held.returned + self.free + num_unshared) * self.page_rows - row
+        return (len(held.pages) + self.free + num_unshared) * self.page_rows + held.absent - row
 
     def close(self, sequence: int) -> tuple[int, ...]:
         """Release all pages of a sequence; return those that no sequence owns now.
@@ -389,12 +431,12 @@ class PageTable:
         return tuple(self._held_by(sequence).pages)
 
     def column(self, sequence: int, row: int) -> int:
-        """Return the column of a row: row - page_rows * (number of the sequence's returned pages).
+        """Return the column of a row: its number without the rows of returned pages and the skipped rows.
 
         sequence: id of the sequence. Raises NotFound if it is not open.
-        row: number of a row that lies after the returned pages.
+        row: number of a row that lies after the returned pages and the skipped rows.
         """
-        return row - self._held_by(sequence).returned * self.page_rows
+        return row - self._held_by(sequence).absent
 
     def slots(self, sequence: int, start: int, stop: int) -> Sequence[int]:
         """Return the slots (page * page_rows + offset) of the rows start .. stop - 1, in row order.
@@ -416,6 +458,9 @@ class PageTable:
         held: the pages of the sequence.
         first: the first column.
         end: the column after the last one.
+
+        An empty list is returned if `end` is not greater than `first`. Raises IndexError for columns without
+        pages.
         """
         size = self.page_rows
         pages = held.pages
@@ -454,7 +499,7 @@ class PageTable:
         rows: number of rows that need pages, returned ones included.
         """
         held = self._held_by(sequence)
-        missing = -(-rows // self.page_rows) - held.returned - len(held.pages)
+        missing = -(-(rows - held.absent) // self.page_rows) - len(held.pages)
         return missing if missing > 0 else 0
 
     def _held_by(self, sequence: int) -> _Held:
@@ -487,6 +532,8 @@ class PageTable:
 
         held: the pages of the sequence.
         row: the next row to be fed.
+
+        The slice is empty also with head windows and with a pruning that skips layers.
         """
         match held.policy:
             case None:
@@ -500,24 +547,28 @@ class PageTable:
             case _:
                 return slice(0, 0)
         first = self.pages_for(rows)
-        num_unneeded = since // self.page_rows - first
-        return slice(first, first + max(num_unneeded - held.returned, 0))
+        return slice(first, max((since - held.absent) // self.page_rows, first))
 
     def _holds_attended_rows(self, held: _Held, row: int) -> bool:
         """Return whether the sequence still holds all rows that rows from `row` on attend to.
 
         held: the pages of the sequence.
         row: the next row to be fed.
+
+        True for every policy but a window, and for a window of which no page was returned. Otherwise True if
+        the first recent row that such rows attend to lies after the returned pages.
         """
-        if not isinstance(held.policy, Window) or not held.returned:
+        if not isinstance(held.policy, Window) or not held.absent:
             return True
-        first = (self.pages_for(held.policy.sinks) + held.returned) * self.page_rows
+        first = self.pages_for(held.policy.sinks) * self.page_rows + held.absent
         return first <= row - held.policy.recent
 
     def _release_pages(self, pages: list[int]) -> tuple[int, ...]:
         """Drop one reference to each page; return the pages that are free now, in the order of `pages`.
 
         pages: page numbers, each owned by at least one sequence.
+
+        Pages that another sequence still owns are not part of the result.
         """
         freed: list[int] = []
         for page in pages:
@@ -528,7 +579,9 @@ class PageTable:
         return tuple(freed)
 
     def _allocate_page(self) -> int:
-        """Allocate the free page with the lowest number. Raises Overloaded if there is none."""
+        """Allocate the free page with the lowest number, and return the number. Raises Overloaded if there is
+        none.
+        """
         if not self._free:
             raise Overloaded("no KV page free")
         page = heapq.heappop(self._free)

@@ -21,6 +21,7 @@ dependencies are acyclic. Worked example:
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,7 +52,7 @@ _LONGEST_LINE = 512
 # it.
 _MARKER = re.compile(r"^[ \t*`#>]*[\[［【] *(PLAN|DIRECT) *[\]］】][*`]*", re.IGNORECASE | re.MULTILINE)
 # A last line that may still become a marker.
-_MARKER_BEGUN = re.compile(r"[ \t*`#>]*(?:[\[［【] *[A-Z]{0,6} *)?", re.IGNORECASE)
+_MARKER_START = re.compile(r"[ \t*`#>]*(?:[\[［【] *[A-Z]{0,6} *)?", re.IGNORECASE)
 # A loose spelling of "[END]" at the beginning of a line.
 _END_LINE = re.compile(r"[\s*`]*[\[［【]\s*END\s*[\]］】]", re.IGNORECASE)
 # One point: number, wished length, optional label, optional dependencies, title.
@@ -107,6 +108,7 @@ class PlanRules:
     listed: bool = False
 
     def __post_init__(self) -> None:
+        """Raise InvalidRequest, whose field is "max_points", unless `max_points` is in 1..99."""
         if not 1 <= self.max_points <= 99:
             raise InvalidRequest(f"max_points must be in 1..99, got {self.max_points}", field="max_points")
 
@@ -121,8 +123,10 @@ class PlanReader:
     """
 
     def __init__(self, rules: PlanRules | None = None) -> None:
-        """rules: tools that the rules do not offer become None, and points after the `max_points`-th are left
-        out. With rules of None, no tool is known and MAX_POINTS applies.
+        """Start to read a skeleton from its first character.
+
+        rules: tools that the rules do not offer become None, and points after the `max_points`-th are left
+            out. With rules of None, no tool is known and MAX_POINTS applies.
         """
         self.kind: Kind | None = None
         self.direct_text = ""
@@ -168,12 +172,16 @@ class PlanReader:
         return [] if self.finished else self._read("", last=True)
 
     def _read(self, text: str, last: bool) -> list[Point]:
-        """Take in a piece of text, decide the kind of the text if possible, and parse what is complete.
+        """Read a piece of text, decide the kind of the text if possible, and return the points that the piece
+        completes.
 
         text: the next characters.
         last: True if no text follows, so that an incomplete line counts as complete.
 
-        Returns the points that the piece completes. Raises PlanError if a plan ends without a valid line.
+        Raises PlanError if a plan ends without a valid line.
+
+        Returns an empty list after the end, while the kind is not known, and for a direct answer, whose text
+        is added to `direct_text`. PlanError holds the whole text.
         """
         if self.finished:
             return []
@@ -192,6 +200,9 @@ class PlanReader:
         """Set `kind` to "plan" or "direct" if the text so far allows it, or if no text follows.
 
         last: True if no text follows. A text without a marker is then a direct answer.
+
+        A marker counts if it begins within the first _PREAMBLE characters; the text up to its end is dropped.
+        Without a marker, the kind becomes "direct" once none can follow any more; otherwise it stays None.
         """
         marker = _MARKER.search(self._rest, 0, _FARTHEST)
         if marker and marker.start() <= _PREAMBLE:
@@ -201,15 +212,20 @@ class PlanReader:
             self.kind = "direct"
 
     def _marker_may_come(self) -> bool:
-        """Return whether a marker may still follow: within the preamble, or started on the last line."""
+        """Return True if a marker may still follow: if the text so far is no longer than _PREAMBLE
+        characters, or no longer than _FARTHEST characters and its last line begins like a marker.
+        """
         line = self._rest.rfind("\n") + 1
-        marker_started = line <= _PREAMBLE and _MARKER_BEGUN.fullmatch(self._rest, line) is not None
+        marker_started = line <= _PREAMBLE and _MARKER_START.fullmatch(self._rest, line) is not None
         return len(self._rest) <= (_FARTHEST if marker_started else _PREAMBLE)
 
     def _read_direct(self, last: bool) -> None:
         """Move certain text to `direct_text`. A tail that may be the beginning of "[END]" is held back.
 
         last: True if no text follows, so that nothing is held back.
+
+        A newline directly after the marker is dropped. Sets `finished` if "[END]" is read or no text follows.
+        A text without a marker is moved as a whole, "[END]" included.
         """
         if not self._marked:
             self.direct_text = self.direct_text + self._rest
@@ -220,7 +236,7 @@ class PlanReader:
             self._rest = self._rest.removeprefix("\n")
             self._at_marker = False
         body, end, _ = self._rest.partition(_END)
-        held = 0 if end or last else _end_begun(body)
+        held = 0 if end or last else _size_of_partial_end(body)
         self.direct_text += body[: len(body) - held]
         self._rest = body[len(body) - held :]
         self.finished = bool(end) or last
@@ -231,6 +247,9 @@ class PlanReader:
         The incomplete line is parsed too if it contains an end marker, or if no text follows.
 
         last: True if no text follows.
+
+        Sets `finished` if a line has the end marker or no text follows. Of a very long incomplete line, the
+        middle is dropped.
         """
         *lines, incomplete = self._rest.split("\n")
         if last or _ends(incomplete):
@@ -247,6 +266,9 @@ class PlanReader:
         Sets `finished` if the line has the end marker. Returns an empty list after the end.
 
         line: the line without its newline.
+
+        Only the text before "[END]" is parsed, and of that the first _LONGEST_LINE characters. A line that is
+        no point is skipped.
         """
         if self.finished:
             return []
@@ -258,6 +280,10 @@ class PlanReader:
         """Parse one point and add it; return None if the text is not a point or there are enough points.
 
         line: the part of a line that may be a point.
+
+        The point's id is its place in the plan, whatever number the model wrote; `needs` are translated to
+        such ids, and unknown ones are dropped. The length is at least 1 and at most _MAX_LENGTH. A text
+        without a title is no point.
         """
         match = _LINE.fullmatch(line.rstrip("\r"))
         title = clean_title(match["title"]) if match else ""
@@ -280,6 +306,8 @@ class PlanReader:
         not offer.
 
         name: the text in the place of TOOL, without spaces around it.
+
+        Without rules, every other name is returned.
         """
         if name.casefold() in ("", "-", "none", "无"):
             return None
@@ -297,11 +325,31 @@ def read_plan(text: str, rules: PlanRules | None = None) -> tuple[Point, ...] | 
     rules: tools and number of points that are allowed, or None, see `PlanReader`.
 
     Raises PlanError if the text is a plan without a valid line.
+
+    The points are in the order of their lines. A text without a marker is a direct answer.
     """
     reader = PlanReader(rules)
     reader.feed(text)
     reader.finish()
     return reader.points if reader.kind == "plan" else None
+
+
+def write_plan(points: Sequence[Point]) -> str:
+    """Return a plan in the skeleton language, so that `read_plan` returns the same points.
+
+        Point(1, 40, "Pack light"), Point(2, 60, "Choose a route", needs=(1,)) ->
+        "[PLAN]\\n1.<40><None>[-]Pack light\\n2.<60><None>[1]Choose a route\\n[END]"
+
+    An end marker within a title loses its brackets, and a length of more than four digits becomes 9999.
+
+    points: at least one point, with ids 1, 2, and so on.
+    """
+    lines = [
+        f"{one.id}.<{min(one.length, _MAX_LENGTH)}><{one.tool}>[{','.join(map(str, one.needs)) or '-'}]"
+        f"{one.title.replace(_END, 'END')}\n"
+        for one in points
+    ]
+    return f"[PLAN]\n{''.join(lines)}{_END}"
 
 
 def _ends(line: str) -> bool:
@@ -313,7 +361,8 @@ def _ends(line: str) -> bool:
 
 
 def _shortened(line: str) -> str:
-    """Drop the middle of a very long line, so that memory is bounded.
+    """Return a line without its middle if it is very long, so that memory is bounded; otherwise the line
+    unchanged.
 
     Its first _LONGEST_LINE characters, which are parsed, and its last four, which may begin "[END]", remain.
 
@@ -323,7 +372,7 @@ def _shortened(line: str) -> str:
     return line if len(tail) < len(_END) else f"{head} {tail[1 - len(_END) :]}"
 
 
-def _end_begun(text: str) -> int:
+def _size_of_partial_end(text: str) -> int:
     """Return how many of the last characters may be the beginning of "[END]": 2 for "see [E"; 0 if none.
 
     text: the text so far.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class SoftEnd:
     """The soft end of a sequence. Its hard end is the sequence's limit.
 
-    Once the sequence has generated `after` tokens, it ends after the current sentence, item of a list or
+    Once the sequence has generated `after` tokens, it ends after the current sentence, list or
     block. If the next token would begin something new, `token` is generated in its place.
 
     after: number of generated tokens.

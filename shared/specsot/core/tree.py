@@ -37,6 +37,9 @@ class Tree:
     parents: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        """Raise WireError if the tuples have different lengths or are empty, or if a parent does not precede
+        its child.
+        """
         if len(self.tokens) != len(self.parents) or not self.tokens:
             raise WireError(f"tree has {len(self.tokens)} tokens and {len(self.parents)} parents")
         shape_of(self.parents)
@@ -75,9 +78,13 @@ def shape_of(parents: tuple[int, ...]) -> Shape:
 
 
 def _shape(parents: tuple[int, ...]) -> Shape:
-    """Compute what `shape_of` returns. Raises WireError if a node's parent does not precede the node.
+    """Return the depth of each node, and the set of nodes that each node may attend. Raises WireError if a
+    node's parent does not precede the node.
 
     parents: by node, the node number of its parent; the root is its own parent.
+
+    The ancestry is one bit set per node, with the node itself and its ancestors. A root with a parent other
+    than 0 raises WireError too.
     """
     for node, parent in enumerate(parents):
         if not 0 <= parent < (node or 1):
@@ -112,6 +119,8 @@ def shallow(tree: Tree, levels: int) -> Tree:
 
     >>> shallow(Tree((7, 8, 9, 5), (0, 0, 1, 0)), levels=2)  # node 2 has depth 2; node 3 becomes node 2
     Tree(tokens=(7, 8, 5), parents=(0, 0, 0))
+
+    The order of the nodes stays the same; their numbers are counted anew.
     """
     kept_nodes = [node for node, depth in enumerate(shape_of(tree.parents).depths) if depth < levels]
     if len(kept_nodes) == len(tree):
@@ -139,6 +148,8 @@ def depths(parents: Sequence[int]) -> tuple[int, ...]:
 
     >>> depths((0, 0, 0, 1))
     (0, 1, 1, 2)
+
+    Parents must precede their children. The result is empty without nodes.
     """
     result: list[int] = []
     for node, parent in enumerate(parents):
@@ -153,6 +164,8 @@ def ancestry(parents: Sequence[int]) -> tuple[int, ...]:
 
     >>> [f"{nodes:04b}" for nodes in ancestry((0, 0, 0, 1))]  # bit 0, the root, is the last digit
     ['0001', '0011', '0101', '1011']
+
+    Parents must precede their children. The result is empty without nodes.
     """
     bits: list[int] = []
     for node, parent in enumerate(parents):
@@ -167,6 +180,8 @@ def children(parents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
     >>> children((0, 0, 0, 1))
     ((1, 2), (3,), (), ())
+
+    A node without children has an empty tuple.
     """
     found: list[list[int]] = [[] for _ in parents]
     for node, parent in enumerate(parents):
@@ -187,6 +202,9 @@ def accept(tree: Tree, targets: Sequence[int | None]) -> tuple[int, ...]:
 
     >>> accept(Tree((7, 8, 9, 5), (0, 0, 0, 1)), targets=(8, 5, 3, 4))  # 7 -> 8 -> 5; the bonus token is 4
     (0, 1, 3)
+
+    If no child of the root is accepted, the result is (0,). Acceptance follows one path from the root, and
+    ends at the first node whose target is no child's token.
     """
     accepted = [0]
     newest = 0

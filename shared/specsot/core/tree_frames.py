@@ -80,6 +80,8 @@ class TreeFrames:
         parent: the node that the tree grows from. Its tree frame must be in flight. None: the verified root.
 
         Raises AssertionError if the limit is reached, or if the parent's tree frame is not in flight.
+
+        The slot is 0 if no tree frame is in flight. `has_room` becomes False if the limit is then reached.
         """
         assert self.has_room, "more tree frames than the limit"
         assert parent is None or parent.draft_round in self.trees, "the parent is not in flight"
@@ -94,6 +96,8 @@ class TreeFrames:
 
         draft_round: number of the verified draft round. A round that is not in flight is ignored.
         dropped: draft rounds that the result drops; rounds that are not in flight are ignored.
+
+        `has_room` becomes True if fewer tree frames than the limit are left.
         """
         self.trees.pop(draft_round, None)
         for one in dropped:
@@ -105,6 +109,8 @@ class TreeFrames:
         flight.
 
         nodes: number of slots that are needed, one after the other.
+
+        Slots after the last tree in flight are always free.
         """
         first = 0
         for tree in sorted(self.trees.values(), key=lambda one: one.first):

@@ -77,12 +77,16 @@ class View:
 
 
 def advance(view: View, event: events.Event) -> View:
-    """Return the view after one more event.
+    """Return the view after one more event. The given view is not changed.
 
     Text of `MergedText` replaces whatever the view has from the event's offset on.
 
     view: the view of the events before.
     event: the next event of the request's stream.
+
+    Text beyond the event's offset that the view had is dropped, but log-probabilities are only added. The
+    points of a second `Planned` are added to those of the first. `Finished` replaces the merged text by the
+    whole answer. Events of a branch change the panel of its point.
     """
     match event:
         case events.Started():
@@ -135,6 +139,10 @@ def advance_panel(
 
     panel: the panel before the event.
     event: the event of the panel's own branch.
+
+    The panel itself is not changed. `BranchStarted` sets its budget and marks the panel as started, as
+    `BranchFinished` does; `BranchText` adds its tokens and one step, and `BranchFinished` sets the reason and
+    the final number of tokens.
     """
     match event:
         case events.BranchStarted():

@@ -56,6 +56,9 @@ def describe(tokens: Sequence[bytes | None]) -> Vocabulary:
     """Return the vocabulary of these tokens, with its digest and without unnamed ids.
 
     tokens: by token id, the bytes of the token's text, or None for a token without text.
+
+    The digest differs if any token's bytes differ, or if a token without text takes the place of one with
+    empty text.
     """
     digest = hashlib.sha256()
     for token in tokens:
@@ -75,6 +78,9 @@ def read_vocabulary(directory: Path, width: int | None = None) -> Vocabulary:
 
     Raises ModelError for other tokenizers, for an unreadable file, and if tokens with text have ids from
     `width` on.
+
+    Ids that the tokenizer does not know are in `unnamed`. A file that cannot be parsed is unreadable, and so
+    is a missing one.
     """
     path = directory / "tokenizer.json"
     try:
@@ -94,6 +100,8 @@ def _read(path: Path, width: int | None, version: tuple[int, ...]) -> Vocabulary
         again.
 
     Raises ModelError as `read_vocabulary` does.
+
+    The four newest results are kept.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -113,6 +121,8 @@ def unnamed_ids(directory: Path, width: int) -> tuple[int, ...]:
 
     directory: the model's directory.
     width: number of the model's logits.
+
+    Added tokens count as known.
     """
     tokenizer_file = directory / "tokenizer.json"
     if not tokenizer_file.is_file():
@@ -141,6 +151,8 @@ def _token_bytes(path: Path, config: dict[str, Any], ids: dict[str, int]) -> lis
     ids: token id by the token's name in tokenizer.json, without added tokens.
 
     Raises ModelError if the tokenizer is neither byte-level nor has byte fallback.
+
+    A token whose name is empty or cannot be spelled has None too. Without tokens, the list is empty.
     """
     spell = speller(config)
     if spell is None:
@@ -163,6 +175,9 @@ def speller(config: Mapping[str, Any]) -> Speller | None:
 
     Returns None if the tokenizer is neither byte-level nor has byte fallback, so that its tokens have no
     bytes.
+
+    The function returns None for a name that has no bytes. The dictionary is not changed. A byte-level
+    decoder has precedence over byte fallback.
     """
     parts = _decoder_parts(config.get("decoder"))
     if "ByteLevel" in parts:
@@ -173,7 +188,7 @@ def speller(config: Mapping[str, Any]) -> Speller | None:
 
 
 def _decoder_parts(decoder: dict[str, Any] | None) -> set[str]:
-    """Return the types of a decoder and of the decoders that it consists of; nothing for None.
+    """Return the types of a decoder and of the decoders that it consists of; an empty set for None.
 
     decoder: the "decoder" of a parsed tokenizer.json, such as {"type": "ByteLevel"}.
     """
@@ -211,6 +226,8 @@ def _spell_piece(token: str) -> bytes:
     r"""Return the bytes of a sentencepiece token: "<0x0A>" is one byte, other names are text.
 
     token: the token's name in tokenizer.json. Its "\\u2581" stands for a space.
+
+    Both cases of hexadecimal digits are accepted. Never returns None.
     """
     fallback = _FALLBACK.fullmatch(token)
     if fallback:
@@ -227,6 +244,8 @@ def _fit(path: Path, tokens: list[bytes | None], width: int | None) -> list[byte
     path: the tokenizer.json, for error messages.
     tokens: by token id, the bytes of the token or None.
     width: number of the model's logits, or None.
+
+    The result has exactly `width` entries unless `width` is None.
     """
     if width is None:
         return tokens
@@ -248,7 +267,10 @@ class Spelling:
     """Maps bytes to tokens of a vocabulary. If several tokens have the same bytes, the lowest id counts."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """vocabulary: the bytes of every token id. Tokens without text are never used."""
+        """Collect the tokens that have text.
+
+        vocabulary: the bytes of every token id. Tokens without text are never used.
+        """
         self._ids: dict[bytes, int] = {}
         for token, text in enumerate(vocabulary.bytes):
             if text:
@@ -272,6 +294,8 @@ class Spelling:
 
         text: the bytes to spell.
         ceiling: the largest number that an entry can have, see `count`.
+
+        A text that no tokens spell counts as `ceiling`, and so does every number above it.
         """
         counts = [0] * (len(text) + 1)
         for begin in range(len(text) - 1, -1, -1):
@@ -286,6 +310,8 @@ class Spelling:
         yields the tokens of a and ab. Empty if no token begins the text.
 
         text: the bytes to tokenize.
+
+        The longest token at each place is taken, even if a shorter one would let more of the text be spelled.
         """
         tokens: list[int] = []
         begin = 0

@@ -19,9 +19,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from specsot.core.vocabulary import Spelling, Vocabulary, spelling_of
+from specsot.grammar.name_patterns import read_enforceable
 from specsot.grammar.paths import PathCheck
 from specsot.grammar.reasons import reason_in
-from specsot.grammar.schemas import read_schema
 from specsot.grammar.structural_tag import lark_of_tag, read_tag
 from specsot.params import Form, refuse
 
@@ -43,6 +43,9 @@ class Choices:
         vocabulary: the bytes of every token id.
         texts: the texts of the choice, at least one.
         spelling: the spelling of the vocabulary, if the caller has it. With None, it is looked up.
+
+        The entry for the empty rest of a text is 0. A rest that the vocabulary cannot spell counts as one
+        token more than the text has bytes.
         """
         self._bytes = vocabulary.bytes
         self._texts = [text.encode() for text in texts]
@@ -65,6 +68,10 @@ class Choices:
         allowed: [vocabulary size], the tokens that the form allows.
         written: the bytes of the answer so far.
         remaining: number of tokens that may still be generated, this one included.
+
+        The given mask itself is returned if nothing has to be left out; otherwise a new one. A token fits if
+        some text continues with the token's bytes and its rest needs fewer than `remaining` tokens, so that
+        an end token has room.
         """
         candidates = [text for text in self._texts if text.startswith(written)]
         if all(len(text) - len(written) <= remaining for text in candidates):
@@ -114,7 +121,10 @@ class Closing:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """vocabulary: the bytes of every token id. Tokens without text are never part of an ending."""
+        """Find the tokens of which endings consist, and the tokens that may begin a JSON value.
+
+        vocabulary: the bytes of every token id. Tokens without text are never part of an ending.
+        """
         self.horizon = FARTHEST
         texts = vocabulary.bytes
         ids = {text: token for token, text in reversed(list(enumerate(texts))) if text}
@@ -135,6 +145,11 @@ class Closing:
         allowed: [vocabulary size], the tokens that the form allows.
         remaining: number of tokens that may still be generated, this one included.
         may_stop: True if there are end tokens, which may end a text that could continue.
+
+        "Much larger" means by more than _WATCHED tokens; then, or without end tokens for a text that is
+        complete, nothing is forbidden. Down to _SPARE tokens more than the ending needs, only tokens are left
+        out that begin something which cannot be ended in time. The given mask itself is returned if nothing
+        is left out.
         """
         ending = self.find_ending(place)
         if ending is None or remaining > len(ending) + _WATCHED or not (ending or may_stop):
@@ -154,6 +169,8 @@ class Closing:
         place: the place in the answer, before the next token.
         allowed: [vocabulary size], the tokens that the form allows.
         remaining: number of tokens that may still be generated, this one included.
+
+        Returns a new mask. A token is also left out if no ending is known after it.
         """
         beginnings = self._beginnings(place)
         fitting = allowed & ~beginnings
@@ -178,6 +195,8 @@ class Closing:
         is used.
 
         place: the place where the ending begins.
+
+        A failed search is cached too, as (), so that the search is not repeated.
         """
         if place.parent and place.parent.ending and place.parent.ending[0] == place.token:
             place.ending = place.parent.ending[1:]
@@ -193,6 +212,9 @@ class Closing:
 
         place: the place where the ending begins.
         max_tokens: the largest number of tokens of the ending. None means the horizon.
+
+        Returns None also if no token may follow although the answer is not complete. The matcher moves along
+        the ending.
         """
         max_tokens = self.horizon if max_tokens is None else max_tokens
         ending: list[int] = []
@@ -215,6 +237,9 @@ class Closing:
 
         walker: the cursor that visits the places of the answer.
         place: the place before the token.
+
+        Within a JSON string, the token of a quote is returned. The token is among those that the form allows;
+        tokens of more than one byte are taken only if no single byte of `_ORDER` may follow.
         """
         bits = walker.bits(place)
         if self._in_string(bits):
@@ -259,7 +284,7 @@ _JSON = ("json_object", "json_schema")
 # Bytes that are tried first to find out whether a form leaves a choice: if two of them may follow, it does.
 _PROBES = (b"a", b" ", b'"', b",")
 # Tokens. With more allowed tokens, a form is taken to leave a choice. Untuned.
-_MOST_FORCED = 64
+_MAX_FORCED = 64
 
 
 class AnswerAutomaton:
@@ -281,6 +306,9 @@ class AnswerAutomaton:
         guided: True if masks must lead the answer to its end when its budget gets small. That needs a search.
 
         Raises InvalidRequest if the library cannot compile the form.
+
+        Raises InvalidRequest also for an invalid schema. Budgets make a difference only for JSON and for a
+        choice, and only if `guided`.
         """
         self.vocabulary = vocabulary
         self.form = form
@@ -318,6 +346,9 @@ class AnswerAutomaton:
 
         place: the place before the token.
         token: token id, which may be outside of the vocabulary.
+
+        Without end tokens, the returned place is marked as ended if the form is complete there and no token
+        may follow.
         """
         if place.ended or not self._is_text(token):
             return None
@@ -341,8 +372,10 @@ class AnswerAutomaton:
         The mask is computed only if the budget or end tokens make a difference.
 
         place: the place before the token.
-        token: token id.
+        token: token id. A token outside of the vocabulary raises IndexError if its mask must be computed.
         remaining: number of tokens that the answer may still have, this one included.
+
+        False for every token once no token may follow.
         """
         is_watched = self._closing is not None and remaining <= self._closing.horizon
         if self._choices or is_watched or token in self._end_ids:
@@ -365,6 +398,9 @@ class AnswerAutomaton:
         place: the place before the token.
         remaining: number of tokens that the answer may still have, this one included. When few remain, JSON
             is led to an ending if one is known, and a choice to a text that fits.
+
+        Never empty only because of the budget: if no text of a choice fits any more, and the answer cannot
+        end, the tokens that the form allows are returned.
         """
         allowed = self._allowed(place)
         ends = self._may_end(place)
@@ -384,15 +420,17 @@ class AnswerAutomaton:
         choice.
 
         The longest possible token is returned. The model may tokenize the same bytes differently. () is also
-        returned where the answer may end, and where more than _MOST_FORCED tokens may follow.
+        returned where the answer may end, and where more than _MAX_FORCED tokens may follow.
 
         place: the place before the token.
+
+        () is also returned if the tokens that may follow are not all beginnings of the longest one.
         """
         may_follow = self.path_check(place)
         if sum(may_follow((token,)) for token in self._probes.values()) > 1:
             return ()
         allowed = self._allowed(place)
-        if np.count_nonzero(allowed) > _MOST_FORCED or self._may_end(place):
+        if np.count_nonzero(allowed) > _MAX_FORCED or self._may_end(place):
             return ()
         tokens = np.flatnonzero(allowed)[::-1].tolist()
         texts = {self.vocabulary.bytes[token] or b"": token for token in tokens}
@@ -416,6 +454,8 @@ class AnswerAutomaton:
         regular expressions, and if the automaton is not guided.
 
         max_tokens: bounds the search, in tokens. Of a choice, the shortest text counts whatever its length.
+
+        Of a choice, a text that the vocabulary cannot spell counts with one token more than it has bytes.
         """
         if self._choices:
             return self._choices.min_tokens() + 1
@@ -429,6 +469,8 @@ class AnswerAutomaton:
         All False if the answer has ended.
 
         place: the place before the token.
+
+        All False also if the form has become too complex for the library.
         """
         if place.ended:
             return np.zeros(len(self._has_text), dtype=np.bool_)
@@ -472,7 +514,7 @@ class Matchers:
     def __init__(self, compile_matcher: Callable[[], LLMatcher], executor: Executor) -> None:
         """Compile the first matcher, and start to compile the next one.
 
-        compile_matcher: compiles the form.
+        compile_matcher: compiles the form; returns a matcher before its first token.
         executor: compiles the next matcher in advance.
 
         Raises what compiling raises.
@@ -487,8 +529,10 @@ class Matchers:
     def copy_matcher(self, failed_batch: int | None = None) -> tuple[int, LLMatcher]:
         """Return the number of the present batch, and a matcher of it before its first token.
 
-        failed_batch: number of a batch whose matchers fail. If it is the present batch, a new one is begun; a
-            number of an earlier batch changes nothing. None if no matcher failed.
+        failed_batch: number of a batch whose matchers fail. If it is the present batch, a new batch is
+            started; a number of an earlier batch changes nothing. None if no matcher failed.
+
+        Raises what compiling raises if a new batch is needed and its matcher cannot be compiled.
         """
         with self._lock:
             if failed_batch == self._batch:
@@ -500,6 +544,9 @@ class Matchers:
 
         If the next matcher is being compiled, this waits for it. If its compilation is still queued after
         that of other forms, compiling the matcher in this thread is faster.
+
+        Raises what compiling raises. The number of the batch is then one higher, and the next matcher is
+        being compiled.
         """
         self._original = self._compile() if self._next.cancel() else self._next.result()
         self._batch, self._next = self._batch + 1, self._executor.submit(self._compile)
@@ -536,6 +583,8 @@ def compile_form(vocabulary: Vocabulary, form: Form, stack: int = STACK) -> LLMa
     stack: bytes of the stack of the thread that compiles.
 
     Raises InvalidRequest, with the library's reason on one line, if the form cannot be compiled.
+
+    Raises InvalidRequest also if a schema is invalid.
     """
     grammar, tokenizer = lark_of(form), library_tokenizer(vocabulary)
     compiled: list[LLMatcher] = []
@@ -554,12 +603,15 @@ def lark_of(form: Form) -> str:
     form: the constraint. The schema `true` allows any JSON value.
 
     Raises InvalidRequest if a schema is invalid.
+
+    A choice becomes alternatives of its texts, and a regular expression must match the whole answer. Raises
+    InvalidRequest for a malformed structural tag too.
     """
     match form.kind:
         case "json_object":
             rule = "start: %json " + json.dumps({"type": "object", "x-guidance": _JSON_STYLE})
         case "json_schema":
-            schema = read_schema(form.texts[0])
+            schema = read_enforceable(form.texts[0])
             rule = "start: %json " + json.dumps(
                 {**(schema if isinstance(schema, dict) else {}), "x-guidance": _SCHEMA_STYLE}
             )
@@ -588,7 +640,10 @@ class _Words:
     bos_token_id: None = None
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """vocabulary: the bytes of every token id."""
+        """Collect the bytes of all tokens, and add an end token after the last id.
+
+        vocabulary: the bytes of every token id.
+        """
         self.eos_token_id = len(vocabulary)
         self.special_token_ids = [self.eos_token_id]
         self.tokens: Sequence[bytes] = [*(text or b"" for text in vocabulary.bytes), b"<end>"]
@@ -622,6 +677,8 @@ def _run_on_stack(size: int, work: Any) -> None:
 
     size: bytes of the stack.
     work: the function, which is called without arguments.
+
+    Threads that are started elsewhere meanwhile may get the same stack size.
     """
     thread = threading.Thread(target=work)
     with _starting:
@@ -653,7 +710,9 @@ class MatcherNode:
     def __init__(
         self, walker: MatcherCursor, parent: MatcherNode | None = None, token: int = -1, ended: bool = False
     ):
-        """walker: the cursor that visits the places of this answer.
+        """Create a place, whose ending was not searched yet.
+
+        walker: the cursor that visits the places of this answer.
         parent: the preceding place. None at the root.
         token: the token that leads from the preceding place to this one. -1 at the root.
         ended: True if no token may follow.
@@ -684,7 +743,10 @@ class MatcherCursor:
     """
 
     def __init__(self, matchers: Matchers) -> None:
-        """matchers: copies of the compiled form, of which the cursor takes one."""
+        """Begin before the first token of an answer, with a matcher of its own.
+
+        matchers: copies of the compiled form, of which the cursor takes one.
+        """
         self._matchers = matchers
         self._batch, self._matcher = matchers.copy_matcher()
         self.root = self._current = MatcherNode(self)
@@ -694,6 +756,9 @@ class MatcherCursor:
 
         place: the place before the token.
         token: token id, which has text.
+
+        The matcher stays at the new place, which is marked as ended if the library allows no token after it.
+        After None for a forbidden token, it stays before the token.
         """
         num_consumed = self._ask(place, lambda matcher: matcher.try_consume_tokens([token]))
         if not num_consumed or self._matcher.is_error():
@@ -734,6 +799,9 @@ class MatcherCursor:
 
         place: the place to which the matcher is moved.
         query: called with the matcher at `place`. It must not move the matcher, except from `step`.
+
+        A matcher that failed in an earlier call is replaced before the query. Each call makes at most two
+        attempts.
         """
         if self._matcher.is_error():
             self._renew()
@@ -755,6 +823,8 @@ class MatcherCursor:
         tokens. Do nothing if it is there already.
 
         place: the place to which the matcher is moved.
+
+        After an error of the matcher, its position has no meaning; `_ask` then tries a new one.
         """
         shared = _shared(self._current, place)
         if num_back := self._current.depth - shared.depth:
@@ -770,6 +840,8 @@ def _shared(first: MatcherNode, second: MatcherNode) -> MatcherNode:
 
     first: a place.
     second: another place, or the same one.
+
+    Raises AssertionError for places of different answers. The root is shared by all places of an answer.
     """
     while first is not second:
         if first.depth >= second.depth:
@@ -787,6 +859,8 @@ def _tokens(place: MatcherNode, depth: int) -> list[int]:
 
     place: the last place of the path.
     depth: number of the path's first tokens that are left out.
+
+    The tokens are in the order of the path.
     """
     found: list[int] = []
     while place.depth > depth and place.parent is not None:

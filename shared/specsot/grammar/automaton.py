@@ -78,7 +78,9 @@ class TokenAutomaton:
         ends: tuple[int, ...] = (),
         tables: PlanTables | None = None,
     ) -> None:
-        """vocabulary: the bytes of every token id.
+        """Create the grammar of one sequence, over tables that all sequences share.
+
+        vocabulary: the bytes of every token id.
         rules: the rules of the skeleton: its points, its tools, and the tokens that a plan may have.
         ends: tokens that may end a numbered list, in addition to its own end. Ids outside of the vocabulary
             are ignored.
@@ -140,12 +142,16 @@ class TokenAutomaton:
         return self._tables.mask(state, *self._rooms(state, remaining), self._ends)
 
     def allows(self, state: State, token: int, remaining: int) -> bool:
-        """Return the entry of `mask` for one token. The mask is not computed. False for every token at the
-        end.
+        """Return True if one token may follow, as `mask` says for all tokens. The mask is not computed.
+        Return False for every token at the end.
 
         state: the state before the token.
         token: token id.
         remaining: number of tokens that the sequence may still generate, this one included.
+
+        False also for a token without text and for an id outside of the vocabulary, and for a token after
+        which the shortest ending would exceed the budget. An end token is allowed, whatever the budget is,
+        where a list may stop.
         """
         tables = self._tables
         if tables.is_done(state.place):
@@ -187,12 +193,16 @@ class TokenAutomaton:
 
         state: the state before the next token.
         remaining: number of tokens that the sequence may still generate, the next one included.
+
+        The second number is the smaller one of `remaining` and what is left of the rules' `plan_tokens`; it
+        is never below 0. A number is raised to the length of a shortest ending, so that the mask always
+        leaves a way to the end.
         """
-        least = self._tables.ending(state.place)
+        ending_tokens = self._tables.ending(state.place)
         planned = min(remaining, self.rules.plan_tokens - state.num_tokens)
         if self._tables.is_planned(state.place):
-            return 0, max(planned, least)
-        return max(remaining, least), max(planned, 0)
+            return 0, max(planned, ending_tokens)
+        return max(remaining, ending_tokens), max(planned, 0)
 
 
 def automaton(vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...] = ()) -> TokenAutomaton:
@@ -225,7 +235,9 @@ class PlanTables:
     """
 
     def __init__(self, vocabulary: Vocabulary, rules: PlanRules) -> None:
-        """vocabulary: the bytes of every token id.
+        """Create tables that contain only the two places of the end. Others are added when they are needed.
+
+        vocabulary: the bytes of every token id.
         rules: the rules of the skeleton. Only its tool names are used.
         """
         self.vocabulary = vocabulary
@@ -280,6 +292,8 @@ class PlanTables:
         Returns UNREACHABLE_TOKENS if the vocabulary cannot spell the ending.
 
         place: number of the place.
+
+        The result is cached. May be called from any thread.
         """
         found = self._survey.endings.get(place)
         if found is None:
@@ -296,6 +310,9 @@ class PlanTables:
 
         state: the state before the token.
         token: token id.
+
+        The number of tokens in the state is one higher. Places that are met for the first time are added to
+        the table.
         """
         text = self.vocabulary.bytes[token] if 0 <= token < len(self.vocabulary) else None
         if not text:
@@ -327,6 +344,8 @@ class PlanTables:
             answer.
         room_planned: the same number if the output is a plan.
         ends: the tokens that may follow wherever the output may stop.
+
+        Must not be written to. `ends` are ignored where the output may not stop.
         """
         if state.place in self._done:
             return self._nothing
@@ -350,6 +369,9 @@ class PlanTables:
         leaves a choice. Results are cached.
 
         state: the state before the first of these tokens.
+
+        Only the first bytes that tokens of the vocabulary can spell are covered, by greedy longest match; ()
+        also if none can.
         """
         key = (state.place, state.bytes_left, state.words)
         found = self._stretches.get(key)
@@ -368,6 +390,9 @@ class PlanTables:
         Places that were explored before are not visited again; places within a character are left out.
 
         start: number of the place where the exploration begins.
+
+        Yields nothing if all reachable places were explored before. An exploration that is abandoned is not
+        resumed by a later call from the same place, which yields nothing.
         """
         waiting = deque([start])
         while waiting:
@@ -393,6 +418,8 @@ class PlanTables:
         bytes_left: number of bytes that the title may still have, if the place is in a title without counts.
         words: number of words that the title may still begin, if the place is in a title without counts.
         num_tokens: number of tokens so far, the token included.
+
+        If the place is in no title, `bytes_left` is 0 and `words` is MAX_TITLE_WORDS in the result.
         """
         if self._table.open[number]:
             return State(number, bytes_left, words, num_tokens)
@@ -407,6 +434,8 @@ class PlanTables:
         """Return the tokens that can follow a place, computed at the first call.
 
         place: number of the place.
+
+        May be called from any thread; only one computes at a time.
         """
         with self._lock:
             if place not in self._reaches:
@@ -414,11 +443,14 @@ class PlanTables:
             return self._reaches[place]
 
     def _draw(self, reach: TokenReach, key: MaskKey) -> Mask:
-        """Compute the mask of a key, and add it to the cache. If the cache is full, all other masks are
-        dropped.
+        """Compute the mask of a key, add it to the cache, and return it. If the cache is full, all other
+        masks are dropped.
 
         reach: the tokens that can follow the place.
         key: what the mask depends on, see `MaskKey`.
+
+        The end tokens are allowed only where the output may stop. Returns the mask that is in the cache,
+        which another thread may have added first.
         """
         _, bytes_left, words, room, room_planned, ends = key
         mask = reach.fitting(bytes_left, words, room, room_planned)

@@ -30,8 +30,10 @@ class ByteTable:
     """
 
     def __init__(self, rules: PlanRules) -> None:
-        """rules: the rules of the grammar. Only the tool names are read here; the largest number of points is
-        part of every place.
+        """Create a table with the place DEAD alone, from which no byte leads anywhere else.
+
+        rules: the rules of the grammar. Only the tool names are read here; the largest number of points is
+            part of every place.
         """
         self.rules = rules
         self.next: NDArray[np.int32] = np.zeros((64, 256), dtype=np.int32)
@@ -74,6 +76,8 @@ class ByteTable:
         added.
 
         number: number of the place.
+
+        Bytes that no edge contains lead to DEAD. `next` may be replaced by a larger array.
         """
         if self.filled[number]:
             return
@@ -91,6 +95,8 @@ class ByteTable:
         """Compute the rows of `next` for several places. Rows that are valid already do not change.
 
         numbers: numbers of places, which may repeat.
+
+        DEAD among the numbers changes nothing. `next` may be replaced by a larger array.
         """
         present = np.zeros(len(self.places), dtype=np.bool_)
         present[numbers] = True
@@ -109,6 +115,8 @@ class ByteTable:
         replaced by arrays of twice the size.
 
         place: a place that the table does not contain yet.
+
+        The number is the number of places so far. The row of `next` is not valid yet.
         """
         number = len(self.places)
         if number == len(self.next):
@@ -132,6 +140,8 @@ def uncount(place: Place) -> tuple[Place, int, int]:
     bounded.
 
     place: any place of the automaton.
+
+    The inverse is `recount`. In a list's title without counts, `words` is 0 or 1: whether a word was begun.
     """
     if isinstance(place, Title) and place.bytes_left is not None:
         return replace(place, bytes_left=None), place.bytes_left, MAX_TITLE_WORDS
@@ -148,6 +158,8 @@ def recount(place: Place, bytes_left: int, words: int) -> Place:
     place: a place without counts.
     bytes_left: number of bytes that the title may still have.
     words: number of words that the title of a list may still begin.
+
+    Both counts are ignored for a place that is returned unchanged, and `words` for a title of a plan.
     """
     if isinstance(place, Title) and place.bytes_left is None:
         return replace(place, bytes_left=bytes_left)

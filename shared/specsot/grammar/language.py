@@ -243,7 +243,7 @@ class ListTitle:
 
     line: the line.
     bytes_left: number of bytes that the title may still have. None if the caller counts bytes and words.
-    words: number of words that were begun. If the caller counts them, 1 stands for any number above 0.
+    words: number of words that have started. If the caller counts them, 1 stands for any number above 0.
     last: kind of the preceding character. "over" means that the title has ended, so that its line must end.
     partial: what is missing of the incomplete last character, or "" if the last character is complete.
     """
@@ -290,6 +290,8 @@ def begin(rules: PlanRules) -> Place:
     only "[" is.
 
     rules: whether the output is a list, whether it may be a direct answer, and how many points it may have.
+
+    A list may have `rules.max_points` titles, like a plan.
     """
     first = NumberedLine(1, rules.max_points)
     if rules.listed:
@@ -303,6 +305,8 @@ def step(rules: PlanRules, place: Place, byte: int) -> Place | None:
     rules: the rules of the skeleton. Only its tool names are read here.
     place: the place before the byte.
     byte: the next byte of the output, 0..255.
+
+    Returns None at the end, and where an edge forbids the byte although a later one would allow it.
     """
     for edge in edges(rules, place):
         if edge.low <= byte <= edge.high:
@@ -318,6 +322,8 @@ def edges(rules: PlanRules, place: Place) -> tuple[Edge, ...]:
 
     rules: the rules of the skeleton. Only its tool names are read here.
     place: the place that the edges leave.
+
+    An edge whose `target` is None forbids its bytes.
     """
     match place:
         case Literal(rest, then):
@@ -354,6 +360,8 @@ def forced(rules: PlanRules, place: Place) -> bytes:
 
     rules: the rules of the skeleton. Only its tool names are read here.
     place: the place from which on bytes are determined.
+
+    Stops at the end of the output, which has no edges.
     """
     determined = bytearray()
     while True:
@@ -382,6 +390,8 @@ def owed(place: Place) -> int:
     The result is 0 if the title may end now.
 
     place: any place of the automaton.
+
+    The missing bytes of an incomplete character are up to 3.
     """
     match place:
         case Title(solid=solid, partial=partial):
@@ -408,6 +418,9 @@ def may_stop(place: Place) -> bool:
     needs further bytes.
 
     place: any place of the automaton.
+
+    In a list, an end token may replace the rest only from the second title on: at the beginning of a line
+    after two titles, and in the second or a later title that may end.
     """
     match place:
         case ListLine(line):
@@ -419,10 +432,12 @@ def may_stop(place: Place) -> bool:
 
 
 def planned(place: Place) -> bool:
-    """Return whether the output is certainly a plan. Lists always are; False after a direct answer, in it,
-    and as long as "[DIRECT]" may still be chosen.
+    """Return True if an output that has reached this place is certainly a plan. Return True for every
+    place of a list. Return False in and after a direct answer, and as long as "[DIRECT]" may still be chosen.
 
     place: any place of the automaton.
+
+    A place with determined bytes is what the place after these bytes is.
     """
     match place:
         case Literal(_, then):
@@ -451,6 +466,8 @@ def _begin_line(line: NumberedLine) -> tuple[Edge, ...]:
     After the last line that may be written, only "[END]" is allowed.
 
     line: the line that begins. Its number may be one more than its `last`.
+
+    In the first line, only its number may follow.
     """
     end = (_edge_of_byte(_END[0], Literal(_END[1:], Done(plan=True))),) if line.number > 1 else ()
     if line.number > line.last:
@@ -465,6 +482,8 @@ def _write_length(line: NumberedLine, digits: int) -> tuple[Edge, ...]:
 
     line: the point's line.
     digits: number of digits so far, 0.._MAX_LENGTH_DIGITS.
+
+    LEN is the wished number of tokens of the point, of at most _MAX_LENGTH_DIGITS digits.
     """
     if not digits:
         return (Edge(ord("1"), ord("9"), Length(line, 1)),)
@@ -481,6 +500,8 @@ def _write_tool(rules: PlanRules, line: NumberedLine, prefix: bytes) -> tuple[Ed
     rules: offers the names in addition to "None".
     line: the point's line.
     prefix: the bytes of the name so far.
+
+    The tool may also be "None". Without tools in the rules, only "None" can be written.
     """
     # "None" comes first, so that the short way to the end writes it.
     names = [b"None", *(tool.encode() for tool in rules.tools)]
@@ -501,6 +522,8 @@ def _write_needs(line: NumberedLine, last: int, prefix: bytes) -> tuple[Edge, ..
     line: the point's line. Only smaller numbers are allowed as ids.
     last: the id before the last comma, or 0 before the first comma. The next id is larger.
     prefix: the digits after the last comma.
+
+    Each edge is a single byte. The result is never empty in a place that can be reached.
     """
     ids = [str(number).encode() for number in range(last + 1, line.number)]
     found: list[Edge] = []
@@ -528,6 +551,9 @@ def _write_title(place: Title) -> tuple[Edge, ...]:
     remaining bytes.
 
     place: the place in the title.
+
+    The line feed leads to the beginning of the next line. Edges without a target, which forbid a byte, are
+    returned only while a beginning of "[END]" has been written.
     """
     found: list[Edge] = []
     if not place.partial and place.solid:
@@ -551,6 +577,9 @@ def _spell(place: Title, completes: Partial, matched: int = 0) -> Title | None:
     completes: what the byte does: SOLID or BLANK if it completes a character, otherwise what is then missing
         of the character.
     matched: how many bytes of "[END]" the title's last bytes match after the byte.
+
+    With `bytes_left` of None, the title always continues, because the caller counts. The given place is not
+    changed.
     """
     bytes_left = None if place.bytes_left is None else place.bytes_left - 1
     partial = "" if completes in (SOLID, BLANK) else completes
@@ -566,6 +595,8 @@ def _write_direct(matched: int, partial: Partial) -> tuple[Edge, ...]:
 
     matched: how many bytes of "[END]" the last bytes match.
     partial: what is missing of the incomplete last character, or "".
+
+    The line's end and every other character are free. No edge is forbidden.
     """
     found: list[Edge] = []
     if not partial:
@@ -597,6 +628,9 @@ def _write_list_title(place: ListTitle) -> tuple[Edge, ...]:
     After the last line that may be written, the end of the line is the end of the list.
 
     place: the place in the title.
+
+    A title ends only after at least one word. A full stop after a word may follow, but no space directly
+    after it, and no space may follow the last word that is allowed.
     """
     rows = [Edge(low, high, _spell_list(place, after)) for low, high, after in TITLE[place.partial]]
     if place.partial:
@@ -625,6 +659,9 @@ def _spell_list(place: ListTitle, completes: Partial) -> ListTitle | None:
     completes: what the byte does: SOLID or BLANK if it completes a character; "digit", "dot" or "over" (the
         title has ended) if it is a digit, a full stop or a colon; otherwise what is then missing of the
         character.
+
+    With `bytes_left` of None, words and bytes are counted by the caller, and `words` only says whether any
+    word was begun. The given place is not changed.
     """
     bytes_left = None if place.bytes_left is None else place.bytes_left - 1
     if completes == BLANK:

@@ -17,6 +17,9 @@ def step_by_step(advance: Callable[[State, int], State | None], state: State) ->
 
     advance: returns the state after a token, or None if the grammar forbids the token, see `Grammar.advance`.
     state: the state of the grammar before the first token of all paths.
+
+    The check returns False for a path whose parent was forbidden or not checked before, without asking the
+    grammar. Checked paths are remembered as long as the check exists.
     """
     states: dict[tuple[int, ...], State | None] = {(): state}
 
@@ -25,7 +28,7 @@ def step_by_step(advance: Callable[[State, int], State | None], state: State) ->
         forbidden.
 
         path: token ids from `state` on, at least one. The path without its last token must have been checked
-            before; otherwise KeyError is raised.
+            before; otherwise False is returned.
         """
         parent_state = states.get(path[:-1])
         states[path] = next_state = None if parent_state is None else advance(parent_state, path[-1])

@@ -9,9 +9,7 @@ from __future__ import annotations
 import re
 
 # The message for a form that no text matches.
-CONTRADICTION = (
-    "no text satisfies all of its patterns, such as patternProperties that match declared properties"
-)
+CONTRADICTION = "no text satisfies all of its patterns"
 # The message for an error that is not known here.
 UNKNOWN = "a part of it is invalid, or cannot be enforced"
 # Characters. Bounds how much of a form is repeated in a message.
@@ -69,6 +67,9 @@ def reason_in(error: str) -> str:
     """Return what is wrong with a form, on one line; "" for no error, or for an error without a message.
 
     error: the library's error, which may have several lines.
+
+    A known error gives a message for clients, of at most _MAX_REASON characters and "..."; any other error
+    gives UNKNOWN.
     """
     sentence = _EXCERPT.split(error)[0].replace(_NO_MESSAGE, "")
     if not sentence.strip():

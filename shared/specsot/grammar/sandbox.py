@@ -29,10 +29,14 @@ _MEMORY = 4 << 30
 
 
 def main() -> None:
-    """Read a form as JSON from stdin, try it, and print the error if it is invalid. Print nothing if it is
-    valid.
+    """Read a form as JSON from stdin, with `kind` and `texts`, try it in this process, and print the error,
+    on one line, if it is invalid. Print nothing if it is valid.
 
     The exit status is 0 in both cases. Another exit status means that the library crashed.
+
+    The process gets limits of CPU seconds and memory, and writes no core file. Beyond a limit, the system
+    ends the process, or the library fails; both count as a crash. JSON without these keys raises an error, so
+    that the exit status is 1.
     """
     _lower_limit(resource.RLIMIT_CORE, 0)
     # Seconds. A compilation that hangs cannot check the time itself, so the system ends the process.
@@ -52,6 +56,8 @@ def try_form(form: Form) -> None:
 
     Raises InvalidRequest if the form cannot be compiled, allows no text, fails later, or takes more than
     SECONDS.
+
+    Up to _STEPS tokens are tried. Nothing is raised if the form is complete earlier.
     """
     vocabulary = _pairs()
     started = _cpu_seconds()
@@ -100,11 +106,13 @@ def _cpu_seconds() -> float:
 
 
 def _lower_limit(kind: int, limit: int) -> None:
-    """Lower a resource limit of this process, if the system supports it. A lower limit that is set already
-    stays.
+    """Lower a resource limit of this process, if the system supports it. A lower hard limit stays.
 
     kind: the limit, such as `resource.RLIMIT_CPU`.
     limit: the limit to set, in the unit of its kind: seconds or bytes.
+
+    The soft limit becomes `limit`, or the hard limit if that is lower; the hard limit does not change. Does
+    nothing if the limit cannot be set.
     """
     with suppress(ValueError, OSError):
         hard_limit = resource.getrlimit(kind)[1]

@@ -42,6 +42,9 @@ def read_schema(text: str) -> Json | bool:
 
     Raises InvalidRequest if the text is no JSON or nested too deeply, if it is no schema, or if the schema
     allows nothing.
+
+    Keywords that a grammar cannot enforce (uniqueItems, unknown formats) are removed, also from nested
+    schemas. `false` allows nothing and raises InvalidRequest. NaN and Infinity are no JSON.
     """
     try:
         schema = json.loads(text, parse_constant=_refuse_constant)
@@ -63,9 +66,12 @@ def warnings_of(schema: Json) -> tuple[str, ...]:
     """Return one sentence for each keyword of a schema that is not enforced. Empty if all of them are.
 
     schema: the schema as the client sent it.
+
+    Each sentence is returned once. The sentences are UNIQUE_ITEMS, for a `uniqueItems` of true, and ONE_OF,
+    for a `oneOf` whose schemas do not certainly exclude each other.
     """
     found: list[str] = []
-    for one in _every(schema):
+    for one in every_schema(schema):
         if one.get("uniqueItems") is True:
             found.append(UNIQUE_ITEMS)
         choices = one.get("oneOf")
@@ -80,8 +86,10 @@ def _relax(schema: Json) -> None:
     `oneOf` stays, because an option makes the compiler treat it as `anyOf`.
 
     schema: the parsed schema.
+
+    A format that is no text is removed as well.
     """
-    for one in _every(schema):
+    for one in every_schema(schema):
         one.pop("uniqueItems", None)
         known = one.get("format")
         if not isinstance(known, str) or known not in _FORMATS:
@@ -95,7 +103,7 @@ def _exclude_each_other(choices: list[Any], root: Json) -> bool:
     choices: the schemas of a `oneOf`. True if there are fewer than two.
     root: the whole schema, in which references are resolved.
     """
-    schemas = [_resolved(choice, root) for choice in choices]
+    schemas = [resolved(choice, root) for choice in choices]
     return all(_are_apart(choice, earlier) for n, choice in enumerate(schemas) for earlier in schemas[:n])
 
 
@@ -107,18 +115,21 @@ def _are_apart(first: Json, second: Json) -> bool:
 
     first: a schema.
     second: another schema.
+
+    Keywords other than types, constants, properties and required names are ignored. Types decide first: True
+    if they differ. Then, if both schemas list their values, these alone decide; otherwise the properties do.
     """
     types = _types(first)
     second_types = _types(second)
     if types and second_types and not types & second_types and {"integer", "number"} != types | second_types:
         return True
-    values, second_values = _values(first), _values(second)
+    values, second_values = values_of(first), values_of(second)
     if values is not None and second_values is not None:
         return not any(value in second_values for value in values)
     properties, second_properties = first.get("properties"), second.get("properties")
     if not (isinstance(properties, dict) and isinstance(second_properties, dict)):
         return False
-    required = _strings(first.get("required")) & _strings(second.get("required"))
+    required = strings(first.get("required")) & strings(second.get("required"))
     shared = (name for name in properties if name in second_properties and name in required)
     parts = ((properties[name], second_properties[name]) for name in shared)
     return any(isinstance(a, dict) and isinstance(b, dict) and _are_apart(a, b) for a, b in parts)
@@ -130,10 +141,10 @@ def _types(schema: Json) -> set[str]:
     schema: the schema.
     """
     declared = schema.get("type")
-    return {declared} if isinstance(declared, str) else _strings(declared)
+    return {declared} if isinstance(declared, str) else strings(declared)
 
 
-def _strings(names: Any) -> set[str]:
+def strings(names: Any) -> set[str]:
     """Return the elements of a list as strings; empty for any other value.
 
     names: the value of a keyword, of any type.
@@ -141,7 +152,7 @@ def _strings(names: Any) -> set[str]:
     return set(map(str, cast("list[Any]", names))) if isinstance(names, list) else set()
 
 
-def _values(schema: Json) -> list[Any] | None:
+def values_of(schema: Json) -> list[Any] | None:
     """Return the values that a schema lists by `const` or `enum`, or None if it lists none.
 
     schema: the schema.
@@ -151,12 +162,15 @@ def _values(schema: Json) -> list[Any] | None:
     return cast("list[Any]", schema["enum"]) if isinstance(schema.get("enum"), list) else None
 
 
-def _resolved(schema: Any, root: Json) -> Json:
+def resolved(schema: Any, root: Json) -> Json:
     """Return a schema, or the schema that its reference within the document names; {} if there is none, and
     for `true` and `false`.
 
     schema: the schema, as the client sent it.
     root: the whole schema, in which the reference is resolved.
+
+    A reference is followed once; a schema that it names may have a reference again. A reference to another
+    document names nothing in this one, which gives {}.
     """
     target: Any = schema
     if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
@@ -183,9 +197,11 @@ def _close(schema: Json) -> None:
     not closed either.
 
     schema: the parsed schema.
+
+    Objects that mention additionalProperties, patternProperties or unevaluatedProperties stay open.
     """
-    found = list(_every(schema))
-    if any(map(_is_composed, found)):
+    found = list(every_schema(schema))
+    if any(map(is_composed, found)):
         return
     for one in found:
         declared, required = one.get("properties"), one.get("required", [])
@@ -195,7 +211,7 @@ def _close(schema: Json) -> None:
             one["additionalProperties"] = False
 
 
-def _is_composed(schema: Json) -> bool:
+def is_composed(schema: Json) -> bool:
     """Return whether an object may have properties that other parts of its schema declare. False for schemas
     of other values.
 
@@ -209,10 +225,12 @@ def _is_composed(schema: Json) -> bool:
     return several or ("properties" in schema and any(name in schema for name in _JOINED))
 
 
-def _every(schema: Json) -> Iterator[Json]:
+def every_schema(schema: Json) -> Iterator[Json]:
     """Yield a schema and all schemas in it, without recursion, because clients may nest them deeply.
 
     schema: the parsed schema. `true` and `false` in it are not yielded.
+
+    Parts of a wrong type are skipped. The order is not that of the text.
     """
     waiting: list[Any] = [schema]
     while waiting:

@@ -1,15 +1,15 @@
-"""Finds where sentences, items of lists and blocks of Markdown end, from the bytes of tokens.
+"""Finds where sentences, lists and blocks of Markdown end, from the bytes of tokens.
 
 A sequence with a soft end ends there (`specsot.core.soft_end`). Whether a sentence has ended is often clear
 only from what follows: "3." may continue with "5", and "Dr." with " Smith". So the question is asked about
-the next token, which the model has chosen already: `SentenceEnds.ends_before(state, token)` tells whether
+the next token, which the model has chosen already: `SentenceEnds.ends_before(state, token)` returns whether
 `token` would begin something new. If it would, the sequence ends instead. The answer depends on the tokens
 alone, so it is the same for every drafter, tree and batch. If in doubt, it is no: then the sequence continues
 to the next sentence.
 
-* Never within code, a table, a heading, or an item of a list, and never within brackets, quotes or emphasis.
-* After an item of a list, if the next token begins a new line.
-* After a closed block of code or a table, if a new line was begun after it.
+* Never within code, a table, a heading, or a list, and never within brackets, quotes or emphasis.
+* After the last item of a list: at the beginning of the next line that is no item.
+* After a closed block of code or a table, if a new line starts after it.
 * In a paragraph, after ".", "!" or "?" and closing marks, if the next token begins a new line, or a space
   with a capital letter or an opening mark. Not after abbreviations, initials, and numbers of one or two
   digits (German "am 3. Oktober").
@@ -103,6 +103,7 @@ class Prose:
     tick: True if inline code is open.
     fence: the mark that opened the current block of code, or "".
     closed: True if the text may end at the beginning of the current line.
+    listed: True if the preceding visible line was an item of a list, which the current line may continue.
     table: True if the preceding line was a row of a table, which an empty line would close.
     partial: the bytes of an incomplete character.
     """
@@ -122,6 +123,7 @@ class Prose:
     tick: bool = False
     fence: str = ""
     closed: bool = False
+    listed: bool = False
     table: bool = False
     partial: bytes = b""
 
@@ -130,6 +132,8 @@ class Prose:
         change nothing until their line ends.
 
         character: the next character of the text.
+
+        A line feed ends the line in any state.
         """
         if character == "\n":
             self._end_line()
@@ -143,6 +147,9 @@ class Prose:
     def _end_line(self) -> None:
         """Read a line feed: decide whether the text may end here, open or close a block of code, and forget
         what belongs to the line.
+
+        Sets `closed` to whether the text may end at the beginning of the next line. A line of dashes or
+        underscores keeps that, and so does an empty line, which also ends a table.
         """
         if self.line == _MARGIN:
             # An empty line closes a table. A line of dashes stands between two blocks.
@@ -151,6 +158,7 @@ class Prose:
             self.table = False
         else:
             self.closed = _may_end_at_line(self)
+            self.listed = self.line == _ITEM
             self.table = self.line == _TABLE
         if self.line == _FENCE:
             self.fence = self.margin[:3]
@@ -169,6 +177,8 @@ class Prose:
         """Read a character within a block of code: a line that consists of the fence closes the block.
 
         character: the next character of the text, other than a line feed.
+
+        Only the first 8 characters of the line count. Sets `line`, as long as the line is not complete.
         """
         self.margin = (self.margin + character).lstrip()[:8]
         bare = self.margin.rstrip()
@@ -180,6 +190,10 @@ class Prose:
         are ignored.
 
         character: the next character of the text, other than a line feed.
+
+        Sets `line` once the kind is known: a row of a table begins with "|", a block of code with its fence,
+        an item with a bullet or a number, a heading with "#" and a space. All others are paragraphs, whose
+        first characters are then read as words.
         """
         if character.isspace() and not self.margin:
             return
@@ -218,6 +232,8 @@ class Prose:
         and characters within inline code are ignored.
 
         character: the next character of the text, other than a line feed.
+
+        A space ends the word. A colon is remembered until the next visible character.
         """
         if character == "*":
             self.stars += 1
@@ -239,6 +255,10 @@ class Prose:
         """Read a visible character outside of inline code.
 
         character: the character, which is neither a space nor a star nor a backtick.
+
+        A mark may end a sentence, a bracket or quote opens or closes, and any other character continues a
+        word and forgets the mark; characters that may follow the end of a sentence, such as "'" and "_",
+        change nothing.
         """
         if character in _MARKS:
             self._read_mark(character)
@@ -253,6 +273,8 @@ class Prose:
         allows only an end of its line.
 
         character: one of `_MARKS`.
+
+        Changes `mark`, `spaced` and `word`.
         """
         self.mark = _MARKS[character]
         if character == "." and not self._is_abbreviation():
@@ -261,7 +283,11 @@ class Prose:
         self.word = (self.word + character)[-_LONGEST_WORD:]
 
     def _is_abbreviation(self) -> bool:
-        """Return whether a full stop after the current word may not end a sentence."""
+        """Return whether a full stop after the current word may not end a sentence.
+
+        True for numbers of one or two digits, for words of at most one letter, for words that have a full
+        stop already, such as "e.g", and for those in ABBREVIATIONS, in any case; also if there is no word.
+        """
         word = self.word.strip("'’_-").casefold()
         if word.isdigit():
             return len(word) <= 2
@@ -271,6 +297,8 @@ class Prose:
         """Read a bracket or a quote, and open or close what it belongs to.
 
         character: a straight quote, or one of `_OPENERS` and `_CLOSERS`.
+
+        A straight quote closes if one is open. A closing bracket without an open one leaves the depth at 0.
         """
         closes = character in _CLOSERS or (character == '"' and self.quote) or (character == "“" and self.low)
         if character == '"':
@@ -287,7 +315,11 @@ class Prose:
         self.word = "" if not closes else self.word
 
     def _count_stars(self) -> None:
-        """Open or close emphasis by the stars before this character. Does nothing if there are none."""
+        """Open or close emphasis by the stars before this character. Does nothing if there are none.
+
+        One star toggles italic, two toggle bold, three both. After a space, the mark is forgotten, because
+        the stars begin something new. The count of stars is then 0.
+        """
         if self.stars & _BOLD:
             self.bold = not self.bold
         if self.stars & _ITALIC:
@@ -313,7 +345,7 @@ def sentence_ends(vocabulary: Vocabulary) -> SentenceEnds:
 
 
 class SentenceEnds:
-    """Tells where a text may end after a sentence, over the tokens of one vocabulary. Has no state of its
+    """Finds where a text may end after a sentence, over the tokens of one vocabulary. Has no state of its
     own.
 
     closes: [vocabulary size], True for tokens after which a text may be complete, unless a new line follows.
@@ -321,7 +353,10 @@ class SentenceEnds:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """vocabulary: the bytes of every token id."""
+        """Compute which tokens can close a text, and which begin a new line.
+
+        vocabulary: the bytes of every token id.
+        """
         self._bytes = vocabulary.bytes
         texts = [text or b"" for text in vocabulary.bytes]
         self.closes = np.array([_CLOSES.search(text) is not None for text in texts], dtype=np.bool_)
@@ -337,6 +372,9 @@ class SentenceEnds:
 
         state: the state before the token, which is not changed.
         token: token id.
+
+        The bytes of an incomplete character are kept for the next token. For a token that changes nothing,
+        `state` itself is returned.
         """
         if not (text := self._bytes_of(token)):
             return state
@@ -353,17 +391,23 @@ class SentenceEnds:
 
         state: the state before the token.
         token: id of the token that the model has chosen to generate next.
+
+        At the beginning of a line, the text is complete if the preceding lines are. Before a token that
+        begins with a line feed, the current line decides. Otherwise only a paragraph can be complete, after a
+        sentence outside of brackets, quotes, code and emphasis, if `token` begins the next sentence; after a
+        mark of an alphabet without spaces, no space is needed.
         """
         text = self._bytes_of(token)
         if not text or state.partial or state.fence:
             return False
-        if state.line == _MARGIN:
-            return state.closed and not state.margin
         following, _ = split_characters(text)
         visible = following.lstrip()
+        if state.line == _MARGIN:
+            ends = state.closed and not state.margin
+            return ends and not (state.listed and _may_continue_list(visible))
         blank = following[: len(following) - len(visible)]
         if "\n" in blank:
-            return _may_end_at_line(state)
+            return state.line != _ITEM and _may_end_at_line(state)
         if state.line != _PARAGRAPH or _is_open(state):
             return False
         first = visible[:1]
@@ -387,6 +431,8 @@ def split_characters(text: bytes) -> tuple[str, bytes]:
     Invalid bytes become replacement characters: b"a\\\\xe7\\\\x9d" -> ("a", b"\\\\xe7\\\\x9d").
 
     text: the bytes, which begin with a character.
+
+    For empty bytes, the result is ("", b"").
     """
     size = len(text)
     for back in range(1, min(size, 3) + 1):
@@ -410,11 +456,21 @@ def _begins_sentence(character: str) -> bool:
     return character in _BEGINNERS or (character.isalpha() and not character.islower())
 
 
+def _may_continue_list(visible: str) -> bool:
+    """Return whether a line that begins with these visible characters may be a further item of a list. A
+    blank line may precede a further item, so "" may continue the list, too.
+    """
+    return not visible or visible[0].isdigit() or visible[0] in "-*+•"
+
+
 def _may_end_at_line(state: Prose) -> bool:
     """Return whether the text may end at the end of the current line: after a sentence, a list's item, or the
     end of a block of code. False after headings and table rows.
 
     state: the state before the line feed.
+
+    A paragraph must end with a mark, even one after an abbreviation, and outside of inline code and emphasis.
+    An item must have a word and not end with a colon. A line whose kind is not known gives False.
     """
     if state.line == _PARAGRAPH:
         return state.mark > _NOTHING and not state.tick and not _is_emphasised(state)

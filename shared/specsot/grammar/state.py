@@ -113,6 +113,9 @@ def grammar_of(vocabulary: Vocabulary, opening: Opening, guided: bool = True) ->
     opening: the sequence, whose `plan` or `form` is the constraint, and whose `stop_ids` may end the output.
     guided: True if the grammar of a form must also lead the answer to its end within its budget. A drafter,
         whose tokens are verified anyway, does not need that.
+
+    If the sequence has both a `plan` and a `form`, the plan counts. Compiling runs on another thread unless
+    the result is cached.
     """
     if opening.plan:
         return _planning(vocabulary, opening.plan, opening.stop_ids)
@@ -123,14 +126,18 @@ def grammar_of(vocabulary: Vocabulary, opening: Opening, guided: bool = True) ->
 
 @functools.lru_cache(maxsize=MAX_CACHED_TABLES)
 def prebuild(vocabulary: Vocabulary) -> Future[None]:
-    """Start computing what the grammars of most requests need, so that their first steps do not wait for it.
+    """Start computing what the grammars of most requests need, so that their first steps do not wait for it,
+    and return a future that is done at the end.
 
-    Returns a future that is done once everything is computed; the grammars can be used before. Further calls
+    The grammars can be used before the future is done. Further calls
     return the same future. It is never done if the process ends before. First come the tables, for all rules;
     then what the masks of lists of any length are made of. Of plans in markers, whose lines have more places,
     only the first line is computed: its titles serve all lines.
 
     vocabulary: the bytes of every token id.
+
+    Only tables without tools are computed. If the vocabulary cannot spell a skeleton, the future is done all
+    the same.
     """
     tables = _tables(vocabulary, ())
     explored: Future[None] = Future()
@@ -158,6 +165,9 @@ def _explore(vocabulary: Vocabulary) -> Iterator[None]:
     Yields nothing if the vocabulary cannot spell a skeleton.
 
     vocabulary: the bytes of every token id.
+
+    The skeletons are lists of MAX_LIST_POINTS down to 2 points, and plans of one point with and without a
+    direct answer.
     """
     lists = [replace(LISTED, max_points=points) for points in range(MAX_LIST_POINTS, 1, -1)]
     # A vocabulary that cannot spell a skeleton has nothing to explore; its sequences fail one by one.
@@ -185,6 +195,8 @@ def _planning(vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...]) -
     vocabulary: the bytes of every token id.
     rules: the rules of the skeleton.
     ends: tokens that may end a numbered list.
+
+    If the tables do not exist, they are built on the compiler's thread.
     """
     tables = _tables(vocabulary, rules.tools)
     if not tables.done():
@@ -223,6 +235,9 @@ def fewest_tokens(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], max
     form: the constraint on the answer.
     ends: tokens that may end the answer.
     max_tokens: bounds the search, in tokens before the end token.
+
+    None also for a regular expression, whose endings are never known. Of a choice, the shortest text counts
+    whatever its length. KeyboardInterrupt and SystemExit are raised.
     """
     try:
         built = _compiling(vocabulary, form, ends, True).result()
@@ -241,7 +256,10 @@ class IsolatedGrammar:
     """
 
     def __init__(self, find_grammar: Callable[[], Grammar]) -> None:
-        """find_grammar: returns the grammar. An error that it raises is recorded as the failure."""
+        """Find the grammar.
+
+        find_grammar: returns the grammar. An error that it raises is recorded as the failure.
+        """
         self.failure: str | None = None
         self._grammar = self._ask(find_grammar, None)
 
@@ -261,6 +279,8 @@ class IsolatedGrammar:
         """Return a check for many paths from one state. After a failure, the check allows no path.
 
         state: the state before the first token of every path.
+
+        An error in the check becomes the failure, and the path is not allowed.
         """
         check = self._ask(lambda: self._known.path_check(state), lambda path: False)
         return lambda path: self._ask(lambda: check(path), False)
@@ -304,7 +324,7 @@ class IsolatedGrammar:
 
     @property
     def _known(self) -> Grammar:
-        """The grammar. Raises AssertionError if it was not found."""
+        """Return the grammar. Raises AssertionError if it was not found."""
         assert self._grammar is not None
         return self._grammar
 
@@ -316,6 +336,9 @@ class IsolatedGrammar:
 
         query: called without arguments unless the grammar has failed.
         default: what to return after a failure.
+
+        The failure has the error's class and the first line of its message. Later calls do not ask the
+        grammar any more.
         """
         if self.failure is not None:
             return default
@@ -352,6 +375,9 @@ class SpellingHabits:
         grammar: the grammar of the sequence.
         state: the state before the token.
         token: the token that the base model generated.
+
+        A later record of the same run replaces the earlier one. Beyond MAX_FORCED_RUNS, the run that was
+        recorded longest ago is dropped.
         """
         if run := _forced_run(grammar, state):
             self._firsts[run] = token
@@ -368,6 +394,9 @@ class SpellingHabits:
         grammar: the grammar of the sequence.
         state: the state from which on tokens are determined. None, after a forbidden token, yields ().
         max_tokens: the largest number of tokens to return.
+
+        The result may continue over several runs. Nothing is recorded. A recorded token that the grammar
+        forbids in this state is still returned, as the last one.
         """
         chain: list[int] = []
         while len(chain) < max_tokens and (run := _forced_run(grammar, state)):

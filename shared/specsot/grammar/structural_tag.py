@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from specsot.core.vocabulary import Vocabulary, describe
-from specsot.grammar.schemas import read_schema
+from specsot.grammar.name_patterns import read_enforceable
 from specsot.params import refuse
 
 # Characters. The longest free text whose maximum is enforced: the automaton has a state per character.
@@ -132,6 +132,8 @@ def _written_part(part: Part) -> Any:
     """Return the JSON value of one part: a string for fixed text, an object for any other part.
 
     part: the part.
+
+    `_read_part` is the inverse. Parts within the part are written as lists.
     """
     match part:
         case str():
@@ -156,6 +158,8 @@ def read_tag(text: str) -> StructuralTag:
     text: the text of the tag.
 
     Raises InvalidRequest for any other text.
+
+    The text is JSON with the keys `parts` and `tokens`; keys of tokens are ids.
     """
     try:
         encoded = json.loads(text)
@@ -178,6 +182,8 @@ def _read_part(encoded: Any) -> Part:
     """Return the part of a JSON value. Raises KeyError, TypeError or ValueError if the value is malformed.
 
     encoded: what `_written_part` returned.
+
+    An object without a known key is read as a repetition, which raises KeyError if it is none.
     """
     if isinstance(encoded, str):
         return encoded
@@ -205,6 +211,8 @@ def extended(vocabulary: Vocabulary, tokens: Mapping[int, str]) -> Vocabulary:
 
     vocabulary: the bytes of every token id.
     tokens: the texts of special or added tokens, by id.
+
+    Unnamed ids of the given vocabulary are not kept in a new one.
     """
     known = list(vocabulary.bytes)
     for token, text in tokens.items():
@@ -221,6 +229,8 @@ def lark_of_tag(tag: StructuralTag, json_style: Mapping[str, Any]) -> str:
     json_style: the library's options of JSON values, such as their white space.
 
     Raises InvalidRequest if a schema is invalid.
+
+    The rules end without a line feed.
     """
     writer = _LarkWriter(json_style)
     start = writer.sequence(tag.parts)
@@ -235,7 +245,10 @@ class _LarkWriter:
     """
 
     def __init__(self, json_style: Mapping[str, Any]) -> None:
-        """json_style: the library's options of JSON values."""
+        """Begin with the rule ANY alone, which matches any text.
+
+        json_style: the library's options of JSON values.
+        """
         self.rules: list[str] = ["ANY: /(?s:.*)/"]
         self._style = json_style
         self._names: dict[FreeText, str] = {}
@@ -253,6 +266,9 @@ class _LarkWriter:
         part: the part.
 
         Raises InvalidRequest if a schema is invalid.
+
+        Equal free texts share one rule. The expression may have several words, so that the caller puts it
+        into a rule where needed.
         """
         match part:
             case str():
@@ -287,8 +303,10 @@ class _LarkWriter:
         schema: a JSON schema, or True for any value.
 
         Raises InvalidRequest if the schema is invalid.
+
+        True becomes a schema without restrictions.
         """
-        closed = read_schema(json.dumps(schema))
+        closed = read_enforceable(json.dumps(schema))
         return json.dumps({**(closed if isinstance(closed, dict) else {}), "x-guidance": self._style})
 
     def _free_text(self, part: FreeText) -> str:
@@ -296,12 +314,15 @@ class _LarkWriter:
         The rule is lazy, so it matches up to the first end of the text.
 
         part: the free text.
+
+        A `max_length` above MAX_COUNTED_LENGTH is not enforced, and a `min_length` counts only up to that
+        number.
         """
         if part not in self._names:
             name = f"text{len(self._names)}"
             counted = part.max_length is not None and part.max_length <= MAX_COUNTED_LENGTH
-            most = part.max_length if counted else ""
-            bounds = f"/(?s:.{{{min(part.min_length, MAX_COUNTED_LENGTH)},{most}}})/"
+            max_length = part.max_length if counted else ""
+            bounds = f"/(?s:.{{{min(part.min_length, MAX_COUNTED_LENGTH)},{max_length}}})/"
             excluded = " | ".join(map(json.dumps, part.excluded))
             body = f"({bounds} & ~(ANY ({excluded}) ANY))" if excluded else bounds
             self.rules.append(f"{name.upper()}: {body} {json.dumps(part.end)}")
@@ -317,6 +338,8 @@ class _LarkWriter:
 
         members: pairs of (the member's parts, True if it is required).
         between: the text between two members.
+
+        Absent optional members write no `between` either.
         """
         first = later = '""'
         separator = json.dumps(between) if between else ""
@@ -343,6 +366,8 @@ def joined(parts: Sequence[Part]) -> Iterator[Part]:
     """Yield the parts. Fixed texts that follow each other are one part, and empty texts are left out.
 
     parts: parts of a structural tag, in their order.
+
+    Yields nothing if there are no parts or only empty texts.
     """
     text = ""
     for part in parts:
@@ -376,6 +401,8 @@ def exits_of(tag: StructuralTag) -> Exits:
     """Return the exits of a structural tag, each text once.
 
     tag: the structural tag.
+
+    Texts are in the order from the answer's end to its beginning, as found first.
     """
     collector = _ExitCollector()
     collector.collect(tag.parts, "")
@@ -402,6 +429,10 @@ class _ExitCollector:
 
         parts: parts of a structural tag, in their order.
         following: the fixed text after the parts; empty if there is none.
+
+        Appends to `outside` the fixed text after each part that is no fixed text, if there is any, and to
+        `of_free_text` the end of each free text. Parts within alternatives, members and repetitions are
+        collected too; the text between repetitions is not.
         """
         for part in reversed(list(joined(parts))):
             if isinstance(part, str):
@@ -431,6 +462,8 @@ class _ExitCollector:
         members: pairs of (the member's parts, True if it is required).
         between: the text between two members.
         following: the fixed text after the last member; empty if there is none.
+
+        Optional members add only the exits within them.
         """
         for parts, required in reversed(members):
             begins = self.collect(parts, following)

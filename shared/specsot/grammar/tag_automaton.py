@@ -37,6 +37,8 @@ class TagAutomaton(AnswerAutomaton):
         guided: True if masks must lead the answer to its end when its budget gets small.
 
         Raises InvalidRequest if the tag is malformed or the library cannot compile it.
+
+        Without `guided`, budgets make no difference.
         """
         self._tag = read_tag(form.texts[0])
         tokens = {token: text for token, text in self._tag.tokens.items() if token not in ends}
@@ -60,7 +62,9 @@ class _Exit:
     """
 
     def __init__(self, text: bytes, spelling: Spelling) -> None:
-        """text: the fixed text.
+        """Tokenize every rest of the text.
+
+        text: the fixed text.
         spelling: tokenizes the rests, by greedy longest match.
         """
         self.text = text
@@ -74,7 +78,9 @@ class TagClosing(Closing):
     """
 
     def __init__(self, vocabulary: Vocabulary, tag: StructuralTag) -> None:
-        """vocabulary: the bytes of every token id, the tag's tokens included.
+        """Tokenize the tag's exits, and find the tokens that may begin the end of a free text.
+
+        vocabulary: the bytes of every token id, the tag's tokens included.
         tag: the structural tag whose exits lead to the end.
         """
         super().__init__(vocabulary)
@@ -93,8 +99,8 @@ class TagClosing(Closing):
         self._mark = np.array([any(byte in first for byte in text or b"") for text in vocabulary.bytes])
 
     def widen(self, start: MatcherNode) -> None:
-        """Set the horizon so that it covers the ending of an answer that has hardly begun. If no such ending
-        of at most MAX_ENDING tokens is found, the horizon stays FARTHEST.
+        """Set the horizon so that it covers the ending of an answer that has hardly started. If no such
+        ending of at most MAX_ENDING tokens is found, the horizon stays FARTHEST.
 
         start: the place before the first token of an answer.
         """
@@ -107,6 +113,8 @@ class TagClosing(Closing):
         elsewhere all tokens.
 
         place: the place in the answer, before the next token.
+
+        A mark is the first byte of the end of any free text.
         """
         bits = place.walker.bits(place)
         if self._in_free_text(bits):
@@ -118,6 +126,10 @@ class TagClosing(Closing):
 
         walker: the cursor that visits the places of the answer.
         place: the place before the token.
+
+        In free text and outside of JSON strings, this is the first token of the first exit whose whole rest
+        the form allows. Otherwise, free text continues with a filler (None if the vocabulary has no token for
+        it), and JSON as `Closing` continues it.
         """
         bits = walker.bits(place)
         in_free_text = self._in_free_text(bits)
@@ -138,6 +150,8 @@ class TagClosing(Closing):
         exits: the exits to try, in this order.
 
             written "... </para", exit "</parameter>" -> the tokens of "meter>", and those of "</parameter>"
+
+        After the longest beginning, shorter ones follow, down to the whole exit.
         """
         written = self._last_bytes(place)
         for exit_text in exits:
@@ -150,6 +164,9 @@ class TagClosing(Closing):
         were written.
 
         place: the place after these bytes.
+
+        Tokens without text count as no bytes. More bytes than needed may be returned, because whole tokens
+        are.
         """
         parts: list[bytes] = []
         size = 0

@@ -13,7 +13,7 @@ from specsot.core.vocabulary import Spelling, Vocabulary
 from specsot.grammar import language
 from specsot.grammar.byte_table import DEAD, ByteTable
 from specsot.grammar.language import Done, ListTitle, Literal, NumberedLine, Place, Title
-from specsot.grammar.token_trie import Ints, Trie, TrieLevel, build_tries, max_lines_begun, ranges
+from specsot.grammar.token_trie import Ints, Trie, TrieLevel, build_tries, max_lines_started, ranges
 
 Mask = NDArray[np.bool_]
 
@@ -48,6 +48,9 @@ class ReachPart:
     max_words: int = field(init=False)
 
     def __post_init__(self) -> None:
+        """Set `max_need` and `max_words` to the largest entries of `needs` and `words`; to 0 if there are
+        none.
+        """
         object.__setattr__(self, "max_need", int(self.needs.max(initial=0)))
         object.__setattr__(self, "max_words", int(self.words.max(initial=0)))
 
@@ -59,6 +62,9 @@ class ReachPart:
         room: number of tokens that may still be generated, this one included, if the output is a direct
             answer.
         room_planned: the same number if the output is a plan.
+
+        A token is allowed if its cost is less than the room that applies to it, and its title has the bytes
+        and words that it needs. The result is a new array.
         """
         if isinstance(self.planned, bool):
             fits = self.costs < np.int16(room_planned if self.planned else room)
@@ -99,6 +105,8 @@ class TokenReach:
         room: number of tokens that may still be generated, this one included, if the output is a direct
             answer.
         room_planned: the same number if the output is a plan.
+
+        A token is allowed if either part allows it. All False if no token fits.
         """
         mask: Mask | None = None
         for part in self.parts:
@@ -121,12 +129,14 @@ class Survey:
     """
 
     def __init__(self, vocabulary: Vocabulary, table: ByteTable, spelling: Spelling) -> None:
-        """vocabulary: the bytes of every token id.
+        """Build the tries of the vocabulary, which are cached.
+
+        vocabulary: the bytes of every token id.
         table: the byte automaton, to which places are added while they are explored.
         spelling: counts the tokens of endings.
         """
         self._within, self._across = build_tries(vocabulary)
-        self._max_lines_begun = max_lines_begun(vocabulary)
+        self._max_lines_started = max_lines_started(vocabulary)
         self._size = len(vocabulary)
         self._table = table
         self._spelling = spelling
@@ -143,8 +153,11 @@ class Survey:
         difference.
 
         number: number of the place in the byte table.
+
+        The `number` of the result may be that of another place with the same tokens. Places are added to the
+        table.
         """
-        place = bound_lines(self._table.place(number), self._max_lines_begun + 2)
+        place = bound_lines(self._table.place(number), self._max_lines_started + 2)
         number = self._table.number(place)
         if number not in self._reaches:
             parts = self._inner(place), self._walk(self._across, number)
@@ -164,6 +177,8 @@ class Survey:
         Returns UNREACHABLE_TOKENS if the vocabulary cannot spell the ending.
 
         number: number of the place in the byte table.
+
+        The result is cached in `endings`.
         """
         if number not in self.endings:
             self.endings[number] = self._spelling.count(
@@ -175,6 +190,8 @@ class Survey:
         """Return the bytes of the ending that follows the first edge of every place; empty at the end.
 
         place: the place where the ending begins.
+
+        The result is cached for each place on the way.
         """
         if isinstance(place, language.Done):
             return b""
@@ -190,6 +207,8 @@ class Survey:
         lines.
 
         place: the place before the token.
+
+        Results for titles are cached.
         """
         if isinstance(place, Title):
             representative: Place = replace(place, line=NumberedLine(1, 1))
@@ -209,6 +228,8 @@ class Survey:
 
         trie: the tokens to try.
         number: number of the place before the token.
+
+        A trie without levels gives no tokens. Places are added to the table.
         """
         table = self._table
         found: list[TokenEnds] = []
@@ -240,6 +261,9 @@ class Survey:
 
         number: number of the place before the tokens.
         found: the tokens that the grammar allows, regardless of budgets.
+
+        Outside of titles without counts, tokens need no bytes. If more than the fraction _DENSE_FROM of the
+        vocabulary can follow, the part has an entry for every token.
         """
         table = self._table
         size = len(table.places)
@@ -269,6 +293,8 @@ class Survey:
         plans and others do not, the part is returned unchanged.
 
         part: tokens with their costs and needs; at least one token.
+
+        The result's `planned` is one bool. Tokens that cannot follow cost UNREACHABLE_TOKENS.
         """
         assert part.tokens is not None
         assert not isinstance(part.planned, bool)
@@ -291,6 +317,8 @@ def bound_lines(place: Place, following: int) -> Place:
 
     place: any place of the automaton.
     following: the largest number of lines that may follow.
+
+    A place whose line has no more than `following` lines after it is equal to the result.
     """
     if isinstance(place, Literal):
         return replace(place, then=bound_lines(place.then, following))
@@ -307,6 +335,8 @@ def _representative_line(line: NumberedLine) -> NumberedLine:
     may follow.
 
     line: a line of a list.
+
+    The result is line 1 of 1 for the last line of any list.
     """
     if line.number >= line.last:
         return NumberedLine(1, 1)
@@ -340,6 +370,8 @@ def _tokens_at(level: TrieLevel, nodes: Ints, places: Ints, words: Ints) -> Toke
     nodes: [n], numbers of nodes of the level; at least one.
     places: [n], number of the place after each node's beginning.
     words: [n], how many words of a list's title each node's beginning uses up.
+
+    The tokens are in the order of the nodes; a node at which several tokens end yields all of them.
     """
     first = level.ends[nodes]
     counts = level.ends[nodes + 1] - first

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specsot.core.vocabulary import Vocabulary
 
 # A line feed and the first digit of a number.
-_LINE_BEGUN = re.compile(rb"\n[0-9]")
+_LINE_START = re.compile(rb"\n[0-9]")
 
 Ints = NDArray[np.int32]
 
@@ -54,6 +54,8 @@ def build_tries(vocabulary: Vocabulary) -> tuple[Trie, Trie]:
     trie without tokens has no levels.
 
     vocabulary: the bytes of every token id. Tokens without text are left out.
+
+    Several tokens with the same bytes end at the same node, by ascending id.
     """
     texts = sorted((text, token) for token, text in enumerate(vocabulary.bytes) if text)
     within = [entry for entry in texts if b"\n" not in entry[0]]
@@ -65,6 +67,8 @@ def _build(texts: list[tuple[bytes, int]]) -> Trie:
     """Return the trie of some tokens. Without tokens, the result has no levels.
 
     texts: (bytes of a token, token id), sorted.
+
+    The number of levels is that of the longest token's bytes.
     """
     sizes = np.array([len(text) for text, _ in texts], dtype=np.int32)
     tokens = np.array([token for _, token in texts], dtype=np.int32)
@@ -109,6 +113,8 @@ def _shared_beginnings(matrix: NDArray[np.uint8], sizes: Ints) -> Ints:
 
     matrix: [rows, width], the bytes of one token per row, sorted, with zeros after each token.
     sizes: [rows], number of bytes of each token.
+
+    A row that equals the row before it shares all of its bytes. Without rows, the result is empty.
     """
     shared = np.zeros(len(sizes), dtype=np.int32)
     if len(sizes) > 1:
@@ -118,13 +124,13 @@ def _shared_beginnings(matrix: NDArray[np.uint8], sizes: Ints) -> Ints:
     return shared
 
 
-def max_lines_begun(vocabulary: Vocabulary) -> int:
+def max_lines_started(vocabulary: Vocabulary) -> int:
     """Return the largest number of numbered lines that a single token begins: 1 for "a\\n2."; 0 if no token
     begins any, which is usual.
 
     vocabulary: the bytes of every token id.
     """
-    counts = (len(_LINE_BEGUN.findall(text)) for text in vocabulary.bytes if text and b"\n" in text)
+    counts = (len(_LINE_START.findall(text)) for text in vocabulary.bytes if text and b"\n" in text)
     return max(counts, default=0)
 
 

@@ -68,13 +68,16 @@ class Typed(click.ParamType[Any, Any]):
     """
 
     def __init__(self, entry: Entry) -> None:
-        """entry: the option whose values are read."""
+        """Create the type of one option's values.
+
+        entry: the option whose values are read.
+        """
         self._entry = entry
         self.name = entry.kind.metavar or "|".join(entry.kind.choices)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the value of a text; other objects are returned unchanged. Fails with click's error for an
-        invalid text.
+        """Return the value of a text; an object that is no str is returned unchanged. Fails with click's
+        error for an invalid text.
 
         value: the text, or a value that was read already.
         param: the parameter, for the error.
@@ -90,7 +93,10 @@ class Typed(click.ParamType[Any, Any]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return completions of a value: files, directories, or the possible texts. Empty if there are none.
+        """Return completions of a value: one item of type "dir" for a directory, one of type "file" for a
+        file, a model or a schema, which the shell replaces by names of its own, or else those of the option's
+        choices that begin with `incomplete`. Return an empty list if no choice does, or if the option has no
+        choices.
 
         ctx, param: given by click, not needed.
         incomplete: the beginning of the value.
@@ -106,7 +112,9 @@ class TableOption(click.Option):
     """A click option whose line of help shows its default, its variable, and its other names."""
 
     def __init__(self, entry: Entry, names: Sequence[str], **click_options: Any) -> None:
-        """entry: the option.
+        """Create the click option.
+
+        entry: the option.
         names: its flags, with dashes.
         click_options: further arguments of click's Option.
         """
@@ -118,6 +126,10 @@ class TableOption(click.Option):
         notes.
 
         ctx: given by click, not needed.
+
+        The flag is followed by " / --no-..." if the option has such a flag, otherwise by the placeholder or
+        the choices joined by "|", in brackets if the option is a switch. A flag that takes no
+        value has neither.
         """
         entry = self.entry
         name = f"--{entry.flag}"
@@ -133,7 +145,9 @@ class ForeignName(click.Option):
     """A hidden click option with another system's name and values, as Python calls accept them too."""
 
     def __init__(self, entry: Entry, keyword: str) -> None:
-        """entry: the option of this project.
+        """Create the hidden option, which takes a text.
+
+        entry: the option of this project.
         keyword: the other system's name of it.
         """
         super().__init__([f"--{with_dashes(keyword)}", f"spelled_{keyword}"], hidden=True, type=str)
@@ -141,7 +155,8 @@ class ForeignName(click.Option):
         self.keyword = keyword
 
     def meaning(self, foreign_value: str, ctx: click.Context) -> Any:
-        """Return this project's value for another system's value. Raises click.BadParameter.
+        """Return this project's value for another system's value. Raises click.BadParameter if the value has
+        no meaning here.
 
         foreign_value: the other system's value.
         ctx: the context of the call, for the error.
@@ -153,10 +168,13 @@ class ForeignName(click.Option):
 
 
 def notes_of(entry: Entry, flag: bool = False) -> list[str]:
-    """Return the notes after an option's help: repeatable, default, variable, other names.
+    """Return the notes that follow an option's help text, in this order: that it may be repeated, that it is
+    required or its default, its environment variable, and the other names of its flag.
 
     entry: the option.
     flag: True if the option takes no value.
+
+    A note that does not apply is left out. The variable is always present.
     """
     notes = ["May be repeated."] if entry.several else []
     if entry.required:
@@ -174,6 +192,9 @@ def shown_default(entry: Entry, flag: bool = False) -> str | None:
 
     entry: the option.
     flag: True if the option takes no value; its default is then shown as the flag itself.
+
+    If there is no default (None or ""), the text `unset` of the option's description is shown, if it has one.
+    Nothing is shown for None, "" and () without such a text, nor for a flag that is off by default.
     """
     if entry.option.unset is not None and entry.default in (None, ""):
         return entry.option.unset
@@ -216,16 +237,20 @@ class TableCommand(click.Command, Generic[T]):
         environment: Mapping[str, str] = os.environ,
         spelled: Spelled = dict,
     ) -> None:
-        """name: the program's name.
+        """Create the command, with one parameter for each option of the settings and `--config`.
+
+        name: the program's name.
         settings: the settings dataclass.
         run: called with the settings; its result is the exit status.
         about: the description in the help.
         table: the program's table in a file. None: `name`.
         switches: "values" if a switch takes a value, "flags" if it takes none.
         examples: examples for the end of the help.
-        environment: the environment variables.
+        environment: the environment variables, in which values of options and secrets are found.
         spelled: applied to the values, by flag, if names of other systems were used; returns the values with
             what those names imply.
+
+        Secret options and options of Python calls only get no parameter.
         """
         self.settings = settings
         self.run = run
@@ -248,8 +273,8 @@ class TableCommand(click.Command, Generic[T]):
 
         ctx: the context of the call, with the parsed parameters.
 
-        Raises what the program raises. If an invalid value is not from the command line, the error names its
-        source.
+        Raises what the program raises. An InvalidRequest whose value is from the environment or a file is
+        raised again with that source in front of its message.
         """
         try:
             return self.run(build(self.settings, self.values(ctx)))
@@ -263,6 +288,12 @@ class TableCommand(click.Command, Generic[T]):
         """Return the given values by flag, without options that have no value.
 
         ctx: the context of the call, with the parsed parameters.
+
+        Values that are None or () are left out. An empty text is kept, except of a secret: secrets are read
+        from the environment only, without surrounding spaces, and an empty one counts as not given. Values
+        that were given under names of other systems are added under this project's flags.
+
+        Raises InvalidRequest if an option is given under both names with different values.
         """
         values: dict[str, Any] = {}
         for entry in self.entries:
@@ -281,6 +312,10 @@ class TableCommand(click.Command, Generic[T]):
         values: the values by flag, which were given under this project's names.
 
         Raises InvalidRequest if an option is given under both names with different values.
+
+        `values` is changed and, if at least one such name was given, passed through the function `spelled`;
+        otherwise it is returned as it is. Only a value from the command line contradicts another name; one
+        from the environment or a file is replaced.
         """
         meanings = [
             (one, one.meaning(given, ctx))
@@ -312,8 +347,9 @@ class TableCommand(click.Command, Generic[T]):
         return sum(isinstance(one, click.Option) and not one.hidden for one in self.params) + 1
 
     def _expert(self) -> set[click.Parameter]:
-        """Return the options that only `--help=all` shows. The set is empty if the program has at most
-        MAX_SHORT options.
+        """Return the options that only `--help=all` shows: those of the tier "expert", and `--config`.
+
+        The set is empty if the program has at most MAX_SHORT options, or no option of the tier "expert".
         """
         if self._count() <= MAX_SHORT:
             return set()
@@ -325,6 +361,9 @@ class TableCommand(click.Command, Generic[T]):
 
         ctx: the context of the call, which says whether `--help=all` was given.
         formatter: collects the lines of the help.
+
+        Positional arguments form the group "Arguments". `--help`, `--version` and `--config` are in the group
+        OWN at the end. Hidden options and, without `--help=all`, expert options are left out.
         """
         groups: dict[str, list[tuple[str, str]]] = {}
         others: list[tuple[str, str]] = []
@@ -345,6 +384,9 @@ class TableCommand(click.Command, Generic[T]):
 
         ctx: given by click, not needed.
         formatter: collects the lines of the help.
+
+        Each example is its purpose, followed by its command line on a line of its own. Without examples,
+        nothing is written.
         """
         if self.examples:
             with formatter.section("Examples"):
@@ -361,6 +403,9 @@ def write_list(
     formatter: collects the lines of the help.
     records: (name, description) of each entry. A name that is too long for its column has a line of its own.
     column: the column at which descriptions begin.
+
+    A description that is too long continues on further lines, which begin at the same column. An empty
+    description gives an empty one.
     """
     indent = formatter.current_indent
     left = " " * column
@@ -382,9 +427,11 @@ def command(
     The function's name and docstring become the command's name and description.
 
     settings: the settings dataclass.
-    table: the command's table in a file, if its name differs.
+    table: the command's table in a file. None: the function's name.
     examples: examples for the end of the help.
     spelled: applied to the values if names of other systems were used, see `TableCommand`.
+
+    A function without a docstring gets an empty description.
     """
 
     def made(run: Callable[[T], Any]) -> TableCommand[T]:
@@ -428,6 +475,11 @@ def parameter_of(entry: Entry, switches: Switches) -> click.Parameter:
 
     entry: the option.
     switches: "values" if a switch takes a value, "flags" if it takes none.
+
+    A positional option becomes an argument without a flag. A switch becomes a flag without a value if
+    `switches` is "flags", also with `--no-x` if the option is paired; otherwise it takes a value, and `--x`
+    alone means "on" if the words of the option are "off" and "on". All other options take a value, and may be
+    repeated if the entry says so.
     """
     if entry.option.positional:
         return click.Argument([entry_key(entry)], required=entry.required, type=Typed(entry))
@@ -481,6 +533,8 @@ def help_option(count: int) -> click.Option:
     """Return the option `--help`, or `--help=all`.
 
     count: number of all options, if `--help` leaves some of them out; otherwise 0.
+
+    With a count, the help text says how to show all options, and `--help` accepts the value EVERYTHING.
     """
     more = f"--help={EVERYTHING} shows all {count} options, among them --{CONFIG} FILE." if count else ""
     return click.Option(
@@ -502,6 +556,9 @@ def show_help(ctx: click.Context, parameter: click.Parameter, value: str | None)
     ctx: the context of the call.
     parameter: given by click, not needed.
     value: the value of --help, or None if it was not given.
+
+    Nothing is written either while click only completes a line. The help has the expert options too if the
+    value is EVERYTHING.
     """
     if value is not None and not ctx.resilient_parsing:
         ctx.meta[EVERY_OPTION] = value == EVERYTHING
@@ -517,6 +574,9 @@ def look_elsewhere(ctx: click.Context, parameter: click.Parameter, file: str | N
     file: the value of --config, or None.
 
     Raises InvalidRequest if the file cannot be read or has a key that is no flag of this program.
+
+    A value in the environment has precedence over one in the file. Without `file`, the variable of `--config`
+    names the file; without that variable, none is read.
     """
     command = ctx.command
     assert isinstance(command, TableCommand)
@@ -533,6 +593,9 @@ def _text_of(option: TableOption, found: Found) -> str | list[str]:
 
     option: the option.
     found: its value from the environment or the file.
+
+    The words of a flag without a value are its first word. The words of an option that is not repeatable are
+    joined by commas, and on and off are written as the option's own words.
     """
     if option.is_flag:
         return found.words[0]
@@ -546,6 +609,9 @@ def source_of(ctx: click.Context, parameter: str | None) -> str | None:
 
     ctx: the context of the call.
     parameter: name of the parameter in click, or None, for which None is returned.
+
+    Raises KeyError if `ctx` has no sources of values. A source is the name of a variable, or a file's path
+    and key.
     """
     if parameter is None or ctx.get_parameter_source(parameter) is not ParameterSource.DEFAULT_MAP:
         return None
@@ -556,6 +622,8 @@ def wording(error: click.ClickException) -> str:
     """Return click's error on one line, with the value's source if that is not the command line.
 
     error: the error that click raised.
+
+    Line breaks and repeated spaces of the message become single spaces.
     """
     message = error.format_message()
     if isinstance(error, click.BadParameter) and error.ctx and error.param:
@@ -582,6 +650,9 @@ def read(
     arguments: the command line. None: that of this process.
     environment: the environment variables.
     check: raises InvalidRequest for values that exclude each other, ModelError for missing packages.
+
+    The error is written to stderr. Status 2 also follows a ModelError that `check` raises. Any other
+    exception is raised unchanged.
     """
 
     def keep(given: T) -> T:
@@ -618,6 +689,9 @@ def parsed(command: TableCommand[T], program: str, arguments: Sequence[str] | No
 
     Raises SystemExit with status 2, after one line on stderr, if a value is invalid; with status 0 after
     showing help or version.
+
+    Status 2 also follows an InvalidRequest or a ModelError that the program raises; any other exception of
+    the program is raised unchanged.
     """
     given = sys.argv[1:] if arguments is None else arguments
     try:
@@ -704,6 +778,9 @@ def find_all(
         variable is not set.
 
     Raises InvalidRequest if the file cannot be read or has a key that is no flag of this program.
+
+    Without `file`, the variable of `--config` names the file; without that variable, no file is read. If a
+    flag's variable and the variable of its former name are both set, the former one is ignored.
     """
     config_file = in_environment(CONFIG, environment) if file is None else Found((file,), f"--{CONFIG}")
     found = read_file(config_file, program, flags) if config_file else {}
@@ -724,6 +801,9 @@ def read_file(config_file: Found, program: str, flags: Mapping[str, str]) -> dic
 
     Raises InvalidRequest if the file cannot be read, has a table of no program, or has a key that is no flag
     of this program.
+
+    Keys may be written with dashes or underscores. Without a table of the program, only the keys outside of
+    tables apply.
     """
     path = config_file.words[0]
     content = _parsed(config_file)
@@ -740,6 +820,9 @@ def _parsed(config_file: Found) -> dict[str, Any]:
     """Return the content of a TOML file. Raises InvalidRequest if it cannot be read.
 
     config_file: the file's path, and where the path was found.
+
+    It cannot be read if it is missing, is not encoded in UTF-8, or is no valid TOML. The error for a missing
+    or protected file also names where the path was found.
     """
     path = config_file.words[0]
     try:
@@ -753,14 +836,17 @@ def _parsed(config_file: Found) -> dict[str, Any]:
 def _flags(
     path: str, table: str, keys: Mapping[str, Any], program: str, flags: Mapping[str, str]
 ) -> dict[str, Found]:
-    """Return the values of a table, by flag. Raises InvalidRequest for a key that is no flag, or a value of
-    another type.
+    """Return the values of a table, by flag. Raises InvalidRequest for a key that is no flag, or a value that
+    is no text, number, bool or list of these.
 
     path: path of the file, for the sources.
     table: the table's name and a dot, or "" outside of tables.
     keys: the values by key, with dashes or underscores.
     program: name of the program, for error messages.
     flags: the flag of every name.
+
+    The error for an unknown key suggests a flag with a similar name, if there is one. If a flag is given
+    under two of its names, the last one in the file applies.
     """
     found: dict[str, Found] = {}
     for key, value in keys.items():
@@ -789,6 +875,8 @@ def _words(value: Any, source: str) -> tuple[str, ...]:
     source: where the value was found, for error messages.
 
     Raises InvalidRequest for a value of another type.
+
+    An empty list gives no words.
     """
     listed = cast("Sequence[Any]", value) if isinstance(value, list) else (value,)
     return tuple(_word(one, source) for one in listed)
@@ -800,6 +888,8 @@ def _word(value: Any, source: str) -> str:
 
     value: the value.
     source: where the value was found, for error messages.
+
+    A bool becomes "true" or "false". Raises for dates, lists and tables too.
     """
     if isinstance(value, bool):
         return str(value).lower()

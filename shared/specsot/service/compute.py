@@ -55,6 +55,9 @@ class _Job:
 
         Raises SpecsotError as raised by the function. Any other error is logged and raised as Unavailable; an
         interrupt or an exit is raised unchanged.
+
+        A panic of a Rust library counts as an error, although it is no `Exception`. While the function runs,
+        `started` is True and the job is that of the current thread, so that `allow` finds it.
         """
         self.started, _thread.job = True, self
         try:
@@ -91,13 +94,15 @@ def allow(seconds: float) -> None:
 
 
 def explain_failure(name: str, error: BaseException) -> Unavailable:
-    """Log an unexpected error and return it as Unavailable, with one line that may be shown to everybody.
+    """Log an unexpected error and return it as Unavailable, with one line that may be shown to every client.
 
-    The line contains the message of a RuntimeError of torch or of a MemoryError. Of any other error it
-    contains only the type, because the message might contain a prompt.
+    The line contains the message of a RuntimeError, which torch raises, or of a MemoryError: its first line.
+    Of any other error it contains only the type, because the message might contain a prompt.
 
     name: name of the member that failed.
     error: the error, which is no SpecsotError.
+
+    If such an error has an empty message, the line contains its type as well.
     """
     log.error("unexpected error", name=name, exc_info=error)
     if isinstance(error, RuntimeError | MemoryError) and str(error):
@@ -135,6 +140,9 @@ def _submit(
     loop: the running event loop.
     job: the call.
     arguments: the arguments of the call.
+
+    If the call raises, the future raises the same error. The result of a call that was cancelled while it ran
+    is dropped. Raises RuntimeError if the executor was shut down.
     """
     if not isinstance(executor, ComputeThread):
         return asyncio.wrap_future(executor.submit(job, *arguments))
@@ -190,7 +198,10 @@ class ComputeThread(Executor):
     """
 
     def __init__(self, name: str) -> None:
-        """name: name of the thread, for debuggers."""
+        """Create the executor. Its thread starts with the first call.
+
+        name: name of the thread, for debuggers.
+        """
         self._name = name
         self._calls = SimpleQueue[Callable[[], object] | None]()
         self._lock = threading.Lock()
@@ -205,6 +216,8 @@ class ComputeThread(Executor):
         call: a function that must not raise; its result is dropped.
 
         Raises RuntimeError after `shutdown`.
+
+        Raises RuntimeError too if the system cannot start another thread; a later call then tries again.
         """
         with self._lock:
             if self._ended:
@@ -221,10 +234,12 @@ class ComputeThread(Executor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Queue a call and return its future, as `Executor.submit` does.
 
-        fn: the function to call.
+        fn: the function to call. If it raises, the future raises the same error.
         args, kwargs: its arguments.
 
         Raises RuntimeError after `shutdown`.
+
+        A future that is cancelled before its call starts prevents the call.
         """
         future = Future[T]()
 
@@ -245,6 +260,8 @@ class ComputeThread(Executor):
 
         wait: True to return only when the thread has ended.
         cancel_futures: True to drop the calls that have not started. Their futures never get a result.
+
+        May be called more than once. Returns at once, even with `wait`, if no call was ever queued.
         """
         with self._lock:
             self._ended = True
@@ -259,7 +276,9 @@ class ComputeThread(Executor):
 def _run_calls(calls: SimpleQueue[Callable[[], object] | None]) -> None:
     """Run queued calls one after another, until None is taken from the queue.
 
-    calls: the queue.
+    calls: the queue, which may be filled from any thread.
+
+    Returns after None, without running later calls. A call must not raise; an error would end the thread.
     """
     while call := calls.get():
         call()
@@ -273,7 +292,10 @@ _live_threads = WeakSet[ComputeThread]()
 
 @atexit.register
 def _end_threads() -> None:
-    """End all compute threads when Python exits, and wait for the calls that are running."""
+    """End all compute threads when Python exits, and wait for the calls that are running.
+
+    Calls that are queued still run.
+    """
     for thread in list(_live_threads):
         thread.shutdown()
 
@@ -286,7 +308,9 @@ class Compute:
     """
 
     def __init__(self, name: str, executor: Executor) -> None:
-        """name: name of the member whose work the calls are, for error messages.
+        """Create the runner, without any call.
+
+        name: name of the member whose work the calls are, for error messages.
         executor: where the calls run.
         """
         self._name = name
@@ -305,6 +329,8 @@ class Compute:
 
         Raises Hung if the deadline has passed, SpecsotError as raised by the work, Unavailable for any other
         error of the work, and CancelledError if the executor was shut down because the interpreter ends.
+
+        An error is logged before it is raised as Unavailable. After Hung, the call still runs on its thread.
         """
         job = _Job(self._name, work)
         loop = asyncio.get_running_loop()
@@ -322,6 +348,10 @@ class Compute:
         job: the call.
         done: gets the result of the call.
         seconds: seconds that the call may take once it has started.
+
+        If the caller is cancelled before the deadline, CancelledError is raised. An error of the call is
+        raised unchanged. Seconds are counted in ticks of TICK_SECONDS, and only once the call has started;
+        `allow` replaces the seconds that are left.
         """
         watched = _Watched(job, done, seconds, seconds)
         self._watched.append(watched)
@@ -338,7 +368,13 @@ class Compute:
             self._watched.remove(watched)
 
     def _tick(self) -> None:
-        """Check all deadlines. If the whole process was frozen, only one tick of that time counts."""
+        """Subtract one tick from the time of every call that has started, and cancel each call without time
+        left, which makes `_watch` raise Hung. If the whole process was frozen, only one tick of that time
+        counts.
+
+        Seconds that a call requested with `allow` replace those that it has left. The next tick is scheduled
+        in TICK_SECONDS if any call is watched; otherwise the timer stops.
+        """
         self._timer = None
         for watched in self._watched:
             while watched.job.allowed:

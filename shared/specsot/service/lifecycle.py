@@ -34,8 +34,9 @@ def run_service(
     SIGTERM and SIGINT set `leaving`.
 
     If the work raises Hung, the process ends at once, because Python would wait for the thread that hangs.
-    Errors are written to stderr in one line: the status is WRONG_INPUT for errors that another start would
-    meet again, and FAILED for all others.
+    Errors are written to stderr in one line: the status is WRONG_INPUT for InvalidRequest, ModelError and
+    Refused, which another start would meet again, and FAILED for all others, whether or not they are a
+    SpecsotError.
 
     program: the program's name, for the line that reports an error.
     work: runs the service until the event that it is given is set.
@@ -43,6 +44,9 @@ def run_service(
         ends the process at once.
     leave_seconds: seconds after a signal in which the process ends, even if its threads still load or fetch.
         None: no limit.
+
+    KeyboardInterrupt and SystemExit are raised unchanged. After `leave_seconds`, the process ends with status
+    0.
     """
     try:
         prepare()
@@ -65,6 +69,9 @@ async def _until_stopped(work: Work, leave_seconds: float | None) -> None:
 
     work: runs the service until the event that it is given is set.
     leave_seconds: seconds after a signal in which the process ends, or None for no limit.
+
+    Every further signal sets the event again and starts a further timer. The process ends with status 0 once
+    a timer has expired.
     """
     leaving, loop = asyncio.Event(), asyncio.get_running_loop()
 
@@ -153,7 +160,8 @@ def _escaped(text: str) -> str:
 
 
 def _for_machines(service: str) -> list[Any]:
-    """Return the processors for JSON lines, with UTC time.
+    """Return the structlog processors that render a log line as JSON, in order: time stamp in UTC, name of
+    the service, traceback of an exception, JSON.
 
     service: the value of `service` in lines that have none of their own.
     """
@@ -171,7 +179,8 @@ def _for_machines(service: str) -> list[Any]:
 
 
 def _for_people() -> list[Any]:
-    """Return the processors for text lines, with local time.
+    """Return the structlog processors that render a log line as text, in order: time of day in local time,
+    escapes for control characters, the text, which is colored only on a terminal.
 
     Tracebacks are written without the values of local variables, because these contain prompts.
     """

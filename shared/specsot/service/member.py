@@ -1,4 +1,4 @@
-"""Runs a process of a worker, a drafter, or both: opens servers, builds members, serves until told to end."""
+"""Runs a process of a worker, a drafter, or both: opens servers, builds members, serves until its end."""
 
 from __future__ import annotations
 
@@ -72,11 +72,14 @@ class ReportingMember:
     def __init__(
         self, member: RingMember, kind: Kind, endpoint: GrpcServer, dialers: Dialers, idle_timer: IdleTimer
     ) -> None:
-        """member: the wrapped member.
+        """Wrap a member. Nothing is reported before its first epoch.
+
+        member: the wrapped member.
         kind: "worker" or "drafter".
         endpoint: the gRPC server that reports the health.
-        dialers: the dialers by transport.
-        idle_timer: restarted whenever there is work.
+        dialers: opens links to other members, with the transport that the epoch's configuration names.
+        idle_timer: restarted whenever there is work. Returns freed memory to the system once the member is
+            idle.
         """
         self._member = member
         self._endpoint = endpoint
@@ -154,10 +157,14 @@ class ReportingMember:
 def run_members(*programs: MemberProgram) -> int:
     """Run a process of a worker, of a drafter, or of both until a signal; return its exit status.
 
-    The status is 0 after a signal, see `run_service` for errors.
+    The status is 0 after a signal, 2 for invalid options, a missing or broken model, missing torch, or a
+    member that the master rejects, and 1 for any other error.
 
     programs: the members of the process, one or two. The first one's service options set up the process's
         log.
+
+    The members share one compute thread and reach each other without a network connection. If one fails, the
+    others are cancelled.
     """
     first = programs[0]
     write_logs(first.kind, first.service.log_format, first.service.log_level)
@@ -190,6 +197,9 @@ async def _run_together(members: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Run all members until they end. If one raises, cancel the others, wait for them, and raise the error.
 
     members: the coroutines that run the members.
+
+    Returns once all members have ended, whether or not they raised. If the caller is cancelled, all members
+    are.
     """
     tasks = [asyncio.create_task(one) for one in members]
     try:
@@ -219,6 +229,10 @@ async def _serve(
 
     Raises what `MemberProgram.make` raises, Refused if the master rejects the member, and Unavailable if its
     address is not available.
+
+    Without a model among the options, the base model is borrowed from other members; the function returns
+    without joining if `leaving` is set during that time. A member whose model is from files of its own lends
+    them to others. On return and on an error, all servers and links are closed.
     """
     options = program.options
     service = program.service

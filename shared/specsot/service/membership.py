@@ -40,7 +40,7 @@ class InboxWatcher(Protocol):
     """A member that checks during its work whether other messages are waiting."""
 
     def watch(self, arrived: Callable[[], bool]) -> None:
-        """Remember a function that tells whether messages are waiting.
+        """Remember a function that returns whether messages are waiting.
 
         arrived: returns whether a message waits. It may be called from any thread.
         """
@@ -114,6 +114,9 @@ async def run_membership(member: RingMember, inbox: Inbox, connect: Connect, lea
     leaving: set once the member must leave.
 
     Raises Refused if the master rejects the member, and Hung if the member's compute thread hangs.
+
+    On return and on an error, the member's state of the epoch has been dropped. A member that can check for
+    messages during its work gets `inbox.arrived` for that.
     """
     if isinstance(member, InboxWatcher):
         member.watch(inbox.arrived)
@@ -132,7 +135,8 @@ async def run_membership(member: RingMember, inbox: Inbox, connect: Connect, lea
 async def _join(
     member: RingMember, connect: Connect, leave_request: asyncio.Future[Any], newest_epoch: int
 ) -> Link | None:
-    """Try to join until the master accepts the member. Return the link, or None if the member must leave.
+    """Try to join until the master accepts the member. Return the link to the master, or None if the member
+    must leave before that.
 
     member: the worker or drafter.
     connect: registers at the master and returns the link to it.
@@ -140,6 +144,10 @@ async def _join(
     newest_epoch: number of the newest epoch that the member has received.
 
     Raises Refused if the master rejects the member.
+
+    If the master is unavailable or its place is occupied, the next attempt follows after FIRST_RETRY_SECONDS,
+    and after twice the last wait each time, at most MAX_RETRY_SECONDS. A reason is logged only if it differs
+    from the last one.
     """
     wait = FIRST_RETRY_SECONDS
     logged_reason = ""
@@ -176,7 +184,8 @@ async def _wake_on_leave(leaving: asyncio.Event, inbox: Inbox) -> None:
 
 
 async def _serve(member: RingMember, inbox: Inbox, uplink: Link, leaving: asyncio.Event) -> int:
-    """Handle messages until the master is lost or `leaving` is set.
+    """Handle messages until the master is lost or `leaving` is set, and return the number of the newest
+    epoch.
 
     After all waiting messages were handled, the member does what is due (`RingMember.settle`). Returns the
     number of the newest epoch that was received; 0 if there was none.
@@ -185,6 +194,12 @@ async def _serve(member: RingMember, inbox: Inbox, uplink: Link, leaving: asynci
     inbox: the member's inbox.
     uplink: the link to the master.
     leaving: set once the member must leave.
+
+    If the master is lost, the state of the epoch is dropped before the return; after a loss that the master
+    announced, the return is delayed by at most MASTER_RESTART_SECONDS, so that the master can restart. If
+    `leaving` is set, the master is told so and the link is closed, but the state is not dropped.
+
+    Raises Hung if the member's compute thread hangs.
     """
     wait: float | None = None
     newest_epoch = 0
@@ -217,6 +232,8 @@ async def _wait(leaving: asyncio.Event, seconds: float) -> None:
 
     leaving: set once the member must leave.
     seconds: how long to wait.
+
+    Returns at once if `leaving` is set already. Raises nothing.
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
@@ -228,6 +245,8 @@ async def _next(inbox: Inbox, timeout_seconds: float | None) -> Arrival | None:
 
     inbox: the member's inbox.
     timeout_seconds: seconds to wait. None: no limit.
+
+    With 0 or fewer seconds, the event loop runs once, and a message that is waiting then is returned.
     """
     if (arrival := inbox.pop()) is not None:
         return arrival
@@ -246,11 +265,16 @@ async def _next(inbox: Inbox, timeout_seconds: float | None) -> Arrival | None:
 
 
 async def _dispatch(member: RingMember, arrival: Arrival, uplink: Link) -> None:
-    """Handle one message: orders that concern the epoch here, all others by the member.
+    """Handle one message. A Configuration replaces the epoch, a Disband drops its state, and StandBy and
+    HandOver make the member start preparing. The announcement that the master or this member leaves is
+    ignored. Every other message is handled by the member.
 
     member: the worker or drafter.
     arrival: the message with its sender.
     uplink: the link to the master.
+
+    Raises Hung if the member's compute thread hangs. Other errors of the member end the epoch and are not
+    raised, except those of StandBy, HandOver and Disband, which are raised unchanged.
     """
     match arrival.message:
         case members.Configuration() as configuration:
@@ -276,6 +300,8 @@ async def _configure(member: RingMember, configuration: members.Configuration, u
     member: the worker or drafter.
     configuration: the epoch that the master forms.
     uplink: the link to the master.
+
+    No error is raised, whatever its type; cancellation is.
     """
     try:
         await member.disband()
@@ -300,6 +326,9 @@ async def report_progress(
     done: returns how many pieces of work are finished. At most total - 1 are reported before the end.
     total: number of all pieces of work.
     fetched: returns how many bytes of the model's files are present.
+
+    Progress that has not changed since the last report is not sent again. The final report says `total` of
+    `total`, without the bytes.
     """
 
     async def report() -> None:
@@ -328,6 +357,8 @@ async def _handle(member: RingMember, arrival: Arrival, uplink: Link) -> None:
     uplink: the link to the master.
 
     Raises Hung if the member's compute thread hangs.
+
+    Other errors are logged and reported to the master, and are not raised.
     """
     try:
         await member.handle(arrival)
@@ -343,6 +374,9 @@ async def _settle(member: RingMember, uplink: Link) -> float | None:
     uplink: the link to the master.
 
     Raises Hung if the member's compute thread hangs.
+
+    Seconds are counted from now. An error of the member is logged and reported to the master, and the state
+    of the epoch is dropped.
     """
     try:
         return await member.settle()
@@ -363,12 +397,14 @@ async def _end_epoch(member: RingMember, uplink: Link, error: SpecsotError) -> N
     """End the epoch because of an error: drop its state, and report it to the master, which forms the next
     one.
 
-    An error outside of an epoch is only logged. If the error is Hung, it is raised, because a member whose
-    compute thread hangs cannot take part in another epoch.
+    An error outside of an epoch is only logged. If the error is Hung, the link to the master is closed and
+    the error is raised, because a member whose compute thread hangs cannot take part in another epoch.
 
     member: the worker or drafter.
     uplink: the link to the master.
     error: why the epoch cannot continue.
+
+    The state is dropped in any case. Nothing is reported outside of an epoch.
     """
     epoch = member.epoch
     log.error("epoch failed here", epoch=epoch, reason=str(error))
@@ -388,6 +424,8 @@ async def _send_to_master(
 
     uplink: the link to the master.
     message: the message.
+
+    Only Unavailable is caught.
     """
     try:
         await uplink.send(message)

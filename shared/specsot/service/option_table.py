@@ -72,8 +72,8 @@ class Option:
         that declares the field (its TIER), else that of the field which holds the class, else "common".
     kind: how text becomes a value. None: the field's type determines it.
     metavar: the placeholder in --help. None: that of the kind.
-    least: the smallest possible number. None: no lower bound.
-    most: the largest possible number. None: no upper bound.
+    min_value: the smallest possible number. None: no lower bound.
+    max_value: the largest possible number. None: no upper bound.
     unset: what applies if no value is given and the default is None, for --help. None: nothing is shown.
     words: how "off" and "on" are written if a switch takes a value.
     paired: True if a switch also has the flag `--no-x`.
@@ -94,8 +94,8 @@ class Option:
     tier: Tier | None = None
     kind: Kind[Any] | None = None
     metavar: str | None = None
-    least: float | None = None
-    most: float | None = None
+    min_value: float | None = None
+    max_value: float | None = None
     unset: str | None = None
     words: tuple[str, str] = ("off", "on")
     paired: bool = False
@@ -114,6 +114,8 @@ def option(default: T, description: Option | str, **option_fields: Any) -> T:
     option_fields: further fields of the `Option`, which replace those of `description`.
 
     A field without a default is annotated with its `Option` instead.
+
+    If the option is secret, its value is left out of the dataclass's `repr`.
     """
     described = (
         replace(description, **option_fields)
@@ -247,6 +249,9 @@ class Entry:
             value.
 
         Raises ValueError, which says what is wrong, for an invalid text.
+
+        A value among several that is no text is returned unchanged too; several values are returned as a
+        tuple.
         """
         if self.several:
             listed = (value,) if isinstance(value, str) else tuple(value)
@@ -289,6 +294,9 @@ def _entries(kind: type, offer: Offer, heading: str, tier: Tier, path: tuple[str
     heading: the group of options whose class names none.
     tier: the tier of options whose class and description name none.
     path: the attribute names that lead from the settings to this dataclass.
+
+    Fields that are not offered are left out, and so are fields that have no description and are no settings
+    dataclass. A description in the field's metadata has precedence over one in its type.
     """
     for each in fields(kind):
         if not offer.offers(each.name):
@@ -310,7 +318,8 @@ def _entries(kind: type, offer: Offer, heading: str, tier: Tier, path: tuple[str
 
 
 def _with_other_names(option: Option, owner: str, name: str) -> Option:
-    """Return the option with the names that other systems give to it; unchanged if there are none.
+    """Return the option with the names that other systems give to it added to its aliases and keywords.
+    Return the option unchanged if no other system's names are installed for it.
 
     option: the field's description.
     owner: name of the settings class that declares the field.
@@ -344,6 +353,10 @@ def _entry(
     offer: how the option differs in this program.
     heading: the group in which --help shows the option.
     path: the attribute names that lead from the settings to the option's value.
+
+    What `offer` gives for the field has precedence over the description: choices, flag, help, default, and
+    the text shown if there is no value. A field whose type is a tuple may be given several times, unless the
+    description has a kind of its own; a bool without a kind of its own is a switch.
     """
     several = get_origin(hint) is tuple and option.kind is None
     inner = get_args(hint)[0] if several else hint
@@ -380,6 +393,8 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     """Return a field's type without "or None", and the annotations of `Annotated`.
 
     hint: the type as `hints_of` returns it.
+
+    Without `Annotated`, the annotations are (). Of a union, only the first type that is not None is returned.
     """
     annotations = hint.__metadata__ if get_origin(hint) is Annotated else ()
     bare = hint.__origin__ if annotations else hint
@@ -394,6 +409,8 @@ def _settings_class(hint: Any) -> type | None:
     """Return a field's type if it is a settings dataclass, otherwise None. The result is cached.
 
     hint: the type of the field, without "or None".
+
+    A settings dataclass has at least one option, its own or of a nested dataclass.
     """
     if not (isinstance(hint, type) and is_dataclass(hint)):
         return None
@@ -405,6 +422,9 @@ def kind_of(hint: Any, option: Option) -> Kind[Any]:
 
     hint: the type of the field, without "or None".
     option: the field's description, which bounds numbers and names the words of a switch.
+
+    Without a kind of its own: the choices of a Literal, the two words of a switch for bool, a path, a bounded
+    whole number for int, a bounded number for float, and unchanged text for every other type.
     """
     if option.kind is not None:
         return option.kind
@@ -425,6 +445,9 @@ def choice_of(choices: tuple[str, ...]) -> Kind[str]:
     """Return the kind of an option with a fixed set of texts.
 
     choices: the possible texts.
+
+    Reading any other text raises ValueError, which lists the choices. `--help` shows the choices in the place
+    of a placeholder.
     """
 
     def read(text: str) -> str:
@@ -453,6 +476,8 @@ def number_kind(
     complaint: the end of the error message `'...' is ...` if a text cannot be converted or `holds` is false.
     holds: returns whether a number is allowed.
     write: returns the text of a number.
+
+    Reading raises ValueError for an invalid text; `write` is not checked.
     """
 
     def read(text: str) -> Any:
@@ -469,13 +494,16 @@ def number_kind(
 
 
 def _bounded(cast: Callable[[str], Any], option: Option, type_name: str) -> Kind[Any]:
-    """Return the kind of a number within the option's `least` and `most`.
+    """Return the kind of a number within the option's `min_value` and `max_value`.
 
     cast: converts a text, int or float.
     option: the field's description.
     type_name: what the number is, for the error message, such as "a whole number".
+
+    Without `least` and `most`, every number is allowed. The placeholder is that of the option, else "N" for
+    int and "X" for float. The error message names the bounds.
     """
-    min_value, max_value = option.least, option.most
+    min_value, max_value = option.min_value, option.max_value
     bound = "" if min_value is None else f" >= {min_value:g}"
     bound = bound if max_value is None else f" in {min_value or 0:g} .. {max_value:g}"
 
@@ -495,6 +523,8 @@ def switch(words: tuple[str, str]) -> Kind[bool]:
     """Return the kind of a switch.
 
     words: how off and on are written.
+
+    Reading any other text raises ValueError.
     """
     word = choice_of((words[1], words[0]))
     return Kind("", lambda text: word.read(text) == words[1], lambda value: words[value], word.choices)
@@ -521,6 +551,8 @@ def is_word(chosen: str, *others: str) -> Kind[bool]:
 
     chosen: the word for True.
     others: the words for False; at least one.
+
+    Reading any other text raises ValueError.
     """
     word = choice_of((*others, chosen))
     return Kind(
@@ -544,10 +576,13 @@ def build(kind: type[T], values: Mapping[str, Any], offer: Offer = ALL) -> T:
     """Return a settings dataclass with the given values. Fields without a value have their defaults.
 
     kind: the dataclass.
-    values: the values by flag. None counts as not given.
+    values: the values by flag. None counts as not given. Flags that are not offered are ignored.
     offer: which options are offered, and how they differ.
 
     Raises what the `__post_init__` of a dataclass raises.
+
+    A value that implies further values adds those before the dataclass is built. A missing value of a
+    required field raises TypeError.
     """
     entries = {entry.path: entry for entry in entries_of(kind, offer)}
     for entry in entries.values():
@@ -570,6 +605,10 @@ def _build(
     offer: how the options differ in this program.
     entries: the offered options of all dataclasses, by path.
     path: the attribute names that lead from the settings to this dataclass.
+
+    A field's value is the given one, else the default of the offer, else the nested dataclass built in the
+    same way, if any of its options is offered, else the default of the field. Raises TypeError if a required
+    field has no value, and what the `__post_init__` of a dataclass raises.
     """
     arguments: dict[str, Any] = {}
     for each in fields(kind):
@@ -592,6 +631,9 @@ def arguments_of(settings: Any, offer: Offer = ALL) -> tuple[str, ...]:
 
     settings: a settings dataclass.
     offer: which options the child process offers, and how they differ there.
+
+    Each value is preceded by its flag, and a repeatable option has its flag before each value. The values are
+    not compared with the defaults, except for switches.
     """
     words: list[str] = []
     for entry in entries_of(type(settings), offer):
@@ -608,7 +650,9 @@ def arguments_of(settings: Any, offer: Offer = ALL) -> tuple[str, ...]:
 
 
 def memory(text: str) -> int:
-    """Return the bytes of an amount such as "512M"; K, M, G, T are powers of 1024.
+    """Return the bytes of an amount such as "512M"; K, M, G, T are powers of 1024, with or without "B" or
+    "iB" after them, in any case; without a unit, the number is bytes. Fractions such as "1.5G" are allowed,
+    and the result is rounded down.
 
     text: a number > 0 with an optional unit. Raises ValueError for anything else.
     """
@@ -622,13 +666,17 @@ def written_memory(amount: int) -> str:
     """Return a number of bytes as `memory` reads it, in the largest unit that divides it: 2**30 becomes "1G".
 
     amount: number of bytes.
+
+    An amount that no larger unit divides has no unit.
     """
     unit = next(unit for unit, size in reversed(UNITS.items()) if amount % size == 0)
     return f"{amount // UNITS[unit]}{unit}"
 
 
 def layer_numbers(text: str) -> tuple[int, ...]:
-    """Return the layer numbers of a text such as "2,16,29". Raises ValueError unless they ascend.
+    """Return the layer numbers of a text such as "2,16,29". Raises ValueError if the text is not numbers of
+    at most six digits that are separated by commas, without spaces, or if the numbers do not ascend or one
+    repeats.
 
     text: numbers separated by commas.
     """
@@ -647,6 +695,9 @@ def list_kind(metavar: str, pattern: str, complaint: str, cast: Callable[[str], 
     pattern: regular expression that each value must match.
     complaint: the error message for other texts, with {} in the place of the text.
     cast: converts each value.
+
+    Spaces around a value are dropped. A value that does not match the pattern, such as an empty one, gives
+    ValueError with the complaint.
     """
 
     def read(text: str) -> tuple[Any, ...]:
@@ -720,6 +771,8 @@ def made_of(kind: type[T], keywords: Mapping[str, Any], offer: Offer = ALL) -> T
     offer: which options are offered, and how they differ.
 
     Raises InvalidRequest for an unknown option or an invalid value.
+
+    InvalidRequest names the keyword in its `field`. Raises what the `__post_init__` of a dataclass raises.
     """
     entries = {entry.keyword: entry for entry in entries_of(kind, offer)}
     values: dict[str, Any] = {}
@@ -738,7 +791,8 @@ YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def truth(value: Any) -> bool:
-    """Return the bool that True, "True", "yes" or 1 means, as in other systems.
+    """Return True for true, yes, on and 1, and False for false, no, off and 0, as text in any case, as a bool
+    or as a number, as other systems accept them.
 
     value: the value in another system's call. Raises ValueError for any other value.
     """
@@ -764,6 +818,10 @@ def checked(entry: Entry, name: str, value: Any) -> Any:
     value: a text, which is read as on a command line, or another object.
 
     Raises InvalidRequest, which names the keyword, for an invalid value.
+
+    A list or tuple for an option that is not repeatable is read as its elements joined by commas. A number
+    for an option with a kind of its own is read as its text. Any other object that is no text is returned
+    unchanged, except that an option with choices accepts only these.
     """
     if entry.kind.choices and not entry.switch and value not in entry.kind.choices:
         choices = ", ".join(entry.kind.choices)

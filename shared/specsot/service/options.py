@@ -105,7 +105,9 @@ def check_member(service: ServiceOptions) -> None:
 
     service: the service options of the process.
 
-    Raises InvalidRequest for invalid options, ModelError if torch is missing.
+    Raises InvalidRequest if only some of the certificate, the key and the CA are given, if another machine
+    could reach an unsecured address without --insecure, or if another machine could read unsecured metrics,
+    ModelError if torch is missing.
     """
     require_torch()
     service.check()
@@ -167,7 +169,7 @@ class ModelOptions:
 
     @property
     def base(self) -> Path:
-        """The model's directory. The text files of a model on the hub are fetched.
+        """Return the model's directory. The text files of a model on the hub are fetched.
 
         Raises ModelError if the model is invalid, InvalidRequest if none was given.
         """
@@ -211,7 +213,9 @@ class DraftModelOptions(ModelOptions):
     overrides: Overrides = field(default_factory=Overrides)
     draft_dtype: Dtype | None = option(None, "Data type the drafter computes in.", unset="--dtype")
     draft_quantization: Quantization | None = option(
-        None, "Quantize the draft model's weights.", unset="none; int8 beside int8 or int4 on a CPU"
+        None,
+        "Quantize the draft model's weights.",
+        unset="none; int8 on a CPU if the base model has int8 or int4",
     )
     drafting: DraftOptions = field(default_factory=DraftOptions)
 
@@ -222,7 +226,7 @@ class DraftModelOptions(ModelOptions):
 
     @property
     def draft(self) -> Path:
-        """The draft model's directory. The text files of a model on the hub are fetched.
+        """Return the draft model's directory. The text files of a model on the hub are fetched.
 
         Raises ModelError if the draft model is invalid, InvalidRequest if none was given.
         """
@@ -237,7 +241,7 @@ class DraftModelOptions(ModelOptions):
 
     @property
     def drafter_quantization(self) -> Quantization | None:
-        """The quantization of the draft model. None if its weights are not quantized.
+        """Return the quantization of the draft model. None if its weights are not quantized.
 
         By default, the draft model is stored in 8 bits on a CPU if the base model is stored in 8 or 4 bits.
         Drafts do not change the output, and on a CPU their time is the time of reading weights.
@@ -273,7 +277,8 @@ def layers(text: str) -> Range:
 
     text: "first:last", with the number of the layer after the last one.
 
-    Raises ValueError for any other text and for an empty range.
+    Raises ValueError for any other text, such as one with spaces or signs, and if `first` is not less than
+    `last`.
     """
     match = re.fullmatch(r"(\d+):(\d+)", text)
     if match is None or int(match[1]) >= int(match[2]):
@@ -293,6 +298,9 @@ def reachable(advertise: str | None, listen: str, port: int) -> str:
     advertise: the value of --advertise, or None.
     listen: the value of --listen, host:port or unix:path.
     port: the port on which the service listens.
+
+    The value of --advertise is returned as it is. An address unix:path is returned as it is too. Of any other
+    address, `port` replaces the port of `listen`, which may be 0.
     """
     if advertise:
         return advertise

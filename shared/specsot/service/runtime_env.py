@@ -49,6 +49,8 @@ def interruptible(program: Callable[[], int]) -> int:
     After the program, Python waits for threads; another Ctrl-C then ends the process at once.
 
     program: returns the exit status. INTERRUPTED is returned if Ctrl-C ended it.
+
+    SystemExit and errors of the program are raised unchanged.
     """
     try:
         return program()
@@ -61,7 +63,11 @@ def interruptible(program: Callable[[], int]) -> int:
 
 
 def set_runtime_defaults() -> None:
-    """Make all settings. Must be called before torch or grpc is imported and before any file is opened."""
+    """Make all settings of this module: the standard files are opened if they are closed, characters that the
+    standard files cannot encode are escaped, environment variables for libraries are set unless the user has
+    set them, and, on Linux, freed memory is kept for reuse. Must be called before torch or grpc is imported
+    and before any file is opened.
+    """
     open_standard_files()
     escape_unencodable()
     for name, value in _SETTINGS.items():
@@ -74,6 +80,8 @@ def open_standard_files() -> None:
     """Open the standard files on /dev/null if the parent process closed them (`2>&-`).
 
     Otherwise a socket would get the number of a standard file, and libuv ends the process when it is closed.
+
+    Files that are open stay as they are.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -89,6 +97,8 @@ def escape_unencodable() -> None:
 
     Characters that the locale's encoding lacks are written as escapes, as Python does on stderr. Bytes of the
     input that are no characters are read as lone surrogates, which requests reject with a clear error.
+
+    A stream that is no text file, or that loses no bytes already, stays as it is.
     """
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
         if isinstance(stream, TextIOWrapper) and (stream.encoding, stream.errors) != LOSSLESS:
@@ -100,6 +110,9 @@ def keep_memory() -> None:
 
     The number of arenas is small, so that a thread can use memory that another one freed. By default, each of
     gRPC's threads would keep its own.
+
+    Does nothing if the C library has no `mallopt`, such as musl. Sets the sizes from which glibc maps memory
+    (32 MiB) and returns it (256 MiB), and 2 arenas.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # musl has none
@@ -109,7 +122,10 @@ def keep_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system. Takes milliseconds, so it is called while there is no work."""
+    """Return freed memory to the system. Takes milliseconds, so it is called while there is no work.
+
+    Does nothing outside of Linux, and if the C library has no `malloc_trim`, such as musl.
+    """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

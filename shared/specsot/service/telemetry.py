@@ -77,7 +77,9 @@ class MetricsServer:
     """
 
     def __init__(self, server: WSGIServer, thread: Thread) -> None:
-        """server: the listening server.
+        """Hold a server that runs in a thread.
+
+        server: the listening server.
         thread: the thread in which the server runs.
         """
         self._server = server
@@ -85,7 +87,10 @@ class MetricsServer:
         self.port = server.server_port
 
     def close(self) -> None:
-        """Stop the server, and wait for its thread."""
+        """Stop the server, and wait for its thread.
+
+        Requests that are running are not waited for.
+        """
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -95,6 +100,9 @@ def registry_of(service: str) -> CollectorRegistry:
     """Return a registry with the metrics of every process: memory, cores, files, GPUs, version.
 
     service: the value of `service` in the metric `specsot_build`.
+
+    Also disables, for the whole process, the metrics that say when another metric was created. The GPUs are
+    read each time the metrics are read.
     """
     # The creation times of metrics would be a fourth of the page, and are of no use.
     disable_created_metrics()
@@ -113,7 +121,10 @@ def version_of(service: str) -> Metric:
 
 
 def gpu_families() -> Iterator[Metric]:
-    """Yield the metrics of the machine's GPUs. Yields nothing if there are none."""
+    """Yield three metrics of the machine's GPUs: bytes of memory in use, bytes of memory, and the fraction of
+    the last moments in which the GPU computed. Each has one value per GPU, with the labels gpu (the index)
+    and name. Yields nothing if there are none.
+    """
     gpus = read_gpus()
     for name, about, values in (
         ("gpu_memory_used_bytes", "Memory in use", [gpu.used for gpu in gpus]),
@@ -128,13 +139,16 @@ def gpu_families() -> Iterator[Metric]:
 
 
 def open_metrics_server(listen: str, registry: CollectorRegistry, tls: Tls = PLAIN) -> MetricsServer:
-    """Serve a registry at host:port, in a thread of its own.
+    """Serve a registry at host:port, in a thread of its own, and return the running server.
 
     listen: the address. With port 0, any free port is used.
     registry: the metrics.
     tls: certificate of the server. If it includes a CA, clients need a certificate of that CA.
 
     Raises Unavailable if the address is not available, InvalidRequest if TLS files are invalid.
+
+    Without a certificate in `tls`, the metrics are served as plain HTTP. Returns the server, which the caller
+    must close.
     """
     check_free(listen)
     host, port = split_address(listen)
@@ -160,6 +174,8 @@ def _page(registry: CollectorRegistry) -> WSGIApplication:
     for UTF-8, such as Prometheus 2.
 
     registry: the metrics.
+
+    Every path and every method gets the status 200 and the same page.
     """
 
     def answer(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
@@ -179,6 +195,8 @@ def _server_at(host: str) -> type[ThreadingWSGIServer]:
     IPv4.
 
     host: a host name or an IP address.
+
+    A host name counts as IPv4. The class handles each connection in a thread of its own.
     """
 
     class Server(ThreadingWSGIServer):
@@ -203,7 +221,10 @@ class _Quiet(WSGIRequestHandler):
     """Handles a request without logging it, and limits its time, because each request occupies a thread."""
 
     def handle(self) -> None:
-        """Handle a request. The connection is cut after READER_SECONDS, handshake and reading included."""
+        """Handle a request. The connection is cut after READER_SECONDS, handshake and reading included.
+
+        Errors of the connection, such as a client that disconnects or a failed TLS handshake, are ignored.
+        """
         limit = Timer(READER_SECONDS, _shut_down, (self.connection,))
         limit.daemon = True
         limit.start()
@@ -253,6 +274,9 @@ def observed(service: str, options: ServiceOptions) -> Generator[Observation]:
     options: the service's options, which name the address of the metrics.
 
     Raises InvalidRequest if TLS files are invalid, Unavailable if the address is not available.
+
+    The server is closed at the end of the context. Spans are collected only if tracing is configured in the
+    environment.
     """
     tracer = start_tracing(service)
     if options.metrics is None:
@@ -291,7 +315,10 @@ class Gpu:
 
 
 def read_gpus() -> list[Gpu]:
-    """Return the state of all GPUs of the machine; empty if there are none or if they cannot be read."""
+    """Return the state of all GPUs of the machine; empty if there are none or if they cannot be read.
+
+    The list is empty too if any single GPU cannot be read.
+    """
     if not _nvml_ready():
         return []
     import pynvml
@@ -304,9 +331,11 @@ def read_gpus() -> list[Gpu]:
 
 @cache
 def _nvml_ready() -> bool:
-    """Return whether NVIDIA's library can be used. It is loaded at the first call, whose result is cached.
+    """Return True if NVIDIA's library can be used. It is loaded at the first call, whose result is cached.
 
     False if the library or the driver is missing, or if access is not permitted.
+
+    The library stays loaded for the rest of the process.
     """
     try:
         import pynvml
@@ -321,6 +350,8 @@ def _read_gpu(index: int) -> Gpu:
     """Return the state of one GPU. Raises pynvml.NVMLError if it cannot be read.
 
     index: number of the GPU.
+
+    Bytes of a name that are no text are replaced. `busy` is between 0 and 1.
     """
     import pynvml
 

@@ -86,6 +86,8 @@ def spanning(span: Span) -> Generator[None]:
     An error that is raised within ends the span with that error, and is raised again.
 
     span: the span, which has been started.
+
+    Any exception counts as an error, cancellation included.
     """
     try:
         yield
@@ -117,6 +119,8 @@ def followed(context: str | None) -> str | None:
     on.
 
     context: the context in the format of `traceparent`, or None.
+
+    Text that is no valid context gives None.
     """
     match = _SHAPE.fullmatch(context or "")
     return context if match and int(match[2], 16) & 1 else None

@@ -32,6 +32,8 @@ def collect(service: str, exporter: SpanExporter, immediate: bool = False) -> Tr
     service: the value of `service.name` in the exported spans.
     exporter: sends the spans to a collector.
     immediate: True to export each span as it ends, for tests; otherwise spans are exported in batches.
+
+    The tracer is always on.
     """
     provider = TracerProvider(
         resource=Resource.create({"service.name": service, "service.version": __version__})
@@ -55,12 +57,15 @@ class Collecting(Tracer):
     def begin(
         self, name: str, parent: str | None = None, linked: Iterable[str] = (), about: About | None = None
     ) -> Span:
-        """Start a span that is collected.
+        """Start a span that is collected, and return it.
 
         name: name of the span.
         parent: the context of the span within which this one runs. None starts a new trace.
         linked: contexts of related spans, which become links.
         about: attributes of the span, or None.
+
+        `parent` and `linked` must be valid contexts in the format of `traceparent`; others raise ValueError.
+        The caller must end the span.
         """
         context = set_span_in_context(NonRecordingSpan(_read(parent))) if parent else None
         links = [Link(_read(link)) for link in linked]
@@ -75,7 +80,10 @@ class Collected(Span):
     """
 
     def __init__(self, span: SdkSpan) -> None:
-        """span: the SDK's span, which has been started."""
+        """Wrap a span, and write its context as text.
+
+        span: the SDK's span, which has been started.
+        """
         self._span = span
         ids = span.get_span_context()
         self.context = f"00-{ids.trace_id:032x}-{ids.span_id:016x}-{ids.trace_flags:02x}"
@@ -93,6 +101,8 @@ class Collected(Span):
 
         about: attributes to add to the span, or None.
         error: the error, or the name of its kind, which becomes the attribute `error.type`; None on success.
+
+        Must be called once. Without an error, the status stays unset.
         """
         self._span.set_attributes(about or {})
         if error is not None:
@@ -106,6 +116,8 @@ def _read(context: str) -> SpanContext:
     """Return the SDK's form of a context.
 
     context: a valid context in the format of `traceparent`.
+
+    Raises ValueError for any other text.
     """
     _, trace, span, flags = context.split("-")
     return SpanContext(int(trace, 16), int(span, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16)))

@@ -29,6 +29,9 @@ def start_tracing(service: str, environment: Mapping[str, str] = os.environ) -> 
     environment: the environment variables.
 
     Raises InvalidRequest for an exporter that is not installed.
+
+    Raises InvalidRequest also if the variables name an exporter that does not exist. A returned tracer
+    exports in the background.
     """
     name = exporter_of(environment)
     if name is None:
@@ -43,6 +46,10 @@ def exporter_of(environment: Mapping[str, str]) -> str | None:
     """Return the name of the exporter's entry point that the variables ask for, or None if tracing is off.
 
     environment: the environment variables.
+
+    Tracing is off if neither an endpoint nor an exporter is named, if the exporter is "none", or if
+    OTEL_SDK_DISABLED is "true" in any case. Without an exporter, or with "otlp", the name follows from the
+    protocol, which is "grpc" by default; any other exporter or protocol is returned as it is.
     """
     named = environment.get("OTEL_TRACES_EXPORTER", "")
     requested = bool(named) or any(environment.get(name) for name in ENDPOINTS)
@@ -58,6 +65,8 @@ def _find(name: str) -> Any:
     """Return the class of an installed exporter. Raises InvalidRequest if it is not installed.
 
     name: name of the exporter's entry point, such as "otlp_proto_grpc".
+
+    The error names OTEL_TRACES_EXPORTER as its field. Raises also what importing the exporter raises.
     """
     entry = next(iter(entry_points(group="opentelemetry_traces_exporter", name=name)), None)
     if entry is None:

@@ -179,11 +179,13 @@ def open_channel(
 
     address: the peer's address, host:port or unix:path.
     largest: bytes of the largest message in either direction.
-    tls: the TLS files; with a CA, the channel uses TLS.
+    tls: the TLS files; with a CA, the channel uses TLS, otherwise it is not encrypted.
     name: with TLS, the name that the peer's certificate must have. None: the dialed host.
     keepalive: when a silent connection counts as broken.
 
     Raises InvalidRequest if TLS files are invalid.
+
+    Nothing is sent before the first call, so that a peer that cannot be reached raises no error here.
     """
     credentials = channel_credentials(tls)
     options = channel_options(largest, name if credentials else None, keepalive)
@@ -211,6 +213,9 @@ async def reach(
 
     Raises Unavailable if the peer refuses the connection or does not answer in time, InvalidRequest if TLS
     files are invalid.
+
+    Raises Unavailable also for an address that is none. The channel is closed before any error is raised. A
+    server that ends a connection because it is busy is tried again until the time is over.
     """
     channel = open_channel(address, largest, tls, name, keepalive)
     try:
@@ -218,7 +223,7 @@ async def reach(
             await _connected(channel, address)
     except TimeoutError:
         await channel.close()
-        raise Unavailable(f"nobody answered at {address} within {timeout_seconds:g} s") from None
+        raise Unavailable(f"no process answered at {address} within {timeout_seconds:g} s") from None
     except BaseException:
         await channel.close()
         raise
@@ -238,6 +243,9 @@ async def greeting(
     timeout_seconds: seconds to wait for the answer. The context yields None.
 
     Raises the error that the peer raised, and Unavailable if no answer arrives in time.
+
+    A stream that the peer has ended before the message was written is no error by itself; awaiting the answer
+    then raises the peer's error. Other exceptions from within the context are raised unchanged.
     """
     try:
         async with asyncio.timeout(timeout_seconds):
@@ -258,13 +266,16 @@ async def _connected(channel: grpc.aio.Channel, address: str) -> None:
 
     channel: the channel.
     address: the peer's address, for the error message.
+
+    Returns at once if the channel is connected. Waits without limit for a peer that does not answer. A
+    failure that only says that the server is closing the connection or does answer now counts as no refusal.
     """
     state = channel.get_state(try_to_connect=True)
     while state is not State.READY:
         if state in (State.TRANSIENT_FAILURE, State.SHUTDOWN):
             reason = await _reason(channel)
             if not any(words in reason for words in _BUSY):
-                raise Unavailable(f"nobody answers at {address}{_why(address, reason)}")
+                raise Unavailable(f"no process answers at {address}{_why(address, reason)}")
         await channel.wait_for_state_change(state)
         state = channel.get_state(try_to_connect=True)
 
@@ -274,9 +285,10 @@ _BUSY = ("Handshake read failed (Endpoint closing)", "before receiving SETTINGS 
 
 
 async def _reason(channel: grpc.aio.Channel) -> str:
-    """Return why a channel does not connect.
+    """Return the text in which gRPC says why a channel does not connect. Return "" if gRPC gives no text, and
+    "it answers now" if the peer has become reachable meanwhile.
 
-    gRPC tells the reason only to a call, and a call on such a channel fails at once.
+    gRPC reports the reason only to a call, and a call on such a channel fails at once.
 
     channel: a channel that failed to connect.
     """
@@ -291,11 +303,15 @@ Role = Literal["master", "worker", "drafter"]
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials | None:
-    """Return a server's credentials, or None without TLS. Raises InvalidRequest if the files are invalid.
+    """Return a server's credentials, or None if `tls` has no certificate. Raises InvalidRequest if the files
+    are invalid.
 
     Changed files apply from the next connection on.
 
     tls: the paths of the files.
+
+    Clients need a certificate if `tls` has a CA. If changed files are invalid, that is logged and the
+    previous ones stay in use.
     """
     if tls.cert is None:
         return None
@@ -304,11 +320,14 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials | None:
 
 
 def channel_credentials(tls: Tls) -> grpc.ChannelCredentials | None:
-    """Return a channel's credentials, or None without TLS. Raises InvalidRequest if the files are invalid.
+    """Return a channel's credentials, or None if `tls` has no CA. Raises InvalidRequest if the files are
+    invalid.
 
     The files are read for every channel.
 
     tls: the paths of the files.
+
+    Without a certificate in `tls`, the channel offers none to the server.
     """
     if tls.ca is None:
         return None
@@ -321,6 +340,8 @@ def names_of(context: Any) -> frozenset[str] | None:
     """Return the names in a peer's certificate, or None if the server needs no certificates.
 
     context: context of the peer's call.
+
+    The set is empty if the certificate has no DNS names; its other names are ignored.
     """
     properties = context.auth_context()
     if "x509_pem_cert" not in properties:
@@ -335,6 +356,8 @@ def check_role(names: frozenset[str] | None, peer: str, *roles: Role) -> None:
     names: names in the certificate. None if no certificates are needed; then every role is allowed.
     peer: the peer's name, for the error message.
     roles: the roles of which the certificate must name one.
+
+    The certificate may have other names in addition to a role.
     """
     if names is not None and names.isdisjoint(roles):
         names_text = ", ".join(sorted(names)) or "no name"
@@ -345,13 +368,16 @@ def _configuration(tls: Tls) -> Any:
     """Return the server's certificates as they are in the files now.
 
     tls: the paths of the files.
+
+    Raises InvalidRequest if a file is invalid.
     """
     pems = read_pems(tls)
     return grpc.ssl_server_certificate_configuration([pems.pair] if pems.pair else [], pems.ca)
 
 
 def probe(address: str, service: str = "", timeout: float = 2.0, tls: Tls = PLAIN) -> str:
-    """Return the health of a service: "SERVING", "NOT_SERVING", or in words why there is no such answer.
+    """Return the health of a service: "SERVING", "NOT_SERVING", or another status that the server answered,
+    or in words why there is no answer, such as "nobody answers" or "no answer in time".
 
     address: the server's address, host:port or unix:path.
     service: full name of the service. Empty: the server as a whole.
@@ -375,6 +401,8 @@ def _channel(address: str, tls: Tls) -> grpc.Channel:
 
     address: the server's address.
     tls: the TLS files; with a CA, the channel uses TLS.
+
+    Raises InvalidRequest if TLS files are invalid. The caller must close the channel.
     """
     credentials = channel_credentials(tls)
     options = channel_options(PUBLIC_BYTES)
@@ -389,13 +417,16 @@ def _in_words(failure: grpc.RpcError, service: str, address: str) -> str:
     failure: the error that grpc raised.
     service: full name of the service that was asked for.
     address: the server's address.
+
+    A code that has no words of its own gives its name, such as "PERMISSION_DENIED". The reason why a
+    connection failed is added only if nobody answers.
     """
     why = _why(address, failure.details() or "") if isinstance(failure, grpc.Call) else ""
     code = failure.code() if isinstance(failure, grpc.Call) else grpc.StatusCode.UNKNOWN
     words = {
         grpc.StatusCode.NOT_FOUND: f"there is no {service} here",
         grpc.StatusCode.UNIMPLEMENTED: "something else answers here",
-        grpc.StatusCode.UNAVAILABLE: f"nobody answers{why}",
+        grpc.StatusCode.UNAVAILABLE: f"no process answers{why}",
         grpc.StatusCode.DEADLINE_EXCEEDED: "no answer in time",
     }
     return words.get(code, code.name)
@@ -422,6 +453,8 @@ def _why(address: str, details: str) -> str:
 
     address: the address that was dialed.
     details: gRPC's description of the failure.
+
+    The result begins with a space, or is "" if gRPC's description only says that the peer is absent.
     """
     named = address.startswith("unix:") or address.rpartition(":")[2].isdecimal()
     return failure_in_words(details) if named else f" ({_NO_ADDRESS})"
@@ -432,4 +465,4 @@ def failure_in_words(details: str) -> str:
 
     details: gRPC's description of the failure.
     """
-    return next((f" ({words})" for said, words in _WORDS.items() if said in details), "")
+    return next((f" ({words})" for phrase, words in _WORDS.items() if phrase in details), "")

@@ -23,7 +23,7 @@ from specsot.v1 import master_pb2, master_pb2_grpc
 async def connect(
     address: str, timeout_seconds: float = DIAL_SECONDS, tls: Tls = PLAIN, token: str | None = None
 ) -> MasterClient:
-    """Connect to a master.
+    """Connect to a master, and return a client for it.
 
     address: the master's address, host:port or unix:path.
     timeout_seconds: seconds to wait for the connection.
@@ -32,6 +32,8 @@ async def connect(
 
     Raises Unavailable if the master cannot be reached, InvalidRequest if TLS files are invalid or if a token
     would be sent without TLS.
+
+    The caller must close the client.
     """
     if token is not None and tls.ca is None and exposed(address):
         raise InvalidRequest(
@@ -46,7 +48,9 @@ class MasterClient:
     """Sends any number of requests over one channel. All methods raise the errors that the master raised."""
 
     def __init__(self, channel: grpc.aio.Channel, token: str | None = None) -> None:
-        """channel: a connected channel, which `close` closes.
+        """Create a client on a channel.
+
+        channel: a connected channel, which `close` closes.
         token: the bearer token to send with every call, or None.
         """
         self._channel = channel
@@ -78,6 +82,9 @@ class MasterClient:
         timeout: seconds that the request may take. None: no limit.
 
         Raises the error that the master raised, and Unavailable if the stream ends without `Finished`.
+
+        The call is cancelled at the master if the caller stops iterating. A call that exceeds `timeout`
+        raises the error of its status.
         """
         call = self._master.Generate(request, timeout=timeout, metadata=(*self._metadata, *trace_metadata()))
         last = None
@@ -103,7 +110,10 @@ class MasterClient:
             return (await self._master.Cancel(message, metadata=self._metadata)).cancelled
 
     async def info(self) -> Info:
-        """Return the state of the master. Raises Unavailable if it cannot be reached."""
+        """Return the state of the master. Raises Unavailable if it cannot be reached.
+
+        Other errors of the master, such as for a missing token, are raised as they are.
+        """
         with peer_errors():
             response = await self._master.GetInfo(master_pb2.GetInfoRequest(), metadata=self._metadata)
         return decode_info(response)
@@ -127,6 +137,8 @@ class MasterClient:
 def trace_metadata() -> tuple[tuple[str, str], ...]:
     """Return a call's metadata: the trace context of the calling program, or nothing if it does not use
     OpenTelemetry.
+
+    The result is () without OpenTelemetry and if no trace is active.
     """
     api = sys.modules.get("opentelemetry.propagate")
     carrier: dict[str, str] = {}

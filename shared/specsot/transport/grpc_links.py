@@ -48,8 +48,10 @@ class GrpcWire(Wire):
     """The sending side of one `Ring.Carry` stream as a `Wire`."""
 
     def __init__(self, channel: grpc.aio.Channel, call: _Call) -> None:
-        """channel: the channel of the call, which `hang_up` closes.
-        call: the open stream, whose hello was answered.
+        """Wrap an open stream.
+
+        channel: the channel of the call, which `hang_up` closes.
+        call: the open stream, whose hello was answered. Its end is what `wait_closed` waits for.
         """
         self._channel = channel
         self._call = call
@@ -61,6 +63,9 @@ class GrpcWire(Wire):
         """Write one message to the stream. Raises Unavailable if the stream has ended.
 
         data: the bytes of one CarryRequest.
+
+        Returns when there is room for more, not when the message has arrived. Concurrent calls write one
+        after another.
         """
         async with self._writing:
             try:
@@ -74,7 +79,10 @@ class GrpcWire(Wire):
             await self._call.done_writing()
 
     async def wait_closed(self) -> None:
-        """Wait until the stream has ended and its last write has returned."""
+        """Wait until the stream has ended and its last write has returned.
+
+        Never raises because of the stream's end, however it ended.
+        """
         await self._over.wait()
         # gRPC may report the result of the last write only after the stream's end, so wait for that write
         # too.
@@ -95,9 +103,11 @@ class GrpcDialer:
     def __init__(
         self, sender: str, inbox: Inbox | None = None, timeout_seconds: float = DIAL_SECONDS, tls: Tls = PLAIN
     ) -> None:
-        """sender: name of the dialing member.
+        """Create a dialer, which opens nothing yet.
+
+        sender: name of the dialing member.
         inbox: where `Lost` is put if a link breaks. None: the loss is not reported.
-        timeout_seconds: seconds to wait for a connection, and for the answer to a hello.
+        timeout_seconds: seconds to wait for a connection, and then again for the answer to a hello.
         tls: the TLS files of the dialing member.
         """
         self._sender = sender
@@ -106,13 +116,17 @@ class GrpcDialer:
         self._tls = tls
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> SendingEnd:
-        """Open a link to a member over gRPC, or over a unix socket if the member offers one on this machine.
+        """Open a link to a member over gRPC, or over a unix socket if the member offers one on this machine,
+        and return its sending end.
 
         address: the member's address, host:port or unix:path.
         epoch: number of the epoch to which the link belongs.
         kind: what the member must be, "worker" or "drafter".
 
         Raises Unavailable if the peer cannot be reached, Refused if it has another protocol version.
+
+        Raises Refused also if the peer rejects this member for another reason, such as its certificate, and
+        InvalidRequest if TLS files are invalid. The socket is used only if `address` is of this machine.
         """
         channel = await reach(address, self._timeout_seconds, tls=self._tls, name=kind)
         try:
@@ -130,8 +144,9 @@ class GrpcDialer:
     ) -> tuple[UnixWire, str] | None:
         """Connect to the peer's unix socket. Return the connection and the peer's name.
 
-        Returns None if the peer offers no socket to this member; if the peer rejects the member, the stream
-        that is opened next reports why.
+        Returns None if the peer offers no socket to this member, or the socket cannot be reached or does not
+        exist on this machine; no error is raised. If the peer rejects the member, the stream that is opened
+        next reports why.
 
         channel: a connected channel to the peer.
         address: the peer's address, which serves as its name if it does not tell one.
@@ -151,7 +166,8 @@ class GrpcDialer:
         address: the peer's address, which serves as its name if it does not tell one.
         epoch: number of the epoch to which the link belongs.
 
-        Raises the error with which the peer rejects the hello, and Unavailable if it does not answer in time.
+        Raises the error with which the peer rejects the hello (Refused or WireError), and Unavailable if it
+        does not answer in time.
         """
         carry = channel.stream_unary(
             f"/{SERVICE}/Carry", response_deserializer=ring_pb2.CarryResponse.FromString
@@ -179,8 +195,10 @@ class RingService(ring_pb2_grpc.RingServicer):
         rows: RowsHost | None = None,
         nearby: bool = False,
     ) -> None:
-        """inbox: where received messages are put.
-        name: name of this member.
+        """Create the service, which must be attached to a server.
+
+        inbox: where received messages are put.
+        name: name of this member, which may be set later; responses contain it.
         host: receives links that other sockets carry, or None if there are none.
         rows: receives hidden states by separate channels, or None if there are none.
         nearby: True if members of this machine are offered unix sockets. `close` must then be called.
@@ -219,13 +237,17 @@ class RingService(ring_pb2_grpc.RingServicer):
         request_iterator: AsyncIterator[ring_pb2.CarryRequest],
         context: ServicerContext[ring_pb2.CarryRequest, ring_pb2.CarryResponse],
     ) -> ring_pb2.CarryResponse:
-        """Receive the messages of one link until the peer's goodbye or the stream's end.
+        """Receive the messages of one link until the peer's goodbye or the stream's end, then return an empty
+        response.
 
         request_iterator: the peer's messages, a hello first.
         context: context of the call.
 
         Raises WireError or Refused, which become the call's status, if the hello or a message is invalid or
         not allowed.
+
+        Without a goodbye, including after an error, `Lost` is put into the inbox at the end. Messages after a
+        goodbye are not read.
         """
         peer = check_hello(await _read_hello(request_iterator), context)
         # The receiver is entered before the peer is answered, so that a loss from then on is noticed.
@@ -247,7 +269,12 @@ class RingService(ring_pb2_grpc.RingServicer):
         request: the peer's hello, and which kind of endpoint it needs.
         context: context of the call.
 
-        Raises Refused if this member offers no such endpoint.
+        A request for hidden states gets the endpoint of a channel, one for a nearby link the path of a unix
+        socket, and any other request an endpoint of `host`.
+
+        Raises Refused if this member offers no such endpoint, or does not accept the hello; WireError for an
+        invalid name or key; Overloaded if too many endpoints are open; Unavailable if the endpoint cannot be
+        opened.
         """
         peer = check_hello(request.hello, context)
         if request.rows and self._rows is not None:
@@ -266,6 +293,10 @@ class RingService(ring_pb2_grpc.RingServicer):
         At the end, the peer's channel for hidden states is closed too.
 
         peer: the peer whose hello was accepted.
+
+        If the context ends without the peer's goodbye, `Lost` is put into the inbox. An error within the
+        context is raised unchanged. Without a host for hidden states, a frame that announces separate ones
+        raises WireError.
         """
         try:
             with Receiver(
@@ -282,6 +313,8 @@ async def _read_hello(requests: AsyncIterator[ring_pb2.CarryRequest]) -> ring_pb
     message.
 
     requests: the peer's messages.
+
+    The hello is removed from `requests`. Waits without limit for a message.
     """
     request = await anext(requests, None)
     if request is None or not request.HasField("hello"):
@@ -307,13 +340,16 @@ async def negotiate(
     address: the member's address, host:port or unix:path.
     sender: name of this member.
     epoch: number of the epoch to which the link belongs.
-    key: public key of this end, for links with encryption of their own; otherwise empty.
+    key: public key of this end, for links with encryption of their own; otherwise b"".
     kind: the kind of member that its certificate must name.
     tls: the TLS files of this member.
     rows: True to ask for the endpoint of a channel for hidden states, of a link that is open already.
 
     Raises Unavailable if the member cannot be reached, Refused if it does not offer such links, and WireError
     if its answer is invalid.
+
+    The name is `address` if the response has none. Raises InvalidRequest if TLS files are invalid, and any
+    other error that the member raised.
     """
     channel = await reach(address, tls=tls, name=kind)
     try:
@@ -343,6 +379,8 @@ def _endpoint(response: ring_pb2.MeetResponse) -> Endpoint:
     """Return the endpoint that a response names. Raises WireError if it names none.
 
     response: the peer's response.
+
+    An endpoint with a port has the peer's key, which may be empty; one with a path has none.
     """
     match response.WhichOneof("place"):
         case "port":

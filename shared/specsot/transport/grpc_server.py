@@ -59,7 +59,9 @@ class GrpcServer:
     """
 
     def __init__(self, server: grpc.aio.Server, port: int, state: Any) -> None:
-        """server: the started server.
+        """Hold a server that accepts calls.
+
+        server: the started server.
         port: the port on which it listens; 0 for a unix socket.
         state: the servicer that reports the health of the services.
         """
@@ -86,7 +88,7 @@ class GrpcServer:
 
 
 async def open_server(listen: str, services: Mapping[str, Attach], terms: Terms = _TERMS) -> GrpcServer:
-    """Start a server at host:port or unix:path.
+    """Start a server at host:port or unix:path, and return it.
 
     listen: the address. With port 0, any free port is used.
     services: by the name of each service, the function that adds it to the server. Their health starts as
@@ -94,6 +96,9 @@ async def open_server(listen: str, services: Mapping[str, Attach], terms: Terms 
     terms: the limits and the access rules of the server.
 
     Raises Unavailable if the address is not available, InvalidRequest if TLS files are invalid.
+
+    A warning is logged if other machines can reach the address and callers need neither a token nor a
+    certificate. Calls are accepted once this returns.
     """
     check_free(listen)
     if exposed(listen) and not terms.needs_credentials:
@@ -134,6 +139,9 @@ def reflect(server: grpc.aio.Server, names: list[str]) -> None:
 
     server: the server, which was not started yet.
     names: full names of the services to list.
+
+    Descriptors of v1 are added to the process's default descriptor pool. A service that is not named is not
+    listed.
     """
     describe_v1()
     servicer = reflection.aio.ReflectionServicer(service_names=names, pool=SymbolPool())
@@ -168,6 +176,8 @@ class SymbolPool:
         is none.
 
         symbol: full name of a message, an enumeration, a service or a method.
+
+        A method is named by its service and its own name: "specsot.v1.Master.Generate".
         """
         try:
             return self._pool.FindFileContainingSymbol(symbol)
@@ -178,7 +188,10 @@ class SymbolPool:
 
 
 def describe_v1() -> None:
-    """Add the descriptor of reflection v1, because clients that list all services look up each one's file."""
+    """Add the descriptor of reflection v1, because clients that list all services look up each one's file.
+
+    Does nothing if the descriptor exists already.
+    """
     known = descriptor_pool.Default()
     try:
         known.FindFileContainingSymbol(_V1)
@@ -189,7 +202,9 @@ def describe_v1() -> None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of "host:port" or "[v6]:port". Raises Unavailable for anything else.
+    """Return host and port of "host:port" or "[v6]:port". Raises Unavailable for anything else, such as an
+    address without a port or with a port above 65535. The host is returned without brackets, and is "" if
+    none is named.
 
     address: the address.
     """
@@ -200,8 +215,8 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def check_free(listen: str) -> None:
-    """Raise Unavailable with a clear reason if a server cannot listen at an address. A unix path is not
-    checked.
+    """Return None if a server can listen at an address. Raise Unavailable, with the reason, if it cannot, or
+    if the address is no host:port. A unix path is not checked.
 
     gRPC itself would only write C++ log lines.
 
@@ -223,6 +238,8 @@ def reason(error: OSError) -> str:
     """Return the reason of an operating system error in words, such as "address already in use".
 
     error: the error.
+
+    Errors without a positive number give their own text.
     """
     if error.errno and error.errno > 0:
         return os.strerror(error.errno).lower()
@@ -238,6 +255,8 @@ def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredenti
     credentials: the server's TLS credentials, or None without TLS.
 
     Raises Unavailable with a clear reason if the address is not available.
+
+    An unused port is selected for port 0.
     """
     try:
         if credentials is None:
@@ -253,6 +272,10 @@ def _refusal_reason(listen: str) -> str:
     """Return why gRPC cannot listen at an address, which gRPC does not tell.
 
     listen: the address that gRPC refused.
+
+    Returns "address already in use" for a host and port, because `check_free` has excluded the other reasons.
+    For a unix socket, the reason is found by binding a socket to the path; if that succeeds, the path is
+    deleted again and "gRPC gives no reason" is returned.
     """
     if not listen.startswith("unix:"):
         return "address already in use"
@@ -276,13 +299,16 @@ class HeldBytes:
     """The bytes of one call's messages, which count toward the budget of all calls."""
 
     def __init__(self, guard: CallGuard) -> None:
-        """guard: the guard of the server, whose budget all calls share."""
+        """Begin with no bytes.
+
+        guard: the guard of the server, whose budget all calls share.
+        """
         self._guard = guard
         self._bytes = 0
 
     def reserve(self, size: int) -> bool:
-        """Count a message toward the budget. Return False, and count nothing, if the budget has too little
-        left.
+        """Count a message toward the budget of all calls, and return True. Return False, and count nothing,
+        if the budget has too little left. Without a budget, return True and count nothing.
 
         size: bytes of the message.
         """
@@ -295,7 +321,10 @@ class HeldBytes:
         return fits
 
     def release(self) -> None:
-        """Return the bytes of all messages of this call to the budget."""
+        """Return the bytes of all messages of this call to the budget.
+
+        The call then holds no bytes. Without a budget, only the count is cleared.
+        """
         if self._guard.left is not None:
             self._guard.left += self._bytes
         self._bytes = 0
@@ -309,7 +338,9 @@ class CallGuard(grpc.aio.ServerInterceptor):
     """
 
     def __init__(self, max_held_bytes: int | None = None, tokens: Tokens | None = None) -> None:
-        """max_held_bytes: bytes that messages of running calls may take together. None: no limit.
+        """Begin with the whole budget.
+
+        max_held_bytes: bytes that messages of running calls may take together. None: no limit.
         tokens: the tokens of which every call must send one, or None if none is needed.
         """
         self.left = max_held_bytes
@@ -325,6 +356,9 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
         continuation: returns the handler of the method, or None if there is no such method.
         handler_call_details: the call's method and metadata.
+
+        Returns None if there is no such method and the token is known. Calls of the health service need no
+        token, and neither does any call if the server has no tokens.
         """
         details: Any = handler_call_details
         _set_trace_context(details.invocation_metadata or ())
@@ -353,6 +387,8 @@ def _refusal(error: Exception) -> Any:
     """Return a handler that raises an error for a call of any kind, also if the method does not exist.
 
     error: the error to raise.
+
+    The handler sends no response.
     """
 
     async def refuse(request: object, context: object) -> NoReturn:
@@ -370,6 +406,9 @@ def _wrapped(handler: Any, held: HeldBytes) -> Any:
 
     handler: the handler of the method.
     held: counts the bytes of this call's messages.
+
+    The kind of the call, which is unary or a stream on each side, stays the same. A request without a
+    deserializer is passed on as bytes.
     """
     kinds = {False: "unary", True: "stream"}
     kind = f"{kinds[handler.request_streaming]}_{kinds[handler.response_streaming]}"
@@ -388,6 +427,8 @@ def _tolerant(deserialize: Callable[[bytes], Any], held: HeldBytes) -> Callable[
 
     deserialize: the deserializer of the method's requests.
     held: counts the bytes of this call's messages.
+
+    The bytes of a request stay counted until the call ends.
     """
 
     def read(data: bytes) -> Any:
@@ -405,13 +446,18 @@ def _tolerant(deserialize: Callable[[bytes], Any], held: HeldBytes) -> Callable[
 
 
 def _guarded(behaviour: Behaviour, streams_requests: bool, held: HeldBytes) -> Behaviour:
-    """Wrap a handler's function in a coroutine or generator, whichever `behaviour` is.
+    """Return a handler's function wrapped in a coroutine function or asynchronous generator function,
+    whichever `behaviour` is.
 
     gRPC treats the two differently.
 
     behaviour: the function of the handler.
     streams_requests: True if the client sends a stream of requests.
     held: counts the bytes of this call's messages, which are released at the end.
+
+    The result ends the call with the status of any exception, including one that `read` of `_tolerant`
+    returned in the place of a request. A `behaviour` that is an asynchronous generator function gives a
+    generator, any other one a coroutine function.
     """
     admit = partial(_checked_stream, held=held) if streams_requests else _checked
 
@@ -450,6 +496,8 @@ def _checked(request: Any) -> Any:
     """Return a request unchanged, or raise the error that the deserializer returned instead.
 
     request: the result of the deserializer.
+
+    Only an object that is a SpecsotError counts as an error.
     """
     if isinstance(request, SpecsotError):
         raise request
@@ -461,6 +509,8 @@ async def _checked_stream(requests: AsyncIterator[Any], held: HeldBytes) -> Asyn
 
     requests: the results of the deserializer.
     held: counts the bytes of this call's messages.
+
+    Raises the error that the deserializer returned in the place of a request, and ends.
     """
     async for request in requests:
         yield _checked(request)
@@ -468,7 +518,8 @@ async def _checked_stream(requests: AsyncIterator[Any], held: HeldBytes) -> Asyn
 
 
 async def refuse(context: ServicerContext[Any, Any], error: Exception) -> NoReturn:
-    """End a call with the status of an error. Errors of gRPC itself are raised unchanged.
+    """End a call with the status of an error; never returns. An error by which gRPC has ended the call
+    already, and any error of a call that has ended, is raised unchanged.
 
     An error that is not a SpecsotError is logged and becomes an internal error without its message.
 

@@ -64,6 +64,9 @@ def status_of(error: errors.SpecsotError) -> status_pb2.Status:
     """Return the status of an error: its code, its message, and details for programs.
 
     error: any error of this project. Its message is cut to MAX_MESSAGE_BYTES bytes.
+
+    A message that is longer is cut at a character. The details are the error's class, and the field, the
+    delay or the plan that the error has.
     """
     status = status_pb2.Status(code=code_of(error).value[0], message=cut(str(error), MAX_MESSAGE_BYTES))
     for detail in _details(error):
@@ -81,12 +84,16 @@ def cut(text: str, max_bytes: int) -> str:
 
 
 def error_of(failure: AioRpcError) -> errors.SpecsotError:
-    """Return the error that a peer raised, as far as its status tells it. A status without this project's
+    """Return the error that a peer raised, as far as its status shows it. A status without this project's
     details becomes the error class of its code.
 
-    Failures of the network become Unavailable.
+    Failures of the network, and codes that no error class has, become Unavailable.
 
     failure: the error that grpc raised for a call.
+
+    The message is that of the status, else gRPC's own text, else the name of the code. InvalidRequest and its
+    subclasses have the field (None if the status names none), Overloaded the delay, and PlanError the plan,
+    which is "" if the status has none.
     """
     status = _rich(failure)
     info = details.ErrorInfo()
@@ -109,9 +116,12 @@ def error_of(failure: AioRpcError) -> errors.SpecsotError:
 
 @contextlib.contextmanager
 def peer_errors() -> Generator[None]:
-    """A context for a gRPC call, in which the error that the peer raised is raised as such. Yields None.
+    """Return a context manager for a gRPC call, in which the error that the peer raised is raised as this
+    project's error class. It yields None.
 
     Failures of the network become Unavailable.
+
+    Exceptions that are not of gRPC pass unchanged.
     """
     try:
         yield
@@ -123,6 +133,8 @@ def _rich(failure: AioRpcError) -> status_pb2.Status:
     """Return the status in the trailing metadata; an empty one if there is none or it cannot be parsed.
 
     failure: the error that grpc raised for a call.
+
+    If several entries can be parsed, the first one is returned.
     """
     for key, value in failure.trailing_metadata():
         if key == TRAILER and isinstance(value, bytes):
@@ -132,9 +144,12 @@ def _rich(failure: AioRpcError) -> status_pb2.Status:
 
 
 def _details(error: errors.SpecsotError) -> list[Message]:
-    """Return the details of an error: always its class, and the field, delay or plan that it has.
+    """Return the details of an error as protobuf messages: always its class, and the field of an
+    InvalidRequest that names one, the delay of an Overloaded, or the plan of a PlanError.
 
     error: any error of this project.
+
+    The text of a plan is cut to MAX_PLAN_BYTES bytes.
     """
     info = details.ErrorInfo(reason=_reason(type(error)), domain=DOMAIN)
     found: list[Message] = [info]

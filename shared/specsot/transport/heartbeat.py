@@ -41,6 +41,8 @@ class Heartbeat:
     def check(self) -> None:
         """Raise InvalidRequest if `silence` is so short that a single late heartbeat would count as a
         loss.
+
+        The silence must be at least twice the interval of heartbeats.
         """
         if self.silence < 2 * self.every:
             raise InvalidRequest(
@@ -75,9 +77,12 @@ class SilenceTimer:
     def __init__(
         self, silence: float, on_silence: Callable[[], None], busy: Callable[[], bool] = lambda: False
     ) -> None:
-        """silence: seconds without a message, in ticks of the event loop, after which `on_silence` is called.
+        """Start the timer, on the running event loop.
+
+        silence: seconds without a message, in ticks of the event loop, after which `on_silence` is called.
         on_silence: called once, on the event loop.
-        busy: returns whether the peer may be silent for BUSY_FACTOR times as long.
+        busy: returns whether the peer may be silent for BUSY_FACTOR times as long. Called when the silence
+            has passed.
         """
         self._loop = asyncio.get_running_loop()
         self._tick = silence / TICKS_PER_SILENCE
@@ -98,7 +103,9 @@ class SilenceTimer:
         self._timer.cancel()
 
     def _check(self) -> None:
-        """Count one tick; call `on_silence` if the silence has passed, otherwise start the next tick."""
+        """Count one tick. Call `on_silence` and stop if no message arrived for `silence` seconds, or for
+        BUSY_FACTOR times as long while the peer is busy; otherwise start the next tick.
+        """
         self._silent_ticks = 0 if self._received else self._silent_ticks + 1
         self._received = False
         silences, remaining_ticks = divmod(self._silent_ticks, TICKS_PER_SILENCE)

@@ -43,7 +43,12 @@ class LendingService(models_pb2_grpc.ModelsServicer):
     """
 
     def __init__(self, name: str = "") -> None:
-        """name: name of this member, for error messages."""
+        """Create the service, which has nothing to lend yet.
+
+        name: name of this member, for error messages.
+
+        Until `open` names a directory, all calls raise Unavailable.
+        """
         self.name = name
         self._directory: Path | None = None
         self._fingerprint = ""
@@ -74,6 +79,9 @@ class LendingService(models_pb2_grpc.ModelsServicer):
         context: context of the call.
 
         Raises Refused for a caller that is no member and for another model, Unavailable before `open`.
+
+        The directory is read anew at each call. Files of text that the caller fetches whole are marked as
+        such; the others are weights.
         """
         self._check(request, context)
         await self._list_directory()
@@ -92,6 +100,10 @@ class LendingService(models_pb2_grpc.ModelsServicer):
         context: context of the call.
 
         Raises NotFound if there is no such file, InvalidRequest if the file does not have these bytes.
+
+        Raises Refused for a caller that is no member and for another model, and Unavailable before `open`.
+        Each block has borrowed.BLOCK bytes, except the last one. An empty range has no bytes, so that it
+        raises InvalidRequest.
         """
         self._check(request, context)
         if request.name not in self._files:
@@ -112,7 +124,8 @@ class LendingService(models_pb2_grpc.ModelsServicer):
     def _check(
         self, request: models_pb2.ListFilesRequest | models_pb2.ReadFileRequest, context: _Context
     ) -> None:
-        """Check who asks for files of which model.
+        """Raise an error unless the caller is a member and needs the model that this member lends; otherwise
+        return None.
 
         request: the request of either call.
         context: context of the call.
@@ -129,7 +142,10 @@ class LendingService(models_pb2_grpc.ModelsServicer):
             )
 
     async def _list_directory(self) -> None:
-        """Read the directory anew, because files may have been fetched since."""
+        """Read the directory anew, because files may have been fetched since.
+
+        Must be called after `open`. Raises ModelError if an index or pointer file is broken.
+        """
         assert self._directory is not None
         self._files = await asyncio.to_thread(borrowed.lendable, self._directory)
 
@@ -143,7 +159,9 @@ class Lenders:
     def __init__(
         self, name: str, master: str, tls: Tls = PLAIN, timeout_seconds: float = LENDER_TIMEOUT_SECONDS
     ) -> None:
-        """Must be created on the event loop that serves `read`, which is called on another thread.
+        """Create the fetching side, which asks no member yet.
+
+        Must be created on the event loop that serves `read`, which is called on another thread.
 
         name: name of this member.
         master: address of the master.
@@ -161,6 +179,9 @@ class Lenders:
         """Return the addresses of the members that lend the fleet's model; empty if there are none yet.
 
         Raises Unavailable if the master cannot be reached, Refused if the fleet's model has changed.
+
+        The first answer with addresses sets `fingerprint`, with which later answers are compared. An answer
+        without addresses is not compared. Raises the master's errors otherwise.
         """
         async with self._stub(self._master, MASTER, fleet_pb2_grpc.FleetStub) as fleet:
             lenders = await fleet.ListLenders(fleet_pb2.ListLendersRequest(name=self._hello.sender))
@@ -175,7 +196,10 @@ class Lenders:
     async def list_files(self) -> dict[str, borrowed.LentFile]:
         """Return the files of all lenders together, by name, because lenders may have different files.
 
-        Raises Unavailable if no lender has any.
+        If several lenders have a file, the entry of the first one is returned. A lender that fails or lists
+        invalid files is left out.
+
+        Raises Unavailable, with the last lender's error, if no lender has any, and what `find` raises.
         """
         files: dict[str, borrowed.LentFile] = {}
         reason = "no member has files of the model yet"
@@ -216,6 +240,10 @@ class Lenders:
         store_block: called with (address of the lender, place of the block in the file, the block).
 
         Raises ModelError if no lender delivered a byte for `timeout_seconds`, and if `store_block` raises it.
+
+        Returns once all bytes were stored; does nothing if `begin` is not less than `end`. Attempts without
+        any byte are repeated after FIRST_RETRY_SECONDS, then twice as long each time, at most
+        MAX_RETRY_SECONDS. Raises Refused if the fleet's model has changed.
         """
         reason = "there is none"
         wait = FIRST_RETRY_SECONDS
@@ -257,6 +285,9 @@ class Lenders:
         end: the byte after the last one.
 
         Raises WireError if a block has the wrong place, size or checksum, and the errors of the lender.
+
+        Blocks have borrowed.BLOCK bytes, except the last one. A file that ends before `end` raises WireError
+        too, after its blocks were yielded.
         """
         request = models_pb2.ReadFileRequest(
             hello=self._hello, fingerprint=self.fingerprint, name=name, begin=begin, end=end
@@ -281,6 +312,8 @@ class Lenders:
         address: the member's address, host:port or unix:path.
         role: what the member's certificate must say that it is.
         stub: the class of the stub.
+
+        Raises Unavailable if the member cannot be reached. The channel is closed at the end of the context.
         """
         channel = await reach(address, largest=4 * borrowed.BLOCK, tls=self._tls, name=role)
         try:
@@ -301,6 +334,9 @@ async def borrow(lenders: Lenders, leaving: asyncio.Event) -> Path | None:
 
     Raises Refused if the fleet's model changes meanwhile, and ModelError if the files are invalid or cannot
     be fetched.
+
+    Directories of other models that were not used for long are deleted first. The model is registered in this
+    process, so that reading its files fetches them.
     """
     wait = FIRST_RETRY_SECONDS
     while not leaving.is_set():

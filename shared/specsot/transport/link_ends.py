@@ -65,6 +65,8 @@ def check_hello(hello: ring_pb2.Hello, context: Any) -> Peer:
 
     Raises WireError if the peer's name is invalid. Raises Refused if the name is the master's, if the
     protocol version differs, or if the certificate is neither a worker's nor a drafter's.
+
+    Without certificates, the role is not checked and `names` is None.
     """
     check_name(hello.sender, "a sender's name")
     if hello.sender == MASTER:
@@ -107,10 +109,13 @@ class Receiver:
     """
 
     def __init__(self, peer: Peer, inbox: Inbox, convert: Take = refuse_rows_elsewhere) -> None:
-        """peer: the sending peer.
+        """Create the receiver of one link. Messages may be received within its context.
+
+        peer: the sending peer.
         inbox: where messages are put.
         convert: a function of the peer and a message that returns the message to put into the inbox; it finds
-            rows that travel by a separate channel.
+            rows that travel by a separate channel. By default, a message that announces such rows raises
+            WireError.
         """
         self._peer = peer
         self._inbox = inbox
@@ -132,6 +137,9 @@ class Receiver:
         request: the decoded protobuf message, or one part of a message.
 
         Raises WireError if the message cannot be decoded, and Refused if the peer may not send it.
+
+        Goodbye sets `over` and puts nothing into the inbox. Drafts and taps may be sent by a drafter or a
+        worker, all other messages by a worker only; without certificates, by every peer.
         """
         if request.HasField("goodbye"):
             self.over = True
@@ -152,6 +160,8 @@ class Receiver:
         """Put `Lost` into the inbox unless the peer has sent its goodbye.
 
         kind, error, trace: the error that ended the context, or None.
+
+        An error that ended the context is not suppressed.
         """
         if not self.over:
             lost = Lost(self._peer.name, _reason(error), self._peer.epoch)
@@ -162,6 +172,9 @@ def _reason(error: BaseException | None) -> str:
     """Return why a link is lost, in one line.
 
     error: the error that ended the link, or None if the connection just ended.
+
+    WireError gives its text after "it sent a message that cannot be decoded", Refused its text, and any other
+    error or None "its link broke".
     """
     match error:
         case WireError():
@@ -192,7 +205,10 @@ class SendingEnd:
         inbox: Inbox | None,
         farewell_seconds: float = FAREWELL_SECONDS,
     ) -> None:
-        """wire: the open connection.
+        """Start the tasks that write the queue and wait for the end of the connection, on the running event
+        loop.
+
+        wire: the open connection.
         peer: name of the receiving member.
         epoch: epoch of the link.
         inbox: where `Lost` is put if the link breaks. None: the loss is not reported.
@@ -225,6 +241,9 @@ class SendingEnd:
         message: a value that the ring carries, such as a Frame.
 
         Raises Unavailable if the link is lost, and WireError for a message that the ring does not carry.
+
+        Raises Unavailable also if the peer does not read and the queue exceeds its limit, which loses the
+        link. The parts of one message are never mixed with those of another.
         """
         self._outbox.check()
         # Encoding may wait for a GPU, so it happens before the lock is taken.
@@ -242,13 +261,16 @@ class SendingEnd:
         self._outbox.put(data, len(data))
 
     async def close(self) -> bool:
-        """Write the queue and a goodbye, and wait until the peer closes the connection. Never raises.
+        """Write the queue and a goodbye, wait until the peer closes the connection, and return whether the
+        peer has received everything. Never raises.
 
         Gives up if the queue does not get shorter within `farewell_seconds`.
 
         Returns whether the peer has received everything, as far as this end knows; False if the link was
         closed before. A connection that breaks after the goodbye looks like one that the peer closed. That
         does no harm, because the peer then either reports this link as lost or is itself lost to the master.
+
+        The connection is closed in any case. A link that is lost already gives False.
         """
         if self._closing:
             return False
@@ -269,6 +291,8 @@ class SendingEnd:
         """Wait until the peer closes the connection, or for `farewell_seconds` without progress.
 
         Large messages may take long on a slow network.
+
+        Progress means that the number of bytes in the queue has changed. Raises nothing.
         """
         previous_bytes = None
         while previous_bytes != self._outbox.waiting and not self._ending.done():
@@ -297,6 +321,8 @@ class SendingEnd:
         """Report the loss of the link once, unless it is being closed.
 
         reason: why the link is lost; an earlier reason of the queue has precedence.
+
+        `Lost` is put into the inbox, if there is one, and later messages raise Unavailable.
         """
         if self._closing or self._loss_reported:
             return

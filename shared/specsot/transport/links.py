@@ -45,7 +45,9 @@ class SendQueue(Generic[T]):
     """
 
     def __init__(self, max_bytes: int = MAX_QUEUED_BYTES, write_now: Callable[[T], T] | None = None) -> None:
-        """max_bytes: limit of the queue in bytes.
+        """Create an empty queue. Nothing is written before `write_all` runs, except by `write_now`.
+
+        max_bytes: limit of the queue in bytes.
         write_now: writes as much of a message as is possible without waiting, and returns the rest. Called
             from `put` if the queue is empty and no other message is being written. None: only `write_all`
             writes.
@@ -69,6 +71,9 @@ class SendQueue(Generic[T]):
         size: its number of bytes, which counts toward the limit until the message is written.
 
         Raises Unavailable if the link is lost, and if this message exceeds the limit, which loses the link.
+
+        A message that `write_now` writes as a whole is not queued. If it writes a part, the rest is queued,
+        and counts with the full `size`.
         """
         with self._lock:
             self.check()
@@ -118,6 +123,8 @@ class SendQueue(Generic[T]):
         heartbeat_seconds: seconds without a message before a heartbeat.
 
         Raises what `write` raises.
+
+        A heartbeat is queued only if no message waits.
         """
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
@@ -141,6 +148,8 @@ class SendQueue(Generic[T]):
         """Queue a heartbeat, which counts as 0 bytes, unless messages are waiting.
 
         heartbeat: the encoded heartbeat. None: nothing is queued.
+
+        Must be called on the event loop of `write_all`.
         """
         with self._lock:
             if heartbeat is not None and not self._items:
@@ -148,7 +157,10 @@ class SendQueue(Generic[T]):
                 self._item_added.set()
 
     async def _next(self) -> tuple[T, int] | None:
-        """Wait for the next message; return it with its size, or None if the queue is finished."""
+        """Wait for the next message; return it with its size, or None if the queue is finished or lost.
+
+        While the message is being written, `put` does not write directly.
+        """
         while not self._items:
             self._item_added.clear()
             await self._item_added.wait()
@@ -157,7 +169,10 @@ class SendQueue(Generic[T]):
             return self._items.popleft()
 
     def _wake(self) -> None:
-        """Wake `write_all` after something was queued, from whichever thread this is called."""
+        """Wake `write_all` after something was queued, from whichever thread this is called.
+
+        Does nothing if that event loop is closed.
+        """
         if self._loop is None or self._thread == get_ident():
             self._item_added.set()
         else:
@@ -246,6 +261,8 @@ async def close_in_background(closing: Coroutine[Any, Any, object]) -> None:
     background.
 
     closing: the coroutine that closes the links.
+
+    An error of the coroutine is not raised. If the coroutine ends earlier, this returns at once.
     """
     task = asyncio.get_running_loop().create_task(closing)
     _closing_tasks.add(task)
@@ -273,7 +290,9 @@ class Dialers:
     """Dials with the transport that the epoch's configuration names."""
 
     def __init__(self, dialers: Mapping[Transport, Dialer]) -> None:
-        """dialers: the dialer of each transport. Until `turn_to` is called, "grpc" is used."""
+        """dialers: the dialer of each transport; "grpc" must be among them. Until `turn_to` is called, "grpc"
+        is used.
+        """
         self._dialers = dialers
         self._current = dialers["grpc"]
 
@@ -343,10 +362,15 @@ class LocalLink:
         prepare: Prepare | None = None,
         drafter: ColocatedDrafter | None = None,
     ) -> None:
-        """sender: name of the sending member, which the receiver sees.
+        """Open a link to another member of this process.
+
+        sender: name of the sending member, which the receiver sees.
         inbox: the receiving member's inbox.
-        prepare: a function that is applied to each message before it is sent, or None.
+        prepare: a function that returns the message to send in the place of each message, or None to send
+            messages unchanged.
         drafter: the receiving drafter, if it computes on the sender's thread; otherwise None.
+
+        Must be called on the event loop of the receiving member.
         """
         self._sender = sender
         self._inbox = inbox
@@ -366,6 +390,8 @@ class LocalLink:
         """Put a message into the receiver's inbox from any thread. Raises Unavailable after `close`.
 
         message: the value, which the receiver gets without a copy.
+
+        Does nothing if the event loop is closed. Raises what `prepare` raises.
         """
         prepared = self._prepared(message)
         # The event loop is closed if the process ends; then no message is read any more.
@@ -438,13 +464,15 @@ class LocalDialer:
     fallback: Dialer | None = None
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
-        """Open a link to a member of this process, or dial with `fallback` if no such member has the address.
+        """Return a new link to a member of this process, or dial with `fallback` if no such member has the
+        address.
 
         address: the member's address, host:port or unix:path.
         epoch: number of the epoch to which the link belongs.
         kind: what the member must be; not checked within the process.
 
-        Raises Unavailable if the address is not of this process and there are no others.
+        Raises Unavailable if the address is not of this process and there is no `fallback`, and what the
+        `fallback` raises.
         """
         if (inbox := self.exchange.inboxes.get(address)) is not None:
             drafter = self.exchange.drafters.get((address, self.compute))

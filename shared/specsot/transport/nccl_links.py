@@ -58,11 +58,15 @@ class Channel:
     def __init__(
         self, place: Path, end: End, timeout_seconds: float = TIMEOUT_SECONDS, make: Make | None = None
     ) -> None:
-        """place: path of the file through which the two ends meet.
+        """Create one end of a channel.
+
+        place: path of the file through which the two ends meet, the same for both ends.
         end: which end this is, SENDER or RECEIVER.
         timeout_seconds: seconds to wait for the other end and for bytes.
         make: creates the process group that sends and receives, from (place, end, device, timeout). None:
             `group_on`.
+
+        Nothing is connected before the first transfer.
         """
         self.place = place
         self._timeout = timedelta(seconds=timeout_seconds)
@@ -79,6 +83,8 @@ class Channel:
         data: uint8 tensor of any length. It stays in memory until it has been sent.
 
         Raises Unavailable if the channel broke.
+
+        Raises Unavailable also if the channel is closed, or the other end does not connect in time.
         """
         if self._group is None:
             self._join(data.device)
@@ -97,6 +103,9 @@ class Channel:
         data: uint8 tensor, as long as the block that the other end delivers.
 
         Raises Unavailable if the channel broke.
+
+        Raises Unavailable also if the channel is closed, if the other end does not connect in time, and, on a
+        CPU, if the bytes do not arrive in time.
         """
         if self._group is None:
             self._join(data.device)
@@ -107,7 +116,11 @@ class Channel:
             raise self._broken(error) from None
 
     def close(self) -> None:
-        """Close the channel at once, without waiting for transfers that are under way."""
+        """Close the channel at once, without waiting for transfers that are under way.
+
+        Sets `lost`; later transfers raise Unavailable. May be called more than once, and while another thread
+        connects. Transfers are aborted by a thread of their own.
+        """
         self.lost = True
         group = self._group
         self._group = None
@@ -128,6 +141,9 @@ class Channel:
 
         Raises Unavailable if the other end does not connect in time, or if the two devices cannot be
         connected.
+
+        May be called by several threads; only one connects. If the channel is closed meanwhile, the new
+        connection is closed too.
         """
         use_device(str(device))
         greeting = torch.zeros(1, device=device)
@@ -146,7 +162,8 @@ class Channel:
             self.close()
 
     def _exchange(self, operation: Literal["send", "recv"], data: Tensor, peer: End) -> Any:
-        """Start a transfer and return it. Raises Unavailable if the channel is closed or broke.
+        """Start a transfer and return it, as the process group's work object. Raise Unavailable if the
+        channel is closed or broke.
 
         operation: the method of the process group.
         data: the tensor to send or to fill.
@@ -168,7 +185,7 @@ class Channel:
 
 
 def group_on(place: Path, end: End, device: torch.device, timeout: timedelta) -> Any:
-    """Create the process group of two ends: NCCL on a GPU, gloo over 127.0.0.1 on a CPU.
+    """Create and return the process group of two ends: NCCL on a GPU, gloo over 127.0.0.1 on a CPU.
 
     place: path of the file through which the two ends meet.
     end: which end this is.
@@ -176,6 +193,9 @@ def group_on(place: Path, end: End, device: torch.device, timeout: timedelta) ->
     timeout: how long the other end and each transfer may take.
 
     Raises Unavailable if the devices of the two ends cannot be connected.
+
+    Each end waits until the other one has called this too. Raises RuntimeError if the other end does not
+    appear in time.
     """
     from torch import distributed
 
@@ -195,7 +215,7 @@ def group_on(place: Path, end: End, device: torch.device, timeout: timedelta) ->
 
 
 def _check_devices(store: Any, end: End, device: torch.device) -> None:
-    """Exchange the devices of the two ends through the store.
+    """Exchange the devices of the two ends through the store, and return None if the two can be connected.
 
     store: the store that both ends share.
     end: which end this is.
@@ -203,6 +223,9 @@ def _check_devices(store: Any, end: End, device: torch.device) -> None:
 
     Raises Unavailable if both ends are on one GPU, or one on a GPU and the other on a CPU. NCCL would fail
     without naming the reason.
+
+    Returns None for two different GPUs of NVIDIA and for two CPUs. Raises RuntimeError if the other end does
+    not appear in time.
     """
     mine = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else CPU
     store.set(f"device {end}", mine)
@@ -254,8 +277,10 @@ class ReceivedTensors:
     """
 
     def __init__(self, channel: Channel, number: int, announced: Sequence[SeparateTensor]) -> None:
-        """channel: the channel by which the tensors arrive.
-        number: number of the frame.
+        """Describe the tensors of a frame, which are received when they are opened.
+
+        channel: the channel by which the tensors arrive.
+        number: number of the frame, which the stamp before the tensors must equal.
         announced: types and shapes of the tensors, in the order in which they travel.
         """
         self._channel = channel
@@ -271,6 +296,9 @@ class ReceivedTensors:
         device: the device of the receiving stage.
 
         Raises Unavailable if the channel broke.
+
+        Later calls return the same memory and ignore `device`. On a GPU, the data may still be arriving when
+        this returns; work that is launched on the current stream waits for it. The stamp is not checked here.
         """
         sizes = [prod(each.shape) * each.dtype.itemsize for each in self._announced]
         if self._data is None:
@@ -292,6 +320,8 @@ class ReceivedTensors:
 
         Uses a stream of its own, so as not to wait for computations on the tensors. Raises Unavailable if the
         channel broke or the bytes belong to another frame.
+
+        Raises Unavailable also before `open` was called.
         """
         expected = stamp_of(self._number, torch.device("cpu"))
         if self._channel.lost or self.stamp is None or not torch.equal(self._read(self.stamp), expected):
@@ -301,6 +331,9 @@ class ReceivedTensors:
         """Return the stamp on the CPU, once the tensors have arrived.
 
         stamp: uint8 [16] on the device.
+
+        On a CPU, the stamp is returned as it is. On a GPU, it is copied on a stream of its own, so that the
+        copy does not wait for work that was launched later.
         """
         if self._arrived is None:
             return stamp
@@ -314,7 +347,9 @@ class ArrivingRows(PendingRows):
     """One tensor of a frame that a channel delivers, see `ReceivedTensors`."""
 
     def __init__(self, received: ReceivedTensors, index: int, announced: SeparateTensor) -> None:
-        """received: the tensors of the frame.
+        """Describe one tensor, which is received when it is needed.
+
+        received: the tensors of the frame.
         index: which of these tensors this one is.
         announced: its type and shape.
         """
@@ -339,18 +374,25 @@ class DirectHost:
     """The receiving ends of all channels to one member, and the tensors of the frames that it computes."""
 
     def __init__(self, make: Make | None = None) -> None:
-        """make: creates process groups, see `Channel`. None: `group_on`."""
+        """Create a host without channels.
+
+        make: creates process groups, see `Channel`. None: `group_on`.
+        """
         self._make = make
         self._places = Places("channels")
         self._channels: dict[tuple[str, int], Channel] = {}
         self._received_tensors_by_frame: dict[tuple[int, int], ReceivedTensors] = {}
 
     def expect(self, peer: Peer) -> Endpoint:
-        """Open an endpoint for one channel from this peer, instead of an earlier one of the same epoch.
+        """Open and return an endpoint for one channel from this peer, instead of an earlier one of the same
+        epoch.
 
         peer: the peer that will send tensors.
 
         Raises Overloaded if there are too many channels.
+
+        The returned endpoint is a path of this machine, which the peer must open within the channel's time
+        limit.
         """
         self.close_channel(peer)
         place = self._places.allocate()
@@ -360,10 +402,13 @@ class DirectHost:
     def attach_rows(self, peer: Peer, message: Any) -> Any:
         """Return a frame whose tensors travel by the peer's channel with handles for them.
 
-        Other messages are returned unchanged. Raises WireError if the peer has no channel.
+        Other messages, and frames whose tensors are in the message or that have none, are returned unchanged.
+        Raises WireError if the peer has no channel.
 
         peer: the peer that sent the message.
         message: the decoded message.
+
+        The handles are also kept under the frame's epoch and number, for `pop_received`.
         """
         if not isinstance(message, Frame):
             return message
@@ -399,6 +444,8 @@ class DirectHost:
         ones. Does nothing if the peer has no channel.
 
         peer: the peer of the ended link.
+
+        The file through which the ends met is not deleted.
         """
         if channel := self._channels.pop((peer.name, peer.epoch), None):
             channel.close()
@@ -422,10 +469,12 @@ class DirectDialer:
     def __init__(
         self, sender: str, dialer: Dialer, host: DirectHost, tls: Tls = PLAIN, make: Make | None = None
     ) -> None:
-        """sender: name of the dialing member.
+        """Create a dialer, which opens nothing yet.
+
+        sender: name of the dialing member.
         dialer: opens the links that carry headers and all messages without hidden states.
-        host: the receiving ends of the dialing member, whose received stamps it passes on with its own
-            frames.
+        host: the receiving ends of the dialing member. The stamps that they received are passed on with the
+            member's own frames.
         tls: the TLS files of the dialing member.
         make: creates process groups, see `Channel`. None: `group_on`.
         """
@@ -436,13 +485,16 @@ class DirectDialer:
         self._make = make
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
-        """Open a link; to a worker, with a channel for the hidden states of frames.
+        """Return a new link; if it leads to a worker, it has a channel for the hidden states of frames.
 
         address: the member's address, host:port or unix:path.
         epoch: number of the epoch to which the link belongs.
         kind: what the member must be, "worker" or "drafter". A drafter gets no channel.
 
         Raises Unavailable if the peer cannot be reached, and if a worker is on another machine.
+
+        Raises what the inner dialer raises, Refused if a worker offers no channel, and Unavailable if the
+        path of the channel is not private to this user. The link is closed before an error is raised.
         """
         link = await self._dialer.dial(address, epoch, kind)
         if kind == "drafter":
@@ -461,7 +513,9 @@ class DirectLink:
     """The sending end of a link with a channel: headers travel by the link, hidden states by the channel."""
 
     def __init__(self, link: RingLink, channel: Channel, host: DirectHost) -> None:
-        """link: carries headers and all other messages.
+        """Combine an open link and a channel, both to the same member.
+
+        link: carries headers and all other messages.
         channel: carries the hidden states.
         host: the receiving ends of this member, which know the stamps that arrived.
         """
@@ -484,6 +538,10 @@ class DirectLink:
         arrived, the next stage notices that too.
 
         message: a value that the ring carries. A frame's tensors are on the device of the sending stage.
+
+        Messages other than frames, and frames without hidden states, are sent by the link alone. Posting a
+        Frame or a Result removes the tensors with which the frame of the same number arrived from the host.
+        The first tensors wait for the other end to connect.
         """
         received = (
             self._host.pop_received(message.epoch, message.number)
@@ -521,6 +579,9 @@ def _checked_path(endpoint: Endpoint, address: str) -> Path:
 
     endpoint: the endpoint that the peer named for its channel.
     address: the peer's address, for error messages.
+
+    The other machine is recognized by the fact that the path's folder does not exist here. An endpoint that
+    is a port raises Unavailable too.
     """
     path = Path(endpoint.path or "")
     if not path.parent.exists():

@@ -65,7 +65,10 @@ class TransferringRows(PendingRows):
     """
 
     def __init__(self, rows: Tensor) -> None:
-        """rows: [num_tokens, width] tensor on the other GPU."""
+        """Mark the present end of the work on the other GPU, after which the tensor is complete.
+
+        rows: [num_tokens, width] tensor on the other GPU.
+        """
         super().__init__(rows.shape)
         self._rows = rows
         self._computed = torch.cuda.current_stream(rows.device).record_event()
@@ -78,6 +81,8 @@ class TransferringRows(PendingRows):
 
         device: the GPU that needs the tensor.
         dtype: the type to which the tensor is converted.
+
+        Returns before the copy has been made. May be called for several devices.
         """
         stream = copy_stream(self._rows.device)
         with torch.cuda.stream(stream):
@@ -99,6 +104,8 @@ def let_rows_transfer(message: Any) -> Any:
     itself, and no step waits for that copy.
 
     message: the message to send.
+
+    A frame without hidden states gets None in their place.
     """
     if not isinstance(message, Frame):
         return message

@@ -23,7 +23,9 @@ class WatchedFiles(Generic[T]):
     """A value that is read from files, and read again when their modification time, size or inode changes."""
 
     def __init__(self, paths: Iterable[Path], read: Callable[[], T], fallback: T | None = None) -> None:
-        """paths: the files. Their status is compared at each call of `value`.
+        """Read the value, and remember the state of the files.
+
+        paths: the files, which may be missing. Their status is compared at each call of `value`.
         read: returns the value. Called at once, and what it raises then is raised here. If it raises
             SpecsotError after a later change, that is only logged.
         fallback: the value after a change that could not be read. None: the previous value stays, because two
@@ -36,7 +38,11 @@ class WatchedFiles(Generic[T]):
         self._value = read()
 
     def value(self) -> T:
-        """Return the present value. Reads the status of each file to notice changes."""
+        """Return the present value. Reads the status of each file to notice changes.
+
+        If the files have changed, the value is read again; if that raises SpecsotError, a warning is logged
+        and the fallback, or without one the previous value, is returned. The same change is not tried again.
+        """
         stamps = self._read_stamps()
         if stamps != self._stamps:
             self._stamps = stamps
@@ -44,7 +50,11 @@ class WatchedFiles(Generic[T]):
         return self._value
 
     def _renew(self) -> None:
-        """Read the value again, and log whether that succeeded."""
+        """Read the value again, and log whether that succeeded.
+
+        If SpecsotError is raised, the value becomes the fallback, or stays if there is none. Any other error
+        is raised, and the value stays.
+        """
         # Imported here, because clients never get here and should not spend time on the import.
         import structlog
 
@@ -63,7 +73,7 @@ class WatchedFiles(Generic[T]):
 
 
 def _stamp(path: Path) -> Stamp:
-    """Return a file's time, size and number, or None if it does not exist.
+    """Return a file's time, size and number, or None if it does not exist or cannot be accessed.
 
     Links are followed, because Kubernetes changes files by changing links.
 
@@ -105,6 +115,7 @@ class Tls:
     )
 
     def __post_init__(self) -> None:
+        """Raise InvalidRequest, whose field is "tls", if only one of `cert` and `key` is given."""
         if (self.cert is None) != (self.key is None):
             given, missing = ("--tls-cert", "--tls-key") if self.cert else ("--tls-key", "--tls-cert")
             raise InvalidRequest(f"{given} needs {missing}", field="tls")
@@ -137,9 +148,12 @@ class Pems:
 
 
 def read_pems(tls: Tls) -> Pems:
-    """Read the TLS files. Raises InvalidRequest if a file is unreadable or invalid.
+    """Return the contents of the TLS files. Raises InvalidRequest if a file is unreadable or invalid.
 
     tls: the paths of the files.
+
+    Contents of files that are not given are None. The certificates and the key are checked before they are
+    returned.
     """
     context_of(tls)
     pair = (_read(tls.key), _read(tls.cert)) if tls.cert and tls.key else None
@@ -150,6 +164,10 @@ def context_of(tls: Tls) -> ssl.SSLContext:
     """Return an SSL context for a server of Python's own. Raises InvalidRequest if a file is invalid.
 
     tls: the paths of the files. Without a certificate, the context has none.
+
+    Peers are verified by the certificates of `ca` if there are any; whether they need a certificate is for
+    the caller to set. TLS 1.2 is the oldest version. Raises InvalidRequest for a file that cannot be read or
+    is no PEM, for a key that does not belong to the certificate, and for a key that needs a password.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -171,11 +189,13 @@ def context_of(tls: Tls) -> ssl.SSLContext:
 
 
 def secured_context(tls: Tls) -> ssl.SSLContext | None:
-    """Return an SSL context for a server of Python's own, or None without TLS.
+    """Return an SSL context for a server of Python's own, or None if `tls` has no certificate.
 
     Changed files apply from the next handshake on.
 
     tls: the paths of the files. Raises InvalidRequest if they are invalid.
+
+    If changed files are invalid, that is logged and the previous ones stay in use.
     """
     if tls.cert is None:
         return None
@@ -184,7 +204,7 @@ def secured_context(tls: Tls) -> ssl.SSLContext | None:
     def renew(connection: ssl.SSLObject, host: str | None, context: ssl.SSLContext) -> None:
         """Give a connection the context of the files as they are now.
 
-        connection: the connection whose handshake has begun.
+        connection: the connection whose handshake has started.
         host: the host name that the client asked for, or None. Not needed.
         context: the context with which the connection began. Not needed.
         """
@@ -206,6 +226,10 @@ def _complaint(cert: Path, key: Path, error: Exception) -> str:
     cert: path of the certificate.
     key: path of the key.
     error: what loading them raised.
+
+    The message says that the key is not that of the certificate (naming both files), that one of them is no
+    PEM (naming both files), or, for an error that is not of SSL, such as a key with a password, names the key
+    only and adds the error's text.
     """
     if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
         return f"{key} is not the key of {cert}"
@@ -301,6 +325,10 @@ class Tokens:
         All known tokens are compared, so that the time of the check reveals nothing about them.
 
         authorization: the value of the authorization header, or None.
+
+        The result is an administrator's if any entry with this token is. "Bearer" may be in any case, and
+        spaces around the token are ignored. A header with another scheme or without a token is rejected as
+        well.
         """
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token:
@@ -316,6 +344,9 @@ def read_digests(file: Path) -> Digests:
     """Return the tokens of a file. Raises InvalidRequest if it cannot be read or has no valid token.
 
     file: a text file in UTF-8 with one token per line.
+
+    The error names the file, and says whether the file cannot be read, is not encoded in UTF-8, has no token,
+    has more than MAX_TOKENS, or which of its tokens is invalid. Empty lines are ignored.
     """
     try:
         return digests_of(file.read_text("utf-8"), str(file))
@@ -332,7 +363,11 @@ def digests_of(text: str, source: str) -> Digests:
     text: the lines.
     source: name of the file or variable, for error messages.
 
-    Raises InvalidRequest, which names the source but never a token, if there is no token or an invalid one.
+    Raises InvalidRequest, which names the source but never a token, if there is no token, if there are more
+    than MAX_TOKENS, or if one is invalid: not printable ASCII, with a space, or longer than MAX_TOKEN_BYTES.
+
+    Empty lines and spaces around lines are ignored. Tokens are numbered from 1 in errors, without empty
+    lines.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     tokens = [token_of(line) for line in lines]
@@ -351,6 +386,8 @@ def first_token(file: Path) -> str:
     token.
 
     file: a text file in UTF-8 with one token per line.
+
+    An administrator's mark is left out of the token.
     """
     read_digests(file)
     return next(token_of(line.strip()) for line in file.read_text("utf-8").splitlines() if line.strip())
@@ -374,12 +411,14 @@ def _digest(token: str) -> bytes:
 
 
 def exposed(address: str) -> bool:
-    """Return whether other machines may reach an address. False for a unix socket, and for localhost and
+    """Return True if other machines may reach an address. False for a unix socket, and for localhost and
     other loopback addresses.
 
     Host names other than localhost count as reachable.
 
     address: host:port or unix:path.
+
+    An address without a host listens on all interfaces, so that it counts as reachable.
     """
     if address.startswith("unix:"):
         return False

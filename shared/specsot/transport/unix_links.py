@@ -34,11 +34,14 @@ TURN_SECONDS: Final = 0.005
 
 
 def is_local_socket(address: str) -> bool:
-    """Return whether an address is a unix socket or an IP address of this machine.
+    """Return True if an address is a unix socket or an IP address of this machine. Return False for all other
+    IP addresses, and for host names.
 
     An IP address belongs to this machine if a socket can be bound to it. Returns False for host names.
 
-    address: host:port or unix:path. Raises Unavailable for anything else.
+    address: host:port or unix:path. Raises Unavailable for anything else, such as an address without a port.
+
+    The address of all interfaces and loopback addresses belong to this machine. Nothing is connected.
     """
     if address.startswith("unix:"):
         return True
@@ -55,7 +58,10 @@ class UnixWire(Wire):
     """A connected unix socket, which the compute thread writes to and the event loop waits for."""
 
     def __init__(self, connected: socket.socket) -> None:
-        """connected: the connected, non-blocking socket, which `hang_up` closes."""
+        """Wrap a connected socket. Must be called on the event loop that waits for the socket.
+
+        connected: the connected, non-blocking socket, which `hang_up` closes.
+        """
         self._socket = connected
         self._lock = Lock()
         self._loop = asyncio.get_running_loop()
@@ -73,7 +79,8 @@ class UnixWire(Wire):
         return len(data).to_bytes(LENGTH, "little") + data
 
     def write_now(self, data: bytes) -> bytes:
-        """Write as much as the socket accepts at once, from any thread, and return the rest.
+        """Write as much as the socket accepts at once, from any thread, and return the rest: all of `data` if
+        the socket accepts nothing now, b"" if it accepts everything.
 
         data: an encoded message. Raises Unavailable if the connection has ended.
         """
@@ -90,6 +97,9 @@ class UnixWire(Wire):
         """Write everything. Raises Unavailable if the connection has ended.
 
         data: an encoded message, or the rest of one.
+
+        Waits while the socket accepts nothing. Returns when the system has all bytes, not when the peer has
+        read them.
         """
         try:
             with self._using():
@@ -105,12 +115,17 @@ class UnixWire(Wire):
     async def wait_closed(self) -> None:
         """Wait until the peer has closed the connection. The peer never writes to this socket, so anything
         read is its end.
+
+        Returns also if the connection broke.
         """
         with suppress(OSError), self._using():
             await self._loop.sock_recv(self._socket, 1)
 
     async def hang_up(self) -> None:
-        """Close the connection at once, after all coroutines of this object have stopped using the socket."""
+        """Close the connection at once, after all coroutines of this object have stopped using the socket.
+
+        Data that the peer has not read yet may be lost. Operations that wait for the socket fail first.
+        """
         with self._lock, suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         # The event loop must have forgotten the socket's descriptor before the descriptor is free.
@@ -123,6 +138,8 @@ class UnixWire(Wire):
         """Return a context within which a coroutine waits for the socket, so that it is not closed meanwhile.
 
         Yields None.
+
+        May be entered by several coroutines at once; `hang_up` waits for all of them.
         """
         self._waiting += 1
         self._idle.clear()
@@ -135,7 +152,7 @@ class UnixWire(Wire):
 
 
 async def reach_nearby(path: str) -> UnixWire | None:
-    """Connect to the socket at a path that a peer named.
+    """Return a connection to the socket at a path that a peer named, or None.
 
     Returns None if that fails, or if the path is not private to this user.
 
@@ -152,6 +169,8 @@ async def connect(path: Path) -> UnixWire:
     path: path of the unix socket.
 
     Raises OSError if that fails.
+
+    The socket is closed before the error is raised.
     """
     connected = socket.socket(socket.AF_UNIX)
     connected.setblocking(False)
@@ -191,7 +210,10 @@ class _Incoming(asyncio.Protocol):
     """
 
     def __init__(self, connected: asyncio.Future[_Incoming]) -> None:
-        """connected: gets this connection as its result, unless another connection came before."""
+        """Create the protocol for one connection. Bytes that arrive before there is a receiver are buffered.
+
+        connected: gets this connection as its result, unless another connection came before.
+        """
         self._connected = connected
         self._data = bytearray()
         self._link_receiver: LinkReceiver | None = None
@@ -199,7 +221,8 @@ class _Incoming(asyncio.Protocol):
         self._over: asyncio.Future[None] = self._loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Announce the connection, or close it if another one came before.
+        """Set the result of the future `connected` to this connection. If another connection came before, or
+        the future was cancelled, close this connection instead.
 
         transport: the connection, as asyncio made it.
         """
@@ -222,6 +245,8 @@ class _Incoming(asyncio.Protocol):
         """End `attend`, because no more messages follow.
 
         exc: the error that ended the connection, or None.
+
+        Complete messages that have arrived are passed on first.
         """
         if self._link_receiver:
             self._pass_on_messages(self._link_receiver, math.inf)
@@ -250,6 +275,9 @@ class _Incoming(asyncio.Protocol):
 
         receiver: gets the messages.
         seconds: how long messages may be passed on at once.
+
+        A goodbye ends `attend` without an error, and messages after it are not passed on. An incomplete
+        message stays in the buffer.
         """
         end = self._loop.time() + seconds
         try:
@@ -268,13 +296,16 @@ class _Incoming(asyncio.Protocol):
         """Read from the socket again, and pass on the messages that are left.
 
         receiver: gets the messages.
+
+        Does nothing if the link has ended meanwhile.
         """
         if not self._over.done():
             self._transport.resume_reading()
             self._pass_on_messages(receiver)
 
     def _pop_message(self) -> bytes | None:
-        """Remove the next complete message from the buffer and return it, or None if there is none.
+        """Remove the next complete message from the buffer and return it, without its length in front. Return
+        None if the buffer has no complete message.
 
         Raises WireError if its announced length exceeds RING_BYTES.
         """
@@ -306,6 +337,8 @@ class UnixHost:
         make_receiver: called once the peer has connected; the context that it returns receives the messages.
 
         Raises Overloaded if there are too many links, Unavailable if the socket cannot be opened.
+
+        The socket accepts one connection, within DIAL_SECONDS; the link is then received in the background.
         """
         place = self._places.allocate()
         loop = asyncio.get_running_loop()
@@ -323,7 +356,10 @@ class UnixHost:
         return str(place)
 
     async def close(self) -> None:
-        """End all links and delete their sockets."""
+        """End all links and delete their sockets.
+
+        Errors of the links are ignored. Each link that is cut is reported as lost by its receiver.
+        """
         for link in self._links:
             link.cancel()
         await asyncio.gather(*self._links, return_exceptions=True)
@@ -342,6 +378,9 @@ class UnixHost:
         place: path of the socket, which is freed once the peer has connected.
         server: the listening server, which is closed at the same time.
         connected: gets the peer's connection.
+
+        If no peer connects within DIAL_SECONDS, `make_receiver` is not called. No WireError or Refused is
+        raised.
         """
         try:
             async with asyncio.timeout(DIAL_SECONDS):

@@ -48,8 +48,11 @@ async def join(
     heartbeat: intervals of heartbeats. None: the master's, as members watch it.
     tls: the TLS files of this member.
 
-    Raises Refused if the master rejects the member, Unavailable if the master cannot be reached, and
-    WireError if its answer is invalid.
+    Raises Refused if the master rejects the member, Occupied if the member's place is taken, Unavailable if
+    the master cannot be reached, and WireError if its answer is invalid.
+
+    If the master is on this machine and offers a unix socket, messages to the master travel over that socket.
+    The channel is closed before an error is raised.
     """
     channel = await reach(address, tls=tls, name=MASTER)
     try:
@@ -70,6 +73,8 @@ async def _round_trip(channel: grpc.aio.Channel) -> float | None:
     error.
 
     channel: a connected channel to the master.
+
+    Returns None if either call exceeds one second or the master is unavailable.
     """
     check = channel.unary_unary("/grpc.health.v1.Health/Check")
     seconds = None
@@ -95,6 +100,8 @@ async def _register(
 
     Raises the error with which the master rejects the member, Unavailable if it does not answer in time, and
     WireError if its first message is invalid.
+
+    Intervals of heartbeats that are not above 0 raise WireError too.
     """
     method = channel.stream_stream(
         "/specsot.v1.Fleet/Join", response_deserializer=fleet_pb2.JoinResponse.FromString
@@ -129,7 +136,9 @@ class Uplink:
         heartbeat: Heartbeat,
         socket: UnixWire | None = None,
     ) -> None:
-        """channel: the channel to the master, which `close` closes.
+        """Start the tasks that write and read the stream, and watch for silence, on the running event loop.
+
+        channel: the channel to the master, which `close` closes.
         call: the open stream.
         inbox: where the master's messages, and its loss, are put.
         heartbeat: the intervals of heartbeats.
@@ -155,7 +164,7 @@ class Uplink:
     def post(self, message: Upward | Any) -> None:
         """Send a message from any thread. Does nothing once the loss of the master was reported.
 
-        message: one of the messages that members send to the master.
+        message: one of the messages that members send to the master. Others raise WireError.
 
         Raises Unavailable after `close`, and if the master does not read and the queue exceeds its limit.
         """
@@ -187,6 +196,9 @@ class Uplink:
 
         Written messages may still be unread at the master, and cancelling the call would drop them. The last
         message has certainly been read only once the master has ended the stream too.
+
+        A second call returns at once. Messages that were not written in that time are dropped. The loss of
+        the master is not reported afterwards.
         """
         if self._closing:
             return
@@ -199,6 +211,8 @@ class Uplink:
     async def _write(self) -> None:
         """Write the queue and heartbeats until the queue is finished or the connection ends, then end this
         direction.
+
+        An error of the connection only ends the writing; the reading side reports the loss.
         """
         with contextlib.suppress(AioRpcError, asyncio.InvalidStateError, Unavailable):
             write = self._socket.write if self._socket else self._call.write
@@ -208,7 +222,12 @@ class Uplink:
             await self._call.done_writing()
 
     async def _read(self) -> None:
-        """Put messages into the inbox until the stream ends, then report the loss of the master."""
+        """Put messages into the inbox until the stream ends, then report the loss of the master.
+
+        The reason is the master's error, the error in decoding a message, or that the master ended the
+        stream. Every message, heartbeats included, resets the silence timer; heartbeats are not put into the
+        inbox. Cancellation reports the loss too.
+        """
         reason = "it ended the stream"
         try:
             while isinstance(response := await self._call.read(), fleet_pb2.JoinResponse):
@@ -242,6 +261,8 @@ class Uplink:
         closed.
 
         reason: why the master counts as lost, in one line.
+
+        `Lost` is put into the inbox, and messages that are sent later are dropped without an error.
         """
         if self._closing or self._outbox.lost is not None:
             return
@@ -251,7 +272,10 @@ class Uplink:
         self._farewell = start(self._hang_up())
 
     async def _hang_up(self) -> None:
-        """Stop all tasks and close the connection at once."""
+        """Stop all tasks and close the connection at once.
+
+        Messages that were not written are lost.
+        """
         self._silence_timer.stop()
         for task in self._tasks:
             task.cancel()

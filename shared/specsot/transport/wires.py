@@ -71,9 +71,13 @@ class Places:
     """
 
     def __init__(self, purpose: str, parent: Path | None = None) -> None:
-        """purpose: what the names are for, in the plural, for error messages, such as "links".
+        """Create an allocator without names.
+
+        purpose: what the names are for, in the plural, for error messages, such as "links".
         parent: the directory in which the folder is created. None: the system's directory for temporary
             files.
+
+        Nothing is created before the first name is allocated.
         """
         self._purpose = purpose
         self._parent = parent
@@ -88,6 +92,8 @@ class Places:
             name is relative and only counts toward the limit.
 
         Raises Overloaded if too many names are allocated, Unavailable if the folder cannot be created.
+
+        Numbers are never used twice by the same object. The file itself is not created.
         """
         if len(self._allocated) >= MAX_PLACES:
             raise Overloaded(f"{MAX_PLACES} {self._purpose} are open already, which is the limit")
@@ -100,6 +106,9 @@ class Places:
 
         place: the path that `allocate` returned.
         remove: True to delete the file under the name; otherwise the file stays until `close`.
+
+        Does nothing for a name that is free already, except that its file is deleted with `remove`. A missing
+        file is no error.
         """
         self._allocated.discard(place)
         if remove and self._folder:
@@ -111,13 +120,18 @@ class Places:
                 self._folder = None
 
     def close(self) -> None:
-        """Delete the folder and everything in it. Does nothing if there is no folder."""
+        """Delete the folder and everything in it. Does nothing if there is no folder.
+
+        Files that cannot be deleted are left without an error.
+        """
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _make_folder(self) -> Path:
         """Return the private folder, which is created if it does not exist. Raises Unavailable if that
         fails.
+
+        Only this user can access the folder. Its name begins with PREFIX.
         """
         if self._folder is None:
             try:
@@ -134,6 +148,9 @@ def is_private(place: Path) -> bool:
     Returns False if the folder does not exist.
 
     place: path of a socket or a file, as a peer named it.
+
+    True requires that the folder is a directory and no link, belongs to this user, gives no rights to others,
+    and has a name that begins with PREFIX. The path itself need not exist.
     """
     try:
         folder = place.parent.lstat()

@@ -99,7 +99,9 @@ class Sockets:
     """Creates ZMQ sockets. The ZMQ context of the process is created with the first one."""
 
     def __init__(self, keepalive: Keepalive | None = None, largest: int = RING_BYTES) -> None:
-        """keepalive: when a silent connection counts as broken. None: `LINK`.
+        """Set the limits of all sockets that are created later.
+
+        keepalive: when a silent connection counts as broken. None: `LINK`.
         largest: bytes of the largest message that is accepted.
         """
         self._keepalive = keepalive or LINK
@@ -113,6 +115,8 @@ class Sockets:
         own_keys: CURVE keys of this end. None for ipc, which the operating system protects.
         peer_key: public CURVE key of the receiving end; needed with `own_keys`. Raises WireError if its
             length is wrong.
+
+        At most MAX_WAITING messages are queued in the socket. The socket never reconnects.
         """
         socket = self._new_socket(zmq.PUSH)
         socket.setsockopt(zmq.SNDHWM, MAX_WAITING)
@@ -130,6 +134,8 @@ class Sockets:
         name: a name for the socket, with which `forget` is called later.
         own_keys: CURVE keys of this end. None for ipc, which the operating system protects.
         peer_key: public CURVE key of the only peer that may connect.
+
+        The peer's key is not checked for ipc. At most MAX_WAITING messages are queued in the socket.
         """
         socket = self._new_socket(zmq.PULL)
         socket.setsockopt(zmq.RCVHWM, MAX_WAITING)
@@ -152,7 +158,11 @@ class Sockets:
             self._authenticator.credentials_providers.pop(name, None)
 
     def close(self) -> None:
-        """Stop the key checks and drop the ZMQ context with all its sockets. Unsent messages are lost."""
+        """Stop the key checks and drop the ZMQ context with all its sockets. Unsent messages are lost.
+
+        May be called again, and does nothing if no socket was created. A socket that is created later gets a
+        new context.
+        """
         if self._authenticator:
             self._authenticator.stop()
         if self._context:
@@ -160,9 +170,11 @@ class Sockets:
         self._authenticator = self._context = None
 
     def _new_socket(self, kind: int) -> Socket:
-        """Create a socket whose end sends heartbeats, and whose connection ends if the peer is silent.
+        """Return a new socket whose end sends heartbeats, and whose connection ends if the peer is silent.
 
         kind: the ZMQ socket type, zmq.PUSH or zmq.PULL.
+
+        The first call creates the ZMQ context. Unsent messages of the socket are dropped when it is closed.
         """
         if self._context is None:
             self._context = zmq.asyncio.Context()
@@ -181,6 +193,8 @@ class Sockets:
 
         name: the socket's name, which is also its ZAP domain.
         guest: checks the peer's key.
+
+        All other peers fail in the handshake.
         """
         if self._authenticator is None:
             self._authenticator = AsyncioAuthenticator(self._context)
@@ -201,8 +215,12 @@ class SocketEvents:
     """
 
     def __init__(self, socket: Socket, sending: bool) -> None:
-        """socket: the socket to follow.
-        sending: True for a sending end, which has a single connection.
+        """Start to follow a socket.
+
+        socket: the socket to follow.
+        sending: True for a sending end, which has a single connection, so that any failure sets `down`.
+
+        Starts a task that follows the socket, on the running event loop. If the task fails, `down` is set.
         """
         self._socket = socket
         self._ours = None if sending else -1
@@ -216,13 +234,18 @@ class SocketEvents:
         already.
 
         descriptor: the connection's file descriptor, as ZMQ names it in messages and events.
+
+        `up` does not change.
         """
         self._ours = descriptor
         if descriptor in self._ended:
             self.down.set()
 
     def close(self) -> None:
-        """Close the socket and its monitor, which pyzmq would leave open. Unsent messages are dropped."""
+        """Close the socket and its monitor, which pyzmq would leave open. Unsent messages are dropped.
+
+        Sets `down`. A socket that is closed already stays so.
+        """
         self._following.cancel()
         self.down.set()
         if not self._socket.closed:
@@ -234,6 +257,9 @@ class SocketEvents:
         """Set `up` and `down` as the events of the socket arrive, without end.
 
         monitor: the socket's monitor, which delivers its events.
+
+        At a sending end, any failure sets `down`. At a receiving end, only the end of the peer's connection
+        does.
         """
         while True:
             pending_event = recv_monitor_message(monitor)
@@ -268,7 +294,9 @@ class ZmqWire(Wire):
     """The sending socket of one link as a `Wire`."""
 
     def __init__(self, socket: Socket, events: SocketEvents) -> None:
-        """socket: the connected sending socket.
+        """Wrap a connected socket.
+
+        socket: the connected sending socket.
         events: the events of the same socket; closing them closes the socket.
         """
         self._socket = socket
@@ -300,10 +328,14 @@ class ZmqDialer:
     """Opens links over ZMQ in the name of one member. Puts `Lost` into its inbox, if any, if one breaks."""
 
     def __init__(self, sender: str, sockets: Sockets, inbox: Inbox | None = None, tls: Tls = PLAIN) -> None:
-        """sender: name of the dialing member.
+        """Create a dialer.
+
+        sender: name of the dialing member.
         sockets: creates the sockets of the process.
         inbox: where `Lost` is put if a link breaks. None: the loss is not reported.
         tls: the TLS files of the dialing member, for the gRPC call that negotiates the link.
+
+        Nothing is opened before `dial`.
         """
         self._sender = sender
         self._sockets = sockets
@@ -311,7 +343,7 @@ class ZmqDialer:
         self._tls = tls
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> SendingEnd:
-        """Open a link to a member over ZMQ, after negotiating it over gRPC.
+        """Open a link to a member over ZMQ, after negotiating it over gRPC, and return its sending end.
 
         address: the member's address, host:port or unix:path.
         epoch: number of the epoch to which the link belongs.
@@ -319,6 +351,9 @@ class ZmqDialer:
 
         Raises Unavailable if the peer cannot be reached, Refused if it has another protocol version, and
         WireError if its answer is invalid.
+
+        Over a unix address, the link is not encrypted, because the operating system protects it. Raises
+        Refused also if the peer accepts no ZMQ links. The socket is closed before an error is raised.
         """
         keys = None if address.startswith("unix:") else Keys.generate()
         public_key = keys.public if keys else b""
@@ -329,8 +364,8 @@ class ZmqDialer:
         wire = ZmqWire(socket, events)
         try:
             await self._connect(socket, events, endpoint)
-            # The hello was sent over gRPC already. This one tells the peer which of its connections is this
-            # link.
+            # The hello was sent over gRPC already. This one identifies the connection of
+            # this link to the peer.
             hello = ring_pb2.CarryRequest(hello=hello_of(self._sender, epoch))
             await wire.write(hello.SerializeToString())
         except BaseException:
@@ -345,6 +380,9 @@ class ZmqDialer:
         socket: the sending socket.
         events: the events of the socket.
         endpoint: the ZMQ endpoint, tcp://host:port or ipc://path.
+
+        Raises Unavailable also for an invalid endpoint and for a connection that fails, such as by its key.
+        The wait is at most DIAL_SECONDS.
         """
         try:
             socket.connect(endpoint)
@@ -364,6 +402,9 @@ def endpoint_of(address: str, endpoint: Endpoint) -> str:
     address: where the peer was reached over gRPC. A peer at a TCP address must name a port, a peer at a unix
         socket a path; otherwise WireError is raised.
     endpoint: the endpoint that the peer named.
+
+    An IPv6 host is in brackets in the result. Raises Unavailable for an address that is neither unix:path nor
+    host:port.
     """
     if address.startswith("unix:") != (endpoint.path is not None):
         raise WireError(
@@ -385,10 +426,15 @@ class ZmqHost:
     def __init__(
         self, listen: str, inbox: Inbox, sockets: Sockets, timeout_seconds: float = DIAL_SECONDS
     ) -> None:
-        """listen: the address on which the member's gRPC server listens.
+        """Create a host without links.
+
+        listen: the address on which the member's gRPC server listens.
         inbox: where received messages are put.
         sockets: creates the sockets of the process.
         timeout_seconds: seconds to wait for a peer to connect to its endpoint.
+
+        For a unix address, paths of links are in a private folder next to the path of `listen`; otherwise the
+        system's directory for temporary files is used.
         """
         self._listen = listen
         self._inbox = inbox
@@ -399,13 +445,15 @@ class ZmqHost:
         self._links: set[asyncio.Task[None]] = set()
 
     async def expect(self, peer: Peer, key: bytes) -> Endpoint:
-        """Open an endpoint for one link from this peer.
+        """Open and return an endpoint for one link from this peer.
 
         peer: the peer that will connect.
         key: the peer's public CURVE key. Empty over a unix socket.
 
         Raises WireError if the key is invalid, Overloaded if there are too many links, and Unavailable if the
         socket cannot be bound.
+
+        Raises OSError if the host of `listen` is unknown. The name is freed before an error is raised.
         """
         place = self._places.allocate(nearby := self._listen.startswith("unix:"))
         try:
@@ -429,6 +477,8 @@ class ZmqHost:
         endpoint: the ZMQ endpoint to bind, with "*" for any free port.
 
         Raises Unavailable if the socket cannot be bound.
+
+        The link is received in a task. If binding fails, the socket is closed.
         """
         events = SocketEvents(socket, sending=False)
         try:
@@ -453,6 +503,9 @@ class ZmqHost:
         socket: the bound socket, which is closed at the end.
         events: the events of the socket.
         receiver: gets the messages.
+
+        An invalid or forbidden message ends the link; the receiver puts `Lost` into the inbox. If the peer
+        does not connect in time, or its first message is no hello, nothing is put into the inbox.
         """
         try:
             async with asyncio.timeout(self._timeout_seconds):
@@ -474,6 +527,8 @@ class ZmqHost:
         receiver: gets the messages.
 
         Raises WireError or Refused if a message is invalid or not allowed.
+
+        Reading and waiting stop before this returns or raises.
         """
         reading = asyncio.create_task(_read(socket, receiver))
         ending = asyncio.create_task(_drain(socket, events))
@@ -486,7 +541,10 @@ class ZmqHost:
             ending.cancel()
 
     async def close(self) -> None:
-        """End all links and delete their sockets."""
+        """End all links and delete their sockets.
+
+        Errors of the links are ignored. Each link that is cut is reported as lost by its receiver.
+        """
         for link in self._links:
             link.cancel()
         await asyncio.gather(*self._links, return_exceptions=True)
@@ -495,6 +553,8 @@ class ZmqHost:
     async def _interface(self) -> str:
         """Return the address of `listen` in numbers, as ZMQ needs it; that of all interfaces if `listen`
         names no host. Raises OSError if the host is unknown.
+
+        An IPv6 address is in brackets. If the host has several addresses, the first one is returned.
         """
         host, _ = split_address(self._listen)
         found: list[Any] = await asyncio.get_running_loop().getaddrinfo(
@@ -505,12 +565,14 @@ class ZmqHost:
 
 
 async def _read_hello(socket: Socket, events: SocketEvents) -> None:
-    """Receive the hello, which tells which of the socket's connections is the peer's.
+    """Receive the hello, which identifies the peer among the socket's connections.
 
     socket: the bound socket.
     events: the events of the socket, which follow only that connection from now on.
 
     Raises WireError if the first message is no hello.
+
+    Raises WireError also if the message cannot be decoded. Waits without limit.
     """
     frame = await socket.recv(copy=False)
     if not _request(frame).HasField("hello"):
@@ -534,6 +596,8 @@ async def _drain(socket: Socket, events: SocketEvents) -> None:
 
     socket: the bound socket.
     events: the events of the socket.
+
+    Messages that arrive later are not waited for. The messages are read by another task.
     """
     await events.down.wait()
     while await socket.poll(0):  # noqa: ASYNC110 - ZMQ has no event for an empty queue

@@ -53,6 +53,8 @@ def _widened(b: Builder, at: Value) -> Value:
 def _fetch(b: Builder, base: Value, at: Value, vectors: int) -> None:
     """Emit a prefetch of vectors of fp16 numbers at base + the offset that is stored at an address.
 
+    Nothing is returned. As many cache lines are prefetched as hold the vectors.
+
     b: the LLVM builder into which code is emitted.
     base: address to which the offset is added.
     at: address of the offset, in bytes.
@@ -64,7 +66,8 @@ def _fetch(b: Builder, base: Value, at: Value, vectors: int) -> None:
 
 
 def _fold(b: Builder, x: Value, y: Value, apart: int) -> Value:
-    """Emit a step of a transposing reduction: in each of two vectors, add the lanes that are `apart` apart.
+    """Emit a step of a transposing reduction, and return its vector: in each of two vectors, add the lanes
+    that are `apart` apart.
 
     The result has eight sums of x and eight of y. After folds with 8, 4, 2 and 1 over 16 vectors, lane i is
     the total of vector i.
@@ -75,7 +78,7 @@ def _fold(b: Builder, x: Value, y: Value, apart: int) -> Value:
     apart: distance of the lanes that are added: 8, 4, 2 or 1.
     """
     kept = [lane for lane in range(2 * LANES) if not lane & apart]
-    if apart < 4:  # x's beside y's in each four
+    if apart < 4:  # each group of four lanes holds sums of x and sums of y
         kept.sort(key=lambda lane: lane % LANES // 4)
     lower, upper = (
         b.shuffle_vector(x, y, ir.Constant(VI, [lane + shift for lane in kept])) for shift in (0, apart)
@@ -164,7 +167,7 @@ def _values(vectors: int, queries: int) -> Callable[..., Value]:
     """Return an emitter that adds weighted values, at base + offsets[i], for some queries.
 
     Values 0, 2, 4, ... are added to the sum at `odd`, values 1, 3, ... to the sum at `even`; two sums are
-    used because each addition waits for the preceding one.
+    used because each addition waits for the preceding one. Nothing is added for a count of 0.
 
     vectors: number of vectors of a value that are summed.
     queries: number of queries, at most 3.
@@ -270,12 +273,15 @@ _value4, _value1 = (_by_three(_values, vectors, 10) for vectors in (_AT_ONCE // 
 def score(queries, group, keys, offsets, count, dim, out, apart, values):
     """Compute the scores of adjacent queries of one row.
 
+    `offsets` and `out` must extend beyond the last column to a multiple of 16, up to which scores are
+    written; those of surplus columns mean nothing. With a count of 0 nothing is written.
+
     queries: address of the first query, fp32; the others follow it.
     group: number of queries.
     keys: address to which offsets are added.
     offsets: address of int64 offsets of the columns, in bytes.
     count: number of columns.
-    dim: numbers of a head.
+    dim: numbers of a head, a multiple of 16.
     out: address of the first query's scores, fp32.
     apart: bytes from one query's scores to the next.
     values: address from which values of the same columns are prefetched; 0: nothing is prefetched.
@@ -296,7 +302,10 @@ def score(queries, group, keys, offsets, count, dim, out, apart, values):
 
 @numba.njit
 def gather(weights, apart, group, values, offsets, count, dim, odd, even, keys, soon):
-    """Add weighted values for adjacent queries of one row; see `_values`.
+    """Add weighted values of some columns for adjacent queries of one row, to two sums each.
+
+    The columns 0, 2, 4, ... are added to the sum at `odd`, the others to the sum at `even`. With a count of 0
+    nothing changes.
 
     weights: address of the first query's weights, fp32.
     apart: bytes from one query's weights to the next.
@@ -304,7 +313,7 @@ def gather(weights, apart, group, values, offsets, count, dim, odd, even, keys, 
     values: address to which offsets are added.
     offsets: address of int64 offsets of the columns, in bytes.
     count: number of columns.
-    dim: numbers of a head.
+    dim: numbers of a head, a multiple of 16.
     odd: address of the first query's sum of values 0, 2, 4, ..., fp32.
     even: address of the first query's sum of values 1, 3, 5, ..., fp32.
     keys: address to which the offsets at `soon` are added to prefetch keys; 0: nothing is prefetched.
@@ -332,7 +341,8 @@ def soften(scores, count):
     """Replace scores by exponentials (softmax without division), pad them to whole vectors, and return 1 /
     their sum.
 
-    Padding is e ** -87 at most, that is, nothing compared with the largest weight of 1.
+    Padding is e ** -87 at most, that is, nothing compared with the largest weight of 1. The largest score
+    becomes 1.
 
     scores: address of the scores, fp32, with room for a whole last vector.
     count: number of scores, at least 1.
@@ -340,10 +350,10 @@ def soften(scores, count):
     end = (count + LANES - 1) // LANES * 64
     for at in range(4 * count, end, 4):
         v.put(scores + at, numba.float32(-1e30))
-    most = v.splat(-1e30)
+    highest = v.splat(-1e30)
     for at in range(0, end, 64):
-        most = v.most(most, v.load(scores + at))
-    peak = v.splat(v.largest(most))
+        highest = v.maximum(highest, v.load(scores + at))
+    peak = v.splat(v.largest(highest))
     sum_ = v.splat(0.0)
     for at in range(0, end, 64):
         weight = v.exp(v.sub(v.load(scores + at), peak))

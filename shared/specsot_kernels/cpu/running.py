@@ -29,20 +29,20 @@ FLOATS_AT_A_TIME = 1 << 22
 # Replaces a scale of zero in divisions.
 TINY = 1e-30
 
-# Quantized weights [out, in], scales and least values, [out, 1] or [out, in / 32].
+# Quantized weights [out, in], scales and minimum values, [out, 1] or [out, in / 32].
 Codes = tuple[Tensor, Tensor, Tensor]
 
 
 class PackedWeight:
-    """A weight [out, in] in 8 or 4 bits with its bias, and the table that tells kernels where its arrays are.
+    """A weight [out, in] in 8 or 4 bits with its bias, and the table by which kernels find its arrays.
 
-    In 8 bits, each output has a symmetric scale. In 4 bits, each 32 inputs have a scale and a least value in
-    fp16, so that weights from such blocks (a GGUF file's Q4_1) are held without loss.
+    In 8 bits, each output has a symmetric scale. In 4 bits, each 32 inputs have a scale and a minimum value
+    in fp16, so that weights from such blocks (a GGUF file's Q4_1) are held without loss.
 
     Blocks of 16 outputs follow one another. Within a block, a step holds 4 inputs of each of the 16 outputs
     (64 numbers). In 8 bits, byte 4 * o + i of step s is the code of output o and input 4 * s + i, plus 128.
     In 4 bits, a byte holds step 2 * p in its lower and step 2 * p + 1 in its upper half, and the 32 inputs of
-    a group, 4 * 64 bytes, are followed by the group's 16 scales and 16 least values. Sizes are padded with
+    a group, 4 * 64 bytes, are followed by the group's 16 scales and 16 minimum values. Sizes are padded with
     zeros to whole blocks.
     """
 
@@ -52,8 +52,8 @@ class PackedWeight:
         """Pack a weight.
 
         weight: numbers [out, in], which are rounded; or codes [out, in] (int8, or uint8 below 16) that must
-            not be rounded again, with their scales and least values, fp32 [out, 1] or [out, in / 32].
-        bias: [out]; None: no bias is added.
+            not be rounded again, with their scales and minimum values, fp32 [out, 1] or [out, in / 32].
+        bias: [out]; None: no bias is added. A shorter bias than `padded` outputs is filled up with zeros.
         bits: 8 or 4.
         """
         codes_of = (weight,) if isinstance(weight, Tensor) else weight
@@ -84,15 +84,15 @@ class PackedWeight:
         """Round and lay out some outputs; return codes (in 4 bits with their scales), and the scales (in 8
         bits).
 
-        part: (weight,), or codes, scales and least values, of these outputs.
+        part: (weight,), or codes, scales and minimum values, of these outputs.
         bits: 8 or 4.
         """
         round_, lay = (_round8, _lay8) if bits == 8 else (_round4, _lay4)
-        codes, scale, least = round_(part[0].float()) if len(part) == 1 else part
+        codes, scale, minimum = round_(part[0].float()) if len(part) == 1 else part
         below = -len(codes) % LANES
-        behind = -self.shape[1] % (LONG_GROUP if bits == 8 else GROUP)
-        padded_codes = F.pad(codes, (0, behind, 0, below))
-        return lay(padded_codes, *(F.pad(each, (0, 0, 0, below)) for each in (scale, least)))
+        missing_inputs = -self.shape[1] % (LONG_GROUP if bits == 8 else GROUP)
+        padded_codes = F.pad(codes, (0, missing_inputs, 0, below))
+        return lay(padded_codes, *(F.pad(each, (0, 0, 0, below)) for each in (scale, minimum)))
 
     @property
     def nbytes(self) -> int:
@@ -118,42 +118,48 @@ def _round8(weight: Tensor) -> Codes:
     return (weight / scale.clamp_min(TINY)).round_().to(torch.int8), scale, torch.zeros_like(scale)
 
 
-def _lay8(codes: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
-    """Reorder 8-bit codes into blocks and steps; codes become unsigned by adding 128.
+def _lay8(codes: Tensor, scale: Tensor, minimum: Tensor) -> tuple[Tensor, Tensor]:
+    """Return 8-bit codes reordered into blocks and steps, and the scales [out]; codes become unsigned by
+    adding 128.
 
     codes: int8 [out, in], of whole blocks.
     scale: fp32 [out, 1], the scales.
-    least: not used; 8-bit codes are symmetric.
+    minimum: not used; 8-bit codes are symmetric.
     """
     whole = codes.view(torch.uint8) ^ 128  # 128 more
     return whole.view(-1, LANES, codes.shape[1] // 4, 4).transpose(1, 2).flatten(), scale.flatten()
 
 
 def _round4(weight: Tensor) -> Codes:
-    """Round to 4 bits with a scale and a least value for each 32 inputs: return codes [out, in], scales and
-    least values.
+    """Round to 4 bits with a scale and a minimum value for each 32 inputs: return codes [out, in], scales and
+    minimum values.
 
     weight: fp32 [out, in]; 32 divides its number of inputs.
     """
     grouped = weight.view(len(weight), -1, GROUP)
-    least = grouped.amin(-1).half()
-    scale = ((grouped.amax(-1) - least.float()) / 15).half()
-    steps = (grouped - least.float()[..., None]) / scale.float().clamp_min(TINY)[..., None]
-    return steps.round_().clamp_(0, 15).to(torch.uint8).flatten(1), scale, least
+    minimum = grouped.amin(-1).half()
+    scale = ((grouped.amax(-1) - minimum.float()) / 15).half()
+    steps = (grouped - minimum.float()[..., None]) / scale.float().clamp_min(TINY)[..., None]
+    return steps.round_().clamp_(0, 15).to(torch.uint8).flatten(1), scale, minimum
 
 
-def _lay4(codes: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
-    """Reorder 4-bit codes into blocks and groups, with the fp16 scales and least values after each group.
+def _lay4(codes: Tensor, scale: Tensor, minimum: Tensor) -> tuple[Tensor, Tensor]:
+    """Return 4-bit codes reordered into blocks and groups, with the fp16 scales and minimum values after each
+    group.
+
+    The second result is empty: 8-bit weights have their scales there.
 
     codes: uint8 [out, in], of whole blocks.
     scale: [out, in / 32], the scale of each group of inputs.
-    least: [out, in / 32], the least value of each group of inputs.
+    minimum: [out, in / 32], the minimum value of each group of inputs.
     """
     groups = codes.shape[1] // GROUP
     # [blocks, outputs, groups, pairs of steps, lower or upper, inputs]
     ordered = codes.view(-1, LANES, groups, 4, 2, 4).permute(0, 2, 3, 1, 5, 4)
     pairs = (ordered[..., 0] | (ordered[..., 1] << 4)).flatten(2)
-    of_groups = (each.half().view(-1, LANES, groups).transpose(1, 2).contiguous() for each in (scale, least))
+    of_groups = (
+        each.half().view(-1, LANES, groups).transpose(1, 2).contiguous() for each in (scale, minimum)
+    )
     held = torch.cat((pairs, *(each.view(torch.uint8) for each in of_groups)), -1).flatten()
     return held, torch.empty(0)
 
@@ -176,7 +182,7 @@ def plan_columns(spans: Sequence[RowSpan], page_rows: int, row_bytes: int, kv_he
     """Return which columns the rows of a frame see, as byte offsets from the first key of the first page.
 
     row_bytes: bytes of one key of one head.
-    spans: one span per segment of the frame, in row order.
+    spans: one span per segment of the frame, in row order; at least one.
     page_rows: rows of a KV page.
     kv_heads: number of KV heads.
 
@@ -205,7 +211,9 @@ def plan_columns(spans: Sequence[RowSpan], page_rows: int, row_bytes: int, kv_he
 def _fill_sights(span: RowSpan, rows: Numbers, offsets: Numbers) -> Numbers:
     """Fill in the sights of rows [rows, heads, 5] that see other columns than all up to themselves.
 
-    Return the array of byte offsets into which they point, in addition to `offsets`.
+    The result is the array of byte offsets into which they point, in addition to `offsets`; the caller keeps
+    it alive. Sinks of `VisibleColumns` come first, the rest of what a row sees after them; `HeadColumns` give
+    each head a list of its own; without a policy every column before the base comes first.
 
     span: the rows of one segment.
     rows: the rows' part of `ColumnPlan.sight`, which is written.
@@ -261,6 +269,9 @@ class KernelFrame:
     def __init__(self, rows: int, widest: int, eps: float = 0.0) -> None:
         """Prepare a frame.
 
+        A frame of several threads is prepared if PyTorch computes with GNU's OpenMP; otherwise one thread
+        runs.
+
         rows: number of rows.
         widest: largest number of inputs of a product.
         eps: epsilon of the RMSNorms.
@@ -309,6 +320,9 @@ class KernelFrame:
     def make(self, field: int, size: int) -> None:
         """Let a field point to scratch memory.
 
+        If the thread's scratch memory is too small, new memory is allocated for this field, and the thread's
+        next frame allocates enough for all.
+
         field: offset of the field in bytes; see `steps`.
         size: bytes that are needed.
         """
@@ -322,6 +336,8 @@ class KernelFrame:
 
     def make_attention(self, longest: int, head_dim: int, group: int) -> None:
         """Allocate what each thread needs for attention.
+
+        The fields SCORES_APART, SCORES, ASKED, TURNED and EVEN are set.
 
         longest: largest number of columns of a row.
         head_dim: numbers of a head.
@@ -356,7 +372,9 @@ Normed = tuple[Tensor, float]
 def multiply(x: Tensor, weight: PackedWeight, norm: Normed | None = None) -> Tensor:
     """Return the product of x [rows, in] with a packed weight, fp32 [rows, out].
 
-    x: [rows, in], the input.
+    A bias is added. No rows give an empty result.
+
+    x: [rows, in], the input, in any type of floats.
     weight: the packed weight.
     norm: weight [in] and epsilon of an RMSNorm that is applied first; None: no norm.
     """
@@ -400,6 +418,8 @@ def choose(
 def _product_frame(x: Tensor, weight: PackedWeight, norm: Normed | None) -> KernelFrame:
     """Return a frame for one product.
 
+    Its output is not set yet.
+
     x: fp32 [rows, in], the input.
     weight: the packed weight.
     norm: weight [in] and epsilon of an RMSNorm that is applied first; None: no norm.
@@ -415,6 +435,8 @@ def _product_frame(x: Tensor, weight: PackedWeight, norm: Normed | None) -> Kern
 def _openmp() -> ctypes.CDLL | None:
     """Return GNU's OpenMP library, whose threads PyTorch computes with; None if PyTorch has another one (then
     one thread runs).
+
+    If there are several such libraries, the first by name is taken.
     """
     lib = Path(torch.__file__).parent / "lib"
     found = sorted((*lib.glob("libgomp*.so*"), *(lib.parent.parent / "torch.libs").glob("libgomp*.so*")))

@@ -64,13 +64,13 @@ REMEMBER = -2
 # Fields that describe one row's queries of one KV head; the row's other queries follow the first one in
 # memory.
 # * The field at offset 0 is the address of the first query, rotated for the first columns.
-# * LEAD, BEFORE, TAIL and BEHIND are the row's sight without its last field.
+# * LEAD, LEAD_COUNT, TAIL and TAIL_COUNT are the row's sight without its last field.
 # * QUERY is the address of the first query, unrotated.
 # * WEIGHTS is the address of its scores, with 1 / the sum of weights after them.
 # * ODD and OTHER are the addresses of two partial sums of values.
 # * SOON and SOON_COUNT are the first columns of the row that is processed next in this place, to be
 #   prefetched if no other row has read them.
-LEAD, BEFORE, TAIL, BEHIND, QUERY, WEIGHTS, ODD, OTHER, SOON, SOON_COUNT = range(8, 11 * 8, 8)
+LEAD, LEAD_COUNT, TAIL, TAIL_COUNT, QUERY, WEIGHTS, ODD, OTHER, SOON, SOON_COUNT = range(8, 11 * 8, 8)
 # Bytes of these fields.
 ASKING = 11 * 8
 # Bytes of four inputs of an 8-bit product.
@@ -127,13 +127,14 @@ def quantize_row(x, size, bits, out, scales, sums, across):
     """Quantize a row to 8 bits, each group of inputs with a scale, and write a correction for each group.
 
     8-bit weights are stored plus 128, so the correction in `sums` is -128 * the sum of the group's numbers;
-    for 4-bit weights it is scale * the sum, which multiplies the group's least value. A group with a number
-    that is not finite gets a scale that is not finite.
+    for 4-bit weights it is scale * the sum, which multiplies the group's minimum value. A group with a number
+    that is not finite gets a scale that is not finite. For 8-bit weights a group is LONG_GROUP inputs, of
+    which missing ones count as 0; for 4-bit weights it is GROUP inputs. A group of zeros gets scale 0.
 
     x: address of the row, fp32.
-    size: numbers of the row.
+    size: numbers of the row, a multiple of 32.
     bits: bits of the weights that the row is multiplied with: 8 or 4.
-    out: address of the quantized row.
+    out: address of the quantized row, as many bytes as `short_bytes` returns.
     scales: address that receives the first group's scale.
     sums: address that receives the first group's correction.
     across: bytes from one group's scale (and correction) to the next one's.
@@ -158,8 +159,10 @@ def quantize_row(x, size, bits, out, scales, sums, across):
         if bits == 8:
             further = v.mul(further, inverse)
             last = v.mul(last, inverse)
-            behind = to + (2 if short else 1) * GROUP
-            whole += v.put_shorts(behind, further, last) if short else v.put_bytes(behind, further, last)
+            second_half = to + (2 if short else 1) * GROUP
+            whole += (
+                v.put_shorts(second_half, further, last) if short else v.put_bytes(second_half, further, last)
+            )
             v.put_int(sums, -128 * whole)
         else:
             v.put(sums, scale * numba.float32(whole))
@@ -181,6 +184,8 @@ def short_bytes(inputs, bits):
 def quantize_into(frame, product, x, row):
     """Quantize a row into the frame's memory.
 
+    Its scales and corrections are written too, where `multiply` reads them.
+
     frame: address of the frame's table.
     product: address of the product's table.
     x: address of the row, fp32.
@@ -198,13 +203,15 @@ def quantize_into(frame, product, x, row):
 def multiply(thread, threads, frame, product, prior, prior_stride, out):
     """Compute this thread's outputs for all rows: out = prior + x W^T, for the quantized rows of the frame.
 
+    Blocks of 16 outputs are divided evenly among the threads; a thread may get none.
+
     thread: number of this thread, from 0.
     threads: number of threads.
     frame: address of the frame's table.
     product: address of the product's table.
     prior: address of what the product is added to, fp32.
     prior_stride: bytes from one row of `prior` to the next; 0: the same row is added to all.
-    out: address of the result, fp32 [rows, outputs].
+    out: address of the result, fp32 [rows, outputs]; may be `prior`.
     """
     inputs, outputs, bits = (
         v.get_long(product + INPUTS), v.get_long(product + OUTPUTS), v.get_long(product + BITS),
@@ -293,6 +300,9 @@ def own_rows(thread, threads, frame):
 def project(thread, threads, frame, product, x, stride, norm, out):
     """Multiply rows, normed first if there is a norm, with a weight, and add its bias.
 
+    All threads of the team must call it: they wait for one another between the quantized rows and the
+    product. This thread's outputs are complete when it returns, other threads' perhaps not.
+
     thread: number of this thread, from 0.
     threads: number of threads.
     frame: address of the frame's table.
@@ -341,6 +351,8 @@ def rotate_and_store(frame, layer, row):
     """Rotate a row's queries and keys, and store its keys and values in their page unless the slot is
     negative.
 
+    Head norms are applied if the layer has them. Queries are also scaled by 1 / sqrt(head dimension).
+
     frame: address of the frame's table.
     layer: address of the layer's table.
     row: number of the row.
@@ -373,7 +385,7 @@ def turn_back(frame, query, steps, out):
 
     frame: address of the frame's table.
     query: address of the query, fp32.
-    steps: number of positions.
+    steps: number of positions, at least 0.
     out: address of the result.
     """
     dim = v.get_long(frame + HEAD_DIM)
@@ -386,9 +398,11 @@ def turn_back(frame, query, steps, out):
 
 @numba.njit
 def fill_query_table(thread, frame, first, last, pair):
-    """Fill in a thread's table: the queries of some rows that share a KV head.
+    """Fill in a thread's table with the queries of some rows that share a KV head, and return its extent.
 
-    Return where the table begins and ends, and the largest number of first columns that a row sees.
+    The result is the address where the table begins, the address where it ends, and the largest number of
+    first columns that a row sees. The sums of values at these rows' places are set to 0. Queries with steps
+    of 0 stay unrotated for the first columns.
 
     thread: number of this thread.
     frame: address of the frame's table.
@@ -455,7 +469,7 @@ def attend(thread, frame, first, pair):
 
     Each row's columns are read in the order of its sequence. First columns are read COLUMNS_AT_ONCE at a time
     for all rows, since rows share them. What is read next is prefetched: values while keys are read, and the
-    next rows' keys while values are read.
+    next rows' keys while values are read. The result is written to the rows' places in the field ATTENDED.
 
     thread: number of this thread.
     frame: address of the frame's table.
@@ -472,7 +486,7 @@ def attend(thread, frame, first, pair):
     begin, end, longest = fill_query_table(thread, frame, first, last, pair)
     for start in range(0, longest, COLUMNS_AT_ONCE):
         for at in range(begin, end, ASKING):
-            count = min(v.get_long(at + BEFORE) - start, COLUMNS_AT_ONCE)
+            count = min(v.get_long(at + LEAD_COUNT) - start, COLUMNS_AT_ONCE)
             if count > 0:
                 places = v.get_long(at + LEAD) + 8 * start
                 out = v.get_long(at + WEIGHTS) + 4 * start
@@ -481,17 +495,17 @@ def attend(thread, frame, first, pair):
                 score(v.get_long(at), group, keys, places, count, dim, out, apart, then)
     for at in range(begin, end, ASKING):
         scores = v.get_long(at + WEIGHTS)
-        before = v.get_long(at + BEFORE)
-        behind = v.get_long(at + BEHIND)
+        before = v.get_long(at + LEAD_COUNT)
+        tail_count = v.get_long(at + TAIL_COUNT)
         query = v.get_long(at + QUERY)
         places = v.get_long(at + TAIL)
-        score(query, group, keys, places, behind, dim, scores + 4 * before, apart, none())
+        score(query, group, keys, places, tail_count, dim, scores + 4 * before, apart, none())
         for head in range(group):
             own = scores + head * apart
-            v.put(own + apart - 4, soften(own, before + behind))
+            v.put(own + apart - 4, soften(own, before + tail_count))
     for start in range(0, longest, COLUMNS_AT_ONCE):
         for at in range(begin, end, ASKING):
-            count = min(v.get_long(at + BEFORE) - start, COLUMNS_AT_ONCE)
+            count = min(v.get_long(at + LEAD_COUNT) - start, COLUMNS_AT_ONCE)
             if count > 0:
                 places = v.get_long(at + LEAD) + 8 * start
                 weights = v.get_long(at + WEIGHTS) + 4 * start
@@ -502,12 +516,12 @@ def attend(thread, frame, first, pair):
     for at in range(begin, end, ASKING):
         odd = v.get_long(at + ODD)
         even = v.get_long(at + OTHER)
-        before = v.get_long(at + BEFORE)
+        before = v.get_long(at + LEAD_COUNT)
         one, two = (even, odd) if before % 2 else (odd, even)
         scores = v.get_long(at + WEIGHTS)
         places = v.get_long(at + TAIL)
-        behind = v.get_long(at + BEHIND)
-        gather(scores + 4 * before, apart, group, values, places, behind, dim, one, two, none(), none())
+        tail_count = v.get_long(at + TAIL_COUNT)
+        gather(scores + 4 * before, apart, group, values, places, tail_count, dim, one, two, none(), none())
         for head in range(group):
             scale = v.splat(v.get(scores + head * apart + apart - 4))
             for part in range(4 * head * dim, 4 * (head + 1) * dim, 64):
@@ -531,6 +545,9 @@ def gate(inner, size):
 def before_attention(thread, threads, frame, layer):
     """Compute queries, keys and values of all rows, and store keys and values in their pages.
 
+    A layer without an input norm reads the field X instead of the hidden rows. A row with a negative slot
+    stores nothing.
+
     thread: number of this thread, from 0.
     threads: number of threads.
     frame: address of the frame's table.
@@ -549,6 +566,8 @@ def before_attention(thread, threads, frame, layer):
 @numba.njit
 def after_attention(thread, threads, frame, layer):
     """Apply the output projection and the MLP to all rows.
+
+    Both updates are added to the hidden rows, in place.
 
     thread: number of this thread, from 0.
     threads: number of threads.
@@ -579,6 +598,8 @@ def after_attention(thread, threads, frame, layer):
 def tap(thread, threads, frame, product, out):
     """Multiply the hidden rows, without a norm, with a weight.
 
+    The product's bias is added. The team waits until all threads have finished.
+
     thread: number of this thread, from 0.
     threads: number of threads.
     frame: address of the frame's table.
@@ -607,6 +628,8 @@ def team(frame):
 def choose(logits, size, count, chances, tokens, offsets):
     """Write the best of a row's logits in falling order: log-probabilities and token ids. Ties keep their
     order.
+
+    The log-probabilities are those of a softmax over all `size` logits.
 
     logits: address of the logits, fp32.
     size: number of logits, a multiple of 16.
@@ -646,6 +669,8 @@ def choose(logits, size, count, chances, tokens, offsets):
 def run_layer(thread, threads, frame, layer):
     """Run one layer on all threads.
 
+    The keys' and values' addresses in the frame's table then point to the next layer.
+
     thread: number of this thread, from 0.
     threads: number of threads.
     frame: address of the frame's table.
@@ -669,6 +694,9 @@ def run_layer(thread, threads, frame, layer):
 def _run(tables):
     """Run the work of one call on this thread: a product, the choice of its best outputs, keys and values
     alone, or some layers.
+
+    A product (MULTIPLY or CHOOSE) reads the field X and writes OUTPUT. Before each of several layers its tap
+    is computed if it has one.
 
     tables: address of three int64 numbers: the addresses of a frame's table and of a layer's or product's
         table, and what is computed: MULTIPLY, CHOOSE, REMEMBER, or a number of layers.
@@ -704,8 +732,9 @@ def _run(tables):
 
 
 def _compile():
-    """Compile `_run`. The result is cached between processes as long as the files of this folder stay the
-    same.
+    """Return `_run`, compiled as a C function of one int64 that returns nothing.
+
+    Numba is asked not to cache it if there is no folder to which a cache can be written.
     """
     files = sorted(Path(__file__).parent.glob("*.py"))
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -67,7 +67,7 @@ def _part(b: Builder, v: Value, first: int, lanes: int) -> Value:
 
 
 def _concatenated(b: Builder, parts: list[Value]) -> Value:
-    """Concatenate vectors of one type; their number is a power of two.
+    """Emit the concatenation of vectors of one type, and return it; their number is a power of two.
 
     b: the LLVM builder into which code is emitted.
     parts: the vectors, in the order of their lanes.
@@ -284,6 +284,9 @@ class _AnySums(_Sums):
 def _sums_for(bits: int) -> _Sums:
     """Return the sums that this processor's instructions compute fastest.
 
+    On AVX2 they are `_PairSums` for 8 bits and `_ShortSums` for 4 bits; on processors without special
+    instructions `_AnySums`.
+
     bits: bits of a weight: 8 or 4.
     """
     if INSTRUCTIONS == "avx2":
@@ -294,7 +297,8 @@ def _sums_for(bits: int) -> _Sums:
 def _weights(b: Builder, at: Value, bits: int) -> Iterator[Value]:
     """Emit, for each step of a group, the 64 weights of 16 outputs.
 
-    Of 4-bit weights, a byte holds the even step in its lower half.
+    Of 4-bit weights, a byte holds the even step in its lower half. There are LONG_STEPS steps for 8 bits, and
+    STEPS for 4 bits; each yields a vector of 64 unsigned bytes.
 
     b: the LLVM builder into which code is emitted.
     at: address of the group's weights.
@@ -316,7 +320,7 @@ def _tile(bits: int, rows: int, blocks: int, near: int | None) -> Callable[..., 
     """Return an emitter of a tile of some rows and some blocks of 16 outputs.
 
     8 bits: out = prior + scale of w * sum over groups of (sum of (w + 128) x - 128 sum of x) * scale of x. 4
-    bits: out = prior + sum over groups of (sum of w x) * scale of w * scale of x + least w * sum of x.
+    bits: out = prior + sum over groups of (sum of w x) * scale of w * scale of x + minimum w * sum of x.
 
     bits: bits of a weight: 8 or 4.
     rows: rows of the tile.
@@ -465,6 +469,9 @@ def _tallest(bits: int, heights: Sequence[int]) -> Any:
 def _multiplied(bits: int) -> Any:
     """Return a function that computes one tile, and returns how many rows it has.
 
+    A tile has WIDE_BLOCKS blocks or a single block by one row, or TALL_BLOCKS blocks by as many of the rows
+    that are left as one of HEIGHTS allows.
+
     bits: bits of a weight: 8 or 4.
     """
     tall = _tallest(bits, HEIGHTS)
@@ -518,11 +525,11 @@ def _configure(b: Builder) -> None:
 
     b: the LLVM builder into which code is emitted.
     """
-    told = bytearray(BYTES)
-    told[0] = 1  # palette
+    tile_config = bytearray(BYTES)
+    tile_config[0] = 1  # palette
     for tile, (line, lines) in enumerate(((LONG_GROUP, TILE_ROWS), (BYTES, LONG_STEPS), (BYTES, TILE_ROWS))):
-        told[16 + 2 * tile], told[48 + tile] = line, lines
-    at = cgutils.alloca_once_value(b, ir.Constant(_bytes(BYTES), list(told)))
+        tile_config[16 + 2 * tile], tile_config[48 + tile] = line, lines
+    at = cgutils.alloca_once_value(b, ir.Constant(_bytes(BYTES), list(tile_config)))
     _amx(b, "ldtilecfg", b.bitcast(at, I8.as_pointer()))
 
 
@@ -535,7 +542,7 @@ def _matrix(
     of `_tile`.
 
     16 rows must be readable. The tile products of a group run while the sums of the preceding group are
-    converted.
+    converted. Nothing is returned. The rows after `count` are computed and dropped.
 
     b: the LLVM builder into which code is emitted.
     count: number of rows that are stored.

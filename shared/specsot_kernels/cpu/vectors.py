@@ -33,7 +33,7 @@ GROUP = 32
 LONG_GROUP = 64
 # The largest finite fp16 number.
 LARGEST_HALF = 65504.0
-# Bytes of a group of 16 outputs: their 4-bit weights, then scales and least values in fp16.
+# Bytes of a group of 16 outputs: their 4-bit weights, then scales and minimum values in fp16.
 GROUP_BYTES = 4 * BYTES + 4 * LANES
 
 F32, I32, I64, I8 = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8)
@@ -73,7 +73,11 @@ class _FloatsModel(models.PrimitiveModel):
 
 
 def _features() -> frozenset[str]:
-    """Return the features of the processor that Numba compiles for."""
+    """Return the features of the processor that Numba compiles for.
+
+    Without a list of features, they are those of this machine; if Numba was only told the name of a
+    processor, they are AVX2, F16C and FMA for "haswell", and none for other names.
+    """
     listed = getattr(config, "CPU_FEATURES", None)
     named = getattr(config, "CPU_NAME", None)
     # NUMBA_CPU_NAME is set.
@@ -87,6 +91,9 @@ def _features() -> frozenset[str]:
 def _instructions() -> str:
     """Return which instructions compute integer dot products. Raises UnsupportedProcessor on an x86 without
     AVX2.
+
+    The result is "avx512vnni", "avxvnni", "avx2", or "any" on processors that are no x86. Later ones are
+    chosen only if the processor lacks the earlier ones.
     """
     has = _features()
     if {"avx512vnni", "avx512bw", "avx512vl"} <= has:
@@ -326,6 +333,8 @@ def _power(b: Builder, v: Value) -> Value:
 def _put_whole(bits: int) -> Callable[..., Value]:
     """Return an emitter that rounds 32 floats to `bits`-bit integers, stores them, and returns their sum.
 
+    Halves are rounded to the even integer. The sum is an i32.
+
     bits: bits of an integer: 8 or 16.
     """
     kind = ir.VectorType(ir.IntType(bits), LANES)
@@ -350,6 +359,7 @@ def _put_half(b: Builder, at: Value, x: Value) -> None:
     """Emit a store as fp16.
 
     Finite numbers beyond fp16's range become its largest; others stay not finite, so that they are noticed.
+    Nothing is returned.
 
     b: the LLVM builder into which code is emitted.
     at: address at which 16 numbers are stored.
@@ -398,9 +408,9 @@ div = operation(floats, (floats, floats), lambda b, x, y: b.fdiv(x, y))
 # x * y + z with one rounding, lane by lane.
 fma = operation(floats, (floats, floats, floats), fma_of)
 # The smaller number of two vectors, lane by lane.
-least = operation(floats, (floats, floats), lambda b, x, y: call_named(b, "llvm.minnum.v16f32", VF, x, y))
+minimum = operation(floats, (floats, floats), lambda b, x, y: call_named(b, "llvm.minnum.v16f32", VF, x, y))
 # The larger number of two vectors, lane by lane.
-most = operation(floats, (floats, floats), lambda b, x, y: call_named(b, "llvm.maxnum.v16f32", VF, x, y))
+maximum = operation(floats, (floats, floats), lambda b, x, y: call_named(b, "llvm.maxnum.v16f32", VF, x, y))
 # The lanes rounded to whole numbers, halves to the even one.
 rounded = operation(floats, (floats,), lambda b, x: call_named(b, "llvm.roundeven.v16f32", VF, x))
 # 2 to the power of each lane; see `_power`.
@@ -443,7 +453,8 @@ def _meet(b: Builder, at: Value, threads: Value, system: Value) -> None:
     """Emit a barrier: wait until all threads have arrived.
 
     A waiting thread soon sleeps, which gives its core to a thread that has none. OpenMP's own barrier polls
-    30 times as often, and with other processes running, that took most of a step.
+    30 times as often, and with other processes running, that took most of a step. The barrier can be used
+    again at once. Its counters must be zero before the first use.
 
     b: the LLVM builder into which code is emitted.
     at: address of the barrier's MEETING bytes.
@@ -519,7 +530,7 @@ def exp(x: Any) -> Any:
 
     x: a vector of floats.
     """
-    x = most(least(x, splat(88.0)), splat(-87.0))
+    x = maximum(minimum(x, splat(88.0)), splat(-87.0))
     n = rounded(mul(x, splat(1.44269504)))
     r = fma(n, splat(-0.693359375), x)
     r = fma(n, splat(2.12194440e-4), r)

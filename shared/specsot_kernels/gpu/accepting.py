@@ -103,9 +103,10 @@ def _accept(
     """
     tree = tl.program_id(0).to(tl.int64)
     turn = tl.program_id(1)
-    first = tl.load(trees + tree * 3).to(tl.int64)
-    count = tl.load(trees + tree * 3 + 1)
-    committed = tl.load(trees + tree * 3 + 2)
+    first = tl.load(trees + tree * 4).to(tl.int64)
+    count = tl.load(trees + tree * 4 + 1)
+    committed = tl.load(trees + tree * 4 + 2)
+    base = tl.load(trees + tree * 4 + 3)
     place = tl.arange(0, nodes)
     node = 0
     taken = 0
@@ -140,7 +141,7 @@ def _accept(
         number = tl.arange(0, across)
         attend = tl.minimum(taken, attending)
         # The last `attend` due rows: row i of them sees its own column and all before it.
-        lead = tl.where(number < attend, committed + taken - attend + number + 1, 0)
+        lead = tl.where(number < attend, base + taken - attend + number + 1, 0)
         tl.store(leads + tree * attending + number, lead, mask=number < attending)
         row = tl.arange(0, width)
         held = row < many
@@ -149,7 +150,7 @@ def _accept(
         tl.store(grown + goal, committed + taken + deep, mask=held)
         own = tl.load(slots + tree * room + taken + row, mask=held, other=-1)
         tl.store(grown + from_grown + goal, own, mask=held)
-        tl.store(grown + 2 * from_grown + goal, tl.full((width,), 0, tl.int32) + committed + taken, mask=held)
+        tl.store(grown + 2 * from_grown + goal, tl.full((width,), 0, tl.int32) + base + taken, mask=held)
     if own_node >= 0:
         column = tl.arange(0, size)
         live = column < hidden

@@ -37,7 +37,7 @@ COLUMNS = 64
 MIN_TILE = 16
 # Pieces. How many partial results of a row `_merge` loads at a time. Chosen by docs/results/h100-product.md.
 SLOTS_MERGED_AT_ONCE = 4
-# Programs. Most that merge; with more heads, a program merges several. Chosen by
+# Programs. Maximum number that merge; with more heads, a program merges several. Chosen by
 # docs/results/h100-product.md.
 MAX_MERGE_PROGRAMS = 4096
 # Programs. If a frame has more than MAX_UNLOOPED_PIECES pieces (over all KV heads), LOOPING_PROGRAMS programs
@@ -172,10 +172,14 @@ def plan_attention(
 ) -> TreePlan:
     """Return the plan of one frame's attention, with one copy to the device (prompts need a second one).
 
+    The plan has `prompts` if the frame has at least MIN_PROMPT_ROWS rows, consists of prompts alone, and
+    neither a window nor a policy hides columns. It has `sinces` with a window or a policy, and `anchored`
+    with a policy.
+
     page_rows: columns of a page.
     heads_per_kv: query heads of each KV head.
     window: each row sees its own position and the `window` - 1 positions before it; None: all positions.
-    spans: one span per segment of the frame, in row order.
+    spans: one span per segment of the frame, in row order; at least one.
     device: device of the tables.
     rates: `Rotary.frequencies`, fp32 [head_dim / 2], radians that a pair rotates by for each position; needed
         if spans have sights, else None.
@@ -211,6 +215,8 @@ def plan_over(
 ) -> TreePlan:
     """Return a plan over tables that the caller fills before each use, as a captured graph needs.
 
+    The plan has no `prompts`.
+
     tables: int32 of `room.shapes`.
     sight_tables: int32 [rows] each, filled by the caller too: nothing, (sinces,), or the three of
         `PolicySights`.
@@ -231,6 +237,8 @@ def _policy_tables(
     sight_tables: Sequence[Tensor], rates: Tensor | None
 ) -> tuple[Tensor | None, AnchorRows | None]:
     """Return (sinces, rows with a policy); None for each that is absent.
+
+    AssertionError is raised for three tables without `rates`.
 
     sight_tables: the tables of what policies leave visible, int32 [rows] each: nothing, (sinces,), or the
         three of `PolicySights`.
@@ -256,7 +264,7 @@ def plan_over_prompts(tiles: Tensor, pages: Tensor, page_rows: int) -> TreePlan:
 def send_tables(tables: Sequence[Numbers], device: torch.device | str) -> tuple[Tensor, ...]:
     """Copy all tables to the device in one transfer, and return them as int32 tensors of the same shapes.
 
-    Each begins at a multiple of ALIGNED integers.
+    Each begins at a multiple of ALIGNED integers. On a GPU the host does not wait for the copy.
 
     tables: int32 arrays of any shape.
     device: the torch device in question.
@@ -293,6 +301,9 @@ def attend(
     launch: Launch | None = None,
 ) -> Tensor:
     """Return the attention output of every row, [rows, kv_heads * g * head_dim].
+
+    The prompt kernel runs if the plan has `prompts`, the pages suit it, and there are neither sinks nor a
+    softcap. A row that is in no piece gets zeros.
 
     q: [rows, kv_heads, g, head_dim], already scaled; rows and heads may be strided.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], keys and values; all dimensions but the last may be
@@ -438,7 +449,8 @@ def _read_piece(
 
     If pieces are short, a row that is in no other piece gets its final output here. The columns are read in
     three ranges: with masks up to `whole` (where the window of some row begins), without masks up to `free`
-    (every row sees every column), and with masks to the end (tree nodes see different columns).
+    (every row sees every column), and with masks to the end (tree nodes see different columns). Nothing is
+    returned. A row's log-sum-exp is LOWEST if it sees no column of the piece.
 
     arguments: the arguments of `_read` from `q` to `kv_row`, without pieces, then head, g, page_rows and
         words.
@@ -575,6 +587,8 @@ def _seen(
     """Return which columns of a tile each row sees, [tile, wide]: those from `since` to `lead`, and those
     whose bit is set.
 
+    Columns beyond the piece are never seen.
+
     bits: [tile], addresses of the rows' mask words.
     lead: [tile], the row sees every column before this one.
     base: [tile], the column that bit 0 of the row's bits stands for.
@@ -622,9 +636,10 @@ def _fetch(
     dim: tl.constexpr, room: tl.constexpr, wide: tl.constexpr, on_one_page: tl.constexpr,
     is_int8: tl.constexpr, by_descriptor: tl.constexpr,
 ):  # fmt: skip
-    """Load keys and values of a tile of columns, and their scales: (keys, values, key scales, value scales).
+    """Return a tile of columns as loaded: (keys, values, key scales, value scales).
 
-    Scales are 1.0 unless the numbers are int8.
+    Scales are 1.0 unless the numbers are int8. Numbers of columns beyond the piece are 0, except by
+    descriptor.
 
     kv: address of the KV head's keys in page 0.
     blocks: a tensor descriptor of the KV, if `by_descriptor`.
@@ -670,6 +685,8 @@ def _fetch(
 @kernel
 def update_softmax(state, scores, values, scale, is_int8: tl.constexpr):
     """Update a running softmax, in powers of two, with one tile of columns; return the new state.
+
+    A row that has seen no column yet keeps the highest score LOWEST, a sum of 0 and values of 0.
 
     state: highest score [tile], sum of weights [tile] and weighted values [tile, room].
     scores: fp32 [tile, wide]; LOWEST where a row does not see a column.

@@ -38,6 +38,8 @@ def build_trees(
 ) -> TreeArrays:
     """Return trees from the chosen candidates, as `reference.build_trees` does.
 
+    A candidate whose parent was not chosen becomes an orphan: no node's child.
+
     verified: [bs], the newest token of each request.
     parent_list: [bs, k * (S - 1) + 1], the parent of each group of k candidates.
     selected: [bs, n - 1], flat numbers of the chosen candidates, ascending.
@@ -59,6 +61,8 @@ def _build_into(
     results: TreeArrays, parents: Tensor, arguments: Sequence[Tensor], topk: int, mode: TreeMaskMode
 ) -> None:
     """Build trees into contiguous arrays; of a full mask only the trees' columns are written.
+
+    Nothing is returned. Arguments that are not contiguous are copied first.
 
     parents: int64 [bs * n], scratch.
     arguments: the first five arguments of `build_trees`.
@@ -85,6 +89,8 @@ def arrange_trees(
 ) -> TreeArrays:
     """Return trees whose parents are known, as `reference.arrange_trees` does.
 
+    A parent that does not precede its node counts as none.
+
     tokens: [bs, n], the token of each node, the root first.
     parents: [bs, n], the parent of each node, as a node number; -1 for none.
     seq_lens: [bs], number of tokens before each root.
@@ -103,9 +109,11 @@ def arrange_trees(
 
 
 def write_trees(arrays: Sequence[Tensor], arguments: Sequence[Tensor], topk: int, mode: TreeMaskMode) -> bool:
-    """Run `build_trees` into the caller's arrays.
+    """Run `build_trees` into the caller's arrays, and return whether these can be written directly.
 
-    Return True, or False, with nothing written, if shapes, types or strides do not allow it.
+    False is returned, with nothing written, if shapes, types or strides do not allow it. The mask must have
+    the mode's type and at least as many entries as the trees' columns; positions and links must be int64 with
+    bs * n entries; and all must be contiguous. A full mask is filled with true first.
 
     arrays: the first five arrays of a TreeArrays, which are written.
     arguments: the first five arguments of `build_trees`.
@@ -136,7 +144,7 @@ def _tile(nodes: int) -> int:
 
 
 def _blank_mask(batch: int, nodes: int, seq_lens: Tensor, mode: TreeMaskMode, total: int | None) -> Tensor:
-    """Allocate the mask; in a full mask, the columns of the sequence so far are already true.
+    """Return the mask's array; in a full mask all entries are true, in other modes they are not set yet.
 
     batch: number of requests.
     nodes: number of nodes of each tree.
@@ -158,7 +166,7 @@ def _kind_of_mask(nodes: int, mode: TreeMaskMode) -> torch.dtype:
     mode: how the mask is laid out; see TreeMaskMode.
     """
     if mode == TreeMaskMode.QLEN_ONLY_BITPACKING:
-        return next(kind for most, kind in WORDS if nodes <= most)
+        return next(kind for max_nodes, kind in WORDS if nodes <= max_nodes)
     return torch.bool
 
 
@@ -181,6 +189,8 @@ def _build(
     mask, nodes, topk, groups, size, mode: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Find tokens and parents of one request's nodes, then lay out its tree.
+
+    A candidate's parent is -1 if its group lies outside of `parent_list`, or its parent was not chosen.
 
     verified: [bs], the newest token of each request.
     parent_list: [bs, groups], the parent of each group of k candidates, as a flat number; -1 is the root.
@@ -350,6 +360,8 @@ def organize_draft_results(
 ) -> DraftResults:
     """Return the best candidates of each request, as `reference.organize_draft_results` does.
 
+    Of equal scores the lower number wins, and NaN ranks last. With one node, no candidate is chosen.
+
     score_list: cumulative scores of each level, [bs, 1, k], then [bs, k, k].
     token_list: tokens of each level, [bs, k], then [bs, k * k].
     parents_list: flat numbers of the candidates that each level keeps, [bs, k + 1], then [bs, k].
@@ -400,13 +412,13 @@ def _choose(
         short = score.to(tl.int32, bitcast=True)
         order = (short ^ ((short >> 31) & 0x7FFFFFFF)).to(tl.int64)
     positive = tl.sum((there & (order >= 0)).to(tl.int32), 0) >= wanted
-    least = tl.where(positive, 0, -9223372036854775808 if wide else -2147483648).to(tl.int64)
+    threshold = tl.where(positive, 0, -9223372036854775808 if wide else -2147483648).to(tl.int64)
     for bit in range(62 if wide else 30, -1, -1):
-        higher = least + (tl.full((), 1, tl.int64) << bit)
+        higher = threshold + (tl.full((), 1, tl.int64) << bit)
         enough = tl.sum((there & (order >= higher)).to(tl.int32), 0) >= wanted
-        least = tl.where(enough, higher, least)
-    above = there & (order > least)
-    level = there & (order == least)
+        threshold = tl.where(enough, higher, threshold)
+    above = there & (order > threshold)
+    level = there & (order == threshold)
     room_left = wanted - tl.sum(above.to(tl.int32), 0)
     taken = above | (level & (tl.cumsum(level.to(tl.int32), 0) <= room_left))
     place = b * wanted + tl.cumsum(taken.to(tl.int32), 0) - 1

@@ -19,7 +19,10 @@ def choose_rows(
 ) -> None:
     """Write the rows of all trees, `nodes` rows for each tree, tree after tree.
 
-    The root's row must be there already; its position determines those of the other nodes.
+    The root's row must be there already; its position determines those of the other nodes. The candidates
+    with the highest scores are chosen after the trust of each one's depth is added and the sum limited to at
+    most 0; of equal ones the lower number wins. AssertionError is raised if the trees have more nodes than
+    there are candidates, or than 2 * WORD. `numbers.ranks` and `numbers.chosen` are overwritten.
 
     pool: all candidates of the trees.
     numbers: which trees, and the arrays in which nodes are chosen; see `ChoiceNumbers`.

@@ -32,9 +32,9 @@ EPS = tl.constexpr(1e-6)
 COLUMNS = 16
 # Warps of such a program. Chosen on an H100: more were slower.
 WARPS = 1
-# Sequences. Most that are walked concurrently; equals `specsot_model.core.walks.LANES`. Untuned.
+# Sequences. Maximum number that are walked concurrently; equals `specsot_model.core.walks.LANES`. Untuned.
 LANES = 16
-# Rows. Most that are prepared concurrently. Untuned.
+# Rows. Maximum number that are prepared concurrently. Untuned.
 ROWS = 1024
 # Rows of a chunk; equals `specsot_model.core.replays.CHUNK`.
 CHUNK = 64
@@ -127,14 +127,16 @@ def run_delta(
 ) -> Tensor:
     """Store a frame's inputs in pages, walk, and return the outputs, fp32 [rows, value_heads, value_dim].
 
-    Rows that are in no walk get undefined outputs.
+    Rows that are in no walk get undefined outputs. AssertionError is raised if the walks have room for so
+    many rows that their numbers exceed 32 bits.
 
     inputs: [rows, ...]: queries, keys and values, then b and a of all heads.
     slots: [rows], the slot of each row; a row with a negative slot is not stored.
     pages: [2, pages, 1, page_rows, half], contiguous, the stored inputs of the layer.
     states: fp32 [states, value_heads, key_dim, value_dim], contiguous; states that the walks keep are written
         there.
-    walks: the walks of the frame, run one after another.
+    walks: the walks of the frame, at least one, run one after another; a state carried from one to the next
+        is in memory that all share.
     rule: sizes and weights of the layer.
     """
     lines = max(walk.lines for walk in walks)
@@ -205,7 +207,9 @@ def _prepare(
     and keys.
 
     For a value head, compute its decay and rate, too. A source s >= 0 is a slot, and -2 - i is row i of the
-    frame: source -5 is row 3.
+    frame: source -5 is row 3. The inputs of the frame's own rows are stored in the pages, unless a row's slot
+    is negative.
+
     inputs: [rows, ...], queries, keys and values, then b and a of all heads.
     pages: [2, pages, 1, page_rows, half], the stored inputs.
     slots: [rows], the slot of each row of the frame.
@@ -325,6 +329,10 @@ def _walk(
     """Walk a few columns of one head's state row by row. The next row's inputs are loaded while one row is
     computed.
 
+    Each program walks every n-th sequence. A row's TAKEN says whether the state continues from the row before
+    (-1), or is loaded; its output is written, and the state after it set aside or kept, only where OUTPUT,
+    ASIDE and KEPT are not negative.
+
     mixed: fp32 [lines, queries, keys and values], what `_prepare` computed of each table row.
     gates: fp32 [lines, GATES * value_heads], its decays, rates and logarithms of decays.
     counts: int32 [4], how much of the tables is in use; see `WalkTables`.
@@ -417,8 +425,8 @@ def _solve(
     """Solve a chunk of one head: what the chunk adds to its state is values - known S, where S is the state
     before it.
 
-    Both are solved for here; `values` overwrite the inputs. pairs: how much each row's query takes from each
-    row's value.
+    Both `values` and `known` are computed here, and `values` overwrite those of the rows. Nothing is done for
+    chunks beyond the number in `counts`.
 
     mixed: fp32 [lines, queries, keys and values], what `_prepare` computed of each table row; the values are
         overwritten.
@@ -447,7 +455,7 @@ def _solve(
     in_key = (key < key_dim)[None, :]
     in_column = (column < value_dim)[None, :]
     same = line[:, None] == line[None, :]
-    behind = line[:, None] > line[None, :]
+    below_diagonal = line[:, None] > line[None, :]
     near = line[:, None] // BLOCK == line[None, :] // BLOCK
     await_preceding_kernel(early)
     many = tl.load(counts + 3)
@@ -458,11 +466,11 @@ def _solve(
         gate = gates + at * GATES * value_heads + head
         rate = tl.load(gate + value_heads)
         step = tl.load(gate + 2 * value_heads)
-        total = tl.sum(tl.where(same | behind, step[None, :], 0.0), 1)
-        shrunk = tl.exp(tl.where(same | behind, total[:, None] - total[None, :], 0.0))
+        total = tl.sum(tl.where(same | below_diagonal, step[None, :], 0.0), 1)
+        shrunk = tl.exp(tl.where(same | below_diagonal, total[:, None] - total[None, :], 0.0))
         k = tl.load(asks + key_heads * key_dim, mask=in_key, other=0.0)
         system = tl.dot(k, tl.trans(k), input_precision=precision) * shrunk * rate[:, None]
-        system = tl.where(behind, system, 0.0)
+        system = tl.where(below_diagonal, system, 0.0)
         # First invert 1 + system within blocks, row by row. Then iterate across blocks: each iteration makes
         # one more block exact, since a block depends only on the blocks before it.
         inverse = tl.where(same, 1.0, 0.0)
@@ -481,7 +489,7 @@ def _solve(
         q = tl.load(asks, mask=in_key, other=0.0)
         asked = tl.dot(q, tl.trans(k), input_precision=precision) * shrunk
         cell = ((one * value_heads + head) * size + line)[:, None] * size + line[None, :]
-        tl.store(pairs + cell, tl.where(same | behind, asked, 0.0))
+        tl.store(pairs + cell, tl.where(same | below_diagonal, asked, 0.0))
 
 
 @kernel
@@ -492,6 +500,10 @@ def _walk_chunks(
     precision: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """Walk a few columns of one head's state from chunk to chunk.
+
+    Each program walks every n-th sequence. TAKEN of a chunk's first row says whether the state continues from
+    the chunk before (-1), or is loaded; ASIDE and KEPT of its last row say where the state after it is
+    written, if they are not negative. Rows with a negative OUTPUT write no output.
 
     mixed: fp32 [lines, queries, keys and values], what `_prepare` and `_solve` computed of each table row.
     gates: fp32 [lines, GATES * value_heads], its decays, rates and logarithms of decays.
@@ -579,6 +591,8 @@ def _norm_gated(
     together: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """Norm and gate a few heads of one row.
+
+    The result is rounded to its type before it is multiplied with the norm's weight.
 
     mixed: fp32 [rows, heads, size], the outputs of the delta rule.
     gates: [rows, heads * size], `from_gate` numbers from one row to the next.

@@ -34,11 +34,13 @@ def choose_tokens(
     """Return a token for each row of logits [rows, V]; None if a row holds NaN, infinity, or nothing but
     -infinity.
 
-    The host waits for the device once.
-    meanwhile: on a GPU, called before that wait with the tokens on the device: int32 [rows], negative for
-        None.
+    The host waits for the device once. Of equal largest logits, argmax takes the lower token id.
+
     logits: [rows, V], the logits of each row.
-    settings: one for each row: temperature (0: argmax), top_k (0: none), top_p, min_p, and a 53-bit key.
+    meanwhile: on a GPU, called before that wait with the tokens on the device: int32 [rows], negative for
+        None. On a CPU it is not called. None: nothing is called.
+    settings: one for each row: temperature (0: argmax), top_k (0: none), top_p, min_p, and a 53-bit key. A
+        top_p of 1 and a min_p of 0 cut nothing, and neither does a top_k of at least V.
     """
     rows, columns = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
@@ -77,7 +79,7 @@ def _choose(
 
     After a maximum pass, each cut raises `lowest`, the order of the smallest logit that stays; then the token
     is drawn by descending a binary tree of probability masses: first over parts of `wide` tokens, then within
-    one part.
+    one part. A row with a temperature of 0 gets the token of its largest logit.
 
     logits: [rows, columns], `from_row` numbers from one row to the next.
     settings: float64 [rows, 5]; see `Setting`. Read if `drawn`.
@@ -136,8 +138,8 @@ def _choose(
 
 @kernel
 def _descend_far(weights, key, wide: tl.constexpr, line: tl.constexpr):
-    """Draw within a part: first one of its lines, then a token of that line, so that each sum has
-    few terms.
+    """Return the token drawn within a part: first one of its lines is drawn, then a token of that line, so
+    that each sum has few terms.
 
     weights: float64 [wide], the weights of a part's tokens.
     key: the row's key.
@@ -154,10 +156,13 @@ def _descend_far(weights, key, wide: tl.constexpr, line: tl.constexpr):
 def _descend(weights, key, each, size: tl.constexpr):
     """Return the number of the weight [size] that is drawn, deciding its highest bit first.
 
+    A half without weight is never taken. If all weights are 0, the result is 0.
+
     each: tokens that one weight stands for; it makes the random numbers of different levels independent.
     weights: float64 [size], not negative.
     key: the row's key.
     size: number of weights, a power of two.
+
     With weights [1, 3, 0, 4], the first decision takes the right half with probability 4/8.
     """
     number = tl.arange(0, size)
@@ -178,7 +183,7 @@ def _uniform(key, half):
     """Return the uniform number for a node of the binary tree, as `specsot_worker.core.accept.uniform`
     computes it.
 
-    The masks emulate shifts that fill with zeros, which that function has.
+    The masks emulate shifts that fill with zeros, which that function has. The result is a float64 in [0, 1).
 
     key: the row's key.
     half: number of the tree's node.
@@ -197,6 +202,8 @@ def _lowest(
     """Return the greatest order such that tokens of at least that order number, or weigh, `goal` or more.
 
     Only tokens of order `above` or more have weight. Each turn of the binary search decides two bits.
+    If no order reaches the goal, the result is the smallest int32.
+
     counted: count tokens (top-k) instead of weighing them (top-p).
     logits: address of the row's logits.
     columns: tokens of the vocabulary.

@@ -45,8 +45,11 @@ def reach_each_other(
     """Return whether each GPU can read, and do atomic operations in, the memory of all others: over NVLink,
     not PCIe. Return False without CUDA's driver.
 
+    Fewer than two devices reach each other if the driver can be loaded. False also if one GPU cannot read
+    another one's memory.
+
     devices: the GPUs of one host.
-    can_read: tells whether one GPU can read the memory of another one; replaced by tests.
+    can_read: returns whether one GPU can read the memory of another one; replaced by tests.
     driver: returns CUDA's driver library, or raises OSError; replaced by tests.
     """
     pairs = list(permutations(devices, 2))
@@ -90,6 +93,13 @@ class PeerSums:
     """
 
     def __init__(self, devices: Sequence[torch.device], rows: int, size: int, dtype: torch.dtype) -> None:
+        """Allocate zeroed buffers and counters on every GPU, and enable access between the GPUs.
+
+        devices: the GPUs, in order.
+        rows: largest number of rows of a sum.
+        size: numbers of a row.
+        dtype: type of the numbers.
+        """
         self._devices = tuple(devices)
         shape = PLACES, rows, size
         self._buffers = [torch.zeros(shape, dtype=dtype, device=device) for device in devices]
@@ -116,9 +126,12 @@ class PeerSums:
     def add(self, part: int, place: int, hidden: Tensor) -> None:
         """Add all parts of a sum to the rows of a GPU, in place.
 
+        `hidden` counts as well: the result is hidden plus all parts, summed in fp32. The GPU waits until all
+        other GPUs have launched the same sum.
+
         part: number of the GPU.
         place: number of the buffer that holds the parts.
-        hidden: [rows, size], on the GPU.
+        hidden: [rows, size], on the GPU; at most as many rows as a buffer has.
         """
         rows, size = hidden.shape
         places = self._places[part]
@@ -133,7 +146,7 @@ class PeerSums:
     def alone(self, part: int) -> Generator[None]:
         """Let a GPU run without waiting for the others; sums are wrong meanwhile. Nothing else may run.
 
-        Afterwards all counts are zero.
+        Afterwards all counts are zero. Counts are also reset if the body raises.
 
         part: number of the GPU.
         """

@@ -24,7 +24,7 @@ from specsot_kernels.growing import CandidatePool, LevelFrontier, LevelPlace
 # Columns. Range of a row of logits that one program reads. Untuned.
 WIDE = 4096
 # A key below all others: the smallest int64.
-LEAST = tl.constexpr(-9223372036854775808)
+LOWEST_KEY = tl.constexpr(-9223372036854775808)
 
 
 def grow(
@@ -153,11 +153,11 @@ def _find(logits, keys, sums, columns, from_row, k: tl.constexpr, wide: tl.const
     place = row * tl.num_programs(1) + chunk
     tl.store(sums + place * 2, floor)
     tl.store(sums + place * 2 + 1, tl.sum(tl.exp(values - floor), 0))
-    key = tl.where(there, _key(values, column), LEAST)
+    key = tl.where(there, _key(values, column), LOWEST_KEY)
     for found in range(k):
         best = tl.max(key, 0)
         tl.store(keys + place * k + found, best)
-        key = tl.where(key == best, LEAST, key)
+        key = tl.where(key == best, LOWEST_KEY, key)
 
 
 @kernel
@@ -218,12 +218,12 @@ def _choose(
     highest = tl.where(live, tl.max(tops, 1), 0.0)
     whole = highest + tl.log(tl.where(live, tl.sum(parts * tl.exp(tops - highest[:, None]), 1), 1.0))
     held = live[:, None] & (found < chunks * k)[None, :]
-    key = tl.load(keys + at[:, None] * k + found[None, :], mask=held, other=LEAST)
+    key = tl.load(keys + at[:, None] * k + found[None, :], mask=held, other=LOWEST_KEY)
     values = tl.zeros((high, across), tl.float32)
     columns = tl.zeros((high, across), tl.int32)
     for turn in range(k):
         best = tl.max(key, 1)
-        key = tl.where(key == best[:, None], LEAST, key)
+        key = tl.where(key == best[:, None], LOWEST_KEY, key)
         here = slot[None, :] == turn
         values = tl.where(here, (_value(best) - whole)[:, None], values)
         columns = tl.where(here, _column(best)[:, None], columns)
@@ -243,9 +243,9 @@ def _choose(
     # A candidate's rank is the number of better ones: rank 0 is the best, ranks below `width` join the
     # frontier.
     size: tl.constexpr = high * across
-    flat = tl.reshape(tl.where(there, _key(values, number), LEAST), (size,))
+    flat = tl.reshape(tl.where(there, _key(values, number), LOWEST_KEY), (size,))
     better = tl.sum((flat[None, :] > flat[:, None]).to(tl.int32), 1)
-    taken = (better < width) & (flat > LEAST)
+    taken = (better < width) & (flat > LOWEST_KEY)
     chosen = _column(flat)
     goal = tree * width + better
     tl.store(scores + goal, tl.reshape(values, (size,)), mask=taken)

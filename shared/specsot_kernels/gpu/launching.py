@@ -61,6 +61,8 @@ def launch(
     """Launch a kernel. If it was launched before with the same kind of arguments, Triton's inspection of each
     argument, which is most of the cost of a launch, is skipped.
 
+    Nothing is returned. In Triton's interpreter nothing is remembered.
+
     run: the kernel, a function that `kernel` decorated.
     grid: number of programs in each dimension.
     kind: hashable; everything that a compiled form depends on: the device, the types of arrays that may

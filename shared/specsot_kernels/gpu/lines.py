@@ -101,23 +101,29 @@ def plan_lines(
 ) -> LinePlan:
     """Return the plan of one frame's attention, with one copy to the device.
 
+    `lay` has been called already, so that the plan can be used at once.
+
     page_rows: columns of a page.
     heads_per_kv: query heads of each KV head.
     window: each row sees its own position and the `window` - 1 positions before it; None: all positions.
-    spans: one span per segment of the frame, in row order.
+    spans: one span per segment of the frame, in row order; at least one.
     device: device of the tables.
     """
     sights = line_sights(spans)
     cut = cut_lines(spans, sights.leads, page_rows, tile_rows_of(heads_per_kv))
-    told = () if window is None else (sinces_of(spans, window),)
-    sent = send_tables((*told, *cut.in_order(sights)), device)
-    plan = plan_over_lines(sent[len(told) :], cut.slots, page_rows, sent[0] if told else None)
+    window_tables = () if window is None else (sinces_of(spans, window),)
+    sent = send_tables((*window_tables, *cut.in_order(sights)), device)
+    plan = plan_over_lines(
+        sent[len(window_tables) :], cut.slots, page_rows, sent[0] if window_tables else None
+    )
     plan.lay()
     return plan
 
 
 def attend_lines(q: Tensor, kv_layer: Tensor, plan: LinePlan) -> Tensor:
     """Return the attention output of every row, [rows, kv_heads * g * head_dim].
+
+    A row without columns gets zeros. `lay` of the plan must have been called for this frame.
 
     q: [rows, kv_heads, g, head_dim], already scaled; rows and heads may be strided.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], keys and values, not quantized.
@@ -156,6 +162,9 @@ def attend_lines(q: Tensor, kv_layer: Tensor, plan: LinePlan) -> Tensor:
 
 def _own_launch(g: int, warps: int, stages: int) -> tuple[int, int, int]:
     """Return queries of a tile, warps and stages for the columns that one row reads by itself.
+
+    For more than WARP query heads per KV head, and for other launches than four warps, it is the launch of
+    pieces with QUERIES queries.
 
     warps: warps of a program that reads pieces. On tensor cores, one warp with 16 queries gives a row the
         same bits as four warps with 64 queries; two warps with 32 queries did not on an H100.
@@ -306,6 +315,8 @@ def _read_own(
     """Continue one row under one KV head with the columns that it reads by itself, from the state of its last
     piece.
 
+    A row without such columns writes nothing.
+
     q: [rows, kv_heads, g, dim], the scaled queries.
     kv: [2, pages, kv_heads, page_rows, dim], keys and values of the layer.
     leads: int32 [rows], number of columns that each row reads in pieces.
@@ -355,11 +366,11 @@ def _read_own(
     while at < end:
         number = at // piece
         stop = tl.minimum(end, (number + 1) * piece)
-        begun = live & (number * piece < at)
+        continued = live & (number * piece < at)
         given = (slot + number).to(tl.int64) * heads + head * g + line
-        highest = tl.load(weights + 2 * given, mask=begun, other=LOWEST)
-        total = tl.load(weights + 2 * given + 1, mask=begun, other=0.0)
-        held = begun[:, None] & (d < dim)[None, :]
+        highest = tl.load(weights + 2 * given, mask=continued, other=LOWEST)
+        total = tl.load(weights + 2 * given + 1, mask=continued, other=0.0)
+        held = continued[:, None] & (d < dim)[None, :]
         state = (highest, total, tl.load(parts + given[:, None] * dim + d[None, :], mask=held, other=0.0))
         for left in range(at, stop, wide):
             column = left + tl.arange(0, wide)
@@ -471,6 +482,8 @@ def _nothing(tile: tl.constexpr, room: tl.constexpr):
 @kernel
 def _read_block(state, queries, kv, place, there, seen, kv_half, d, dim: tl.constexpr):
     """Return the state, updated with a block of columns.
+
+    A row that has seen no column yet keeps the highest score LOWEST, a sum of 0 and values of 0.
 
     state: highest score, sum of weights and weighted values of a tile.
     queries: [tile, room], the queries.

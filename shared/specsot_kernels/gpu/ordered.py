@@ -71,6 +71,9 @@ class OrderedTile(NamedTuple):
 def tile_for(rows: int, itemsize: int, gated: bool) -> OrderedTile:
     """Return a good tile for an H100; single matrices have faster ones, see docs/precision.md.
 
+    A 32-bit product has a tile of its own; a 16-bit one has tiles for up to 16 rows, up to FEW_ROWS rows, and
+    more.
+
     rows: number of rows.
     itemsize: bytes of a number.
     gated: whether the product is gated.
@@ -92,7 +95,10 @@ def tile_for(rows: int, itemsize: int, gated: bool) -> OrderedTile:
 def is_faster(x: Tensor, outputs: int, gated: bool) -> bool:
     """Return whether this kernel is faster than cuBLAS for these rows.
 
-    Tiles of odd widths are not loaded asynchronously, so that they are left to cuBLAS.
+    Tiles of odd widths are not loaded asynchronously, so that they are left to cuBLAS. False without rows,
+    for numbers that are not 16-bit, and for inputs that are no multiple of 16. Otherwise it is faster up to
+    FEW_ROWS rows for a weight of at least TALL_OUTPUT_TILES tiles, for no rows for a gated weight of fewer
+    than SHORT_GATED_TILES tiles, and up to ALWAYS_FASTER_ROWS rows for all others.
 
     x: [rows, inputs], the input.
     outputs: number of outputs of the weight, both halves if gated.
@@ -113,6 +119,8 @@ def parts_of(outputs: int, inputs: int) -> int:
     """Return into how many parts the inputs of a matrix are cut. The parts fix the order of its sums.
 
     A [4096, 4096] matrix has 64 tiles of outputs, so its inputs are cut into 4 parts (64 * 4 >= PROGRAMS).
+    The number is a power of two. The inputs are cut further only as long as the parts keep MIN_PART_INPUTS
+    inputs on average; 1 if there are enough outputs.
 
     outputs: number of outputs.
     inputs: number of inputs.
@@ -136,9 +144,11 @@ def multiply_ordered(
 ) -> Tensor:
     """Return x @ weight.T + bias, [rows, outputs], summed in fp32.
 
+    A row's result is the same bits for any number of rows. A bias is added after the gate.
+
     gated: the result is silu(first half) * second half, [rows, outputs / 2].
-    into: the result is added to this tensor, in place; if absent, the result is a new tensor of `dtype`, or
-        x's type.
+    into: [rows, outputs], or half as many outputs if gated; the result is added to this tensor, in place.
+        None: the result is a new tensor of `dtype`, or x's type.
     x: [rows, inputs], the numbers of a row are adjacent.
     weight: [outputs, inputs], contiguous.
     bias: [outputs]; None: none is added.
@@ -271,7 +281,10 @@ def _sum_up(
     arguments, begin, inputs, span, many: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
     whole: tl.constexpr, blocks: tl.constexpr, gated: tl.constexpr, ahead: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Sum the products of one part's inputs; if gated, for the other half of the outputs, too.
+    """Return the sums of the products of one part's inputs, fp32 [high, many], and those for the other half
+    of the outputs.
+
+    The second result is zero unless `gated`. A part that begins beyond the last input has sums of zero.
 
     ahead: the first weights are requested before this function waits for the preceding kernel.
     arguments: addresses of x and weight with their offsets, as `_multiply` makes them.

@@ -45,6 +45,9 @@ class RowTile(NamedTuple):
 def row_tile_of(inputs: int, normed: bool, gated: bool) -> RowTile:
     """Return the fastest of fourteen tiles on an H200 for the matrices of an 8B and a 4B model.
 
+    The tile is 4 x 512 for gated products, 16 x 512 with a norm alone, and otherwise 8 x 1024 if 1024 divides
+    the inputs, else 4 x 512.
+
     inputs: number of inputs.
     normed: whether x is normed first.
     gated: whether the product is gated.
@@ -66,6 +69,8 @@ def multiply_row(
     tile: RowTile | None = None,
 ) -> Tensor:
     """Return weight @ x, [1, outputs], computed in fp32.
+
+    The result has the type of x, or is `into`, whose type then counts.
 
     gated: the result is silu(first half) * second half, [1, outputs / 2].
     x: [1, inputs], the input.
@@ -123,7 +128,7 @@ def _multiply_one(
         twin = _fetch(other, live & (column < inputs)[None, :], whole)
     total = tl.zeros((high, wide), tl.float32)
     if gated:
-        beside = tl.zeros((high, wide), tl.float32)
+        up_total = tl.zeros((high, wide), tl.float32)
     squares = tl.zeros((wide,), tl.float32)
     await_preceding_kernel(early)
     for left in range(0, inputs, wide):
@@ -135,7 +140,7 @@ def _multiply_one(
         ahead = left + wide
         held = live & (ahead + column < inputs)[None, :]
         if gated:
-            beside += twin.to(tl.float32) * values[None, :]
+            up_total += twin.to(tl.float32) * values[None, :]
             if ahead < inputs:
                 twin = _fetch(other + ahead, held, whole)
         if ahead < inputs:
@@ -145,7 +150,7 @@ def _multiply_one(
         short = tl.rsqrt(tl.sum(squares, 0) / inputs + eps)
     result = tl.sum(total, 1) * short
     if gated:
-        result = result / (1 + tl.exp(-result)) * (tl.sum(beside, 1) * short)
+        result = result / (1 + tl.exp(-result)) * (tl.sum(up_total, 1) * short)
     if added:
         result += tl.load(add + row, mask=row < outputs, other=0.0).to(tl.float32)
     tl.store(out + row, result.to(out.dtype.element_ty), mask=row < outputs)
@@ -171,7 +176,7 @@ FEW_OUTPUTS = 16384
 def short_tile_of(outputs: int, inputs: int, normed: bool, gated: bool) -> RowTile:
     """Return the tile that made an 8B model's step fastest on an H100, of eight for each matrix.
 
-    The tile's columns divide `inputs`.
+    The tile's columns divide `inputs`. The tile is 8 x 512 if no power of two from 256 on divides the inputs.
 
     outputs: number of outputs, both halves if gated.
     inputs: number of inputs.
@@ -200,7 +205,8 @@ def multiply_short_row(
 ) -> Tensor:
     """Return weight @ x, [1, outputs], for 8-bit float weights, computed in fp32.
 
-    x is quantized, with the scale of its own peak, as it is read.
+    x is quantized, with the scale of its own peak, as it is read. The result has the type of x, or is `into`,
+    whose type then counts. A row of zeros is quantized with scale 1.
 
     x: [1, inputs], the input.
     weight: [outputs, inputs] float8_e4m3fn, contiguous.
@@ -274,7 +280,7 @@ def _multiply_short_one(
     larger = tl.where(peak > 0, LARGEST / peak, 1.0)
     total = tl.zeros((high, wide // LANES), tl.float32)
     if gated:
-        beside = tl.zeros((high, wide // LANES), tl.float32)
+        up_total = tl.zeros((high, wide // LANES), tl.float32)
     squares = tl.zeros((wide,), tl.float32)
     for left in range(0, inputs, wide):
         held = left + column < inputs
@@ -286,7 +292,7 @@ def _multiply_short_one(
         total += _add_up(tile, part, high, wide)
         ahead = left + wide
         if gated:
-            beside += _add_up(twin, part, high, wide)
+            up_total += _add_up(twin, part, high, wide)
             if ahead < inputs:
                 twin = _fetch(other + ahead, live & (ahead + column < inputs)[None, :], whole)
         if ahead < inputs:
@@ -296,7 +302,7 @@ def _multiply_short_one(
     there = row < outputs
     result = tl.sum(total, 1) * (scale * tl.load(scales + row, mask=there, other=0.0))
     if gated:
-        up = tl.sum(beside, 1) * (scale * tl.load(scales + outputs + row, mask=there, other=0.0))
+        up = tl.sum(up_total, 1) * (scale * tl.load(scales + outputs + row, mask=there, other=0.0))
         result = result / (1 + tl.exp(-result)) * up
     if added:
         result += tl.load(add + row, mask=there, other=0.0).to(tl.float32)

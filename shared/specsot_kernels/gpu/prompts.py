@@ -47,7 +47,9 @@ class PromptPlan:
 def suits(kind: torch.dtype, kv_layer: Tensor) -> bool:
     """Return whether the kernel reads such pages for such queries.
 
-    It needs contiguous pages of the queries' 16-bit type, with sizes that are powers of 2.
+    It needs contiguous pages of the queries' 16-bit type, with sizes that are powers of 2. head_dim must be
+    from 16 to 128, and a page must consist of whole blocks of COLUMNS rows, or of one block of at least 16
+    rows. False on GPUs before Hopper, and on AMD's.
 
     kind: type of the queries.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], the KV of one layer.
@@ -65,6 +67,8 @@ def plan_prompts(
 ) -> PromptPlan:
     """Return the tables of one frame of prompts.
 
+    One copy to the device carries both tables.
+
     spans: one span per prompt, in row order; all causal.
     page_rows: columns of a page.
     heads_per_kv: query heads of each KV head.
@@ -81,6 +85,8 @@ def attend_prompts(
     q: Tensor, kv_layer: Tensor, plan: PromptPlan, warps: int = WARPS, stages: int = STAGES
 ) -> Tensor:
     """Return the attention output of every row, [rows, kv_heads * g * head_dim].
+
+    Rows that no tile names get undefined outputs.
 
     q: [rows, kv_heads, g, head_dim], already scaled; rows and heads may be strided.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], pages that this kernel `suits`.

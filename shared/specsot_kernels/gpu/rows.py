@@ -26,7 +26,7 @@ from specsot_kernels.gpu.products import LARGEST
 # Columns. Tile of the gate. Untuned.
 WIDE = 1024
 # Smallest scale of an int8 row; equals `specsot_model.kv.MIN_SCALE`.
-LEAST = tl.constexpr(2.0**-24)
+MIN_SCALE = tl.constexpr(2.0**-24)
 # Adding and subtracting this number rounds an fp32 number to a whole one: a sum of this size has no fraction
 # bits.
 HALF_WAY = tl.constexpr(1.5 * 2.0**23)
@@ -72,6 +72,9 @@ def turn_and_store(
     """Norm and rotate query and key heads. Queries are written back to `qkv`, keys and values to their KV
     slots.
 
+    Nothing is returned. Values are neither normed nor rotated. An int8 row with a number that is not finite
+    gets the scale NaN.
+
     qkv: [rows, heads + 2 * kv_heads, head_dim]; the two numbers of a rotated pair are adjacent
         (`rotary.interleave`).
     kv_layer: [2, pages, kv_heads, page_rows, head_dim]; or int8 with each row's fp16 scale after its numbers.
@@ -101,6 +104,8 @@ def turn_and_store(
 
 def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return the RMSNorm of each row, [rows, size], contiguous, computed in fp32.
+
+    No rows give an empty result. The result has the type of x.
 
     x: [rows, size], contiguous.
     weight: [size], weight of the norm.
@@ -133,7 +138,8 @@ def move_rows(kv: Tensor, moves: Tensor) -> None:
     there are no layers.
 
     kv: [layers, 2, pages, kv_heads, page_rows, head_dim], contiguous.
-    moves: [2, many], source and target slots; a negative pair moves nothing.
+    moves: int32 [2, many], source and target slots; a negative pair moves nothing, and at least one entry is
+        needed.
 
     moves [[5, 6], [4, 5]] keeps the rows of slots 5 and 6 in slots 4 and 5, though slot 5 is source and
     target.
@@ -158,7 +164,8 @@ def join_rows(
     eps: float,
     normed: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return the input of an EAGLE-3 head, [norm(embedding), norm(feature)] of every row, and the residual.
+    """Return the input of an EAGLE-3 head, [norm(embedding), norm(feature)] of every row, and the residual,
+    which is the feature: [rows, 2 * size] and [rows, size].
 
     tokens: [rows], row numbers of `table` [V, size].
     origins: [rows], row numbers of `features` [n, size].
@@ -167,7 +174,6 @@ def join_rows(
     table: [V, size], the embedding.
     features: [n, size], the features.
     eps: epsilon of both norms.
-    returns [rows, 2 * size] and [rows, size].
     """
     rows = tokens.shape[0]
     size = table.shape[1]
@@ -189,6 +195,9 @@ def _turn(
     eight: tl.constexpr, scaled: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """Rotate and store a few heads of one row; queries, keys and values may be among them.
+
+    Nothing is stored for a row with a negative slot, but its queries are rotated. Programs beyond the last
+    head write nothing.
 
     qkv: [rows, heads + 2 * kv_heads, 2 * pairs], queries, keys and values of each row.
     positions: [rows], the position of each row in its sequence.
@@ -257,9 +266,9 @@ def _turn(
         two = tl.where(asks, _pick(query_norm, 2 * pair + 1, inside), _pick(key_norm, 2 * pair + 1, inside))
         first = tl.where(turns, (first * short * one).to(kind).to(tl.float32), first)
         second = tl.where(turns, (second * short * two).to(kind).to(tl.float32), second)
-    turned = first * cosine - second * sine
-    beside = first * sine + second * cosine
-    first, second = tl.where(turns, turned, first), tl.where(turns, beside, second)
+    turned_first = first * cosine - second * sine
+    turned_second = first * sine + second * cosine
+    first, second = tl.where(turns, turned_first, first), tl.where(turns, turned_second, second)
     if apart:
         scale = tl.where(pair < many, scale, still)[None, :]
     tl.store(place, (first * scale).to(kind), mask=there & asks)
@@ -274,7 +283,7 @@ def _turn(
         peak = tl.max(tl.maximum(tl.abs(first), tl.abs(second)), 1)
         # 0 if all numbers are finite, else NaN: then the scale is NaN too, and the error stays visible.
         unreal = tl.sum((first - first) + (second - second), 1)
-        short = (tl.maximum(peak / 127, LEAST) + unreal).to(tl.float16)
+        short = (tl.maximum(peak / 127, MIN_SCALE) + unreal).to(tl.float16)
         step = short.to(tl.float32)[:, None]
         first, second = _round(first / step).to(tl.int8), _round(second / step).to(tl.int8)
         start = (half * kv_half + (head - heads - half * kv_heads) * kv_head) // 2
@@ -309,6 +318,8 @@ def _pick(weight, column, inside):
 def _norm(x, weight, out, size, eps, room: tl.constexpr, early: tl.constexpr):
     """Norm one row.
 
+    The norm is computed in fp32, and rounded to the type of `out`.
+
     x: [rows, size], the input.
     weight: [size], weight of the norm.
     out: [rows, size], receives the result.
@@ -333,6 +344,8 @@ def _move(
     early: tl.constexpr,
 ):  # fmt: skip
     """Move one head's keys, or its values, in one layer; for long rows only a range of columns.
+
+    Nothing is done if all sources are negative.
 
     kv: [layers, 2, pages, kv_heads, page_rows, dim], keys and values of all layers.
     moves: [2, count], source and target slots.
@@ -410,6 +423,8 @@ def _join(
 def _gate(gate_up, out, width, wide: tl.constexpr, early: tl.constexpr):
     """Gate a range of columns of one row.
 
+    The result is silu(gate) * up, computed in fp32.
+
     gate_up: [rows, 2 * width], gates followed by ups.
     out: [rows, width], receives the result.
     width: number of columns.
@@ -436,6 +451,8 @@ def shorten_rows(
 ) -> tuple[Tensor, Tensor]:
     """Quantize rows: return [rows, size] as float8_e4m3fn, and each row's scale, fp32 [rows].
 
+    The factor of a norm is contained in the scale. A row of zeros gets scale 1.
+
     x: [rows, size]; the numbers of a row are adjacent.
     norm: weight [size] and epsilon of an RMSNorm that is applied first; None: no norm.
     added: (y, scales, columns) of `lengthen_rows`; their scaled product is added to x, in place, before the
@@ -457,6 +474,8 @@ def shorten_gated(y: Tensor, scales: Tensor, columns: Tensor) -> tuple[Tensor, T
     """Return silu(first half) * second half of scaled rows, quantized as by `shorten_rows`: (fp8 [rows,
     size], fp32 [rows]).
 
+    A row of zeros gets scale 1.
+
     y: [rows, 2 * size], a product without its scales.
     scales: fp32 [rows], factor of each row.
     columns: fp32 [2 * size], factor of each column.
@@ -477,13 +496,15 @@ def lengthen_rows(
 ) -> Tensor:
     """Return y [rows, size] times the scales of rows and columns.
 
-    The result overwrites y, unless it is gated or added to a tensor.
+    The result overwrites y, unless it is gated or added to a tensor. The result has the type of y, or is
+    `into` itself.
 
     y: [rows, size], a product without its scales.
     scales: fp32 [rows], factor of each row.
     columns: fp32 [size], factor of each column.
     gated: whether to return silu(first half) * second half of that, [rows, size / 2].
-    into: the result is added to this tensor, in place; None: it is not.
+    into: [rows, size], or [rows, size / 2] if gated; the result is added to this tensor, in place. None: it
+        is not.
     """
     rows = len(y)
     wanted = y.shape[1] // (1 + gated)
@@ -574,8 +595,8 @@ def _shorten_gated(
     scale = tl.load(scales + row)
     source = y + row * 2 * size + column
     values = tl.load(source, mask=there, other=0.0).to(tl.float32) * (scale * first)
-    beside = tl.load(source + size, mask=there, other=0.0).to(tl.float32) * (scale * second)
-    values = values / (1 + tl.exp(-values)) * beside
+    up = tl.load(source + size, mask=there, other=0.0).to(tl.float32) * (scale * second)
+    values = values / (1 + tl.exp(-values)) * up
     # Round as if the gated product had been stored in between.
     values = values.to(y.dtype.element_ty).to(tl.float32)
     _store_fp8(values, 1.0, short + row * size + column, new + row, there)
@@ -584,6 +605,8 @@ def _shorten_gated(
 @kernel
 def _store_fp8(values, factor, place, scales, there):
     """Store a whole row as 8-bit floats, and its scale times a factor.
+
+    A row of zeros gets scale 1 (times the factor).
 
     values: fp32, the row.
     factor: multiplied with the row's scale.
@@ -627,9 +650,9 @@ def _lengthen(
     scale = tl.load(scales + row)
     values = tl.load(y + row * size + column, mask=there, other=0.0).to(tl.float32) * (scale * first)
     if gated:
-        beside = tl.load(y + row * size + wanted + column, mask=there, other=0.0).to(tl.float32)
-        beside *= scale * second
-        values = values / (1 + tl.exp(-values)) * beside
+        up = tl.load(y + row * size + wanted + column, mask=there, other=0.0).to(tl.float32)
+        up *= scale * second
+        values = values / (1 + tl.exp(-values)) * up
     place = out + row * from_out + column
     if added:
         values += tl.load(place, mask=there, other=0.0).to(tl.float32)

@@ -19,6 +19,8 @@ FOUND = ("predicts", "accepted", "counts")
 def empty_results(candidates: Tensor, steps: int) -> Verified:
     """Return result arrays filled with -1, in one allocation.
 
+    The counts are -1 too until a kernel writes them.
+
     candidates: [bs, n], for their shape and device.
     steps: how many levels a path may go down.
     """
@@ -37,6 +39,9 @@ def empty_results(candidates: Tensor, steps: int) -> Verified:
 def can_hold(results: Verified, candidates: Tensor) -> bool:
     """Return whether the kernels can write directly into the caller's arrays; `predicts` may be longer than
     needed.
+
+    They can if all arrays are int32 and contiguous, `predicts` and the counts have one dimension, and there
+    is an entry for every row or request.
 
     results: the caller's arrays.
     candidates: [bs, n], for the sizes.
@@ -64,7 +69,7 @@ def verify_tree_greedy(
     steps: int,
     into: Verified | None = None,
 ) -> Verified:
-    """Verify trees greedily, as `reference.verify_tree_greedy` does.
+    """Return what is accepted of trees that are verified greedily, as `reference.verify_tree_greedy` does.
 
     candidates: [bs, n], tokens of the nodes, the root first.
     target_predict: [bs, n], the target's token after each node, found by the node's retrieve_index.
@@ -90,6 +95,8 @@ def verify_tree_greedy(
 def _verify(candidates, targets, slots, first, following, predicts, accepted, counts, nodes, steps):
     """Walk down one tree. A walk looks at no more children than the tree has nodes, so that circular links
     end.
+
+    Entries off the path are not written. Row numbers outside the batch are read as -1 and not written to.
 
     candidates: [bs, n], tokens of the nodes, the root first.
     targets: [bs, n], the target's token after each node.
@@ -167,7 +174,8 @@ def tree_speculative_sampling(
     steps: int,
     into: Verified | None = None,
 ) -> Verified:
-    """Verify trees by chance, as `reference.tree_speculative_sampling` does.
+    """Return what is accepted of trees that are verified by chance, as `reference.tree_speculative_sampling`
+    does.
 
     Every program of a request walks the same path; the first one writes it.
 
@@ -297,6 +305,8 @@ def _draw(
     nodes, steps, kinds, parts, drafted: tl.constexpr, part: tl.constexpr, room: tl.constexpr,
 ):  # fmt: skip
     """Draw the final token of one request: first the range of the vocabulary, then a token in this range.
+
+    If the rejected children leave nothing, the token is drawn from the target's whole probabilities.
 
     candidates: [bs, n], tokens of the nodes, the root first.
     slots: [bs, n], the row of each node in the batch.

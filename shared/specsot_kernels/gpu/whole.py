@@ -110,9 +110,10 @@ def round_rows(x: Tensor, norm: tuple[Tensor, float] | None = None) -> tuple[Ten
     """Quantize rows: return int8 [rows, size], and the scales of each 64 numbers of a row, fp32 [groups,
     rows].
 
+    A group of zeros gets scale 0, and a group with a number that is not finite a scale of NaN.
+
     x: [rows, size]; the numbers of a row are adjacent.
     norm: weight [size] and epsilon of an RMSNorm that is applied first; None: no norm.
-    A group with a number that is not finite gets a scale of NaN.
 
     A row of 130 numbers has 3 groups: 0..63, 64..127 and 128..129.
     """
@@ -169,6 +170,8 @@ def _shorten(values, axis: tl.constexpr):
     """Quantize along an axis: return whole numbers within -127 .. 127, and the scale that they are multiplied
     by.
 
+    Numbers that are all 0 get scale 0; if one is not finite, the scale is NaN.
+
     values: fp32, a tile.
     axis: the axis along which numbers share a scale.
     """
@@ -193,6 +196,8 @@ def multiply_whole(
 ) -> Tensor:
     """Return the product of quantized rows, [rows, outputs] of `dtype`.
 
+    A row's result is the same bits for every number of rows.
+
     weight: int8 [outputs, inputs], contiguous.
     columns: fp32 [outputs], the scales of the weight's rows.
     counts: int32 [outputs], zeros, and zeros again afterwards; two products must not use it at the same time.
@@ -212,6 +217,8 @@ def multiply_gated_whole(
     codes: Tensor, scales: Tensor, weight: Tensor, columns: Tensor, tile: WholeTile | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return silu(first half) * second half of the product, quantized as by `round_rows`: (codes, scales).
+
+    No bias is added.
 
     codes: int8 [rows, inputs], from `round_rows`.
     scales: fp32 [groups, rows], from `round_rows`.
@@ -283,6 +290,8 @@ def _multiply(
 ):  # fmt: skip
     """Compute a tile of outputs and rows.
 
+    Tiles beyond the last row or output write nothing.
+
     long: inputs of a part.
     apart: each part has a program; the last one that finishes adds the parts up.
     tall: the first axis of a tile are rows, else outputs: a multiprocessor multiplies 64 of that axis at
@@ -326,7 +335,7 @@ def _multiply(
     source = codes + given.to(tl.int64)[:, None] * inputs + column[None, :]
     steps_of = scales + given
     total = _zeros(high, many, tall)
-    beside = _zeros(high, many, tall)
+    up_total = _zeros(high, many, tall)
     if asked and whole:
         _ask_for(weight, output, inputs, first * long, asked * together * GROUP, early)
         if gated:
@@ -354,10 +363,10 @@ def _multiply(
                     other = tl.fma(_sum_up(line, values, tall, as_bits), sizes[step], other)
         if parts > 1:
             total = total + sum_
-            beside = beside + other
+            up_total = up_total + other
         else:
             total = sum_
-            beside = other
+            up_total = other
     r, o = tl.expand_dims(row, 0 + tall).to(tl.int64), tl.expand_dims(output, 1 - tall)
     held = (r < rows) & (o < outputs)
     place = r * outputs + o
@@ -376,7 +385,7 @@ def _multiply(
     if done:
         total *= gains
         if gated:
-            total = total / (1 + tl.exp(-total)) * (beside * others)
+            total = total / (1 + tl.exp(-total)) * (up_total * others)
             short, scale = _shorten(tl.where(held, total, 0.0), 0 + tall)
             tl.store(out + place, short, mask=held)
             tl.store(steps + tl.program_id(0) * rows + row, scale, mask=live)

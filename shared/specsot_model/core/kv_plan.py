@@ -56,6 +56,9 @@ class PolicySpan(RowSpan):
     def at(self, layer: int) -> RowSpan:
         """Return the span as one layer reads it: with that layer's sight.
 
+        The order of precedence is: windows by head, then layers before `skip_layers`, which see every column,
+        then what pruning left to each head; without any of these the span itself is returned.
+
         layer: index of the layer in the whole model, not in a stage's range.
         """
         if self.heads:
@@ -103,7 +106,8 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
 
     The order is fixed: trims, openings, per segment the moves, the pruning and the new slots, closings.
     Sequences that were open before the frame are trimmed first. A scheduler that counts free pages opening by
-    opening and segment by segment therefore never counts a page that is not free yet.
+    opening and segment by segment therefore never counts a page that is not free yet. Sequences without a
+    policy are never trimmed or pruned.
 
     table: the page table of this stage. It is changed: after the call it holds the pages as they are after
         the frame.
@@ -189,6 +193,9 @@ def open_sequence(table: PageTable, opening: Opening) -> PageCopy | None:
 def policy_of(opening: Opening) -> Policy | None:
     """Return the KV policy of a sequence, or None if every token attends to all tokens before it.
 
+    The result is a `Window`, a `HeadPruning` for a pruning with importances, a `Pruning` without, or
+    `HeadWindows`.
+
     opening: the opening of the sequence. It carries at most one of a window, a pruning (with or without an
         importance of each KV head), and windows by head.
 
@@ -212,15 +219,15 @@ def window_of(opening: Opening) -> Window | None:
 
     Pruning by key norm has no meaning for such a cache. If pruning bounds the rows of every layer, the result
     is a window without sinks that keeps as many recent positions. Return None if the cache must keep every
-    position.
+    position. None is also returned for windows by head, and for a pruning that does not bound the rows.
 
     opening: the opening of the sequence, which holds its window or pruning.
     """
     match policy := policy_of(opening):
         case Window():
             return policy
-        case Pruning(max_kept_rows=int(most)):
-            return Window(0, max(most, MIN_RECENT))
+        case Pruning(max_kept_rows=int(max_kept_rows)):
+            return Window(0, max(max_kept_rows, MIN_RECENT))
         case _:
             return None
 
@@ -229,7 +236,8 @@ def tree_depth_limit(policy: Policy | None, position: int) -> int | None:
     """Return how many positions a tree may span whose root sits at `position`, or None if there is no limit.
 
     A window limits a tree to its recent positions. Under pruning, a tree ends before the next multiple of
-    `prune_every`: with prune_every 50, a root at position 48 leaves 2 positions, 48 and 49.
+    `prune_every`: with prune_every 50, a root at position 48 leaves 2 positions, 48 and 49. There is no limit
+    without a policy and for windows by head.
 
     policy: the KV policy of the sequence; None if it has no policy.
     position: index in the sequence of the tree's root, that is, the number of committed tokens.
@@ -281,6 +289,9 @@ def _hide_by_policy(
 ) -> RowSpan:
     """Return `span` without the columns that the policy of its sequence hides from its rows.
 
+    A window hides columns in every layer, a pruning in layers from its `skip_layers` on. The span itself is
+    returned as long as the policy hides nothing, except for windows by head.
+
     table: the page table, which knows what pruning left of the sequence. It is only read.
     sequence: id of the segment's sequence.
     policy: the KV policy of that sequence.
@@ -304,7 +315,7 @@ def _hide_by_policy(
 def hide_pruned(pruned: tuple[int, int], span: RowSpan, skip_layers: int) -> RowSpan:
     """Return `span` without the columns that pruning emptied, in layers from `skip_layers` on.
 
-    Return `span` itself if pruning emptied no column.
+    Return `span` itself if pruning emptied no column. Otherwise the result is a `PolicySpan`.
 
     pruned: (num_kept, since), in columns. Of the columns before `since`, pruning left keys in the first
         `num_kept`.
@@ -327,7 +338,8 @@ def hide_pruned_by_head(
     """Return `span` without the columns that pruning emptied, if each KV head keeps its own number of
     columns.
 
-    Return `span` itself before the first pruning, and if pruning emptied no column of any head.
+    Return `span` itself before the first pruning, and if pruning emptied no column of any head. Otherwise the
+    result is a `PolicySpan`.
 
     rows_kept: by layer and KV head, how many of the first columns hold keys; None before the first pruning.
     since: first column that was not pruned yet.

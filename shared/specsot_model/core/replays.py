@@ -106,7 +106,7 @@ class CachedStates:
         count: Number of states, without the zero state.
         page_rows: Rows of a KV page.
         step: States are stored only at multiples of this position; 1 or CHUNK.
-        shared: Tells whether several sequences hold a page, given its number.
+        shared: Returns whether several sequences hold a page, given its number.
         """
         self.count = count
         self.page_rows = page_rows
@@ -127,7 +127,7 @@ class CachedStates:
         """Return the paths to run for the segments of a frame, and reserve their states: find, then reserve.
 
         history: Number of preceding tokens that a convolution reads.
-        spans: One span per segment of the frame, in row order.
+        spans: One span per segment of the frame, in row order. No spans give no paths.
         """
         replays = list[PathReplay]()
         first = 0
@@ -141,7 +141,8 @@ class CachedStates:
 
         The frame overwrites the rows of its segments, so states that follow from the old contents of those
         rows are dropped. No state is reserved yet. States reserved for a previous frame that failed, and was
-        never committed, become free again.
+        never committed, become free again. A segment's replay has `state` None and `start` 0 if its sequence
+        has no usable state, and no `saves` yet.
 
         spans: One span per segment of the frame, in row order.
         """
@@ -162,22 +163,32 @@ class CachedStates:
     def reserve(self, replays: Sequence[SpanReplay]) -> list[SpanReplay]:
         """Return the replays with `saves` filled in. The states are valid only after `commit`.
 
+        `saves` is empty if no position of a replay is to be stored, or every state is read or reserved in
+        this step. States of other pages may be evicted at once, least recently used first.
+
         replays: The replays of a frame, as `find` returns them.
         """
         return [replace(replay, saves=self._reserve(replay)) for replay in replays]
 
     def commit(self) -> None:
-        """Make the reserved states valid: call it after all layers have run the plan."""
+        """Make the reserved states valid: call it after all layers have run the plan.
+
+        A page that had a state before loses that older state, which becomes free. Without reserved states
+        nothing happens.
+        """
         for page, entry in self._reserved.items():
             self._free_state(page)
             self._state_of_page[page] = entry
         self._reserved = {}
 
     def copy(self, source: int, target: int, rows: int) -> tuple[int, int] | None:
-        """Record that page `target` is now a copy of the first `rows` rows of page `source`.
+        """Record that page `target` is now a copy of the first `rows` rows of page `source`, and return which
+        state to copy.
 
-        Return (source state, target state) if the caller must copy a state, or None if the source has no
-        state within those rows or no state can be freed.
+        The result is (source state, target state) if the caller must copy a state, and None if the source has
+        no state within those rows or no state can be freed. The state and the noted chunks that `target` had
+        are dropped first. Chunks noted for the copied rows are noted for `target` too. The target's state may
+        evict the least recently used one, but never that of `source`.
 
         source: Number of the page that was copied.
         target: Number of the page that received the copy.
@@ -199,6 +210,9 @@ class CachedStates:
     def discard_from(self, page: int, row: int = 0) -> None:
         """Drop the state and the noted chunks that follow from replaced rows of a page.
 
+        A state that follows at most `row` rows stays, and so do chunks that end there. A page without state
+        or chunks is accepted.
+
         page: Number of the page.
         row: Offset of the first replaced row within the page; 0: all rows.
         """
@@ -217,6 +231,9 @@ class CachedStates:
 
     def _discard_after(self, span: RowSpan) -> None:
         """Drop the states of a sequence after the first position of a segment.
+
+        On the page of position `span.base`, only what follows from later rows is dropped; on later pages
+        everything is. A segment that begins after its last page drops nothing.
 
         span: The rows of one segment of the frame, with its sequence's pages.
         """
@@ -245,6 +262,8 @@ class CachedStates:
     def _note_chunks(self, span: RowSpan) -> None:
         """Note, with their pages, the chunks that a segment completes; nothing if it does not run by chunks.
 
+        These are the whole chunks that end at or before the segment's end.
+
         span: The rows of one segment of the frame, with its sequence's pages.
         """
         if self._runs_by_chunks(span):
@@ -255,6 +274,8 @@ class CachedStates:
     def _ran_as_chunk(self, span: RowSpan, end: int) -> bool:
         """Tell whether the chunk that ends before a position ran as a chunk.
 
+        False if no chunk was noted for that page.
+
         span: A segment of the sequence, for its pages.
         end: Position after the chunk's last token.
         """
@@ -263,6 +284,9 @@ class CachedStates:
 
     def _chunks(self, span: RowSpan, start: int) -> tuple[int, ...]:
         """Return `SpanReplay.chunks`: noted chunks that are replayed, then those of the segment itself.
+
+        The result is empty if no token runs by chunks. A noted chunk counts only if it begins at `start` or
+        later and ends at or before the segment's own first token that runs.
 
         span: The rows of one segment of the frame, with its sequence's pages.
         start: Position of the first token that runs.
@@ -276,7 +300,8 @@ class CachedStates:
         """Return the page of the last usable state before a segment, and the position that follows the state.
 
         A state in the middle of a chunk that ran as a chunk is not usable, because the chunk has to run as a
-        whole. Return (None, 0) if the sequence has to run from its beginning.
+        whole. Return (None, 0) if the sequence has to run from its beginning. The state found becomes the
+        most recently used one.
 
         span: The rows of one segment of the frame, with its sequence's pages.
         """
@@ -302,6 +327,10 @@ class CachedStates:
 
             # prompt segment of positions 0..599, pages of 256 rows, run by chunks -> saves at 576, 512, 256
 
+        Pairs are returned from the last position to the first. A position at or before the first token that
+        runs is left out, and so is one for which no state can be had. A page whose state an earlier segment
+        of the frame has reserved gets no second one.
+
         replay: The replay of a segment.
         """
         span = replay.span
@@ -322,7 +351,8 @@ class CachedStates:
     def _page_left(self, replay: SpanReplay) -> int | None:
         """Return the page whose state this sequence leaves, or None if the state has to stay.
 
-        It stays at multiples of KEPT_ROWS, and on pages that another sequence shares.
+        It stays at multiples of KEPT_ROWS, and on pages that another sequence shares. None is also returned
+        if the sequence starts from the zero state.
 
         replay: The replay of a segment.
         """
@@ -332,9 +362,12 @@ class CachedStates:
         return None if self._shared(page) else page
 
     def _allocate_state(self, page: int, left_page: int | None = None) -> int | None:
-        """Return a state number for a page, or None if every state is read in this step.
+        """Return a state number for a page, or None if every state is read or reserved in this step.
 
-        page: Number of the page that gets the state.
+        The page that loses the state has none afterwards. A page's own state is taken only if at most one
+        sequence of this step starts from it; so is that of `left_page`.
+
+        page: Number of the page that gets the state. It does not get the state here: the caller records it.
         left_page: A page that may lose its own state; None: no such page. The order of preference is: the
             page's own state, the one of `left_page`, a free one, the least recently used one that this step
             does not read.
@@ -350,6 +383,8 @@ class CachedStates:
 
 def _paths_of(replay: SpanReplay, first_row: int, history: int, page_rows: int) -> Iterator[PathReplay]:
     """Yield the paths of one replay.
+
+    A column before the sequence has slot -1. Only the first path has the replay's `saves`.
 
     replay: The segment, and the tokens of its sequence that run.
     first_row: Row of the frame that holds the segment's first token.
@@ -382,6 +417,9 @@ def _paths(span: RowSpan) -> Iterator[tuple[list[int], int]]:
     Each path is a list of tail indices, with a bit mask of the rows that no earlier path has reached.
 
         # tree parents [0 0 0 2] -> ([0, 2, 3], 0b1101), then ([0, 1], 0b0010)
+
+    A prompt segment gives a single path over its whole tail. A node that an earlier path has reached may be
+    part of a later path, but its bit is not set again.
 
     span: The rows of one segment of the frame, with its sequence's pages.
     """

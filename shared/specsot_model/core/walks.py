@@ -149,8 +149,11 @@ class WalkRoom:
         """Tell whether one pass in these tables can run the sequences.
 
         It cannot if a sequence runs partly by chunks and partly token by token, or if a table is too small.
+        The limits are `chunks * CHUNK` rows of sequences that run by chunks, `lines` rows in all, and `aside`
+        states of sequences that run token by token.
 
-        sequences: Table rows of each sequence of a frame.
+        sequences: Table rows of each sequence of a frame; every sequence has at least one row. True is
+            returned for no sequences.
         """
         if any(len(sequence.pieces) > 1 for sequence in sequences):
             return False
@@ -162,7 +165,7 @@ class WalkRoom:
     def fill(self, walk: Walk) -> list[Numbers]:
         """Return counts, starts, chunks and rows of a walk, padded with zeros to `shapes`.
 
-        walk: A walk that these tables hold; see `holds`.
+        walk: A walk that these tables hold; see `holds`. A larger walk raises ValueError.
         """
         starts, chunks, rows = (np.zeros(shape, np.int32) for shape in self.shapes[1:])
         starts[: len(walk.starts)] = walk.starts
@@ -178,7 +181,8 @@ def sequences_of_frame(
 
     No row stores a state yet; `mark_saved_states` adds that.
 
-    replays: For each segment, from which state and position on its sequence runs.
+    replays: For each segment, in the order of the frame's rows, from which state and position on its sequence
+        runs. An empty list gives an empty list.
     history: Number of preceding tokens that a convolution reads.
     page_rows: Rows (tokens) of a KV page.
     zero_state: Number of the zero state, from which a new sequence begins.
@@ -195,6 +199,11 @@ def _sequence_rows(
     replay: SpanReplay, first_row: int, history: int, page_rows: int, zero_state: int
 ) -> SequenceRows:
     """Return the table rows of one replay.
+
+    A prompt segment becomes a chain; a segment with a tree becomes the chain of its replayed tokens followed
+    by the tree, depth first. Only the segment's own tokens have an OUTPUT: replayed tokens have none. The
+    first row starts from the replay's stored state, or from the zero state if `replay.state` is None. If the
+    last chunk reaches beyond the segment, empty rows of -1 fill it up to CHUNK.
 
     replay: The segment, and the tokens of its sequence that run.
     first_row: Row of the frame that holds the segment's first token.
@@ -229,6 +238,10 @@ def _pieces(replay: SpanReplay, num_rows: int) -> Iterator[tuple[int, bool]]:
     """Yield `SequenceRows.pieces` for a sequence of `num_rows` table rows.
 
     # chunks at rows [10 74], 150 rows, CHUNK 64 -> (10, False), (138, True), (150, False)
+
+    Adjacent chunks form one piece. Nothing is yielded for the rows before the first chunk if there are none,
+    nor for the rows after the last chunk if the chunk reaches `num_rows` or beyond. Without chunks there is
+    one piece (num_rows, False).
 
     replay: The replay, which names the chunks.
     num_rows: Number of the sequence's table rows.
@@ -271,6 +284,9 @@ def walk_of(sequences: Sequence[SequenceRows]) -> Walk:
 def mark_saved_states(sequences: Sequence[SequenceRows], replays: Sequence[SpanReplay]) -> None:
     """Mark in the table rows which states are stored, in place.
 
+    The state after all tokens before position `end` is stored by the row of token `end - 1`. Rows that store
+    nothing keep -1 in KEPT.
+
     sequences: Table rows of each sequence.
     replays: The replays of these sequences, in the same order, with their `saves`.
     """
@@ -299,7 +315,7 @@ class _Block:
 
         part: The rows, [rows, history + 1 + FIELDS].
         chunked: True if they run by chunks, False if they run one by one.
-        num_aside: How many states the rows set aside at once.
+        num_aside: How many states the rows set aside at once. Ignored if `chunked` is true.
         """
         (self.chunks if chunked else self.rows).append(part)
         self.num_aside += [] if chunked else [num_aside]
@@ -308,8 +324,13 @@ class _Block:
     def walk(self, aside: int, num_carried: int) -> Walk:
         """Return the finished walk.
 
+        The block must have at least one row. The rows are changed in place or copied: the states that the
+        sequences set aside are renumbered to the places of their lanes, and placeholders of carried states
+        become aside, aside + 1, ...
+
         aside: Largest number of states that a block of the frame sets aside at once.
-        num_carried: Number of carried states, which are stored after those.
+        num_carried: Number of carried states, which are stored after those. 0 if no sequence of the frame is
+            divided.
         """
         if any(self.num_aside):
             _share_aside(self.rows, self.num_aside)
@@ -330,10 +351,13 @@ def in_blocks(sequences: Sequence[SequenceRows], max_rows: int = BLOCK_ROWS) -> 
 
     This bounds the memory of a pass, however far back a sequence has to be replayed. A sequence that
     continues in the next walk, or that runs token by token after its chunks, carries its state over in
-    memory.
+    memory. A sequence that fits into the last walk is added to that walk whole. All other sequences are
+    divided by `_put_parts`; the i-th sequence uses the carried state i % CARRIED. Every walk gets the same
+    `aside`, so that the same memory serves all of them.
 
-    sequences: Table rows of each sequence; their arrays are modified.
-    max_rows: Table rows of a walk at most.
+    sequences: Table rows of each sequence, at least one sequence; their arrays are modified.
+    max_rows: Table rows of a walk at most. Must be at least CHUNK if there are chunks, and at least
+        `num_together` of every sequence, which is asserted.
     """
     blocks = [_Block()]
     # For each carried state, the first block in which it is unused.
@@ -357,7 +381,10 @@ def _put_parts(
     last part.
 
     Within a block, chunks run before single tokens, so chunks that follow single tokens go into the next
-    block.
+    block. A block takes only whole chunks, and the last `num_together` rows stay in one block. A block
+    without room is skipped. Where the sequence is divided, the last row of one part sets its state aside in
+    the carried state and the first row of the next part takes it from there. AssertionError is raised if
+    `num_together` exceeds `max_rows`.
 
     sequence: Table rows of the sequence; its array is modified.
     blocks: All blocks of the frame; changed in place.
@@ -397,7 +424,8 @@ def _share_aside(parts: Sequence[Numbers], num_aside: Sequence[int]) -> None:
     place.
 
     parts: Table rows of each sequence.
-    num_aside: For each sequence, how many states it sets aside at once.
+    num_aside: For each sequence, how many states it sets aside at once. Each lane has as many places as its
+        largest sequence needs; negative fields stay as they are.
     """
     begin = 0
     for lane in range(min(LANES, len(parts))):
@@ -414,6 +442,9 @@ def _sources(replay: SpanReplay, first_row: int, history: int, page_rows: int) -
     before the sequence by -1.
 
         # base 5, 4 tokens in frame rows 0..3, start 5, history 2, page 0 -> [3 4 -2 -3 -4 -5]
+
+    The result is int32 [history + tokens that run]. A tree's nodes of an earlier frame that this segment sees
+    are named by their slots.
 
     replay: The segment, and the tokens of its sequence that run.
     first_row: Row of the frame that holds the segment's first token.
@@ -459,11 +490,14 @@ def _depth_first(
     The second result is the number of states that the tree sets aside at once.
 
     Of the children of a node, the one with the largest subtree comes last. The state of the parent is
-    released before that subtree runs, so few states are held at once.
+    released before that subtree runs, so few states are held at once. A node that no row of the segment sees
+    is left out. Nodes before the segment's own have no OUTPUT. The root's predecessor, which is the last
+    replayed token, sets its state aside if the tree has several first nodes; if there is no such row, they
+    start from `start_state`.
 
     span: The rows of one segment of the frame, with its sequence's pages.
     sources: int32, the source code of every token; see `_sources`.
-    lead: Number of replayed tokens before the tree.
+    lead: Number of replayed tokens before the tree. May be 0.
     first_row: Row of the frame that holds the first node of the segment.
     start_state: Code of the state before all rows or, with `after_chunks`, before the tree.
     after_chunks: True if the tree starts from a carried state instead of the row before it, because chunks
@@ -528,6 +562,9 @@ def _parents(span: RowSpan) -> dict[int, int]:
 
 def _children(parents: dict[int, int]) -> dict[int, list[int]]:
     """Return the children of every node that has any, by node; the child with the largest subtree comes last.
+
+    ROOT is a key too if the tree has any node; leaves are not keys. Children with subtrees of equal size are
+    in ascending order.
 
     parents: The parent of every node; ROOT for first nodes.
     """

@@ -76,6 +76,9 @@ def singular(word: str) -> str:
         "berries" -> "berry", "trees" -> "trees", "houses" -> "house", "cats" -> "cat", "glass" -> "glass"
 
     word: One word in lower case.
+
+    The exceptions are "eies" and "aies", "aes", "ees" and "oes", "us" and "ss". A word that is an exception
+    of a rule is not tried with the next one.
     """
     if word.endswith("ies"):
         return word if word.endswith(("eies", "aies")) else f"{word[:-3]}y"
@@ -101,6 +104,9 @@ def aspects_of(questions: Mapping[str, str], samples: Mapping[str, Sequence[str]
 
     questions: The words of each question, by its name.
     samples: The texts of each question's sampled direct answers, by the same names.
+
+    A term is dropped if it is an agreed term of more than 1 / COMMON_TERM_DIVISOR of the questions. Raises
+    KeyError for a question without an entry in `samples`.
     """
     agreed_terms = {
         name: _agreed_terms(samples[name]) - terms_of(question) for name, question in questions.items()
@@ -144,6 +150,8 @@ def cut_to_words(parts: Sequence[str], words: int) -> list[str]:
 
     parts: The texts that make up an answer. Their white space becomes single spaces.
     words: Maximum number of words of all parts together. At 0 every part becomes empty.
+
+    The order of the parts is kept. No parts give an empty list.
     """
     words_of_parts = [part.split() for part in parts]
     shares = [0] * len(parts)
@@ -166,6 +174,8 @@ def shuffled_controls(
     answers: The planned answers, by the name of their question.
     categories: The category of each question, by the same names.
     seed: Seed of the order of the rings.
+
+    Equal arguments give equal controls. An answer with points that has no category raises KeyError.
     """
     rings: dict[str, list[str]] = {}
     for name in answers:
@@ -202,6 +212,9 @@ def interval_of(values: Sequence[float], weights: Sequence[float] | None = None,
     values: One figure for each question, at least one.
     weights: The weight of each question's figure, in the same order. None: all questions weigh the same.
     seed: Seed of the draws, so that equal figures give equal intervals.
+
+    The ends are the 2.5 % and the 97.5 % quantiles of BOOTSTRAP_DRAWS means of questions drawn with
+    replacement. A single value gives an interval of width 0.
     """
     draws = np.random.default_rng(seed).integers(len(values), size=(BOOTSTRAP_DRAWS, len(values)))
     weight_array = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
@@ -216,6 +229,8 @@ def repetition(text: str, size: int = 4) -> float:
 
     text: Any text.
     size: Number of words in an n-gram.
+
+    A text that never repeats a gram has 0.0.
     """
     words = words_of(text)
     grams = [tuple(words[index : index + size]) for index in range(len(words) - size + 1)]
@@ -304,6 +319,9 @@ def measure(questions: Sequence[AskedQuestion]) -> list[Row]:
 
     questions: All questions of the run. Aspects are terms that are rare among the questions, so some 16
         questions are needed.
+
+    The keys are those of `_row`, and the rows have the order of the questions. Controls are made from the
+    planned answers of all questions, also of those without aspects.
     """
     aspects = aspects_of(
         {question.name: question.question for question in questions},
@@ -326,6 +344,10 @@ def _row(question: AskedQuestion, aspects: Terms, control: PlannedAnswer | None)
     question: The question with its answers.
     aspects: The aspects of the question, at least one.
     control: The shuffled answer of `shuffled_controls`. None: the row's "shuffled" is None.
+
+    The keys are "id", "category", "aspects" and "points" (counts), "words" and "repetition" (each [direct,
+    planned]), "direct" and "sot" (the coverages), "even" (the coverages at equal words, [direct, planned]),
+    and "shuffled".
     """
     direct, planned = (question.direct,), question.planned.parts
     words = [length_of(direct), length_of(planned)]
@@ -349,6 +371,8 @@ def by_category(rows: Sequence[Row]) -> list[Row]:
     all questions together.
 
     rows: The rows of `measure`, at least one.
+
+    The last row's category is ALL_CATEGORIES.
     """
     names = list(dict.fromkeys(row["category"] for row in rows))
     groups = [(name, [row for row in rows if row["category"] == name]) for name in names]
@@ -360,6 +384,13 @@ def _category(name: str, rows: Sequence[Row]) -> Row:
 
     name: Name of the category.
     rows: The rows of the category's questions, at least one.
+
+    The means are over questions. "gain" is the mean coverage of planned answers minus that of direct ones,
+    "interval" its 95 % interval; "even_gain" and "even_interval" are the same at equal words;
+    "control_interval" is that of planned answers minus their controls. "planned" is the fraction of answers
+    with two points or more, "wins" is [questions with a positive gain, questions with a negative one], "more"
+    is the mode that covers more, see `_preferred`, or "few" for fewer than MIN_CATEGORY_QUESTIONS questions.
+    "shuffled" and "control_interval" are None if no question has a control.
     """
     gains = [row["sot"] - row["direct"] for row in rows]
     even_gains = [row["even"][1] - row["even"][0] for row in rows]
@@ -402,6 +433,11 @@ def plans_of(questions: Sequence[AskedQuestion], instruction_texts: Sequence[str
     questions: All questions with their answers.
     instruction_texts: The texts of the prompt that asks for a plan. A title that is copied from them counts
         as copied, as does a title from the question.
+
+    "copied" leaves out titles that the question itself lists, which count as "listed"; both, and "distinct",
+    are fractions of all titles. "overlapping" is the number of answers whose points overlap by 0.4 or more.
+    The entries of titles name only questions that have such titles; "most_overlapping" has at most five
+    (name, overlap).
     """
     plans = [question for question in questions if len(question.planned.headings) >= 2]
     titles = [title for question in plans for title in question.planned.headings]
@@ -446,6 +482,9 @@ def lines_of(rows: Sequence[Row], plans: Mapping[str, Any]) -> Iterator[str]:
 
     rows: The rows of `by_category`; the last one is that of all questions.
     plans: The figures of `plans_of`.
+
+    Without a control, a line says that nothing could be shuffled. The figures of plans are left out if there
+    are none. The lines do not end with newlines.
     """
     yield markdown(COLUMNS, rows)
     yield ""

@@ -115,6 +115,9 @@ def measure(plans: Iterable[WrittenPlan]) -> BranchFaults:
     """Return the faults of all branches of these plans; every figure is 0 if there are no branches.
 
     plans: The plans as they were written.
+
+    "total" is the mean number of faults of a branch plus the fraction of shared runs. Runs are compared only
+    within one plan.
     """
     rows = [row for plan in plans for row in _rows_of(plan)]
     shared_grams = sum(row["shared_runs"] for row in rows) / max(sum(row["runs"] for row in rows), 1)
@@ -158,6 +161,11 @@ def _rows_of(plan: WrittenPlan) -> list[dict[str, float]]:
     shared runs.
 
     plan: The plan as it was written.
+
+    "shared_openings" is 0 for a branch without words. "restated" is 0 if the question has only stop words.
+    "faults" is their sum: a shared opening or a restated question counts 1 once, "short" counts 1, and a list
+    or another point's title (once), an own form, and a text off its title count BROKEN_FAULTS each. A plan
+    without texts gives an empty list.
     """
     written = [words_of(text) for text in plan.texts]
     openings = Counter(tuple(words[:OPENING_WORDS]) for words in written)
@@ -224,6 +232,8 @@ def _is_named(title: str, words: Sequence[str]) -> bool:
 
     title: The title of another point.
     words: The words of the branch.
+
+    Upper and lower case and punctuation do not matter.
     """
     title_words = words_of(title)
     size = len(title_words)

@@ -22,7 +22,8 @@ WORTH_WEIGHT: Final = 0.2
 
 
 class AcceptanceRates:
-    """Discounted counts of verified trees per depth 1 .. levels.
+    """Estimator of how often drafts are accepted, by discounted counts of verified trees per depth 1 ..
+    levels.
 
     A depth that was never tried is assumed to be accepted as often as the depth above it.
     """
@@ -42,7 +43,7 @@ class AcceptanceRates:
         self._factors: Floats | None = None
 
     def record(self, trees: Sequence[tuple[int, Sequence[float], int]]) -> None:
-        """Record verified trees, oldest first.
+        """Record verified trees, oldest first. Without trees nothing changes.
 
         trees: (levels, masses, accepted) of each tree. levels: number of levels that were grown. masses: the
             head's probability of the sent nodes, summed per depth; shorter than `levels` if nothing of the

@@ -15,7 +15,8 @@ class AsyncGrowth(OverlappedWork):
     host has found another verification result, or if trees of other sequences are requested.
 
     sequences: Ids of the sequences that have a tree here.
-    mispredicted: Ids of the sequences for which the host has found another verification result.
+    mispredicted: Ids of the sequences for which the host has found another verification result than the
+        device. Empty until `discard` names one.
     """
 
     sequences: frozenset[int]
@@ -26,10 +27,11 @@ class AsyncGrowth(OverlappedWork):
         self.apply(OverlapEvent.WRITTEN, OverlapEvent.LAUNCHED)
 
     def discard(self, sequence: int | None = None) -> None:
-        """Declare that the trees are not used.
+        """Declare that none of the trees is used.
 
-        sequence: the one for which the host has found another verification result, so that its features on
-            the device are wrong, too. None: the trees are not wanted, but all stored features are right.
+        sequence: Id of the sequence for which the host has found another verification result, so that its
+            features on the device are wrong, too. None: the trees are not needed, but all stored features are
+            right.
         """
         if sequence is not None:
             self.mispredicted.add(sequence)

@@ -64,7 +64,7 @@ UNKNOWN_SECONDS = StepSeconds()
 
 
 class BudgetPolicy:
-    """Decides how much one drafter drafts. The base class learns nothing and never pauses.
+    """Policy that decides how much one drafter drafts. The base class learns nothing and never pauses.
 
     paused_trees: Number of trees for which drafting is paused, after `plan_levels` returned 0.
     drafting: True if trees were sent since the last pause.
@@ -109,7 +109,8 @@ class BudgetPolicy:
         return most
 
     def looks_next(self, num_sequences: int) -> bool:
-        """Return whether the next step runs without drafts, to measure its duration.
+        """Return whether the next step runs without drafts, to measure its duration. The base class never
+        measures, and returns False.
 
         num_sequences: Number of sequences in the step.
         """
@@ -154,25 +155,28 @@ class BudgetPolicy:
         return np.zeros(self._levels)
 
     def record_worth(self, values: Floats, depths: Ints) -> None:
-        """Learn the worth of the drafter's own candidates, without those of a second proposer.
+        """Learn the worth of the drafter's own candidates, without those of a second proposer. The base class
+        does nothing.
 
         values: Worth of each candidate, [live, n]; -inf where a candidate is barred.
         depths: Depth of each candidate, [n], at least 1.
         """
 
     def start_sequences(self) -> bool:
-        """Prepare for sequences of which none was running before. Return whether a pause ends for them."""
+        """Prepare for sequences of which none was running before. Return whether a pause ends for them. The
+        base class never pauses, and returns False.
+        """
         return False
 
     def record_pause(self, trees: int, live: int) -> None:
-        """Record that trees were not drafted during a pause.
+        """Record that trees were not drafted during a pause. The base class does nothing.
 
         trees: Number of these trees.
         live: Number of sequences per step, about.
         """
 
     def record_step(self, trees: Sequence[TreeOutcome], spent: StepSeconds = UNKNOWN_SECONDS) -> None:
-        """Record a finished step.
+        """Record a finished step. The base class does nothing.
 
         trees: Outcomes of the step's trees, one per sequence.
         spent: Duration of the step.
@@ -193,16 +197,21 @@ SEED_LOW, SEED_HIGH = 0.5, 0.85
 
 
 class FixedBudget(BudgetPolicy):
-    """Grows every tree to its full shape, or to an equal share of the frame's rows where that is smaller.
+    """Policy that grows every tree to its full shape, or to an equal share of the frame's rows where that is
+    smaller.
 
     Used for reference vectors and for comparisons.
     """
 
 
 class SeedBudget(FixedBudget):
-    """Changes the depth by one level, by the running mean of accepted tokens divided by grown levels.
+    """Policy that changes the depth by one level, by the running mean of accepted tokens divided by grown
+    levels.
 
     The depth shrinks if the mean is below SEED_LOW, and grows if the mean is above SEED_HIGH.
+
+    depth: Present number of levels of a tree.
+    mean: Running mean of accepted tokens divided by grown levels, a fraction.
     """
 
     def __init__(self, shape: TreeShape) -> None:

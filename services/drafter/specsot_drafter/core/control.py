@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 
@@ -78,11 +78,10 @@ HELD_STEPS: Final = 8
 LOOK_STEPS: Final = 6
 
 Point = tuple[float, float]
-Step = TypeVar("Step")
 
 
 class StepCosts:
-    """Seconds of a step with drafts and without, by the clock.
+    """Model of the wall-clock seconds of a step, with drafts and without.
 
     The time of a step with drafts is the time to grow the trees plus the time that the stages need for the
     step's rows (one root per sequence, and all draft nodes). Both times are measured as curves at startup.
@@ -115,8 +114,10 @@ class StepCosts:
         # Steps without drafts as (sequences, seconds). The key is the bit length of the number of sequences:
         # 4, 5, 6 and 7 sequences share the key 3.
         self._baseline = defaultdict[int, deque[Point]](lambda: deque(maxlen=LOOK_STEPS))
-        # Steps with drafts as (rows, seconds without growth, sequences).
-        self._drafted = deque[tuple[int, float, int]](maxlen=RECENT)
+        # Steps with drafts as (rows, seconds without growth), of all numbers of sequences together; and, if
+        # the host bounds steps, their (sequences, seconds beyond the curve) by the bit length as above.
+        self._drafted = deque[Point](maxlen=RECENT)
+        self._extra = defaultdict[int, deque[Point]](lambda: deque(maxlen=RECENT))
         # Growth as (seconds by the measured curve, observed seconds).
         self._grown = deque[Point](maxlen=RECENT)
         self._baseline_curve = self._drafted_curve = self._step
@@ -208,7 +209,8 @@ class StepCosts:
         if growing:
             self._grown.append((passes, min(growing, 2 * (offset + slope * passes + computing))))
         computing = min(max(seconds - growing, 0.0), 2 * computing)
-        self._drafted.append((rows, computing, sequences))
+        self._drafted.append((rows, computing))
+        self._extra[sequences.bit_length()].append((sequences, computing - self._step.at(rows)))
 
     def learn(self) -> None:
         """Fit the curves to the recorded steps."""
@@ -229,25 +231,22 @@ class StepCosts:
             # the curve has 2.5 ms for 64 rows and 2.9 ms for 256; 64 sequences took 5.1 ms without drafts and
             # 8.1 ms with trees of 3 nodes -> extra seconds of 64 sequences: 2.6 ms and 5.2 ms
         """
-        steps = [step for kind in self._baseline.values() for step in kind]
         self._baseline_extra = ExtraSeconds(
-            (sequences, seconds - self._step.at(sequences)) for sequences, seconds in steps
+            [(sequences, seconds - self._step.at(sequences)) for sequences, seconds in steps]
+            for steps in self._baseline.values()
         )
-        self._drafted_extra = (
-            ExtraSeconds(
-                (sequences, seconds - self._step.at(rows)) for rows, seconds, sequences in self._drafted
-            )
-            or self._baseline_extra
-        )
+        # The first steps with drafts of a new number of sequences compile kernels and capture graphs.
+        known = [steps for steps in self._extra.values() if len(steps) >= HELD_STEPS]
+        self._drafted_extra = ExtraSeconds(known or self._extra.values()) or self._baseline_extra
 
     def _learn_curves(self) -> None:
         """Fit the curves of rows to the recorded steps without drafts and with drafts."""
         self._baseline_curve = self._step.corrected(map(_typical, self._baseline.values()))
         sizes = defaultdict[int, list[Point]](list)
-        for rows, seconds, _ in self._drafted:
+        for rows, seconds in self._drafted:
             # One group per half octave of rows: 8 to 11 rows have the key 6, 12 to 15 rows have the key 7.
             sizes[int(2 * math.log2(rows))].append((rows, seconds))
-        offset, slope = _line((self._baseline_curve.at(rows), seconds) for rows, seconds, _ in self._drafted)
+        offset, slope = _line((self._baseline_curve.at(rows), seconds) for rows, seconds in self._drafted)
         line = CostCurve((rows, offset + slope * seconds) for rows, seconds in self._baseline_curve.points)
         self._drafted_curve = line.corrected(map(_typical, sizes.values()))
 
@@ -257,11 +256,10 @@ class StepCosts:
         No new steps are recorded during a pause. If steps that another process slowed down were kept, they
         would make drafting look expensive for the whole pause.
         """
-        shown = self._shown[1]
-        extra = self._shown[2]
-        drafted = sorted(self._drafted, key=lambda step: step[1] / (shown.at(step[0]) + extra.at(step[2])))
-        self._drafted = deque(_fastest(drafted), RECENT)
-        self._grown = deque(_fastest(sorted(self._grown, key=lambda point: point[1] / point[0])), RECENT)
+        self._drafted = _fastest(self._drafted, lambda step: step[1] / self._step.at(step[0]))
+        self._grown = _fastest(self._grown, lambda growth: growth[1] / growth[0])
+        for kind, steps in self._extra.items():
+            self._extra[kind] = _fastest(steps, lambda step: step[1])
 
     def _passes(self, grown: int) -> Floats:
         """Return the seconds of growing 1, 2, ... levels, by the measured curve: [levels].
@@ -288,16 +286,13 @@ def _quantile(values: Iterable[float]) -> float:
 class ExtraSeconds:
     """Seconds of a step beyond the measured curve, by the number of sequences in the step."""
 
-    def __init__(self, extra: Iterable[Point] = ()) -> None:
-        """Group recorded steps by the bit length of their number of sequences, one typical point per group.
+    def __init__(self, groups: Iterable[Sequence[Point] | deque[Point]] = ()) -> None:
+        """Make one typical point of each group of recorded steps.
 
-        extra: (sequences, seconds beyond the measured curve) of each step; the seconds may be negative.
-            Without steps, every number of sequences has 0 extra seconds.
+        groups: (sequences, seconds beyond the measured curve) of steps, by about equal numbers of sequences;
+            the seconds may be negative. Without groups, every number of sequences has 0 extra seconds.
         """
-        groups = defaultdict[int, list[Point]](list)
-        for sequences, seconds in extra:
-            groups[int(sequences).bit_length()].append((sequences, seconds))
-        self._points = [_typical(group) for group in groups.values()]
+        self._points = [_typical(group) for group in groups if group]
 
     def __bool__(self) -> bool:
         """Return whether any step was recorded."""
@@ -305,13 +300,15 @@ class ExtraSeconds:
 
     def at(self, sequences: int) -> float:
         """Return the extra seconds of the recorded group that is nearest in the ratio of sequences; 0 if no
-        step was recorded. Nothing is extrapolated: numbers of sequences that never ran cost too little rather
-        than too much, so that they are tried.
+        step was recorded. Fewer sequences than in that group take their share of its seconds; more sequences
+        take no more than the group, so that numbers of sequences that never ran are tried.
 
         sequences: Number of sequences, at least 1.
+
+        With 6 ms recorded for 60 sequences, 30 take 3 ms and 64 take 6 ms.
         """
         nearest = min(self._points, key=lambda point: abs(math.log(point[0] / sequences)), default=(1, 0.0))
-        return nearest[1]
+        return nearest[1] * min(sequences / nearest[0], 1.0)
 
 
 def _typical(seen: Iterable[Point]) -> Point:
@@ -323,12 +320,14 @@ def _typical(seen: Iterable[Point]) -> Point:
     return sum(sizes) / len(sizes), _quantile(seconds)
 
 
-def _fastest(ordered: Sequence[Step]) -> Sequence[Step]:
-    """Return the first QUANTILE of recorded steps, at least one. Empty for no steps.
+def _fastest(steps: Iterable[Point], slowness: Callable[[Point], float]) -> deque[Point]:
+    """Return the fastest QUANTILE of recorded steps, at least one, at most RECENT. Empty for no steps.
 
-    ordered: The steps by rising ratio of observed to expected seconds.
+    steps: (first number, seconds) of each step.
+    slowness: Gives the number by which the steps are compared, such as observed by expected seconds.
     """
-    return ordered[: 1 + int(len(ordered) * QUANTILE)]
+    ordered = sorted(steps, key=slowness)
+    return deque(ordered[: 1 + int(len(ordered) * QUANTILE)], RECENT)
 
 
 def _line(points: Iterable[Point]) -> tuple[float, float]:
@@ -356,8 +355,10 @@ def _line(points: Iterable[Point]) -> tuple[float, float]:
 class RegretBudget:
     """The loss that drafting may still cause, in baseline steps (the time of one step without drafts).
 
-    `available` is the budget for the sequences that are being written. `pool` is a larger budget across
-    sequences, from which every new set of sequences is granted up to REGRET.
+    available: Budget for the sequences that are being written, in baseline steps. Negative after a loss that
+        was larger than expected.
+    pool: Larger budget across sequences, in baseline steps, from which every new set of sequences is granted
+        up to REGRET.
     """
 
     def __init__(self) -> None:
@@ -381,8 +382,8 @@ class RegretBudget:
         self.available = max(self.available, min(self.pool, REGRET))
 
     def steps_until(self, needed: float) -> float:
-        """Return the number of steps without drafts after which the budget covers a loss. 0 if it covers the
-        loss now.
+        """Return the number of steps without drafts after which the budget covers a loss. Return 0 if it
+        covers the loss now.
 
         needed: Baseline steps that may be lost.
 
@@ -392,10 +393,13 @@ class RegretBudget:
 
 
 class DraftPolicy(BudgetPolicy):
-    """Chooses the depth and the number of nodes with the most expected tokens per second.
+    """Policy that chooses the depth and the number of nodes with the most expected tokens per second.
 
     Only choices whose cost the regret budget covers are considered. If there is none, drafting is paused.
     From time to time the policy looks: it pauses for LOOK_STEPS steps to measure steps without drafts.
+
+    costs: Model of the seconds of steps, learned from finished steps.
+    acceptance: How likely drafts are accepted by depth, learned from verified trees.
     """
 
     adaptive = True

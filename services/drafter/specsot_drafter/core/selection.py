@@ -84,7 +84,7 @@ class Nodes:
 
 def pad_rows(candidates: Candidates, present: Sequence[bool]) -> Candidates:
     """Return the candidates with a row added for every tree that is not present. All candidates of added rows
-    are barred.
+    are barred. If every tree is present, the candidates are returned unchanged.
 
     candidates: Candidates of the trees that are present.
     present: One flag per tree of the result; the true ones are the rows of `candidates`, in order.
@@ -206,7 +206,8 @@ def align_levels(trees: Sequence[Nodes]) -> Candidates:
 
 
 def limit_depths(candidates: Candidates, limits: Sequence[int]) -> Candidates:
-    """Return the candidates with those barred that are deeper than their tree's limit.
+    """Return the candidates with those barred that are deeper than their tree's limit. If there are none, the
+    candidates are returned unchanged.
 
     candidates: Candidates of B trees.
     limits: The largest depth of each tree that stays, B numbers.
@@ -231,7 +232,8 @@ def acceptance_chances(candidates: Candidates, trust: Floats) -> Floats:
 
 
 def depth_masses(candidates: Candidates, chosen: Flags) -> Floats:
-    """Return the head's probability of the chosen candidates, summed per depth: [B, levels].
+    """Return the head's probability of the chosen candidates, summed per depth: [B, levels]. A depth without
+    chosen candidates has 0.
 
     candidates: Candidates of B trees, n each.
     chosen: Flags of the chosen candidates, bool [B, n].
@@ -290,8 +292,8 @@ def best_each(values: Floats, count: int) -> Flags:
 def keep_best(values: Floats, count: int) -> Floats:
     """Return the values with all but the best of each row barred (-inf): [B, n].
 
-    values: Worth of each candidate, [B, n].
-    count: Number of candidates per row that stay.
+    values: Worth of each candidate, [B, n]; -inf where barred.
+    count: Maximum number of candidates per row that stay. 0 or less: none stays.
     """
     return np.where(best_each(values, count), values, -np.inf)
 
@@ -299,15 +301,15 @@ def keep_best(values: Floats, count: int) -> Floats:
 def best_overall(values: Floats, count: int) -> Flags:
     """Return flags of the best candidates of all rows together, bool [B, n].
 
-    values: Worth of each candidate, [B, n]; -inf where barred.
-    count: Maximum number of candidates.
+    values: Worth of each candidate, [B, n]; -inf where barred. Barred candidates are never chosen.
+    count: Maximum number of candidates of all rows together. 0 or less: none is chosen.
     """
     return best_each(values.reshape(1, -1), count).reshape(values.shape)
 
 
 def falling(values: Floats) -> Floats:
-    """Return the values of all candidates that are not barred, best first, as one array. This is the order of
-    `best_overall`.
+    """Return the values of all candidates that are not barred, best first, as one array, which is empty if
+    all are barred. This is the order of `best_overall`.
 
     values: Worth of each candidate, [B, n]; -inf where barred.
     """

@@ -18,8 +18,8 @@ from specsot.params import MAX_TOKENS
 class GrammarState:
     """The grammar of one sequence, and the state after the newest token.
 
-    grammar: The grammar that constrains the sequence.
-    state: The grammar's state; None after a token that the grammar forbids.
+    grammar: The compiled grammar that constrains the sequence.
+    state: The grammar's state after the newest token. None after a token that the grammar forbids.
     """
 
     grammar: Grammar
@@ -55,13 +55,17 @@ def own_tokens(opening: Opening, first: int, tokens: Sequence[int]) -> Sequence[
 class DraftSequence:
     """What the drafter knows of one sequence.
 
-    opening:   How the sequence was opened.
-    tokens:    All known tokens. The newest one is the root of the next tree: the base model has not
-               processed that token yet.
+    opening:   How the sequence was opened: what every stage knows about it.
+    tokens:    Ids of all known tokens, prompt and generated ones, in order. The newest one is the root of the
+               next tree: the base model has not processed that token yet.
     committed: Number of tokens that the base model has processed.
-    compiling: The sequence's grammar while the grammar is being compiled, else None.
-    sentences: Finds the ends of sentences if the sequence has a soft end, else None.
+    compiling: Future of the sequence's grammar while the grammar is being compiled. None if it is compiled,
+               or if there is none.
+    sentences: Finds the ends of sentences. None if the sequence has no soft end.
     id:        Id of the sequence.
+    _grammar_state: The compiled grammar with its state. None before the grammar is compiled, or without one.
+    _prose:    What the sequence has written itself, as far as it was read.
+    _num_read: Number of tokens, of `tokens`, that were read into `_prose`.
     """
 
     opening: Opening
@@ -71,7 +75,6 @@ class DraftSequence:
     sentences: SentenceEnds | None = None
     id: int = field(init=False)
     _grammar_state: GrammarState | None = None
-    # What the sequence has written itself, as far as it was read, and the number of tokens that were read.
     _prose: Prose = field(default_factory=Prose)
     _num_read: int = 0
 
@@ -104,17 +107,19 @@ class DraftSequence:
 
     @property
     def remaining(self) -> int:
-        """Number of tokens that the sequence may still write after its root."""
+        """Number of tokens that the sequence may still write after its root; 0 or less at its limit."""
         written = self.opening.generated + self.committed + 1 - self.opening.prompt
         return self.opening.limit - written
 
     @property
     def written(self) -> int:
-        """Return the number of tokens that the sequence has written itself, the root included."""
+        """Number of tokens that the sequence has written itself, the root included."""
         return self.opening.limit - self.remaining
 
     def read_prose(self) -> Prose:
-        """Return what the sequence has written itself, for `sentences`. Each token is read once."""
+        """Return what the sequence has written itself, for `sentences`. Each token is read once. Call it only
+        for a sequence with a soft end, whose `sentences` is not None.
+        """
         assert self.sentences is not None
         for token in own_tokens(self.opening, self._num_read, self.tokens[self._num_read :]):
             self._prose = self.sentences.advance(self._prose, token)

@@ -80,7 +80,7 @@ class SuffixTree(Nodes):
 
     Before `trust` is called, scores assume that the sequence continues along some path of the tree.
 
-    matched: Number of tokens that match at the best place.
+    matched: Number of tokens that match at the place with the longest match. 0 if there is no place.
     """
 
     matched: int = 0
@@ -89,6 +89,7 @@ class SuffixTree(Nodes):
         """Multiply the nodes' probabilities by the chance that the sequence follows the tree to their depth.
 
         chances: For each depth, the chance to follow the tree there, given that the depth above was followed.
+            There is one for every depth of the tree, the first for depth 1.
         """
         sure = np.log(np.cumprod(chances))
         self.scores = [score + float(sure[depth - 1]) for score, depth in zip(self.scores, self.depths)]

@@ -18,11 +18,11 @@ from specsot_model.kv import KVPages
 class HeadRows:
     """Positions, slots and attention of the rows of one forward pass.
 
-    positions: [rows] position of each row.
-    slots: [rows] slot of `kv` in which each row's keys and values are written.
-    plan: Attention plan with one query row for each asked row; None if no output is needed.
-    kv: The KV pages.
-    asked: [asked] indices of the rows whose outputs are needed; None: all rows. For a head of several layers
+    positions: Position of each row, [rows].
+    slots: Slot of `kv` in which each row's keys and values are written, [rows].
+    plan: Attention plan with one query row for each asked row. None if no output is needed.
+    kv: The KV pages that the pass reads and writes.
+    asked: Indices of the rows whose outputs are needed, [asked]. None: all rows. For a head of several layers
         all rows must be asked.
     """
 
@@ -92,7 +92,8 @@ class DraftHead(ABC):
         return {}
 
     def features(self, fused: Tensor) -> Tensor:
-        """Convert fused rows to features as `forward` takes them, [rows, hidden].
+        """Convert fused rows to features as `forward` takes them, [rows, hidden]. The base class returns them
+        unchanged.
 
         fused: Sums over the taps, as they arrive from the stages, [rows, width].
         """
@@ -133,7 +134,8 @@ class DraftHead(ABC):
         return None
 
     def to_target(self, ids: Tensor) -> Tensor:
-        """Convert ids of the draft vocabulary to ids of the base model.
+        """Convert ids of the draft vocabulary to ids of the base model, and return a tensor of the same
+        shape. The base class has one vocabulary for both, and returns the ids unchanged.
 
         ids: Draft ids, a tensor of any shape.
         """

@@ -46,10 +46,10 @@ class Checkpoint(Weights):
 
     Every failure is a ModelError of one line.
 
-    directory: where the head is, for messages.
-    source: where the head's config is, for messages.
-    settings: the fields of the config, flattened.
-    layers: the number of decoder layers for which there are tensors.
+    directory: Where the head is, for messages.
+    source: Where the head's config is, for messages.
+    settings: The fields of the config, flattened.
+    layers: Number of decoder layers for which there are tensors. 0 if the tensors are those of no head.
     """
 
     def __init__(self, published: Weights, fields: Mapping[str, Any], directory: Path, source: Path) -> None:
@@ -69,7 +69,8 @@ class Checkpoint(Weights):
 
     @classmethod
     def open(cls, directory: Path, allow_pickle_bin: bool = False) -> Checkpoint:
-        """Open the head in a directory. Matrices that `quantization_config` describes are dequantized.
+        """Open the head in a directory, and return it. Matrices that `quantization_config` describes are
+        dequantized.
 
         directory: Where the head is.
         allow_pickle_bin: True if pickled weight files may be read, see `WeightFiles`.
@@ -85,7 +86,7 @@ class Checkpoint(Weights):
 
     @classmethod
     def held(cls, tensors: Mapping[str, Tensor], fields: Mapping[str, Any], owner: str) -> Checkpoint:
-        """Wrap a head that is in memory.
+        """Wrap a head that is in memory, and return it.
 
         tensors: The tensors by their published names.
         fields: The fields of its config.
@@ -103,7 +104,8 @@ class Checkpoint(Weights):
         return tuple(self._names)
 
     def __contains__(self, name: str) -> bool:
-        """Return whether there is a tensor.
+        """Return whether there is a tensor of this name. Return False for a published name that differs from
+        the uniform one.
 
         name: Uniform name of the tensor.
         """
@@ -127,14 +129,15 @@ class Checkpoint(Weights):
         return str(self.directory)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor. Raises ModelError if there is none.
+        """Return the shape of a tensor. Raises ModelError if there is no tensor of this name.
 
         name: Uniform name of the tensor.
         """
         return self._published.shape(self.published(name))
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """Load a tensor. Raises ModelError if there is none.
+        """Load a tensor and return it, in the shape that it has in the file. Raises ModelError if there is no
+        tensor of this name.
 
         name: Uniform name of the tensor.
         dtype: Type to which it is converted.
@@ -164,7 +167,9 @@ class Checkpoint(Weights):
         return Fields(self.source, self.settings).flag(name)
 
     def _count_layers(self) -> int:
-        """Return the number of consecutive layers, from the first, for which there are tensors."""
+        """Return the number of consecutive layers, from the first, for which there are tensors. Return 0 if
+        there are none for the first layer.
+        """
         layers = 0
         while f"layers.{layers}.{PROBE}" in self._names:
             layers += 1
@@ -190,7 +195,7 @@ def flatten(fields: Mapping[str, Any], source: Path) -> dict[str, Any]:
 
 
 def _renamed(names: Iterable[str], directory: Path) -> dict[str, str]:
-    """Map the uniform name of each tensor to its published name.
+    """Return the published name of each tensor by its uniform name.
 
     names: Published names.
     directory: Where the head is, for messages.
@@ -384,7 +389,8 @@ def _layer_shapes(shape: HeadShape, layer: int) -> Mapping[str, tuple[int, ...]]
 def read_offsets(
     checkpoint: Checkpoint, shape: HeadShape, base: ModelConfig, device: torch.device | str
 ) -> torch.Tensor | None:
-    """Return d2t, [draft vocabulary]: base id = draft id + d2t[draft id]. None: the ids are the base's own.
+    """Return d2t, [draft vocabulary]: base id = draft id + d2t[draft id]. Return None if the draft ids are
+    the base model's ids.
 
     checkpoint: The head.
     shape: Its sizes.

@@ -13,7 +13,12 @@ from specsot_model.kv import KVPages
 
 
 class DecoderHead(DraftHead):
-    """A small language model. See `DraftHead`, and `GraphHead` for models that are `capturable`."""
+    """A small language model as a `DraftHead`, and as a `GraphHead` if it is `capturable`.
+
+    offsets: None, because draft ids are ids of the base model.
+    window: None, because models with attention windows are not captured.
+    asks_alone: False, because every row takes part in the attention of the next layer.
+    """
 
     offsets = window = None
     asks_alone = False
@@ -60,11 +65,12 @@ class DecoderHead(DraftHead):
         return self._decoder.plan(spans, page_rows, "batched")
 
     def step(self, tokens: Tensor, features: Tensor, origins: Tensor, rows: HeadRows) -> Tensor:
-        """Run `forward`; see `GraphHead.step`.
+        """Run one forward pass like `forward`, for captured graphs (`GraphHead.step`), and return the outputs
+        of the asked rows, [asked, hidden].
 
         tokens: Token ids, [rows].
-        features: Ignored.
-        origins: Ignored.
+        features: Ignored, because the model reads no features. A tensor of any shape.
+        origins: Ignored, likewise.
         rows: Positions, slots and attention of the rows.
         """
         return self.forward(tokens, features, rows)
@@ -74,7 +80,7 @@ class DecoderHead(DraftHead):
         `DraftHead.forward`.
 
         tokens: Token ids, [rows].
-        features: Ignored.
+        features: Ignored, because the model reads no features. A tensor of any shape.
         rows: Positions, slots and attention. The plan must have a query row for every row, not only for asked
             rows.
         """

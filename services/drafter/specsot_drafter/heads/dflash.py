@@ -25,7 +25,7 @@ from specsot_model.layers import Norm
 from specsot_model.linear import Linear, look_up
 
 # Rows. Bounds the size of a block. Published heads have 7 to 16.
-MOST_BLOCK = 64
+MAX_BLOCK_ROWS = 64
 # Name of the tensor that replaces unknown hidden states in a P-EAGLE head.
 MASK = "mask_hidden"
 # Config fields that may name the token id of rows whose token is unknown.
@@ -40,8 +40,9 @@ class BlockPlan:
 
     rows: Number of rows.
     mask: Token id of the rows after the first.
-    causal: True if a row attends only to itself and to the rows of its block before it.
-    near: The same for layers with an attention window.
+    causal: True if a row attends only to itself and to the rows of its block before it. False if it attends
+        to all rows of its block.
+    near: Like `causal`, but for layers with an attention window.
     first: Index of the first row that drafts: 1, or 0 if the head also samples from the committed token's
         row.
     """
@@ -69,8 +70,8 @@ def block_plan(head: Checkpoint, vocabulary: int) -> BlockPlan:
     a mask id that the base model does not have.
     """
     rows = head.settings.get("block_size")
-    if not isinstance(rows, int) or not 2 <= rows <= MOST_BLOCK:
-        raise ModelError(f"{head.source}: block_size must be in 2 .. {MOST_BLOCK}, got {rows!r}")
+    if not isinstance(rows, int) or not 2 <= rows <= MAX_BLOCK_ROWS:
+        raise ModelError(f"{head.source}: block_size must be in 2 .. {MAX_BLOCK_ROWS}, got {rows!r}")
     named = next((name for name in ("causal_head", "is_causal", "causal") if name in head.settings), None)
     causal = named is not None and head.flag(named)
     near = causal if named else not head.flag("sliding_window_non_causal")
@@ -79,7 +80,7 @@ def block_plan(head: Checkpoint, vocabulary: int) -> BlockPlan:
 
 
 def mask_of(head: Checkpoint, vocabulary: int) -> int:
-    """Return the token id of rows whose token is unknown.
+    """Return the token id of rows whose token is unknown, from the head's config.
 
     head: The head's checkpoint.
     vocabulary: Number of token ids of the base model.
@@ -93,7 +94,8 @@ def mask_of(head: Checkpoint, vocabulary: int) -> int:
 
 
 def depth_of(head: Checkpoint) -> int | None:
-    """Return the number of tokens that a P-EAGLE head learned to draft in one pass. None: not in its config.
+    """Return the number of tokens that a P-EAGLE head learned to draft in one pass. Return None if its config
+    does not say.
 
     head: The head's checkpoint.
 
@@ -108,7 +110,7 @@ def depth_of(head: Checkpoint) -> int | None:
 
 
 def block_taps(head: Checkpoint) -> list[Any]:
-    """Return the layers of the base model whose inputs are fused.
+    """Return the numbers of the layers of the base model whose inputs are fused, from the head's config.
 
     head: The head's checkpoint.
 
@@ -132,8 +134,9 @@ class BlockHead(EagleHead):
     context_norm: Norm of the fused features.
     input_norm: Norm of the embeddings, before the first layer.
     norm: Norm of the outputs, before lm_head.
-    lm_head: From [hidden] to the draft vocabulary.
-    offsets: See `Eagle3Head`.
+    lm_head: Matrix product that maps an output, [hidden], to logits, [draft vocabulary].
+    offsets: For each draft id, the difference between the base model's id and it, [draft vocabulary]. None if
+        the ids are the same.
     """
 
     kind = "dflash"
@@ -184,7 +187,7 @@ class BlockHead(EagleHead):
         """Run the rows of blocks. Return normed outputs, [rows, hidden].
 
         tokens: Token ids, the mask included, [rows].
-        features: Ignored.
+        features: Ignored, because the features are in the KV pages already. A tensor of any shape.
         rows: Positions, slots and attention of the rows.
         """
         x = look_up(self.table, tokens)
@@ -198,7 +201,8 @@ class BlockHead(EagleHead):
         return self.lm_head(outputs)
 
     def to_target(self, ids: Tensor) -> Tensor:
-        """Convert ids of the draft vocabulary to ids of the base model.
+        """Convert ids of the draft vocabulary to ids of the base model, and return a tensor of the same
+        shape. Without `offsets`, the ids are returned unchanged.
 
         ids: Draft ids, a tensor of any shape.
         """

@@ -38,7 +38,7 @@ from specsot_model.weights import Fetch
 
 @dataclass(frozen=True, slots=True)
 class HeadWindow:
-    """An attention window.
+    """Attention window of some layers of a head.
 
     rows: Number of rows that a row attends to, itself included.
     layers: Indices of the layers that have the window.
@@ -50,29 +50,31 @@ class HeadWindow:
 
 @dataclass(frozen=True, slots=True)
 class DraftMask:
-    """What a P-EAGLE head reads in place of a token and a feature that are not known yet.
+    """Mask that a P-EAGLE head reads in place of a token and a feature that are not known yet.
 
     token: Token id of the mask.
     feature: Feature of the mask, [hidden].
-    depth: Number of tokens that the head learned to draft in one pass; None: not in the head's config.
+    depth: Number of tokens that the head learned to draft in one pass. None: the head's config does not say.
     """
 
     token: int
     feature: Tensor
     depth: int | None = None
 
-    def levels(self, most: int) -> int:
-        """Return the levels of a tree, bounded by what the head learned.
+    def levels(self, max_levels: int) -> int:
+        """Return the number of levels of a tree, bounded by what the head learned. Return `max_levels` if the
+        head's config does not say what it learned.
 
-        most: Maximum number of levels.
+        max_levels: Maximum number of levels that the caller allows.
         """
-        return most if self.depth is None else min(most, self.depth)
+        return max_levels if self.depth is None else min(max_levels, self.depth)
 
 
 @dataclass(kw_only=True, eq=False)
 class EagleHead(DraftHead):
     """A draft head that was loaded for its base model.
 
+    kind: Family of the head: "eagle1", "eagle3" or "dflash". Set by each subclass.
     shape: The sizes of the head.
     positions: Number of positions that the head can draft for.
     fusion: Turns hidden states of the base model into features.
@@ -130,7 +132,8 @@ class EagleHead(DraftHead):
         return replace(whole, sliding=make(near, page_rows))
 
     def look_back(self, span: RowSpan, window: int) -> Iterator[RowSpan]:
-        """Yield the spans that layers with a window attend to.
+        """Yield the span's rows again, in one or more parts, with the KV that they see in layers with a
+        window.
 
         span: Query rows of one sequence and the KV that they see without a window.
         window: Number of positions that a row attends to, itself included.
@@ -138,7 +141,9 @@ class EagleHead(DraftHead):
         return look_back(span, window)
 
     def tap_slices(self) -> dict[int, Tensor]:
-        """Return the matrix of each tap, [width, base width], by layer."""
+        """Return the matrix of each tap, [width, base width], by layer number: a fused row is the sum of
+        matrix @ state.
+        """
         return self.fusion.slices()
 
     def features(self, fused: Tensor) -> Tensor:
@@ -153,11 +158,12 @@ class EagleHead(DraftHead):
 class Eagle1Head(EagleHead):
     """An EAGLE-1 or EAGLE-2 head; a HASS head if the norms are present.
 
-    fc: From [embedding, feature] to [hidden].
-    lm_head: The base model's lm_head.
-    token_norm: Norm of the embedding before fc; None: there is none.
-    feature_norm: Norm of the feature before fc; None: there is none.
-    input_norm: Norm of the first layer's input; None: there is none.
+    fc: Matrix product that maps embedding and feature, one after the other, [2 * hidden], to the input of the
+        first layer, [hidden].
+    lm_head: The base model's lm_head, which maps the head's outputs to logits.
+    token_norm: Norm of the embedding before fc. None: the head has none.
+    feature_norm: Norm of the feature before fc. None: the head has none.
+    input_norm: Norm of the first layer's input. None: the head has none.
     """
 
     kind = "eagle1"
@@ -198,14 +204,17 @@ class Eagle1Head(EagleHead):
 class Eagle3Head(EagleHead):
     """An EAGLE-3 head, or a P-EAGLE head if `mask` is given.
 
-    token_norm: Norm of the embedding.
-    feature_norm: Norm of the feature.
+    token_norm: Norm of the token's embedding, before the first layer.
+    feature_norm: Norm of the feature, before the first layer.
     norm: Norm of the output, before lm_head.
-    lm_head: From [hidden] to the draft vocabulary.
-    offsets: base id - draft id for each draft id; None if the ids are the same.
-    norm_before_residual: True if the residual is the normed feature.
-    norm_output: True if the next feature is the normed output.
-    mask: What is fed in place of unknown tokens, so that one pass drafts several tokens; None: EAGLE-3.
+    lm_head: Matrix product that maps an output, [hidden], to logits, [draft vocabulary].
+    offsets: For each draft id, the difference between the base model's id and it, [draft vocabulary]. None if
+        the ids are the same.
+    norm_before_residual: True if the residual of the first layer is the normed feature; False if it is the
+        feature itself.
+    norm_output: True if the next feature is the normed output; False if it is the output before the norm.
+    mask: What is fed in place of unknown tokens, so that one pass drafts several tokens. None for EAGLE-3
+        heads, which draft one token per pass.
     """
 
     kind = "eagle3"
@@ -243,7 +252,7 @@ class Eagle3Head(EagleHead):
 
     def choose(self, outputs: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
         """Return log-probabilities and base ids of the likeliest tokens of each row, [rows, count] each, best
-        first. None if no CPU kernel computes logits and selection together.
+        first. Return None if no CPU kernel computes logits and selection together.
 
         outputs: Outputs of `forward`, [rows, hidden].
         count: Number of tokens per row.
@@ -253,6 +262,7 @@ class Eagle3Head(EagleHead):
 
     def to_target(self, ids: Tensor) -> Tensor:
         """Convert draft ids to ids of the base model: id + offsets[id], as the tensor d2t defines them.
+        Without `offsets`, the ids are returned unchanged.
 
         ids: Draft ids, a tensor of any shape.
 
@@ -264,7 +274,15 @@ class Eagle3Head(EagleHead):
 
 
 class HeadLayers:
-    """All decoder layers: the first reads what its head prepares, the others are like Llama's layers."""
+    """All decoder layers of a head: the first reads what its head prepares, the others are like Llama's
+    layers.
+
+    layers: All layers, in order.
+    first: The first layer.
+    rest: Each further layer with the norm of its input, (norm, layer). Empty for a head with one layer.
+    window: The attention window of some layers. None: no layer has one.
+    packed: The layers in the form of the CPU kernels. None if these kernels do not support them.
+    """
 
     def __init__(
         self, fetch: Fetch, shape: HeadShape, rotary: Rotary, eps: float, window: HeadWindow | None = None
@@ -304,9 +322,10 @@ class HeadLayers:
 
 
 def _pack(layers: Sequence[HeadLayer], dtype: torch.dtype) -> PackedLayers | None:
-    """Return the layers in the form of the CPU kernels. None if these kernels do not support the layers.
+    """Return the layers in the form of the CPU kernels. Return None if these kernels do not support the
+    layers.
 
-    layers: All layers of the head.
+    layers: All layers of the head. At least one.
     dtype: Type of the head's numbers.
     """
     first = layers[0]
@@ -322,7 +341,8 @@ def _pack(layers: Sequence[HeadLayer], dtype: torch.dtype) -> PackedLayers | Non
 
 
 def can_pack(shape: HeadShape, stretch: float) -> bool:
-    """Return whether the CPU kernels support layers of these sizes when the weights are quantized.
+    """Return whether the CPU kernels support layers of these sizes when the weights are quantized: False if
+    the sizes do not fill whole vectors, or if the rotary embedding stretches.
 
     shape: Sizes of the head.
     stretch: Factor by which the rotary embedding stretches queries and keys; only 1 is supported.
@@ -344,8 +364,16 @@ def _sizes(shape: HeadShape, inputs: int) -> LayerSizes:
 class HeadLayer:
     """Decoder layer `index`: attention whose output is added to a residual, then a gated MLP.
 
-    packed: Runs the whole layer in CPU kernels; None if these do not support the layer.
+    packed: Runs the whole layer in CPU kernels. None if these do not support the layer.
     near: True if the layer has an attention window.
+    shape: Sizes of the head.
+    rotary: Rotary embedding of queries and keys.
+    qkv: Projections of queries, keys and values, as one matrix product.
+    head_norms: Norms of each query head and each key head. None: the layer has none.
+    out: Output projection of the attention.
+    mlp_norm: Norm of the MLP's input.
+    gate_up: Gate and up projections of the MLP, as one matrix product.
+    down: Down projection of the MLP.
     """
 
     packed: PackedLayers | None = None
@@ -423,7 +451,7 @@ class HeadLayer:
         return parts.narrow(1, 0, heads).unflatten(1, (pairs, heads // pairs))
 
     def remember(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
-        """Write the keys and values of rows, without computing outputs.
+        """Write the keys and values of rows to their slots, without computing outputs.
 
         inputs: What the projections read, [rows, columns].
         positions: Position of each row, LongTensor [rows].
@@ -443,7 +471,7 @@ class HeadLayer:
 
 
 def fetch_norm(fetch: Fetch, name: str, size: int, eps: float) -> Norm:
-    """Load a norm. Raises ModelError if the head does not have it.
+    """Load a norm and return it. Raises ModelError if the head does not have it.
 
     fetch: Loads the head's tensors.
     name: Name of the norm, without `.weight`.
@@ -454,7 +482,7 @@ def fetch_norm(fetch: Fetch, name: str, size: int, eps: float) -> Norm:
 
 
 def find_norm(fetch: Fetch, name: str, size: int, eps: float) -> Norm | None:
-    """Load a norm. Return None if the head does not have it.
+    """Load a norm and return it. Return None if the head does not have it.
 
     fetch: Loads the head's tensors.
     name: Name of the norm, without `.weight`.
@@ -465,7 +493,8 @@ def find_norm(fetch: Fetch, name: str, size: int, eps: float) -> Norm | None:
 
 
 def _fuse(fetch: Fetch, prefix: str, parts: tuple[str, ...], shape: tuple[int, int]) -> Linear:
-    """Load projections of one shape as one matrix product, with biases if there are any.
+    """Load projections of one shape, and return them as one matrix product, with biases if there are any.
+    Raises ModelError if the head lacks one of them.
 
     fetch: Loads the head's tensors.
     prefix: Beginning of the tensors' names.
@@ -477,7 +506,7 @@ def _fuse(fetch: Fetch, prefix: str, parts: tuple[str, ...], shape: tuple[int, i
 
 
 def _projections(fetch: Fetch, prefix: str, shape: HeadShape, index: int) -> tuple[Linear, Linear]:
-    """Load two products: queries, keys and values together, and keys and values alone.
+    """Load and return two matrix products: queries, keys and values together, and keys and values alone.
 
     fetch: Loads the head's tensors.
     prefix: Beginning of the tensors' names.
@@ -497,7 +526,8 @@ def _projections(fetch: Fetch, prefix: str, shape: HeadShape, index: int) -> tup
 
 
 def _turned(fetch: Fetch, prefix: str, kind: str, columns: tuple[int, ...], shape: HeadShape) -> list[Tensor]:
-    """Load weights or biases of q, k and v, in this order; the rows of q and k are interleaved for `rotate`.
+    """Load and return the weights or biases of q, k and v, in this order. The rows of q and k are interleaved
+    for `rotate`.
 
     fetch: Loads the head's tensors.
     prefix: Beginning of the tensors' names.
@@ -516,18 +546,19 @@ Normalise = Callable[[Tensor], Tensor]
 
 
 class Fusion(Protocol):
-    """Turns hidden states of the base model into features; one part runs in the stages, one part here.
+    """Way to turn hidden states of the base model into features; one part runs in the stages, one part here.
 
-    taps: See `DraftHead`.
-    width: See `DraftHead`.
+    taps: Layers of the base model whose inputs are read, ascending; the number of layers stands for the
+        output of the last layer.
+    width: Columns of a fused row, which is the sum over the taps of slice @ state.
     """
 
     taps: tuple[int, ...]
     width: int
 
     def slices(self) -> dict[int, Tensor]:
-        """Return the matrix of each tap, [width, base width], by layer. A stage multiplies the tap's state by
-        it.
+        """Return the matrix of each tap, [width, base width], by layer number. A stage multiplies the tap's
+        state by this matrix.
         """
         ...
 
@@ -540,9 +571,12 @@ class Fusion(Protocol):
 
 
 class SummedTaps:
-    """Runs fc in the stages, since fc([l, m, h]) = W1 l + W2 m + W3 h is a sum over the taps.
+    """Fusion that runs fc in the stages, since fc([l, m, h]) = W1 l + W2 m + W3 h is a sum over the taps.
 
     Only the bias is added here.
+
+    taps: Layers of the base model whose inputs are read, ascending.
+    width: Columns of a fused row, which are those of a feature.
     """
 
     def __init__(self, taps: tuple[int, ...], weight: Tensor, bias: Tensor | None) -> None:
@@ -570,9 +604,12 @@ class SummedTaps:
 
 
 class ConcatenatedTaps:
-    """Receives the states of all taps side by side, and runs norms and fc here.
+    """Fusion that receives the states of all taps side by side, and runs norms and fc here.
 
     A norm before fc is not linear, so that fc cannot run in the stages.
+
+    taps: Layers of the base model whose inputs are read, ascending.
+    width: Columns of a fused row: those of all taps' states together.
     """
 
     def __init__(
@@ -592,7 +629,9 @@ class ConcatenatedTaps:
         self._dtype = dtype
 
     def slices(self) -> dict[int, Tensor]:
-        """Return matrices that place each tap's state in columns of its own, by layer."""
+        """Return matrices, [width, base width], that place each tap's state in columns of its own, by layer
+        number.
+        """
         return identity_slices(self.taps, self.width // len(self.taps), self._dtype)
 
     def features(self, fused: Tensor) -> Tensor:
@@ -605,7 +644,12 @@ class ConcatenatedTaps:
 
 
 class FinalHidden:
-    """Uses the base model's last hidden state alone, after the last norm, as the base's lm_head reads it."""
+    """Fusion that uses the base model's last hidden state alone, after the last norm, as the base's lm_head
+    reads it.
+
+    taps: The number of layers of the base model, which stands for the output of the last layer.
+    width: Columns of a hidden state.
+    """
 
     def __init__(self, layers: int, hidden: int, norm: Normalise, dtype: torch.dtype) -> None:
         """Keep the norm.
@@ -621,7 +665,7 @@ class FinalHidden:
         self._dtype = dtype
 
     def slices(self) -> dict[int, Tensor]:
-        """Return the identity matrix for the only tap."""
+        """Return the identity matrix, [hidden, hidden], for the only tap, by its layer number."""
         return identity_slices(self.taps, self.width, self._dtype)
 
     def features(self, fused: Tensor) -> Tensor:
@@ -696,7 +740,7 @@ def _default_taps(head: Checkpoint, layers: int) -> tuple[int, ...]:
 
 
 def _complaint(taps: tuple[int, ...], layers: int) -> str | None:
-    """Return what is wrong with taps, as the end of a message. None: nothing.
+    """Return what is wrong with taps, as the end of a message. Return None if nothing is wrong.
 
     taps: Layers whose inputs are to be read.
     layers: Number of layers of the base model.

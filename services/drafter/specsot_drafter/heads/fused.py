@@ -19,7 +19,18 @@ from specsot_model.linear import CapturedProduct, Linear, captured_product
 
 
 class FusedHead:
-    """Runs the weights of an `Eagle3Head` with fused kernels. See `GraphHead`."""
+    """An `Eagle3Head` whose weights run in fused kernels, as a `GraphHead`.
+
+    layers: Number of layers, always 1.
+    asks_alone: True, because in a head with one layer only asked rows take part in attention.
+    shape: The sizes of the head.
+    head: The head whose weights are used.
+    offsets: What is added to a draft id to get the base model's id, [draft vocabulary]. None: the ids are
+        equal.
+    dtype: Type of the head's numbers.
+    device: The GPU on which the head computes.
+    window: Number of positions that each row can attend to. None: all positions.
+    """
 
     layers = 1
     asks_alone = True
@@ -138,7 +149,7 @@ def _product(linear: Linear) -> CapturedProduct:
 
 def can_fuse(head: DraftHead) -> bool:
     """Return whether a head has the published form of EAGLE-3: one layer, no mask, no bias in the attention
-    output or the MLP.
+    output or the MLP. Return False for every head of another family.
 
     head: Any draft head.
     """

@@ -100,7 +100,8 @@ def fit_head(
     overrides: Overrides = AS_PUBLISHED,
     quantization: Quantization | None = None,
 ) -> EagleHead:
-    """Load a head like `load_head`, from files or from memory, with only the edges of the base model.
+    """Load a head like `load_head`, from files or from memory, with only the edges of the base model, and
+    return it.
 
     head: The head's checkpoint.
     base: The base model's embeddings, last norm and lm_head.
@@ -108,6 +109,9 @@ def fit_head(
     device: Where the head computes.
     overrides: Settings that replace those of the head's config.
     quantization: The format in which matrices are held. None: not quantized.
+
+    Raises ModelError for a head that is not supported, HeadMismatch if it does not fit the base model, and
+    InvalidRequest for an impossible override.
     """
     check_supported(head)
     fetch = Fetch(head, dtype, device, quantization)
@@ -117,7 +121,7 @@ def fit_head(
 
 @dataclass(frozen=True, slots=True)
 class _HeadLoader:
-    """Loads one head; each family has a method that is called by its name.
+    """Loader of one head; each family has a method that is called by its name.
 
     head: The head's checkpoint.
     fetch: Loads the head's own tensors.
@@ -134,7 +138,7 @@ class _HeadLoader:
 
     @property
     def config(self) -> ModelConfig:
-        """Return the config of the base model."""
+        """Config of the base model."""
         return self.base.config
 
     def eagle1(self) -> Eagle1Head:
@@ -161,7 +165,9 @@ class _HeadLoader:
         )
 
     def eagle3(self) -> Eagle3Head:
-        """Load an EAGLE-3 or P-EAGLE head."""
+        """Load an EAGLE-3 or P-EAGLE head and return it. Raises HeadMismatch if it does not fit the base
+        model.
+        """
         hidden = self.shape.hidden
         fusion = self._fusion()
         return Eagle3Head(
@@ -181,7 +187,7 @@ class _HeadLoader:
         )
 
     def dflash(self) -> BlockHead:
-        """Load a DFlash head."""
+        """Load a DFlash head and return it. Raises HeadMismatch if it does not fit the base model."""
         hidden = self.shape.hidden
         taps = taps_of(self.head, self.config.layers, self.overrides)
         return BlockHead(
@@ -213,7 +219,9 @@ class _HeadLoader:
         return ConcatenatedTaps(taps, norms, Linear(weight, bias, self.fetch.quantization), self.fetch.dtype)
 
     def _final(self) -> FinalHidden:
-        """Return the fusion of a head that reads the last hidden state, which must have the head's width."""
+        """Return the fusion of a head that reads the base model's last hidden state. Raises HeadMismatch if
+        that state does not have the head's hidden size.
+        """
         hidden = self.config.hidden
         if self.shape.hidden != hidden:
             raise HeadMismatch(
@@ -223,7 +231,8 @@ class _HeadLoader:
         return FinalHidden(self.config.layers, hidden, self.base.final_norm(), self.fetch.dtype)
 
     def _fc(self, states: int) -> tuple[Tensor, Tensor | None]:
-        """Return fc's weight, [hidden, states * base hidden], and its bias; None: it has no bias.
+        """Return the weight of fc, [hidden, states * base hidden], and its bias, [hidden], or None if it has
+        no bias.
 
         states: Number of hidden states of the base model that are fused.
         """
@@ -250,7 +259,8 @@ class _HeadLoader:
         return DraftMask(token, fusion.features(fused[None])[0], depth_of(self.head))
 
     def _fusion_norms(self, states: int) -> list[Norm]:
-        """Return the norms before fc: one over all states together, one for each state, or [].
+        """Return the norms before fc: one over all states together, or one for each state. Return [] if the
+        head has none. Raises ModelError if the config asks for both.
 
         states: Number of hidden states of the base model that are fused.
         """
@@ -313,7 +323,7 @@ class _HeadLoader:
         return Linear(rows, None, kind)
 
     def _layers(self) -> HeadLayers:
-        """Load the decoder layers, with the head's own RoPE settings."""
+        """Load the decoder layers, with the head's own RoPE settings, and return them."""
         shape = self.shape
         rotary = Rotary(
             rope_of(self.head, self.overrides), shape.heads, shape.kv_heads, shape.head_dim, self.fetch.device
@@ -321,7 +331,9 @@ class _HeadLoader:
         return HeadLayers(self.fetch, shape, rotary, self._eps, self._window())
 
     def _window(self) -> HeadWindow | None:
-        """Return the attention window of the head's layers; None if no layer has one."""
+        """Return the attention window of the head's layers. Return None if no layer has one, or if the config
+        switches windows off.
+        """
         fields = Fields(self.head.source, self.head.settings)
         kinds = self.head.settings.get("layer_types") or ()
         layers = frozenset(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
@@ -331,14 +343,16 @@ class _HeadLoader:
 
     @property
     def _positions(self) -> int:
-        """Return the number of positions that the head drafts for.
+        """Number of positions that the head drafts for.
 
         These are the base model's, or with dynamic RoPE scaling at most the head's own; see `_dynamic`.
         """
-        most = self.config.max_positions
+        max_positions = self.config.max_positions
         if not _dynamic(self.head):
-            return most
-        return min(most, Fields(self.head.source, self.head.settings).count("max_position_embeddings", 2048))
+            return max_positions
+        return min(
+            max_positions, Fields(self.head.source, self.head.settings).count("max_position_embeddings", 2048)
+        )
 
     @property
     def _eps(self) -> float:
@@ -359,7 +373,8 @@ def rope_of(head: Checkpoint, overrides: Overrides) -> Rope:
 
 
 def _dynamic(head: Checkpoint) -> bool:
-    """Return whether the head uses dynamic RoPE scaling.
+    """Return whether the head uses dynamic RoPE scaling. Return False if its config names no scaling, or
+    another kind.
 
     head: The head's checkpoint.
 
@@ -371,18 +386,23 @@ def _dynamic(head: Checkpoint) -> bool:
 
 
 def taps_of(head: Checkpoint, layers: int, overrides: Overrides) -> tuple[int, ...]:
-    """Return the layers of the base model that the head reads; see `choose_taps`.
+    """Return the numbers of the base model's layers whose inputs the head reads, ascending; see
+    `choose_taps`.
 
     head: The head's checkpoint.
     layers: Number of layers of the base model.
-    overrides: Settings that replace those of the config.
+    overrides: Settings that replace those of the config, such as the taps.
+
+    Raises InvalidRequest for impossible taps of the overrides, HeadMismatch for impossible taps of the
+    config.
     """
     named = block_taps(head) if kind_of(head) == "dflash" else None
     return choose_taps(head, layers, overrides.aux_layers, named)
 
 
 def fusion_norms(head: Checkpoint) -> tuple[bool, bool]:
-    """Return whether there is one norm over all states before fc, and whether there is one per state.
+    """Return whether there is one norm over all states before fc, and whether there is one per state. Both
+    are False for a head without such norms.
 
     head: The head's checkpoint.
     """
@@ -391,10 +411,10 @@ def fusion_norms(head: Checkpoint) -> tuple[bool, bool]:
 
 
 def _compare(own: Tensor, base: Table, directory: Path) -> None:
-    """Log a warning if the head's embeddings differ from the base model's.
+    """Log a warning if the head's embeddings differ from the base model's. Nothing is logged if they agree.
 
     own: The head's embeddings, [vocabulary, hidden].
-    base: The base model's.
+    base: The base model's embeddings, [vocabulary, hidden].
     directory: Where the head is, for the message.
 
     Some heads were published with untrained embeddings; such heads draft, but badly.

@@ -14,7 +14,7 @@ from specsot_drafter.observer import DrafterObserver
 
 
 class ColocatedHandle:
-    """The drafts that follow one verified frame; see `DraftHandle`.
+    """Handle of the drafts that follow one verified frame, which implements `DraftHandle`.
 
     Errors of the drafter are kept in the epoch, and `Drafter.handle` raises them: raised here, they would
     fail the worker that calls these methods.
@@ -29,11 +29,11 @@ class ColocatedHandle:
     ) -> None:
         """Launch the growth of the next trees, if there is a verification result on the device.
 
-        epoch: the drafter's epoch.
-        is_current: returns whether the drafter is still in this epoch.
-        observer: is notified of the work.
-        verification: the result that the host has not read; None: there is none. The result of another epoch
-            is ignored.
+        epoch: The drafter's epoch.
+        is_current: Returns whether the drafter is still in this epoch.
+        observer: Is notified of the work.
+        verification: The verification result on the device, which the host has not read. None: there is none,
+            and nothing is launched. The result of another epoch is ignored.
         """
         self._epoch = epoch
         self._is_current = is_current
@@ -89,8 +89,8 @@ class ColocatedHandle:
         return None
 
     def discard(self, sequence: int) -> None:
-        """Record that the host has found other target tokens for a sequence than the device. Nothing happens
-        if no growth was launched.
+        """Record that the host has found other target tokens for a sequence than the device, so that the
+        trees of the whole growth are not used. Nothing happens if no growth was launched.
 
         sequence: Id of the sequence.
         """

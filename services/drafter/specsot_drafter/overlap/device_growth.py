@@ -33,12 +33,16 @@ NOWHERE = (-1, -1)
 class VerifiedTree(NamedTuple):
     """A tree that the device has verified, or is verifying, and whose result the host has not read.
 
-    segment: The tree, and the number of committed tokens before its root.
-    pages: Draft KV pages of its sequence, up to the last row that accepting and growing may need.
+    segment: The tree segment: the tree, its sequence, and the number of committed tokens before its root.
+    pages: Numbers of the draft KV pages of its sequence, up to the last row that accepting and growing may
+        need.
+    column: Column of its root in these pages. It is smaller than the number of committed tokens if the
+        sequence has skipped rows.
     """
 
     segment: TreeSegment
     pages: tuple[int, ...]
+    column: int
 
 
 @dataclass(slots=True)
@@ -46,10 +50,10 @@ class DeviceGrowth(AsyncGrowth):
     """Trees that a captured graph grows from what the device itself has accepted.
 
     places: By sequence id, the index of its tree in the frame and its number of tokens before that tree.
-    due:    Most accepted tokens of a tree for which the device stores features.
+    due:    Maximum number of accepted tokens of a tree for which the device stores features.
     read:   Waits for the device. Returns the candidates of all trees, and the acceptance that the device
             found, int32 [trees, 1 + due]: the number of tokens that continue the sequence, then these tokens.
-    pool:   Where the device may select nodes from; None: it cannot.
+    pool:   The candidates on the device from which it may select nodes. None: it cannot select.
     observed: Ids of the sequences whose feature batch of this step has arrived. A later batch of such a
             sequence belongs to another step, even if it begins at the same position.
     """
@@ -99,9 +103,9 @@ class DeviceGrowth(AsyncGrowth):
         sequences: The sequences whose trees are requested. None stands for a sequence that is not followed.
         """
         known = [one for one in sequences if one]
-        most = self.due
+        max_due = self.due
         at = self.places
-        here = [one for one in known if 0 < one.due <= most and at.get(one.id, NOWHERE)[1] == one.extended]
+        here = [one for one in known if 0 < one.due <= max_due and at.get(one.id, NOWHERE)[1] == one.extended]
         if self.state is not OverlapState.LAUNCHED or len(here) < len(sequences):
             self.discard()
             return []
@@ -127,7 +131,8 @@ class DeviceGrowth(AsyncGrowth):
         return Candidates(offer.tokens[places], offer.scores[places], offer.parents[places], offer.depths)
 
     def choose(self, sequences: Sequence[int], nodes: int, room: int, trust: Floats) -> DeviceChoice | None:
-        """Let the device select trees. Return None if the device cannot.
+        """Let the device select nodes of these trees, and return the selection. Return None if the device
+        cannot select, if a sequence has no tree here, or if only roots would fit.
 
         sequences: Ids of the sequences, in the order of the trees in the next frame.
         nodes: Maximum number of nodes per tree, root included.
@@ -144,7 +149,11 @@ class DeviceGrowth(AsyncGrowth):
 
 
 class VerifiedTreeSender:
-    """Sends a frame's trees to the device, so that the device can find out which nodes were accepted."""
+    """Sender of a frame's trees to the device, so that the device can find out which nodes were accepted.
+
+    room: Number of draft rows per tree that get a slot: accepted tokens, and the rows of the next tree.
+    targets: Target tokens of a made-up tree of one node, int32 [1], for the warm-up.
+    """
 
     def __init__(self, room: int, trees: int, page_rows: int, device: torch.device) -> None:
         """Allocate the buffers.
@@ -158,10 +167,9 @@ class VerifiedTreeSender:
         self.room = room
         self._max_trees = trees
         self._page_rows = page_rows
-        size = 2 * MAX_VERIFIED_ROWS + trees * (3 + room) + 4 * ALIGNED
+        size = 2 * MAX_VERIFIED_ROWS + trees * (4 + room) + 4 * ALIGNED
         self._numbers = torch.zeros(size, dtype=torch.int32, device=device)
         self._staging = Staging(size, device)
-        # Target tokens of the made-up tree of the warm-up.
         self.targets = self._numbers.new_zeros(1)
 
     def send(self, trees: Sequence[VerifiedTree], targets: Tensor) -> VerifiedTrees | None:
@@ -169,33 +177,33 @@ class VerifiedTreeSender:
         if there are too many.
 
         trees: The trees in the order of the frame, with the pages of their sequences.
-        targets: The base model's token after each node, int32, at least one per node of the frame, on the
-            device.
+        targets: Id of the base model's token after each node, int32 [num_tokens] on the device, at least one
+            per node of the frame.
         """
         tokens = list[int]()
         parents = list[int]()
-        tree_numbers = list[tuple[int, int, int]]()
+        tree_numbers = list[tuple[int, int, int, int]]()
         size = self._page_rows
-        for segment, _ in trees:
+        for segment, _, column in trees:
             tree = segment.tree
-            tree_numbers.append((len(tokens), len(tree.tokens), segment.committed))
+            tree_numbers.append((len(tokens), len(tree.tokens), segment.committed, column))
             tokens += tree.tokens
             parents += tree.parents
         if len(tokens) > MAX_VERIFIED_ROWS or len(trees) > self._max_trees:
             return None
         parts = [np.array(part, np.int32) for part in (tokens, parents, tree_numbers)]
-        # The slots of `room` draft rows per tree, [trees, room], from the committed tokens on. `every` has
+        # The slots of `room` draft rows per tree, [trees, room], from the root's column on. `all_pages` has
         # the pages of all trees, `firsts` where each tree's pages begin in it. A row at column c lies in the
         # page c // size, and its slot is page * size + c % size = (page - c // size) * size + c.
-        # size 4, pages [7 2 5], 6 committed tokens, room 3 -> columns [6 7 8] -> slots [10 11 20]
-        page_counts = np.array([len(pages) for _, pages in trees], np.int32)
+        # size 4, pages [7 2 5], column 6, room 3 -> columns [6 7 8] -> slots [10 11 20]
+        page_counts = np.array([len(pages) for _, pages, _ in trees], np.int32)
         all_pages = np.fromiter(
-            chain.from_iterable(pages for _, pages in trees), np.int32, int(page_counts.sum())
+            chain.from_iterable(pages for _, pages, _ in trees), np.int32, int(page_counts.sum())
         )
-        columns = parts[2][:, 2:] + np.arange(self.room, dtype=np.int32)
+        columns = parts[2][:, 3:] + np.arange(self.room, dtype=np.int32)
         place = columns // np.int32(size)
         firsts = (page_counts.cumsum(dtype=np.int32) - page_counts)[:, None]
         parts.append((all_pages[place + firsts] - place) * np.int32(size) + columns)
         self._staging.send(parts, self._numbers)
-        shapes = (len(tokens),), (len(tokens),), (len(trees), 3), (len(trees), self.room)
+        shapes = (len(tokens),), (len(tokens),), (len(trees), 4), (len(trees), self.room)
         return VerifiedTrees(targets, *views(self._numbers[: size_of(shapes)], shapes))

@@ -22,9 +22,9 @@ MAX_CHOSEN_NODES = 2 * WORD
 class GrownPool:
     """The candidates that a graph has grown, on the device.
 
-    pool: Tokens, scores and parents of all candidates.
-    depths: Depth of each candidate, int32 [n], on the device.
-    levels: Levels of every tree.
+    pool: Tokens, scores and parents of all candidates, [trees, n] each.
+    depths: Depth of each candidate, int32 [n], on the device. The same for all trees.
+    levels: Number of levels of every tree.
     chooser: Selects nodes from these candidates.
     """
 
@@ -38,11 +38,12 @@ class GrownPool:
 class DeviceChoice(OverlappedWork):
     """A selection of nodes that the device makes when a step reads it; see `DeviceTrees`.
 
-    sequences: Sequence id of each tree.
-    nodes: Nodes of every tree, root included.
+    sequences: Sequence id of each tree, in the order of the trees in the next frame.
+    nodes: Number of nodes of every tree, root included.
     places: Index of each tree in the pool.
-    grown: The candidates.
-    trust: What is added to a candidate's score at each depth, see `ChoiceNumbers`.
+    grown: The candidates from which the nodes are selected.
+    trust: What is added to a candidate's score at each depth, [levels], see `ChoiceNumbers`.
+    _failure: Error that `choose` met, until `take` raises it. None: there was none.
 
     States: PREPARED while no step has asked for the nodes, LAUNCHED once the kernel that selects is launched,
     CONFIRMED once the host has read the nodes, so that the drafts consist of them.
@@ -91,7 +92,7 @@ class DeviceChoice(OverlappedWork):
 
 
 class TreeChooser:
-    """The inputs and outputs of the kernel `choose_rows`; holds one selection at a time."""
+    """Buffers for the inputs and outputs of the kernel `choose_rows`, which hold one selection at a time."""
 
     def __init__(self, trees: int, candidates: int, levels: int, device: torch.device) -> None:
         """Allocate the buffers.

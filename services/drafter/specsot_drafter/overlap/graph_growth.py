@@ -66,10 +66,10 @@ Grow = Callable[
 
 
 class GraphInput(NamedTuple):
-    """What one tree grows from.
+    """Input of one tree of a graph: what it grows from, and where.
 
-    due: Rows to compute first; the tree grows from the output of the last one.
-    room: Where the grown rows are stored.
+    due: Rows of committed tokens to compute first. The tree grows from the output of the last of them.
+    room: The KV slots that were reserved for the grown rows.
     """
 
     due: DueRows
@@ -83,12 +83,12 @@ class GraphSize:
     Example: k 4, widths (4, 2), that is 3 levels. The levels have 4, 16 and 8 candidates; 4 + 2 rows of every
     tree are fed after the due rows.
 
-    trees: Number of trees.
+    trees: Number of trees that the graph grows together.
     k: Number of children of every node that is fed.
-    widths: Number of nodes of level 1, 2, ... that are fed.
-    floor: Cumulative log-probability below which a node is barred from being fed.
-    due: Most due rows of a tree.
-    attending: Number of the last due rows that take part in attention.
+    widths: Number of nodes of level 1, 2, ... of each tree that are fed. Empty: only the roots are fed.
+    floor: Cumulative log-probability below which a node is barred from being fed. -inf: none is barred.
+    due: Maximum number of due rows of a tree.
+    attending: How many of a tree's due rows, from the last one back, take part in attention.
     """
 
     trees: int
@@ -135,7 +135,10 @@ class GraphSize:
 
 
 class TreeGraphs:
-    """All graphs of one head and its KV pages, by number of trees and of levels."""
+    """The captured graphs of one head and its KV pages, by number of trees and of levels.
+
+    due: Maximum number of due rows per tree for which the graphs have room.
+    """
 
     @torch.inference_mode()
     def __init__(
@@ -188,7 +191,7 @@ class TreeGraphs:
         )
         # Heads with features can grow asynchronously: compile those kernels now, so that no request waits.
         if width := pages.features.shape[1]:
-            one = VerifiedTree(TreeSegment(0, 1, 0, (), single(0)), (0,) * self.async_rows)
+            one = VerifiedTree(TreeSegment(0, 1, 0, (), single(0)), (0,) * self.async_rows, 0)
             verified = self._verified_trees.send([one], self._verified_trees.targets)
             assert verified is not None
             self._graphs[self._trees[0], levels].accept(verified, pages.features.new_zeros((1, width)), 1)
@@ -200,8 +203,8 @@ class TreeGraphs:
         """Grow one tree per input and return all candidates, in the order of `TreeGrowth`. Return None if no
         graph has room.
 
-        inputs: Due rows and reserved slots of each tree.
-        levels: Wanted levels; the candidates have as many levels as the next deeper graph.
+        inputs: Due rows and reserved slots of each tree. At least one.
+        levels: Number of levels to grow; the candidates have as many levels as the next deeper graph.
         """
         grown = self.begin(inputs, levels)
         return None if grown is None else grown()
@@ -223,7 +226,7 @@ class TreeGraphs:
         targets: The base model's token after each node, int32 [num_tokens of the frame].
         features: Features in the form that the head takes, [num_tokens of the frame, hidden].
         ids: Number of token ids that may be fed; token 0 is fed instead of any other target.
-        levels: Wanted levels of the next trees.
+        levels: Number of levels of the next trees; a deeper graph may be used.
         """
         deep = bucket_of(levels, tuple(self._levels)) or 0
         graph = self._graphs.get((bucket_of(len(trees), self._trees) or 0, deep))
@@ -233,7 +236,7 @@ class TreeGraphs:
         read = graph.begin_async(trees, verified, features, ids, self._staging)
         if read is None:
             return None
-        found = {tree.sequence: (place, tree.committed) for place, (tree, _) in enumerate(trees)}
+        found = {tree.sequence: (place, tree.committed) for place, (tree, _, _) in enumerate(trees)}
         return DeviceGrowth.launched(found, self.due, read, graph.grown(self._chooser))
 
     @torch.inference_mode()
@@ -241,8 +244,8 @@ class TreeGraphs:
         """Launch what `run` computes. Return a function that waits for the candidates, or None if no graph
         has room.
 
-        inputs: Due rows and reserved slots of each tree.
-        levels: Wanted levels.
+        inputs: Due rows and reserved slots of each tree. At least one.
+        levels: Number of levels to grow; a deeper graph may be used.
 
         More trees than the largest graph has are grown in several runs. Each run is awaited before the next
         one is launched, since all runs of a graph write to the same buffers.
@@ -331,6 +334,8 @@ class _TreeGraph:
 
     The tables lie in one int32 buffer, so that one copy fills all of them. Unused rows have the slot -1, and
     their keys and values are not written.
+
+    size: Number of int32 values in all index tables of the graph together.
     """
 
     def __init__(
@@ -370,8 +375,8 @@ class _TreeGraph:
         self._nothing = grown.new_zeros((trees * size.attending, 1))
         self._below = np.repeat(np.arange(size.levels - 1), size.widths)
         self._pooled = aligned(trees * sum(size.level_sizes) * 5)
-        said = trees * (1 + size.due)
-        self._flat = torch.zeros(self._pooled + said, dtype=torch.int32, device=head.device)
+        due_size = trees * (1 + size.due)
+        self._flat = torch.zeros(self._pooled + due_size, dtype=torch.int32, device=head.device)
         self._candidates = _pool(self._flat, size)
         depths = np.arange(1, size.levels + 1, dtype=np.int32)
         self._depths = torch.from_numpy(depths.repeat(size.level_sizes)).to(head.device)
@@ -400,7 +405,8 @@ class _TreeGraph:
         ids: int,
         staging: Staging,
     ) -> Callable[[], tuple[Candidates, Numbers]] | None:
-        """Launch asynchronous growth. Return None if there is no room for these trees.
+        """Launch asynchronous growth, and return a function that waits for it. Return None if there is no
+        room for these trees.
 
         trees: The trees that are being verified, with the pages of their sequences.
         verified: The same trees on the device.
@@ -412,7 +418,7 @@ class _TreeGraph:
         must be called before the graph is launched again.
         """
         rows = self._pages.table.page_rows
-        tables = self._tables([(one.committed // rows * rows, pages) for one, pages in trees])
+        tables = self._tables([(column // rows * rows, pages) for _, pages, column in trees])
         if tables is None:
             return None
         staging.send([*self._no_due_numbers(), *tables], self._numbers)
@@ -421,8 +427,8 @@ class _TreeGraph:
         return partial(self._read_async_candidates, len(trees))
 
     def grown(self, chooser: TreeChooser) -> GrownPool | None:
-        """Return the candidates on the device, from which nodes can be selected. None for graphs with a
-        floor, as the device would select barred ones.
+        """Return the candidates on the device, from which nodes can be selected. Return None for graphs with
+        a floor, because the device would select barred candidates.
 
         chooser: Selects nodes from the candidates.
         """
@@ -446,7 +452,7 @@ class _TreeGraph:
         """Wait for the candidates, and for what the device accepted of each tree, [trees, 1 + due]. Return
         both.
 
-        trees: Number of trees that were grown.
+        trees: Number of trees that were grown, which come first among those of the graph.
         """
         offer = self._read_candidates(trees)
         return offer, self._host[self._pooled :].view(self._size.trees, -1)[:trees].numpy()
@@ -463,7 +469,8 @@ class _TreeGraph:
         return [due, np.zeros(size.trees, np.int32), np.zeros((size.trees, size.attending), np.int32), grown]
 
     def begin(self, inputs: Sequence[GraphInput], staging: Staging) -> Grown | None:
-        """Launch the graph. Return None if there is no room for these trees.
+        """Launch the graph, and return a function that waits for the candidates. Return None if there is no
+        room for these trees.
 
         inputs: Due rows and reserved slots of each tree.
         staging: Buffer by which tables are copied to the device.
@@ -497,7 +504,9 @@ class _TreeGraph:
         return Candidates(tokens, scores, parents, np.repeat(np.arange(1, size.levels + 1), size.level_sizes))
 
     def _grow_trees(self) -> Tensor:
-        """Compute the due rows, then grow level by level. This function is what the graph captures."""
+        """Compute the due rows, then grow level by level. Return the flat int32 buffer with the candidates,
+        see `_pool`. This function is what the graph captures.
+        """
         head = self._head
         size = self._size
         pool = _pool(self._flat, self._size)
@@ -526,10 +535,10 @@ class _TreeGraph:
         columns before `lengths` - window are left out.
 
         width: Number of rows per tree.
-        leads: Number of leading columns that each row attends to.
-        bases: Column at which each row's tree begins.
-        bits: Ancestors of each row in its tree, 32 rows per word.
-        lengths: Number of positions up to each row, itself included.
+        leads: Number of leading columns that each row attends to, int32 [trees * width].
+        bases: Column at which each row's tree begins, int32 [trees * width].
+        bits: Ancestors of each row in its tree, as bits, 32 rows per word: int32 [trees * width, words].
+        lengths: Number of positions up to each row, itself included, int32 [trees * width].
         """
         from specsot_kernels.gpu.attention import plan_over
 
@@ -643,7 +652,8 @@ def _pool(flat: Tensor, size: GraphSize) -> CandidatePool:
     """Return views of the candidates in a flat buffer: tokens and parents as int64, scores as fp32, each
     [trees, candidates].
 
-    flat: int32 buffer.
+    flat: int32 buffer of at least 5 * trees * candidates values: first the tokens and then the parents, of
+        which each takes two values, then the scores.
     size: The sizes of the graph.
     """
     candidates = sum(size.level_sizes)

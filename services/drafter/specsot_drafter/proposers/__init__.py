@@ -38,12 +38,13 @@ class ChosenTrees(DeviceTrees, Protocol):
 
 
 class Proposer(ABC):
-    """Drafts candidates for the sequences of one epoch, each from its opening until it is closed.
+    """Proposer of candidates for the sequences of one epoch, each from its opening until it is closed.
 
     A proposer may stop following a sequence, for example when features are missing or no KV page is free;
     then it offers no candidates for that sequence.
 
-    widths: Most nodes per tree that are fed to grow level 2, 3, ...; the deepest tree has one level more.
+    widths: Maximum number of nodes per tree that are fed to grow level 2, 3, ... The deepest tree has one
+        level more than there are entries.
     positions: Number of positions that the draft model supports.
     at_once: True if all levels are launched at once, so that growth cannot stop between levels.
     """
@@ -67,7 +68,8 @@ class Proposer(ABC):
 
     @abstractmethod
     def follows(self, sequence: int) -> bool:
-        """Return whether the proposer still follows a sequence.
+        """Return whether the proposer still follows a sequence. Return False for an unknown sequence, and for
+        one that was closed or dropped.
 
         sequence: Id of the sequence.
         """
@@ -101,7 +103,8 @@ class Proposer(ABC):
 
         sequences: The sequences to draft for, in the order of the result.
         levels: Number of levels to grow, as for `propose`.
-        keep_growing: As for `propose`.
+        keep_growing: Asked before each further level how many nodes of each tree to feed, as for `propose`.
+            None: all levels grow.
 
         Growth that `start_growth` has launched is continued, whatever its levels, and confirmed; or it is
         discarded. The returned function may still discard a confirmed growth.
@@ -112,8 +115,8 @@ class Proposer(ABC):
 
     def start_growth(self, verification: DeviceVerification, ids: int, levels: int) -> AsyncGrowth | None:
         """Launch the growth of the next trees before the host has read the verification result of the current
-        ones. Return None if nothing was launched. At most one growth exists at a time: an earlier one is
-        dropped.
+        ones, and return it. Return None if nothing was launched, as always in the base class. At most one
+        growth exists at a time: an earlier one is dropped.
 
         verification: The trees that are being verified, and their results on the device.
         ids: Number of token ids that may be fed; token 0 is fed instead of a target outside 0 .. ids - 1.
@@ -124,10 +127,10 @@ class Proposer(ABC):
     def select(
         self, growth: AsyncGrowth, sequences: Sequence[int], nodes: int, room: int, trust: Floats
     ) -> ChosenTrees | None:
-        """Let the device select nodes of the trees that are growing asynchronously. Return None if that is
-        impossible.
+        """Let the device select nodes of the trees that are growing asynchronously, and return the selection.
+        Return None if that is impossible, as always in the base class.
 
-        growth: What `start_growth` has returned.
+        growth: The trees that are growing, from `start_growth`.
         sequences: Ids of the sequences, in the order of the trees in the next frame.
         nodes: Maximum number of nodes per tree, root included.
         room: Maximum number of levels that every one of the sequences can have.
@@ -136,20 +139,24 @@ class Proposer(ABC):
         return None
 
     def observe(self, batch: Features) -> None:  # noqa: B027 (most need not)
-        """Learn from a message of feature batches, whose tokens the sequences have already.
+        """Learn from a message of feature batches, whose tokens the sequences have already. The base class
+        does nothing.
 
         batch: The message, with the features of the committed tokens if the proposer uses features.
         """
 
     def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
-        """Return the number of rows of committed tokens that must be computed before trees can grow.
+        """Return the number of rows of committed tokens that must be computed before trees can grow. The base
+        class returns 0.
 
         sequences: The sequences whose trees are to grow.
         """
         return 0
 
     def catch_up(self) -> None:  # noqa: B027 (nothing is ever due)
-        """Compute outstanding rows, at a time when no sequence waits for a tree."""
+        """Compute outstanding rows, at a time when no sequence waits for a tree. The base class does
+        nothing.
+        """
 
     def max_levels(self, sequence: DraftSequence) -> int:
         """Return the levels of the deepest tree that is useful for a sequence now; 0 if there is none.

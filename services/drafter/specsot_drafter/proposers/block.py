@@ -27,10 +27,10 @@ from specsot_model.cuda_graphs import Capture
 
 
 class BlockProposer(Proposer):
-    """Drafts whole blocks in one forward pass. See `Proposer`.
+    """Proposer that drafts whole blocks with a DFlash head in one forward pass.
 
-    Once features of a sequence are missing, or no KV page is free for them, the sequence is not followed any
-    more.
+    Rows without features are skipped, as `specsot_drafter.eagle_kv` describes. Once no KV page is free for
+    the features of a sequence, the sequence is not followed any more.
     """
 
     def __init__(
@@ -52,7 +52,8 @@ class BlockProposer(Proposer):
         self._nodes = shape.nodes - 1
         self._table = PageTable(pages, page_rows)
         self._kv = head.make_kv(pages, page_rows)
-        self._followed: set[int] = set()
+        # By followed sequence, the row before which the last skipped row lies; 0 if no row was skipped.
+        self._followed: dict[int, int] = {}
         self._graphs = BlockGraphs(head, self._kv, shape.top_k, capture) if capture else None
         self.at_once = self._graphs is not None
 
@@ -64,27 +65,28 @@ class BlockProposer(Proposer):
     def open(self, sequence: DraftSequence) -> None:
         """Follow a sequence from its start or from its fork.
 
-        sequence: What the drafter knows of the sequence. A fork is not followed if its source is not
-            followed, or if no KV page is free.
+        sequence: What the drafter knows of the sequence. If the rows that its fork shares are absent, they
+            are skipped. If no KV page is free, the sequence is not followed.
         """
         fork = sequence.opening.fork
-        sequence_id = sequence.id
-        if not sequence.committed or fork is None:
-            self._table.open(sequence_id, window_of(sequence.opening))
-        elif fork.sequence not in self._followed:
-            return
+        skipped = self._followed.get(fork.sequence) if fork else None
+        if fork is None or skipped is None or skipped > sequence.committed:
+            skipped = sequence.committed
+            self._table.open(sequence.id, window_of(sequence.opening))
+            self._table.skip(sequence.id, skipped)
         else:
             try:
-                page_copy = self._table.fork(sequence_id, fork.sequence, fork.length)
+                page_copy = self._table.fork(sequence.id, fork.sequence, fork.length)
             except (NotFound, Overloaded):
-                self.close(sequence_id)
+                self.close(sequence.id)
                 return
             if page_copy is not None:
                 self._kv.copy_page(page_copy.source, page_copy.target, page_copy.rows)
-        self._followed.add(sequence_id)
+        self._followed[sequence.id] = skipped
 
     def follows(self, sequence: int) -> bool:
-        """Return whether the features of a sequence are complete so far.
+        """Return whether the features of a sequence are complete so far. Return False for an unknown
+        sequence, and for one that was dropped.
 
         sequence: Id of the sequence.
         """
@@ -95,11 +97,12 @@ class BlockProposer(Proposer):
 
         sequence: Id of the sequence.
         """
-        self._followed.discard(sequence)
+        self._followed.pop(sequence, None)
         self._clear_pages(self._table.close(sequence))
 
     def observe(self, batch: Features) -> None:
-        """Store keys and values of committed tokens; drop sequences without features or without free pages.
+        """Store keys and values of committed tokens, skip tokens without features, and drop sequences without
+        free pages.
 
         batch: The message. Its `rows` are the fused features of the batches' tokens, [num_tokens,
             head.width].
@@ -112,10 +115,12 @@ class BlockProposer(Proposer):
         first = 0
         for feature_batch in batch.feature_batches:
             stop = first + len(feature_batch.tokens)
-            if batch.rows is None:
-                self.close(feature_batch.sequence)
-            elif feature_batch.sequence in self._followed:
-                end = feature_batch.start + len(feature_batch.tokens)
+            end = feature_batch.start + len(feature_batch.tokens)
+            followed = feature_batch.sequence in self._followed
+            if followed and batch.rows is None:
+                self._followed[feature_batch.sequence] = end
+                self._table.skip(feature_batch.sequence, len(feature_batch.tokens))
+            elif followed:
                 try:
                     slots += self._table.place(feature_batch.sequence, feature_batch.start, end)[2]
                 except Overloaded:
@@ -135,7 +140,7 @@ class BlockProposer(Proposer):
 
         sequences: The sequences to draft for, in the order of the result.
         levels: Maximum number of levels.
-        keep_growing: Not called, since one pass drafts all levels.
+        keep_growing: Not called, since one pass drafts all levels. It may be None.
         """
         rooms = [self._reserve(sequence) for sequence in sequences]
         found = [(sequence, room) for sequence, room in zip(sequences, rooms) if room]
@@ -172,8 +177,8 @@ class BlockProposer(Proposer):
         return best_of(head, outputs, self._breadth)
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
-        """Reserve a block's rows after a sequence's own rows. Return None if the sequence is not followed, or
-        no page is free.
+        """Reserve a block's rows after a sequence's own rows, and return where they are. Return None if the
+        sequence is not followed, or if no page is free.
 
         sequence: The sequence that a block is to be drafted for.
         """

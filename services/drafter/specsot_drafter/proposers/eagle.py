@@ -35,10 +35,11 @@ WARMUP_ROWS = (PROMPT_ROWS, 512, 128, 32, 8, 1)
 
 
 class EagleProposer(Proposer):
-    """Grows trees with an EAGLE head, in captured CUDA graphs where the head and the machine allow it.
+    """Proposer that grows trees with an EAGLE head, in captured CUDA graphs where the head and the machine
+    allow it.
 
-    Once features of a sequence are missing, or no KV page is free for them, the sequence is not followed any
-    more, because every later draft row would attend to the gap.
+    Rows without features are skipped, see `eagle_kv`. Once no KV page is free for the features of a sequence,
+    the sequence is not followed any more.
     """
 
     def __init__(self, head: DraftHead, shape: TreeShape, pages: int, page_rows: int) -> None:
@@ -84,17 +85,19 @@ class EagleProposer(Proposer):
     def open(self, sequence: DraftSequence) -> None:
         """Follow a sequence from its start or from its fork.
 
-        sequence: What the drafter knows of the sequence. If the source of its fork is not followed that far,
-            or if no KV page is free, the sequence is not followed.
+        sequence: What the drafter knows of the sequence. If the rows that its fork shares are not there, they
+            are skipped. If no KV page is free, the sequence is not followed.
         """
         try:
-            begin = self._fork if sequence.committed else self._start
-            self._followed[sequence.id] = begin(sequence)
-        except (NotFound, Overloaded):
+            self._followed[sequence.id] = self._fork(sequence)
+        except NotFound:
+            self._followed[sequence.id] = self._start(sequence)
+        except Overloaded:
             self._pages.close(sequence.id)
 
     def follows(self, sequence: int) -> bool:
-        """Return whether the features of a sequence are complete so far.
+        """Return whether the features of a sequence are complete so far. Return False for an unknown
+        sequence, and for one that was dropped.
 
         sequence: Id of the sequence.
         """
@@ -106,13 +109,14 @@ class EagleProposer(Proposer):
         batch: The message. Its `rows` are the fused features of the batches' tokens, [num_tokens,
             head.width].
 
-        A sequence is dropped if no KV page is free for its features. All sequences of the message are dropped
-        if it has no features at all, since each of them has a gap then. Raises WireError if the features do
-        not have one row per token and the head's width.
+        A sequence is dropped if no KV page is free for its features. If the message has no features, the rows
+        of its tokens are skipped. Raises WireError if the features do not have one row per token and the
+        head's width.
         """
         if batch.rows is None:
             for feature_batch in batch.feature_batches:
-                self.close(feature_batch.sequence)
+                if followed := self._followed.get(feature_batch.sequence):
+                    self._skip(followed, feature_batch.start)
             return
         rows = list[int]()
         slots = list[int]()
@@ -137,8 +141,30 @@ class EagleProposer(Proposer):
         self._pages.close(sequence)
 
     def catch_up(self) -> None:
-        """Compute the due rows of all sequences, at a time when no sequence waits for a tree."""
+        """Compute the due rows of all sequences, at a time when no sequence waits for a tree. Nothing happens
+        if no rows are due.
+        """
         self._compute_due(self._followed.values())
+
+    def _compute_before(self, followed: FollowedSequence, row: int) -> None:
+        """Compute the due rows of a sequence that lie before a row.
+
+        followed: The sequence.
+        row: The first row that is not computed.
+        """
+        due = row - followed.extended
+        if due > 0:
+            compute_rows(self._head, self._pages, [followed.take(asked=False, rows=due)])
+
+    def _skip(self, followed: FollowedSequence, start: int) -> None:
+        """Skip the rows of a sequence up to its newest committed token.
+
+        followed: The sequence. Its due rows before `start` are computed first.
+        start: The first row that is skipped.
+        """
+        self._compute_before(followed, start)
+        followed.extended = followed.skipped = followed.length
+        self._pages.table.skip(followed.id, followed.length - start)
 
     def _compute_due(self, sequences: Iterable[FollowedSequence]) -> None:
         """Compute the due rows of some sequences. Sequences without due rows are skipped. Growing a tree
@@ -150,7 +176,7 @@ class EagleProposer(Proposer):
             compute_rows(self._head, self._pages, due)
 
     def _prefilling(self) -> list[FollowedSequence]:
-        """Return the sequences with due rows whose prompts are not complete yet."""
+        """Return the sequences with due rows whose prompts are not complete yet; [] if there are none."""
         return [one for one in self._followed.values() if one.sequence.root is None and one.due]
 
     def _take_due(self, followed: Sequence[FollowedSequence]) -> list[DueRows]:
@@ -271,7 +297,9 @@ class EagleProposer(Proposer):
             return None
 
         def offer() -> Candidates | None:
-            """Wait for the candidates; grow them again if the device accepted other tokens than the host."""
+            """Wait for the candidates and return them, which are never None. If the device accepted other
+            tokens than the host, they are grown again.
+            """
             found = ahead.candidates_for(due)
             if found is None and self._graphs:
                 rooms = [room for sequence in sequences if (room := self._reserve(sequence))]
@@ -287,8 +315,8 @@ class EagleProposer(Proposer):
         ones; see `Proposer.start_growth`. Return None if nothing was launched.
 
         verification: The trees that are being verified, and their results on the device.
-        ids: Number of token ids that may be fed.
-        levels: Levels of the trees that grow.
+        ids: Number of token ids that may be fed; token 0 is fed instead of a target outside 0 .. ids - 1.
+        levels: Number of levels of the trees that grow.
 
         Growth is launched only with graphs, and only if the rows of every sequence are complete up to its
         tree and its pages can be reserved. Outstanding rows are computed first.
@@ -304,7 +332,11 @@ class EagleProposer(Proposer):
         cover = self._pages.cover_tree
         more = graphs.async_rows
         pages = [cover(tree.sequence, tree.committed, more) for tree in verification.trees]
-        trees = [VerifiedTree(tree, own) for tree, own in zip(verification.trees, pages) if own]
+        trees = [
+            VerifiedTree(tree, own, self._pages.table.column(tree.sequence, tree.committed))
+            for tree, own in zip(verification.trees, pages)
+            if own
+        ]
         if len(trees) == len(pages):
             features = head.features(verification.features.to(head.device, head.dtype))
             targets = verification.targets.to(head.device)
@@ -317,7 +349,7 @@ class EagleProposer(Proposer):
         """Let the device select nodes of the trees that grow asynchronously; see `DeviceGrowth.choose`.
         Return None if it cannot.
 
-        growth: What `start_growth` has returned.
+        growth: The trees that are growing, from `start_growth`.
         sequences: Ids of the sequences, in the order of the trees in the next frame.
         nodes: Maximum number of nodes per tree, root included.
         room: Maximum number of levels that every sequence can have.
@@ -336,24 +368,27 @@ class EagleProposer(Proposer):
         return known and self._pages.table.policy(tree.sequence) is None
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
-        """Reserve the rows of a tree after a sequence's own rows. Return None if the sequence is not
-        followed, or no page is free.
+        """Reserve the rows of a tree after a sequence's own rows, and return where they are. Return None if
+        the sequence is not followed, or if no page is free.
 
         sequence: The sequence that a tree is to grow for.
         """
         followed = self._followed.get(sequence.id)
-        if followed is None:
+        # A tree grows from a true feature.
+        if followed is None or followed.length <= followed.skipped:
             return None
         self._pages.trim(followed.id, followed.extended)
         return self._pages.reserve_tree(followed.id, followed.length, self._grown)
 
     def _start(self, sequence: DraftSequence) -> FollowedSequence:
-        """Open the pages of a sequence that forks no other one, and return what is followed of it.
+        """Open the pages of a sequence that shares no rows, and return what is followed of it. The rows of
+        tokens that are committed already are skipped.
 
         sequence: What the drafter knows of the sequence.
         """
         self._pages.table.open(sequence.id, window_of(sequence.opening))
-        return FollowedSequence(sequence)
+        self._pages.table.skip(sequence.id, sequence.committed)
+        return FollowedSequence(sequence, sequence.committed, sequence.committed)
 
     def _fork(self, sequence: DraftSequence) -> FollowedSequence:
         """Share rows with the source of a fork, after computing those of them that are due. Return what is
@@ -362,17 +397,16 @@ class EagleProposer(Proposer):
         sequence: The sequence that forks.
 
         A fork at n shares n - 1 draft rows: row n - 1 pairs feature n - 1 with token n, which differs. Raises
-        NotFound if the source is not followed up to the fork, and Overloaded if no page is free.
+        NotFound if the source is not followed up to the fork or has skipped the last row before it, and
+        Overloaded if no page is free.
         """
         fork = sequence.opening.fork
         source = self._followed.get(fork.sequence) if fork else None
-        if fork is None or source is None or source.length < fork.length:
+        if fork is None or source is None or not source.skipped < fork.length <= source.length:
             raise NotFound(f"sequence {sequence.id} forks what is not followed so far")
-        due = fork.length - 1 - source.extended
-        if due > 0:
-            compute_rows(self._head, self._pages, [source.take(asked=False, rows=due)])
+        self._compute_before(source, fork.length - 1)
         self._pages.fork(sequence.id, fork.sequence, fork.length)
-        return FollowedSequence(sequence, extended=fork.length - 1)
+        return FollowedSequence(sequence, fork.length - 1, source.skipped)
 
     def _feature_slots(self, feature_batch: FeatureBatch) -> Sequence[int] | None:
         """Return the slots for the features of a batch, one per token. Return None if the sequence is not

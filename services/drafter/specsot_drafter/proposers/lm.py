@@ -44,10 +44,10 @@ DEFAULT_NODES = 32
 class BeamShape:
     """The shape of a small model's trees.
 
-    breadth: Number of children of every node that is fed.
-    widths: Most nodes of level 1, 2, ... that are fed.
-    floor: Cumulative log-probability below which a node is not fed.
-    nodes: Most nodes of a tree, its root included.
+    breadth: Number of children of every node that is fed. 1: a chain.
+    widths: Maximum number of nodes of level 1, 2, ... that are fed. Empty: only the root is fed.
+    floor: Cumulative log-probability below which a node is not fed. -inf: none is left out for that.
+    nodes: Maximum number of nodes of a tree, its root included.
     """
 
     breadth: int
@@ -70,7 +70,9 @@ def read_small(directory: Path) -> ModelConfig:
     """
     config = read_config(directory)
     if config.delta:
-        raise HeadMismatch(f"{directory}: gated delta layers cannot draft: they keep no states behind drafts")
+        raise HeadMismatch(
+            f"{directory}: gated delta layers cannot draft: they keep no states after draft tokens"
+        )
     return config
 
 
@@ -105,7 +107,8 @@ MAX_GRAPH_CANDIDATES = 256
 
 
 def can_capture_beam(beam: BeamShape) -> bool:
-    """Return whether trees of a shape can grow in graphs, if the model's layers can be captured.
+    """Return whether trees of a shape can grow in graphs, if the model's layers can be captured. Return False
+    if a level has more than MAX_GRAPH_CANDIDATES candidates.
 
     beam: The shape.
     """
@@ -127,7 +130,7 @@ class FedTokens:
 
     @property
     def due(self) -> list[int]:
-        """The tokens to feed; valid after `rewind`."""
+        """Ids of the tokens to feed, the root last; valid after `rewind`."""
         return self.sequence.tokens[len(self.tokens) :]
 
     @property
@@ -149,7 +152,7 @@ class FedTokens:
 
 
 class LanguageModelProposer(Proposer):
-    """Grows trees with a small language model. See `Proposer`.
+    """Proposer that grows trees with a small language model.
 
     Nothing is computed for a sequence before its first tree is requested.
     """
@@ -196,7 +199,8 @@ class LanguageModelProposer(Proposer):
         self._fed[sequence.id] = FedTokens(sequence)
 
     def follows(self, sequence: int) -> bool:
-        """Return whether a sequence is open.
+        """Return whether a sequence is open. Return False for an unknown sequence, and for one that was
+        closed.
 
         sequence: Id of the sequence.
         """
@@ -271,8 +275,8 @@ class LanguageModelProposer(Proposer):
         return self._keep_chains(feds, offer)
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
-        """Reserve the rows of a tree after a sequence's tokens. Return None if the sequence is unknown, or no
-        page is free.
+        """Reserve the rows of a tree after a sequence's tokens, and return where they are. Return None if the
+        sequence is unknown, or if no page is free.
 
         sequence: The sequence. If it is drafted for the first time, it gets its pages here.
         """
@@ -284,8 +288,8 @@ class LanguageModelProposer(Proposer):
         return self._pages.reserve_tree(sequence.id, len(sequence.tokens), sum(self.widths))
 
     def _start(self, fed: FedTokens) -> bool:
-        """Open the pages of a sequence. A fork shares the forked rows; its source is fed up to there first.
-        Return False if no page is free.
+        """Open the pages of a sequence, and return True. A fork shares the forked rows; its source is fed up
+        to there first. A fork of an unknown sequence shares nothing. Return False if no page is free.
 
         fed: The sequence, for which nothing was fed yet.
         """
@@ -307,7 +311,8 @@ class LanguageModelProposer(Proposer):
         return True
 
     def _trim(self, fed: FedTokens) -> None:
-        """Free the pages that a window hides from all rows that are still to be computed.
+        """Free the pages that a window hides from all rows that are still to be computed. Nothing happens for
+        a sequence without a window.
 
         fed: The sequence, with the tokens that were fed for it.
         """

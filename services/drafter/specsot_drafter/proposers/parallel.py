@@ -16,7 +16,7 @@ from specsot_drafter.proposers.eagle import EagleProposer
 
 
 class ParallelProposer(EagleProposer):
-    """Drafts several tokens in one forward pass. See `Proposer`.
+    """Proposer that drafts several tokens with a P-EAGLE head in one forward pass.
 
     A mask is computed like any other row of the sequence, in the slot after the last row. True rows overwrite
     it later.
@@ -45,7 +45,7 @@ class ParallelProposer(EagleProposer):
 
         growing: The sequences, each with the reserved rows of its tree.
         levels: Maximum number of levels.
-        keep: Not called, since one pass drafts all levels.
+        keep: Not called, since one pass drafts all levels. It may be None.
 
         Due tokens [t4 t5] and 3 levels -> tokens [t4 t5 m m], the last 3 rows asked: t5 drafts the first
         level, each mask one more.

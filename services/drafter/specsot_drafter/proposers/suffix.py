@@ -21,17 +21,17 @@ from specsot_drafter.proposers import Proposer
 class SuffixShape:
     """The shape of suffix trees. With one place and no past, these are n-grams of the sequence itself.
 
-    levels: Most levels of a tree.
-    nodes: Most nodes of a tree, without its root.
-    places: Number of earlier occurrences that are used, see `grow_suffixes`.
-    least_match: Number of tokens that must match, see `grow_suffixes`.
-    past: Number of tokens of past requests that are kept; 0: none.
+    levels: Maximum number of levels of a tree, that is, of tokens on a path.
+    nodes: Maximum number of nodes of a tree, without its root.
+    places: Maximum number of earlier occurrences that a tree is made of, see `grow_suffixes`.
+    min_match: Number of a sequence's last tokens that an earlier occurrence must have at least.
+    past: Maximum number of tokens of past requests that are kept. 0: none.
     """
 
     levels: int
     nodes: int
     places: int = 1
-    least_match: int = 2
+    min_match: int = 2
     past: int = 0
 
 
@@ -39,10 +39,10 @@ class SuffixShape:
 class _FollowedTokens:
     """A sequence with its tokens as an array.
 
-    sequence: What is known of the sequence.
-    log: Its tokens; brought up to date only when a suggestion is looked for.
-    suggested: The number of known tokens when the last tree was suggested, and the tree; None once the tree
-        has been compared with what was written.
+    sequence: What the drafter knows of the sequence.
+    log: The sequence's tokens as an array, which is brought up to date only when a suggestion is looked for.
+    suggested: The number of known tokens when the last tree was suggested, and the tree. None before the
+        first suggestion, and once the tree has been compared with what was written.
     """
 
     sequence: DraftSequence
@@ -50,13 +50,13 @@ class _FollowedTokens:
     suggested: tuple[int, SuffixTree] | None = None
 
     def update(self) -> SeenTokens:
-        """Append the tokens that are new since the last call, and return all tokens."""
+        """Append the tokens that are new since the last call, if any, and return all tokens."""
         self.log.extend(self.sequence.tokens[len(self.log) :])
         return self.log
 
 
 class SuffixProposer(Proposer):
-    """Proposes continuations of earlier occurrences of the last tokens. See `Proposer`."""
+    """Proposer of the continuations of earlier occurrences of a sequence's last tokens."""
 
     def __init__(self, shape: SuffixShape, pages: int = 0) -> None:
         """Start without sequences.
@@ -78,7 +78,8 @@ class SuffixProposer(Proposer):
         return self._pages
 
     def follows(self, sequence: int) -> bool:
-        """Return whether a sequence is open.
+        """Return whether a sequence is open. Return False for an unknown sequence, and for one that was
+        closed.
 
         sequence: Id of the sequence.
         """
@@ -93,6 +94,7 @@ class SuffixProposer(Proposer):
 
     def observe(self, batch: Features) -> None:
         """Compare the last suggestion of each sequence with what the sequence wrote, and learn from it.
+        Sequences without a suggestion are skipped.
 
         batch: The message; only its feature batches matter.
         """
@@ -100,8 +102,8 @@ class SuffixProposer(Proposer):
             followed = self._followed.get(feature_batch.sequence)
             if followed and followed.suggested:
                 before, tree = followed.suggested
-                right, told = tree.walk(followed.sequence.tokens[before:])
-                self._trust(tree).record([(told, (), right)])
+                right, num_known = tree.walk(followed.sequence.tokens[before:])
+                self._trust(tree).record([(num_known, (), right)])
                 followed.suggested = None
 
     def close(self, sequence: int) -> None:
@@ -121,28 +123,28 @@ class SuffixProposer(Proposer):
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Candidates | None:
-        """Return the suggested trees; None if nothing was found for any sequence.
+        """Return the suggested trees as candidates. Return None if nothing was found for any sequence.
 
         sequences: The sequences to draft for, in the order of the result.
         levels: Maximum number of levels.
-        keep_growing: Not called, since deeper levels cost nothing.
+        keep_growing: Not called, since deeper levels cost nothing. It may be None.
         """
         trees = [self._suggest(followed, levels) for followed in sequences]
         return align_levels(trees) if any(tree.tokens for tree in trees) else None
 
-    def _suggest(self, sequence: DraftSequence, most: int) -> SuffixTree:
+    def _suggest(self, sequence: DraftSequence, max_levels: int) -> SuffixTree:
         """Return a tree for one sequence; an empty one if nothing matches, or if no level is allowed.
 
         sequence: The sequence.
-        most: Maximum number of levels.
+        max_levels: Maximum number of levels.
         """
         followed = self._followed.get(sequence.id)
-        levels = min(most, self.max_levels(sequence))
+        levels = min(max_levels, self.max_levels(sequence))
         if followed is None or levels <= 0:
             return SuffixTree()
         shape = self._shape
         token_arrays = [followed.update().tokens, self._past.tokens]
-        tree = grow_suffixes(token_arrays, levels, shape.nodes, shape.places, shape.least_match)
+        tree = grow_suffixes(token_arrays, levels, shape.nodes, shape.places, shape.min_match)
         if tree.tokens:
             tree.trust(self._trust(tree).by_depth())
             followed.suggested = (len(sequence.tokens), tree)

@@ -14,7 +14,7 @@ from specsot.events import Numbered, Reason
 class OpenAnswer:
     """Command: open the sequence of a direct answer, with the chat prompt and ordinal 0.
 
-    limit: the most tokens that the sequence may decode.
+    limit: the maximum number of tokens that the sequence may decode.
     """
 
     limit: int
@@ -31,7 +31,7 @@ class OpenScore:
 class OpenSkeleton:
     """Command: open the sequence of the skeleton.
 
-    limit: the most tokens that the sequence may decode.
+    limit: the maximum number of tokens that the sequence may decode.
     rules: what the plan may contain, such as its number of points.
     constrained: True if the last stage masks tokens so that the plan follows `rules`.
     ordinal: 0, or another ordinal if the direct answer is decoded at the same time and has ordinal 0.
@@ -50,11 +50,11 @@ class OpenBranch:
     point: the point to write.
     points: all points of the plan, without the closing.
     parents: the points that `point` needs, each with the text of its branch.
-    budget: the most tokens that the branch may decode.
+    budget: the maximum number of tokens that the branch may decode.
     introduction: the text before the first point, which all branches read; "" if there is none.
     excluded: ids of tokens that the branch must not write, as its text would begin like an earlier branch's;
         empty for none.
-    soft_limit: the tokens from which on the branch ends after a sentence, an item or a block; None if only
+    soft_limit: the tokens from which on the branch ends after a sentence, a list or a block; None if only
         an end token or the budget ends it.
     """
 
@@ -77,7 +77,7 @@ class OpenPolish:
     """Command: open the turn that rewrites the merged text, with ordinal 0.
 
     text: the merged text of all branches, without headings.
-    limit: the most tokens that the sequence may decode.
+    limit: the maximum number of tokens that the sequence may decode.
     """
 
     text: str

@@ -149,20 +149,20 @@ def react(event: RequestEvent) -> Sequence[Command]:
     Raises the error of a `PromptMade` event that has one.
     """
     request = event.request
-    unread = event.request.events
+    events = event.request.events
     match event:
         case EventsRead():
             return [commands.RenewLeases()]
         case ReaderLeft():
             return [commands.KeepRequest() if request.ask.resumable else commands.DropRequest()]
-        case ReadingOverdue(position=position) if unread.has_reader and unread.unread:
-            if unread.position != position:
+        case ReadingOverdue(position=position) if events.has_reader and events.unread:
+            if events.position != position:
                 return [commands.WatchReader()]
             return [commands.CutReader(), *react(ReaderLeft(request))]
         case KeepingOver():
             return [commands.DropRequest(), commands.ReleaseRequest()]
         case DeadlinePassed():
-            doing = "was answered" if request.begun else "waited for its turn"
+            doing = "was answered" if request.entered_ring else "waited for its turn"
             return [commands.FailRequest(TimedOut(f"the deadline passed while the request {doing}"))]
         case PromptMade(error=error) if error:
             raise error
@@ -186,7 +186,7 @@ def failure_of(error: Exception, default_error: SpecsotError) -> SpecsotError:
 
 
 def internal_error() -> SpecsotError:
-    """Return the error that clients receive for a fault of the master. It tells no details, which the log
-    has.
+    """Return the error that clients receive for a fault of the master. Its message has no details; the log
+    has them.
     """
     return SpecsotError("internal error; the master's log has the details")

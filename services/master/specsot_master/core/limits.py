@@ -22,12 +22,14 @@ MAX_ID_CHARACTERS = 128
 # Tokens. The fewest for which a point is worth a heading: about 12 tokens for the point's line of the plan, 8
 # for its heading, and two sentences.
 POINT_TOKENS = 64
-# Points. The most points of a plan that aims at the length of a direct answer, unless the client asks for
-# more. Chosen by reading answers of Qwen2.5-Coder-1.5B-Instruct.
+# Points. The maximum number of points of a plan that aims at the length of a direct answer, unless the client
+# asks for more. Chosen by reading answers of Qwen2.5-Coder-1.5B-Instruct.
 USUAL_POINTS = 6
-# Tokens. The most tokens of such a plan with USUAL_POINTS points, and of each further point. Given by the aim
-# of the feature; untuned.
-USUAL_PLAN_TOKENS, LINE_TOKENS = 45, 8
+# Tokens. The maximum number of tokens of such a plan. Given by the aim of the feature.
+USUAL_PLAN_TOKENS: Final = 45
+# Tokens. What each of the points that the client asks for may take of such a plan. Untuned: titles of six
+# words have 8 to 11 tokens with their number.
+LINE_TOKENS: Final = 12
 # Tokens. The fewest and the most that a point of such a plan aims at. Untuned.
 MIN_AIM, MAX_AIM = 32, 80
 # Tokens. What the closing of such a plan aims at, about one or two sentences. Untuned.
@@ -45,21 +47,21 @@ MIN_BRANCH_TOKENS = 24
 SOFT_END_FROM: Final = 0.85
 # Fraction of a branch's aim that the branch has at most. Given by the aim of the feature.
 LONGEST_BRANCH: Final = 1.5
-# Tokens. Room for a sentence that was begun before the soft limit. The longest sentence of 46 branches by
+# Tokens. Room for a sentence that started before the soft limit. The longest sentence of 46 branches by
 # Qwen2.5-Coder-1.5B, in four languages, has 35 tokens.
 SENTENCE_TOKENS: Final = 40
 
 
 def soft_limit(limit: int, aim: int | None = None) -> int:
-    """Return the number of tokens from which on a branch ends after a sentence, an item or a block. The
-    result is at least half the limit, unless the aim gives less.
+    """Return the number of tokens from which on a branch ends after a sentence, a list or a block. The result
+    is at least half the limit, unless the aim gives less.
 
     A sentence has room between the soft and the hard limit, unless that leaves less than half of the branch:
 
         limit 400 -> 340 (85 %)    limit 100 -> 60 (a sentence before the end)    limit 50 -> 25 (half)
         limit 400, aim 60 -> 51 (85 % of the aim)
 
-    limit: the most tokens that the client's limit leaves to the branch, at least 1.
+    limit: the maximum number of tokens that the client's limit leaves to the branch, at least 1.
     aim: how many tokens the branch should have, about; None for as many as the model writes.
     """
     soft = max(min(int(SOFT_END_FROM * limit), limit - SENTENCE_TOKENS), limit // 2)
@@ -67,11 +69,11 @@ def soft_limit(limit: int, aim: int | None = None) -> int:
 
 
 def hard_limit(limit: int, aim: int | None) -> int:
-    """Return the most tokens that a branch may decode.
+    """Return the maximum number of tokens that a branch may decode.
 
         limit 400 -> 400    limit 400, aim 60 -> 90    limit 70, aim 60 -> 70
 
-    limit: the most tokens that the client's limit leaves to the branch.
+    limit: the maximum number of tokens that the client's limit leaves to the branch.
     aim: how many tokens the branch should have, about; None for as many as the model writes.
     """
     return limit if aim is None else min(limit, int(LONGEST_BRANCH * aim))
@@ -188,8 +190,8 @@ def check_plan(ask: Ask, plans_in_lists: bool = False) -> None:
 
 
 def plan_limit(ask: Ask) -> int:
-    """Return the most tokens that the plan itself may take: at most half of the request's tokens, so that the
-    rest can be written.
+    """Return the maximum number of tokens that the plan itself may take: at most half of the request's
+    tokens, so that the rest can be written.
 
     ask: what the client asks for; its limits are used.
     """
@@ -208,8 +210,9 @@ def rules_of(
     ask: what the client asks for; its limits, mode, tools and question are used.
     listed: True if the model plans in a numbered list. The rules of a list carry no token budget (the limit
         of the sequence bounds the plan), so that few different grammars are compiled.
-    points: the most points of a list that the client's time limit allows, or None for no such limit; two are
-        always allowed. If the client asked for a number of points, each may be shorter than usual.
+    points: the maximum number of points of a list that the client's time limit allows, or None for no such
+        limit; two are always allowed. If the client asked for a number of points, each may be shorter than
+        usual.
     speculates: True if the plan aims at the length of a direct answer, so that it has few points unless the
         client asked for a number.
     """
@@ -232,7 +235,7 @@ def limited(ask: Ask, max_tokens: int) -> Ask:
     """Return the request with another `max_new_tokens`.
 
     ask: what the client asks for, which stays unchanged.
-    max_tokens: the most tokens that may be written for the request.
+    max_tokens: the maximum number of tokens that may be written for the request.
     """
     return replace(ask, limits=replace(ask.limits, max_new_tokens=max_tokens))
 
@@ -245,7 +248,7 @@ def least_of(ask: Ask, budget: int) -> int:
         min_tokens 100, max_new_tokens 400, budget 90 -> ceil(100 * 90 / 400) = 23
 
     ask: what the client asks for.
-    budget: the most tokens that the branch may decode.
+    budget: the maximum number of tokens that the branch may decode.
     """
     return -(-ask.min_tokens * budget // ask.limits.new_tokens)
 
@@ -264,18 +267,19 @@ def aim_of(answer_tokens: int, points: int, others: int) -> int:
 
 
 def skeleton_limit(ask: Ask, listed: bool = False, speculates: bool = False) -> int:
-    """Return the most tokens that the skeleton's sequence may decode. If the skeleton may turn out to be the
-    answer itself, that is all of the request's tokens. A skeleton in markers is all plan only in mode sot, if
-    its grammar is enforced. A speculative plan gets USUAL_PLAN_TOKENS and LINE_TOKENS for each point beyond
-    the usual number, at most `plan_limit`.
+    """Return the maximum number of tokens that the skeleton's sequence may decode. If the skeleton may turn
+    out to be the answer itself, that is all of the request's tokens. A skeleton in markers is all plan only
+    in mode sot, if its grammar is enforced. A speculative plan gets USUAL_PLAN_TOKENS and LINE_TOKENS for
+    each point beyond the usual number, at most `plan_limit`.
 
     ask: what the client asks for; its limits and mode are used.
     listed: True if the model plans in a numbered list, which is never the answer itself.
     speculates: True if the plan aims at the length of a direct answer, so that it is short.
     """
     if speculates:
-        more = max(rules_of(ask, listed, speculates=True).max_points - USUAL_POINTS, 0)
-        return min(plan_limit(ask), USUAL_PLAN_TOKENS + LINE_TOKENS * more)
+        asked = points_asked(question_of(ask)) or 0
+        lines = min(asked, rules_of(ask, listed, speculates=True).max_points)
+        return min(plan_limit(ask), max(USUAL_PLAN_TOKENS, LINE_TOKENS * lines))
     plans = listed or (ask.mode == "sot" and ask.constraint)
     return plan_limit(ask) if plans else ask.limits.new_tokens
 
@@ -286,7 +290,7 @@ class BudgetShares:
 
     points: the points that are written, the first ones of the plan.
     headings: tokens of each point's heading, by point id; a point without an entry has no heading.
-    budgets: the most tokens that each branch may decode, by point id.
+    budgets: the maximum number of tokens that each branch may decode, by point id.
     """
 
     points: tuple[Point, ...]
@@ -310,8 +314,8 @@ def share_out(
     points: the points of the plan, at least one.
     headings: tokens of each point's heading, by point id.
     total: number of tokens for all headings and budgets together; greater than 0.
-    min_text_tokens: the fewest tokens for the text of a point.
-    max_branch_tokens: the most tokens of one branch, or None for no such bound.
+    min_text_tokens: the minimum number of tokens for the text of a point.
+    max_branch_tokens: the maximum number of tokens of one branch, or None for no such bound.
     """
     written_points = tuple(points[: max(_affordable(points, headings, total, min_text_tokens), 1)])
     spent = sum(headings[point.id] for point in written_points)
@@ -340,10 +344,10 @@ def split_budget(
 
     points: the points that are written, at least one.
     total: number of tokens for all branches together, at least len(points).
-    max_share: the most tokens of one branch, or None for no such bound; tokens beyond it are given to no
-        other branch.
-    min_share: the fewest tokens of one branch; if there are too few tokens for that, an equal part is the
-        fewest.
+    max_share: the maximum number of tokens of one branch, or None for no such bound; tokens beyond it are
+        given to no other branch.
+    min_share: the minimum number of tokens of one branch; if there are too few tokens for that, an equal part
+        is the minimum.
     """
     min_share = min(min_share, total // len(points))
     weights = {point.id: max(point.length, 1) for point in points}
@@ -369,7 +373,7 @@ def _affordable(
     points: the points of the plan.
     headings: tokens of each point's heading, by point id.
     total: number of tokens for all headings and texts together.
-    min_text_tokens: the fewest tokens for the text of a point.
+    min_text_tokens: the minimum number of tokens for the text of a point.
     """
     count = 0
     for point in points:

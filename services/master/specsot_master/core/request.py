@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from specsot.core.frames import Fork, Outcome
 from specsot.errors import Cancelled, InvalidRequest, SpecsotError, TooLarge, Unavailable
 from specsot.events import Numbered
-from specsot.params import Ask
+from specsot.params import MAX_BIASES, Ask
 from specsot.tracing import trace_of
 from specsot_master.core import commands, records
 from specsot_master.core.plans.forecast import Workload
@@ -71,8 +71,8 @@ class Clock(Protocol):
 # Events. Bounds how many events of a resumable request stay buffered after they were read: enough for more
 # than 5,000 tokens of text, which take some megabytes. Untuned.
 MAX_BUFFERED_EVENTS = 16_384
-# Logits. The bias of a token that a branch must not begin with. Precedent: OpenAI's range of logit_bias.
-LEAST_BIAS: Final = -100.0
+# Logits. The bias of a token that a branch must not write. Precedent: OpenAI's range of logit_bias.
+MIN_BIAS: Final = -100.0
 
 
 class Reader:
@@ -280,10 +280,10 @@ class EncodedPrompt:
     score: the prompt of the router's score if the model's score decides between both ways, else None.
     kind: the kind of question, by which the forecast keeps its averages; "" for a prompt in tokens, and for a
         model that forks by itself.
-    points: the most points that a list plan may have within the client's time limit, or None for no such
-        limit.
+    points: the maximum number of points that a list plan may have within the client's time limit, or None for
+        no such limit.
     tags: the token ids of the fork and join tags, for a model that was trained to fork its answer; else None.
-    speculates: True if the plan is begun together with the direct answer.
+    speculates: True if the plan is started together with the direct answer.
     """
 
     decision: Decision
@@ -309,7 +309,7 @@ class RequestState:
     plan: the state machine that decides what is opened and what the client is sent.
     prompt: the request's prompts in tokens.
     home: the engine that runs the request, or that ran it last.
-    owner: the only caller that may resume or cancel the request; "" if anybody who knows the id may.
+    owner: the only caller that may resume or cancel the request; "" if every caller who knows the id may.
     since: when the request arrived, in seconds of the engine's clock.
     trace: the request's tracing context, which spans and log lines carry; None without tracing.
     beginning: the common beginning of the request's prompts, and the KV pages that the request needs to enter
@@ -321,7 +321,7 @@ class RequestState:
     family: the family of the request's sequences, which the frame scheduler treats as one group; None before
         the first sequence is placed.
     deadline: when the request times out, in seconds of the engine's clock; None for never.
-    begun: True once the request has entered a ring.
+    entered_ring: True once the request has entered a ring.
     forgotten: True once the request cannot be resumed any more, so that another request may have its id.
     misfit: why the current ring, which is smaller than an earlier one, cannot hold the request; None if it
         can.
@@ -348,7 +348,7 @@ class RequestState:
     plans: bool = True
     family: int | None = None
     deadline: float | None = None
-    begun: bool = False
+    entered_ring: bool = False
     forgotten: bool = False
     misfit: TooLarge | None = None
     breaks: BreakHistory = field(default_factory=BreakHistory)
@@ -484,7 +484,7 @@ class RequestState:
         if isinstance(self.plan, ForkPlan):
             return self.forked
         turns = self.prompt.conversation
-        if turns is None or turns.told is None or self.ask.policy or self.ask.head_aware:
+        if turns is None or turns.instructions is None or self.ask.policy or self.ask.head_aware:
             return ()
         if self._plan_prefix is None:
             left, right = (turns.branch(one, order.points, (), 1, order.introduction) for one in PROBE_POINTS)
@@ -510,7 +510,7 @@ class RequestState:
         """
         if order.point.id in self._turns or self.prompt.conversation is None:
             return 0
-        return self.prompt.conversation.behind + sum(len(text) for _, text in order.parents)
+        return self.prompt.conversation.num_branch_characters + sum(len(text) for _, text in order.parents)
 
     def take_turn(self, command: commands.Open) -> PromptTurn:
         """Return the prompt of the sequence that a command opens, and remember it as the prompt of that
@@ -561,15 +561,31 @@ class RequestState:
             return scoring(self.ask)
         if isinstance(command, commands.OpenSkeleton):
             return replace(self.ask, min_tokens=0)
-        if isinstance(command, commands.OpenBranch) and command.excluded:
+        if isinstance(command, commands.OpenBranch) and (excluded := self._excluded(command)):
             sampling = self.ask.sampling
-            biases = dict(sampling.logit_bias) | dict.fromkeys(command.excluded, LEAST_BIAS)
-            return replace(self.ask, sampling=replace(sampling, logit_bias=tuple(sorted(biases.items()))))
+            return replace(self.ask, sampling=replace(sampling, logit_bias=tuple(sorted(excluded.items()))))
         if self.prompt.tags is None:
             return self.ask
         threads = isinstance(command, commands.OpenBranch)
         tag = self.prompt.tags.thread_end if threads else self.prompt.tags.outlines_end
         return replace(self.ask, stop_token_ids=(tag,))
+
+    def _excluded(self, order: commands.OpenBranch) -> dict[int, float] | None:
+        """Return the biases of a branch by token: the client's, and those of tokens that the branch must not
+        write. Return None if the client's biases suffice.
+
+        A bias of the client is kept where the conversation alone excludes the token.
+
+        order: the command that opens the branch.
+        """
+        turns = self.prompt.conversation
+        unwanted = turns.unwanted if turns else ()
+        if not unwanted and not order.excluded:
+            return None
+        biases = dict.fromkeys(unwanted, MIN_BIAS) | dict(self.ask.sampling.logit_bias)
+        if len(biases) + len(order.excluded) > MAX_BIASES:
+            biases = dict(self.ask.sampling.logit_bias)
+        return biases | dict.fromkeys(order.excluded, MIN_BIAS)
 
     def shares(self, turn: PromptTurn) -> int:
         """Return how many first tokens of a prompt are forked from the request's prefix; 0 if the request has
@@ -618,7 +634,7 @@ class RequestState:
                 yield from plan.pass_openings(self.since + at)
                 yield commands.RenewLeases()
             case records.AdmittedRecord(at, found, plans):
-                self.begun = True
+                self.entered_ring = True
                 self.found = found
                 self.plans = plans
                 yield from plan.start(self.asked_tokens, self.since + at, found, plans)

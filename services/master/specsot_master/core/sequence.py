@@ -77,7 +77,7 @@ class SequenceFactory:
         seed: the request's sampling seed.
         ordinal: 0 for the skeleton or the answer, else the point's id. A branch gets its share of
             `min_tokens`.
-        limit: the most tokens that the sequence may decode.
+        limit: the maximum number of tokens that the sequence may decode.
         rules: the plan grammar that constrains the sequence; None for a sequence that is no skeleton, or is
             not constrained.
         trace: the request's tracing context, which the stages put on their spans; None without tracing.
@@ -85,7 +85,7 @@ class SequenceFactory:
             is none either if the client wants a form, or wants the model's end tokens ignored.
         """
         ends = ask.stop_token_ids if ask.ignore_eos else (*self._end_ids, *ask.stop_token_ids)
-        least_tokens = least_of(ask, limit) if ordinal else ask.min_tokens
+        min_tokens = least_of(ask, limit) if ordinal else ask.min_tokens
         bound = bool(rules or ask.form or ask.ignore_eos or not self._end_ids)
         soft = None if bound or soft_limit is None else SoftEnd(soft_limit, self._end_ids[0])
         return Opening(
@@ -105,7 +105,7 @@ class SequenceFactory:
             pruning=ask.pruning,
             heads=self._heads if ask.head_aware and not ask.pruning else None,
             importance=self._importance if ask.head_aware and ask.pruning else None,
-            min_tokens=min(least_tokens, limit),
+            min_tokens=min(min_tokens, limit),
             prompt_logprobs=ask.prompt_logprobs,
             soft_end=soft,
         )

@@ -3,8 +3,8 @@
 This package must not import tensors, fleet members, gRPC or HTTP.
 """
 
-from specsot_master.core.ring.ring_state import ANYBODY, Caller, EngineConfig, Ring, RingState
+from specsot_master.core.ring.ring_state import ANONYMOUS, Caller, EngineConfig, Ring, RingState
 from specsot_master.engine.engine import Engine
 from specsot_master.journal import RequestJournal
 
-__all__ = ["ANYBODY", "Caller", "Engine", "EngineConfig", "RequestJournal", "Ring", "RingState"]
+__all__ = ["ANONYMOUS", "Caller", "Engine", "EngineConfig", "RequestJournal", "Ring", "RingState"]

@@ -63,7 +63,7 @@ class Effects(Home):
         text: the model's tokenizer and chat template.
         prompts: makes the prompts of requests.
         config: how requests are treated.
-        clock: tells the time and schedules calls; None for the event loop's clock.
+        clock: returns the time and schedules calls; None for the event loop's clock.
         forms: checks the forms (grammars) that clients give for their answers; None for one of this engine's
             own.
         journal: records resumable requests; None to record nothing.
@@ -115,8 +115,8 @@ class Effects(Home):
                     self._open(request, command, limit, point.id)
                 case commands.OpenSkeleton(limit, rules, constrained, ordinal):
                     self._open(request, command, limit, ordinal, rules if constrained else None)
-                case commands.OpenAnswer(most) | commands.OpenPolish(_, most):
-                    self._open(request, command, most)
+                case commands.OpenAnswer(limit) | commands.OpenPolish(_, limit):
+                    self._open(request, command, limit)
                 case commands.OpenScore():
                     self._open(request, command, 1)
                 case commands.ReopenSequence(ordinal):

@@ -230,7 +230,7 @@ class Engine(Effects):
             return False
         self._queue.admit(request)
         with self._isolate(request):
-            if request.begun:
+            if request.entered_ring:
                 self._reopen(request, state)
             else:
                 self._counts.enter(request.prompt_tokens, request.found)
@@ -350,10 +350,10 @@ class Engine(Effects):
         self._tables.begin_epoch(0)
         self._over = max(self._over, self._epoch or 0)
         self._epoch = None
-        everybody = self._queue.suspend()
-        for request in everybody:
+        requests = self._queue.suspend()
+        for request in requests:
             request.mark_lost()
-        return everybody
+        return requests
 
     # --- calls of clients and of the master ---
 
@@ -553,14 +553,14 @@ class Engine(Effects):
         return not self._queue.all_requests
 
     @property
-    def stranded(self) -> list[RequestState]:
+    def parked(self) -> list[RequestState]:
         """Requests that are too large for the present ring and wait for a larger one; empty if all fit."""
-        return self._queue.stranded
+        return self._queue.parked
 
     @property
     def at_work(self) -> int:
-        """Number of requests that a new epoch would disturb: all but the stranded ones."""
-        return len(self._queue.all_requests) - len(self.stranded)
+        """Number of requests that a new epoch would disturb: all but the parked ones."""
+        return len(self._queue.all_requests) - len(self.parked)
 
     def fitting(self, ring: RingState) -> int:
         """Return how many of the waiting and running requests would each fit a ring like this one.

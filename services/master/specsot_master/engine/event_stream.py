@@ -41,7 +41,7 @@ class Subscription(Reader, AsyncIterator[Numbered]):
     def __init__(self, subscriptions: Subscriptions, request: RequestState) -> None:
         """Create an iterator; `EventBuffer.attach` connects it to the events.
 
-        subscriptions: is told what was read.
+        subscriptions: notified of each event that was read.
         request: the request whose events are read.
         """
         self._subscriptions = subscriptions

@@ -66,7 +66,7 @@ class Intake:
         ring: the state of the ring, against whose limits requests are checked.
         prompts: makes the prompts of requests.
         forms: checks the forms (grammars) that clients give for their answers.
-        clock: tells the time.
+        clock: returns the time.
         config: how requests are treated.
         costs: the measured costs, from which time limits and forecasts are computed.
         """
@@ -155,7 +155,7 @@ class Intake:
         the request that is not about its size counts as fitting here.
 
         Binary search for the largest limit that does not raise TooLarge:
-        # range(1, most) holds the limits 1, 2, ...; if limit 300 is the first that exceeds, bisect_left
+        # range(1, max_tokens) holds the limits 1, 2, ...; if limit 300 is the first that exceeds, bisect_left
         # returns its index 299, which equals the largest limit that fits
 
         ask: what the client asks for; its KV policy is used.
@@ -356,13 +356,14 @@ class Intake:
         """
         model = self._config.model
         size = self._prompts.size
-        instructions = prompt.conversation.told if prompt.conversation else None
+        instructions = prompt.conversation.instructions if prompt.conversation else None
         planning = (
             prompt.decision,
             prompt.score,
             prompt.points,
             prompt.speculates,
             self._prompts.wording.answer_tokens,
+            self._prompts.style == "markers" and self._prompts.listed,
         )
         plan = ForkPlan(ask, id, seed, model, since, prompt.tags) if prompt.tags else None
         return RequestState(

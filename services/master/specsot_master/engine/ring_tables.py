@@ -49,7 +49,7 @@ class OrderQueue:
         """Create an empty queue.
 
         ring: stage 0, which gets the orders.
-        home: the engine, which is told of failures.
+        home: the engine, which is notified of failures.
         """
         self._ring = ring
         self._home = home
@@ -272,7 +272,7 @@ class RingTables:
         self._outbox.put(sequence.order())
 
     def close(self, request: RequestState, sequence: ActiveSequence) -> None:
-        """Forget a sequence and give back its pages; stage 0 is told to close it, unless it ended by itself.
+        """Forget a sequence and give back its pages, and order stage 0 to close it unless it ended by itself.
         A sequence that waits to be reopened is not in the ring; then stage 0 only drops its KV that was
         migrated from the previous epoch. Unknown sequences are ignored. `freed` is set if it was in the ring.
 
@@ -323,7 +323,7 @@ class RingTables:
         request: a waiting request, whose `node`, `shared` and `found` are set if it is admitted.
         state: sizes and limits of the running ring.
         """
-        speculates = request.prompt.speculates and not request.begun
+        speculates = request.prompt.speculates and not request.entered_ring
         if speculates and self._has_places(request) and self._admit(request, state, request.beginning.plan):
             return True
         if not self._admit(request, state, 0):
@@ -511,7 +511,7 @@ def pages_of(request: RequestState, turn: PromptTurn, limit: int, state: RingSta
 
     request: the request that the sequence belongs to.
     turn: the prompt of the sequence.
-    limit: the most tokens that the sequence may generate.
+    limit: the maximum number of tokens that the sequence may generate.
     state: sizes and limits of the running ring.
     """
     return own_pages(len(turn.tokens) + limit, request.shares(turn), state, request.ask.policy)

@@ -80,7 +80,7 @@ _HTTP_MESSAGES = {
     500: "internal error",
 }
 # Messages for bodies that are not JSON, by the exception that the JSON reader raises.
-_UNREAD: Mapping[type[BaseException | None], str] = {
+_PARSE_MESSAGES: Mapping[type[BaseException | None], str] = {
     RecursionError: "the body is not JSON: it is nested too deeply",
     UnicodeDecodeError: "the body is not JSON: it is not UTF-8",
     ValueError: "the body is not JSON: a number has too many digits",
@@ -156,7 +156,7 @@ def response_of(error: Exception, format_body: BodyOf = body_of) -> Response:
 
 def known_error(error: Exception) -> errors.SpecsotError:
     """Return a SpecsotError as it is. Log any other exception, and return an internal error in its place,
-    which tells the client no details.
+    which gives the client no details.
 
     error: the exception that a call raised.
     """
@@ -259,7 +259,7 @@ def names_to_wrong_value(complaint: Mapping[str, Any], location: Iterable[Any], 
 
         # location ("stop", "list[str]", 0), body {"stop": [1]} -> "stop", "0"
 
-    complaint: one entry of Pydantic's `errors()`, whose type tells whether the last name is missing.
+    complaint: one entry of Pydantic's `errors()`, whose type shows whether the last name is missing.
     location: the location as Pydantic reports it, which also contains the names of the types that were tried;
         these are left out.
     body: the decoded JSON body, which may be of any type.
@@ -282,7 +282,9 @@ async def refuse_http(request: Request, error: Exception) -> Response:
     error: Starlette's HTTPException.
     """
     error = cast(HTTPException, error)
-    words = _UNREAD.get(type(error.__cause__)) or _HTTP_MESSAGES.get(error.status_code, str(error.detail))
+    words = _PARSE_MESSAGES.get(type(error.__cause__)) or _HTTP_MESSAGES.get(
+        error.status_code, str(error.detail)
+    )
     line = words.format(path=request.url.path, method=request.method)
     return refusal(error.status_code, line, dict(error.headers or {}))
 

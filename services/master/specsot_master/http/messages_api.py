@@ -60,7 +60,7 @@ class ClaudeThinking(Model):
 
     # "disabled" to answer at once; "enabled" and "adaptive" to think first.
     type: Literal["enabled", "adaptive", "disabled"]
-    # The most tokens of a thought; None for no bound of its own.
+    # The maximum number of tokens of a thought; None for no bound of its own.
     budget_tokens: Annotated[Count, Field(ge=1)] | None = None
 
 
@@ -115,7 +115,7 @@ class CountBody(Model):
 class MessagesBody(CountBody):
     """POST /v1/messages"""
 
-    # The most tokens of thought and answer; None for AGENT_TOKENS, or as many as fit.
+    # The maximum number of tokens of thought and answer; None for AGENT_TOKENS, or as many as fit.
     max_tokens: Annotated[TokenLimit, Field(examples=[64])]
     # True to answer by server-sent events.
     stream: bool | None = None
@@ -129,6 +129,8 @@ class MessagesBody(CountBody):
     stop_sequences: Many[Words] | None = None
     # Its member "format" holds a JSON schema that the answer must follow; None for any form.
     output_config: Annotated[Json | None, Few] = None
+    # The same member, as older clients name it; None for any form.
+    output_format: Annotated[Json | None, Few] = None
     # How the answer is planned, in SpecSoT's own field; None for the mode that the server uses by default.
     specsot: Annotated[Planning | None, Few] = None
 
@@ -225,18 +227,18 @@ def chat_of(body: CountBody, turns: list[Json], context: HttpContext) -> ChatBod
         members["thinking_token_budget"] = body.thinking.budget_tokens
     if isinstance(body, MessagesBody):
         members |= {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
-        members |= {"stop": body.stop_sequences, "response_format": chat_format(body.output_config)}
+        members |= {"stop": body.stop_sequences, "response_format": chat_format(body)}
         members["specsot"] = body.specsot and body.specsot.model_dump(exclude_unset=True)
     return chat_body(members, "messages")
 
 
-def chat_format(output_config: Json | None) -> Json | None:
-    """Return `output_config.format`, a JSON schema, as a response_format of chat completions; None if there
-    is none. Another value than an object counts as none.
+def chat_format(body: MessagesBody) -> Json | None:
+    """Return the JSON schema of the answer as a response_format of chat completions; None if there is none. A
+    format that is no object counts as none.
 
-    output_config: the field of this name, or None.
+    body: the parsed body, with the schema in `output_config.format`, or in `output_format`, its older name.
     """
-    form = (output_config or {}).get("format")
+    form = (body.output_config or {}).get("format") or body.output_format
     if not isinstance(form, dict):
         return None
     return {"type": form.get("type"), "json_schema": {"name": "answer", "schema": form.get("schema")}}

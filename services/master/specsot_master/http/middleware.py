@@ -188,8 +188,9 @@ class BodyLimits:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body of a request and pass the request on to the application, or answer with a refusal.
-        Requests of methods without a body are passed on unread; if the client disconnects, nothing is
-        answered. The refusal closes the connection. The memory is given back when the application has ended.
+        Requests of methods without a body are passed on without being read; if the client disconnects,
+        nothing is answered. The refusal closes the connection. The memory is given back when the application
+        has ended.
 
         scope: what the server knows of the request.
         receive: receives the client's ASGI messages.

@@ -231,14 +231,14 @@ class OpenAICall:
         return {**(self.head or {}), "object": object_kind}
 
     def _as_asked(self, events: CallEvents) -> CallEvents:
-        """Return the events, changed by `_heard` if the prompt is echoed or no text is wanted; else
+        """Return the events, changed by `_adapt_to_echo` if the prompt is echoed or no text is wanted; else
         unchanged.
 
         events: what `generate` returned.
         """
-        return self._heard(events) if self.echoed_prompts or self.prompt_only else events
+        return self._adapt_to_echo(events) if self.echoed_prompts or self.prompt_only else events
 
-    async def _heard(self, events: CallEvents) -> CallEvents:
+    async def _adapt_to_echo(self, events: CallEvents) -> CallEvents:
         """Yield the events as the client asked for them. A prompt's log probabilities, which come in several
         events, are joined in one event, from the prompt's first token on. If the answer consists of the
         echoed prompt only, its generated text is removed from the events. Answers whose prompt is only echoed
@@ -285,7 +285,7 @@ class OpenAICall:
         precede those of the answer.
 
         index: the index of the answer.
-        view: what the events have told so far of the answer.
+        view: the answer as the events so far describe it.
         """
         finished = view.finished
         if not self.echoed_prompts or finished is None:
@@ -510,12 +510,12 @@ async def _events_of(
     Raises the errors of the requests.
     """
     usage = UsageCount()
-    has_begun = False
+    has_started = False
     async with aclosing(call.chunks(events, usage)) as chunks:
         async for chunk in chunks:
-            for event in () if has_begun else writer.begin(usage.as_json()):
+            for event in () if has_started else writer.begin(usage.as_json()):
                 yield event
-            has_begun = True
+            has_started = True
             for event in writer.take(chunk["choices"][0]):
                 yield event
     for event in writer.end(usage.as_json()):

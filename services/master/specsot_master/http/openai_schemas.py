@@ -5,6 +5,7 @@ Known fields that would change the answer but are not served are refused; see al
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import (
@@ -60,12 +61,27 @@ def _check_text(text: str) -> str:
     return text
 
 
+def _written_arguments(arguments: Any) -> Any:
+    """Return a call's arguments as JSON text. Some clients send them as an object, or null for none.
+
+    arguments: the JSON value of the field.
+
+    Raises ValueError if it is nested too deeply.
+    """
+    if isinstance(arguments, str):
+        return arguments
+    try:
+        return "" if arguments is None else json.dumps(arguments, ensure_ascii=False)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def at_most(max_entries: int) -> BeforeValidator:
     """Return a validator that refuses lists and objects with too many entries, before any entry is validated.
     A list or object with exactly so many entries passes; the validator raises ValueError for more, and values
     of other types pass.
 
-    max_entries: the most entries that are accepted.
+    max_entries: the maximum number of entries that are accepted.
     """
 
     def check(value: Any) -> Any:
@@ -152,7 +168,7 @@ def _drop_no_limit(limit: int | None) -> int | None:
     return None if limit == -1 else limit
 
 
-# The most tokens of an answer; None for no limit of the caller's own.
+# The maximum number of tokens of an answer; None for no limit of the caller's own.
 TokenLimit = Annotated[Count | None, AfterValidator(_drop_no_limit)]
 # The JSON schema of text.
 Text: dict[str, Any] = {"type": "string"}
@@ -216,11 +232,11 @@ class Planning(BaseModel):
     tools: Annotated[Many[Words] | None, at_most(MAX_TOOLS)] = None
     # The request's priority in the queue; higher is more urgent, None is 0.
     priority: Count | None = None
-    # The most branches that are written at the same time; None for the default.
+    # The maximum number of branches that are written at the same time; None for the default.
     max_parallel: Count | None = None
-    # The most tokens of one branch; None for no bound of its own.
+    # The maximum number of tokens of one branch; None for no bound of its own.
     max_branch_tokens: Count | None = None
-    # The most tokens of the plan; None for the default.
+    # The maximum number of tokens of the plan; None for the default.
     max_skeleton_tokens: Count | None = None
     # The attention window; None to attend to all tokens.
     window: Looking | None = None
@@ -313,7 +329,7 @@ class Asking(Model):
     stream_options: StreamOptions | None = None
     # How many answers each prompt gets; None for 1.
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
-    # The most tokens of an answer; None for the endpoint's default.
+    # The maximum number of tokens of an answer; None for the endpoint's default.
     max_tokens: Annotated[TokenLimit, Field(examples=[64])] = None
     # The sampling temperature; None for the default.
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -321,7 +337,7 @@ class Asking(Model):
     top_p: float | None = None
     # The number of tokens from which is sampled; 0 or -1 for all, None for the default.
     top_k: Count | None = None
-    # The least probability of a sampled token, as a fraction of the likeliest one's; None for the default.
+    # The smallest probability of a sampled token, as a fraction of the likeliest one's; None for the default.
     min_p: float | None = None
     # Penalty on the logits of all tokens of prompt and answer; 1 for none, None for the default.
     repetition_penalty: float | None = None
@@ -334,7 +350,7 @@ class Asking(Model):
     # Text, or texts, that end the answer; None for none.
     stop: Annotated[Words | Many[Words] | None, at_most(MAX_STOPS)] = None
     # The sampling seed; None or a negative number to have the master draw one.
-    seed: Count | None = None
+    seed: Annotated[int, Field(lt=2**64)] | None = None
     # True to continue after the model's end tokens.
     ignore_eos: bool | None = None
     # Tokens before which no end token is written; None for 0.
@@ -397,8 +413,8 @@ class GivenFunction(Model):
 
     # The function's name.
     name: Words
-    # The arguments as JSON text; "" for none.
-    arguments: Words = ""
+    # The arguments as JSON text, or as an object; "" for none.
+    arguments: Annotated[Words, BeforeValidator(_written_arguments)] = ""
 
 
 class PastCall(Model):
@@ -485,7 +501,7 @@ class ChatBody(Asking):
 
     # The conversation, oldest turn first.
     messages: Conversation
-    # The most tokens of thought and answer; None for `max_tokens`.
+    # The maximum number of tokens of thought and answer; None for `max_tokens`.
     max_completion_tokens: Annotated[TokenLimit, Field(examples=[64])] = None
     # The functions that the answer may call; None for none.
     tools: Annotated[Many[OfferedTool] | None, at_most(MAX_ANSWERS)] = None
@@ -502,7 +518,7 @@ class ChatBody(Asking):
     # Variables of the chat template; of these, only the switches of thinking and the reasoning effort are
     # served.
     chat_template_kwargs: Annotated[dict[str, Any] | None, Few] = None
-    # The most tokens of a thought; None for no bound of its own.
+    # The maximum number of tokens of a thought; None for no bound of its own.
     thinking_token_budget: Annotated[Count, Field(ge=0)] | None = None
     # False to leave the thought out of the response.
     include_reasoning: bool | None = None

@@ -81,7 +81,7 @@ class ResponsesBody(Model):
     input: Annotated[Words | Items, Field(examples=["Why is the sky blue?"])]
     # The system prompt; None for none.
     instructions: Words | None = None
-    # The most tokens of thought and answer; None for AGENT_TOKENS, or as many as fit.
+    # The maximum number of tokens of thought and answer; None for AGENT_TOKENS, or as many as fit.
     max_output_tokens: Annotated[TokenLimit, Field(examples=[64])] = None
     # The sampling temperature; None for the default.
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None

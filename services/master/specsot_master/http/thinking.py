@@ -95,12 +95,12 @@ class ThinkFirst:
         if left <= 0:
             return None
         limits = replace(ask.limits, max_new_tokens=left)
-        least_tokens = min(ask.min_tokens, left)
+        min_tokens = min(ask.min_tokens, left)
         if ask.mode != "direct" and not self.forks:
             return replace(ask, limits=limits, messages=with_notes(ask.messages, thought.text))
         closing_tokens = self.text.encode(f"{self.style.closing(thought.text)}{self.head}")
         tokens = self.prompt + thought.tokens + closing_tokens
-        return replace(ask, mode="direct", messages=(), tokens=tokens, limits=limits, min_tokens=least_tokens)
+        return replace(ask, mode="direct", messages=(), tokens=tokens, limits=limits, min_tokens=min_tokens)
 
 
 def think_first(

@@ -57,7 +57,8 @@ def uniform(key: int, bit_value: int) -> float:
 
 
 class TokenCounts:
-    """How often each token occurs in one sequence. Tokens of the prompt are present with a count of 0.
+    """Counter of how often each token occurs in one sequence. Tokens of the prompt are present with a count
+    of 0.
 
     For example:
 
@@ -91,7 +92,7 @@ class TokenCounts:
         """Return a copy of the counts by token id, as if some more tokens had been generated.
 
         extra_tokens: Ids of the tokens to count in addition: the drafted tokens on the path to a tree node.
-            Empty: only what has been recorded counts.
+            Empty: only what has been recorded counts. The counter itself does not change.
         """
         counts = self._counts.copy()
         for token in extra_tokens:
@@ -113,7 +114,10 @@ class DecodeState:
     retried: True if the logits of the newest token were not finite and the token is being fed once more.
     soft_end: Ends the sequence after a sentence, once it is nearly long enough. None if it has no soft end.
     processed: True if penalties or biases change the logits before a token is chosen.
-    greedy: True if the target tokens are the argmax of unchanged logits.
+    greedy: True if the target tokens are the argmax of unchanged logits, except where that is one of the
+        `lowered` tokens.
+    lowered: The biased tokens of a greedy sequence, whose biases are all negative. An argmax that is none of
+        them is also the argmax with the biases. Empty for other sequences.
     place: The sequence's place among the trees of a frame, if its next tree is always the drafter's tree for
         its newest token. None if it has no drafter, or if it has a grammar and is not greedy.
     """
@@ -128,15 +132,19 @@ class DecodeState:
     soft_end: SoftEndRule | None = None
     processed: bool = field(init=False)
     greedy: bool = field(init=False)
+    lowered: frozenset[int] = field(init=False)
     place: tuple[int, int] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """Derive `processed`, `greedy` and `place` from the opening, and start the grammar if there is
-        one.
+        """Derive `processed`, `greedy`, `lowered` and `place` from the opening, and start the grammar if
+        there is one.
         """
         sampling = self.opening.sampling
-        self.processed = sampling.penalises or bool(sampling.logit_bias)
-        self.greedy = sampling.temperature <= 0 and not self.processed
+        biases = sampling.logit_bias
+        self.processed = sampling.penalises or bool(biases)
+        only_lowers = not sampling.penalises and all(bias <= 0 for _, bias in biases)
+        self.greedy = sampling.temperature <= 0 and only_lowers
+        self.lowered = frozenset(token for token, _ in biases) if self.greedy else frozenset()
         self.place = place_of(self.opening) if self.opening.drafted else None
         if self.grammar:
             self.set_grammar(self.grammar)
@@ -168,7 +176,8 @@ class DecodeState:
         return self.opening.limit - len(self.tokens)
 
     def must_go_on(self, num_ahead: int = 0) -> bool:
-        """Return whether the request's `min_tokens` forbids a stop token as the next token.
+        """Return whether the request's `min_tokens` forbids a stop token as the next token. Return False once
+        the sequence has `min_tokens` tokens, and always if `min_tokens` is 0.
 
         num_ahead: Number of drafted tokens that count as generated already: the depth of a tree node. 0: the
             token after the newest one is meant.
@@ -192,6 +201,7 @@ class DecodeState:
     def write(self, tokens: tuple[int, ...]) -> End | None:
         """Append generated tokens up to and including the first that ends the sequence, and advance grammar
         and counts. Return why the sequence ends. Return None if it does not end, or if there are no tokens.
+        Tokens after the one that ends the sequence are dropped.
 
         tokens: Ids of the accepted tokens, in order.
 
@@ -243,6 +253,9 @@ class DecodeState:
         reads the token.
 
         token: Id of the newest token, which `tokens` contains already.
+
+        The first reason that applies is returned: STOP for a stop id, FAILED if the grammar does not allow
+        the token, GRAMMAR if the grammar is finished, LENGTH if the sequence is at its limit.
         """
         if token in self.opening.stop_ids:
             return End.STOP
@@ -275,7 +288,7 @@ def accept_tree(
     """Accept the nodes along the target tokens, append their tokens and the bonus token to the sequence, and
     return the outcome.
 
-    state: What is remembered of the sequence. It is changed.
+    state: What is remembered of the sequence. Tokens are appended to it.
     draft_round: Number of the draft round to which the tree belongs.
     tree: The verified tree: token id and parent of each node. Node 0 is the root.
     targets: Target token id at each node. None: the node's logits are not finite, or acceptance does not
@@ -332,7 +345,8 @@ def grammar_masks(segment: PromptChunk | TreeSegment, state: DecodeState) -> Mas
 
 
 class TreeMasks(Masks):
-    """The grammar masks of a tree, made when a node is looked at, because acceptance reaches only few nodes.
+    """Sequence of the grammar masks of a tree's nodes. Each mask is made when its node is looked at, because
+    acceptance reaches only few nodes.
 
     The grammar's state after the root is given, because the root has been generated. The states of other
     nodes follow from their parents' states.
@@ -366,6 +380,8 @@ class TreeMasks(Masks):
         the list of the masks. A mask is built when it is first read.
 
         index: Number of a node, or a slice of node numbers. Negative numbers count from the end.
+
+        Raises IndexError if the tree has no node of that number.
         """
         if isinstance(index, slice):
             return [self[node] for node in range(*index.indices(len(self)))]
@@ -375,7 +391,8 @@ class TreeMasks(Masks):
         return self._masks[node]
 
     def allows(self, node: int, token: int) -> bool:
-        """Return whether a token may follow a node, without building the node's mask.
+        """Return whether a token may follow a node, without building the node's mask. Return True if the
+        grammar does not constrain the token after the node, and False if it forbids the token there.
 
         node: Number of the node.
         token: Token id.

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from specsot.core.cost_curve import UNIT_CURVE, CostCurve
-from specsot.core.draft_pause import DraftPause, PauseEvent, PauseState
+from specsot.core.draft_pause import FEATURE_RING_ROWS, DraftPause, PauseEvent, PauseState
 from specsot.core.frames import Frame, Opening, TreeSegment
 from specsot.members import Curve
 
@@ -42,7 +42,7 @@ MIN_GAIN = 0.2
 # times with 2.5; with 2, fewer sequences decode.
 MAX_PROMPT_STALL = 2.25
 # Tokens. A frame carries at least this many prompt tokens if prompts wait, however long they take. Untuned.
-LEAST_PROMPT_ROWS = 8
+MIN_PROMPT_ROWS = 8
 # Divisors. A prompt chunk has the token budget divided by one of these. Untuned.
 CHUNK_DIVISORS = (1, 2, 4, 8)
 
@@ -51,9 +51,6 @@ CHUNK_DIVISORS = (1, 2, 4, 8)
 FIRST_BACKOFF_TREES = 32
 # Trees. Upper bound of the doubled number. Untuned.
 MAX_BACKOFF_TREES = 1024
-# Hidden states. The last stage keeps at most about this many features unsent during one pause of drafting;
-# then the pause ends. Untuned.
-MAX_UNSENT_ROWS = 8192
 # Hidden states. At most this many features are sent to a drafter with one step, unless the step's own frame
 # has more tokens. The default of `--rows`. What a drafter still lacks after a pause follows with later steps.
 MAX_ROWS_PER_STEP = 512
@@ -83,7 +80,7 @@ def place_of(opening: Opening) -> tuple[int, int]:
 
 def are_in_order(openings: Iterable[Opening]) -> bool:
     """Return whether sequences are listed in the order that a frame's trees have, which is that of
-    `place_of`. True for none or one.
+    `place_of`. Return True for none or one, False if any two are swapped.
 
     openings: Openings of the sequences, in the order to check.
     """
@@ -93,10 +90,10 @@ def are_in_order(openings: Iterable[Opening]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FrameBudget:
-    """What a frame and the ring may hold.
+    """Upper bounds of a frame's tokens and of the frames in flight.
 
     rows: Maximum number of tokens of one frame.
-    flight: Maximum number of frames in flight.
+    flight: Maximum number of frames in flight, at least 1.
     slots: Number of KV slots that are kept free for every live sequence, for the nodes of its tree.
     prompts: Maximum number of tokens of a frame while no sequence decodes. Numbers below `rows` count as
         `rows`.
@@ -128,7 +125,8 @@ class InFlightFrame:
 
 
 class RecentMedians:
-    """Medians of the most recent step times, one for every power of two of the steps' tokens.
+    """Collector of the medians of the most recent step times, one median for every power of two of the steps'
+    tokens. Each median is taken of at most RECENT_STEPS steps.
 
     For example:
 
@@ -140,7 +138,7 @@ class RecentMedians:
         self._bins: dict[int, deque[tuple[int, float]]] = {}
 
     def __bool__(self) -> bool:
-        """Return whether any step has been recorded."""
+        """Return whether any step has been recorded: False at the start."""
         return bool(self._bins)
 
     def record(self, num_tokens: int, seconds: float) -> None:
@@ -165,8 +163,10 @@ class RecentMedians:
 
 
 class PipelineDepth:
-    """Decides how many tokens and frames pay off. Call `record_step` for every returned step, and ask before
-    frames are composed.
+    """Estimator of how many tokens and frames are profitable. Call `record_step` for every returned step, and
+    ask before frames are composed.
+
+    parts: Number of frames over which the family that was asked about last is spread. 1 at the start.
     """
 
     def __init__(self, stages: int = 1, curve: Curve = (), overlap: bool = True) -> None:
@@ -191,7 +191,6 @@ class PipelineDepth:
         self._hop_curve: CostCurve | None = None
         # Seconds from the result of a family to its next frame, as an exponential mean.
         self._gap = 0.0
-        # Over how many frames the family asked about last was spread.
         self.parts = 1
 
     def record_step(self, num_tokens: int, seconds: Sequence[float], elapsed: float, was_alone: bool) -> None:
@@ -226,9 +225,10 @@ class PipelineDepth:
 
     def max_frames(self, default: int, max_allowed: int) -> int:
         """Return how many frames may be in flight, at least 1: the time of a step divided by that of its
-        slowest stage. With as many frames, the slowest stage is always busy.
+        slowest stage, rounded. With as many frames, the slowest stage is always busy. Return `max_allowed` if
+        the slowest stage is estimated to take no time.
 
-        default: Number to return until the time of hops has been measured.
+        default: Number to return until the time of hops has been measured; no more than `max_allowed`.
         max_allowed: Upper bound of the result, from the budget.
 
         For example:
@@ -265,7 +265,8 @@ class PipelineDepth:
 
     def chunk_rows(self, prompt_tokens: int, max_chunk: int) -> int:
         """Return the size in tokens of a prompt's chunks with which the prompt passes all stages soonest. If
-        frames do not overlap, this is `max_chunk`; else `max_chunk` or a fraction of it, at least 1.
+        frames do not overlap, this is `max_chunk`; else `max_chunk` divided by one of CHUNK_DIVISORS, at
+        least 1. Of sizes that take equally long, the largest is returned.
 
         prompt_tokens: Number of prompt tokens that are still to be fed.
         max_chunk: Maximum number of tokens of a chunk.
@@ -277,8 +278,8 @@ class PipelineDepth:
 
     def prompt_rows(self, num_decode_tokens: int, num_waiting: int, max_tokens: int) -> int:
         """Return how many prompt tokens a frame carries: as many as let the frame take at most
-        MAX_PROMPT_STALL times as long as without prompts, but at least LEAST_PROMPT_ROWS if `max_tokens`
-        allows that.
+        MAX_PROMPT_STALL times as long as without prompts, but at least MIN_PROMPT_ROWS if `max_tokens`
+        allows that. Return 0 if `max_tokens` is 0.
 
         num_decode_tokens: Number of tokens of the frame that belong to decoding sequences.
         num_waiting: Number of sequences that wait for their prompts. They count as if they decoded already:
@@ -289,14 +290,14 @@ class PipelineDepth:
         as the slowest stage's share of the compute time.
 
             # one stage, 1 ms per token, 4 decode tokens, none waiting -> limit 2.25 * 4 = 9 ms, so
-            # 4 + 5 tokens take 9 ms, but LEAST_PROMPT_ROWS applies -> 8 prompt tokens
+            # 4 + 5 tokens take 9 ms, but MIN_PROMPT_ROWS applies -> 8 prompt tokens
         """
         share = max(self._shares) if self._overlap else 1.0
         limit = MAX_PROMPT_STALL * self._compute_seconds((num_decode_tokens + num_waiting) * share)
-        least = min(LEAST_PROMPT_ROWS, max_tokens)
-        more = range(least + 1, max_tokens + 1)
+        min_tokens = min(MIN_PROMPT_ROWS, max_tokens)
+        more = range(min_tokens + 1, max_tokens + 1)
         num_overlapped = num_decode_tokens * share
-        return least + bisect_right(
+        return min_tokens + bisect_right(
             more, limit, key=lambda rows: self._compute_seconds(num_overlapped + rows)
         )
 
@@ -335,24 +336,34 @@ class PipelineDepth:
         )
 
     def _step_seconds(self, num_tokens: int) -> float:
-        """Return the estimated seconds of a step, compute and hops, with this number of tokens."""
+        """Return the estimated seconds of a step: the computation of all stages and all hops.
+
+        num_tokens: Number of tokens of the step.
+        """
         return self._compute_seconds(num_tokens) + self._hop_seconds(num_tokens)
 
     def _compute_seconds(self, num_tokens: float) -> float:
-        """Return the estimated seconds that all stages together compute a step with this number of tokens,
-        which may be a fraction.
+        """Return the estimated seconds that all stages together compute a step. Until a step was recorded,
+        the estimate is the curve that was measured beforehand.
+
+        num_tokens: Number of tokens of the step, which may be a fraction.
         """
         if self._compute_curve is None:
             self._compute_curve = self._measured.corrected(self._computed.points)
         return self._compute_curve.at(num_tokens)
 
     def _slowest_stage_seconds(self, num_tokens: int) -> float:
-        """Return the estimated seconds that the slowest stage computes a step with this number of tokens."""
+        """Return the estimated seconds that the slowest stage computes a step.
+
+        num_tokens: Number of tokens of the step.
+        """
         return self._compute_seconds(num_tokens) * max(self._shares)
 
     def _hop_seconds(self, num_tokens: int) -> float:
-        """Return the estimated seconds that all hops of a step with this number of tokens take together. 0
-        until a hop has been measured.
+        """Return the estimated seconds that all hops of a step take together. Return 0 until a hop has been
+        measured.
+
+        num_tokens: Number of tokens of the step.
         """
         if self._hop_curve is None:
             # Beyond the largest number of tokens that was measured, hops count as taking no longer, because
@@ -365,10 +376,12 @@ class PipelineDepth:
 
 @dataclass(slots=True)
 class _Backoff:
-    """For how many trees one drafter is not waited for.
+    """Misses of one drafter: for how many trees the drafter is not waited for.
 
-    trees: Number of trees after its next miss.
-    left: Remaining number of trees after its last miss.
+    trees: Number of trees for which the drafter will not be waited for after its next miss. The number
+        doubles with every such miss, up to MAX_BACKOFF_TREES, and is reset by a tree that arrives in time.
+    left: Number of trees for which the drafter is still not waited for since its last miss. 0: the drafter is
+        waited for.
     """
 
     trees: int = FIRST_BACKOFF_TREES
@@ -376,7 +389,7 @@ class _Backoff:
 
 
 class DraftTimeout:
-    """How long a sequence waits for a tree.
+    """Rule that decides how long a sequence waits for a tree of its drafter.
 
     A sequence waits `timeout` seconds while its drafter answers in time. After a miss it does not wait for a
     number of trees, which doubles with every miss. It does not wait at all while drafting is paused
@@ -384,6 +397,8 @@ class DraftTimeout:
 
     Each of several drafters has its own misses, so a slow drafter does not delay the sequences of the others.
     A sequence that has not received a tree from any drafter yet has the drafter "".
+
+    sends_backlog: True while part of the features that a pause of drafting held back may not have been sent.
     """
 
     def __init__(self, timeout: float, present: bool = True) -> None:
@@ -399,12 +414,12 @@ class DraftTimeout:
         # Misses by drafter.
         self._backoffs = dict[str, _Backoff]()
         # Number of features that were held back during the pause, and of features of sequences that the
-        # drafter never saw. Both are sent later, at most MAX_ROWS_PER_STEP with every step.
+        # drafter never saw. Both are sent later, at most MAX_ROWS_PER_STEP with every step, and neither is
+        # more than the last stage keeps.
         self._unsent_rows = 0
         self._missed_rows = 0
         # Number of steps for which the drafter may still catch up before its trees are waited for regardless.
         self._catch_up_steps = 0
-        # True while part of the features that a pause held back may not have been sent.
         self.sends_backlog = False
         # Seconds that sequences usually wait for a tree, as an exponential mean.
         self._usual_wait: float | None = None
@@ -502,7 +517,7 @@ class DraftTimeout:
 
         num_features: Number of features (one per token) that the drafter must be sent.
         """
-        self._missed_rows += num_features
+        self._missed_rows = min(self._missed_rows + num_features, FEATURE_RING_ROWS)
         self._catch_up_steps = MAX_CATCH_UP_STEPS
         self._pause = self._pause.on(PauseEvent.MISSED)
 
@@ -513,14 +528,12 @@ class DraftTimeout:
         num_tokens: Number of its tokens.
         num_drafted: Number of drafted sequences.
 
-        During a pause, the trees count towards its end, and the tokens towards MAX_UNSENT_ROWS, which also
-        ends it. Otherwise the backlog shrinks by what can be sent with the frame.
+        During a pause, the trees count towards its end, and the tokens are added to the backlog. Otherwise
+        the backlog shrinks by what can be sent with the frame.
         """
         if self.paused:
-            self._unsent_rows += num_tokens
+            self._unsent_rows = min(self._unsent_rows + num_tokens, FEATURE_RING_ROWS)
             self._pause = self._pause.passed(num_trees, num_drafted)
-            if self._unsent_rows >= MAX_UNSENT_ROWS:
-                self._pause = self._pause.end()
             self._catch_up_steps = MAX_CATCH_UP_STEPS
             return
         self._catch_up_steps = max(self._catch_up_steps - 1, 0)
@@ -535,7 +548,8 @@ class DraftTimeout:
     def record_drafter_loss(self, drafter: str = "") -> None:
         """Record that a drafter is lost. Drafting ends if no other drafter has sent anything.
 
-        drafter: Name of the drafter. An unknown name is ignored.
+        drafter: Name of the drafter. The name of a drafter that has sent nothing, or is lost already, changes
+            nothing while another drafter has sent something.
         """
         self._responsive.discard(drafter)
         self._backoffs.pop(drafter, None)
@@ -560,7 +574,7 @@ class DraftTimeout:
 
 
 class StepTimer:
-    """Measures the seconds of each step, for the drafter's decision whether drafting pays off.
+    """Timer of whole steps, for the drafter's decision whether drafting is profitable.
 
     The time of a step runs from the verification of a sequence to its next verification, whatever other
     frames are verified in between. For a step without trees, the median over such steps during pauses of
@@ -605,8 +619,8 @@ class StepTimer:
         return median(one for one, _ in steps), median(one for _, one in steps)
 
     def _note(self, frame: Frame, now: float) -> None:
-        """Record when each sequence of a frame was verified and whether drafting was paused, and drop closed
-        sequences.
+        """Record when each sequence of a frame was verified and whether drafting was paused for it, and
+        forget the sequences that the frame closes.
 
         frame: The verified frame.
         now: Time in seconds.

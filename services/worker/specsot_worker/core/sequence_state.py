@@ -14,11 +14,10 @@ from specsot_worker.core.pipeline import place_of
 
 @dataclass(slots=True)
 class SequenceState:
-    """One sequence as the sequencer of stage 0 knows it.
+    """State of one sequence as the sequencer of stage 0 knows it.
 
-    `draft_round` is the number of the sequence's draft round, which is one tree and its
-    verification. The *root* of a tree is the newest token of the sequence, which has no KV before that tree
-    is fed.
+    A *draft round* is one tree of the sequence and its verification. The *root* of a tree is the newest token
+    of the sequence, which has no KV before that tree is fed.
 
     opening: What every stage must know about the sequence.
     prompt: Prompt token ids, without the tokens that the sequence shares with the source of its fork.
@@ -30,16 +29,17 @@ class SequenceState:
     root: The newest token: the root of the tree that is in flight or comes next. None until the prompt has
         produced its first token.
     draft_round: Number of the draft round that is in flight or comes next. It is 0 while the prompt is being
-    fed.
+        fed.
     keep: Accepted node numbers of the last verified tree, root first. The next tree frame carries them, so
-        that every stage moves the KV of these nodes down to the committed end.
+        that every stage moves the KV of these nodes down to the committed end. Empty after the prompt, and if
+        the last verification accepted nothing.
     tree_frames: The sequence's tree frames whose results have not arrived.
     tree: The tree that the next frame carries. None if no usable tree has arrived.
-    next_tree: A tree for the draft round after the current one, if it arrived before the result that it
-        builds on.
+    next_tree: A tree for the draft round after the current one, which arrived before the result that it
+        builds on. None if there is no such tree.
     waiting_since: Time in seconds since which the sequence waits for a tree. None if it does not wait.
-    forced: Tokens that the grammar leaves no choice about, after the root. They are drafted as a chain if no
-        tree arrives.
+    forced: Ids of the tokens after the root that the grammar leaves no choice about. They are drafted as a
+        chain if no tree arrives. Empty if nothing is forced.
     drafter_informed: False if drafting was paused or resuming when the newest segment was launched. The
         drafter is not asked for a tree then, so the sequence does not wait for one.
     drafter: Name of the drafter that sent the sequence's last tree. Empty if no drafter has sent one yet,
@@ -47,10 +47,11 @@ class SequenceState:
     returned_at: Time in seconds at which the last result arrived. None before the first result.
     root_only: True if the next frame feeds the root without drafts, because the last verification accepted
         nothing.
-    place: (family, sequence id). Trees of a frame are sorted by it.
+    place: The pair (family, sequence id), see `place_of`. Trees of a frame are sorted by it.
     policy: Which KV the sequence keeps: a window, pruning, or None for all of it.
-    turn: Sequences with a lower turn get their tree nodes first when a frame has too few tokens for all
-        trees.
+    turn: Place of the sequence in the order in which trees get their nodes: when a frame has too few tokens
+        for all trees, sequences with a lower turn come first. 0 until a tree was scheduled without being
+        truncated.
     """
 
     opening: Opening
@@ -113,6 +114,8 @@ class SequenceState:
 
         With pruning, a chunk ends at the next position at which pruning is due.
 
+        For example:
+
             # prompt of 10 tokens, 6 of them forked: self.prompt holds tokens 6..9.
             # fed = 8, max_tokens = 512 -> offset 8 - (10 - 4) = 2 -> tokens 8 and 9, final
         """
@@ -147,7 +150,8 @@ class SequenceState:
 
     def mark_sent(self, draft_paused: bool) -> bool:
         """Record that the newest segment is being launched. Return True if the segment is a tree of a drafted
-        sequence: a pause of drafting counts such trees.
+        sequence: a pause of drafting counts such trees. Return False for a prompt chunk, and for a sequence
+        that is not drafted.
 
         draft_paused: True while drafting is paused or resuming, so that the drafter is not asked for the next
             tree.
@@ -193,7 +197,7 @@ class SequenceState:
         )
 
     def offer_tree(self, draft_round: int, tree: Tree) -> bool:
-        """Store a tree for a draft round, and return whether it was stored.
+        """Store a tree for a draft round, and return whether it was stored: False if it was dropped.
 
         draft_round: Number of the draft round for which the drafter made the tree.
         tree: The tree: token id and parent of each node. Its node 0 is the root.

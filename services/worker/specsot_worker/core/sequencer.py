@@ -36,7 +36,7 @@ PREFILL_SHARE = 4
 
 
 class Sequencer:
-    """Schedules all sequences of one epoch. Apply orders, results and drafts as they arrive, then call
+    """Scheduler of all sequences of one epoch. Apply orders, results and drafts as they arrive, then call
     `compose`.
 
     There is no prefill or decode phase: a frame carries the trees of sequences that can decode and prompt
@@ -109,8 +109,9 @@ class Sequencer:
         """Apply an order of the master: open a sequence, close one, or extend a lease.
 
         order: The order. An opening of a sequence that exists is ignored; an opening whose prompt has token
-            ids beyond the vocabulary is rejected, see `rejections`. Orders for sequences that have ended are
-            ignored.
+            ids beyond the vocabulary is rejected, see `rejections`. Orders for unknown sequences, and for
+            those that have ended, are ignored. An order to close a sequence of the previous epoch, whose KV
+            was kept, has the next frame close it.
         """
         match order:
             case Open(opening, tokens, lease):
@@ -184,8 +185,9 @@ class Sequencer:
             self._draft_timeout.start_pause(drafts.paused_trees, self._drafted())
 
     def _valid_ids(self, tokens: Sequence[int]) -> bool:
-        """Return whether the base model has all these token ids. Its embedding would read out of bounds for
-        others. Return True if there are no ids, or if the size of the vocabulary is unknown.
+        """Return whether the base model has all these token ids. Return False if one is negative or beyond
+        the vocabulary: the embedding would read out of bounds. Return True if there are no ids, or if the
+        size of the vocabulary is unknown.
 
         tokens: Token ids.
         """
@@ -208,7 +210,8 @@ class Sequencer:
         stop waiting for trees until one arrives. If no other drafter has sent anything, no sequence waits at
         all.
 
-        drafter: Name of the lost drafter.
+        drafter: Name of the lost drafter. If it is unknown or lost already, only sequences without a drafter
+            stop waiting.
         """
         self._draft_timeout.record_drafter_loss(drafter)
         for state in self._sequences.values():
@@ -264,14 +267,15 @@ class Sequencer:
         return min((one for one in times if one > self._composed), default=None)
 
     def _max_in_flight(self) -> int:
-        """Return how many frames may be in flight now: the budget's number, or fewer if `PipelineDepth` says
-        so.
+        """Return how many frames may be in flight now: the budget's number, or fewer, but at least 1, if a
+        `PipelineDepth` was given and says so.
         """
         limit = self._budget.flight
         return self._depth.max_frames(limit - 1, limit) if self._depth and limit > 1 else limit
 
     def _pop_closings(self) -> tuple[int, ...]:
-        """Remove and return the ids of the sequences that the next frame closes. Return () if there are none.
+        """Remove and return the ids of the sequences that the next frame closes. Return () if there are none,
+        or if all of them are kept back.
 
         Closed sequences of the previous epoch are kept back while a queued sequence is still to reuse their
         KV.
@@ -301,7 +305,9 @@ class Sequencer:
         return replace(frame, paused=paused, catching_up=catching_up)
 
     def _drafted(self) -> int:
-        """Return the number of sequences that have finished their prompts and have a drafter."""
+        """Return the number of sequences that have finished their prompts and are to be drafted for. Whether
+        a drafter is present does not matter.
+        """
         return sum(state.opening.drafted and state.root is not None for state in self._sequences.values())
 
     def _record_in_flight(self, segments: tuple[Segment, ...], now: float) -> None:
@@ -322,7 +328,7 @@ class Sequencer:
 
     def _waiting_families(self, now: float) -> set[int]:
         """Return the ids of the families in which a sequence waits for its tree and its family is still to
-        wait for it.
+        wait for it. Return an empty set if no family waits.
 
         now: Time in seconds.
 
@@ -376,7 +382,7 @@ class Sequencer:
 
     def _families(self) -> dict[int, list[SequenceState]]:
         """Return the sequences that have finished their prompts, by family id. In each family, the sequence
-        whose last result arrived first comes first.
+        whose last result arrived first comes first. Return {} if no prompt is finished.
         """
         families: dict[int, list[SequenceState]] = {}
         decoding = (state for state in self._sequences.values() if state.root is not None)
@@ -520,7 +526,7 @@ class Sequencer:
         unfed: Sequences that are not open, or whose prompts are not fed completely.
 
         If no sequence decodes, this is the larger budget `FrameBudget.alone`. Otherwise it is what the trees
-        leave, or less if decoding sequences would stall for too long.
+        leave, or less if decoding sequences would stall for too long. Return 0 if the trees fill the frame.
         """
         num_decode_tokens = max(
             num_tree_tokens, sum(state.root is not None for state in self._sequences.values())
@@ -535,7 +541,7 @@ class Sequencer:
         """Free or prune pages in the page table, as every stage does before a sequence's next tokens. Nothing
         happens for a sequence that keeps all of its KV.
 
-        sequence: Id of the sequence.
+        sequence: Id of the sequence, which must be open.
         position: Position of the first of the next tokens. Pages before it are freed or pruned as the KV
             policy says.
         """
@@ -544,8 +550,9 @@ class Sequencer:
             self._table.prune(sequence, position)
 
     def _max_chunk_tokens(self, state: SequenceState) -> int:
-        """Return the maximum number of tokens of one prompt chunk: all that fit into a frame, if there is one
-        stage; with several, the size with which the prompt passes the stages soonest.
+        """Return the maximum number of tokens of one prompt chunk, at least 1: all that fit into a frame, if
+        there is one stage; with several, the size with which the prompt passes the stages soonest. A sequence
+        with a KV policy is bounded by `FrameBudget.rows`, even while no sequence decodes.
 
         state: The sequence of the prompt.
         """
@@ -554,7 +561,7 @@ class Sequencer:
 
     def _open(self, state: SequenceState, fed: dict[int, int], openings: list[Opening]) -> bool:
         """Open one sequence if its fork source is fed far enough and there are pages. Return whether it was
-        opened.
+        opened. Return False if it stays queued for a later frame, and if it is rejected.
 
         state: The sequence, which is not open yet.
         fed: By sequence id, how many tokens earlier frames have fed.
@@ -592,7 +599,8 @@ class Sequencer:
 
     def _fits(self, opening: Opening) -> bool:
         """Return whether there are free pages for the whole prompt and for one tree, less the pages shared
-        with the fork source.
+        with the fork source: False if there are too few. A sequence whose KV policy bounds its pages needs no
+        more than that bound.
 
         opening: Opening of the sequence.
         """

@@ -18,7 +18,7 @@ OnLaunched = Callable[["LaunchedFrame"], Awaitable[None]]
 
 
 class HasHostCopy(Protocol):
-    """What a verification returns. See `VerifiedFrame`."""
+    """A result of a verification whose tensors can be copied to the host. `VerifiedFrame` implements it."""
 
     def on_host(self: Verified) -> Verified:
         """Return the same value, with every tensor in the host's memory."""
@@ -33,8 +33,9 @@ class LaunchedFrame:
     """A frame whose last layer has been launched.
 
     frame: The frame as it arrived.
-    passed: The same frame with its hidden states, which the device may still be computing.
-    computed: CUDA event that completes when the hidden states are computed. None on a CPU.
+    passed: The same frame with the hidden states of the last layer, which the device may still be computing.
+    computed: CUDA event that completes when the hidden states are computed. None on a CPU, and for a frame
+        without tokens.
     """
 
     frame: Frame
@@ -44,7 +45,7 @@ class LaunchedFrame:
 
 def launch_frame(run: Callable[[Frame], Frame], frame: Frame) -> LaunchedFrame:
     """Run a frame through a stage without waiting for the device, and return the frame with an event that
-    completes when its hidden states are computed.
+    completes when its hidden states are computed. There is no event on a CPU, or for a frame without tokens.
 
     run: Runs the frame. Returns it with the stage's hidden states.
     frame: The frame as it arrived.
@@ -57,8 +58,8 @@ def launch_frame(run: Callable[[Frame], Frame], frame: Frame) -> LaunchedFrame:
 
 
 class AsyncVerifier(Generic[Verified]):
-    """Verifies the frames of one epoch in order, one at a time, each as soon as its hidden states are
-    computed.
+    """Verifier of the frames of one epoch on another thread: in order, one frame at a time, each as soon as
+    its hidden states are computed.
     """
 
     def __init__(self, name: str, executor: Executor, on_launched: OnLaunched) -> None:
@@ -76,8 +77,8 @@ class AsyncVerifier(Generic[Verified]):
         self._task = asyncio.create_task(self._verify_in_order())
 
     def busy(self) -> bool:
-        """Return whether a frame is being verified or waits for that. Raises the error with which a
-        verification has failed.
+        """Return whether a frame is being verified or waits for that: False if all submitted frames are
+        verified. Raises the error with which a verification has failed.
         """
         if self._task.done():
             self._task.result()
@@ -107,7 +108,9 @@ class AsyncVerifier(Generic[Verified]):
         return await self._compute.run(self._verify, verify, launched, timeout_seconds=time_limit)
 
     def close(self) -> None:
-        """Stop verifying. Queued frames are dropped, and later errors are ignored."""
+        """Stop verifying. Queued frames are dropped, and later errors are ignored. A second call does
+        nothing.
+        """
         if not self._task.cancel() and not self._task.cancelled():
             self._task.exception()
 

@@ -14,11 +14,13 @@ from specsot_worker.overlap.next_step import NextStep
 
 
 class OverlapsSteps(Protocol):
-    """A stage that may launch its next step speculatively. See `DecoderStage`."""
+    """A stage that may launch its next step speculatively. `DecoderStage` implements it."""
 
     @property
     def next_step(self) -> NextStep | None:
-        """The predicted step, or None if the stage launches no step before its frame arrives."""
+        """The predictor and launcher of the stage's next step. None if the stage launches no step before its
+        frame arrives.
+        """
         ...
 
 
@@ -28,7 +30,8 @@ Place = Callable[[Segment], tuple[int, int] | None]
 
 
 class DraftedStep:
-    """The step after a verified frame, if it consists of trees for exactly the sequences that continue.
+    """The step that follows a verified frame, as predicted from its outcomes: trees for exactly the sequences
+    that continue.
 
     Sequences that have just generated their first token come last. If the device selects the trees, the tree
     of such a sequence is its root alone.
@@ -133,9 +136,10 @@ class DraftedStep:
 
 
 class ColocatedDrafts:
-    """Asks the drafter on this thread for trees, and launches the next step with them.
+    """Caller of the drafter on this thread: asks it for trees, and launches the next step with them.
 
-    drafter: None if the drafter is elsewhere, or if there is none.
+    drafter: The drafter on this thread. None if the drafter is elsewhere, or if there is none. The worker
+        sets it.
     """
 
     def __init__(self, stage: OverlapsSteps | None, place: Place, is_quiet: Callable[[], bool]) -> None:
@@ -178,8 +182,8 @@ class ColocatedDrafts:
             self._handle = self.drafter.start_drafts(verification)
 
     def discard(self, sequence: int) -> None:
-        """Record that the host has found other target tokens for a sequence than the device. Nothing happens
-        if no drafts were started.
+        """Record that the host has found other target tokens for a sequence than the device, so that the
+        drafts that were started are not used. Nothing happens if no drafts were started.
 
         sequence: Id of the sequence.
         """

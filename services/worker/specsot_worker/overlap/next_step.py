@@ -22,7 +22,7 @@ from specsot_model.step_rows import FilledStep, Outputs, StepRows
 
 
 class Steps(Protocol):
-    """Runs frames through a layer range. See `CapturedSteps`."""
+    """Runner of frames through a layer range, as captured CUDA graphs. `CapturedSteps` implements it."""
 
     def run(self, rows: StepRows) -> Outputs | None:
         """Run a frame, and return its hidden states and fused features. Return None if it does not fit into a
@@ -33,18 +33,18 @@ class Steps(Protocol):
         ...
 
     def fill(self, rows: StepRows) -> FilledStep | None:
-        """Write what the frame needs, except token ids and hidden states, to the device. Return None if it
-        does not fit into a graph.
+        """Write what the frame needs, except token ids and hidden states, to the device, and return the
+        prepared step, which `launch` runs. Return None if the frame does not fit into a graph.
 
-        rows: As for `run`; the entry is ignored.
+        rows: Positions, KV slots and visible KV of the frame's tokens. Its inputs (`entry`) are ignored.
         """
         ...
 
     def launch(self, filled: FilledStep, entry: Sequence[int] | Tensor) -> Outputs:
         """Run a frame that `fill` has prepared, and return its hidden states and fused features.
 
-        filled: What `fill` has returned.
-        entry: Token ids, or hidden states [num_tokens, hidden_size].
+        filled: The prepared step, from `fill`.
+        entry: Token ids, one per token of the frame, or hidden states [num_tokens, hidden_size].
         """
         ...
 
@@ -57,7 +57,7 @@ class Steps(Protocol):
         """Run a prepared frame with trees that the host has not read, and return its hidden states and fused
         features.
 
-        filled: What `fill` has returned for a frame with trees of as many nodes.
+        filled: The prepared step, from `fill`, of a frame with trees of as many nodes.
         roots: Token ids of the roots, which are known, one per tree.
         trees: The trees, whose tokens and shapes are on the device.
         """
@@ -68,12 +68,13 @@ class Steps(Protocol):
 class SpeculativeStep(OverlappedWork):
     """A predicted step, in one of the states that the package describes.
 
-    segments: The predicted tree segments.
-    trees: The trees of the segments. They replace the trees that the segments name.
-    reserved: Pairs of a sequence and the number of pages that were reserved for the step.
-    filled: What graphs read of the frame. None in the state IDLE.
-    tokens: Token ids of all trees, in frame order. Known in the state CONFIRMED only.
-    outputs: Hidden states and fused features. None before the step is launched.
+    segments: The predicted tree segments, in frame order.
+    trees: The trees of the segments, one each. They replace the trees that the segments name.
+    reserved: Pairs of a sequence's id and the number of pages that were reserved for it for the step. Empty
+        if no sequence needed a further page.
+    filled: The inputs of the frame that were written to the device for the graphs. None in the state IDLE.
+    tokens: Token ids of all trees, in frame order. Known in the state CONFIRMED only; [] before.
+    outputs: Hidden states [num_tokens, hidden_size] and fused features. None before the step is launched.
     timed: True if the stage's timer counts since the launch. False if it must start with the frame.
     """
 
@@ -87,7 +88,9 @@ class SpeculativeStep(OverlappedWork):
 
     @property
     def hidden(self) -> bool:
-        """True if a window hides part of the KV from some of the tokens."""
+        """True if a window hides part of the KV from some of the tokens. False for a step that could not be
+        prepared.
+        """
         return self.filled is not None and any(span.sight for span in self.filled.rows.spans)
 
     @property
@@ -138,8 +141,8 @@ class SpeculativeStep(OverlappedWork):
 
 
 class NextStep:
-    """Predicts the next step of a stage. There is at most one predicted step. Used by the thread that runs
-    frames only.
+    """Predictor and launcher of the next step of a stage. There is at most one predicted step. Used by the
+    thread that runs frames only.
 
     Call `take` when a frame arrives, and `predict` once its step is launched. After verification, call
     `launch`; or `prepare` and then `launch_drafts`; or `launch_selected` and then `confirm`.
@@ -239,8 +242,8 @@ class NextStep:
 
     @torch.inference_mode()
     def launch(self, tokens: list[int]) -> bool:
-        """Launch the prepared step. Return whether it was launched: there must be a prepared step with as
-        many tokens, and the vocabulary must have them.
+        """Launch the prepared step. Return whether it was launched: False if no step with as many tokens is
+        prepared, or if the vocabulary does not have a token id.
 
         tokens: Token ids, one per predicted segment, in their order. At least one.
 
@@ -254,7 +257,8 @@ class NextStep:
     @torch.inference_mode()
     def prepare(self, segments: Sequence[TreeSegment]) -> bool:
         """Prepare the step with these segments, if every segment of the newest frame is followed by a tree.
-        Return whether that is so, and `launch_drafts` is to be called when the trees are known.
+        Return whether that is so: if True, `launch_drafts` is to be called when the trees are known; if
+        False, no step is predicted.
 
         segments: Their trees have the expected shapes; the tokens are open. If the shapes of trees changed in
             the previous step, preparing is left to `launch_drafts`.
@@ -354,8 +358,7 @@ class NextStep:
         features. The step is confirmed.
 
         step: A step in the state PREPARED.
-        entry: Token ids of its tokens, or hidden states [num_tokens, hidden_size]. See
-            `CapturedSteps.launch`.
+        entry: Ids of its tokens, or hidden states [num_tokens, hidden_size] that enter the layers.
         """
         assert step.filled is not None
         step.outputs = self._steps.launch(step.filled, entry)
@@ -388,8 +391,8 @@ class NextStep:
         return step
 
     def _launch(self, tokens: list[int]) -> bool:
-        """Launch the predicted step, for which the timer has started. Return whether it was launched: it must
-        be prepared, with as many tokens.
+        """Launch the predicted step, for which the timer has started. Return whether it was launched: False
+        if no step is prepared, or if it has another number of tokens.
 
         tokens: Token ids of all its trees, in frame order.
         """
@@ -422,7 +425,7 @@ class NextStep:
                     self._kv.clear_page(page)
 
     def _forget(self, closings: Sequence[int]) -> None:
-        """Drop what is remembered of discarded steps for sequences that have ended.
+        """Drop what is remembered of discarded steps for sequences that have ended. Unknown ids are ignored.
 
         closings: Ids of the sequences.
         """
@@ -442,7 +445,7 @@ class NextStep:
 
     def _has_next_tree(self, segment: Segment) -> bool:
         """Return whether the segment's sequence has a tree in the next frame, and has no KV policy other than
-        a window.
+        a window. Return False for a prompt chunk that is not final.
 
         segment: A segment of the newest frame.
         """
@@ -469,7 +472,8 @@ def _following(segment: Segment) -> TreeSegment:
 
 
 def _is_alike(segment: Segment, predicted: TreeSegment, tree: Tree) -> bool:
-    """Return whether a frame's segment is the predicted one, apart from its token ids.
+    """Return whether a frame's segment is the predicted one, apart from its token ids. Return False for a
+    prompt chunk, for another sequence, and for a tree of another shape or place.
 
     segment: Segment of the frame that arrived.
     predicted: The predicted segment.

@@ -29,6 +29,9 @@ def directory_of(file: Path) -> Path:
     Raises ModelError if the file is broken or not supported, or if the cache cannot be written.
 
     file: the GGUF file, or any part of a split one.
+
+    An existing directory is returned as it is; a changed size or time of a file gives another directory.
+    Raises ModelError also if a part is missing.
     """
     parts = [part.absolute() for part in parts_of(file)]
     directory = cache_folder() / "gguf" / _key(parts) / stem_of(parts[0])
@@ -50,6 +53,9 @@ def read_places(pointer: Path) -> dict[str, Place]:
     pointer: the pointer file of the directory.
 
     Raises ModelError if the pointer file is missing or no JSON object.
+
+    Otherwise the stored path is used, whether or not the file exists. An entry with missing or unknown fields
+    raises KeyError or TypeError.
     """
     places: dict[str, Place] = {}
     for name, stored in read_json(pointer).items():
@@ -65,6 +71,8 @@ def _key(parts: Sequence[Path]) -> str:
     """Return a key that differs for every GGUF file, and for every change of its size or time: 16 hex digits.
 
     parts: absolute paths of the file's parts. Raises ModelError if one is missing.
+
+    The key also changes with the format of the directory (FORM).
     """
     lines = [FORM]
     for part in parts:
@@ -77,11 +85,14 @@ def _key(parts: Sequence[Path]) -> str:
 
 
 def _joined(parts: Sequence[Path]) -> Header:
-    """Combine the headers of a file's parts: the first part has the metadata, every part its own tensors.
+    """Return one header for all of a file's parts: the first part has the metadata, every part its own
+    tensors.
 
     parts: paths of the file's parts, the first one first.
 
     Raises ModelError if parts or tensors are missing.
+
+    Numbers that the metadata do not name are not compared. Raises ModelError also if a header cannot be read.
     """
     headers = [read_header(part) for part in parts]
     tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}
@@ -104,6 +115,8 @@ def _publish(header: Header, directory: Path) -> None:
 
     Raises ModelError if the metadata do not describe a supported model, OSError if the directory cannot be
     written.
+
+    If another process made the directory meanwhile, that one is used and nothing is raised.
     """
     try:
         files = dict(_text_files(header))
@@ -129,6 +142,8 @@ def _text_files(header: Header) -> Iterator[tuple[str, str]]:
     """Yield name and content of every file of the model directory.
 
     header: the header of the GGUF file. Raises ModelError if its metadata do not describe a supported model.
+
+    The file chat_template.jinja is yielded only if the file has a template.
     """
     config = config_of(header)
     tokenizer = StoredTokenizer(header)

@@ -11,12 +11,12 @@ from specsot.errors import ModelError
 POINTER = "gguf.json"
 # The name of one part of a split file.
 PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
-# Other weights, beside which GGUF files in a folder are ignored.
+# Other weights. If a folder has such files, its GGUF files are ignored.
 WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def find_gguf(place: Path) -> Path | None:
-    """Return the GGUF file that a path means, or None if it means none.
+    """Return the GGUF file that a path means, or None if the path means none.
 
     A path to a file means that file; a folder without other weights means its only GGUF file. If that file is
     split, its first part is returned. Image projectors (mmproj) are ignored. None if the path does not exist,
@@ -25,6 +25,8 @@ def find_gguf(place: Path) -> Path | None:
     place: path of a file or a folder. It need not exist.
 
     Raises ModelError if a folder has several GGUF files.
+
+    A path to any file is returned as it is, whatever the file's name is.
     """
     if place.is_file():
         return place
@@ -42,6 +44,8 @@ def parts_of(file: Path) -> list[Path]:
     file: path of the file, or of any of its parts.
 
     # "m-00002-of-00002.gguf" -> ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
+
+    The parts need not exist. A count of 00000 is read as 1.
     """
     split = PART.fullmatch(file.name)
     if split is None:
@@ -54,6 +58,8 @@ def stem_of(first: Path) -> str:
     """Return a GGUF file's name without suffix and part number.
 
     first: path of the file, or of its first part.
+
+    "m-00001-of-00002.gguf" and "m.gguf" both give "m".
     """
     split = PART.fullmatch(first.name)
     return split[1] if split else first.stem

@@ -78,6 +78,8 @@ class Header:
         """Return the value "<architecture>.<name>". Raises ModelError if it is no integer > 0.
 
         name: the key without the architecture.
+
+        A missing value, a bool and a list count as no integer.
         """
         value = self.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
@@ -86,9 +88,12 @@ class Header:
 
 
 def read_header(file: Path) -> Header:
-    """Read the header of a GGUF file. Raises ModelError if it is missing, broken, or no GGUF file.
+    """Return the header of a GGUF file. Raises ModelError if it is missing, broken, or no GGUF file.
 
     file: path of the file.
+
+    The header is broken if the file ends within it, or if a value has an unknown type. The data of the
+    tensors are not read.
     """
     try:
         with file.open("rb") as opened:
@@ -106,7 +111,9 @@ class _Cursor:
     """Reads the values of a GGUF header one after another, from a mapped file."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
-        """file: path of the file, for error messages.
+        """Begin to read a header.
+
+        file: path of the file, for error messages.
         data: the mapped file. Reading begins after the magic number.
         """
         self._file = file
@@ -114,10 +121,13 @@ class _Cursor:
         self._at = len(MAGIC)
 
     def header(self) -> Header:
-        """Read the whole header, after the magic number.
+        """Read the whole header, after the magic number, and return it.
 
         Raises ModelError for an unsupported version, and struct.error, ValueError or KeyError if the header
         is broken.
+
+        Offsets of tensors are counted from the beginning of the file. Without an alignment in the metadata,
+        ALIGNMENT applies.
         """
         version, tensors, values = self._read_numbers("IQQ")
         if version not in VERSIONS:
@@ -130,15 +140,22 @@ class _Cursor:
         return Header(self._file, metadata, found)
 
     def _pair(self) -> tuple[str, Any]:
-        """Read one key of the metadata with its value."""
+        """Read one key of the metadata with its value, and return both.
+
+        Raises struct.error if the file ends before, and KeyError for a value of an unknown type.
+        """
         name = self._string()
         (kind,) = self._read_numbers("I")
         return name, self._value(kind)
 
     def _value(self, kind: int) -> Any:
-        """Read a value: a scalar, a string, or an array of either. Raises KeyError for an unknown type.
+        """Read a value, and return it: a scalar, a string, or an array of either. Raises KeyError for an
+        unknown type.
 
         kind: GGUF's number of the value's type.
+
+        An array is returned as a list. Raises struct.error if the file ends within the value, and KeyError
+        for an array of arrays.
         """
         if kind == STRING:
             return self._string()
@@ -150,8 +167,10 @@ class _Cursor:
         return self._read_numbers(SCALARS[kind])[0]
 
     def _tensor(self) -> tuple[str, int, tuple[int, ...], int]:
-        """Read name, type, shape, and offset of a tensor. The shape has rows first; the offset is in bytes
-        from the beginning of all tensors.
+        """Read and return name, type, shape, and offset of a tensor. The shape has rows first; the offset is
+        in bytes from the beginning of all tensors.
+
+        The type is ggml's number. Raises struct.error if the file ends before.
         """
         name = self._string()
         (axes,) = self._read_numbers("I")
@@ -160,8 +179,10 @@ class _Cursor:
         return name, kind, tuple(reversed(shape)), begin
 
     def _string(self) -> str:
-        """Read a string: its length in 8 bytes, then its bytes. Raises struct.error if the file ends
-        before.
+        """Read and return a string, which is stored as its length in 8 bytes, then its bytes. Raises
+        struct.error if the file ends before.
+
+        Raises ValueError if the bytes are not UTF-8.
         """
         (length,) = self._read_numbers("Q")
         begin = self._at
@@ -171,9 +192,11 @@ class _Cursor:
         return self._data[begin : self._at].decode()
 
     def _read_numbers(self, form: str) -> tuple[Any, ...]:
-        """Read little-endian numbers. Raises struct.error if the file ends before.
+        """Read and return little-endian numbers. Raises struct.error if the file ends before.
 
         form: the `struct` format of the numbers, without byte order.
+
+        The next call reads the bytes that follow these numbers.
         """
         found = struct.unpack_from(f"<{form}", self._data, self._at)
         self._at += struct.calcsize(f"<{form}")

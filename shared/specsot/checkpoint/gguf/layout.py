@@ -71,6 +71,8 @@ def model_type_of(header: Header) -> str:
     """Return the model_type of a GGUF file. Raises ModelError for an unsupported architecture.
 
     header: the header of the GGUF file.
+
+    A Llama file with experts is "mixtral".
     """
     found = ARCHITECTURES.get(header.architecture)
     if found is None:
@@ -85,6 +87,9 @@ def config_of(header: Header) -> dict[str, Any]:
     header: the header of the GGUF file.
 
     Raises ModelError for an architecture or a feature that is not supported.
+
+    Raises ModelError also if a number that every model needs is missing, and for keys and values of different
+    lengths. A value that the file does not have is None or has llama.cpp's default.
     """
     kind = model_type_of(header)
     heads = header.count("attention.head_count")
@@ -129,6 +134,8 @@ def _particulars(kind: str, header: Header) -> dict[str, Any]:
     header: the header of the GGUF file.
 
     Raises ModelError if a number that the family needs is missing.
+
+    A field that a window would need is None if the file names no window or 0.
     """
     window = header.get("attention.sliding_window") or None
     if kind == "mixtral":
@@ -170,6 +177,11 @@ def _of_gemma(kind: str, header: Header) -> dict[str, Any]:
 
     kind: the model_type, gemma2 or gemma3_text.
     header: the header of the GGUF file.
+
+    Values that the file does not have are those of the published models. Scores are divided by the square
+    root of hidden size / heads in the largest model of each generation, and of the head's length in the
+    others. Raises ModelError if a number that has no such default is missing, and KeyError for an
+    architecture that is not in LARGEST_GEMMAS.
     """
     heads = header.count("attention.head_count")
     caps = (50.0, 30.0) if kind == "gemma2" else (None, None)
@@ -221,6 +233,10 @@ def _rope_scaling(header: Header) -> dict[str, Any] | None:
     header: the header of the GGUF file.
 
     Raises ModelError for an unsupported kind.
+
+    The tensors of the file have precedence over its metadata: frequency divisors mean Llama 3's scaling, long
+    and short factors mean longrope. A linear scaling with a factor of 1, of 0 or without a factor counts as
+    none.
     """
     kind = header.get("rope.scaling.type", "none")
     factor = header.get("rope.scaling.factor")
@@ -239,8 +255,8 @@ def _rope_scaling(header: Header) -> dict[str, Any] | None:
 
 
 def _longrope(header: Header) -> dict[str, Any]:
-    """Return longrope's settings; the factors are tensors of the file. The original context is left out if
-    the file does not name it.
+    """Return the fields of a config's `rope_scaling` for the kind longrope; the factors are tensors of the
+    file. The original context is left out if the file does not name it.
 
     header: the header of the GGUF file.
     """
@@ -260,6 +276,8 @@ def _yarn(header: Header, factor: float | None) -> dict[str, Any]:
 
     header: the header of the GGUF file.
     factor: the factor of the context extension, or None if the file names none.
+
+    A value of 0 counts as not named.
     """
     scale = header.get("rope.scaling.yarn_log_multiplier")
     scaling = "rope.scaling"
@@ -281,6 +299,8 @@ def _numbers(header: Header, name: str) -> NDArray[np.float32]:
 
     header: the header of the GGUF file.
     name: name of the tensor in the file, which must exist.
+
+    Raises KeyError if the file has no such tensor. The type is not checked.
     """
     found = header.tensors[name]
     with found.file.open("rb") as file:
@@ -289,13 +309,16 @@ def _numbers(header: Header, name: str) -> NDArray[np.float32]:
 
 
 def _llama3_scaling(header: Header) -> dict[str, Any]:
-    """Recover the settings of Llama 3's rotary scaling from the frequency divisors that the file has.
+    """Return the settings of Llama 3's rotary scaling, recovered from the frequency divisors that the file
+    has.
 
     Llama 3.1 to 3.3 all use the same low and high factors and original context; only `factor` differs.
 
     header: the header of a GGUF file with the tensor ROPE_FREQS.
 
     Raises ModelError if the divisors do not follow from these settings.
+
+    The result has the fields of a config's `rope_scaling`. Raises ModelError also if the tensor is not fp32.
     """
     factors = _numbers(header, ROPE_FREQS)
     theta = header.get("rope.freq_base", 10000.0)
@@ -329,10 +352,13 @@ def places_of(header: Header, config: Mapping[str, Any]) -> dict[str, Place]:
     config: the fields of config.json, see `config_of`.
 
     Raises ModelError for an unknown tensor, or a type that cannot be dequantized.
+
+    A stacked tensor of experts gives one entry for each expert. Raises ModelError also if the file is too
+    short for a tensor, or if the package gguf is missing.
     """
     sizes = BlockSizes()
     found = dict[str, Place]()
-    further = _unread_prefixes(header)
+    further = _skipped_prefixes(header)
     for stored_name, stored in header.tensors.items():
         if stored_name in (ROPE_FREQS, LONG, SHORT) or stored_name.startswith(further):
             continue
@@ -345,7 +371,7 @@ def places_of(header: Header, config: Mapping[str, Any]) -> dict[str, Place]:
     return found
 
 
-def _unread_prefixes(header: Header) -> tuple[str, ...]:
+def _skipped_prefixes(header: Header) -> tuple[str, ...]:
     """Return the prefixes of the tensors of layers that predict further tokens; they are not read. Empty if
     there are no such layers.
 
@@ -358,13 +384,17 @@ def _unread_prefixes(header: Header) -> tuple[str, ...]:
 def _named(stored: str, place: Place, config: Mapping[str, Any]) -> Iterator[tuple[str, Place]]:
     """Yield Transformers' name and the place of a stored tensor; of stacked experts, those of each expert.
 
-    Yields nothing if the family has no such tensor.
+    Yields nothing if the family has no such tensor, and for a name that is neither a tensor outside of layers
+    nor "blk.<layer>.<name>".
 
     stored: name of the tensor in the file.
     place: where the tensor is stored.
     config: the fields of config.json.
 
         # "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"
+
+    The place has what a reader must undo: an offset that was added to the weights of norms, and the order of
+    the rows of rotary projections.
     """
     family = FAMILIES[config["model_type"]]
     names = family.names
@@ -405,6 +435,8 @@ def _bare(names: Names) -> dict[str, str]:
     """Return the names of tensors that have no suffix in Transformers, by their GGUF names.
 
     names: the family's names of tensors. An empty name means that the family has no such tensor.
+
+    The values are full names within a layer, or "".
     """
     sinks = names.sinks and f"{names.attention}.{names.sinks}"
     return {"attn_sinks": sinks, "exp_probs_b": names.correction}
@@ -414,6 +446,10 @@ def _inner(names: Names) -> dict[str, str]:
     """Return the names of the other tensors inside a layer, by their GGUF names.
 
     names: the family's names of tensors. An empty name means that the family has no such tensor.
+
+    The result maps GGUF names such as "attn_norm" to Transformers' names within the layer. An entry whose
+    name is empty is a tensor that the family does not have. If the family has one tensor for queries, keys
+    and values, the separate projections and their norms are left out.
     """
     shared = dict(zip(("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"), names.shared or ()))
     own = {
@@ -438,6 +474,9 @@ def _split_experts(place: Place) -> Iterator[Place]:
     """Yield the place of each expert in a tensor of all experts, which are stored one after another.
 
     place: the place of the tensor, whose first axis counts the experts.
+
+    The places have the shape and the bytes of one expert; they are yielded in the order of the experts'
+    numbers.
     """
     count = place.shape[0]
     shape = place.shape[1:]
@@ -459,6 +498,8 @@ def _order(part: str, place: Place, config: Mapping[str, Any]) -> Order | None:
     part: name of the tensor inside its layer, without suffix, as GGUF has it.
     place: where the tensor is stored.
     config: the fields of config.json.
+
+    Returns None for every other tensor and every other family.
     """
     heads = config["num_attention_heads"]
     kind = config["model_type"]
@@ -474,7 +515,10 @@ class BlockSizes:
     """Computes how many bytes tensors take, by the tables of the gguf package."""
 
     def __init__(self) -> None:
-        """Load the tables. Raises ModelError if the gguf package is not installed."""
+        """Load the tables. Raises ModelError if the gguf package is not installed.
+
+        Sizes of types are then computed at their first use.
+        """
         try:
             from gguf import constants, quants
         except ImportError:
@@ -491,6 +535,8 @@ class BlockSizes:
 
         Raises ModelError if its type cannot be dequantized, if its rows are no whole blocks, or if the file
         is too short.
+
+        A tensor without dimensions has no whole blocks, so that ModelError is raised.
         """
         if stored.kind not in self._known:
             self._known[stored.kind] = self._find(stored.kind, tensor_in_file)
@@ -515,6 +561,8 @@ class BlockSizes:
         tensor_in_file: path of the file and name of the tensor, for error messages.
 
         Raises ModelError if the type is unknown or cannot be dequantized.
+
+        Types that are not quantized have blocks of one element.
         """
         try:
             named = self._constants.GGMLQuantizationType(kind)

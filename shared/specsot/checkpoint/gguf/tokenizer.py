@@ -72,9 +72,14 @@ class StoredTokenizer:
     """
 
     def __init__(self, header: Header) -> None:
-        """header: the header of the GGUF file.
+        """Read the tokens and their types from the metadata.
+
+        header: the header of the GGUF file.
 
         Raises ModelError if the metadata are incomplete, or of an unsupported kind of tokenizer.
+
+        Tokens without types in the file count as ordinary ones. In Gemma's files, tokens of several spaces
+        are replaced by tokens of as many SPACE characters. Unsupported is every kind but gpt2 and llama.
         """
         self._header = header
         self._kind = self._get("model")
@@ -90,7 +95,13 @@ class StoredTokenizer:
             raise self._error(f"{len(self._tokens)} tokens of {len(self._types)} types make no vocabulary")
 
     def build(self) -> Tokenizer:
-        """Build the tokenizer. Raises ModelError if merges, scores or splits are missing or unknown."""
+        """Build the tokenizer, and return it. Raises ModelError if merges, scores or splits are missing or
+        unknown.
+
+        Control tokens and user-defined tokens are recognized before text is split; user-defined tokens of
+        spaces only are not added. The begin token is put in front of every text if the file asks for it or,
+        without a setting in the file, if its kind does so by default.
+        """
         tokenizer = self._byte_level() if self._kind == "gpt2" else self._sentencepiece()
         tokenizer.add_special_tokens([AddedToken(one, normalized=False) for one in self._special()])
         defined = [one for one in self._of_type(USER_DEFINED) if one.strip(SPACE)]
@@ -104,6 +115,8 @@ class StoredTokenizer:
     def config(self) -> dict[str, Any]:
         """Return the fields of tokenizer_config.json. Special tokens that the file does not name are left
         out.
+
+        Raises ModelError if a special id is outside of the vocabulary.
         """
         names = {field: self._name(stored) for field, stored in SPECIAL.items()}
         return {
@@ -114,6 +127,11 @@ class StoredTokenizer:
     def ends(self) -> list[int]:
         """Return the ids of all tokens that end an answer, ascending; empty if the file names none and has no
         known ones.
+
+        These are the ids that the file names for the end of a text, a turn, a message or a completed gap, and
+        all tokens with a name in ENDS that are control or user-defined tokens. In a vocabulary of the harmony
+        format, which has all tokens in HARMONY, <|end|> only ends a part of an answer, so that it is left
+        out.
         """
         stored = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
         ids = {self._get(f"{one}_token_id") for one in stored} - {None}
@@ -136,9 +154,11 @@ class StoredTokenizer:
         return self._get("pre", "default")
 
     def _byte_level(self) -> Tokenizer:
-        """Build a byte-level BPE tokenizer, as in GPT-2, Llama 3 and Qwen.
+        """Return a byte-level BPE tokenizer, as in GPT-2, Llama 3 and Qwen.
 
         Raises ModelError if the file's rule of splitting text is not known.
+
+        Raises an exception of the tokenizers library if a merge has a part that is no token.
         """
         splits = SPLITS.get(self._pre)
         if splits is None:
@@ -152,10 +172,13 @@ class StoredTokenizer:
         return tokenizer
 
     def _sentencepiece(self) -> Tokenizer:
-        """Build a sentencepiece BPE tokenizer, as in Llama 2 and Gemma. Without merges, those that the scores
-        imply are used.
+        """Return a sentencepiece BPE tokenizer, as in Llama 2 and Gemma. Without merges, those that the
+        scores imply are used.
 
         Raises ModelError if there are neither merges nor scores.
+
+        A space is put before the text unless the file says that it is not. Characters without a token become
+        their bytes. Without a name in the file, the unknown token is "<unk>".
         """
         merges = [tuple(one.split(" ", 1)) for one in self._get("merges", [])] or list(self._implied_merges())
         unknown = self._name("unknown") or "<unk>"
@@ -180,6 +203,9 @@ class StoredTokenizer:
         the order of its tokens: the first token is the best.
 
         Raises ModelError if there are no scores.
+
+        Of pairs with the same score, those with the longer left part, then those with the longer right part
+        are first. Tokens that no two tokens make up imply no merge.
         """
         ids = self._ids()
         scores = self._get("scores", [])
@@ -208,7 +234,10 @@ class StoredTokenizer:
         return self._types[id] == UNUSED and self._tokens[id] == f"[PAD{id}]"
 
     def _special(self) -> list[str]:
-        """Return the special tokens: all control tokens, and those that have a special id."""
+        """Return the special tokens: all control tokens, and those that have a special id.
+
+        Each token is named once. Raises ModelError if a special id is outside of the vocabulary.
+        """
         named = [name for one in SPECIAL.values() if (name := self._name(one)) is not None]
         return list(dict.fromkeys([*self._of_type(CONTROL), *named]))
 

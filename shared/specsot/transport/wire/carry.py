@@ -81,6 +81,10 @@ def encode_carry(message: Carried) -> Iterator[ring_pb2.CarryRequest]:
     message: the value to send.
 
     Raises WireError for a value that the ring does not carry.
+
+    A tap becomes one message for each part of its weight. Any other message becomes one message with as much
+    of its tensors as PIECE_BYTES allow, followed by pieces with the rest. A tensor that is None leaves its
+    field unset, and a SeparateTensor is only described.
     """
     if isinstance(message, Tap):
         yield from (ring_pb2.CarryRequest(tap=part) for part in cut_tap(message))
@@ -112,6 +116,9 @@ class CarryReader:
         request: the next protobuf message of the stream.
 
         Raises WireError for a part that cannot be decoded or does not follow the parts before it.
+
+        The state of an incomplete message is kept between calls. A part of another kind between the pieces of
+        a message raises WireError.
         """
         kind = chosen(request, "message")
         if self._incomplete is not None:
@@ -133,6 +140,8 @@ class CarryReader:
 
         message: the protobuf message with tensors.
         reader: the pieces of its tensors so far.
+
+        Raises WireError if the complete message is invalid.
         """
         self._incomplete = (message, reader) if reader.missing_bytes else None
         return None if self._incomplete else _decode(message, reader.pieces)
@@ -143,6 +152,8 @@ def _decode(message: Cut, pieces: Pieces) -> Carried:
 
     message: the protobuf message.
     pieces: the rest of each tensor's data, by the tensor's field.
+
+    A field without a tensor becomes None.
     """
     if isinstance(message, ring_pb2.Frame):
         hidden, fused = (decode_rows(message, name, pieces, True) for name in TENSORS["frame"])
@@ -159,6 +170,8 @@ def decode_features(message: ring_pb2.Features, pieces: Pieces) -> Features:
     pieces: the rest of the tensor's data, by field.
 
     Raises WireError if it is invalid, and if `rows` has not one row per token.
+
+    `rows` may be None for any number of tokens, because a drafter without a draft head is sent none.
     """
     rows = decode_rows(message, "rows", pieces)
     features = FEATURES.decode(message, rows=rows)
@@ -176,6 +189,8 @@ def write_rows(payload: Payload | None, message: values_pb2.Tensor, pieces: Piec
     payload: the tensor, its description, or None, which leaves the field unset.
     message: the message's tensor field.
     pieces: writes the tensor, and keeps the part for which the message has no room.
+
+    Raises WireError for a type of tensor that messages do not support.
     """
     if isinstance(payload, SeparateTensor):
         payload.describe(message)
@@ -192,6 +207,9 @@ def decode_rows(message: Any, field: str, pieces: Pieces, may_be_int8: bool = Fa
     may_be_int8: True if the tensor may be rounded to 8 bits by blocks, as [rows, blocks, bytes of a block].
 
     Raises WireError for another number of dimensions, and for 8 bits unless they are allowed.
+
+    A tensor whose data travels separately is returned as its description, a SeparateTensor, with the same
+    checks. Raises WireError also if the data does not have the size that the shape needs.
     """
     if not message.HasField(field):
         return None

@@ -125,6 +125,9 @@ def decode_ask(request: master_pb2.GenerateRequest, context_tokens: int = MAX_TO
         decoded.
 
     Raises InvalidRequest, which names the field.
+
+    Rejected are also unknown numbers of `mode` and `drafter`, and lists that are too long. A `mode` of 0
+    becomes "auto".
     """
     _check_sizes(request, context_tokens)
     for field, number, enumeration in (("mode", request.mode, MODES), ("drafter", request.drafter, DRAFTERS)):
@@ -134,7 +137,9 @@ def decode_ask(request: master_pb2.GenerateRequest, context_tokens: int = MAX_TO
 
 
 def _check_sizes(request: master_pb2.GenerateRequest, context_tokens: int) -> None:
-    """Raise InvalidRequest if a message has too many parts that take only a byte or two each.
+    """Raise InvalidRequest, which names the field, if a prompt is too long for the model, or if a list has
+    more entries than allowed: messages, stop texts, tools, or stop tokens. Each entry would take only a byte
+    or two of the message. Otherwise return None.
 
     request: the message as the client sent it.
     context_tokens: length of the model's context in tokens. With a window, a prompt may be longer.
@@ -154,6 +159,8 @@ def resumes(request: master_pb2.GenerateRequest) -> bool:
     request: the message as the client sent it.
 
     Raises InvalidRequest if `resume_from` is set without a `request_id`.
+
+    A message resumes if it has an id, and either a `resume_from` above 0 or no prompt.
     """
     if request.resume_from and not request.request_id:
         raise InvalidRequest("resume_from needs a request_id", field="request_id")
@@ -174,6 +181,8 @@ def encode_event(numbered: events.Numbered) -> master_pb2.GenerateEvent:
     `MergedText`, which most events are, is encoded without its schema, which takes three times as long.
 
     numbered: the event with its number in the request's stream.
+
+    Raises WireError for a value that is no event.
     """
     event = numbered.event
     if isinstance(event, events.MergedText) and not event.logprobs:

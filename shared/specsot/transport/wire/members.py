@@ -92,6 +92,8 @@ def check_open(message: fleet_pb2.Open) -> None:
     """Raise WireError unless forked tokens and sent tokens together are the prompt.
 
     message: the order before it is decoded.
+
+    Returns None if they are. A prompt that is forked as a whole has no sent tokens.
     """
     prompt = message.opening.prompt
     forked = message.opening.fork.length

@@ -83,6 +83,8 @@ def check_duration(seconds: float, name: str) -> float:
 
     seconds: the number.
     name: what the number is, for the error, such as "a stage's time".
+
+    NaN raises WireError too.
     """
     if not 0 <= seconds < math.inf:
         raise WireError(f"{name} must be seconds >= 0, got {seconds}")
@@ -94,6 +96,8 @@ def check_ascending(numbers: Sequence[int], name: str) -> tuple[int, ...]:
 
     numbers: the numbers; there may be none.
     name: what the numbers are, in the plural, for the error.
+
+    Equal neighbors raise WireError too.
     """
     ascending = tuple(numbers)
     if len(ascending) > 1 and any(map(ge, ascending, ascending[1:])):
@@ -143,6 +147,9 @@ def repeated(codec: Codec, plural: str) -> FieldCodec:
 
     codec: encodes and decodes each value.
     plural: the values' name in an error.
+
+    Encoding does not check the number of values. Decoding returns a tuple, and raises WireError for more than
+    MAX_PARTS values.
     """
     encode = codec.encode
     decode = codec.decode
@@ -168,7 +175,9 @@ class Enumeration:
         value_of: Callable[[str], Any] = str,
         name_in_errors: str | None = None,
     ) -> None:
-        """descriptor: the protobuf enumeration, whose number 0 is named ..._UNSPECIFIED.
+        """Read the names and numbers of a protobuf enumeration, without its number 0.
+
+        descriptor: the protobuf enumeration, whose number 0 is named ..._UNSPECIFIED.
         value_of: returns the Python value of a lower-case name without its prefix.
         name_in_errors: the enumeration's name in errors. None: its protobuf name in words.
         """
@@ -222,12 +231,16 @@ class Schema(Generic[T, TMessage]):
         without: Collection[str] = (),
         **codecs: FieldCodec,
     ) -> None:
-        """kind: the dataclass.
+        """Describe how a dataclass is encoded. The codecs of the fields are found at the first use.
+
+        kind: the dataclass.
         message: the class of the protobuf message.
         check: called with a message before it is decoded, and raises WireError if the message is invalid.
         renamed: the name in the message of each field whose name there differs.
         without: fields that the caller encodes and decodes.
         codecs: codecs of fields for which the descriptor does not suffice.
+
+        Each field of the dataclass that is not in `without` needs a field of the message.
         """
         self.full_name = message.DESCRIPTOR.full_name
         self.kind = kind
@@ -241,6 +254,9 @@ class Schema(Generic[T, TMessage]):
         """Return the message of a value. Raises WireError if a field cannot be encoded.
 
         value: the dataclass.
+
+        A value of None leaves the field unset. Fields that the caller encodes stay unset too. Raises KeyError
+        for a value that an enumeration does not have.
         """
         encoded: dict[str, Any] = {}
         for name, message_field, encode in self._table.encoders:
@@ -253,6 +269,10 @@ class Schema(Generic[T, TMessage]):
 
         message: the protobuf message.
         values: the values of the fields that the caller decodes, by name.
+
+        A field that the message leaves unset has the dataclass's default, or None if there is none; a field
+        whose presence protobuf does not record is decoded from its zero value. Raises also what the dataclass
+        itself raises, such as InvalidRequest.
         """
         if self._check:
             self._check(message)
@@ -269,8 +289,10 @@ class Schema(Generic[T, TMessage]):
 
     @cached_property
     def _table(self) -> _Table:
-        """The codecs of the fields. Created at first use, when the codecs of nested messages are
+        """Return the codecs of the fields. Created at first use, when the codecs of nested messages are
         registered.
+
+        The fields in `without` are left out.
         """
         table = _Table()
         for each in fields(cast(Any, self.kind)):
@@ -279,11 +301,15 @@ class Schema(Generic[T, TMessage]):
         return table
 
     def _add_field(self, table: _Table, name: str, default: Any) -> None:
-        """Add the codecs of one field to a table.
+        """Add the codecs of one field to a table: those that were given for the field, else those that the
+        message's descriptor implies.
 
         table: the table to extend.
         name: name of the field in the dataclass.
         default: the field's default, or MISSING.
+
+        A field whose presence protobuf records is added as optional, with the default, or None if the
+        dataclass has none. A required message is not optional: if it is unset, its empty value is decoded.
         """
         descriptor: Any = self._message.DESCRIPTOR.fields_by_name[self._renamed.get(name, name)]
         codec = self._codecs.get(name) or codec_of(descriptor, default)
@@ -330,7 +356,9 @@ class OneOf(Generic[T, TMessage]):
     """
 
     def __init__(self, message: type[TMessage], oneof: str, refusal: str = "there is no place for a") -> None:
-        """message: the class of the protobuf message.
+        """Describe a oneof, whose schemas are found at the first use.
+
+        message: the class of the protobuf message.
         oneof: name of the oneof.
         refusal: the beginning of the error for a value that the oneof has no field for.
         """
@@ -343,6 +371,8 @@ class OneOf(Generic[T, TMessage]):
         """Return the message of a value. Raises WireError if the oneof has no field for its type.
 
         value: one of the dataclasses.
+
+        Subclasses of the dataclasses do not count as them. Raises what the schema of the value raises.
         """
         if type(value) not in self._encoders:
             raise WireError(f"{self._refusal} {type(value).__name__}")
@@ -353,6 +383,8 @@ class OneOf(Generic[T, TMessage]):
         """Return the value of a message. Raises WireError if no known field is set.
 
         message: the protobuf message.
+
+        Raises also what the schema of the set field raises.
         """
         name = chosen(message, self._oneof)
         if name not in self._decoders:
@@ -372,6 +404,8 @@ class OneOf(Generic[T, TMessage]):
     def _schemas(self) -> Iterator[tuple[str, Schema[Any, Any]]]:
         """Yield the name and the registered schema of each field of the oneof; fields without a schema are
         left out.
+
+        The order is that of the fields in the protobuf file.
         """
         for each in self._message.DESCRIPTOR.oneofs_by_name[self._oneof].fields:
             schema = _REGISTERED.get(cast(Any, each.message_type).full_name)
@@ -402,6 +436,9 @@ def codec_of(field: Any, default: Any) -> Codec:
     field: the descriptor of the field.
     default: the default of the dataclass's field. If it is None, an unspecified enumeration is decoded as
         None.
+
+    A field that is neither a message, nor an enumeration, nor repeated is used unchanged. Repeated fields are
+    decoded as tuples. Raises KeyError for a message or an enumeration that is not registered.
     """
     kind = field.message_type or field.enum_type
     codec = _REGISTERED[kind.full_name] if kind else FieldCodec()

@@ -89,6 +89,8 @@ def _describe(dtype: torch.dtype, shape: Sequence[int], message: values_pb2.Tens
     dtype: type of the tensor's numbers.
     shape: shape of the tensor.
     message: the message's tensor field.
+
+    The message gets no data. Its shape must be empty before.
     """
     if dtype not in TYPES.numbers:
         raise WireError(f"tensors of {dtype} cannot be sent")
@@ -115,6 +117,8 @@ def decode_tensor(message: values_pb2.Tensor, pieces: Sequence[bytes] = ()) -> t
     pieces: the rest of the data, from later messages.
 
     Raises WireError if the bytes are not exactly as many as the shape needs.
+
+    Raises WireError also for an unknown type, and for a shape that exceeds MAX_DIMENSIONS or MAX_BYTES.
     """
     shape = tuple(message.shape)
     dtype = TYPES.decode(message.dtype)
@@ -144,6 +148,8 @@ def checked_size(shape: Sequence[int], dtype: torch.dtype, limit: int = MAX_BYTE
     shape: shape of the tensor.
     dtype: type of its numbers.
     limit: the largest number of bytes.
+
+    The size of an empty tensor is 0, and that of a tensor without dimensions is the size of one number.
     """
     if len(shape) > MAX_DIMENSIONS:
         raise WireError(f"tensor has {len(shape)} dimensions, {MAX_DIMENSIONS} are allowed")
@@ -180,6 +186,8 @@ class PieceWriter:
         message: the message's tensor field.
 
         Raises WireError for an unsupported type.
+
+        Once the room of the message is used up, its data is empty and the whole tensor is kept.
         """
         rows = describe_tensor(tensor, message)
         message.data = bytes(rows[: self._free_bytes])
@@ -205,7 +213,12 @@ class PieceReader:
     """
 
     def __init__(self, tensors: Mapping[str, values_pb2.Tensor]) -> None:
-        """tensors: the tensor fields of the message, by name, in the order in which they are written."""
+        """Compute how many bytes each tensor of the message lacks.
+
+        tensors: the tensor fields of the message, by name, in the order in which they are written.
+
+        Raises WireError if a tensor exceeds the limits on dimensions and bytes.
+        """
         self.pieces: dict[str, list[bytes]] = {name: [] for name in tensors}
         self._missing_bytes = {
             name: max(announced_size(tensor) - len(tensor.data), 0) for name, tensor in tensors.items()
@@ -225,6 +238,8 @@ class PieceReader:
         data: the bytes of the piece. May be called only while bytes are missing.
 
         Raises WireError if the piece is empty or too long.
+
+        A piece must not exceed PIECE_BYTES, nor the bytes that the first incomplete tensor lacks.
         """
         name = next(name for name, lacking in self._missing_bytes.items() if lacking)
         fits = 0 < len(data) <= min(PIECE_BYTES, self._missing_bytes[name])
@@ -243,6 +258,9 @@ def cut_tap(tap: Tap) -> Iterator[ring_pb2.Tap]:
     A weight of 0 rows yields one message.
 
     tap: the tap to send.
+
+    A row that is longer than PIECE_BYTES is a message of its own. Each message says how many rows the weight
+    has, and which row is its first.
     """
     weight = cast(torch.Tensor, tap.weight)
     rows = weight.shape[0]
@@ -270,6 +288,9 @@ class TapReader:
         message: the next part, which begins at the row after the parts so far.
 
         Raises WireError if the part does not follow the parts so far.
+
+        After the last part, the reader is empty and accepts another tap. Raises WireError also if the part is
+        invalid as a tensor.
         """
         part = decode_tensor(message.part)
         self._check(message, part)
@@ -288,6 +309,10 @@ class TapReader:
 
         message: the part.
         part: [rows, hidden_size], the decoded tensor of the part.
+
+        A part follows if it has the same epoch, layer and number of rows, begins at the next row, does not
+        exceed that number, has at least one row unless the tap has none, and has the same width and type.
+        Raises WireError also if the whole tap would exceed MAX_TAP_BYTES, or the part has not two dimensions.
         """
         key = (message.epoch, message.layer, message.rows)
         require(part.dim() == 2, f"a tap's part must be [rows, H], got {list(part.shape)}")

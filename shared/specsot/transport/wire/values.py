@@ -45,6 +45,9 @@ def encode_form(form: Form) -> values_pb2.Form:
     """Return the message of a form.
 
     form: the constraint on an answer.
+
+    The kind is one of json_object, choice, json_schema, regex and structural_tag. Only a choice has several
+    texts; the last three have one, and json_object has none.
     """
     match form.kind:
         case "json_object":
@@ -63,6 +66,8 @@ def decode_form(message: values_pb2.Form) -> Form:
     """Return the form of a message. Raises InvalidRequest if it is invalid.
 
     message: the form as a client or the master sent it.
+
+    The form is invalid if no kind is set, or if `Form` rejects its texts.
     """
     match message.WhichOneof("form"):
         case None:
@@ -136,6 +141,10 @@ def check_opening(message: ring_pb2.Opening) -> None:
     """Raise WireError if the lengths or the options of an opening exclude each other.
 
     message: the opening before it is decoded.
+
+    The opening is invalid if its fork is longer than the prompt, if the reused rows leave no token of the
+    prompt to compute, if heads have an importance but there is no pruning, or if more tokens count as
+    generated than the prompt holds. Otherwise returns None.
     """
     num_reused = len(message.reused.tokens)
     num_not_forked = message.prompt - message.fork.length
@@ -201,6 +210,8 @@ def decode_logprob(message: ring_pb2.Chance) -> frames.Logprob:
     """Return the log-probability of a message. Raises WireError if its lists have different lengths.
 
     message: a token's log-probability, and those of the likeliest tokens.
+
+    Raises WireError also if there are too many likeliest tokens. The list may be empty.
     """
     tokens = bounded(message.top_tokens, "likeliest tokens")
     logprobs = message.top_logprobs
@@ -216,6 +227,8 @@ def encode_segment(segment: frames.Segment) -> ring_pb2.Segment:
     """Return the message of a prompt chunk or of a tree segment, which protobuf calls a growth.
 
     segment: the segment.
+
+    A tree segment whose `parent` is None leaves that field unset.
     """
     if isinstance(segment, frames.PromptChunk):
         chunk = ring_pb2.Chunk(
@@ -239,6 +252,9 @@ def decode_segment(message: ring_pb2.Segment) -> frames.Segment:
     """Return the segment of a message. Raises WireError for an invalid tree or invalid accepted nodes.
 
     message: a chunk or a growth.
+
+    Raises WireError also if no kind of segment is set, if accepted nodes or freed draft rounds do not ascend,
+    and if more nodes are kept than tokens are committed. A growth without a parent gets None.
     """
     if chosen(message, "segment") == "chunk":
         chunk = message.chunk
@@ -284,6 +300,9 @@ def decode_tree(message: values_pb2.Tree) -> Tree:
     """Return the tree of a message. Raises WireError if it is invalid or has more than MAX_NODES nodes.
 
     message: tokens and parents of the nodes.
+
+    A tree is invalid if it has no nodes, if its lists have different lengths, or if a parent does not precede
+    its child.
     """
     if (nodes := max(len(message.tokens), len(message.parents))) > MAX_NODES:
         raise WireError(f"tree has {nodes} nodes, {MAX_NODES} are allowed")
@@ -316,6 +335,9 @@ def decode_outcome(message: ring_pb2.Outcome) -> frames.Outcome:
 
     Raises WireError if accepted nodes or dropped draft rounds do not ascend, or if log-probabilities do not
     match the tokens.
+
+    A missing end (0) becomes None; missing log-probabilities, of tokens or of the prompt, become (). Raises
+    WireError also for an unknown end and for too many tokens.
     """
     accepted = check_ascending(message.accepted, "accepted nodes")
     tokens = tuple(bounded(message.tokens, "tokens"))

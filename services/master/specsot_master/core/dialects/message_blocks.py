@@ -112,8 +112,8 @@ class MessageWriter:
         return "stop_sequence" if isinstance(stop, str) else _REASONS.get(reason, "end_turn")
 
     def _write(self, kind: str, part: str, text: str, **more: Any) -> Iterator[Json]:
-        """Yield the events that add text to a block of this kind; a new block is begun if the last one is of
-        another kind. An unfinished block of another kind is finished first.
+        """Yield the events that add text to a block of this kind, after the event that starts a new block if
+        the last block is of another kind. An unfinished block of another kind is finished first.
 
         kind: the block's type, "thinking" or "text".
         part: the member of the block that holds the text.
@@ -126,9 +126,9 @@ class MessageWriter:
         yield self._delta({"type": f"{kind}_delta", part: text})
 
     def _take_call(self, call: Json) -> Iterator[Json]:
-        """Yield the events for a new part of a tool call; a new block is begun if it is another call than
-        before. No event is yielded for a part that adds no arguments to the same call. A first part begins a
-        block with the call's id and name, after finishing an unfinished block.
+        """Yield the events for a new part of a tool call, after the event that starts a new block if the part
+        belongs to another call than the part before. No event is yielded for a part that adds no arguments to
+        the same call. A new block has the call's id and name; an unfinished block is finished before it.
 
         call: a member of `tool_calls` in a chunk of chat completions.
         """

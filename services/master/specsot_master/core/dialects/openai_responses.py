@@ -56,8 +56,8 @@ class ChoiceDelta:
 
     @property
     def says_something(self) -> bool:
-        """True if the client must receive this delta. It is False, for example, if a tool call has begun
-        whose name is incomplete.
+        """True if the client must receive this delta. It is False, for example, while the name of a
+        tool call is incomplete.
         """
         has_content = self.begins or self.text or self.thought or self.calls or self.logprobs or self.extra
         return bool(has_content) or self.reason is not None
@@ -213,7 +213,7 @@ def planning_of(view: View, options: ChoiceOptions) -> dict[str, Any]:
     one was made, and the branches if the client asked for them. The branches come with the plan's text, as
     `skeleton`.
 
-    view: what the events have told of the answer, which is finished.
+    view: the answer as the events so far describe it; it is finished.
     options: what the client asked to receive.
     """
     assert view.started is not None
@@ -236,7 +236,7 @@ def _branch_of(panel: Panel) -> dict[str, Any]:
     """Return one branch of a plan for the `specsot` field: its point, its text, and its reason, which is None
     if it has not ended. The number of its tokens is a member, too.
 
-    panel: what the events have told of the branch.
+    panel: the branch as the events so far describe it.
     """
     point = dataclasses.asdict(panel.point)
     written = {"text": panel.text, "tokens": panel.tokens, "reason": panel.reason and panel.reason.value}
@@ -316,7 +316,7 @@ def choice_of(
 
     dialect: the endpoint's format.
     index: the index of the choice.
-    view: what the events have told of the answer, which must be finished.
+    view: the answer as the events so far describe it; it must be finished.
     options: what the client asked to receive.
     thought: what the model has thought before the answer; "" for nothing.
 

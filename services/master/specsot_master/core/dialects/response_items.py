@@ -115,8 +115,8 @@ class ResponseWriter:
         return {"type": kind, "sequence_number": self._number - 1, **more}
 
     def _write(self, kind: str, part: str, text: str) -> Iterator[Json]:
-        """Yield the events that add text to an item of this kind; a new item is begun if the last one is of
-        another kind. An unfinished item of another kind is finished first.
+        """Yield the events that add text to an item of this kind, after the events that start a new item if
+        the last item is of another kind. An unfinished item of another kind is finished first.
 
         kind: the item's type, "reasoning" or "message".
         part: the type of the part of its content that holds the text.
@@ -133,9 +133,10 @@ class ResponseWriter:
         yield self._event(f"response.{part}.delta", **self._place(delta=text), **more)
 
     def _take_call(self, call: Json) -> Iterator[Json]:
-        """Yield the events for a new part of a function call; a new item is begun if it is another call than
-        before. No event is yielded for a part that adds no arguments to the same call. A function with a
-        namespace is written with the namespace and its name in it.
+        """Yield the events for a new part of a function call, after the events that start a new item if the
+        part belongs to another call than the part before. No event is yielded for a part that adds no
+        arguments to the same call. A function with a namespace is written with the namespace and its name in
+        it.
 
         call: a member of `tool_calls` in a chunk of chat completions.
         """

@@ -11,16 +11,16 @@ class ThinkingStyle:
 
     begin: the text before a thought, such as "<think>\n".
     end: the text after a thought, such as "</think>".
-    behind: the text after `end` that leads to the answer; "" for none.
+    separator: the text after `end` that leads to the answer; "" for none.
     header: the text before an answer without tool calls, with or without a thought; "" if the style has none.
     """
 
     begin: str
     end: str
-    behind: str
+    separator: str
     header: str = ""
 
-    def begun(self, rendering: str) -> bool:
+    def opens_thought(self, rendering: str) -> bool:
         """Return True if a rendered prompt ends with the beginning of a thought; white space at its end is
         ignored.
 
@@ -34,18 +34,22 @@ class ThinkingStyle:
         thought: the thought as the model has written it, without markers.
         """
         apart = "\n" if self.begin.endswith("\n") and not thought.endswith("\n") else ""
-        return f"{apart}{self.end}{self.behind}"
+        return f"{apart}{self.end}{self.separator}"
 
     def skipped(self, rendering: str) -> str:
-        r"""Return the rendered prompt without a begun thought, so that the answer's header can follow it. A
-        thought that a template without a switch has begun is closed at once; a prompt without one is returned
-        unchanged.
+        r"""Return the rendered prompt without an open thought, so that the answer's header can follow it. A
+        thought that a template without a switch has opened is closed at once; a prompt without one is
+        returned unchanged.
 
             "...<think>\n" -> "...<think>\n\n</think>\n\n"
 
         rendering: the prompt as the chat template renders it.
         """
-        return f"{rendering.rstrip()}\n\n{self.end}{self.behind}" if self.begun(rendering) else rendering
+        return (
+            f"{rendering.rstrip()}\n\n{self.end}{self.separator}"
+            if self.opens_thought(rendering)
+            else rendering
+        )
 
 
 TAGS = ThinkingStyle("<think>\n", "</think>", "\n\n")  # Qwen, DeepSeek, SmolLM3 and others

@@ -9,17 +9,24 @@ from typing import Final
 
 from specsot.core.skeleton import Point
 from specsot.events import Reason, TokenLogprobs
-from specsot_master.core.limits import BudgetShares, hard_limit, soft_limit
+from specsot_master.core.limits import SENTENCE_TOKENS, BudgetShares, hard_limit, soft_limit
 from specsot_master.core.plans.answer import END, AnswerText
 from specsot_master.core.plans.cuts import LoopRule
 from specsot_master.core.plans.merged_answer import GAP, MergedAnswer
-from specsot_master.core.plans.openings import MAX_REWRITES, BranchOpening
-from specsot_master.core.plans.sentences import NextHeading, SentenceBuffer, ends_sentence
+from specsot_master.core.plans.openings import BranchOpening
+from specsot_master.core.plans.sentences import (
+    NextHeading,
+    SentenceBuffer,
+    ends_announcing,
+    ends_sentence,
+    open_fence,
+)
 from specsot_master.core.plans.text_pieces import TextPiece, TokenSpans
 
 CUT_MARK = "…"  # Ends the text of a branch that a limit cut within a sentence.
 # Fraction of a branch's budget. Text after it is shown in whole sentences and lines, so that a sentence which
-# the limit interrupts can be left out. Untuned: few sentences of a branch are longer than half of its budget.
+# the limit interrupts can be left out. Untuned: few sentences of a long branch are longer than half of its
+# budget.
 SENTENCES_FROM: Final = 0.5
 # Reasons after which the text of a branch can be used by the branches that need it.
 _COMPLETE = (Reason.STOP, Reason.LENGTH)
@@ -72,8 +79,8 @@ class PlanBranch:
     least: how many first tokens are not searched for stop strings.
     holds_sentences: True if the later part of the text is shown in whole sentences and lines only; see
         `hold`.
-    left_out: how many tokens the sentence has that the limit interrupted, and that is not shown; 0 if there
-        is none.
+    left_out: number of tokens of an interrupted sentence or of an announcement at the end, which are not
+        shown; 0 if there is none.
     soft_limit: the tokens from which on the branch ends after a sentence; None for no soft end. The last
         stage ends it.
     shortened: True if the budget is less than what the client's limit leaves to the branch.
@@ -109,9 +116,10 @@ class PlanBranch:
 
     def hold(self, pieces: Iterable[TextPiece]) -> list[TextPiece]:
         """Return the pieces that may be shown now, in order; [] if all are held. A sentence that continues in
-        the later part of the budget is held back until it is complete. Pieces from the next point's heading
-        on are dropped. Text is held back only if `holds_sentences` is set and more than SENTENCES_FROM of the
-        budget has arrived.
+        the later part of the budget, where it may be interrupted, is held back until it is complete, unless
+        it is the first one. That part begins after SENTENCES_FROM of the budget, or 2 * SENTENCE_TOKENS
+        before its end if that is earlier. Pieces from the next point's heading on are dropped. Nothing is
+        held back or dropped unless `holds_sentences` is set.
 
         The result depends on the tokens alone, not on how many arrive at once:
 
@@ -124,19 +132,21 @@ class PlanBranch:
             if self.holds_sentences and self.next_heading.begins_with(piece):
                 break
             self._received += 1
-            late = self.holds_sentences and self._received > SENTENCES_FROM * self.budget
-            shown += self._buffer.add(piece, late)
+            first = min(SENTENCES_FROM * self.budget, self.budget - 2 * SENTENCE_TOKENS)
+            late = self.holds_sentences and self._received > first
+            shown += self._buffer.add(piece, late and self._buffer.begun)
         return shown
 
     def release(self, reason: Reason) -> list[TextPiece]:
-        """Return the pieces that are still held when the branch ends; [] if none is. If the token limit
-        interrupts a sentence that follows a complete one, return none: that sentence is left out. `left_out`
-        is then the number of its tokens, and 0 otherwise.
+        """Return the pieces that are still held when the branch ends; [] if none is. Return none if they
+        follow a complete sentence, and if the token limit has interrupted them or they announce what does not
+        follow: they are left out, and `left_out` becomes their number.
 
         reason: why the branch ends.
         """
         held = self._buffer.take()
-        if reason is Reason.LENGTH and held and self._buffer.whole:
+        unfinished = reason is Reason.LENGTH or ends_announcing("".join(piece.text for piece in held))
+        if unfinished and held and self._buffer.whole:
             self.left_out = len(held)
             return []
         return held
@@ -171,12 +181,14 @@ class PlanBranch:
 
     @property
     def mark(self) -> str:
-        """The mark that follows the text in the merged answer if a limit ended the branch within a shown
-        sentence, else "". It is "" for a text without characters, for one that ends with a whole sentence,
-        and if the interrupted sentence was left out.
+        """What follows the text in the merged answer: the end of a code block that the branch has not
+        closed, or a mark if a limit ended the branch within a shown sentence, else "". There is no mark for
+        a text without characters, for one that ends with a whole sentence, or if pieces were left out.
         """
         text = self.answer.text
-        interrupted = self.reason is Reason.LENGTH and not self.left_out
+        if fence := open_fence(text):
+            return fence if text.endswith("\n") else f"\n{fence}"
+        interrupted = self.reason is Reason.LENGTH and not (self.left_out or self._buffer.whole)
         return CUT_MARK if interrupted and text and not ends_sentence(text) else ""
 
     def take_logprobs(self, over: bool) -> tuple[TokenLogprobs, ...]:
@@ -349,7 +361,7 @@ class PlanBranches:
             words = self._words.get(id) if opening.settled else opening.words
             if opening.settled or (branch.reason and not opening.waiting):
                 taken.update([words] if words else [])
-            elif (opening.is_markup or (words and words in taken)) and opening.rewrites < MAX_REWRITES:
+            elif opening.may_rewrite(alike=bool(words) and words in taken):
                 branch.discarded += opening.discard()
                 branch.opened = passing = False
                 again.append(id)

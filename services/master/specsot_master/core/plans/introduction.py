@@ -65,7 +65,7 @@ def find_introduction(text: str, tokens: int, ended: bool = False) -> Introducti
     it is known that they announce nothing.
 
     An answer has no introduction if it begins with a list, a heading, code or a table, if its first sentence
-    is too long, if its first line is no sentence, or if a single sentence is the whole answer.
+    is too long, or if its first line is no sentence.
 
         "TCP and UDP are protocols. Here are the"  -> 26 characters are visible, not complete
         "TCP and UDP are protocols. Here are the differences:\n\n1." -> the same, and complete
@@ -88,11 +88,6 @@ def find_introduction(text: str, tokens: int, ended: bool = False) -> Introducti
     for place, (begin, end) in enumerate(sentences):
         if place and announces(line[begin:end]):
             return Introduction(start + len(line[:begin].rstrip()), complete=True)
-    if ended and not broken:
-        # A single paragraph: its last sentence is what the points replace.
-        sentences = sentences[:-1]
-    if not sentences:
-        return NO_INTRODUCTION
     return Introduction(start + sentences[-1][1], complete=bool(broken) or full or ended)
 
 

@@ -85,9 +85,11 @@ class MergedAnswer:
         only becomes mergeable.
 
         id: the point's id.
-        mark: what follows the branch's text, such as "…" for an interrupted sentence; "" for nothing.
+        mark: what follows the branch's text, such as "…" for an interrupted sentence; "" for nothing. Left
+            out if the branch was finished before.
         """
-        self._waiting[id].append(mark)
+        if id not in self._done:
+            self._waiting[id].append(mark)
         self._done.add(id)
         return self._advance()
 

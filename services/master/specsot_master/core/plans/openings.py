@@ -4,7 +4,7 @@ Branches do not see one another, so that several may begin with the same words (
 The first words of a branch are withheld until those of all earlier branches are settled. A branch that begins
 like an earlier one is opened again without its first token. Which branch is opened again depends on tokens
 only, never on which of them is faster. A branch that begins with an item of a list or with a heading is
-opened again, too: below its heading, prose follows.
+opened again, too, as is one that begins with a label in bold: below its heading, prose follows.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ MAX_OPENING_TOKENS: Final = 24
 # Times. Bounds how often a branch is opened again. Chosen by measurement: with 3, four branches of 128 still
 # began alike.
 MAX_REWRITES: Final = 5
-# The beginnings of items without a number, and of headings. A number may also begin a sentence.
-_MARKUP = re.compile(r"\s*(?:[-*+•]\s|#)")
+# Times. The same for a branch that does not begin with prose. Chosen by reading: with 5, two of 118 branches
+# still began with a label or a heading, as the openings that they tried before were those of others.
+MAX_MARKUP_REWRITES: Final = 8
+# The beginnings of items, of labels in bold and of headings. A number may also begin a sentence ("3. is"), so
+# that a capital letter or a star must follow it.
+_MARKUP = re.compile(r"\s*(?:[-+•]\s|\*|#|\d{1,3}[.)]\s+(?:\*|(?![a-zäöüáéíóúñ])[^\W\d_]))")
 # One character of Han script.
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
 # One word.
@@ -81,8 +85,17 @@ class BranchOpening:
 
     @property
     def is_markup(self) -> bool:
-        """True if the branch begins with an item of a list or with a heading."""
+        """True if the branch begins with an item of a list, a label in bold or a heading."""
         return _MARKUP.match("".join(piece.text for piece in self.waiting[:MAX_OPENING_TOKENS])) is not None
+
+    def may_rewrite(self, alike: bool) -> bool:
+        """Return True if the branch is to be opened again, because it begins like an earlier one or not with
+        prose.
+
+        alike: True if an earlier branch begins with the same words.
+        """
+        most = MAX_MARKUP_REWRITES if self.is_markup else MAX_REWRITES if alike else 0
+        return self.rewrites < most
 
     def discard(self) -> int:
         """Exclude the first token, and forget all pieces. Return the number of their tokens; 0 if there was

@@ -25,7 +25,7 @@ from typing import Final
 from specsot import events
 from specsot.core.frames import End, Outcome
 from specsot.core.list_plan import ListReader
-from specsot.core.skeleton import MAX_POINTS, PlanReader, Point
+from specsot.core.skeleton import MAX_POINTS, PlanReader, Point, write_plan
 from specsot.errors import PlanError
 from specsot.params import Ask
 from specsot_master.core.commands import (
@@ -57,7 +57,14 @@ from specsot_master.core.plans.forecast import Outlook
 from specsot_master.core.plans.guards import plan_of, question_of
 from specsot_master.core.plans.introduction import MAX_INTRODUCTION_TOKENS
 from specsot_master.core.plans.merged_answer import heading_of
-from specsot_master.core.plans.router import ASKED_FOR, Decision, ScorePrompt, ends_loops, judge_by
+from specsot_master.core.plans.router import (
+    ASKED_FOR,
+    Decision,
+    ScorePrompt,
+    ends_loops,
+    judge_by,
+    points_asked,
+)
 from specsot_master.core.plans.speculation import NO_ROOM, PLAN_ORDINAL, Speculation, Verdict
 from specsot_master.core.plans.text_pieces import TextPiece
 from specsot_master.core.plans.time_limit import TimeLimit
@@ -93,6 +100,7 @@ class RequestPlan:
         most: int | None = None,
         speculates: bool = False,
         answer_tokens: int | None = None,
+        shows_markers: bool = False,
     ) -> None:
         """Create the plan of a request. Nothing is decided or opened before `start`.
 
@@ -111,6 +119,8 @@ class RequestPlan:
         speculates: True if a planned answer is begun together with the direct answer.
         answer_tokens: the length in tokens that a speculative planned answer aims at; None for no aim. It has
             no effect if the plan is not speculative.
+        shows_markers: True if the client reads a plan that the model wrote as a list in the language of
+            markers. The skeleton's text is then sent once, when the plan is used, and has no logprobs.
         """
         self._ask = ask
         self._request = request
@@ -121,6 +131,7 @@ class RequestPlan:
         self._size = size
         self._told = told
         self._listed = told is not None
+        self._shows_markers = shows_markers
         self._rules = rules_of(ask, self._listed, most, speculates)
         self._tally = RequestTally(now)
         self._number = 0
@@ -341,7 +352,7 @@ class RequestPlan:
         limit = min(skeleton_limit(self._ask, self._listed, self._speculates), rest)
         if not self._speculates:
             return [OpenSkeleton(limit, self._rules, self._ask.constraint)]
-        self._speculation = Speculation(self._solo)
+        self._speculation = Speculation(self._solo, points_asked(question_of(self._ask)))
         self._solo = self._begin_text(rest, loops=DIRECT_LOOPS if ends_loops(self._ask) else None)
         self._solo.visible = 0
         return [OpenAnswer(rest), OpenSkeleton(limit, self._rules, self._ask.constraint, PLAN_ORDINAL)]
@@ -491,11 +502,7 @@ class RequestPlan:
 
         step: how many tokens the present step added.
         """
-        told: list[Command] = []
-        raw = self._solo.take_raw()
-        logprobs = self._solo.take_raw_logprobs()
-        if raw or logprobs:
-            told.append(self._tell(events.SkeletonText(raw, logprobs)))
+        told = self._skeleton_events(self._solo)
         if self._solo.direct and not (self._direct_text_sent or self._polished or self._speculation):
             self._direct_text_sent = True
             self._tally.rename("direct")
@@ -505,6 +512,18 @@ class RequestPlan:
         if delta or logprobs:
             told.append(self._tell(events.MergedText(self._solo.taken - len(delta), delta, logprobs, step)))
         return told
+
+    def _skeleton_events(self, skeleton: FirstSequence) -> list[Command]:
+        """Return the event for new text of the skeleton; nothing for a list that the client reads in markers,
+        which `_branch_out` sends.
+
+        skeleton: reads the skeleton's sequence.
+        """
+        if self._shows_markers:
+            return []
+        raw = skeleton.take_raw()
+        logprobs = skeleton.take_raw_logprobs()
+        return [self._tell(events.SkeletonText(raw, logprobs))] if raw or logprobs else []
 
     def _settle_solo(self, reason: events.Reason, now: float) -> list[Command]:
         """Handle the end of the text of ordinal 0: start its plan's branches, or finish if the text is the
@@ -570,9 +589,13 @@ class RequestPlan:
         )
         self._tally.enter("branches", now)
         since = now - self._tally.began
-        written = self._before + (self._speculation.skeleton if self._speculation else self._solo).written
+        skeleton = self._speculation.skeleton if self._speculation else self._solo
+        written = self._before + skeleton.written
         forecast = self._outlook.of_plan(shares.points, since, written) if self._outlook else None
-        return [self._tell(events.Planned(branches.planned, forecast))]
+        shown: list[Command] = []
+        if self._shows_markers:
+            shown = [self._tell(events.SkeletonText(write_plan(branches.planned)))]
+        return [*shown, self._tell(events.Planned(branches.planned, forecast))]
 
     def _aim_of(
         self, points: Sequence[Point], headings: Mapping[int, int], closing: int | None
@@ -635,7 +658,7 @@ class RequestPlan:
             return []
         for piece in pieces:
             spec.skeleton.write(piece)
-        told = self._tell_skeleton(spec)
+        told = self._skeleton_events(spec.skeleton)
         if spec.skeleton.over:
             return [*told, CloseSequence(PLAN_ORDINAL), *self._settle_skeleton(spec, spec.skeleton.over, now)]
         return told
@@ -657,16 +680,7 @@ class RequestPlan:
             return self._take_verdict(spec, now)
         spec.skeleton.ended = end is End.STOP and not self._ask.include_stop_str_in_output
         spec.skeleton.finish()
-        return [*self._tell_skeleton(spec), *self._settle_skeleton(spec, REASON_OF_END[end], now)]
-
-    def _tell_skeleton(self, spec: Speculation) -> list[Command]:
-        """Return the event for new text of a speculative plan; an empty list if there is none.
-
-        spec: the plan and the direct answer that are decoded at the same time.
-        """
-        raw = spec.skeleton.take_raw()
-        logprobs = spec.skeleton.take_raw_logprobs()
-        return [self._tell(events.SkeletonText(raw, logprobs))] if raw or logprobs else []
+        return [*self._skeleton_events(spec.skeleton), *self._settle_skeleton(spec, REASON_OF_END[end], now)]
 
     def _settle_skeleton(self, spec: Speculation, reason: events.Reason, now: float) -> list[Command]:
         """Apply the guards to a speculative plan that is complete, and return the commands that follow. Fewer
@@ -913,7 +927,7 @@ class RequestPlan:
                 told += self._branch_events(id, text, 0, over=True)
                 commands += [CloseSequence(id), *told, self._finished_branch_event(id)]
             for point in branches.points:
-                commands += self._merged_events(branches.merge.finish(point.id))
+                commands += self._merged_events(branches.merge.finish(point.id, branches[point.id].mark))
         return [*commands, *self._finish(reason, now)]
 
     def _give_up(self, error: PlanError) -> list[Command]:

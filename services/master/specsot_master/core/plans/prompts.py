@@ -43,18 +43,21 @@ class Conversation(Protocol):
     prefix: the token ids that all turns begin with.
     skeleton: the prompt of the turn that asks for the plan.
     answer: the prompt of a direct answer, which follows an unusable plan.
-    told: the instructions that ask for a plan in a list, without the question; None for plans in other forms.
+    instructions: the words that ask for a plan in a list, without the question; None for plans in other
+        forms.
     asked: number of tokens of the prompt that a direct answer to the same messages has.
-    behind: number of characters that must be tokenised for each branch, in addition to the branch's own
-        words.
+    num_branch_characters: number of characters that must be tokenised for each branch, in addition to the
+        branch's own words.
+    unwanted: ids of tokens that no branch may write, because they announce a list where prose is asked for.
     """
 
     prefix: tuple[int, ...]
     skeleton: PromptTurn
     answer: PromptTurn
-    told: tuple[str, ...] | None
+    instructions: tuple[str, ...] | None
     asked: int
-    behind: int
+    num_branch_characters: int
+    unwanted: tuple[int, ...]
 
     def branch(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -10,6 +11,8 @@ from specsot_master.core.plans.text_pieces import TextPiece
 ENDS: Final = (".", "!", "?", "。", "！", "？", "\n")
 # Characters. The end of a text that tells whether the text ends a sentence.
 TAIL_CHARACTERS: Final = 16
+_ITEM: Final = re.compile(r"\s*(?:[-*+•]\s|\d{1,3}(?:[.)]\s|[、．]))")
+_FENCES: Final = ("```", "~~~")
 
 
 def ends_sentence(text: str) -> bool:
@@ -29,18 +32,45 @@ def ends_sentence(text: str) -> bool:
     return bare.endswith(ENDS) and bool(bare.strip()) and not bare[:-1].endswith(tuple("0123456789"))
 
 
+def ends_announcing(text: str) -> bool:
+    """Return True if the text ends with a line that announces what follows: "Use these:"."""
+    return text.rstrip(" *_\n").endswith((":", "："))
+
+
+def open_fence(text: str) -> str:
+    """Return the fence of the code block that is open at the end of the text, or "" if none is.
+
+    "Run this:\\n```sh\\nls" -> "```"
+    """
+    fence = ""
+    for line in text.split("\n"):
+        bare = line.strip()
+        if not fence and bare.startswith(_FENCES):
+            fence = bare[:3]
+        elif fence and bare.startswith(fence) and not bare.strip(fence[0]):
+            fence = ""
+    return fence
+
+
 @dataclass(slots=True)
 class SentenceBuffer:
-    """Holds back the pieces of one sequence's text until they complete a sentence or a line.
+    """Holds back the pieces of one sequence's text until they complete a sentence or a line. The first item
+    of a list is held, with the line that announces the list, until the second item is complete, so that no
+    list is shown of which a limit leaves only the first item.
 
     held: the pieces of the unfinished sentence.
     whole: True while the text that was released ends with a whole sentence or line.
+    begun: True once a sentence or a line was whole.
     """
 
     held: list[TextPiece] = field(default_factory=list[TextPiece])
     whole: bool = False
+    begun: bool = False
     # The last TAIL_CHARACTERS characters that were added.
     _tail: str = ""
+    # The current line, and how many items of a list precede it.
+    _line: str = ""
+    _items: int = 0
 
     def add(self, piece: TextPiece, holds: bool = True) -> list[TextPiece]:
         """Add one piece, and return the pieces that may be shown now; [] while their sentence is not
@@ -54,10 +84,28 @@ class SentenceBuffer:
         self.held.append(piece)
         self._tail = (self._tail + piece.text)[-TAIL_CHARACTERS:]
         ended = ends_sentence(self._tail)
-        if holds and not ended:
+        self._count_items(piece.text)
+        if holds and (not ended or self._is_lone_item):
             return []
         self.whole = ended
+        self.begun = self.begun or ended
         return self.take()
+
+    def _count_items(self, text: str) -> None:
+        """Count the items of the list that the text continues. Blank lines may separate them."""
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            if _ITEM.match(line):
+                self._items += 1
+            elif line.strip():
+                self._items = 0
+
+    @property
+    def _is_lone_item(self) -> bool:
+        """True if the text ends with a list of one item, which may be incomplete."""
+        if not self._line.strip():
+            return self._items == 1
+        return self._items == 0 and _ITEM.match(self._line) is not None
 
     def take(self) -> list[TextPiece]:
         """Return the pieces that are held, and hold them no longer; [] if none is."""
@@ -98,5 +146,5 @@ class NextHeading:
         self._begun = True
         *lines, self._line = (self._line + piece.text).split("\n")
         for line in lines:
-            self.fenced ^= line.lstrip().startswith(("```", "~~~"))
+            self.fenced ^= line.lstrip().startswith(_FENCES)
         return False

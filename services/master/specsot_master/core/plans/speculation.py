@@ -16,12 +16,21 @@ from specsot.core.skeleton import Point
 from specsot.params import Ask
 from specsot_master.core.plans.answer import FirstSequence
 from specsot_master.core.plans.introduction import Introduction, announced_count, find_introduction
+from specsot_master.core.plans.short_answers import ShortAnswer
 from specsot_master.core.plans.text_pieces import TextPiece
 
 # Ordinal. Of the plan's sequence while the direct answer has ordinal 0. No branch has so large an ordinal.
 PLAN_ORDINAL: Final = 1 << 16
 # The reason in `Statistics.decision` if the direct answer has no introduction (see `find_introduction`).
 NO_BEGINNING: Final = "the answer does not begin with an introduction"
+# The reason if a plan would only stretch the direct answer (see `short_answers`).
+SHORT_ANSWER: Final = "the direct answer is short"
+# The reason if the plan has fewer points than the question or the introduction asks for, or if its limit left
+# fewer than MIN_CUT_POINTS.
+TOO_FEW_POINTS: Final = "the plan has too few points"
+# Points. A plan that its limit has cut has at least so many. Chosen by reading: answers of two points that
+# the limit left end where the subject has just begun.
+MIN_CUT_POINTS: Final = 3
 # The reason if the ring had no room for a plan beside the direct answer when the request was admitted.
 NO_ROOM: Final = "the ring had no room for a plan"
 
@@ -45,6 +54,7 @@ class Speculation:
     decision.
 
     skeleton: reads the plan's text.
+    asked: how many points the question asks for, or None.
     introduction: what is known of the direct answer's introduction.
     points: the points of the plan that the guards kept, () if there are too few, None while the plan grows.
     cut: True if a limit ended the plan.
@@ -53,6 +63,7 @@ class Speculation:
     """
 
     skeleton: FirstSequence
+    asked: int | None = None
     introduction: Introduction = field(default_factory=Introduction)
     points: tuple[Point, ...] | None = None
     cut: bool = False
@@ -62,16 +73,19 @@ class Speculation:
     _text: str = ""
     # The number of these tokens.
     _tokens: int = 0
+    _length: ShortAnswer = field(default_factory=ShortAnswer)
 
     def read_direct(self, pieces: Iterable[TextPiece]) -> None:
-        """Add pieces of the direct answer, one token at a time, until its introduction is known; later pieces
-        are ignored. `introduction` is updated after each piece; pieces without a token count as text only.
+        """Add pieces of the direct answer, one token at a time, until its introduction is known, and whether
+        the answer is short; later pieces are ignored. `introduction` is updated after each piece; pieces
+        without a token count as text only.
 
         pieces: the next pieces of the direct answer.
         """
         for piece in pieces:
+            self._length.read(piece)
             if self.introduction.complete:
-                return
+                continue
             self._text += piece.text
             self._tokens += piece.token is not None
             self.introduction = find_introduction(self._text, self._tokens)
@@ -81,6 +95,7 @@ class Speculation:
         was complete before does not change.
         """
         self.direct_ended = True
+        self._length.end()
         if not self.introduction.complete:
             self.introduction = find_introduction(self._text, self._tokens, ended=True)
 
@@ -92,25 +107,41 @@ class Speculation:
     @property
     def verdict(self) -> Verdict:
         """What the tokens so far decide; OPEN as long as they do not decide. The plan is used once its points
-        and the introduction are both known.
+        and the introduction are known, and that the direct answer is not short.
 
-        The direct answer is used if the plan has too few points, fewer than the introduction promises, or if
-        the direct answer has no introduction.
+        The direct answer is used if the plan has too few points, if the direct answer has no introduction, or
+        if it is short.
         """
         known = self.introduction
-        if self.points == () or (known.complete and not known.usable):
+        if self.points == () or (known.complete and not known.usable) or self._is_short:
             return Verdict.DIRECT
-        if self.points is None or not known.complete:
+        if self.points is None or not known.complete or self._is_short is None:
             return Verdict.OPEN
-        promised = announced_count(self.introduction_text) or 0
-        return Verdict.PLAN if len(self.points) >= promised else Verdict.DIRECT
+        return Verdict.DIRECT if self._lacks_points else Verdict.PLAN
+
+    @property
+    def _is_short(self) -> bool | None:
+        """Whether the direct answer is short, or None if that is not known yet."""
+        return self._length.is_short(self.skeleton.written, self.points is not None)
+
+    @property
+    def _lacks_points(self) -> bool:
+        """True if the plan has fewer points than were asked for or promised, or if its limit has left too
+        few.
+        """
+        promised = max(self.asked or 0, announced_count(self.introduction_text) or 0)
+        wanted = max(promised, MIN_CUT_POINTS if self.cut else 0)
+        return len(self.points or ()) < wanted
 
     @property
     def reason(self) -> str | None:
-        """Why the direct answer is used although the plan may be a good one: it has no introduction. None if
-        the plan itself is the reason, or nothing is decided.
-        """
-        return NO_BEGINNING if self.introduction.complete and not self.introduction.usable else None
+        """Why the direct answer is used although the plan may be a good one; None if
+        the plan itself is the reason, or nothing is decided."""
+        if self.introduction.complete and not self.introduction.usable:
+            return NO_BEGINNING
+        if self._is_short:
+            return SHORT_ANSWER
+        return TOO_FEW_POINTS if self.points and self._lacks_points else None
 
     @property
     def promised_points(self) -> tuple[Point, ...]:

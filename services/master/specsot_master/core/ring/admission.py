@@ -39,7 +39,7 @@ def own_pages(length: int, shared: int, ring: RingState, policy: Policy | None =
     With page_rows 64, ring.slots 10, no drafter: length 250, shared 100 -> ceil(260 / 64) - 100 // 64 = 5 - 1
     = 4. The second page of the prefix is shared only in part, so it is copied.
 
-    length: the most tokens that the sequence may have, prompt included.
+    length: the maximum number of tokens that the sequence may have, prompt included.
     shared: number of tokens that the sequence forks from its prefix; 0 if it forks none.
     policy: the sequence's KV policy (window or pruning), which bounds the pages it ever holds; None for no
         such bound. Shared pages do not lower that bound, because under a window the sequence may come to own
@@ -52,7 +52,8 @@ def own_pages(length: int, shared: int, ring: RingState, policy: Policy | None =
 
 
 def capped_by_policy(policy: Policy | None, pages: int, ring: RingState) -> int:
-    """Return `pages`, or the most pages that a sequence with this policy ever holds if that is less.
+    """Return `pages`, or the maximum number of pages that a sequence with this policy ever holds if that is
+    less.
 
     policy: the sequence's KV policy (window or pruning); None holds every page.
     pages: number of pages that the sequence would need without a policy.
@@ -274,8 +275,8 @@ def _opened(prompt_prefix: PromptPrefix, route: PrefixMatch, ring: RingState) ->
 
 
 def position_limit(ask: Ask, ring: RingState) -> int:
-    """Return the most tokens that a sequence of this request may hold: the model's context, or MAX_TOKENS for
-    a sequence with a window.
+    """Return the maximum number of tokens that a sequence of this request may hold: the model's context, or
+    MAX_TOKENS for a sequence with a window.
 
     ask: what the client asks for; only its window matters.
     ring: sizes and limits of the ring.
@@ -287,7 +288,7 @@ def _check_context(prompt_length: int, length: int, ask: Ask, ring: RingState) -
     """Check that a sequence fits the model; return nothing if it does. A length equal to the limit fits.
 
     prompt_length: number of tokens of the prompt, for the error's message.
-    length: the most tokens that the sequence may have, prompt included.
+    length: the maximum number of tokens that the sequence may have, prompt included.
     ask: what the client asks for; only its window matters.
     ring: sizes and limits of the ring.
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from specsot.core.draft_pause import FEATURE_RING_ROWS
 from specsot.core.info import MemberInfo, memory_in_words
 from specsot.errors import Occupied, Refused
 from specsot.members import (
@@ -176,7 +177,8 @@ def count_pages(
     can hold, at most the configured number. Drafters that report 0 bytes per row do not bound the pages. A
     configured number that counts CPU pages is converted to pages of this ring's size.
 
-    The last stage also keeps, in the same memory, the features of committed tokens for the drafters.
+    The last stage also keeps, in the same memory, the features of the newest tokens for the drafters. Raises
+    Refused if fewer than 2 pages fit.
 
         3 GiB, 16 KiB per layer and row, 24 layers, 256 rows a page -> 3 GiB / (24 * 16 KiB * 256) = 32 pages
 
@@ -192,14 +194,16 @@ def count_pages(
     head = drafters[0].head if drafters else None
     if head:
         last = stages[-1].name
-        row[last] += head.width * granted[last].number_bytes
+        ring_bytes = FEATURE_RING_ROWS * head.width * granted[last].number_bytes
+        granted[last] = replace(granted[last], kv_bytes=max(granted[last].kv_bytes - ring_bytes, 0))
     page_rows = page_rows_of(members, stages, config)
     room = [granted[name].kv_bytes // (size * page_rows) for name, size in row.items()]
     room += [one.kv_bytes // (one.row_bytes * page_rows) for one in drafters if one.row_bytes]
     page_limit = config.max_pages if config.page_rows else config.max_pages * CPU_PAGE_ROWS // page_rows
     pages = min(*room, page_limit)
     if pages < 2:
-        raise Refused(f"KV memory holds {pages} pages of {page_rows} rows; at least 2 are needed")
+        need = "at least 2 are needed (--kv-memory)"
+        raise Refused(f"more KV memory: {pages} pages of {page_rows} rows fit, {need}")
     return pages
 
 
@@ -466,7 +470,7 @@ class Epoch:
 
     @property
     def formed(self) -> bool:
-        """True if an epoch was begun and has not ended."""
+        """True if an epoch has started and not ended."""
         return bool(self._plan)
 
     @property
@@ -647,13 +651,13 @@ class Epoch:
 
 
 def _in_words(progress: Progress | None) -> str:
-    """Return a member's progress in words, such as "12 of 24 (1.2 GiB fetched)"; "not begun" if it has
+    """Return a member's progress in words, such as "12 of 24 (1.2 GiB fetched)"; "not started" if it has
     reported none.
 
     progress: the member's last report, or None.
     """
     if progress is None:
-        return "not begun"
+        return "not started"
     fetched = f" ({memory_in_words(progress.fetched)} fetched)" if progress.fetched else ""
     return f"{progress.done} of {progress.total}{fetched}"
 

@@ -90,7 +90,7 @@ def check_branch_fits(request: RequestState, turn: PromptTurn, budget: int, ring
 
     request: the request that opens the branch.
     turn: the prompt of the branch.
-    budget: the most tokens that the branch may decode.
+    budget: the maximum number of tokens that the branch may decode.
     ring: sizes and limits of the ring.
     """
     held = sum(node.pages for node in request.lineage)
@@ -106,7 +106,7 @@ def _check(
 
     request: the request of the sequence; its KV policy is used.
     turn: the prompt of the sequence.
-    limit: the most tokens that the sequence may decode.
+    limit: the maximum number of tokens that the sequence may decode.
     num_shared: number of tokens of its prompt that it forks.
     prefix_pages: number of KV pages of the prefixes that it forks.
     ring: sizes and limits of the ring.

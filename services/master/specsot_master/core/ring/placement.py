@@ -223,8 +223,8 @@ def choose_stages(
 
     workers: the registrations of the workers, in the order in which they joined.
     config: the options of the ring, with the model's number of layers.
-    min_workers: the fewest workers to use.
-    max_workers: the most workers to use for the sake of speed; None for `min_workers`.
+    min_workers: the minimum number of workers to use.
+    max_workers: the maximum number of workers to use for the sake of speed; None for `min_workers`.
 
     Raises Refused, which says what is missing, if the workers have no room for the model.
     """
@@ -413,7 +413,7 @@ def _lacking(sites: Sequence[WorkerCost], config: RingConfig) -> str:
     words += ", for KV pages take all: --kv-memory sets less" if 0.0 in rooms else ""
     return (
         f"layers 0:{config.model_layers} need {memory_in_words(need)}, "
-        f"workers offer {offers} beside their KV pages; {words}"
+        f"workers offer {offers} in addition to their KV pages; {words}"
     )
 
 

@@ -129,7 +129,7 @@ class RequestQueue:
 
     @property
     def waiting(self) -> int:
-        """Number of waiting requests, the stranded ones included."""
+        """Number of waiting requests, the parked ones included."""
         return len(self._waiting)
 
     @property
@@ -168,14 +168,14 @@ class RequestQueue:
         """
         if self.waiting < self._config.queue:
             return None
-        fresh = {id: one for id, one in self._waiting.items() if not one.begun}
+        fresh = {id: one for id, one in self._waiting.items() if not one.entered_ring}
         last = pick_displaced(self._claims(fresh, Counter()), Claim("", client, 0, 0, 0))
         if last is None:
             raise QueueFull
         return self._waiting[last.request]
 
     @property
-    def stranded(self) -> list[RequestState]:
+    def parked(self) -> list[RequestState]:
         """Waiting requests that are too large for the current ring; empty if there are none."""
         return [request for request in self._waiting.values() if request.misfit]
 
@@ -201,7 +201,7 @@ class RequestQueue:
             return None
         fits = {id: one for id, one in self._waiting.items() if one.misfit is None}
         free = {id: one for id, one in fits.items() if self._quarantine.admits(one.breaks)}
-        interrupted = {id: one for id, one in free.items() if one.begun}
+        interrupted = {id: one for id, one in free.items() if one.entered_ring}
         held = Counter(one.client for one in self._live.values())
         claims = self._claims(interrupted or free, held, now)
         claim = pick_fairest(claims, self._config.aging)

@@ -24,7 +24,7 @@ class RingState:
     max_positions: the model's context, in tokens.
     has_drafter: True if a drafter takes part.
     drafters: the drafters that a client may name; the first one is the default, and empty without a drafter.
-    rows: the most tokens in one frame.
+    rows: the maximum number of tokens in one frame.
     curve: seconds of compute of one step by tokens in its batch, as the stages measured them, as (tokens,
         seconds) in ascending order; empty if they measured nothing in common.
     kept: by the id of a sequence of the previous epoch, how many of its first KV rows every stage still has;
@@ -51,7 +51,8 @@ class Caller:
     client: the client's name, by which places are shared fairly between clients; "" for a caller without a
         name.
     timeout: seconds that the request may take, waiting included; None for no limit.
-    owner: the only caller that may resume and cancel the request; "" for anybody who knows the request's id.
+    owner: the only caller that may resume and cancel the request; "" if every caller that knows the
+        request's id may.
     """
 
     request: str | None = None
@@ -61,7 +62,7 @@ class Caller:
 
 
 # A caller without a name, a time limit or an owner.
-ANYBODY = Caller()
+ANONYMOUS = Caller()
 
 
 class Ring(Protocol):
@@ -113,14 +114,14 @@ class EngineConfig:
     lease: positions granted per lease: how far a sequence may decode before the master renews.
     aging: seconds of waiting that raise a request's priority by one, up to the highest one that waits.
     retry_after: seconds after which a refused client may try again, until a rate of departures is known.
-    live: the most requests in the ring at once.
-    queue: the most requests that wait; further ones are refused.
+    live: the maximum number of requests in the ring at once.
+    queue: the maximum number of requests that wait; further ones are refused.
     plan_style: how the model plans; "auto" decides by the files of the model's directory.
     prefix_cache: True to cache the KV of prompt prefixes in the ring.
     unread: events that a client may leave unread before its request pauses.
     unread_for: seconds after which a client that reads nothing is disconnected.
     keep_for: seconds for which a resumable request is kept without a reader.
-    keep: the most finished resumable requests that are kept.
+    keep: the maximum number of finished resumable requests that are kept.
     repair_for: seconds for which requests wait when their ring breaks, or has become too small for them.
     """
 
@@ -147,9 +148,9 @@ class EngineConfig:
     lease: int = 256
     plan_style: PlanStyle = option(
         "auto",
-        "Format of plans: a numbered list, which any model can write, or the markers or the fork and join "
-        "tags that some are trained on; auto: as the specsot.json of the model's directory says, else tags "
-        "if its tokenizer has them as tokens.",
+        "Format of plans: a numbered list, the markers of the plan language, which the master writes for "
+        "models that were not trained on them, or the fork and join tags that some are trained on; auto: as "
+        "the specsot.json of the model's directory says, else tags if its tokenizer has them as tokens.",
     )
     prefix_cache: bool = option(True, "Cache the KV of prompt prefixes in the ring.")
     unread: int = option(
@@ -180,13 +181,14 @@ class RingOptions:
     name: the public name of the model; "" for that of its directory.
     workers: how many workers share the layers, unless they were started with layers of their own.
     replicas: how many complete rings there are.
-    max_stages: the most workers that share the layers after a rebalance; None for all that help.
+    max_stages: the maximum number of workers that share the layers after a rebalance; None for all that help.
     placement: "measured" shares the layers by measured speed, "even" evenly.
     take_over_after: seconds that a lost worker has to come back before the others share its layers.
     drafter: "none" for no drafter; any other name uses the drafter that joins the ring.
     page_rows: KV slots per page; None for GPU_PAGE_ROWS where a GPU computes, else CPU_PAGE_ROWS.
-    rows: the most tokens in one frame.
-    max_in_flight: the most frames under way in a ring; None for 1 over one stage, else stages + 1.
+    rows: the maximum number of tokens in one frame.
+    max_in_flight: the maximum number of frames under way in a ring; None for 1 over one stage, else stages +
+        1.
     layout: how the branches of a request are laid out in a frame.
     draft_timeout: seconds that stage 0 waits for a draft tree.
     transport: how members are connected.
@@ -239,8 +241,8 @@ class RingOptions:
     )
     rows: int = option(
         512,
-        "Maximum number of rows in one frame. While nobody writes, prompts may take frames of 2,048 rows "
-        "where one GPU runs all layers, unless this is below 512.",
+        "Maximum number of rows in one frame. While no sequence decodes, prompts may take frames of 2,048 "
+        "rows where one GPU runs all layers, unless this is below 512.",
         kind=POSITIVE,
     )
     max_in_flight: int | None = option(
@@ -277,8 +279,8 @@ class RingConfig(RingOptions):
 
     fingerprint: the fingerprint of the model, which all members must share; "" only as a default.
     model_layers: the number of the model's layers.
-    max_pages: the most KV pages that are used, however much memory there is. If `page_rows` is None they
-        count pages of CPU_PAGE_ROWS rows.
+    max_pages: the maximum number of KV pages that are used, however much memory there is. If `page_rows` is
+        None, it counts pages of CPU_PAGE_ROWS rows.
     drafter_grace: seconds that the first ring waits for a drafter once it has its workers, as a drafter that
         joins later would have the ring formed twice.
     """

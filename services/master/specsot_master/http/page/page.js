@@ -84,7 +84,8 @@ function body(messages, {turn}, again) {
     temperature: set.temperature.valueAsNumber, stream: true,
     specsot: {mode: turn.mode, max_parallel: set.max_parallel.valueAsNumber, branches: true},
   };
-  // A question alone that nobody limits has as many as the context holds; before more than one the oldest give way.
+  // Without a limit of the user, a first question may take as many tokens as the context holds. With earlier turns
+  // the limit is always sent, so that the oldest turns give way.
   if (messages.length > 1 || set.max_tokens.value !== set.max_tokens.defaultValue) told.max_tokens = set.max_tokens.valueAsNumber;
   if (again && !told.temperature && !set.seed.value) told.temperature = turn.temperature = .7;  // 0 would write the same
   if (set.top_p.value) told.top_p = set.top_p.valueAsNumber;

@@ -80,7 +80,7 @@ class JsonRewriter:
         self._pending = ""  # A comma and white space that are written only if another item follows.
         self._quote = ""  # The delimiter of the string that is open.
         self._tail = ""  # White space and closing brackets at the end of an open string, not written yet.
-        self._begun_at_drive = (
+        self._follows_drive = (
             False  # The first backslash of the open string follows a drive, as in "C:\\users".
         )
         # True if the open string begins at a drive and has had a backslash that is no escape. Then its other
@@ -136,7 +136,7 @@ class JsonRewriter:
             self._out.append('"')
             self._quote = quote
             self._string = ""
-            self._begun_at_drive = False
+            self._follows_drive = False
             self._is_path = False
             self._at += len(quote)
         elif not _is_token(one):
@@ -370,7 +370,7 @@ class JsonRewriter:
         ahead = self._text[self._at : self._at + 12]
         if len(ahead) < 2 and not self._last:
             return False
-        self._begun_at_drive = self._begun_at_drive or bool(_DRIVE.fullmatch(self._string + self._tail))
+        self._follows_drive = self._follows_drive or bool(_DRIVE.fullmatch(self._string + self._tail))
         if ahead[1:2] == "u":
             return self._read_unicode_escape(ahead)
         if self._is_path and ahead[1:2] in tuple("bfnrt"):
@@ -389,7 +389,7 @@ class JsonRewriter:
         """Write a backslash that stands for itself. If a drive began the string, its other backslashes belong
         to a path from now on.
         """
-        self._is_path = self._begun_at_drive
+        self._is_path = self._follows_drive
         self._write_escape("\\\\")
         self._at += 1
 
@@ -565,7 +565,7 @@ class ArgumentStream:
         self._collected = ""
 
     @property
-    def begun(self) -> bool:
+    def has_started(self) -> bool:
         """True once the first character that is no white space was read."""
         return self._is_object is not None
 

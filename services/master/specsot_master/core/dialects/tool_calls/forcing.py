@@ -77,8 +77,8 @@ def forced_calls(
 
     form: how the model writes calls.
     functions: the schemas of the arguments, by the names of the functions; at least one.
-    max_calls: the most calls that the answer may make, at least 1. A form that writes one call at most allows
-        one.
+    max_calls: the maximum number of calls that the answer may make, at least 1. A form that writes one call
+        at most allows one.
     ends: the texts of tokens that end an answer, which the model itself writes after the calls; empty for
         none.
     """

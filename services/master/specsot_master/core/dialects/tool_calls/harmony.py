@@ -26,7 +26,7 @@ HARMONY = CallForm(
 # Where a message ends: a mark, or the header of the next message.
 _MESSAGE_END = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|(?:start|channel)\|>)")
 # The beginning of a mark at the end of a text, which later text may complete.
-_MARK_BEGUN = re.compile(r"<(?:\|(?:[a-z]+\|?)?)?\Z")
+_MARK_START = re.compile(r"<(?:\|(?:[a-z]+\|?)?)?\Z")
 # The function or the other tool to which a message is addressed.
 _RECIPIENT = re.compile(r"\bto=(?P<functions>functions\.)?(?P<name>[\w.-]+)")
 
@@ -99,7 +99,7 @@ class HarmonyReader:
         if found := _MESSAGE_END.search(self._held):
             cut, size = found.span()
         else:
-            mark_beginning = None if last else _MARK_BEGUN.search(self._held)
+            mark_beginning = None if last else _MARK_START.search(self._held)
             cut = size = mark_beginning.start() if mark_beginning else len(self._held)
         self._write(self._held[:cut])
         self._held = self._held[size:]

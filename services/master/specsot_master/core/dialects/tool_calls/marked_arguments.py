@@ -24,11 +24,11 @@ _CDATA: Final = ("<![CDATA[", "]]>")
 # The name of an argument in Python, with the sign after it and a value.
 _KEY = re.compile(r"(\w+)\s*=\s*(?=\S)")
 # What may be the beginning of a number or a constant.
-_WORD_BEGUN = re.compile(r"\s*[-+.\w]*\s*")
+_WORD_START = re.compile(r"\s*[-+.\w]*\s*")
 # Characters. The longest escape in a string of JSON, such as \u00e9.
 MAX_ESCAPE: Final = 6  # Characters of an escape in a string of JSON.
 # What may be the beginning of the name of an argument in Python.
-_KEY_BEGUN = re.compile(r"\w+\s*(?:=\s*)?")
+_KEY_START = re.compile(r"\w+\s*(?:=\s*)?")
 
 
 class MemberStream(ABC):
@@ -102,8 +102,8 @@ class ParameterStream(MemberStream):
         """Create a reader.
 
         form: how the model writes calls; its layout is "parameters".
-        schema: the JSON schema of the arguments, which tells text from numbers; {} for an unknown function,
-            whose values are JSON if possible.
+        schema: the JSON schema of the arguments, which distinguishes text from numbers; {} for an unknown
+            function, whose values are JSON if possible.
         """
         super().__init__()
         assert form.parameter is not None, "the layout has parameters"
@@ -303,7 +303,7 @@ def _is_cut(error: json.JSONDecodeError) -> bool:
     error: what the JSON decoder has raised for the text.
     """
     rest = error.doc[error.pos :]
-    if error.msg.startswith("Unterminated string") or _WORD_BEGUN.fullmatch(rest):
+    if error.msg.startswith("Unterminated string") or _WORD_START.fullmatch(rest):
         return True
     return "escape" in error.msg and len(rest) < MAX_ESCAPE
 
@@ -347,7 +347,7 @@ class PythonStream(MemberStream):
             self._value = JsonRewriter((")",))
             self._written = ""
             return True
-        if not self._last and _KEY_BEGUN.fullmatch(self._held, at):
+        if not self._last and _KEY_START.fullmatch(self._held, at):
             raise Unfinished
         self._held = self._held[at:].removeprefix(")")
         return self._end()

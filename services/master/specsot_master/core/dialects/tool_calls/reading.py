@@ -21,7 +21,14 @@ from specsot_master.core.dialects.tool_calls.marked_arguments import (
     ParameterStream,
     PythonStream,
 )
-from specsot_master.core.dialects.tool_calls.tails import ARGUMENT_KEYS, FENCE, NAME_KEYS, CallTail, call_in
+from specsot_master.core.dialects.tool_calls.tails import (
+    ARGUMENT_KEYS,
+    FENCE,
+    NAME_KEYS,
+    CallTail,
+    JsonTracker,
+    call_in,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +131,7 @@ class ToolReader:
         self._content: list[str] = []
         self._out: list[CallDelta] = []
         self._code = CodeTracker()
+        self._json = JsonTracker()
         self._spoke = False  # Some content came.
         self._white = ""  # White space that is content only if more content follows.
         self._after_call = False  # The white space in `_white` touches a call.
@@ -218,6 +226,7 @@ class ToolReader:
             released = self._white + spoken
             self._content.append(released)
             self._code.add(released)
+            self._json.add(released)
             self._white = ""
             self._spoke = True
             self._after_call = False
@@ -249,7 +258,7 @@ class ToolReader:
         for first in self._form.starts:
             if self._begin_call(0, first):
                 return True
-        if self._held[0] in "{[":
+        if self._held[0] in "{[" and not self._json.inside(self._white):
             return self._begin_tail()
         return self._say_raw(1)
 
@@ -516,12 +525,12 @@ class ToolReader:
 
     def _is_empty_call(self) -> bool:
         """Return True if something other than an object of arguments follows, where one is due; False once
-        its reading has begun. Return False also if the text is complete and nothing follows, and for
+        its reading has started. Return False also if the text is complete and nothing follows, and for
         arguments that are not read as JSON.
 
         Raises Unfinished if more text decides.
         """
-        if not isinstance(self._stream, ArgumentStream) or self._stream.begun:
+        if not isinstance(self._stream, ArgumentStream) or self._stream.has_started:
             return False
         at = self._skip_white(0)
         return self._held[at : at + 1] not in ("{", "[") and at < len(self._held)

@@ -62,7 +62,7 @@ def calls_schema(functions: Sequence[Json], max_calls: int | None, form: CallFor
     schemas of the arguments under "arguments0", "arguments1" and so on, in the order of the functions.
 
     functions: the offered functions, in OpenAI's format.
-    max_calls: the most calls of the list; None for the schema of one call that is not in a list.
+    max_calls: the maximum number of calls of the list; None for the schema of one call that is not in a list.
     form: how the model writes calls, which gives the names of the members.
     """
     places = [f"arguments{n}" for n in range(len(functions))]

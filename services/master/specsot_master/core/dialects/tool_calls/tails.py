@@ -56,6 +56,65 @@ def call_in(value: Any) -> tuple[str, Any] | None:
     return None if name is None else (name, call[key] if key else None)
 
 
+class JsonTracker:
+    """Tracks whether a text so far ends inside a JSON object or list, whose members are no calls.
+
+        '{"example": ' -> inside;   'Use {x} or [y], then ' -> not inside
+
+    A bracket counts if the value or name of a member follows it. A blank line ends any value, since prose may
+    hold a bracket that is never closed.
+    """
+
+    def __init__(self) -> None:
+        """Start outside of JSON."""
+        self._depth = 0
+        # True after a bracket of prose or JSON, until the next visible character decides which it is.
+        self._opened = False
+        self._quoted = self._escaped = False
+        self._line_breaks = 0  # In the white space at the end of the text.
+
+    def inside(self, white: str) -> bool:
+        """Return True if an object that follows this white space is a member of another value. The white
+        space has not been added yet.
+
+        white: white space that follows the text so far.
+        """
+        return (self._depth > 0 or self._opened) and self._line_breaks + white.count("\n") < 2
+
+    def add(self, text: str) -> None:
+        """Add text.
+
+        text: the next text of the message, of any length.
+        """
+        for one in text:
+            if one.isspace():
+                self._line_breaks += one == "\n"
+                self._escaped = False
+                continue
+            if self._line_breaks > 1:
+                self._depth = 0
+                self._opened = self._quoted = self._escaped = False
+            self._line_breaks = 0
+            self._read(one)
+
+    def _read(self, one: str) -> None:
+        """Read one visible character.
+
+        one: the character.
+        """
+        if self._quoted:
+            self._quoted = self._escaped or one != '"'
+            self._escaped = one == "\\" and not self._escaped
+            return
+        if one in "}]":
+            # An opened bracket that nothing follows was not counted.
+            self._depth = max(self._depth - (not self._opened), 0)
+        elif self._opened and (one in '"{[-' or one.isdigit()):
+            self._depth += 1
+        self._opened = one in "{["
+        self._quoted = one == '"' and self._depth > 0
+
+
 class CallTail:
     """Decides whether the rest of a message, from a brace or a code fence on, consists of calls.
 
@@ -71,7 +130,7 @@ class CallTail:
         self.alive = True
         self._functions = functions
         self._state: Literal["between", "fence", "object"] = "between"
-        self._begun = 0  # The position in `text` at which the current object begins.
+        self._object_start = 0  # The position in `text` at which the current object begins.
         # True once it is known whether the current object may call an offered function.
         self._decided = False
         self._depth = 0
@@ -109,7 +168,7 @@ class CallTail:
         self._state = "between"
         if character == "{":
             self._state = "object"
-            self._begun = len(self.text) - 1
+            self._object_start = len(self.text) - 1
             self._depth = 1
             self._decided = False
             self._quoted = self._escaped = False
@@ -140,7 +199,7 @@ class CallTail:
             if self._depth <= 0:
                 self._state = "between"
         if not self._decided:
-            self.alive = self._may_call(self.text[self._begun :])
+            self.alive = self._may_call(self.text[self._object_start :])
 
     def _may_call(self, written: str) -> bool:
         """Return True if the object that begins like this may call an offered function. A first key or a name
