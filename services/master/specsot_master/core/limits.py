@@ -269,8 +269,8 @@ def aim_of(answer_tokens: int, points: int, others: int) -> int:
 def skeleton_limit(ask: Ask, listed: bool = False, speculates: bool = False) -> int:
     """Return the maximum number of tokens that the skeleton's sequence may decode. If the skeleton may turn
     out to be the answer itself, that is all of the request's tokens. A skeleton in markers is all plan only
-    in mode sot, if its grammar is enforced. A speculative plan gets USUAL_PLAN_TOKENS and LINE_TOKENS for
-    each point beyond the usual number, at most `plan_limit`.
+    in mode sot, if its grammar is enforced. A speculative plan gets LINE_TOKENS for each point that the
+    question asks for, at least USUAL_PLAN_TOKENS, and at most `plan_limit`.
 
     ask: what the client asks for; its limits and mode are used.
     listed: True if the model plans in a numbered list, which is never the answer itself.

@@ -551,9 +551,11 @@ class RequestState:
         are not named here, the client's parameters are returned unchanged.
 
         A score writes one token with default sampling and logprobs. A skeleton has no `min_tokens`. A branch
-        with excluded tokens gets them as biases of LEAST_BIAS, in place of the client's own biases for them.
-        For a model that forks by tags, the only stop token of a branch is the tag that ends a thread, and the
-        only stop token of any other sequence is the tag that ends the outlines.
+        gets biases of MIN_BIAS for the tokens that it must not write: those that its command excludes, in
+        place of the client's own biases, and those that the conversation excludes, except where the client
+        gave a bias. The latter are left out if there would be more than MAX_BIASES. For a model that forks by
+        tags, the only stop token of a branch is the tag that ends a thread, and the only stop token of any
+        other sequence is the tag that ends the outlines.
 
         command: the command that opens the sequence.
         """
@@ -574,7 +576,8 @@ class RequestState:
         """Return the biases of a branch by token: the client's, and those of tokens that the branch must not
         write. Return None if the client's biases suffice.
 
-        A bias of the client is kept where the conversation alone excludes the token.
+        A bias of the client is kept where the conversation alone excludes the token. Tokens that the
+        conversation excludes are left out if there would be more than MAX_BIASES biases.
 
         order: the command that opens the branch.
         """

@@ -345,8 +345,8 @@ class PlanBranches:
         """Settle the openings of the first branches, as far as their words are known. Return the ids of the
         branches that were settled, and of those that must be opened again because they begin like an earlier
         branch, or not with prose; both lists may be empty. A branch is opened again at most MAX_REWRITES
-        times; then its opening is settled as it is. For branches that are opened again, their tokens are
-        counted as discarded.
+        times, or MAX_MARKUP_REWRITES times while it begins with no prose; then its opening is settled as it
+        is. For branches that are opened again, their tokens are counted as discarded.
 
         Openings are settled in order, so that a branch is compared with the final words of all earlier ones:
 

@@ -90,7 +90,8 @@ class BranchOpening:
 
     def may_rewrite(self, alike: bool) -> bool:
         """Return True if the branch is to be opened again, because it begins like an earlier one or not with
-        prose.
+        prose. Return False if it was opened again MAX_REWRITES times already, or MAX_MARKUP_REWRITES times if
+        it begins with no prose.
 
         alike: True if an earlier branch begins with the same words.
         """

@@ -555,10 +555,10 @@ class RequestPlan:
     def _branch_out(
         self, points: Sequence[Point], rest: int, cut: bool, now: float, introduction: str = ""
     ) -> list[Command]:
-        """Start the branches of these points, and the closing if the plan has one. Return the Planned event;
-        `ready` then returns the first branches. A speculative plan with at least MIN_CLOSED_POINTS points has
-        a closing paragraph. Points for which there are too few tokens are left out. The event carries a
-        forecast if there is one.
+        """Start the branches of these points, and the closing if the plan has one. Return the Planned event,
+        after the plan's text if the client reads a list in markers; `ready` then returns the first branches.
+        A speculative plan with at least MIN_CLOSED_POINTS points has a closing paragraph. Points for which
+        there are too few tokens are left out. The event carries a forecast if there is one.
 
         points: the points that the guards kept, at least one.
         rest: number of tokens for all headings and branches together.

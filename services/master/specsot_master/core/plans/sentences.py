@@ -74,7 +74,7 @@ class SentenceBuffer:
 
     def add(self, piece: TextPiece, holds: bool = True) -> list[TextPiece]:
         """Add one piece, and return the pieces that may be shown now; [] while their sentence is not
-        complete. `whole` is updated whenever pieces are returned.
+        complete, or while they end with a list of one item. `whole` is updated whenever pieces are returned.
 
         "A b", ".", " C" one after the other -> [], ["A b", "."], []
 

@@ -107,7 +107,7 @@ class Speculation:
     @property
     def verdict(self) -> Verdict:
         """What the tokens so far decide; OPEN as long as they do not decide. The plan is used once its points
-        and the introduction are known, and that the direct answer is not short.
+        and the introduction are known, and it is known that the direct answer is not short.
 
         The direct answer is used if the plan has too few points, if the direct answer has no introduction, or
         if it is short.

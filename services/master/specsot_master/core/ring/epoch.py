@@ -177,8 +177,7 @@ def count_pages(
     can hold, at most the configured number. Drafters that report 0 bytes per row do not bound the pages. A
     configured number that counts CPU pages is converted to pages of this ring's size.
 
-    The last stage also keeps, in the same memory, the features of the newest tokens for the drafters. Raises
-    Refused if fewer than 2 pages fit.
+    The last stage also keeps, in the same memory, the features of the newest tokens for the drafters.
 
         3 GiB, 16 KiB per layer and row, 24 layers, 256 rows a page -> 3 GiB / (24 * 16 KiB * 256) = 32 pages
 

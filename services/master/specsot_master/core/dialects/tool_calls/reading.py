@@ -244,8 +244,8 @@ class ToolReader:
     def _read_content(self) -> bool:
         """Read content up to the next place at which a call may begin. Return False if all text is read or
         more text decides, else True. A place inside code, and one at which no call begins, is released as one
-        character of content. At a brace or bracket, or at a code fence, the tail of the message is read as
-        possible calls.
+        character of content. At a brace or bracket that does not lie inside JSON content, or at a code fence,
+        the tail of the message is read as possible calls.
         """
         place = self._places.search(self._held)
         self._say_raw(place.start() if place else len(self._held))
