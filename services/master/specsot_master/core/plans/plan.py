@@ -514,8 +514,8 @@ class RequestPlan:
         return told
 
     def _skeleton_events(self, skeleton: FirstSequence) -> list[Command]:
-        """Return the event for new text of the skeleton; nothing for a list that the client reads in markers,
-        which `_branch_out` sends.
+        """Return the event for new text of the skeleton. The list is empty if there is no new text, and for a
+        list that the client reads in markers, which `_branch_out` sends.
 
         skeleton: reads the skeleton's sequence.
         """

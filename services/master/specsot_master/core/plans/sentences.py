@@ -38,9 +38,12 @@ def ends_announcing(text: str) -> bool:
 
 
 def open_fence(text: str) -> str:
-    """Return the fence of the code block that is open at the end of the text, or "" if none is.
+    """Return the fence of the code block that is open at the end of the text, or "" if none is. A fence is
+    returned as three characters. Only a line of nothing but the same characters, at least three, closes it.
 
     "Run this:\\n```sh\\nls" -> "```"
+
+    text: any text, from its beginning.
     """
     fence = ""
     for line in text.split("\n"):
@@ -92,7 +95,11 @@ class SentenceBuffer:
         return self.take()
 
     def _count_items(self, text: str) -> None:
-        """Count the items of the list that the text continues. Blank lines may separate them."""
+        """Count the items of the list that the text continues. Blank lines may separate them; any other line
+        sets the count to 0. Only complete lines count.
+
+        text: the next part of the text.
+        """
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
             if _ITEM.match(line):

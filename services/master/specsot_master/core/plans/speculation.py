@@ -135,8 +135,10 @@ class Speculation:
 
     @property
     def reason(self) -> str | None:
-        """Why the direct answer is used although the plan may be a good one; None if
-        the plan itself is the reason, or nothing is decided."""
+        """Why the direct answer is used although the plan may be a good one: it has no introduction
+        (NO_BEGINNING), it is short (SHORT_ANSWER), or the plan has fewer points than were asked for or
+        promised (TOO_FEW_POINTS). None in all other cases, such as a plan without points.
+        """
         if self.introduction.complete and not self.introduction.usable:
             return NO_BEGINNING
         if self._is_short:

@@ -82,7 +82,7 @@ class JsonTracker:
         return (self._depth > 0 or self._opened) and self._line_breaks + white.count("\n") < 2
 
     def add(self, text: str) -> None:
-        """Add text.
+        """Add text. A blank line that more text follows ends every open object, list and string.
 
         text: the next text of the message, of any length.
         """
@@ -98,9 +98,10 @@ class JsonTracker:
             self._read(one)
 
     def _read(self, one: str) -> None:
-        """Read one visible character.
+        """Read one visible character. A bracket opens an object or a list once a quote, a bracket, a minus or
+        a digit follows it. Quotes count only inside of such a value, and brackets inside of a string do not.
 
-        one: the character.
+        one: the character; not white space.
         """
         if self._quoted:
             self._quoted = self._escaped or one != '"'
