@@ -125,7 +125,9 @@ class Scores:
         self._models = models
         # Windows could read farther, but all methods read the same tokens.
         max_tokens = min(MAX_REFERENCE_TOKENS, read_config(models.base).max_positions)
-        self._reference = None if reference is None else Text(models.base).encode_bare(reference)[:max_tokens]
+        self._reference = (
+            None if reference is None else Text(models.base).encode_prompt(reference)[:max_tokens]
+        )
         if self._reference is not None and len(self._reference) < 2:
             raise InvalidRequest("text: it has fewer than two tokens", field="text")
         self._loss = cache(self._losses)

@@ -297,7 +297,7 @@ def plan_of(model: Path, points: int, length: int) -> tuple[int, ...]:
     length: Number of tokens that each point asks for.
     """
     lines = [f"{n}.<{length}><None>[-]Point {n}\n" for n in range(1, points + 1)]
-    return Text(model).encode_bare("[PLAN]\n" + "".join(lines) + "[END]")
+    return Text(model).encode_prompt("[PLAN]\n" + "".join(lines) + "[END]")
 
 
 class MockWorker:
@@ -563,7 +563,7 @@ class MockStage:
         """
         return rows
 
-    def hold(self) -> None:
+    def pause_compute_timer(self) -> None:
         """Do nothing, since the stage never launches a step before its frame arrives."""
 
     def capture(self) -> None:

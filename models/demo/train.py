@@ -131,7 +131,7 @@ class TrainingBatches:
         """Its first sentences, as many as are short together; None: the first is too long."""
         kept = ""
         for sentence in re.split(r"(?<=[.!?”]) (?=[A-Z])", text):
-            if len(self._text.encode_bare(f"{kept} {sentence}")) > (TEXT if kept else ALONE):
+            if len(self._text.encode_prompt(f"{kept} {sentence}")) > (TEXT if kept else ALONE):
                 break
             kept = f"{kept} {sentence}".strip()
         return kept or None
@@ -149,10 +149,10 @@ class TrainingBatches:
 
     def _length(self, text: str) -> int:
         """Tokens, in tens."""
-        return -(-len(self._text.encode_bare(text)) // 10) * 10
+        return -(-len(self._text.encode_prompt(text)) // 10) * 10
 
     def _row(self, prompt: Sequence[int], answer: str, group: int) -> Row:
-        return row_of(((prompt, False), ((*self._text.encode_bare(answer), END), True)), group)
+        return row_of(((prompt, False), ((*self._text.encode_prompt(answer), END), True)), group)
 
 
 def forms_of(topic: str, points: Points) -> tuple[str, ...]:

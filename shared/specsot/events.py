@@ -136,7 +136,8 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class BranchStarted:
-    """The event that the prompt of a branch is in the ring.
+    """The event that a branch was opened: the order that opens it is queued for stage 0. Its prompt has not
+    been computed yet.
 
     branch: id of the branch's point.
     title: title of the point.

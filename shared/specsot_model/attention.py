@@ -291,18 +291,18 @@ def attend(
         extras = {} if sinks is None and softcap is None else {"sinks": sinks, "softcap": softcap}
         return plan.kernel(q, kv_layer, **extras)
     q = q if plan.source_rows is None else q.index_select(0, plan.source_rows)
-    sliding = q if plan.turns is None else _turn_queries(q, plan.turns)
+    turned_q = q if plan.turns is None else _turn_queries(q, plan.turns)
     parts_read = [
-        _run_pass(sliding if read_pass.turned else q, kv_layer, read_pass, softcap)
+        _run_pass(turned_q if read_pass.turned else q, kv_layer, read_pass, softcap)
         for read_pass in plan.first_passes
     ]
-    out, weight = parts_read[0] if len(parts_read) == 1 else (torch.cat(parts) for parts in zip(*parts_read))
+    out, lse = parts_read[0] if len(parts_read) == 1 else (torch.cat(parts) for parts in zip(*parts_read))
     if plan.merged_passes:
-        out, weight = _merge(q, sliding, kv_layer, plan.merged_passes, out, weight, softcap)
-    # A sink adds exp(sink) to the softmax's denominator exp(weight), so the output shrinks by
-    # exp(weight) / (exp(weight) + exp(sink)) = sigmoid(weight - sink).
+        out, lse = _merge(q, turned_q, kv_layer, plan.merged_passes, out, lse, softcap)
+    # A sink adds exp(sink) to the softmax's denominator exp(lse), so the output shrinks by
+    # exp(lse) / (exp(lse) + exp(sink)) = sigmoid(lse - sink).
     if sinks is not None:
-        out = out * torch.sigmoid(weight - sinks).unsqueeze(-1).to(out.dtype)
+        out = out * torch.sigmoid(lse - sinks).unsqueeze(-1).to(out.dtype)
     out = out.reshape(q.shape[0], -1)
     return out if plan.arranged_rows is None else out.index_select(0, plan.arranged_rows)
 
@@ -323,10 +323,10 @@ def _merge(
     kv_layer: Tensor,
     merged_passes: Sequence[_Pass],
     out: Tensor,
-    weight: Tensor,
+    lse: Tensor,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Merge further reads into `out` and its log-sum-exp `weight`, and return both.
+    """Merge further reads into `out` and its log-sum-exp `lse`, and return both.
 
     The merged values are a row's output and log-sum-exp over all of its reads; see the module's formula.
     `out` itself is not changed if it is in fp16 or bf16; an fp32 `out` is changed in place.
@@ -336,22 +336,22 @@ def _merge(
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], keys and values of one layer.
     merged_passes: The reads to merge, each of a slice of the rows.
     out: [rows, kv_heads, heads_per_kv, head_dim], the output of the first reads.
-    weight: fp32 [rows, kv_heads, heads_per_kv], the log-sum-exp of the first reads; changed in place if it is
+    lse: fp32 [rows, kv_heads, heads_per_kv], the log-sum-exp of the first reads; changed in place if it is
         contiguous.
     softcap: Cap of the scores; None: no cap.
     """
     merged = out.float()
-    weight = weight.contiguous()
+    lse = lse.contiguous()
     for read_pass in merged_passes:
-        read_out, read_weight = _run_pass(turned_q if read_pass.turned else q, kv_layer, read_pass, softcap)
-        before = weight[read_pass.rows]
+        read_out, read_lse = _run_pass(turned_q if read_pass.turned else q, kv_layer, read_pass, softcap)
+        before = lse[read_pass.rows]
         rows = merged[read_pass.rows]
-        after = torch.logaddexp(before, read_weight)
+        after = torch.logaddexp(before, read_lse)
         rows.mul_((before - after).exp_().unsqueeze(-1)).add_(
-            read_out * (read_weight - after).exp_().unsqueeze(-1)
+            read_out * (read_lse - after).exp_().unsqueeze(-1)
         )
         before.copy_(after)
-    return merged.to(out.dtype), weight
+    return merged.to(out.dtype), lse
 
 
 def _run_pass(q: Tensor, kv_layer: Tensor, read_pass: _Pass, softcap: float | None) -> tuple[Tensor, Tensor]:
@@ -372,7 +372,7 @@ def _run_pass(q: Tensor, kv_layer: Tensor, read_pass: _Pass, softcap: float | No
     rows = reading.rows
     queries = q[read_pass.rows].view(cells, rows, kv_heads, heads_per_kv, head_dim).transpose(1, 2)
     pages = as_numbers(kv_layer[:, reading.page : reading.page + cells, :, : reading.columns], q.dtype)
-    out, weight = _softmax(
+    out, lse = _softmax(
         queries.reshape(cells, kv_heads, rows * heads_per_kv, head_dim),
         pages[0],
         pages[1],
@@ -380,12 +380,10 @@ def _run_pass(q: Tensor, kv_layer: Tensor, read_pass: _Pass, softcap: float | No
         softcap,
     )
     out = out.view(cells, kv_heads, rows, heads_per_kv, head_dim).transpose(1, 2)
-    weight = (
-        weight.view(cells, kv_heads, rows, heads_per_kv).transpose(1, 2).reshape(-1, kv_heads, heads_per_kv)
-    )
+    lse = lse.view(cells, kv_heads, rows, heads_per_kv).transpose(1, 2).reshape(-1, kv_heads, heads_per_kv)
     if read_pass.sees_nothing is not None:
-        weight = weight.masked_fill(read_pass.sees_nothing, LOWEST)
-    return out.reshape(-1, kv_heads, heads_per_kv, head_dim), weight
+        lse = lse.masked_fill(read_pass.sees_nothing, LOWEST)
+    return out.reshape(-1, kv_heads, heads_per_kv, head_dim), lse
 
 
 def _softmax(

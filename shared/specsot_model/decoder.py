@@ -58,7 +58,7 @@ class Decoder:
         quantization: Quantization | None = None,
         kv_dtype: KvDtype = "auto",
         batch_invariant: bool = False,
-        parts: LoadedParts | None = None,
+        loaded_parts: LoadedParts | None = None,
         devices: Sequence[torch.device] = (),
     ) -> None:
         """Load the layers of a range, and prepare the kernels that run them.
@@ -75,11 +75,11 @@ class Decoder:
         quantization: Form of the matrices; None keeps `dtype`.
         kv_dtype: Type of the KV cache; "auto" means `dtype`.
         batch_invariant: The output of a token does not depend on the rest of its batch, bit for bit.
-        parts: Layers that another range loaded already and shares with this one; it also receives what is
-            loaded now. None: nothing is shared.
+        loaded_parts: Layers that another range loaded already and shares with this one; it also receives what
+            is loaded now. None: nothing is shared.
         devices: Devices that every layer is split over (tensor parallelism), `device` first. Empty: no split.
         """
-        parts = LoadedParts() if parts is None else parts
+        loaded_parts = LoadedParts() if loaded_parts is None else loaded_parts
         fetch = Fetch(files, dtype, device, quantization)
         self.batch_invariant = batch_invariant
         self.config = config
@@ -93,22 +93,22 @@ class Decoder:
         )
         self._blocks: list[Block] = []
         for index in range(layers.first, layers.last):
-            self._blocks.append(parts.fetch(fetch, config, index, split.block_maker(devices)))
+            self._blocks.append(loaded_parts.fetch(fetch, config, index, split.block_maker(devices)))
             if on_layer_loaded:
                 on_layer_loaded(len(self._blocks))
         self._kv_dtype: KvDtype = kv_dtype
         self._split = split.SplitLayers(self._blocks, config, dtype, devices) if devices else None
         runs_own_kernels = self._kernels_read and not devices
-        self._fused = fuse_blocks(self._blocks, batch_invariant) if runs_own_kernels else None
+        self._fused_blocks = fuse_blocks(self._blocks, batch_invariant) if runs_own_kernels else None
         self._packed = pack_layers(self._blocks, self._rotary, dtype) if runs_own_kernels else None
-        self._embedding = parts.embedding if layers.first == 0 else None
+        self._embedding = loaded_parts.embedding if layers.first == 0 else None
         last = layers.last == config.layers
-        self._norm, self._head = (parts.norm, parts.head) if last else (None, None)
+        self._norm, self._lm_head = (loaded_parts.norm, loaded_parts.head) if last else (None, None)
         # The context in which a CUDA graph of this range is captured. One device's part of a tensor-parallel
         # range replaces it, because it is captured without the other parts.
         self.alone: Callable[[], AbstractContextManager[object]] = nullcontext
         self.embeds = self._embedding is not None
-        self._parts = list[Decoder]()
+        self._device_decoders = list[Decoder]()
         self._split_head: split.SplitHead | None = None
         if self._split and split.can_capture_split(config, devices) and self._kernels_read:
             self._capture_parts(self._split.fuse(self._split.make_exchange()))
@@ -216,8 +216,8 @@ class Decoder:
             self.config,
             lambda: present(self._embedding, "embedding"),
             lambda: present(self._norm, "final norm"),
-            lambda: present(self._head, "lm_head"),
-            lambda ids: rows_of_linear(present(self._head, "lm_head"), ids, self.dtype, self.device),
+            lambda: present(self._lm_head, "lm_head"),
+            lambda ids: rows_of_linear(present(self._lm_head, "lm_head"), ids, self.dtype, self.device),
         )
 
     @property
@@ -226,7 +226,7 @@ class Decoder:
 
         Then `forward` never waits for the host, and it skips rows whose slot is negative.
         """
-        return bool(self._fused or self._parts)
+        return bool(self._fused_blocks or self._device_decoders)
 
     def parts(self, kv: KVPages) -> list[tuple[Decoder, KVPages]]:
         """Return the decoder and KV pages to capture on each device; the batch enters the first of them.
@@ -235,14 +235,16 @@ class Decoder:
 
         kv: The KV cache that `make_kv` of this decoder returned.
         """
-        return list(zip(self._parts, kv.parts)) if isinstance(kv, split.SplitPages) else [(self, kv)]
+        return (
+            list(zip(self._device_decoders, kv.parts)) if isinstance(kv, split.SplitPages) else [(self, kv)]
+        )
 
     def _capture_parts(self, parts: Sequence[split.FusedPart]) -> None:
         """Make one decoder per device, each with that device's part of every layer (tensor parallelism).
 
-        The decoders are appended to `_parts`. If every device can also take its part of the lm_head,
-        `_split_head` is set. Only the first device has the embedding. Without a final RMSNorm and an lm_head
-        in floats in this range, `_split_head` stays None.
+        The decoders are appended to `_device_decoders`. If every device can also take its part of the
+        lm_head, `_split_head` is set. Only the first device has the embedding. Without a final RMSNorm and an
+        lm_head in floats in this range, `_split_head` stays None.
 
         parts: Config, device and blocks of each device, in device order.
         """
@@ -251,13 +253,15 @@ class Decoder:
             decoder.config = part.config
             decoder.device = part.device
             decoder.alone = part.alone
-            decoder._fused = part.blocks  # noqa: SLF001
+            decoder._fused_blocks = part.blocks  # noqa: SLF001
             decoder._split = None  # noqa: SLF001
-            decoder._parts = []  # noqa: SLF001
+            decoder._device_decoders = []  # noqa: SLF001
             decoder.embeds = self.embeds and number == 0
-            self._parts.append(decoder)
-        if isinstance(self._norm, Norm) and self._head and self._head.weight is not None:
-            self._split_head = split.SplitHead(self._norm, self._head.weight, [part.device for part in parts])
+            self._device_decoders.append(decoder)
+        if isinstance(self._norm, Norm) and self._lm_head and self._lm_head.weight is not None:
+            self._split_head = split.SplitHead(
+                self._norm, self._lm_head.weight, [part.device for part in parts]
+            )
 
     @property
     def _kernels_read(self) -> bool:
@@ -326,7 +330,7 @@ class Decoder:
         config = self.config
         form = (ROWS_IN if self._packed else self.dtype, self.device, self._kv_dtype)
         if config.delta:
-            make = WalkedPages if self._fused else DeltaPages
+            make = WalkedPages if self._fused_blocks else DeltaPages
             return make(config, self.layers, pages, page_rows, *form)
         return KVPages(len(self.layers), pages, page_rows, config.kv_heads, config.head_dim, *form)
 
@@ -424,10 +428,10 @@ class Decoder:
         """
         if (layers := self._packed or self._split) is not None:
             return layers.runner(positions, slots, plans, kv)
-        fused = self._fused
+        fused_blocks = self._fused_blocks
         blocks = self._blocks
         ready = None
-        table, places = (None, None) if fused else (self._rotary.table(positions), kv.locate(slots))
+        table, places = (None, None) if fused_blocks else (self._rotary.table(positions), kv.locate(slots))
         tables = [table] * len(self.layers)
         if self._sliding_rotary is not self._rotary:
             sliding = self._sliding_rotary.table(positions)
@@ -442,8 +446,10 @@ class Decoder:
             """
             nonlocal ready
             for layer in layers:
-                if fused is not None:
-                    ready = fused[layer].forward(hidden, positions, slots, plans[layer], kv, layer, ready)
+                if fused_blocks is not None:
+                    ready = fused_blocks[layer].forward(
+                        hidden, positions, slots, plans[layer], kv, layer, ready
+                    )
                 elif (table := tables[layer]) is not None and places is not None:
                     blocks[layer].forward(hidden, table, places, plans[layer], kv, layer)
 
@@ -460,11 +466,11 @@ class Decoder:
 
         Raises ModelError if this range does not hold the lm_head.
         """
-        if self._norm is None or self._head is None:
+        if self._norm is None or self._lm_head is None:
             raise ModelError(f"layers {self.layers} hold no lm_head")
         cap = self.config.logit_softcap
         kernel_logits = self._split_head(hidden) if self._split_head else None
-        if self._fused:
-            kernel_logits = fused_logits(self._head, self._norm, hidden, self.batch_invariant)
-        logits = logits_of(self._head, self._norm, hidden) if kernel_logits is None else kernel_logits
+        if self._fused_blocks:
+            kernel_logits = fused_logits(self._lm_head, self._norm, hidden, self.batch_invariant)
+        logits = logits_of(self._lm_head, self._norm, hidden) if kernel_logits is None else kernel_logits
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

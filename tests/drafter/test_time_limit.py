@@ -75,7 +75,7 @@ def test_drafting_on_a_worker_s_thread_has_the_time_that_its_rows_may_take(
         text = Open(Opening(1, 3, limit=9), (1, 2, 3), 99)
         await worker.handle(Arrival("master", text))
         with pytest.raises(Hung, match="w hangs"):
-            await worker.settle()
+            await worker.run_due()
         return asyncio.get_running_loop().time()
 
     assert run(writes()) == pytest.approx(seconds, abs=2.0)

@@ -49,7 +49,7 @@ class Framed:
         self.requests = RequestCounter(self.conductor, Info)
         self.chance = random.Random(self.seed)
         table = PageTable(self.pages.pages, self.pages.page_rows)
-        budget = FrameBudget(rows=64, flight=self.flight, slots=self.pages.slots)
+        budget = FrameBudget(rows=64, max_in_flight=self.flight, max_tree_nodes=self.pages.slots)
         self.sequencer = Sequencer(self.pages.epoch, budget, table, DraftTimeout(0.5))
         self.stages = [MockStage(PageTable(self.pages.pages, self.pages.page_rows)) for _ in range(2)]
         self.frames: list[Frame] = []

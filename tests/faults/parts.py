@@ -151,11 +151,11 @@ class Drafting(Drafter):
         engine: Any = self._active.engine
         self.guesser = engine
 
-    async def settle(self) -> float | None:
+    async def run_due(self) -> float | None:
         guesser = self.guesser
         if guesser and self.uplink and self._active and guesser._lie == "forged" and guesser.texts:
             await self.uplink.send(_forge(self.epoch, guesser))
-        return await super().settle()
+        return await super().run_due()
 
 
 def _forge(epoch: int, guesser: Guesser) -> Result:
@@ -193,8 +193,8 @@ class PoisonableStage:
     def prompt_rows(self, rows: int) -> int:
         return self._stage.prompt_rows(rows)
 
-    def hold(self) -> None:
-        self._stage.hold()
+    def pause_compute_timer(self) -> None:
+        self._stage.pause_compute_timer()
 
     def capture(self) -> None:
         self._stage.capture()

@@ -135,7 +135,7 @@ async def test_an_echo_is_the_prompt_itself_and_offsets_lie_in_the_text() -> Non
     """Special tokens show in the echo of a text that holds them, and not in that of ids."""
     prompt = "<|im_start|>Once upon"
     async with served({prompt: SAYS["Once upon"], "Once upon": SAYS["Once upon"]}) as house:
-        ids = list(house.stage.text.encode_bare(prompt))
+        ids = list(house.stage.text.encode_prompt(prompt))
         for asked, shown in ((prompt, prompt), (ids, "Once upon")):
             choice = (await go_on(house, asked, echo=True, logprobs=1)).choices[0]
             assert choice.text == shown + SAYS["Once upon"]

@@ -349,7 +349,7 @@ async def test_a_fault_of_ours_is_told_as_such() -> None:
             raise KeyError("/home/somebody/secret")
 
     async with served() as house:
-        house.desk._leader = Broken()
+        house.desk._source = Broken()
         answer = await house.post(CHAT, {"messages": HI})
     assert answer.status_code == 500
     assert answer.json()["error"]["message"] == "internal error"

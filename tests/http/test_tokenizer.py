@@ -25,7 +25,7 @@ WHAT = {"role": "user", "content": "What is it?"}
 
 async def test_a_prompts_tokens_and_back(house: Served) -> None:
     told = (await house.post("/tokenize", {"prompt": "Why is the sky blue?", "model": "demo"})).json()
-    assert told["tokens"] == list(house.stage.text.encode_bare("Why is the sky blue?"))
+    assert told["tokens"] == list(house.stage.text.encode_prompt("Why is the sky blue?"))
     assert (told["count"], told["max_model_len"]) == (len(told["tokens"]), 2048)
     back = (await house.post("/detokenize", {"tokens": told["tokens"]})).json()
     assert back == {"prompt": "Why is the sky blue?"}
@@ -55,9 +55,9 @@ async def test_texts_are_tokenised_in_a_thread(
     """Four megabytes take seconds, in which members would miss the master."""
     where, within = list[threading.Thread](), Text._token_ids
 
-    def split(self: Text, text: str, bare: bool) -> tuple[int, ...]:
+    def split(self: Text, text: str, add_bos: bool) -> tuple[int, ...]:
         where.append(threading.current_thread())
-        return within(self, text, bare)
+        return within(self, text, add_bos)
 
     monkeypatch.setattr(Text, "_token_ids", split)
     assert (await house.post(path, body)).status_code == 200
@@ -78,9 +78,9 @@ async def test_of_a_text_that_is_far_too_long_a_part_is_looked_at(
     """Two million characters of a model of 8,192 positions held a thread for 4 to 7 seconds."""
     seen, within = list[int](), Text._token_ids
 
-    def split(self: Text, text: str, bare: bool) -> tuple[int, ...]:
+    def split(self: Text, text: str, add_bos: bool) -> tuple[int, ...]:
         seen.append(len(text))
-        return within(self, text, bare)
+        return within(self, text, add_bos)
 
     monkeypatch.setattr(Text, "_token_ids", split)
     answer = await house.post(path, body)
@@ -95,11 +95,11 @@ async def test_short_texts_do_not_wait_for_others_long_ones(
     go_on, within, loop = threading.Event(), Text._token_ids, asyncio.get_running_loop()
     begun = asyncio.Event()
 
-    def split(self: Text, text: str, bare: bool) -> tuple[int, ...]:
+    def split(self: Text, text: str, add_bos: bool) -> tuple[int, ...]:
         if len(text) > THREAD_CHARACTERS:
             loop.call_soon_threadsafe(begun.set)
             go_on.wait()
-        return within(self, text, bare)
+        return within(self, text, add_bos)
 
     monkeypatch.setattr(Text, "_token_ids", split)
     long = [asyncio.ensure_future(house.post("/tokenize", {"prompt": "word " * 10_000})) for _ in range(40)]

@@ -136,7 +136,7 @@ class KnowingDrafter:
         if isinstance(arrival.message, Features):
             await self._learn(arrival.message)
 
-    async def settle(self) -> float | None:
+    async def run_due(self) -> float | None:
         return None
 
     async def disband(self) -> None:

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from specsot.core.frames import End
+from specsot.params import Sampling
+from tests.exact import pick
 from tests.laws.drafters import knowing
 from tests.laws.plain import load
 from tests.laws.ring import Setup, ring_of
@@ -63,6 +65,39 @@ async def test_law_1_no_stop_token_before_min_tokens(models, stages):
     assert texts[2] == plain[5:]
     assert len(plain) >= least
     assert ends == [End.STOP, End.STOP if plain[-1] in stops else End.LENGTH]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("stages", [1, 2])
+async def test_law_1_excluded_first_bars_the_first_token_and_no_later_one(models, stages, sampling):
+    """With right and wrong drafts, and for a sequence that is opened again after some of its tokens."""
+    base, _ = models
+    prompt, limit = tuple(prompt_of(9)), 30
+    free = _without_first(base, prompt, (), sampling, limit)
+    excluded = tuple(sorted({*free}))
+    plain = _without_first(base, prompt, excluded, sampling, limit)
+    drafter = knowing(base, [[*prompt, *plain], [*prompt, *free]])
+    given = {"limit": limit, "sampling": sampling, "seed": 7, "excluded_first": excluded}
+    async with ring_of(Setup(base, None, stages, drafter=drafter)) as ring:
+        begun = await ring.open([*prompt], **given)
+        resumed = await ring.open([*prompt, *plain[:5]], generated=5, **given)
+        texts = [await ring.written(one) for one in (begun, resumed)]
+        assert ring.drafts
+    assert plain[0] not in excluded
+    assert not set(excluded).isdisjoint(plain[1:])
+    assert texts == [plain, plain[5:]]
+
+
+def _without_first(base, prompt, excluded, sampling, limit):
+    """Decode without drafts; the first token is none of `excluded`."""
+    tokens = [*prompt]
+    for written in range(limit):
+        with torch.inference_mode():
+            logits = load(base)(torch.tensor([tokens])).logits[0, -1]
+            if not written:
+                logits[list(excluded)] = float("-inf")
+        tokens.append(pick(logits, sampling, {}, 7, 0, len(tokens)))
+    return tokens[len(prompt) :]
 
 
 @cache

@@ -62,7 +62,7 @@ async def test_a_direct_answer_says_what_each_step_brought() -> None:
 
 async def test_a_prompt_in_tokens_is_taken_as_it_is() -> None:
     stage = Stage({"Once upon": " a time"})
-    tokens = stage.text.encode_bare("Once upon")
+    tokens = stage.text.encode_prompt("Once upon")
     events = await stage.answer(Ask(tokens=tokens, mode="direct"))
     assert finished(events).text == " a time"
     assert stage.prompts_seen[0][1] == "Once upon"

@@ -23,10 +23,10 @@ ENDLESS = Ask(prompt="word " * (THREAD_CHARACTERS // 4), mode="direct")  # more 
 class Slow(Gate, Text):
     """Long texts take until they are let go."""
 
-    def _token_ids(self, text: str, bare: bool) -> tuple[int, ...]:
+    def _token_ids(self, text: str, add_bos: bool) -> tuple[int, ...]:
         if len(text) >= THREAD_CHARACTERS:
             self.stop()
-        return super()._token_ids(text, bare)
+        return super()._token_ids(text, add_bos)
 
 
 TURNS = tuple(Message(("user", "assistant")[n % 2], "a") for n in range(3999))  # more in the template's words

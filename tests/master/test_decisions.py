@@ -121,7 +121,7 @@ def test_a_request_is_opened_written_closed_and_finished() -> None:
     _, opened = request.play(records.AdmittedRecord(1.0, 0))
     assert isinstance(opened, OpenAnswer)
     assert request.entered_ring
-    opening = SequenceFactory((2,)).writer(3, ASK, 5, ordinal=0, limit=opened.limit)
+    opening = SequenceFactory((2,)).decoding_opening(3, ASK, 5, ordinal=0, limit=opened.limit)
     request.sequences[0] = ActiveSequence(TokenLog(opening, (1, 2, 3)), Detokenizer(lambda _: "Yes."), repr)
     step = records.StepRecord(2.0, ((0, Outcome(opening.sequence, 0, (), (7, 2), End.STOP)),))
     commands: list[Command] = []

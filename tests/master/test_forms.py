@@ -21,7 +21,7 @@ YES_NO = Form("choice", ("yes", "no"))
 
 
 def open_answer(ask: Ask):
-    return SequenceFactory((2, 3)).writer(5, ask, 7, ordinal=0, limit=9)
+    return SequenceFactory((2, 3)).decoding_opening(5, ask, 7, ordinal=0, limit=9)
 
 
 def test_an_answers_opening_carries_form_and_ends() -> None:

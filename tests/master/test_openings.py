@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from specsot.core.frames import End, Opening
+from specsot.core.frames import End
 from specsot.events import BranchStarted, BranchText, MergedText, Reason
 from specsot.params import Sampling
 from specsot_master.core.commands import CloseSequence, OpenBranch
 from specsot_master.core.plans.openings import MAX_REWRITES, opening_of
 from specsot_master.core.plans.speculation import PLAN_ORDINAL
-from specsot_master.core.request import LEAST_BIAS
+from specsot_master.core.request import MIN_BIAS
 from specsot_master.engine import Caller, RequestJournal
 from specsot_master.journal import open_journal
 from tests.conftest import seeds
@@ -152,12 +152,6 @@ def test_what_waited_is_shown_when_the_branch_fails_or_the_request_is_cancelled(
     assert merged == play.finished.text
 
 
-def num_excluded(opening: Opening, theatre: Stage) -> int:
-    """How many first tokens an opening excludes, besides those that announce a list."""
-    announcing = set(theatre.text.announcing_tokens)
-    return len({token for token, _ in opening.sampling.logit_bias} - announcing)
-
-
 def stage(seed: int = 0, **changes: object) -> Stage:
     """Branches 1, 3 and 4 begin alike, unless the first token of a beginning is excluded."""
     theatre = Stage(SAYS, seed=seed, style="list", **changes)  # type: ignore[arg-type]
@@ -170,7 +164,7 @@ def stage(seed: int = 0, **changes: object) -> Stage:
             3: "A sign of ours, three.",
             4: "A sign of ours, four.",
         }
-        barred = num_excluded(opening, theatre)
+        barred = len(opening.excluded_first)
         if opening.ordinal in told:
             said = (told[opening.ordinal], "One sign of ours, again.", "Now it differs.")[min(barred, 2)]
             return (*theatre.text.encode(said), script(opening, prompt)[-1])
@@ -192,8 +186,11 @@ async def test_the_text_is_the_same_whichever_branch_is_faster(seed: int, burst:
     theatre = stage(seed, burst=burst)
     events = await theatre.answer(ASK)
     assert finished(events).text == PLANNED
-    biases = {one.ordinal: num_excluded(one, theatre) for one in openings(theatre) if one.decodes}
-    assert biases == {0: 0, PLAN_ORDINAL: 0, 1: 0, 2: 0, 3: 1, 4: 2, 5: 0}
+    decoding = [one for one in openings(theatre) if one.decodes]
+    excluded = {one.ordinal: len(one.excluded_first) for one in decoding}
+    assert excluded == {0: 0, PLAN_ORDINAL: 0, 1: 0, 2: 0, 3: 1, 4: 2, 5: 0}
+    branches = {one.sampling for one in decoding if one.ordinal > 0 and one.ordinal != PLAN_ORDINAL}
+    assert len(branches) == 1, "a reopened branch is sampled like any other"
     assert len(of(BranchStarted, events)) == 5
     theatre.assert_clean()
 
@@ -259,7 +256,7 @@ async def test_branches_announce_no_list_and_plans_and_answers_may() -> None:
     for one in openings(theatre):
         if one.decodes:
             announcing = theatre.text.announcing_tokens if 0 < one.ordinal < PLAN_ORDINAL else ()
-            assert dict(one.sampling.logit_bias) == dict.fromkeys(announcing, LEAST_BIAS)
+            assert dict(one.sampling.logit_bias) == dict.fromkeys(announcing, MIN_BIAS)
 
 
 async def test_a_bias_of_the_client_wins_over_that_of_a_token_that_announces_a_list() -> None:
@@ -269,4 +266,4 @@ async def test_a_bias_of_the_client_wins_over_that_of_a_token_that_announces_a_l
     branches = [one for one in openings(theatre) if one.decodes and 0 < one.ordinal < PLAN_ORDINAL]
     assert branches
     for one in branches:
-        assert dict(one.sampling.logit_bias) == {token: 5.0} | dict.fromkeys(others, LEAST_BIAS)
+        assert dict(one.sampling.logit_bias) == {token: 5.0} | dict.fromkeys(others, MIN_BIAS)

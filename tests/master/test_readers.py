@@ -96,7 +96,7 @@ async def test_the_last_events_do_not_wait_for_ever() -> None:
 
 async def test_text_that_waits_for_a_client_is_joined_into_one_event() -> None:
     stage = Stage(SAYS, burst=1)
-    behind = stage.requests.generate(COUNT, joins=True)
+    behind = stage.requests.generate(COUNT, join_text=True)
     first = await anext(behind)
     for _ in range(20):
         await stage.step()
@@ -116,7 +116,7 @@ async def test_text_that_waits_for_a_client_is_joined_into_one_event() -> None:
 
 async def test_events_of_a_resumable_request_are_never_joined() -> None:
     stage = Stage(SAYS, burst=1)
-    behind = stage.requests.generate(replace(COUNT, resumable=True), Caller("kept"), joins=True)
+    behind = stage.requests.generate(replace(COUNT, resumable=True), Caller("kept"), join_text=True)
     await anext(behind)
     for _ in range(5):
         await stage.step()

@@ -167,7 +167,7 @@ async def test_an_epoch_that_is_over_takes_no_orders() -> None:
 def test_what_was_told_of_a_prompt_is_not_asked_for_again() -> None:
     ask = Ask(prompt="?", mode="direct", prompt_logprobs=2, min_tokens=3)
     factory = SequenceFactory((2,))
-    first = factory.writer(5, ask, 7, ordinal=0, limit=9)
-    assert (first.prompt_logprobs, factory.again(first, 0).prompt_logprobs) == (2, 2)
-    later = factory.again(first, 1)
+    first = factory.decoding_opening(5, ask, 7, ordinal=0, limit=9)
+    assert (first.prompt_logprobs, factory.reopening(first, 0).prompt_logprobs) == (2, 2)
+    later = factory.reopening(first, 1)
     assert (later.prompt_logprobs, later.min_tokens, later.generated) == (None, 3, 1)

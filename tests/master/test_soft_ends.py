@@ -38,7 +38,7 @@ def test_a_sentence_has_room_between_the_soft_and_the_hard_end(limit: int, soft:
 
 def soft_end(ask: Ask = ASK, rules: PlanRules | None = None, soft: int | None = 60) -> SoftEnd | None:
     factory = SequenceFactory((2, 3))
-    return factory.writer(5, ask, 7, ordinal=1, limit=100, rules=rules, soft_limit=soft).soft_end
+    return factory.decoding_opening(5, ask, 7, ordinal=1, limit=100, rules=rules, soft_limit=soft).soft_end
 
 
 def test_a_sequence_ends_softly_by_an_end_token_of_the_model() -> None:
@@ -47,7 +47,7 @@ def test_a_sequence_ends_softly_by_an_end_token_of_the_model() -> None:
     assert soft_end(rules=PlanRules()) is None
     assert soft_end(Ask(prompt="x", form=Form("regex", ("a",)))) is None
     assert soft_end(Ask(prompt="x", mode="sot", ignore_eos=True)) is None
-    assert SequenceFactory(()).writer(5, ASK, 7, ordinal=1, limit=9, soft_limit=5).soft_end is None
+    assert SequenceFactory(()).decoding_opening(5, ASK, 7, ordinal=1, limit=9, soft_limit=5).soft_end is None
 
 
 async def test_branches_end_softly_and_nothing_else_does() -> None:

@@ -446,7 +446,7 @@ async def test_too_few_pages_admit_no_plan_and_a_restart_remembers_it(tmp_path: 
     for _ in range(4):
         await theatre.step()
     (request,) = theatre.engine.all_requests
-    assert not request.plans
+    assert not request.has_room_for_plan
     told = request.events.position
     kept = await kept_in(tmp_path, journal, client)
     assert text_of(await revived(stage(config=CONFIG), kept, told)) == DIRECT

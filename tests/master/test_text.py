@@ -387,7 +387,7 @@ WHOLE = Tokenizer.from_file(str(BASE / "tokenizer.json"))
 @given(st.text() | st.sampled_from(ODD))
 def test_ids_are_those_of_the_tokenizer_itself(said: str) -> None:
     assert list(TEXT.encode(said)) == WHOLE.encode(said, add_special_tokens=False).ids
-    assert list(TEXT.encode_bare(said)) == WHOLE.encode(said).ids
+    assert list(TEXT.encode_prompt(said)) == WHOLE.encode(said).ids
 
 
 def test_a_saved_truncation_cuts_no_prompt(tmp_path: Path) -> None:
@@ -460,7 +460,7 @@ class TestControlTokens:
         assert body[-2:] == TEXT.encode("<|im_end|>\n")
 
     def test_a_completions_prompt_may_hold_them(self) -> None:
-        assert TEXT.encode_bare("<|im_start|>Hi")[0] == 1
+        assert TEXT.encode_prompt("<|im_start|>Hi")[0] == 1
 
     def test_a_template_that_changes_contents(self, tmp_path: Path) -> None:
         source = "{% for m in messages %}<|im_start|>{{ m['content'] | trim | upper }}<|im_end|>{% endfor %}"
@@ -516,7 +516,7 @@ class TestControlTokens:
             with pytest.raises(InvalidRequest, match="surrogate"):
                 TEXT.render([Message("user", said)])
             with pytest.raises(InvalidRequest, match="surrogate"):
-                TEXT.encode_bare(said)
+                TEXT.encode_prompt(said)
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -527,8 +527,8 @@ def test_a_token_that_the_model_does_not_have_is_refused(tmp_path: Path, special
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     text, whole = Text(tmp_path, known), Text(tmp_path)
     with pytest.raises(InvalidRequest, match=r"'<\|extra\|>' is token 8192 .* the model's are 0 \.\. 8191"):
-        text.encode_bare("go on <|extra|>")
-    assert whole.encode_bare("<|extra|>") == (8192,)
+        text.encode_prompt("go on <|extra|>")
+    assert whole.encode_prompt("<|extra|>") == (8192,)
     asked = text.render([Message("user", "a <|extra|>")])
     if special:
         assert max(text.encode(asked)) < known, "in a conversation it is text"

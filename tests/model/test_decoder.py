@@ -194,7 +194,7 @@ def test_layers_run_in_graphs_and_give_what_they_give_without(kind: dict[str, An
         graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(found, step()), "the same rows in the same kernels"
-    decoder._fused = None
+    decoder._fused_blocks = None
     assert (step() == found).float().mean() > 0.8, "kernels round otherwise, so near ties may flip"
 
 

@@ -114,7 +114,7 @@ def test_steps_of_a_base_in_8_bit_floats(tmp_path: Path) -> None:
     assert short.capturable
     outputs = list[torch.Tensor]()
     for decoder in (plain, short):
-        assert all(isinstance(each, FusedBlock) for each in decoder._fused or ())
+        assert all(isinstance(each, FusedBlock) for each in decoder._fused_blocks or ())
         kv = decoder.make_kv(4, PAGE)
         steps = CapturedSteps(decoder, kv, {}, GraphCapture() if DEVICE == "cuda" else again, (4,))
         spans = [RowSpan(3, 0, 3, (3,), ancestry((0, 0, 1)))]
@@ -137,7 +137,7 @@ def test_layers_hand_rounded_rows_on(tmp_path: Path) -> None:
     plan = plan_with_kernel(plan_attention([RowSpan(3, 0, 3, (0,), ancestry((0, 0, 1)))], PAGE, 2, DEVICE))
     found, _ = decoder.forward(decoder.embed(at), at, at, plan, kv)
     alone = decoder.embed(at)
-    for layer, block in enumerate(decoder._fused or ()):
+    for layer, block in enumerate(decoder._fused_blocks or ()):
         migrated = block.forward(alone, at, at, plan, kv, layer)
         assert (migrated is None) == (layer == 1)
     assert torch.equal(found, alone)

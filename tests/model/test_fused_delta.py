@@ -53,7 +53,7 @@ class Walking(Decoder):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._fused = tuple(map(capture_block, self._blocks))
+        self._fused_blocks = tuple(map(capture_block, self._blocks))
 
 
 def walking(directory: Path, cuts: tuple[int, ...] = (2,)) -> list[Decoder]:

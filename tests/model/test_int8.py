@@ -159,7 +159,7 @@ def test_steps_of_a_base_in_whole_numbers(tmp_path: Path) -> None:
     assert short.capturable
     outputs = list[torch.Tensor]()
     for decoder in (plain, short):
-        assert all(isinstance(each, FusedBlock) for each in decoder._fused or ())
+        assert all(isinstance(each, FusedBlock) for each in decoder._fused_blocks or ())
         steps = CapturedSteps(
             decoder, decoder.make_kv(4, PAGE), {}, GraphCapture() if DEVICE == "cuda" else again, (4,)
         )

@@ -73,7 +73,7 @@ class Plain(Decoder):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._fused = None
+        self._fused_blocks = None
 
     @property
     def _kernels_read(self) -> bool:
@@ -86,9 +86,11 @@ class Fused(Decoder):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         if can_fuse(self.config, experts=True):
-            self._fused = connect_blocks([FusedBlock(block, head_turns_of(block)) for block in self._blocks])
+            self._fused_blocks = connect_blocks(
+                [FusedBlock(block, head_turns_of(block)) for block in self._blocks]
+            )
         else:
-            self._fused = tuple(map(CapturedBlock, self._blocks))
+            self._fused_blocks = tuple(map(CapturedBlock, self._blocks))
 
 
 class Invariant(Fused):
@@ -97,7 +99,7 @@ class Invariant(Fused):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.batch_invariant = True
-        self._fused = connect_blocks(
+        self._fused_blocks = connect_blocks(
             [FusedBlock(block, head_turns_of(block), invariant=True) for block in self._blocks]
         )
 

@@ -80,7 +80,7 @@ async def test_a_worker_goes_on_by_itself_while_nobody_wants_anything(
     said.clear()
     await part.handle(Arrival("master", opened(1)))
     taken = 0
-    while await part.settle() is not None:
+    while await part.run_due() is not None:
         taken += 1
     wanted, *_ = write(decoder, ahead=False)
     assert [token for result in said for one in result.outcomes for token in one.tokens] == wanted[1]
@@ -101,12 +101,12 @@ async def test_a_step_that_waits_for_its_lease_has_not_computed_meanwhile(
     stages = (Stage("w", "w", Range(0, decoder.config.layers)),)
     await part.configure(Configuration(1, "w", stages, PAGES, PAGE, slots=1, rows=64), said)
     await part.handle(Arrival("master", replace(opened(1), lease=10)))
-    while await part.settle() is not None:
+    while await part.run_due() is not None:
         pass
     said.clear()
     now[0] = 100.0
     await part.handle(Arrival("master", Lease(1, LEASE)))
-    while await part.settle() is not None:
+    while await part.run_due() is not None:
         pass
     assert len(said) > 2
     assert all(sum(result.seconds) < 50 for result in said)
@@ -145,7 +145,7 @@ async def test_a_drafter_on_the_same_thread_is_asked_by_who_judged(decoder: Deco
 
     said.send = note  # type: ignore[method-assign]
     await part.handle(Arrival("master", opened(1, drafted=True)))
-    while await part.settle() is not None:
+    while await part.run_due() is not None:
         pass
     assert [token for result in said for one in result.outcomes for token in one.tokens] == wanted[1]
     assert not any(isinstance(one, Drafts) for one in said)
@@ -171,7 +171,7 @@ async def test_what_goes_wrong_in_a_drafter_on_the_same_thread_is_its_own_affair
     part, drafter, provider, said, inbox = await pair_of(decoder, proposer)
     await part.handle(Arrival("master", opened(1, drafted=True)))
     for _ in range(40):
-        await part.settle()
+        await part.run_due()
         proposer.broken = True
     assert [token for result in said for one in result.outcomes for token in one.tokens] == wanted[1]
     assert provider.stage.table.free == PAGES
@@ -190,7 +190,7 @@ async def test_a_choice_that_fails_on_a_device_is_the_drafters_affair(
     part, drafter, provider, said, inbox = await pair_of(decoder, proposer, accepts_device_trees=True)
     await part.handle(Arrival("master", opened(1, drafted=True)))
     for _ in range(40):
-        await part.settle()
+        await part.run_due()
     assert proposer.intact == -1, "one was asked for that failed, and none behind it"
     assert provider.steps.unread
     assert [token for result in said for one in result.outcomes for token in one.tokens] == wanted[1]

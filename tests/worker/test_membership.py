@@ -33,7 +33,7 @@ class EagerPart:
         if arrival.message == "the last word":
             self.leaving.set()
 
-    async def settle(self) -> float | None:
+    async def run_due(self) -> float | None:
         self.turns += 1
         return 0.0
 

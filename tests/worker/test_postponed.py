@@ -63,7 +63,7 @@ class Rows:
     def prompt_rows(self, rows: int) -> int:
         return rows
 
-    def hold(self) -> None: ...
+    def pause_compute_timer(self) -> None: ...
 
     def capture(self) -> None: ...
 
@@ -138,7 +138,7 @@ class Lone:
         """So many steps, or until nothing is due; when it wants to be called again."""
         wait: float | None = 0.0
         while steps and wait == 0.0:
-            wait, steps = await self.part.settle(), steps - 1
+            wait, steps = await self.part.run_due(), steps - 1
         return wait
 
     def ends(self) -> dict[int, End]:

@@ -44,14 +44,14 @@ class Last:
     def make_verifier(self, stage: Any, configuration: Configuration) -> Any:
         def take(ready: Any) -> None: ...
 
-        near = SimpleNamespace(drafter=None)
+        colocated = SimpleNamespace(drafter=None)
         return SimpleNamespace(
             verify=self.say,
             pending_ready=False,
             has_pending=False,
             take_features_from=take,
             set_drafters=take,
-            near=near,
+            colocated=colocated,
         )
 
     def say(self, frame: Frame) -> VerifiedFrame:
@@ -97,7 +97,7 @@ async def _hear(message: Any) -> None: ...
 
 async def _settle_for_ever(part: Worker) -> None:
     while True:
-        await part.settle()
+        await part.run_due()
         await asyncio.sleep(0)
 
 
@@ -105,11 +105,11 @@ async def test_frames_are_launched_while_the_first_is_not_judged_and_told_in_the
     last, part = ring
     assert last.launched == [1, 2, 3]
     assert last.said.empty()
-    assert 0 < await part.settle() < 0.1, "it looks again whether that went well"
+    assert 0 < await part.run_due() < 0.1, "it looks again whether that went well"
     last.may_be_said.set()
     assert [await last.said.get() for _ in range(3)] == [1, 2, 3]
     async with asyncio.timeout(60):
-        while await part.settle() is not None:  # noqa: ASYNC110 - a thread told it before it is free
+        while await part.run_due() is not None:  # noqa: ASYNC110 - a thread told it before it is free
             await asyncio.sleep(0)
 
 

@@ -215,9 +215,9 @@ def ask_of(prompt: str | Turns, **options: Any) -> params.Ask:
         )
     for name in ("stop", "tools"):
         if name in fields_of_ask:
-            fields_of_ask[name] = strings_of(fields_of_ask[name])
+            fields_of_ask[name] = tuple_of(fields_of_ask[name])
     if "stop_token_ids" in fields_of_ask:
-        fields_of_ask["stop_token_ids"] = strings_of(fields_of_ask["stop_token_ids"])
+        fields_of_ask["stop_token_ids"] = tuple_of(fields_of_ask["stop_token_ids"])
     if "logit_bias" in given:
         given["logit_bias"] = biases_of(given["logit_bias"])
     sampling = params.Sampling(**{name: given[name] for name in SAMPLING if name in given})
@@ -277,7 +277,7 @@ def biases_of(given: Any) -> tuple[tuple[int, float], ...]:
     Raises InvalidRequest for anything else.
     """
     try:
-        biases: Any = given.items() if isinstance(given, Mapping) else strings_of(given)
+        biases: Any = given.items() if isinstance(given, Mapping) else tuple_of(given)
         pairs = (bias.split("=") if isinstance(bias, str) else bias for bias in biases)
         return tuple(sorted((int(token), float(value)) for token, value in pairs))
     except (TypeError, ValueError):
@@ -319,7 +319,7 @@ def message_of(turn: Any) -> params.Message:
     return params.Message(turn["role"], turn["content"])
 
 
-def strings_of(value: Any) -> tuple[Any, ...]:
+def tuple_of(value: Any) -> tuple[Any, ...]:
     """Return one value, or an iterable of values, as a tuple. The values are not checked here.
 
     value: A single value, or an iterable; a string counts as a single value.
@@ -399,12 +399,13 @@ def answer_of(view: View) -> Answer:
     )
 
 
-# What the seeds call each mode.
+# The names of each mode in the statistics of the projects that this one grew from (docs/seeds.md).
 LEGACY_MODES = {"sot": "specsot", "direct": "eagle"}
 
 
 def stats_of(answer: Answer, tokens: int) -> dict[str, Any]:
-    """Return the statistics of an answer as a dict, under our names and under those of the seeds.
+    """Return the statistics of an answer as a dict, under our names and under those of the projects that this
+    one grew from (docs/seeds.md).
 
     answer: The answer.
     tokens: Number of tokens that are returned to the caller; it becomes the entry "tokens".

@@ -155,8 +155,8 @@ class StepLoop:
         self._verifier = verifier
         self.engine = engine
         self.at: Phases = untimed
-        verifier.near.drafter = self if engine else None
-        verifier.quiet = lambda: not sequencer.prompt_rows_due
+        verifier.colocated.drafter = self if engine else None
+        verifier.quiet = lambda: not sequencer.prompt_tokens_due
 
     def turn(self, enter_phase: Phases = untimed) -> Step:
         """Compute everything that is ready in one forward pass, then draft below what was written; return the

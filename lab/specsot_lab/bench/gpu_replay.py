@@ -203,7 +203,7 @@ class Replay(Proposer):
         return growth
 
     def select(
-        self, growth: AsyncGrowth, sequences: Sequence[int], nodes: int, room: int, trust: Floats
+        self, growth: AsyncGrowth, sequences: Sequence[int], nodes: int, max_levels: int, trust: Floats
     ) -> ChosenTrees | None:
         """Let the device select nodes of the trees that are growing, after the known tokens have replaced the
         head's candidates. Return None if the device cannot select.
@@ -211,13 +211,13 @@ class Replay(Proposer):
         growth: What `start_growth` has returned.
         sequences: Ids of the sequences, in the order of the trees in the next frame.
         nodes: Maximum number of nodes per tree, root included.
-        room: Maximum number of levels that every one of the sequences can have.
+        max_levels: Maximum number of levels that every one of the sequences can have.
         trust: What is added to a candidate's log-probability at each depth, [levels].
 
         Returns None also for a selection that is not on the device. The mistakes that `start_growth` drew are
         kept if they fit the sequences and the shape.
         """
-        chosen = self._inner.select(growth, sequences, nodes, room, trust)
+        chosen = self._inner.select(growth, sequences, nodes, max_levels, trust)
         if not isinstance(chosen, DeviceChoice):
             return None
         tree = self._last_tree = self._tree_like(chosen.grown.levels, len(chosen.grown.depths))

@@ -100,7 +100,7 @@ class ReadingOptions:
         most = decoder.config.max_positions
         if not SKIPPED < self.length <= most:
             raise InvalidRequest(f"length must be in ({SKIPPED}, {most}], got {self.length}", "length")
-        tokens = Text(self.weights.base).encode_bare(read_reference(self.text))
+        tokens = Text(self.weights.base).encode_prompt(read_reference(self.text))
         whole = range(0, len(tokens) - self.length + 1, self.length)
         if not whole:
             raise InvalidRequest(f"the text has {len(tokens)} tokens, a piece {self.length}", "text")

@@ -108,7 +108,7 @@ def rows_of(path: Path, text: Text, length: int, group: int) -> Iterator[Row]:
         return
     for row_group, content in enumerate(_read_items(path, _text_of_item), group):
         if isinstance(content, str):
-            yield from _rows_of_tokens(text.encode_bare(content), length, row_group)
+            yield from _rows_of_tokens(text.encode_prompt(content), length, row_group)
         elif content:
             yield conversation(content, text, row_group)
 

@@ -96,7 +96,7 @@ class Drafter:
         """
 
     async def handle(self, arrival: Arrival) -> None:
-        """Keep features of this epoch's last stage for `settle`; ignore those of another epoch or another
+        """Keep features of this epoch's last stage for `run_due`; ignore those of another epoch or another
         sender. Outside an epoch, and for messages of other kinds, nothing happens.
 
         arrival: The message with its sender.
@@ -115,7 +115,7 @@ class Drafter:
         if isinstance(message, Lost) and message.epoch == self.epoch:
             self._handle_loss(active, arrival, message)
 
-    async def settle(self) -> float | None:
+    async def run_due(self) -> float | None:
         """Observe all features that have arrived, then draft once for the newest state. Nothing happens if
         none has arrived, or outside an epoch. Return None: the next call is due with the next message.
 

@@ -41,7 +41,12 @@ class DraftEngine:
 
     If drafting is not profitable, `finish` returns no trees and sets `paused_trees`. The ring then runs
     without the drafter. When the pause is over, the last stage sends what the drafter missed, and no step
-    waits for drafts until the drafter has caught up.
+    waits for drafts until the drafter has caught up:
+
+        paused     `finish` has set `paused_trees`, and the ring sends no features
+        resumed    a message with `paused_trees` has arrived: what was missed during the pause (`_resumed`)
+        awake      `begin` has turned `_resumed` into `awake`; outstanding rows are computed
+        drafting   feature batches ask for trees again; if it is still not profitable, the next pause begins
 
     speculators: The ways to draft, by name of the drafter; each has a proposer and a policy.
     paused_trees: Number of trees for which drafting is paused; 0 if it is not paused.
@@ -77,7 +82,7 @@ class DraftEngine:
             for name, (drafter, rule) in proposers.items()
         }
         self._default = next(iter(self.speculators))
-        used = (*(way[0] for way in proposers.values()), blend)
+        used = (*(proposer for proposer, _ in proposers.values()), blend)
         self._proposers = list({id(one): one for one in used if one}.values())
         self._sequences = DraftSequences(vocabulary)
         # The speculator that drafts for each sequence, by sequence id.
@@ -146,9 +151,9 @@ class DraftEngine:
         Return None, and grow nothing, unless one speculator drafts for all sequences of the frame. The
         feature batches that follow decide whether the growth can be used.
         """
-        lane = self._common_speculator(verification.trees)
+        speculator = self._common_speculator(verification.trees)
         ids = MAX_IDS if self._ids is None else self._ids
-        return lane.start_growth(verification, ids) if lane else None
+        return speculator.start_growth(verification, ids) if speculator else None
 
     def select(self, verified: Sequence[TreeSegment]) -> DeviceTrees | None:
         """Let the device select the trees that are growing, and return the selected trees, which the host has
@@ -159,10 +164,10 @@ class DraftEngine:
         """
         # Sequences whose first draft round is next have no tree that is growing; each takes one root row.
         trees = [one for one in verified if one.draft_round > 1]
-        lane = self._common_speculator(trees)
+        speculator = self._common_speculator(trees)
         found = self._sequences.find
         sequences = [(sequence, one.committed) for one in trees if (sequence := found(one.sequence))]
-        return lane.select(sequences, self._rows - len(verified) + len(trees)) if lane else None
+        return speculator.select(sequences, self._rows - len(verified) + len(trees)) if speculator else None
 
     def _common_speculator(self, trees: Sequence[TreeSegment]) -> Speculator | None:
         """Return the speculator that drafts for all sequences of these segments. Return None if a sequence is
@@ -170,8 +175,9 @@ class DraftEngine:
 
         trees: Tree segments of a frame.
         """
-        lanes = [self._speculator_by_id.get(tree.sequence) for tree in trees]
-        return lanes[0] if lanes and all(lane is lanes[0] for lane in lanes) else None
+        speculators = [self._speculator_by_id.get(tree.sequence) for tree in trees]
+        first = speculators[0] if speculators else None
+        return first if all(one is first for one in speculators) else None
 
     @torch.inference_mode()
     def begin(self) -> int:
@@ -184,7 +190,7 @@ class DraftEngine:
         self.awake = self._resumed
         self._resumed = False
         if self.awake and not self._growing_batches and not self._must_answer:
-            self.paused_trees = min(lane.paused_trees for lane in self.speculators.values())
+            self.paused_trees = min(speculator.paused_trees for speculator in self.speculators.values())
         self._growing = []
         self._growing_seconds = 0.0
         for speculator, sequences in self._by_speculator(self._growing_batches):
@@ -209,7 +215,7 @@ class DraftEngine:
         trees = dict[int, Tree]()
         for speculator, sequences, growth in self._growing:
             trees |= self._grow(speculator, sequences, growth, wanted) if growth else {}
-        adaptive = all(lane.budget.adaptive for lane in self.speculators.values())
+        adaptive = all(speculator.budget.adaptive for speculator in self.speculators.values())
         if not trees and adaptive and not self._must_answer:
             rests = [speculator.paused_trees for speculator, _, _ in self._growing]
             self.paused_trees = min(rests, default=0) or IDLE_REST_STEPS * len(wanted)
@@ -273,10 +279,10 @@ class DraftEngine:
         requests: The newest feature batch of each sequence that requests a tree, by sequence id.
         """
         found = [sequence for sequence in map(self._sequences.find, requests) if sequence]
-        lanes = self._speculator_by_id
-        for lane in self.speculators.values():
-            if sequences := [sequence for sequence in found if lanes[sequence.id] is lane]:
-                yield lane, sequences
+        for speculator in self.speculators.values():
+            own = [one for one in found if self._speculator_by_id[one.id] is speculator]
+            if own:
+                yield speculator, own
 
     def _grow(
         self,
@@ -326,9 +332,9 @@ class DraftEngine:
 
         Speculators that are paused are left out, because their rows may never be needed.
         """
-        for lane in self.speculators.values():
-            if lane.budget.drafting or (self.awake and not lane.paused_trees):
-                lane.proposer.catch_up()
+        for speculator in self.speculators.values():
+            if speculator.budget.drafting or (self.awake and not speculator.paused_trees):
+                speculator.proposer.catch_up()
 
     def _record_outcomes(self, batch: Features) -> None:
         """Record the verification results of one frame's trees; must run before the sequences advance.
@@ -347,8 +353,8 @@ class DraftEngine:
         ]
         if batch.paused_trees:
             self._resumed, live = True, max(self._sequences.drafted, 1)
-            for lane in [one for one in self.speculators.values() if one.paused_trees]:
-                lane.record_pause(batch.paused_trees, live)
+            for speculator in [one for one in self.speculators.values() if one.paused_trees]:
+                speculator.record_pause(batch.paused_trees, live)
             self._record_plain_steps(batch, feature_batches)
             return
         trees = {feature_batch.sequence: self._resolve(feature_batch) for feature_batch in feature_batches}

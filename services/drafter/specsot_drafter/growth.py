@@ -140,8 +140,8 @@ class TreeGrowth:
         self._levels: list[tuple[Tensor, Tensor, Tensor]] = []
         # Number of rows of each tree that were fed so far; the same for all trees.
         self._fed = 0
-        slots = [ground.slots for ground in rooms]
-        bases = [ground.position for ground in rooms]
+        slots = [room.slots for room in rooms]
+        bases = [room.position for room in rooms]
         self._slots = torch.tensor(slots, dtype=torch.long, device=head.device)
         self._bases = torch.tensor(bases, device=head.device)
 
@@ -272,11 +272,11 @@ class TreeGrowth:
         """
         width = parents.shape[1]
         spans: list[RowSpan] = []
-        for row, (ground, before) in enumerate(zip(self._rooms, parents.tolist())):
+        for row, (room, before) in enumerate(zip(self._rooms, parents.tolist())):
             above = self._bits[row]
             bits = [(above[parent] if first else 0) | 1 << (first + i) for i, parent in enumerate(before)]
             self._bits[row] = bits
-            spans.append(RowSpan(width, ground.base, first + width, ground.pages, tuple(bits)))
+            spans.append(RowSpan(width, room.base, first + width, room.pages, tuple(bits)))
         return self._head.plan(spans, self._kv.page_rows)
 
     def _candidates(self) -> Candidates:

@@ -424,8 +424,11 @@ class Fleet:
         if new_stages is None or holds is None or (holds < self.user.at_work and not self._rebalancing):
             return
         missing = to_load(new_stages, epoch.stages, self._loaded_ahead)
-        needed = self._rebalancing or larger_stages
-        if all(needed and self._without_room.get(name) == missing[name] for name in missing):
+        # Members without memory for loading ahead load after the switch, if the change is needed anyway.
+        load_after_switch = (self._rebalancing or larger_stages) and all(
+            self._without_room.get(name) == layers for name, layers in missing.items()
+        )
+        if not missing or load_after_switch:
             # From here on this change is carried through, even if still better stages become possible.
             self._planned_stages = new_stages
             if self._handover.continue_migration(epoch, new_stages, self.user.final_rows):

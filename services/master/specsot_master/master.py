@@ -87,14 +87,14 @@ class RequestCounter:
     The attribute `closing` is set once new requests are refused.
     """
 
-    def __init__(self, leader: RequestSource, info: Callable[[], Info]) -> None:
+    def __init__(self, source: RequestSource, info: Callable[[], Info]) -> None:
         """Create an entry point without running requests.
 
-        leader: opens and cancels the requests: the engine of a single ring, or the router over several.
+        source: opens and cancels the requests: the engine of a single ring, or the router over several.
         info: a function that returns the present state of the ring; it becomes the attribute of the same
             name.
         """
-        self._leader = leader
+        self._source = source
         self.info = info
         self._running = 0
         self.closing = False
@@ -111,7 +111,7 @@ class RequestCounter:
         self._watches.append(create_observer)
 
     async def generate(
-        self, ask: Ask | None, caller: Caller = ANONYMOUS, offset: int | None = None, joins: bool = False
+        self, ask: Ask | None, caller: Caller = ANONYMOUS, offset: int | None = None, join_text: bool = False
     ) -> AsyncGenerator[Numbered, None]:
         """Yield the events of a new request, or the rest of a resumable one. Closing the generator cancels
         the request, unless the request is resumable. Events come with their numbers, from 0 or from `offset`
@@ -122,21 +122,21 @@ class RequestCounter:
         caller: who asks: the request id that the client chose, its name for fairness, its time limit in
             seconds, and the owner.
         offset: number of the first event to yield of the caller's known request; None for a new request.
-        joins: True to join pieces of answer text that wait for the client, so that a client that reads slowly
-            costs one message for several steps. Ignored for a resumable or resumed request, whose events keep
-            their numbers.
+        join_text: True to join pieces of answer text that wait for the client, so that a client that reads
+            slowly costs one message for several steps. Ignored for a resumable or resumed request, whose
+            events keep their numbers.
 
         Raises what `Engine.open` and its events raise, and Unavailable for a new request while the master
         shuts down.
         """
         new = ask if offset is None else None
-        joins = joins and new is not None and not new.resumable
+        join_text = join_text and new is not None and not new.resumable
         if new and self.closing:
             raise Unavailable("the master is shutting down")
         with self._counted(), self._watched(new) as watches:
-            async with aclosing(await self._leader.open(ask, caller, offset)) as events:
+            async with aclosing(await self._source.open(ask, caller, offset)) as events:
                 async for numbered in events:
-                    if joins:
+                    if join_text:
                         numbered = events.join(numbered)
                     for watch in watches:
                         watch.on_event(numbered.event)
@@ -149,7 +149,7 @@ class RequestCounter:
         request_id: the id under which the request was opened.
         owner: the owner of the caller's token; "" for a caller without a token.
         """
-        return self._leader.cancel(request_id, owner)
+        return self._source.cancel(request_id, owner)
 
     async def drain(self, grace_seconds: float) -> bool:
         """Refuse new requests from now on, and wait for the running ones. Return True if all of them ended in

@@ -294,10 +294,10 @@ class Text:
         Raises InvalidRequest for a token that the model does not have.
         """
         return self._check(
-            self._control.encode(text) if BREAK_MARK in text else self._token_ids(text, bare=True)
+            self._control.encode(text) if BREAK_MARK in text else self._token_ids(text, add_bos=False)
         )
 
-    def encode_bare(self, text: str, max_positions: int | None = None) -> tuple[int, ...]:
+    def encode_prompt(self, text: str, max_positions: int | None = None) -> tuple[int, ...]:
         """Return the token ids of a text that the model shall continue, with the tokenizer's own additions,
         usually a bos token. Control tokens that the text spells become control tokens. The text must be free
         of marks.
@@ -311,7 +311,7 @@ class Text:
         """
         if max_positions is not None:
             self.check_fits(text, max_positions)
-        return self._check(self._token_ids(text, bare=False))
+        return self._check(self._token_ids(text, add_bos=True))
 
     def check_fits(self, text: str, max_positions: int) -> None:
         """Raise ContextLengthExceeded if the first part of a long text alone fills the context. A text of at
@@ -324,7 +324,7 @@ class Text:
         max_positions: the model's context, in tokens.
         """
         first = text[: CHARACTERS_PER_POSITION * max_positions]
-        if len(first) < len(text) and len(self._token_ids(first, bare=True)) >= max_positions:
+        if len(first) < len(text) and len(self._token_ids(first, add_bos=False)) >= max_positions:
             raise ContextLengthExceeded.of_text(max_positions, len(text))
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
@@ -536,16 +536,16 @@ class Text:
         """
         return self._control.last(rendering, end)
 
-    def _token_ids(self, text: str, bare: bool) -> tuple[int, ...]:
+    def _token_ids(self, text: str, add_bos: bool) -> tuple[int, ...]:
         """Return the token ids of a text. Releases the GIL meanwhile.
 
         text: any text without marks.
-        bare: True for the text alone, False to add the tokenizer's own tokens, usually a bos token.
+        add_bos: True to add the tokenizer's own tokens, usually a bos token; False for the text alone.
 
         Raises InvalidRequest if the text contains half of a surrogate pair.
         """
         try:
-            return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=not bare)[0].ids)
+            return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_bos)[0].ids)
         except TypeError as error:
             # The tokenizers library raises TypeError for a string that UTF-8 cannot encode.
             raise InvalidRequest("the text holds half of a surrogate pair", field="prompt") from error

@@ -7,9 +7,9 @@ with a counter-based random number of its own. Rounding errors can thus only mov
 the cumulative distribution has one threshold per token. All tokens that tie at the edge of a truncation stay,
 whatever the order of sorting.
 
-On a GPU one kernel finds the targets of all nodes of all trees, and the host waits for it once. On a CPU, and
-where masks or penalties differ from node to node, everything that costs more than an argmax is done along the
-accepted path only.
+The argmax of all rows is taken at once, on every device. On a GPU, one kernel also draws the tokens of all
+nodes of all trees, and the host waits for it once. Draws on a CPU, and masks, penalties and biases on every
+device, are applied along the accepted path only, one node after the other.
 """
 
 from __future__ import annotations
@@ -269,12 +269,12 @@ class TargetQuery(NamedTuple):
 
     @property
     def unmasked(self) -> bool:
-        """True if every token is allowed after every node: no grammar mask excludes any, `min_tokens` forbids
-        no stop token, and no bias lowers a token of a greedy sequence.
+        """True if every token is allowed after every node: no grammar mask excludes any, the sequence's
+        opening bars none, and no bias lowers a token of a greedy sequence.
         """
         if self.masks and (isinstance(self.masks, TreeMasks) or any(one is not None for one in self.masks)):
             return False
-        return not (self.state.must_go_on() or self.state.lowered)
+        return not (self.state.barred_tokens() or self.state.lowered)
 
     def allows(self, node: int, token: int | None) -> bool:
         """Return whether the node's mask allows a token: False if the mask excludes it, True where there is
@@ -407,7 +407,7 @@ class _PathWalk:
             self.step(target)
 
     def apply_processors(self, logits: torch.Tensor) -> None:
-        """Apply mask, stop-token ban, biases and penalties to the logits of the current node, in place.
+        """Apply mask, barred tokens, biases and penalties to the logits of the current node, in place.
         Tokens that are not allowed get -inf.
 
         logits: Logits of the current node, [vocab].
@@ -425,11 +425,8 @@ class _PathWalk:
         apply_penalties(logits, state.opening.sampling, times)
 
     def _barred(self) -> tuple[int, ...]:
-        """Return the ids of the stop tokens if `min_tokens` forbids them at the current node. Return ()
-        otherwise.
-        """
-        state = self.query.state
-        return state.opening.stop_ids if state.must_go_on(len(self.trail)) else ()
+        """Return the ids of the tokens that the opening bars at the current node; () if it bars none."""
+        return self.query.state.barred_tokens(len(self.trail))
 
     def step(self, target: int | None) -> None:
         """Record the target of the current node, and walk on to its first child with that token. The walk

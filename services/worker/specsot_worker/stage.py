@@ -154,7 +154,7 @@ class DecoderStage:
             frame.hidden.check()
         return replace(frame, hidden=hidden, fused=fused, seconds=seconds)
 
-    def hold(self) -> None:
+    def pause_compute_timer(self) -> None:
         """Stop counting compute time for a launched step, which waits for its frame. Nothing happens without
         one.
         """
@@ -211,8 +211,12 @@ class DecoderStage:
         plan: Positions, KV slots and visible KV of the frame's tokens.
         moves: Moves of accepted KV that precede the tokens.
 
-        A graph sums up the taps of this stage only, so the sum of previous stages is added afterwards. Graphs
-        need all layers of the range to see the same KV; it suffices to compare the first layer with the last.
+        A graph sums up the taps of this stage only, so the sum of previous stages is added afterwards.
+
+        Graphs need all layers of the range to see the same KV. Layers differ only if a KV policy skips the
+        model's first layers (`skip_layers`), or has a window per head and layer. It suffices to compare the
+        first layer of the range with the last: skipped layers come first, and with windows per head every
+        call of `PolicySpan.at` returns a new `sight`, so that no two layers have the same object.
         """
         entry, earlier_taps = self._inputs(frame, len(plan.slots))
         end_layers = self.layers.first, self.layers.last - 1

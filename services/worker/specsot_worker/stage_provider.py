@@ -62,7 +62,7 @@ class StageRunner(Protocol):
         """
         ...
 
-    def hold(self) -> None:
+    def pause_compute_timer(self) -> None:
         """Stop counting compute time: the launched step waits for its frame. Nothing happens if no step has
         been launched.
         """

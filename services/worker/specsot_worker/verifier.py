@@ -111,7 +111,7 @@ class Verifier:
         self._pending = PendingGrammars()
         self._scores = PromptScores(logits)
         self._stage = stage
-        self.near = ColocatedDrafts(stage, self._place, lambda: self.quiet())
+        self.colocated = ColocatedDrafts(stage, self._place, lambda: self.quiet())
         # Returns whether no message has arrived that would change the next frame.
         self.quiet = lambda: True
 
@@ -153,12 +153,14 @@ class Verifier:
         # The device is still computing this frame, so the host has time for this.
         self._features.catch_up()
         outcomes = self._outcomes(verifiable)
-        ahead = None if self._pending or self.next_confirmed else self.near.predict(frame, outcomes)
+        predicted_step = (
+            None if self._pending or self.next_confirmed else self.colocated.predict(frame, outcomes)
+        )
         now = time.perf_counter()
         spent = _add_verify_time(frame, now - began)
         result = _result(spent, tuple(outcomes.values()))
         features = self._features.advance(spent if verifiable is frame else verifiable, outcomes, now)
-        drafts = self.near.draft(_for_sole_drafter(features), ahead)
+        drafts = self.colocated.draft(_for_sole_drafter(features), predicted_step)
         self._forget(frame, outcomes)
         return VerifiedFrame(result, features if drafts is None else {}, drafts)
 
@@ -197,7 +199,7 @@ class Verifier:
             self._decoding[sequence].set_grammar(IsolatedGrammar(found.result))
         outcomes = self._outcomes(frame)
         features = self._features.advance(frame, outcomes, time.perf_counter())
-        drafts = self.near.draft(_for_sole_drafter(features))
+        drafts = self.colocated.draft(_for_sole_drafter(features))
         self._forget(frame, outcomes)
         result = Result(frame.epoch, frame.number, tuple(outcomes.values()))
         return VerifiedFrame(result, features if drafts is None else {}, drafts)
@@ -287,8 +289,8 @@ class Verifier:
         questions = [question for _, question in queries]
         next_step = self._next_step
         steady = next_step is not None and self._steady(frame, questions)
-        meanwhile = None if self._pending else partial(self.near.start, frame)
-        found = find_targets(logits, questions, meanwhile=meanwhile, mispredicted=self.near.discard)
+        meanwhile = None if self._pending else partial(self.colocated.start, frame)
+        found = find_targets(logits, questions, meanwhile=meanwhile, mispredicted=self.colocated.discard)
         if next_step and steady and self.quiet():
             self._launch_next(next_step, questions, found)
         rests = frame.paused or frame.catching_up

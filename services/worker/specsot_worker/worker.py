@@ -203,7 +203,7 @@ class Worker:
             await self._compute.run(self._loader.make_verifier, stage, configuration) if is_last else None
         )
         if verifier:
-            verifier.near.drafter = colocated_drafter(configuration, links.drafters)
+            verifier.colocated.drafter = colocated_drafter(configuration, links.drafters)
             verifier.set_drafters(links.drafters)
             verifier.take_features_from(self._handover.ready)
         self._active = _WorkerEpoch(
@@ -217,7 +217,7 @@ class Worker:
         )
         if verifier and (sequencer := self._active.sequencer):
             # The verifier launches the next frame by itself only if no message or prompt would change it.
-            verifier.quiet = lambda: not (self._arrived() or sequencer.prompt_rows_due)
+            verifier.quiet = lambda: not (self._arrived() or sequencer.prompt_tokens_due)
         if verifier and index and self._verify_thread:
             name = self._loader.name
             thread = self._verify_thread
@@ -293,7 +293,7 @@ class Worker:
 
     async def handle(self, arrival: Arrival) -> None:
         """Handle one message. A frame runs at once. Other messages change the state on which the next
-        `settle` acts.
+        `run_due` acts.
 
         arrival: The message with its sender, and the time of its arrival if that is known.
 
@@ -329,8 +329,8 @@ class Worker:
             case Drafts() if active.sequencer:
                 active.sequencer.add_drafts(message, self._clock())
             case Drafts() if active.links.sequencer:
-                # Over a closed ring the drafter is connected to the last stage only, so its drafts are
-                # forwarded to stage 0.
+                # In a closed ring (`--comm-mode ring`), the drafter is connected to the last stage only, so
+                # that stage forwards its drafts to stage 0.
                 await active.links.sequencer.send(message)
             case Open() | Close() | Lease() if active.sequencer:
                 active.sequencer.apply_order(message)
@@ -346,12 +346,12 @@ class Worker:
             case _:
                 pass
 
-    async def settle(self) -> float | None:
+    async def run_due(self) -> float | None:
         """Run one turn of the main loop: first what had to wait for the end of a verification, then every
         frame that is due.
 
-        Returns after how many seconds `settle` must be called again, even if no message arrives. Returns None
-        if it need not be called before the next message, and outside an epoch.
+        Returns after how many seconds `run_due` must be called again, even if no message arrives. Returns
+        None if it need not be called before the next message, and outside an epoch.
         """
         active = self._active
         if active is None:
@@ -383,8 +383,8 @@ class Worker:
 
         active: The current epoch.
 
-        If the verifier has already launched the frame after it, that frame is composed at once, before an
-        arriving message can change it.
+        If the verifier has already started the next step on the device, the frame of that step is composed at
+        once, before an arriving message can change it.
 
         Returns the seconds until the next draft timeout; 0 if a frame was run, so that the caller comes back
         at once; None if no sequence waits for a draft, if this is not stage 0, or while taps are missing.
@@ -399,7 +399,7 @@ class Worker:
             await self._between_verifications(active)
         if active.verifier and active.verifier.next_confirmed:
             # The launched step waits for its frame, which is no compute time.
-            active.stage.hold()
+            active.stage.pause_compute_timer()
         await self._report_rejections(active)
         deadline = active.sequencer.deadline()
         return None if deadline is None else max(0.0, deadline - self._clock())
@@ -591,7 +591,7 @@ class Worker:
             if drafters.get(name) is not link:
                 self._in_background(link.close())
         active.links = replace(active.links, drafters=drafters)
-        active.verifier.near.drafter = colocated_drafter(active.configuration, drafters)
+        active.verifier.colocated.drafter = colocated_drafter(active.configuration, drafters)
         active.verifier.set_drafters(drafters)
 
     async def _preload(self, order: StandBy, uplink: Link) -> None:

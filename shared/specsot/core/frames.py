@@ -86,8 +86,9 @@ class Opening:
     generated: how many of the prompt's last tokens the sequence itself generated before a repair.
     sampling: how target tokens are drawn from the logits.
     seed: seed of the request's random numbers.
-    ordinal: number of the branch within its request. With the seed and the position, the ordinal determines
-        the random number with which a token is sampled.
+    ordinal: number of the sequence within its request: 0 for the first sequence, PLAN_ORDINAL of the master
+        for a speculative skeleton, else the id of a branch's point. With the seed and the position, the
+        ordinal determines the random number with which a token is sampled.
     stop_ids: token ids that end the sequence.
     limit: how many tokens the sequence may generate in all, `generated` tokens included.
     plan: the rules of the skeleton if the sequence writes one, or None. At most one of `plan` and `form` is
@@ -113,6 +114,7 @@ class Opening:
         of the prompt but the first. With None, nothing is reported. Set only without fork.
     reused: rows of a previous epoch's sequence that are reused, or None.
     soft_end: where a sequence of free text may end before its limit, or None.
+    excluded_first: token ids that the first generated token must not be. Later tokens may be any of them.
     """
 
     sequence: int
@@ -140,6 +142,7 @@ class Opening:
     prompt_logprobs: int | None = None
     reused: ReusedKV | None = None
     soft_end: SoftEnd | None = None
+    excluded_first: tuple[int, ...] = ()
 
     @property
     def forked(self) -> int:
@@ -190,11 +193,11 @@ class TreeSegment:
     sequence: id of the sequence.
     draft_round: number of the draft round, counted from 1.
     committed: number of committed positions, the nodes of `keep` included; the row of this tree's root.
-    keep: scratch slots of the nodes that were accepted since the preceding tree frame, root first. As every
-        tree has its nodes in the scratch slots from 0 on, these are the node numbers of the preceding tree.
-        Their rows move down to the rows that end before `committed`. Empty for the first tree, and if nothing
-        was accepted. Example: the preceding tree had its nodes in rows 10..14 and keep is (0, 2, 3), so row
-        12 moves to row 11, row 13 moves to row 12, and committed is 13.
+    keep: accepted nodes of the preceding tree, by number, root first. Empty in draft round 1, which follows
+        the prompt, and if nothing was accepted; (0,) if only the root was accepted, which is so in every
+        round without drafts. Node i lies in scratch slot i, and the rows of the accepted nodes move down to
+        the rows that end before `committed`. Example: the preceding tree had its nodes in rows 10..14 and
+        keep is (0, 2, 3), so row 12 moves to row 11, row 13 moves to row 12, and committed is 13.
     tree: the root and the drafted nodes.
     parent: the unverified node that the tree grows from. None: the verified root, which is the newest token
         of the sequence. Always None as long as one tree frame of a sequence is in flight.
@@ -302,8 +305,8 @@ class Outcome:
     tokens: newly generated tokens: the tokens of the accepted nodes except the root, then the bonus token,
         cut after the first token that ends the sequence. Empty if a tree's `accepted` is empty.
     end: why the sequence ended, or None while it continues.
-    chances: the log-probability of each of `tokens`, with alternatives; empty if the sequence does not ask
-        for log-probabilities.
+    chances: the log-probability of each of `tokens`, -inf to 0, with alternatives; empty if the sequence does
+        not ask for log-probabilities.
     forced: the tokens after `tokens` that the constraint determines alone. Set only for drafted sequences.
     draft_paused: True if nothing was drafted for a drafted sequence, because drafting was paused or resuming.
     prompt_chances: the log-probability of each token of the prompt but the first, if the sequence asks for
@@ -450,6 +453,8 @@ class Open:
     opening: the description that every stage gets.
     tokens: the prompt's token ids, without the forked ones.
     lease: while the sequence decodes, it gets a next tree only if fewer positions than this are committed.
+        The newest token is not committed yet, so the sequence may have up to `lease` tokens when it gets a
+        tree.
     """
 
     opening: Opening

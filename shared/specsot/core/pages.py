@@ -7,6 +7,9 @@ A sequence's KV rows are numbered like its positions. Three numbers locate a row
   number once pages were returned (see `PageTable.trim`) or rows were skipped (see `PageTable.skip`);
 * its *slot*: page * page_rows + offset, the row's place in the KV tensor of every layer.
 
+Only sequences with a KV policy (a window or pruning) return pages or prune rows. For all others, columns
+equal row numbers, and `trim`, `prune` and `HeadShares` play no part.
+
 Worked example with 4 rows per page. A sequence that holds pages [5, 2, 7] has row 9 in column 9. The column
 lies in pages[9 // 4] = 7 at offset 9 % 4 = 1, so the slot is 7 * 4 + 1 = 29.
 """

@@ -132,13 +132,13 @@ class ReportingMember:
         """
         await self._member.handle(arrival)
 
-    async def settle(self) -> float | None:
+    async def run_due(self) -> float | None:
         """Do what is due after all waiting messages were handled, and restart the idle timer.
 
         Returns after how many seconds to call this again if no message arrives; None means not at all.
         """
         self._idle.restart()
-        return await self._member.settle()
+        return await self._member.run_due()
 
     async def disband(self) -> None:
         """Report NOT_SERVING and drop the state of the epoch."""

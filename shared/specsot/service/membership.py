@@ -93,7 +93,7 @@ class RingMember(Protocol):
         """
         ...
 
-    async def settle(self) -> float | None:
+    async def run_due(self) -> float | None:
         """Do what is due after all waiting messages were handled.
 
         Returns after how many seconds to call this again if no message arrives. None means not at all.
@@ -187,7 +187,7 @@ async def _serve(member: RingMember, inbox: Inbox, uplink: Link, leaving: asynci
     """Handle messages until the master is lost or `leaving` is set, and return the number of the newest
     epoch.
 
-    After all waiting messages were handled, the member does what is due (`RingMember.settle`). Returns the
+    After all waiting messages were handled, the member does what is due (`RingMember.run_due`). Returns the
     number of the newest epoch that was received; 0 if there was none.
 
     member: the worker or drafter.
@@ -221,7 +221,7 @@ async def _serve(member: RingMember, inbox: Inbox, uplink: Link, leaving: asynci
                 newest_epoch = max(newest_epoch, arrival.message.epoch)
             await _dispatch(member, arrival, uplink)
             arrival = inbox.pop()
-        wait = await _settle(member, uplink)
+        wait = await _run_due(member, uplink)
     await _send_to_master(uplink, members.MemberLeaving())
     await uplink.close()
     return newest_epoch
@@ -366,7 +366,7 @@ async def _handle(member: RingMember, arrival: Arrival, uplink: Link) -> None:
         await _end_epoch(member, uplink, _explain(error))
 
 
-async def _settle(member: RingMember, uplink: Link) -> float | None:
+async def _run_due(member: RingMember, uplink: Link) -> float | None:
     """Let the member do what is due, and return after how many seconds to call this again; None if it need
     not be called, and after an error, which ends the epoch.
 
@@ -379,7 +379,7 @@ async def _settle(member: RingMember, uplink: Link) -> float | None:
     of the epoch is dropped.
     """
     try:
-        return await member.settle()
+        return await member.run_due()
     except Exception as error:
         await _end_epoch(member, uplink, _explain(error))
         return None

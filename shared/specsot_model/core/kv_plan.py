@@ -5,7 +5,8 @@ order. Their page tables therefore stay equal, and no message about KV pages is 
 
 Words of this file:
 
-* A *row* of a frame is one token of its batch. A segment is the run of rows that one sequence contributes.
+* A *row* of a frame is one token of its batch (a batch row; in `specsot.core.pages` a row is a KV entry of a
+  sequence). A segment is the run of batch rows that one sequence contributes.
 * A *position* is the index of a token within its sequence. It decides the rotary embedding.
 * A *column* is the index of a KV entry among those that a sequence still holds. Columns equal positions
   until a policy gives pages back: with 8-row pages and 2 pages trimmed, position 40 is column 24.

@@ -57,6 +57,7 @@ def openings(draw: st.DrawFn) -> fr.Opening:
         prompt_logprobs=draw(st.none() | small),
         reused=draw(st.none() | st.builds(fr.ReusedKV, big, kept)),
         soft_end=draw(st.none() | st.builds(SoftEnd, after=small, token=small)),
+        excluded_first=draw(tokens),
     )
 
 

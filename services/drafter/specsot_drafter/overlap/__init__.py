@@ -1,6 +1,6 @@
 """Draft trees that grow before the host has read the verification result that they follow.
 
-Without this room, a GPU idles while the host reads which tokens were accepted, sends the features to the
+Without this package, a GPU idles while the host reads which tokens were accepted, sends the features to the
 drafter and launches the next trees:
 
     host     launch k | wait ...... | read k | features k | launch trees | wait ........... | read trees
@@ -41,5 +41,5 @@ A growth (`DeviceGrowth`) and a selection of nodes (`DeviceChoice`) have the sta
     device_selection   selections
     graph_growth       whole trees in one captured graph, from tables of the host or of the device
 
-The speculator decides whether trees grow asynchronously and how many nodes are selected; the room does it.
+The speculator decides whether trees grow asynchronously and how many nodes are selected; the package does it.
 """

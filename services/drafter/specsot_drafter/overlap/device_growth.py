@@ -130,18 +130,20 @@ class DeviceGrowth(AsyncGrowth):
             return offer
         return Candidates(offer.tokens[places], offer.scores[places], offer.parents[places], offer.depths)
 
-    def choose(self, sequences: Sequence[int], nodes: int, room: int, trust: Floats) -> DeviceChoice | None:
+    def choose(
+        self, sequences: Sequence[int], nodes: int, max_levels: int, trust: Floats
+    ) -> DeviceChoice | None:
         """Let the device select nodes of these trees, and return the selection. Return None if the device
         cannot select, if a sequence has no tree here, or if only roots would fit.
 
         sequences: Ids of the sequences, in the order of the trees in the next frame.
         nodes: Maximum number of nodes per tree, root included.
-        room: Maximum number of levels that every one of the sequences can have. The device does not check the
-            depth, so it cannot select if the trees have more levels.
+        max_levels: Maximum number of levels that every one of the sequences can have. The device does not
+            check the depth, so it cannot select if the trees have more levels.
         trust: What is added to a candidate's score at each depth, [levels], see `ChoiceNumbers`.
         """
         found = [self.places.get(one) for one in sequences]
-        if self.pool is None or room < self.pool.levels or None in found:
+        if self.pool is None or max_levels < self.pool.levels or None in found:
             return None
         nodes = min(nodes, self.pool.pool.tokens.shape[1] + 1, MAX_CHOSEN_NODES)
         places = tuple(place[0] for place in found if place)

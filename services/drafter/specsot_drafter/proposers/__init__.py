@@ -125,7 +125,7 @@ class Proposer(ABC):
         return None
 
     def select(
-        self, growth: AsyncGrowth, sequences: Sequence[int], nodes: int, room: int, trust: Floats
+        self, growth: AsyncGrowth, sequences: Sequence[int], nodes: int, max_levels: int, trust: Floats
     ) -> ChosenTrees | None:
         """Let the device select nodes of the trees that are growing asynchronously, and return the selection.
         Return None if that is impossible, as always in the base class.
@@ -133,7 +133,7 @@ class Proposer(ABC):
         growth: The trees that are growing, from `start_growth`.
         sequences: Ids of the sequences, in the order of the trees in the next frame.
         nodes: Maximum number of nodes per tree, root included.
-        room: Maximum number of levels that every one of the sequences can have.
+        max_levels: Maximum number of levels that every one of the sequences can have.
         trust: What is added to a candidate's log-probability at each depth, [levels].
         """
         return None

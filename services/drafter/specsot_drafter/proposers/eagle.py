@@ -344,7 +344,7 @@ class EagleProposer(Proposer):
         return self._async_growth
 
     def select(
-        self, growth: AsyncGrowth, sequences: Sequence[int], nodes: int, room: int, trust: Floats
+        self, growth: AsyncGrowth, sequences: Sequence[int], nodes: int, max_levels: int, trust: Floats
     ) -> ChosenTrees | None:
         """Let the device select nodes of the trees that grow asynchronously; see `DeviceGrowth.choose`.
         Return None if it cannot.
@@ -352,10 +352,12 @@ class EagleProposer(Proposer):
         growth: The trees that are growing, from `start_growth`.
         sequences: Ids of the sequences, in the order of the trees in the next frame.
         nodes: Maximum number of nodes per tree, root included.
-        room: Maximum number of levels that every sequence can have.
+        max_levels: Maximum number of levels that every sequence can have.
         trust: What is added to a candidate's log-probability at each depth, [levels].
         """
-        return growth.choose(sequences, nodes, room, trust) if isinstance(growth, DeviceGrowth) else None
+        return (
+            growth.choose(sequences, nodes, max_levels, trust) if isinstance(growth, DeviceGrowth) else None
+        )
 
     def _is_known(self, followed: FollowedSequence | None, tree: TreeSegment) -> bool:
         """Return whether a sequence's draft rows and features are complete up to the root of a tree. False

@@ -52,8 +52,8 @@ class OpenBranch:
     parents: the points that `point` needs, each with the text of its branch.
     budget: the maximum number of tokens that the branch may decode.
     introduction: the text before the first point, which all branches read; "" if there is none.
-    excluded: ids of tokens that the branch must not write, as its text would begin like an earlier branch's;
-        empty for none.
+    excluded: ids of tokens that the branch must not begin with, because with each of them its text began like
+        an earlier branch's; empty for none. Later in the branch these tokens are allowed.
     soft_limit: the tokens from which on the branch ends after a sentence, a list or a block; None if only
         an end token or the budget ends it.
     """

@@ -120,7 +120,7 @@ class OrderUnsent:
 @dataclass(frozen=True, slots=True)
 class MasterLeaving:
     """Input: the master shuts down. All requests end; a later master that reads the journal continues those
-    that     are resumable.
+    that are resumable.
 
     reason: the error message that clients receive.
     """
@@ -129,7 +129,7 @@ class MasterLeaving:
 
 
 # Inputs after which a waiting request, sequence or branch may be able to start.
-Opening = RingReady | RequestArrived | RequestMoved | PromptMade
+UnblockingInput = RingReady | RequestArrived | RequestMoved | PromptMade
 # Inputs that come from the ring.
 RingEvent = Result | RingReady | RingLost
 # Everything that `Engine.handle` takes.

@@ -316,8 +316,10 @@ class RequestState:
         the ring.
     node: the prefix that the request's sequences are forked from, or None if they fork nothing.
     shared: how many first tokens of a direct prompt are forked from `node`.
-    found: how many tokens of the request's first prompt were in the ring's prefix cache when it was admitted.
-    plans: False if the ring had no room for the request's speculative plan when the request was admitted.
+    num_cached_tokens: how many tokens of the request's first prompt were in the ring's prefix cache when it
+        was admitted.
+    has_room_for_plan: False if the ring had no room for the request's speculative plan when the request was
+        admitted.
     family: the family of the request's sequences, which the frame scheduler treats as one group; None before
         the first sequence is placed.
     deadline: when the request times out, in seconds of the engine's clock; None for never.
@@ -327,7 +329,8 @@ class RequestState:
         can.
     breaks: which rings broke while this request was in them.
     events: the events for the client.
-    sequences: the request's live sequences by ordinal: 0 for the skeleton or the answer, else the point's id.
+    sequences: the request's live sequences by ordinal: 0 for the skeleton or the answer, PLAN_ORDINAL for a
+        speculative skeleton, else the point's id.
     """
 
     id: str
@@ -344,8 +347,8 @@ class RequestState:
     beginning: PromptPrefix = NO_PREFIX
     node: PrefixNode | None = None
     shared: int = 0
-    found: int = 0
-    plans: bool = True
+    num_cached_tokens: int = 0
+    has_room_for_plan: bool = True
     family: int | None = None
     deadline: float | None = None
     entered_ring: bool = False
@@ -418,7 +421,7 @@ class RequestState:
         """
         sizes = self.prompt.sizes
         suffix = sizes.turn if sizes else None
-        rows = self.prompt_tokens - self.found
+        rows = self.prompt_tokens - self.num_cached_tokens
         return Workload(rows, self.ask.limits, suffix, num_running_sequences, self.prompt.kind)
 
     @property
@@ -433,44 +436,44 @@ class RequestState:
             return turn_from(turns.prefix, score.tokens)
         return turns.skeleton if turns else PromptTurn(self.prompt.answer, self.shared)
 
-    def branch_turn(self, order: commands.OpenBranch) -> PromptTurn:
+    def branch_turn(self, command: commands.OpenBranch) -> PromptTurn:
         """Return the prompt of a branch. It is built on the first call and cached, as a branch may wait for
         pages many times.
 
         The prompt of a model that forks by itself is what it has written, followed by the head of the thread.
 
-        order: the command that opens the branch: its point, the plan, the texts that it needs, and its
+        command: the command that opens the branch: its point, the plan, the texts that it needs, and its
             budget; the branch's length in its prompt is at most the budget.
 
         Raises InvalidRequest if the prompt cannot be built.
         """
         turns = self.prompt.conversation
-        id = order.point.id
+        id = command.point.id
         if id not in self._turns and isinstance(self.plan, ForkPlan):
             head = self.forked
             self._turns[id] = PromptTurn(head + self.plan.head_of(id), len(head))
         if id not in self._turns:
             assert turns is not None
-            length = min(order.point.length, order.budget)
-            turn = turns.branch(order.point, order.points, order.parents, length, order.introduction)
-            prefix = self.branch_prefix(order)
+            length = min(command.point.length, command.budget)
+            turn = turns.branch(command.point, command.points, command.parents, length, command.introduction)
+            prefix = self.branch_prefix(command)
             self._turns[id] = turn_from(prefix, turn.tokens, turn.shared) if prefix else turn
         return self._turns[id]
 
-    def branch_wording(self, order: commands.OpenBranch) -> tuple[int, ...]:
+    def branch_wording(self, command: commands.OpenBranch) -> tuple[int, ...]:
         """Return the tokens of a branch's prompt after the request's common prefix, for a fingerprint in the
         journal. Without a conversation, these are the tokens after those that the branch shares with the text
         before it.
 
-        order: the command that opens the branch.
+        command: the command that opens the branch.
 
         Raises InvalidRequest if the prompt cannot be built.
         """
-        turn = self.branch_turn(order)
+        turn = self.branch_turn(command)
         turns = self.prompt.conversation
         return turn_from(turns.prefix, turn.tokens).suffix if turns else turn.suffix
 
-    def branch_prefix(self, order: commands.OpenBranch) -> tuple[int, ...]:
+    def branch_prefix(self, command: commands.OpenBranch) -> tuple[int, ...]:
         """Return the tokens that the prompts of all branches begin with, so that the ring computes them once.
         Return () if the branches share no more than the request's own prefix, if they are asked for in
         markers, or if the client wants a KV policy or per-head windows. The result is the prompt and all
@@ -479,7 +482,7 @@ class RequestState:
         For a plan in a list the tokens are found from two sample points that differ from their first letter
         on, and remembered.
 
-        order: the command that opens one of the branches; its points and introduction are the same for all.
+        command: the command that opens one of the branches; its points and introduction are the same for all.
         """
         if isinstance(self.plan, ForkPlan):
             return self.forked
@@ -487,7 +490,9 @@ class RequestState:
         if turns is None or turns.instructions is None or self.ask.policy or self.ask.head_aware:
             return ()
         if self._plan_prefix is None:
-            left, right = (turns.branch(one, order.points, (), 1, order.introduction) for one in PROBE_POINTS)
+            left, right = (
+                turns.branch(one, command.points, (), 1, command.introduction) for one in PROBE_POINTS
+            )
             shared = left.tokens[: shared_length(left.tokens, right.tokens, left.shared)]
             self._plan_prefix = shared if len(shared) > len(turns.prefix) else ()
         return self._plan_prefix
@@ -501,16 +506,16 @@ class RequestState:
             return ()
         return self.forked if isinstance(self.plan, ForkPlan) else self._plan_prefix or ()
 
-    def unmade(self, order: commands.OpenBranch) -> int:
+    def unmade(self, command: commands.OpenBranch) -> int:
         """Return how many characters must be tokenised to build a branch's prompt; 0 if the prompt is cached
         already, or if the request has no conversation. These are the characters that follow the shared text,
         and those of the texts that the branch needs.
 
-        order: the command that opens the branch.
+        command: the command that opens the branch.
         """
-        if order.point.id in self._turns or self.prompt.conversation is None:
+        if command.point.id in self._turns or self.prompt.conversation is None:
             return 0
-        return self.prompt.conversation.num_branch_characters + sum(len(text) for _, text in order.parents)
+        return self.prompt.conversation.num_branch_characters + sum(len(text) for _, text in command.parents)
 
     def take_turn(self, command: commands.Open) -> PromptTurn:
         """Return the prompt of the sequence that a command opens, and remember it as the prompt of that
@@ -546,16 +551,15 @@ class RequestState:
         """
         return self.prompt.answer + (self.plan.context if isinstance(self.plan, ForkPlan) else ())
 
-    def asks(self, command: commands.Open) -> Ask:
+    def ask_for(self, command: commands.Open) -> Ask:
         """Return the request's parameters, adapted to the sequence that a command opens. In all cases that
         are not named here, the client's parameters are returned unchanged.
 
         A score writes one token with default sampling and logprobs. A skeleton has no `min_tokens`. A branch
-        gets biases of MIN_BIAS for the tokens that it must not write: those that its command excludes, in
-        place of the client's own biases, and those that the conversation excludes, except where the client
-        gave a bias. The latter are left out if there would be more than MAX_BIASES. For a model that forks by
-        tags, the only stop token of a branch is the tag that ends a thread, and the only stop token of any
-        other sequence is the tag that ends the outlines.
+        gets biases of MIN_BIAS for the tokens that the conversation excludes, except where the client gave a
+        bias; no such bias is added if there would be more than MAX_BIASES. For a model that forks by tags,
+        the only stop token of a branch is the tag that ends a thread, and the only stop token of any other
+        sequence is the tag that ends the outlines.
 
         command: the command that opens the sequence.
         """
@@ -563,32 +567,25 @@ class RequestState:
             return scoring(self.ask)
         if isinstance(command, commands.OpenSkeleton):
             return replace(self.ask, min_tokens=0)
-        if isinstance(command, commands.OpenBranch) and (excluded := self._excluded(command)):
-            sampling = self.ask.sampling
-            return replace(self.ask, sampling=replace(sampling, logit_bias=tuple(sorted(excluded.items()))))
+        if isinstance(command, commands.OpenBranch) and (biases := self._branch_biases()):
+            return replace(self.ask, sampling=replace(self.ask.sampling, logit_bias=biases))
         if self.prompt.tags is None:
             return self.ask
         threads = isinstance(command, commands.OpenBranch)
         tag = self.prompt.tags.thread_end if threads else self.prompt.tags.outlines_end
         return replace(self.ask, stop_token_ids=(tag,))
 
-    def _excluded(self, order: commands.OpenBranch) -> dict[int, float] | None:
-        """Return the biases of a branch by token: the client's, and those of tokens that the branch must not
-        write. Return None if the client's biases suffice.
-
-        A bias of the client is kept where the conversation alone excludes the token. Tokens that the
-        conversation excludes are left out if there would be more than MAX_BIASES biases.
-
-        order: the command that opens the branch.
+    def _branch_biases(self) -> tuple[tuple[int, float], ...]:
+        """Return the biases of a branch as (token id, bias), by ascending id: the client's, and MIN_BIAS for
+        tokens that no branch may write. A bias of the client is kept. Return () if the client's biases
+        suffice, or if both together were too many.
         """
         turns = self.prompt.conversation
         unwanted = turns.unwanted if turns else ()
-        if not unwanted and not order.excluded:
-            return None
         biases = dict.fromkeys(unwanted, MIN_BIAS) | dict(self.ask.sampling.logit_bias)
-        if len(biases) + len(order.excluded) > MAX_BIASES:
-            biases = dict(self.ask.sampling.logit_bias)
-        return biases | dict.fromkeys(order.excluded, MIN_BIAS)
+        if not unwanted or len(biases) > MAX_BIASES:
+            return ()
+        return tuple(sorted(biases.items()))
 
     def shares(self, turn: PromptTurn) -> int:
         """Return how many first tokens of a prompt are forked from the request's prefix; 0 if the request has
@@ -601,7 +598,8 @@ class RequestState:
     def turn(self, ordinal: int) -> PromptTurn:
         """Return the prompt of the sequence with this ordinal; the first prompt if none was remembered.
 
-        ordinal: 0 for the skeleton or the answer, else the point's id.
+        ordinal: 0 for the skeleton or the answer, PLAN_ORDINAL for a speculative skeleton, else the point's
+            id.
         """
         return self._turns.get(ordinal) or self.first_turn
 
@@ -638,8 +636,8 @@ class RequestState:
                 yield commands.RenewLeases()
             case records.AdmittedRecord(at, found, plans):
                 self.entered_ring = True
-                self.found = found
-                self.plans = plans
+                self.num_cached_tokens = found
+                self.has_room_for_plan = plans
                 yield from plan.start(self.asked_tokens, self.since + at, found, plans)
             case records.BranchRecord(id, wording):
                 point = next(one for one in plan.ready() if one.id == id)
@@ -680,7 +678,7 @@ class RequestState:
         return list(ancestors(self.node)) if self.node else []
 
     @property
-    def inside(self) -> bool:
+    def in_ring(self) -> bool:
         """True if at least one sequence of the request is in the ring; False while all wait to be opened
         again, or without any.
         """

@@ -38,7 +38,7 @@ class SequenceFactory:
         self._importance = importance
         self._ids: Iterator[int] = itertools.count(1)
 
-    def prefix(
+    def prefix_opening(
         self, length: int, drafted: bool, fork: Fork | None = None, attention_window: Window | None = None
     ) -> Opening:
         """Return the opening of a prefix: a sequence that is prefilled, kept and forked, and that never
@@ -51,7 +51,7 @@ class SequenceFactory:
         """
         return Opening(next(self._ids), length, fork, decodes=False, drafted=drafted, window=attention_window)
 
-    def writer(
+    def decoding_opening(
         self,
         prompt_length: int,
         ask: Ask,
@@ -62,6 +62,7 @@ class SequenceFactory:
         rules: PlanRules | None = None,
         trace: str | None = None,
         soft_limit: int | None = None,
+        excluded_first: tuple[int, ...] = (),
     ) -> Opening:
         """Return the opening of a sequence that decodes up to `limit` tokens. It gets a new sequence id.
         `min_tokens` is at most the limit.
@@ -75,7 +76,8 @@ class SequenceFactory:
         prompt_length: number of tokens of the prompt, including those that a fork shares.
         ask: what the client asks for: sampling, stop tokens, logprobs, attention window.
         seed: the request's sampling seed.
-        ordinal: 0 for the skeleton or the answer, else the point's id. A branch gets its share of
+        ordinal: 0 for the skeleton or the answer, PLAN_ORDINAL for a speculative skeleton,
+            else the point's id. A branch gets its share of
             `min_tokens`.
         limit: the maximum number of tokens that the sequence may decode.
         rules: the plan grammar that constrains the sequence; None for a sequence that is no skeleton, or is
@@ -83,6 +85,7 @@ class SequenceFactory:
         trace: the request's tracing context, which the stages put on their spans; None without tracing.
         soft_limit: the tokens from which on the sequence ends after a sentence; None for no soft end. There
             is none either if the client wants a form, or wants the model's end tokens ignored.
+        excluded_first: the ids of tokens that the sequence must not begin with; empty for none.
         """
         ends = ask.stop_token_ids if ask.ignore_eos else (*self._end_ids, *ask.stop_token_ids)
         min_tokens = least_of(ask, limit) if ordinal else ask.min_tokens
@@ -108,9 +111,10 @@ class SequenceFactory:
             min_tokens=min(min_tokens, limit),
             prompt_logprobs=ask.prompt_logprobs,
             soft_end=soft,
+            excluded_first=excluded_first,
         )
 
-    def again(self, opening: Opening, num_written: int) -> Opening:
+    def reopening(self, opening: Opening, num_written: int) -> Opening:
         """Return the opening of the same sequence under a new id, for a ring that does not have its KV.
         Tokens that were decoded become part of the prompt, so that prefill rebuilds their KV:
 
@@ -134,29 +138,30 @@ class SequenceFactory:
         )
 
 
-def first_lease(prompt_length: int, grant: int) -> int:
+def first_lease(prompt_length: int, lease_positions: int) -> int:
     """Return the first lease of a sequence: the position up to which stage 0 may decode.
 
     prompt_length: number of tokens of the prompt.
-    grant: positions that a lease adds.
+    lease_positions: positions that a lease adds.
     """
-    return prompt_length + grant
+    return prompt_length + lease_positions
 
 
-def renewed_lease(position: int, lease: int, max_position: int, grant: int) -> int | None:
+def renewed_lease(position: int, lease: int, max_position: int, lease_positions: int) -> int | None:
     """Return the next lease, or None if no renewal is needed yet. A lease may reach beyond `max_position`.
 
-    A lease is renewed when at most half a grant is left, unless it already reaches the end. With grant 256,
-    lease 256 and max_position 1000: position 100 leaves 156 positions -> None; position 180 leaves 76 -> 512.
+    A lease is renewed when at most half of `lease_positions` are left, unless it already reaches the end.
+    With lease_positions 256, lease 256 and max_position 1000: position 100 leaves 156 positions -> None;
+    position 180 leaves 76 -> 512.
 
     position: number of tokens that the sequence has, prompt included.
     lease: the position up to which stage 0 may decode now.
     max_position: the largest number of tokens that the sequence can ever have, prompt included.
-    grant: positions added per renewal.
+    lease_positions: positions added per renewal.
     """
-    if lease >= max_position or lease - position > grant // 2:
+    if lease >= max_position or lease - position > lease_positions // 2:
         return None
-    return max(lease, position) + grant
+    return max(lease, position) + lease_positions
 
 
 @dataclass(slots=True)
@@ -335,13 +340,18 @@ class ActiveSequence:
 
     @property
     def ordinal(self) -> int:
-        """0 for the skeleton or the answer, else the id of the point that the sequence writes."""
+        """0 for the skeleton or the answer, PLAN_ORDINAL for a speculative skeleton, else the id of the point
+        that the sequence writes.
+        """
         return self.log.opening.ordinal
 
     @property
     def has_work(self) -> bool:
         """True if the ring's next step may advance the sequence: it decodes, and it is in its prompt or
         within its lease.
+
+        `log.position` counts the newest token, which stage 0 has not fed yet. With position p, p - 1
+        positions are committed, so p <= lease here is the same test as committed < lease at stage 0.
         """
         log = self.log
         return log.opening.decodes and (not log.has_output or log.position <= self.lease)

@@ -90,7 +90,7 @@ class Effects(Home):
         # The epoch whose ring this engine fills; None between two epochs.
         self._epoch: int | None = None
         # The newest epoch that is known to have ended.
-        self._over = 0
+        self._newest_ended_epoch = 0
         # Why the master refuses all requests; None until the master shuts down.
         self._ended: str | None = None
 
@@ -198,7 +198,7 @@ class Effects(Home):
     def _open(
         self,
         request: RequestState,
-        order: commands.Open,
+        command: commands.Open,
         limit: int,
         ordinal: int = 0,
         rules: PlanRules | None = None,
@@ -210,7 +210,7 @@ class Effects(Home):
         The caller has made sure that the sequence's pages are reserved or free.
 
         request: the request that the sequence belongs to.
-        order: the command that opens the sequence; it selects the prompt.
+        command: the command that opens the sequence; it selects the prompt.
         limit: the maximum number of generated tokens.
         ordinal: 0 for a skeleton or a direct answer, PLAN_ORDINAL for a speculative skeleton, else the id of
             the branch's point.
@@ -218,7 +218,7 @@ class Effects(Home):
 
         Raises Unavailable if the ring is gone, and InvalidRequest if the prompt cannot be built.
         """
-        sequence = self._tables.make(request, order, ordinal, limit, rules)
+        sequence = self._tables.make(request, command, ordinal, limit, rules)
         if self._queue.is_live(request):
             self._tables.place(request, sequence, require_ring(self._ring))
 

@@ -85,7 +85,9 @@ class Engine(Effects):
             case _:
                 with self._isolate(event.request):
                     self._apply(event.request, react(event))
-        if isinstance(event, inputs.Opening) or self._quarantine.has_changed() or self._tables.freed:
+        # A result starts something new only through the pages that it frees: a complete plan, for example,
+        # closes its skeleton's sequence, and the pages of that sequence are then free for its branches.
+        if isinstance(event, inputs.UnblockingInput) or self._quarantine.has_changed() or self._tables.freed:
             self._advance()
 
     def _record_and_apply(self, request: RequestState, record: Record) -> None:
@@ -203,7 +205,7 @@ class Engine(Effects):
         """
         self._tables.freed = False
         state = self._ring.state()
-        if state is None or state.epoch <= self._over:
+        if state is None or state.epoch <= self._newest_ended_epoch:
             return
         if self._epoch != state.epoch:
             self._begin_epoch(state)
@@ -233,11 +235,12 @@ class Engine(Effects):
             if request.entered_ring:
                 self._reopen(request, state)
             else:
-                self._counts.enter(request.prompt_tokens, request.found)
+                self._counts.enter(request.prompt_tokens, request.num_cached_tokens)
                 workload = request.workload(num_running_sequences=len(self._tables))
                 request.plan.apply_forecast(Outlook(self._costs, workload))
                 self._record_and_apply(
-                    request, AdmittedRecord(now - request.since, request.found, request.plans)
+                    request,
+                    AdmittedRecord(now - request.since, request.num_cached_tokens, request.has_room_for_plan),
                 )
         return True
 
@@ -306,17 +309,17 @@ class Engine(Effects):
         Raises TooLarge if the branch can never fit this ring, and InvalidRequest if its prompt cannot be
         built.
         """
-        order = request.plan.preview(request.plan.ready()[0])
-        if not self._intake.has_turn(request, order):
+        command = request.plan.preview(request.plan.ready()[0])
+        if not self._intake.has_prompt(request, command):
             return False
-        self._tables.lengthen(request, request.branch_prefix(order), state)
-        turn = request.branch_turn(order)
-        check_branch_fits(request, turn, order.budget, state)
-        pages = pages_of(request, turn, order.budget, state)
+        self._tables.lengthen(request, request.branch_prefix(command), state)
+        turn = request.branch_turn(command)
+        check_branch_fits(request, turn, command.budget, state)
+        pages = pages_of(request, turn, command.budget, state)
         if not self._tables.has_room(request, pages, reserved_only=bool(self._queue.waiting)):
             return False
         self._record_and_apply(
-            request, self._journal.branch_record(order.point.id, request.branch_wording(order))
+            request, self._journal.branch_record(command.point.id, request.branch_wording(command))
         )
         return True
 
@@ -348,7 +351,7 @@ class Engine(Effects):
         """
         self._outbox.clear()
         self._tables.begin_epoch(0)
-        self._over = max(self._over, self._epoch or 0)
+        self._newest_ended_epoch = max(self._newest_ended_epoch, self._epoch or 0)
         self._epoch = None
         requests = self._queue.suspend()
         for request in requests:
@@ -462,9 +465,11 @@ class Engine(Effects):
         self._check_open()
         check_deadline(caller.timeout)
         self._make_room(caller.client)
-        if self._intake.inside >= self._config.queue:
+        if self._intake.num_validating >= self._config.queue:
             raise self._overloaded()
-        asked, (ask, prompt, left) = ask, await self._intake.validate(ask, caller)
+        # The request as received, for the comparison with an earlier call; `validate` resolves its limits.
+        asked = ask
+        ask, prompt, left = await self._intake.validate(asked, caller)
         self._check_open()
         if (known := self._find_resumable(caller)) is not None:  # The same call, sent twice at the same time.
             return self._rejoin(known, asked, left)
@@ -610,7 +615,7 @@ class Engine(Effects):
     @property
     def waiting(self) -> int:
         """Number of requests that wait in the queue or are being validated before they may queue."""
-        return self._queue.waiting + self._intake.inside
+        return self._queue.waiting + self._intake.num_validating
 
     def has_request(self, id: str) -> bool:
         """Return True if a request of this id waits, runs, or has ended and can still be read.

@@ -80,7 +80,7 @@ class Intake:
         self._arrivals = itertools.count()
         self._known: RingState | None = None
         self._making: set[tuple[RequestState, int]] = set()
-        self.inside = 0
+        self.num_validating = 0
 
     def remember(self, ring: RingState) -> None:
         """Remember the ring, against whose limits requests are checked while no ring is complete. Once the
@@ -108,7 +108,7 @@ class Intake:
         timeout = caller.timeout
         self._check(ask, caller.request)
         started_at = self._clock.now()
-        self.inside += 1
+        self.num_validating += 1
         try:
             async with asyncio.timeout(timeout):
                 ask, prompt = await self._fit(ask)
@@ -119,7 +119,7 @@ class Intake:
         except TimeoutError:
             raise TimedOut("the deadline passed while the request was looked into") from None
         finally:
-            self.inside -= 1
+            self.num_validating -= 1
         left = None if timeout is None else timeout - (self._clock.now() - started_at)
         check_deadline(left)
         return ask, prompt, left
@@ -219,32 +219,32 @@ class Intake:
         request.owner = journaled.owner
         return request
 
-    def has_turn(self, request: RequestState, order: OpenBranch) -> bool:
+    def has_prompt(self, request: RequestState, command: OpenBranch) -> bool:
         """Return True if a branch's prompt is encoded already, or short enough to be encoded on the event
         loop. If not, a thread encodes the prompt, once, and the request's engine receives `PromptMade`. Short
         means fewer than THREAD_CHARACTERS characters.
 
         request: the request that opens the branch.
-        order: the command that opens the branch.
+        command: the command that opens the branch.
         """
-        if request.unmade(order) < THREAD_CHARACTERS:
+        if request.unmade(command) < THREAD_CHARACTERS:
             return True
-        if (request, order.point.id) not in self._making:
-            start(self._make_turn(request, order))
+        if (request, command.point.id) not in self._making:
+            start(self._make_turn(request, command))
         return False
 
-    async def _make_turn(self, request: RequestState, order: OpenBranch) -> None:
+    async def _make_turn(self, request: RequestState, command: OpenBranch) -> None:
         """Encode a branch's prompt in a thread, then send `PromptMade` to the request's engine, with the
         error if there was one. While it runs, `has_turn` starts no second thread for the same branch.
 
         request: the request that opens the branch.
-        order: the command that opens the branch.
+        command: the command that opens the branch.
         """
-        one = (request, order.point.id)
+        one = (request, command.point.id)
         failure = None
         self._making.add(one)
         try:
-            await asyncio.to_thread(request.branch_turn, order)
+            await asyncio.to_thread(request.branch_turn, command)
         except Exception as error:
             failure = error
         self._making.discard(one)
@@ -300,11 +300,11 @@ class Intake:
         Raises InvalidRequest if the template refuses the conversation, and ContextLengthExceeded.
         """
         if prompt_characters(ask) + TURN_CHARACTERS * len(ask.messages) < THREAD_CHARACTERS:
-            return self._word(ask)
+            return self._decide_and_encode(ask)
         await asyncio.to_thread(self._prompts.check_fits, ask, positions)
-        return await asyncio.to_thread(self._word, ask)
+        return await asyncio.to_thread(self._decide_and_encode, ask)
 
-    def _word(self, ask: Ask) -> EncodedPrompt:
+    def _decide_and_encode(self, ask: Ask) -> EncodedPrompt:
         """Decide whether the request is answered directly or by a plan, and return the prompts of that way.
         For a direct answer, `answer` of the result holds the prompt and `conversation` is None; for a plan,
         `answer` is empty and `conversation` holds the prompts. A model with fork tags answers directly if the

@@ -15,7 +15,7 @@ from specsot.errors import SpecsotError
 from specsot.params import Window
 from specsot.tasks import start
 from specsot.tracing import followed
-from specsot_master.core.commands import Open as OpenOrder
+from specsot_master.core.commands import Open as OpenCommand
 from specsot_master.core.commands import OpenBranch
 from specsot_master.core.inputs import OrderUnsent, RingLost
 from specsot_master.core.plans.prompts import PromptTurn
@@ -200,7 +200,7 @@ class RingTables:
     def make(
         self,
         request: RequestState,
-        order: OpenOrder,
+        command: OpenCommand,
         ordinal: int,
         limit: int,
         rules: PlanRules | None = None,
@@ -209,24 +209,25 @@ class RingTables:
         The request remembers it under its ordinal.
 
         request: a request that is admitted, or whose old records are being replayed.
-        order: the command to open a direct answer, skeleton, branch or polish, which selects the prompt (the
-            *turn*: all prompt tokens, and how many of them the request's prefix shares).
+        command: the command to open a direct answer, skeleton, branch or polish, which selects the prompt
+            (the *turn*: all prompt tokens, and how many of them the request's prefix shares).
         ordinal: 0, PLAN_ORDINAL for a speculative skeleton, or the id of the branch's point.
         limit: the maximum number of generated tokens.
         rules: the plan grammar that constrains the sequence, or None.
 
         Raises InvalidRequest if the prompt of a branch cannot be built.
         """
-        turn = request.take_turn(order)
-        opening = self._factory.writer(
+        turn = request.take_turn(command)
+        opening = self._factory.decoding_opening(
             len(turn.tokens),
-            request.asks(order),
+            request.ask_for(command),
             request.seed,
             ordinal=ordinal,
             limit=limit,
             rules=rules,
             trace=followed(request.trace),
-            soft_limit=order.soft_limit if isinstance(order, OpenBranch) else None,
+            soft_limit=command.soft_limit if isinstance(command, OpenBranch) else None,
+            excluded_first=command.excluded if isinstance(command, OpenBranch) else (),
         )
         ask = request.ask
         log = TokenLog(opening, turn.tokens)
@@ -255,7 +256,7 @@ class RingTables:
         """
         log = sequence.log
         turn = request.turn(sequence.ordinal)
-        opening = self._factory.again(log.opening, len(log.written)) if again else log.opening
+        opening = self._factory.reopening(log.opening, len(log.written)) if again else log.opening
         if request.family is None:
             request.family = opening.sequence
         drafted = is_drafted(request, state)
@@ -295,16 +296,16 @@ class RingTables:
         """Send a longer lease for each sequence of the request that is in the ring and needs a longer lease;
         send nothing for the others. The lease is recorded in the sequence.
 
-        See `renewed_lease`, for example with a grant of 256 tokens and a maximum position of 1000:
+        See `renewed_lease`, for example with leases of 256 positions and a maximum position of 1000:
         # position 100, lease 256 -> 156 positions are left, more than 128: no order
         # position 130, lease 256 -> 126 positions are left: the new lease is 256 + 256 = 512
 
         request: an admitted request.
         """
-        grant = self._config.lease
+        lease_positions = self._config.lease
         for sequence in request.sequences.values():
             written = sequence.log
-            lease = renewed_lease(written.position, sequence.lease, written.max_position, grant)
+            lease = renewed_lease(written.position, sequence.lease, written.max_position, lease_positions)
             if lease is not None and sequence.id in self._by_id:
                 sequence.lease = lease
                 self._outbox.put(Lease(sequence.id, lease))
@@ -328,7 +329,7 @@ class RingTables:
             return True
         if not self._admit(request, state, 0):
             return False
-        request.plans = request.plans and not speculates
+        request.has_room_for_plan = request.has_room_for_plan and not speculates
         return True
 
     def _has_places(self, request: RequestState) -> bool:
@@ -462,7 +463,7 @@ class RingTables:
             self.prefixes.pin(node)
         request.node = node
         request.shared = option.shared
-        request.found = option.route.length
+        request.num_cached_tokens = option.route.length
 
     def _open_prefix(
         self, request: RequestState, option: AdmissionOption, drafted: bool, window: Window | None
@@ -484,7 +485,7 @@ class RingTables:
         source = option.route.node
         at = option.route.length
         fork = Fork(source.sequence, at) if source else None
-        opening = self._factory.prefix(len(option.own), drafted, fork, window)
+        opening = self._factory.prefix_opening(len(option.own), drafted, fork, window)
         if not window:
             opening = replace(opening, reused=self._migrated.of_prefix(request, option.own, at))
         node = PrefixNode(

@@ -144,7 +144,7 @@ class OpenAICall:
         """
         if self.think is None:
             events: AsyncGenerator[Numbered | Thought, None] = counter.generate(
-                ask, caller, joins=not self.options.branches
+                ask, caller, join_text=not self.options.branches
             )
         else:
             events = generate_thinking(counter, ask, caller, self.think)
@@ -339,7 +339,7 @@ def openai_routes(context: HttpContext) -> APIRouter:
             named = body.model_copy(update={"model": model_without_suffix(context, body.model)})
             text = context.text
             context_length = context.model.max_positions
-            encode = partial(text.encode_bare, max_positions=position_limit_of(body, context_length))
+            encode = partial(text.encode_prompt, max_positions=position_limit_of(body, context_length))
             size = sum(map(len, prompts_of(body)))
             asks = tuple(await context.in_thread(size, completion_asks, named, encode, context_length))
         copies = body.n or 1

@@ -129,7 +129,7 @@ def tokens_of(context: HttpContext, body: TokenizeBody) -> tuple[int, ...]:
         raise InvalidRequest("one of prompt and messages must be given", "prompt")
     if body.prompt is not None:
         check_length(context.model.max_positions, characters=len(body.prompt))
-        return text.encode_bare(body.prompt) if body.add_special_tokens else text.encode(body.prompt)
+        return text.encode_prompt(body.prompt) if body.add_special_tokens else text.encode(body.prompt)
     messages = tuple(message_of(turn, f"messages.{n}") for n, turn in enumerate(body.messages or ()))
     check_length(context.model.max_positions, characters=sum(len(one.content) for one in messages))
     return text.encode(text.render(messages, for_answer=body.add_generation_prompt))

@@ -175,14 +175,22 @@ class DecodeState:
         """
         return self.opening.limit - len(self.tokens)
 
-    def must_go_on(self, num_ahead: int = 0) -> bool:
-        """Return whether the request's `min_tokens` forbids a stop token as the next token. Return False once
-        the sequence has `min_tokens` tokens, and always if `min_tokens` is 0.
+    def barred_tokens(self, num_ahead: int = 0) -> tuple[int, ...]:
+        """Return the ids of the tokens that the next token must not be: the stop tokens as long as the
+        request's `min_tokens` forbids them, and for the first generated token also the opening's
+        `excluded_first`. Return () if every token is allowed; then every token after it is allowed too.
 
         num_ahead: Number of drafted tokens that count as generated already: the depth of a tree node. 0: the
             token after the newest one is meant.
+
+        For example:
+
+            # stop_ids (2,), min_tokens 2, excluded_first (5,):
+            # nothing generated -> (2, 5); one token generated -> (2,); two -> ()
         """
-        return len(self.tokens) + num_ahead < self.opening.min_tokens
+        num_generated = len(self.tokens) + num_ahead
+        stop_ids = self.opening.stop_ids if num_generated < self.opening.min_tokens else ()
+        return stop_ids if num_generated else (*stop_ids, *self.opening.excluded_first)
 
     def will_continue(self, paused: bool) -> bool:
         """Return whether the next step feeds exactly the one token that this step generates, unless that

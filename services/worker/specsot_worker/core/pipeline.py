@@ -93,15 +93,15 @@ class FrameBudget:
     """Upper bounds of a frame's tokens and of the frames in flight.
 
     rows: Maximum number of tokens of one frame.
-    flight: Maximum number of frames in flight, at least 1.
-    slots: Number of KV slots that are kept free for every live sequence, for the nodes of its tree.
+    max_in_flight: Maximum number of frames in flight, at least 1.
+    max_tree_nodes: Number of KV slots that are kept free for every live sequence, for the nodes of its tree.
     prompts: Maximum number of tokens of a frame while no sequence decodes. Numbers below `rows` count as
         `rows`.
     """
 
     rows: int = 512
-    flight: int = 1
-    slots: int = 64
+    max_in_flight: int = 1
+    max_tree_nodes: int = 64
     prompts: int = 0
 
     @property

@@ -83,6 +83,11 @@ class SequenceState:
         self.fed = self.committed = self.opening.num_computed_tokens
 
     @property
+    def family(self) -> int:
+        """The family whose sequences share frames if possible, see `place_of`."""
+        return self.place[0]
+
+    @property
     def prefilled(self) -> bool:
         """True once every prompt token has been composed into a frame."""
         return self.fed == self.opening.prompt

@@ -99,7 +99,7 @@ class Sequencer:
         return not (self._sequences or self._closings or self._in_flight)
 
     @property
-    def prompt_rows_due(self) -> int:
+    def prompt_tokens_due(self) -> int:
         """Number of prompt tokens that the next frame could carry, of all sequences together. 0 if no prompt
         can be fed.
         """
@@ -149,7 +149,11 @@ class Sequencer:
                 state.apply_outcome(outcome, now, awaits_drafts)
 
     def add_drafts(self, drafts: Drafts, now: float | None = None) -> None:
-        """Store trees for their sequences. Trees that come too late, and trees of other epochs, are dropped.
+        """Store trees for their sequences.
+
+        A tree for the present draft round is stored; a tree for the round after it is kept until its result
+        arrives (`SequenceState.offer_tree`). A tree that comes too late, or of another epoch, is dropped and
+        counts for nothing.
 
         drafts: The trees that one drafter proposed, by sequence and draft round, and for how many trees it
             pauses.
@@ -233,11 +237,12 @@ class Sequencer:
         now: Time in seconds.
 
         With one frame at a time, also return None while a sequence waits for its tree within its family
-        deadline: a frame that left without that sequence would delay it by a whole step.
+        deadline: a frame that left without that sequence would delay it by a whole step. `deadline` explains
+        both deadlines.
         """
         self._composed = now
-        credits = self._max_in_flight()
-        if len(self._in_flight) >= credits or (credits == 1 and self._waiting_families(now)):
+        max_in_flight = self._max_in_flight()
+        if len(self._in_flight) >= max_in_flight or (max_in_flight == 1 and self._waiting_families(now)):
             return None
         growths = self._compose_trees(now, self._budget.rows - self._tokens_reserved_for_prompts())
         openings, chunks = self._compose_prompts(sum(map(rows_of, growths)))
@@ -246,7 +251,11 @@ class Sequencer:
         return self._launch(frame, now) if frame.openings or frame.segments or closings else None
 
     def deadline(self) -> float | None:
-        """Return the earliest draft-timeout deadline among waiting sequences, in seconds.
+        """Return the earliest deadline among waiting sequences, in seconds.
+
+        A sequence that waits for its tree has two deadlines. Until the family deadline, a few times the usual
+        wait, the other sequences wait with it. Until the draft timeout, which is never sooner, the sequence
+        itself waits while frames leave without it; then it is fed with its root only.
 
         Return None if no sequence waits for a draft, or if no frame may be launched before the next result
         arrives. Deadlines that had passed when `compose` was called last are left out, because that call
@@ -270,7 +279,7 @@ class Sequencer:
         """Return how many frames may be in flight now: the budget's number, or fewer, but at least 1, if a
         `PipelineDepth` was given and says so.
         """
-        limit = self._budget.flight
+        limit = self._budget.max_in_flight
         return self._depth.max_frames(limit - 1, limit) if self._depth and limit > 1 else limit
 
     def _pop_closings(self) -> tuple[int, ...]:
@@ -320,7 +329,7 @@ class Sequencer:
         tree_states = [self._sequences[one.sequence] for one in segments if isinstance(one, TreeSegment)]
         for earlier in self._in_flight.values():
             earlier.alone = False
-        families = frozenset(state.place[0] for state in tree_states)
+        families = frozenset(state.family for state in tree_states)
         self._in_flight[self._number] = InFlightFrame(now, families, not self._in_flight)
         returned = [state.returned_at for state in tree_states if state.returned_at is not None]
         if self._depth and returned:
@@ -335,7 +344,7 @@ class Sequencer:
         A family consists of the sequences of one request, or of the forks of one prefix.
         """
         return {
-            state.place[0]
+            state.family
             for state in self._sequences.values()
             if state.waiting_since is not None
             and state.can_decode
@@ -359,7 +368,7 @@ class Sequencer:
             # 8 sequences over 2 frames -> share 4: a frame leaves as soon as 4 of them can decode
         """
         # Nothing is in flight and no family waits: `compose` has checked both.
-        if self._budget.flight == 1:
+        if self._budget.max_in_flight == 1:
             runnable = [
                 one
                 for one in self._sequences.values()
@@ -387,7 +396,7 @@ class Sequencer:
         families: dict[int, list[SequenceState]] = {}
         decoding = (state for state in self._sequences.values() if state.root is not None)
         for state in sorted(decoding, key=lambda state: state.returned_at or 0.0):
-            families.setdefault(state.place[0], []).append(state)
+            families.setdefault(state.family, []).append(state)
         return families
 
     def _waits_for_tree(self, state: SequenceState, now: float) -> bool:
@@ -413,7 +422,7 @@ class Sequencer:
         sizes = [len(state.tree) for state in members if state.tree]
         rows = round(len(members) * sum(sizes) / len(sizes)) if sizes else len(members)
         return self._depth.frames_per_family(
-            rows, len(members), max(self._budget.flight - 1 - num_other_families, 1)
+            rows, len(members), max(self._budget.max_in_flight - 1 - num_other_families, 1)
         )
 
     def _compose_trees(self, now: float, max_tokens: int) -> list[TreeSegment]:
@@ -432,7 +441,7 @@ class Sequencer:
         segments = dict[int, TreeSegment]()
         table = self._table
         queue = sorted(ready, key=lambda state: state.turn)
-        slots = max(self._budget.slots, 1)
+        slots = max(self._budget.max_tree_nodes, 1)
         for turn_index, state in enumerate(queue):
             num_later = len(queue) - turn_index - 1
             sequence = state.opening.sequence
@@ -465,7 +474,7 @@ class Sequencer:
         """
         rows = self._budget.rows
         share = max(rows // PREFILL_SHARE, 1) if rows > 1 else self._number % 2
-        return min(self.prompt_rows_due, share)
+        return min(self.prompt_tokens_due, share)
 
     def _feedable_tokens(self, state: SequenceState) -> int:
         """Return how many tokens of a sequence's prompt the next frame could carry, given its fork source and
@@ -473,15 +482,15 @@ class Sequencer:
 
         state: The sequence.
         """
-        rows = state.opening.prompt - state.fed
-        if not rows:
+        num_unfed = state.opening.prompt - state.fed
+        if not num_unfed:
             return 0
         if state.opened:
-            return min(rows, max(self._table.reservable_rows(state.opening.sequence, state.fed), 0))
+            return min(num_unfed, max(self._table.reservable_rows(state.opening.sequence, state.fed), 0))
         fork = state.opening.fork
         source = self._sequences.get(fork.sequence) if fork else None
         source_ready = fork is None or (source is not None and source.opened and source.fed >= fork.length)
-        return rows if source_ready and self._fits(state.opening) else 0
+        return num_unfed if source_ready and self._fits(state.opening) else 0
 
     def _compose_prompts(self, num_tree_tokens: int) -> tuple[list[Opening], list[PromptChunk]]:
         """Open the sequences that can be opened, and feed prompts in order of arrival. Return the frame's
@@ -605,7 +614,7 @@ class Sequencer:
         opening: Opening of the sequence.
         """
         shared = opening.forked // self._table.page_rows
-        slots = self._budget.slots if opening.decodes else 0
+        slots = self._budget.max_tree_nodes if opening.decodes else 0
         pages = self._table.pages_for(opening.prompt + slots) - shared
         max_pages = self._max_pages_held(opening)
         return (pages if max_pages is None else min(pages, max_pages)) <= self._table.free

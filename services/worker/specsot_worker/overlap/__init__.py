@@ -1,12 +1,12 @@
 """Steps of a stage that are launched before the host has read the verification of the step before.
 
-Without this room, a GPU idles between two steps while the host reads the target tokens, makes the result,
+Without this package, a GPU idles between two steps while the host reads the target tokens, makes the result,
 composes the next frame and launches it:
 
     host     compose k | launch k | wait ....... | read k | result k | compose k+1 | launch k+1 | wait
     device                  [====== step k ======]                                     [==== step k+1 ==
 
-The room predicts the next frame and launches its step as soon as what it needs is known. There are three
+The package predicts the next frame and launches its step as soon as what it needs is known. There are three
 ways, by where the tokens of the next step come from.
 
 1. Without drafts, every sequence feeds its one new token (`NextStep.predict`, `launch`). The step is launched
@@ -34,7 +34,7 @@ ways, by where the tokens of the next step come from.
 
 A step has the states of `specsot.core.overlap`:
 
-    state      a step of this room                                              leads to
+    state      a step of this package                                           leads to
     IDLE       its segments may be known; nothing is reserved                   PREPARED
     PREPARED   pages are reserved, positions and slots are on the device        LAUNCHED, DISCARDED
     LAUNCHED   it runs with trees that the host has not read (way 3)            CONFIRMED, DISCARDED
@@ -48,6 +48,6 @@ from the predicted tokens on are freed.
 `async_verify` overlaps in another way: on a last stage that is not also the first, a thread of its own
 verifies a frame while the stage launches the next frame that arrived. Nothing is predicted there.
 
-The room knows neither the stage nor the verifier nor the worker; they use it. All of it runs on the thread
+The package knows neither the stage nor the verifier nor the worker; they use it. All of it runs on the thread
 that runs frames, except `async_verify`.
 """

@@ -2,7 +2,8 @@
 
 Branches do not see one another, so that several may begin with the same words ("Electric cars typically").
 The first words of a branch are withheld until those of all earlier branches are settled. A branch that begins
-like an earlier one is opened again without its first token. Which branch is opened again depends on tokens
+like an earlier one is opened again, and must not begin with the same token any more. That token is excluded
+at the first position only: the branch may write it later. Which branch is opened again depends on tokens
 only, never on which of them is faster. A branch that begins with an item of a list or with a heading is
 opened again, too, as is one that begins with a label in bold: below its heading, prose follows.
 """
@@ -64,7 +65,8 @@ class BranchOpening:
     settled: True once the branch may be shown, because its first words are its own.
     waiting: the pieces that arrived so far and are not shown yet; empty once the opening is settled.
     end: how the branch's sequence ended, or None while it runs.
-    excluded: the ids of the first tokens that the branch must not begin with any more; empty for none.
+    excluded: the ids of the tokens with which discarded texts of the branch began, which must not be its
+        first token any more; empty for none. Later in the branch they are allowed.
     rewrites: how often the branch was opened again; 0 at first.
     """
 

@@ -80,10 +80,12 @@ MIN_CLOSED_POINTS: Final = 4
 class RequestPlan:
     """The plan of one request, from its admission to its last event: a state machine from events to commands.
 
-    Ordinal 0 is the score, the skeleton, the direct answer or the polish turn; every other ordinal is a
-    point's id. Every method returns commands in the order in which they must be executed. The client events
-    among them are numbered without a gap. Once `finished` is True, every method returns nothing. `reason`
-    says why the request finished; it stays None if an invalid plan ended it.
+    Ordinal 0 is the score, the skeleton, the direct answer or the polish turn; PLAN_ORDINAL is the skeleton
+    of a speculative plan, whose direct answer has ordinal 0; every other ordinal is a point's id.
+
+    Every method returns commands in the order in which they must be executed. The client events among them
+    are numbered without a gap. Once `finished` is True, every method returns nothing. `reason` says why the
+    request finished; it stays None if an invalid plan ended it.
     """
 
     def __init__(
@@ -257,8 +259,8 @@ class RequestPlan:
 
     def on_end(self, ordinal: int, end: End, now: float) -> list[Command]:
         """Handle the end of a sequence, whose text was passed to `on_text` before. Return the commands that
-        follow; an empty list after the end. A branch whose first words are not settled is ended later, by
-        `pass_openings`, unless it failed or was cancelled.
+        follow; an empty list after the end. A branch whose opening is not settled yet only remembers its end,
+        unless it failed or was cancelled; `pass_openings` ends it later.
 
         ordinal: 0 for the score, the skeleton, the answer or the polish turn, PLAN_ORDINAL for a speculative
             skeleton, else the point's id.

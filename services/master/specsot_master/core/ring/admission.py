@@ -66,8 +66,9 @@ def capped_by_policy(policy: Policy | None, pages: int, ring: RingState) -> int:
 def shared_pages(num_shared: int, ring: RingState) -> int:
     """Return the full pages that a fork shares with its prefix. A page that is shared only in part is copied.
 
-    With a drafter one row less is shared: the drafter pairs the feature of each token with the token after
-    it, so its last row of the prefix depends on the first token of the fork.
+    With a drafter, one row less counts as shared. The stages do share all rows; but the drafter pairs the
+    feature of each token with the token after it, so its last row of the prefix depends on the first token of
+    the fork, and its own table shares one row less. The ledger uses the smaller number for all members.
 
         page_rows 64: shared 128 -> 2 pages, with a drafter (128 - 1) // 64 = 1 page
 
@@ -117,7 +118,8 @@ def grant_plan(sizes: PlanSizes, ask: Ask, ring: RingState) -> int:
     """Return the base grant of a planned request, without the pages of its prefix: the pages with which the
     request can always continue. The grant is bounded by the model's positions and by all pages of the ring.
 
-    The grant covers the skeleton, and later the largest possible branch. The plan, the texts of the points
+    The grant is the larger of two: the pages of the first sequence (the skeleton, or the direct answer that
+    follows an unusable plan), and those of the largest possible branch. The plan, the texts of the points
     that a branch needs, and the branch itself share one `max_new_tokens`; the titles of the plan appear in
     the branch's prompt a second time.
 
@@ -247,9 +249,9 @@ def admission_options(
     known = route.length >= min(min_shared, max(len(tokens), 1))
     routes = [route, PrefixMatch()] if known else [PrefixMatch()]
     if prompt_prefix.needed:
-        scratch = _opened(prompt_prefix, PrefixMatch(), ring)
-        tight = scratch.pages + scratch.grant >= ring.pages
-        return [scratch] if tight else [_opened(prompt_prefix, one, ring) for one in routes]
+        unforked = _opened(prompt_prefix, PrefixMatch(), ring)
+        tight = unforked.pages + unforked.grant >= ring.pages
+        return [unforked] if tight else [_opened(prompt_prefix, one, ring) for one in routes]
     found: list[AdmissionOption] = []
     for one in routes:
         if may_keep and len(tokens) - one.length >= MIN_PREFIX_TOKENS:

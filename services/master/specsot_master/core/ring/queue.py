@@ -51,7 +51,7 @@ def pick_fairest(claims: Iterable[Claim], aging_seconds: float | None = None) ->
     listed = list(claims)
     highest = max((claim.priority for claim in listed), default=0)
 
-    def turn(claim: Claim) -> tuple[int, int, int, int]:
+    def sort_key(claim: Claim) -> tuple[int, int, int, int]:
         """Return the sort key of a claim; the claim with the smallest key gets the place.
 
         claim: one of `listed`.
@@ -59,7 +59,7 @@ def pick_fairest(claims: Iterable[Claim], aging_seconds: float | None = None) ->
         risen = int(claim.waited // aging_seconds) if aging_seconds else 0
         return -min(claim.priority + risen, highest), claim.held, claim.own, claim.arrival
 
-    return min(listed, key=turn, default=None)
+    return min(listed, key=sort_key, default=None)
 
 
 def pick_displaced(waiting_claims: Iterable[Claim], newcomer: Claim) -> Claim | None:
@@ -154,8 +154,8 @@ class RequestQueue:
         """The break histories of requests with a sequence in the ring, the newest request first: the request
         that came last is the likeliest cause of a break. Empty if no request has a sequence in the ring.
         """
-        inside = [request for request in self._live.values() if request.inside]
-        return [one.breaks for one in sorted(inside, key=lambda one: -one.arrival)]
+        in_ring = [request for request in self._live.values() if request.in_ring]
+        return [one.breaks for one in sorted(in_ring, key=lambda one: -one.arrival)]
 
     def make_room(self, client: str) -> RequestState | None:
         """Return the waiting request that a newcomer displaces, or None if the queue has room. Requests that
