@@ -67,7 +67,8 @@ class ChatTemplate:
         """Return a conversation as text, whose turns may have any fields that the template reads.
 
         If the template refuses a system turn, as Gemma 2's does, its text becomes the beginning of the first
-        user turn.
+        user turn, and the template is tried once more. That needs a system turn first and a user's turn after
+        it; otherwise the refusal is raised.
 
         turns: the turns, oldest first, each with at least "role" and "content".
         for_answer: True to end with the head of the assistant's next turn, False to end after the last turn.
@@ -88,13 +89,16 @@ class ChatTemplate:
     def _render(
         self, turns: Sequence[Mapping[str, Any]], for_answer: bool, variables: Mapping[str, Any]
     ) -> str:
-        """Return rendered turns; thinking is off unless `variables` says otherwise.
+        """Return rendered turns; thinking is off unless `variables` says otherwise. Every exception of the
+        template becomes TemplateRefused.
 
         turns: the turns, oldest first.
         for_answer: True to end with the head of the assistant's next turn, False to end after the last turn.
-        variables: further variables of the template, by name.
+        variables: further variables of the template, by name; a non-empty "tools" selects the template for
+            tools.
 
-        Raises TemplateRefused with the template's own message.
+        Raises TemplateRefused with the template's own message, and ModelError if the template does not
+        compile.
         """
         special_tokens: dict[str, Any] = {**_ABSENT, **THINKING_OFF, **self._names, **variables}
         compiled = self._compiled_for_tools if variables.get("tools") else self._compiled
@@ -131,7 +135,7 @@ def _with_thinking(turn: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _compile(source: str) -> Any:
-    """Return the `jinja2.Template` of this source.
+    """Return the `jinja2.Template` of this source. It runs in a sandbox.
 
     source: the text of the template.
 
@@ -146,7 +150,10 @@ def _compile(source: str) -> Any:
 
 
 def _environment() -> Any:
-    """Return a sandboxed Jinja environment with the functions and settings that Transformers provides."""
+    """Return a sandboxed Jinja environment with the functions and settings that Transformers provides.
+    `raise_exception` raises TemplateError with the template's message, `strftime_now` formats the local time,
+    `tojson` writes JSON without escaping characters beyond ASCII, and `{% generation %}` renders its body.
+    """
     from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment

@@ -130,7 +130,9 @@ class MasterConfig:
         return Tokens(self.token_file, self.token) if self.guarded else None
 
     def check(self) -> None:
-        """Check the options together; return nothing if they may be used.
+        """Check the options together; return nothing if they may be used. A CA needs a certificate, and an
+        address that other machines can reach needs the protection that its port offers, unless --insecure is
+        given.
 
         Clients authenticate by tokens and members by certificates. If either is required, members need a port
         of their own.

@@ -130,7 +130,8 @@ class Fleet:
         return self._state_of(self.ring) if self.ring else None
 
     def _state_of(self, configuration: Configuration) -> RingState:
-        """Return the sizes and limits of a ring with this configuration; no ring needs to run with it.
+        """Return the sizes and limits of a ring with this configuration; no ring needs to run with it. The
+        positions are those of the member with the fewest.
 
         configuration: the configuration of any one member; those of all members hold the same sizes.
         """
@@ -194,7 +195,8 @@ class Fleet:
 
     def completed_by(self, extra_workers: Sequence[Registration]) -> bool:
         """Return True if the fleet cannot form a ring by itself, but could with these additional workers;
-        False if it needs none.
+        False if it needs none. Without an epoch, a fleet whose members failed in the last attempt also counts
+        as unable.
 
         extra_workers: registrations of idle workers of other fleets, which could be moved to this one.
         """
@@ -203,7 +205,10 @@ class Fleet:
         )
 
     def waiting_for(self) -> str:
-        """Return in words what keeps the ring from running; empty if the ring is complete."""
+        """Return in words what keeps the ring from running; empty if the ring is complete. While an epoch
+        starts, the last complaint is returned, or else the members that are not ready. Without an epoch it is
+        what is missing, or else the last complaint or "the next attempt".
+        """
         if self._epoch.ring:
             return ""
         if self._epoch.formed:
@@ -240,7 +245,9 @@ class Fleet:
 
     def add(self, registration: Registration, downlink: Link) -> None:
         """Admit a member, and start a new epoch if that is possible now. If another process has joined under
-        the same name, and its link is not known to be lost yet, that process is removed first.
+        the same name, and its link is not known to be lost yet, that process is removed first. A worker that
+        joins while an epoch runs stands by. The drafters that clients may name become those of a new drafter.
+        A member that could use several GPUs gets one.
 
         registration: what the member says of itself: kind, name, address, model fingerprint, layers.
         downlink: the master's link to this member, on which it receives its configurations.
@@ -264,7 +271,8 @@ class Fleet:
 
     def release(self, name: str) -> Member:
         """Remove a worker that runs no layers here, and return it, so that another fleet can use it. A change
-        of the ring that had planned with this worker is given up.
+        of the ring that had planned with this worker is given up. The epoch continues, and the link stays
+        open.
 
         name: the worker's name.
 
@@ -288,7 +296,9 @@ class Fleet:
         return member is not None and (downlink is None or downlink is member.downlink)
 
     def on_message(self, name: str, message: object, downlink: Link | None = None) -> None:
-        """Handle one message of a member. Messages of unknown members, and of other epochs, are ignored.
+        """Handle one message of a member. Messages of unknown members, and of other epochs, are ignored. A
+        Progress with layers reports layers that were loaded ahead, or for which there is no memory; one with
+        `migrated` confirms KV; any other one tells how far the member is in getting ready.
 
         name: the sender's name.
         message: a decoded message: Result, Ready, Progress, Broken or MemberLeaving. Messages of any other
@@ -324,7 +334,7 @@ class Fleet:
         self, name: str, reason: str, downlink: Link | None = None, grace_seconds: float | None = None
     ) -> None:
         """Handle the loss of a member. A lost stage ends the epoch; without a lost drafter the epoch
-        continues. Nothing happens if the member is unknown.
+        continues. Nothing happens if the member is unknown. A new epoch is formed if that is possible now.
 
         name: the lost member's name.
         reason: why it is lost, in words, for the log and for the requests that this interrupts.
@@ -340,6 +350,7 @@ class Fleet:
 
     def reform(self) -> None:
         """Start a new epoch if that is possible and useful now. Called after every change of the members.
+        Nothing changes if that is not possible or not useful.
 
         Without an epoch, one is formed as soon as the members suffice. If better stages are possible and no
         request would be disturbed, the epoch is replaced at once. If requests are running, the change is
@@ -359,7 +370,9 @@ class Fleet:
             self._prepare_change(members, better if holds and holds > self.user.at_work else None)
 
     def _members_for(self, stages: Stages) -> Sequence[Registration]:
-        """Return the members for an epoch with these stages: all that have joined, but for some drafters.
+        """Return the members for an epoch with these stages: all that have joined, but for some drafters. If
+        a drafter's memory is too small, the drafters with the fewest positions are left out first, and then
+        more, until the ring can form or no drafter is left.
 
         Drafters that failed are left out if another drafter can draft. If a ring has run before, drafters
         whose memory is too small for a ring of these stages are left out too, so that the ring can form
@@ -374,7 +387,8 @@ class Fleet:
         return members
 
     def _count_fitting(self, stages: Stages, members: Sequence[Registration]) -> int | None:
-        """Return how many of the engine's requests fit a ring of these stages; None if it cannot form.
+        """Return how many of the engine's requests fit a ring of these stages; None if it cannot form. A ring
+        cannot form if there is too little KV memory for it.
 
         stages: the layer ranges of the ring in question, which need not run.
         members: the members that would take part in it.
@@ -387,6 +401,8 @@ class Fleet:
 
     def _prepare_change(self, members: Sequence[Registration], larger_stages: Stages | None) -> None:
         """Prepare a change of the stages while requests are running, and switch once everything is prepared.
+        Each call carries the preparation one step further; the fleet calls it again when a member reports
+        progress. Workers are told once which layers to load.
 
         The new stages are those of a change under way, else `larger_stages`, else any that make the running
         requests faster; all running requests must fit, unless the change is a requested rebalancing. Members
@@ -427,7 +443,9 @@ class Fleet:
                 self._table.send(name, StandBy(epoch.number, layers))
 
     async def rebalance(self) -> Rebalanced:
-        """Split the layers anew over the workers, and return when the next epoch has started.
+        """Split the layers anew over the workers, and return when the next epoch has started. If the ring is
+        idle the next epoch starts at once; its members need not be ready when this returns. A call while
+        another one waits takes part in the same change.
 
         If requests are running, members first load their new layers, as far as they have memory for them next
         to the running ones, and KV is migrated. If the split is the same as before, the epoch continues. The
@@ -455,7 +473,7 @@ class Fleet:
 
     async def reform_regularly(self, interval: float) -> None:
         """Call `reform` regularly, so that late members join an epoch once its ring is idle. Runs until
-        cancelled.
+        cancelled. Nothing is done while no epoch is formed.
 
         interval: seconds between two calls.
         """
@@ -477,7 +495,8 @@ class Fleet:
         await self._table[ring.stages[0].name].downlink.send(order)
 
     def _receive_result(self, name: str, result: Result) -> None:
-        """Pass a result to the engine, if it comes from a stage that may report it; else log a warning.
+        """Pass a result to the engine, if it comes from a stage that may report it; else log a warning. A
+        result of another member is dropped.
 
         The last stage reports all results; results that belong to no step have the number 0. Stage 0 may only
         report that sequences could not begin: number 0, and no tokens.
@@ -493,7 +512,8 @@ class Fleet:
             log.warning("result ignored", name=name, epoch=result.epoch)
 
     def _remove(self, name: str, reason: str) -> None:
-        """Forget a member and what it has loaded; end the epoch if the member was one of its stages.
+        """Forget a member and what it has loaded; end the epoch if the member was one of its stages. The link
+        is not closed. The last stage is told of a lost drafter.
 
         A planned change to stages that include this member is given up. Without a lost drafter the epoch
         continues.
@@ -557,7 +577,8 @@ class Fleet:
 
     def _mark_ready(self, name: str) -> None:
         """Note that a member of a starting epoch, or a drafter that joins a running ring, is ready. A member
-        outside of the epoch only restarts the barrier's timeout.
+        outside of the epoch only restarts the barrier's timeout. If all members are ready, the ring is
+        announced.
 
         name: the member that has sent Ready.
         """
@@ -574,7 +595,8 @@ class Fleet:
 
     def _on_broken(self, name: str, reason: str) -> None:
         """Handle a member's report that it cannot continue in this epoch. A report of a member that is not
-        part of the epoch is ignored.
+        part of the epoch is ignored. A stage that was not ready yet counts as failed, so that the next
+        attempt avoids it if it can. `complaint` then says what went wrong.
 
         A drafter is removed, and the epoch continues without it; it is not asked again before the next epoch.
         A stage ends the epoch, and the next attempt follows after a delay.
@@ -596,7 +618,8 @@ class Fleet:
 
     def _stages_or_missing(self) -> Stages | str:
         """Return the stages of the next epoch; or, as a string, what is still missing before one can begin.
-        If the workers have no room for the model, the string says so, and `complaint` is set to it.
+        If the workers have no room for the model, the string says so, and `complaint` is set to it. Before
+        the first epoch this is "the drafter" while the ring still waits for one.
         """
         before = self._epoch.stages
         failed = self._epoch.failed
@@ -608,7 +631,9 @@ class Fleet:
         return "the drafter" if first and self._drafter_grace.waits(self.registrations) else stages
 
     def _form(self) -> None:
-        """Begin an epoch if the members suffice; else log what is missing, once for each different reason."""
+        """Begin an epoch if the members suffice; else log what is missing, once for each different reason.
+        The master is told of a new reason.
+        """
         stages = self._stages_or_missing()
         if not isinstance(stages, str):
             self._begin(stages)
@@ -620,6 +645,7 @@ class Fleet:
 
     def _begin(self, stages: Stages) -> None:
         """Begin the next epoch with these stages: send every member its configuration, and start the barrier.
+        Ranges that were loaded ahead, and the wait for lost members, are forgotten.
 
         If KV memory is too small, no epoch begins, and `complaint` says why.
 
@@ -646,6 +672,7 @@ class Fleet:
 
     def _give_up(self) -> None:
         """End an epoch whose members have made no progress for BARRIER_SECONDS, and try again after a delay.
+        The epoch's end is reported to the engine as a loss, with the progress of the members.
 
         Members that have not finished their own part are removed. If all have finished and wait for something
         else, no member is removed.
@@ -666,7 +693,8 @@ class Fleet:
         self._retry_later()
 
     def _begin_anew(self, stages: Stages, reason: str) -> None:
-        """Replace the present epoch by one with these stages; requests continue from their token logs.
+        """Replace the present epoch by one with these stages; requests continue from their token logs. If
+        these are the planned stages, a waiting `rebalance` returns.
 
         stages: the layer ranges of the new epoch, with the worker of each.
         reason: why the epoch is replaced, in words, for the log of the members.
@@ -679,7 +707,8 @@ class Fleet:
 
     def _announce_if_ready(self) -> None:
         """Announce the ring once all members are ready, and reset the record of failures; do nothing while a
-        member is not ready.
+        member is not ready. The timeout of the barrier is stopped, and the delay between attempts starts
+        anew.
         """
         if ring := self._epoch.ring:
             self._stop_watching()
@@ -697,7 +726,8 @@ class Fleet:
         self._changed()
 
     def _break(self, reason: str, culprit: str | None, is_planned: bool = False) -> None:
-        """End the epoch: tell all its members but the culprit to disband, and tell the engine the reason.
+        """End the epoch: tell all its members but the culprit to disband, and tell the engine the reason. A
+        planned change is dropped, the barrier's timeout is stopped, and the master is told of the change.
 
         reason: why the epoch ends, in words.
         culprit: the name of the member that failed or is lost, which is not notified; None if no single
@@ -714,7 +744,7 @@ class Fleet:
 
     def _drop_planned_stages(self, reason: str) -> None:
         """Forget the stages of the planned change, if there is one, and end a `rebalance` that waits for
-        them.
+        them. A migration that has begun is not used.
 
         reason: why the change is given up, in words: `rebalance` raises it. An empty reason means that the
             change happens now, so `rebalance` returns without an error.

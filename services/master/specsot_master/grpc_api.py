@@ -59,7 +59,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
         """Serve requests.
 
         requests: the entry point of requests.
-        info: returns the present state of the rings.
+        info: returns the present state of the rings; it is called once here, for the longest context of the
+            models.
         write_seconds: seconds for which one event may wait for a client that does not read.
         rebalance: splits the layers anew, or None if there is no ring here.
         tokens: the valid client tokens, or None if clients need none; the holder of a token owns the requests
@@ -73,7 +74,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
         self._positions = max((model.max_positions for model in info().models), default=MAX_TOKENS + 1)
 
     async def Generate(self, request: master_pb2.GenerateRequest, context: Context) -> None:
-        """Stream the events of a request.
+        """Stream the events of a request. An event that waits longer than `write_seconds` for the client ends
+        the call.
 
         Return once the last event was written; the call then ends.
 
@@ -103,7 +105,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         request: the id of the request.
         context: the gRPC call, whose token identifies the owner.
 
-        Raises InvalidRequest if the id is missing.
+        Raises InvalidRequest if the id is missing, and what `_owner` raises for a wrong token.
         """
         if not request.request_id:
             raise InvalidRequest("request_id must be given", field="request_id")
@@ -129,7 +131,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
         request: an empty message.
         context: the gRPC call, whose token identifies the owner.
 
-        Raises Forbidden, Unavailable without a ring, and Refused if KV memory is too small.
+        Raises Forbidden for a token that is no administrator's, Unavailable without a ring or if it breaks
+        meanwhile, and Refused if KV memory is too small.
         """
         if self._tokens:
             self._tokens.check_admin(authorization_of(context.invocation_metadata()))
@@ -142,12 +145,14 @@ class MasterService(master_pb2_grpc.MasterServicer):
     ) -> AsyncGenerator[Numbered, None]:
         """Return the events of a new request, or the rest of a resumed one. `resume_from` of the message
         decides which; the events end with Finished, and closing them cancels a request that is not resumable.
+        The owner of the token, or else the client's host, is the client in the queue.
 
         request: what the client asks for, or which request it resumes. When a request is resumed, it may
             leave out the prompt; then None is passed on in place of what it asks for.
         context: the gRPC call, with the client's address, token and deadline.
 
-        Raises InvalidRequest for a request that cannot be decoded.
+        Raises InvalidRequest for a request that cannot be decoded, for an id that is too long or not
+        printable, and for a form of an internal kind; and what `_owner` raises.
         """
         id = checked_id(request.request_id)
         owner = self._owner(context)
@@ -169,7 +174,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
 
 
 def checked_id(request_id: str) -> str | None:
-    """Return a caller's own request id, or None for an empty one.
+    """Return a caller's own request id, or None for an empty one. An id may have at most MAX_ID_CHARACTERS
+    characters.
 
     request_id: the id as it was received.
 
@@ -206,7 +212,8 @@ class Downlink:
         self.busy = self.closed = False
 
     async def send(self, message: Any) -> None:
-        """Queue a message to the member.
+        """Queue a message to the member. A Configuration sets `busy`. Nothing is awaited: the queue is sent
+        in the background.
 
         message: a message of the master to a member, such as Configuration, or an order to stage 0.
 
@@ -258,7 +265,8 @@ class _MemberReceiver:
 
     def take(self, request: fleet_pb2.JoinRequest) -> None:
         """Handle one message, and pass it to the fleet unless it is a heartbeat. Messages that arrive after
-        the master has closed the link are ignored.
+        the master has closed the link are ignored. Every message restarts the silence timer. Ready and Broken
+        end the time in which the member may be busy.
 
         request: the message as the member has sent it, decoded from protobuf.
 
@@ -279,6 +287,7 @@ class _MemberReceiver:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Count one way less; mark the link as lost if it was the last one, or if a message did not decode.
+        The exception is raised further.
 
         kind: the class of the exception that ended the way, or None.
         error: the exception itself, or None; a WireError names the message that did not decode.
@@ -320,10 +329,12 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self, request: fleet_pb2.ListLendersRequest, context: Context
     ) -> fleet_pb2.ListLendersResponse:
         """Return the addresses of the workers that lend the model's files to others, with the model's
-        fingerprint; no addresses if none lends.
+        fingerprint; no addresses if none lends. The fingerprint is "" then.
 
         request: the name of the member that asks.
         context: the gRPC call, whose certificate must be that of a worker or drafter of this name.
+
+        Raises what `check_role` raises for a certificate of another name or role.
         """
         check_role(names_of(context), request.name, "worker", "drafter")
         lenders = list(self._lenders.values())
@@ -333,13 +344,16 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
 
     async def Join(self, request_iterator: JoinRequests, context: Context) -> None:
         """Admit a member, and exchange messages with it until either side ends the stream. The first message
-        of the member must be its registration.
+        of the member must be its registration. A refusal is noted for the master's status, and forgotten when
+        the member joins. When the stream ends, the fleet is told of the loss, unless the master has closed
+        the link.
 
         request_iterator: the messages of the member.
         context: the gRPC call.
 
         Raises Refused if the member does not belong to this fleet, Unavailable while the master shuts down,
-        and WireError.
+        WireError if the first message is no registration or a message does not decode, and what `check_role`
+        raises for a wrong certificate.
         """
         registration = await _first_message(request_iterator)
         if self._closing:
@@ -368,7 +382,9 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
                 self._members.on_disconnect(registration.name, reason, downlink)
 
     async def close(self) -> None:
-        """Tell every member that the master leaves, and close all links. Later members are refused."""
+        """Tell every member that the master leaves, and close all links. Later members are refused. A member
+        whose queue is full or whose link is lost is passed over.
+        """
         self._closing = True
         for downlink in list(self._downlinks):
             with suppress(Unavailable):
@@ -378,7 +394,8 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             await self._nearby.close()
 
     async def _joined(self, receiver: _MemberReceiver, context: Context) -> fleet_pb2.JoinResponse:
-        """Return the first response to a member, with a unix socket if the member runs on this machine.
+        """Return the first response to a member, with a unix socket if the member runs on this machine. The
+        socket's path is left out if no socket can be offered now.
 
         receiver: receives the messages of the unix socket.
         context: the gRPC call, which has the member's address.
@@ -400,7 +417,8 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         context: Context,
     ) -> None:
         """Send and receive until either direction ends. The member counts as lost if it is silent for longer
-        than the heartbeat allows.
+        than the heartbeat allows. A member that gets ready for an epoch, or that has a GPU and may compile,
+        is allowed more silence. Heartbeats are sent while nothing else is.
 
         registration: what the member reported about itself.
         requests: the further messages of the member.
@@ -442,7 +460,7 @@ async def _receive(receiver: _MemberReceiver, requests: JoinRequests) -> None:
 
 
 async def _first_message(requests: JoinRequests) -> Registration:
-    """Return the registration with which a stream begins.
+    """Return the registration with which a stream begins. Nothing after it is read.
 
     requests: the messages of the member.
 
@@ -467,7 +485,8 @@ async def open_master_port(
     address: str, master: MasterService, fleet: FleetService | None, terms: Terms = _TERMS
 ) -> GrpcServer:
     """Open the port for clients, and return its server. Its health service reports `specsot.v1.Master` as set
-    by the caller.
+    by the caller. The health of the service for members, if it is on this port, is reported as healthy at
+    once.
 
     address: host:port, or the path of a unix socket.
     master: the service for clients.

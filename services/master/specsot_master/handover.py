@@ -65,7 +65,8 @@ class KvHandover:
         self, epoch: Epoch, next_stages: Stages, final_rows: Callable[[], Mapping[int, int]]
     ) -> bool:
         """Start or continue the migration to the next stages. Return True if the next epoch may begin now;
-        False if rows are still being migrated.
+        False if rows are still being migrated. It is to be called again after every confirmation and when a
+        round's time is over; a round that took longer than ROUND_SECONDS discards all rows.
 
         If the members have changed since the last call, the migration starts anew. If rows cannot be
         migrated, or were not in time, the result is True, and the next epoch computes them again.
@@ -97,7 +98,8 @@ class KvHandover:
         return not self._go_on(epoch, next_stages, _within(MAX_MIGRATED_BYTES, members, live))
 
     def record_confirmation(self, name: str, number: int, closed_sequences: Sequence[int]) -> None:
-        """Note that a taker has received all rows of an order. Confirmations of older orders are ignored.
+        """Note that a taker has received all rows of an order. Confirmations of older orders are ignored. The
+        rows of closed sequences are not counted as migrated, and no more of them are sent.
 
         name: the taker's name.
         number: the number of the order, as `HandOver` carries it.
@@ -112,6 +114,7 @@ class KvHandover:
 
     def finish_migration(self, epoch: int) -> None:
         """Note that an epoch has started with the migrated rows, and that no change is under way any more.
+        `migrated_rows` then returns its rows; without migrated rows it is empty.
 
         epoch: the number of the epoch that has started.
         """
@@ -131,7 +134,8 @@ class KvHandover:
 
     def _go_on(self, epoch: Epoch, next_stages: Stages, final_rows: Mapping[int, int]) -> bool:
         """Begin a further round and return True; or return False if at most MAX_RECOMPUTED_ROWS rows remain,
-        or MAX_ROUNDS have been made.
+        or MAX_ROUNDS have been made. Every giver and taker is sent the order with the first and last row of
+        each sequence; if it is not confirmed in ROUND_SECONDS, `on_timeout` is called.
 
         epoch: the running epoch, whose stages give their rows.
         next_stages: the stages of the next epoch, which take the rows.
@@ -169,7 +173,8 @@ def head_of(members: Sequence[Registration]) -> Head | None:
 
 
 def handover_obstacle(members: Sequence[Registration], epoch: Epoch, next_stages: Stages) -> str | None:
-    """Return in words why rows cannot be migrated to these stages, or None if they can be.
+    """Return in words why rows cannot be migrated to these stages, or None if they can be. The first obstacle
+    that is found is returned.
 
     The obstacles are a draft head that the running epoch does not know, stages that cannot hand over KV, and
     stages that store KV in different data types.
@@ -192,9 +197,7 @@ def handover_obstacle(members: Sequence[Registration], epoch: Epoch, next_stages
 def _within(max_bytes: int, members: Sequence[Registration], final_rows: Mapping[int, int]) -> dict[int, int]:
     """Return the longest sequences whose KV takes at most `max_bytes` bytes together, with their numbers of
     rows. A sequence that does not fit into the remaining bytes is left out, and shorter ones may still be
-    chosen:
-
-    The result is empty if no sequence fits.
+    chosen. The result is empty if no sequence fits.
 
         # room for 1000 tokens, final rows {1: 700, 2: 500, 3: 200} -> {1: 700, 3: 200}
 

@@ -76,7 +76,9 @@ _NAMES: dict[type[Record], str] = {
 
 
 def encode_record(record: Record) -> str:
-    """Return a record as JSON text: an array of its kind and its fields in order, such as ["again",3].
+    """Return a record as JSON text: an array of its kind and its fields in order, such as ["again",3]. The
+    flag `plans` of an AdmittedRecord is written only if it is False, and outcomes are written without their
+    sequence ids and nodes.
 
     record: what happened to a request.
     """
@@ -89,11 +91,11 @@ def encode_record(record: Record) -> str:
 
 
 def decode_record(encoded: str) -> Record:
-    """Return the record of what `encode_record` returned.
+    """Return the record of what `encode_record` returned. Sequence ids of outcomes are 0.
 
     encoded: the JSON text of a record.
 
-    Raises ValueError or TypeError for anything else.
+    Raises ValueError for anything else, and TypeError for an outcome with too few or too many fields.
     """
     match json.loads(encoded):
         case ["begun", float(at), int(found)]:
@@ -116,7 +118,7 @@ def decode_record(encoded: str) -> Record:
 
 def _encode_outcome(ordinal: int, outcome: Outcome) -> list[Any]:
     """Return the fields of an outcome that are needed to replay it, as a JSON array: no accepted nodes, no
-    sequence id.
+    sequence id. The logprobs of the prompt are left out if there are none.
 
     ordinal: 0 for the skeleton or the answer, else the id of the point that the sequence writes.
     outcome: what a step did for the sequence.
@@ -143,6 +145,8 @@ def _decode_outcome(
     end: why the sequence ended, or None.
     chances: the logprobs of the tokens, as JSON arrays.
     prompt_chances: the logprobs of the prompt, as JSON arrays; empty if there are none.
+
+    Raises ValueError for an unknown end.
     """
     decoded = Outcome(0, draft_round, (), tuple(tokens), End(end) if end else None, _decode_chances(chances))
     return ordinal, replace(
@@ -177,7 +181,8 @@ class JournalFile:
     """The journal's SQLite file in one directory, which only one master can open at a time."""
 
     def __init__(self, directory: Path, model_fingerprint: str) -> None:
-        """Open or create the file.
+        """Open or create the file. A file of another format is emptied, too. Only its owner can read the
+        file.
 
         directory: the directory of the file, which is created if it is missing.
         model_fingerprint: the fingerprint of the model; the contents for another model are deleted.
@@ -197,8 +202,8 @@ class JournalFile:
             ) from None
 
     def read(self) -> tuple[JournaledRequest, ...]:
-        """Return all requests with their records, in the order of arrival; empty for a new file. Unreadable
-        requests are left out.
+        """Return all requests with their records, in the order of arrival; empty for a new file. A record
+        that cannot be read is replaced by one that fails its request.
 
         Unreadable requests are left out.
         """
@@ -213,7 +218,7 @@ class JournalFile:
 
     def write(self, changes: Iterable[Change]) -> None:
         """Write changes in one transaction; either all of them are written or none. A change that cannot be
-        encoded is replaced by the deletion of its request.
+        encoded is replaced by the deletion of its request. Other changes of the batch are still written.
 
         changes: pairs of a request's id and what happened to it, in order.
 
@@ -233,10 +238,12 @@ class JournalFile:
         self._data.close()
 
     def remove(self) -> None:
-        """Close and delete the file.
+        """Close and delete the file. Files that do not exist are ignored.
 
         A journal to which nothing is written any more must not stay: a restarted master would resume its
         requests at a position that clients have long passed.
+
+        Raises OSError if a file cannot be deleted, and sqlite3.Error if it cannot be closed.
         """
         self.close()
         for suffix in ("", "-wal", "-shm"):
@@ -246,6 +253,8 @@ class JournalFile:
         """Lock the file exclusively, and empty it unless it was written for this format and model.
 
         contents_mark: the format's version and the model's fingerprint.
+
+        Raises sqlite3.Error if another process has the file open, or if it is no database.
         """
         run = self._data.execute
         run("PRAGMA locking_mode=EXCLUSIVE")
@@ -274,6 +283,7 @@ class JournalFile:
 
     def _try(self, change: Change) -> None:
         """Write one change. If it cannot be encoded, its request is deleted and will not survive a restart.
+        The loss is logged.
 
         change: a request's id and what happened to it.
 
@@ -288,9 +298,12 @@ class JournalFile:
             self._forget(change[0])
 
     def _write(self, change: Change) -> None:
-        """Insert a request or a record, or delete a request.
+        """Insert a request or a record, or delete a request. A new request replaces one with the same id and
+        its records.
 
         change: a request's id and what happened to it.
+
+        Raises sqlite3.Error and OSError, and other exceptions for a change that cannot be encoded.
         """
         run = self._data.execute
         match change:
@@ -382,7 +395,9 @@ class Journal:
         self._lost = False
 
     async def secure(self) -> None:
-        """Wait until everything that was put so far has been written, or the journal has been given up."""
+        """Wait until everything that was put so far has been written, or the journal has been given up.
+        Return at once if nothing waits. Cancelling the call does not stop the writing.
+        """
         batch = self._landing or self._flying
         if batch is not None:
             await asyncio.shield(batch)
@@ -396,7 +411,8 @@ class Journal:
             self._store.close()
 
     def put(self, request_id: str, change: JournaledRequest | Record | None) -> None:
-        """Add a change to the next batch. Nothing happens if the journal has been given up.
+        """Add a change to the next batch. Nothing happens if the journal has been given up. The change is
+        written in the background; an event loop must run.
 
         request_id: the request's id.
         change: a new request, a further record of the request, or None to delete the request.
@@ -409,7 +425,9 @@ class Journal:
         self._writing = self._writing or start(self._write())
 
     async def _write(self) -> None:
-        """Write the collected changes in batches until none is left. A failed write deletes the journal."""
+        """Write the collected changes in batches until none is left. A failed write deletes the journal.
+        Waiting calls of `secure` return after each batch, also after a failed one.
+        """
         loop = asyncio.get_running_loop()
         while self._landing is not None:
             batch = self._waiting
@@ -425,6 +443,7 @@ class Journal:
 
     def _give_up(self, error: Exception) -> None:
         """Delete the journal after a failed write; the master continues without it, and later changes are
+        ignored. The changes that wait are dropped, and the loss is logged. Errors of the deletion are
         ignored.
 
         error: what the write has raised.
@@ -463,7 +482,8 @@ class RequestJournal:
         self._wall = wall_clock
 
     def record_arrival(self, request: RequestState, now: float) -> None:
-        """Record a new request, if it is resumable and there is a journal.
+        """Record a new request, if it is resumable and there is a journal. A request that is not resumable is
+        ignored. The arrival is recorded in wall-clock time, with a fingerprint of the request's wording.
 
         request: the request, with its prompts made.
         now: the present time, in seconds of the engine's clock.

@@ -114,7 +114,8 @@ class RequestCounter:
         self, ask: Ask | None, caller: Caller = ANONYMOUS, offset: int | None = None, join_text: bool = False
     ) -> AsyncGenerator[Numbered, None]:
         """Yield the events of a new request, or the rest of a resumable one. Closing the generator cancels
-        the request, unless the request is resumable.
+        the request, unless the request is resumable. Events come with their numbers, from 0 or from `offset`
+        on; the last one is Finished. Observers see each event, joined or not, before the client gets it.
 
         ask: what the client asks for. When a request is resumed, either None or the same as before; a resumed
             request is not observed again.
@@ -152,7 +153,8 @@ class RequestCounter:
 
     async def drain(self, grace_seconds: float) -> bool:
         """Refuse new requests from now on, and wait for the running ones. Return True if all of them ended in
-        time, at once if none runs; return False, and leave them running, if some did not.
+        time, at once if none runs; return False, and leave them running, if some did not. Requests that a
+        client resumes are still accepted.
 
         grace_seconds: the longest time to wait, in seconds.
         """
@@ -181,7 +183,7 @@ class RequestCounter:
     @contextmanager
     def _watched(self, ask: Ask | None) -> Generator[list[RequestObserver]]:
         """Create the observers of a new request, and end them after this block. Yield the observers in the
-        order of `watch`.
+        order of `watch`. The observers' `on_end` is called also if the block raises.
 
         ask: what the client asks for; None for a resumed request, which has no observers.
         """
@@ -226,7 +228,8 @@ class Master:
 
     def info(self) -> Info:
         """Return the present state of all rings and members. While a ring waits for members, the state's
-        `waiting_for` also says why members were refused; once all rings are complete, it is empty.
+        `waiting_for` also says why members were refused; once all rings are complete, it is empty. The model
+        is a member of the state, too.
         """
         total = total_info([one.info() for one in self.replicas])
         members = tuple(member for one in self.replicas for member in self._members_of(one))
@@ -240,7 +243,8 @@ class Master:
     async def rebalance(self) -> Rebalanced:
         """Split the layers of every formed ring anew over its workers, and return when all of them run again.
         The result covers all rings: changed if one of them has changed, the largest epoch number, and the
-        rings' plans in words.
+        rings' plans in words. Rings that are not formed are left out; if none is formed, the first one raises
+        Unavailable.
 
         Raises the errors of `Fleet.rebalance`: Unavailable without a ring or if it breaks meanwhile, and
         Refused if KV memory is too small.
@@ -251,7 +255,7 @@ class Master:
         return Rebalanced(any(one.changed for one in done), max(one.epoch for one in done), plans)
 
     async def complete(self, with_drafter: bool = False) -> None:
-        """Return once all rings are complete.
+        """Return once all rings are complete. The rings are waited for one after the other.
 
         Return at once if all are complete already; otherwise wait without a time limit.
 
@@ -275,7 +279,8 @@ class Master:
             one.engine.handle(MasterLeaving(reason))
 
     def _members_of(self, replica: Replica) -> Iterable[MemberInfo]:
-        """Yield the members of a ring for status pages; with the ring's number, if there are several rings.
+        """Yield the members of a ring for status pages; with the ring's number, if there are several rings. A
+        master with a single ring leaves the number out.
 
         replica: one of the master's rings.
         """
@@ -293,6 +298,7 @@ def assemble(
     forecast_directory: Path | None = None,
 ) -> Master:
     """Read the model's tokenizer and config (no weights), and create a master with its engines and fleets.
+    With several rings, idle workers and stranded requests are moved between the rings after every change.
 
     The returned master's `leader` and `members` are the engine and the fleet of a single ring, or routers
     over several rings.
@@ -305,7 +311,8 @@ def assemble(
     forecast_directory: the directory with the measured costs for forecasts, one file per model; None to save
         none.
 
-    Raises ModelError, and InvalidRequest for options that do not suit the model.
+    Raises ModelError if the model's files cannot be used, and InvalidRequest if workers or stages do not suit
+    its number of layers.
     """
     width = read_config(base).vocab
     text = Text(base, width)
@@ -347,7 +354,8 @@ def assemble(
 
 
 def _check(ring: RingOptions, model: ModelInfo) -> None:
-    """Raise InvalidRequest if the numbers of workers, stages and layers do not fit together.
+    """Raise InvalidRequest if the numbers of workers, stages and layers do not fit together. There must be at
+    least one worker, at most one per layer, and `max_stages` must not be below the workers.
 
     ring: the options of the rings.
     model: what is known of the model; only its number of layers is used.
@@ -359,7 +367,8 @@ def _check(ring: RingOptions, model: ModelInfo) -> None:
 
 
 def _describe(base: Path, ring: RingOptions, plan_style: str, has_template: bool) -> ModelInfo:
-    """Return what clients learn of the model; log a warning if the model has no chat template.
+    """Return what clients learn of the model; log a warning if the model has no chat template. The public
+    name is the option's, else that of the model's directory.
 
     base: the model's directory.
     ring: the options of the rings, which may give the model a public name.
@@ -386,6 +395,8 @@ def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineCon
     base: the model's directory.
     ring: the options of the rings; its part `conduct` says how requests are treated.
     model: what clients learn of the model; only its public name is used.
+
+    Raises ModelError if the model's files cannot be read.
     """
     config = read_config(base)
     folder = folder_of_model(base)
@@ -396,7 +407,8 @@ def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineCon
 
 
 def _ring_config(ring: RingOptions, model: ModelInfo) -> RingConfig:
-    """Return the fleet's options, completed by what is known of the model.
+    """Return the fleet's options, completed by what is known of the model. The first ring waits
+    DRAFTER_GRACE_SECONDS for a drafter, or not at all if the options want none.
 
     ring: the options of the rings.
     model: what clients learn of the model; its fingerprint and number of layers are used.

@@ -195,7 +195,8 @@ class MemberTable:
 
     async def _deliver(self, name: str, message: MemberMessage) -> None:
         """Send a message over the member's link. If the link fails, report the member as lost, unless another
-        process has taken its name meanwhile. An unknown name is ignored.
+        process has taken its name meanwhile. An unknown name is ignored. Only a SpecsotError counts as a
+        failed link here; other errors are raised.
 
         name: the receiver's name.
         message: the message, not encoded yet.
@@ -236,7 +237,8 @@ class RefusedMembers:
 
     def note(self, registration: Registration, refusal: Refused) -> None:
         """Remember a refusal, and log it if the same refusal is not listed yet. If MAX_REFUSED_MEMBERS
-        members are listed already, a further one is neither remembered nor logged.
+        members are listed already, a further one is neither remembered nor logged. A listed refusal of the
+        same member is renewed, so that it stays listed.
 
         registration: what the refused member reported about itself.
         refusal: the error that it received.
@@ -263,7 +265,7 @@ class RefusedMembers:
 
     def lines(self) -> tuple[str, ...]:
         """Return one line in words per member that was refused within the last ASKS_AGAIN_SECONDS; empty if
-        there is none. Older refusals are forgotten.
+        there is none. Older refusals are forgotten. Lines come in the order of the first refusals.
         """
         since = self._clock() - ASKS_AGAIN_SECONDS
         self._asked = {address: one for address, one in self._asked.items() if one[0] > since}
@@ -325,7 +327,7 @@ class DrafterGrace(RejoinGrace):
     def waits(self, members: Iterable[Registration]) -> bool:
         """Return True if no drafter has joined yet and time is left; False once a drafter has joined or the
         time has run out. The first call starts the timer, unless a drafter is present or the time is 0; a
-        drafter that joins stops it.
+        drafter that joins stops it. The timer is started once only.
 
         members: the registrations of all members.
         """

@@ -48,7 +48,9 @@ class Prompts:
     """
 
     def __init__(self, directory: str | Path, text: Text, style: PlanStyle = "auto") -> None:
-        """Read the model's own prompt parts, if its directory has any.
+        """Read the model's own prompt parts, if its directory has any. The model plans in lists if its style
+        is "list", or if it is "auto" and it has no fork tags. The router's threshold is read only if both
+        sides of its score have words of a single token.
 
         directory: the model's directory, or a GGUF file in it.
         text: the model's tokenizer and chat template.
@@ -101,7 +103,7 @@ class Prompts:
 
     def thinking(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the token ids of the prompt of a direct answer, with a thinking block opened if the model
-        can think; else the prompt that `chat` returns.
+        can think; else the prompt that `chat` returns. Control tokens in the messages become ordinary text.
 
         messages: the conversation, oldest turn first.
 
@@ -115,7 +117,7 @@ class Prompts:
     def score(self, messages: Sequence[Message]) -> ScorePrompt:
         """Return the prompt by which the router lets the model decide whether to plan. It ends in the first
         words of an answer, and names the tokens whose probabilities count for each side. A model without a
-        threshold gets the threshold 0.
+        threshold gets the threshold 0. The beginning that the prompt ends with is BEGUN.
 
         messages: the conversation, oldest turn first.
 
@@ -152,7 +154,8 @@ class Prompts:
         messages: the conversation, oldest turn first.
         rules: the maximum number of points, and what else limits the plan.
 
-        Raises TemplateRefused if the template does not take this conversation.
+        Raises TemplateRefused if the template does not take this conversation, and ModelError if it does not
+        append turns, for a model with parts of its own.
         """
         if self._marker_parts:
             return PartsConversation(self._text, fill_skeleton(self._marker_parts, rules), messages)
@@ -183,7 +186,8 @@ class ListConversation:
         self, text: Text, messages: Sequence[Message], rules: PlanRules, wording: Wording | None = None
     ) -> None:
         """Render the planning turn and a sample branch, and find the prefix that both share. If the template
-        refuses a branch in the form of the wording, the default form is used.
+        refuses a branch in the form of the wording, the default form is used. At least the last token of the
+        skeleton's prompt is not part of the prefix, so that something is left to compute.
 
         text: the model's tokenizer and chat template.
         messages: the conversation, oldest turn first, at least one.
@@ -231,7 +235,8 @@ class ListConversation:
         length: int,
         introduction: str = "",
     ) -> PromptTurn:
-        """Return the prompt of a point's branch, or of the closing for a point without a title.
+        """Return the prompt of a point's branch, or of the closing for a point without a title. In the form
+        "article" the answer begins with the introduction and the point's heading, as part of the prompt.
 
         point: the point that the branch writes.
         points: all points of the plan, which the prompt lists.
@@ -261,7 +266,8 @@ class ListConversation:
         return turn_from(self.prefix, self._tokens(self._render(words)), len(self._shared_tokens))
 
     def _ask_for_plan(self, rules: PlanRules) -> str:
-        """Return the words that follow the question and ask for the plan, in the question's language.
+        """Return the words that follow the question and ask for the plan, in the question's language. A
+        question that compares things is asked for with words of its own.
 
         rules: the maximum number of points; if the question itself asks for this number, exactly so many are
             asked for.
@@ -287,10 +293,13 @@ class ListConversation:
         return (write_list(points), words) if self._form == "turns" else (words,)
 
     def _render_branch(self, *words: str) -> str:
-        """Return the rendered prompt of a branch.
+        """Return the rendered prompt of a branch. In the form "turns" the list is the assistant's answer, and
+        the question follows as a user turn.
 
         words: what `_branch_words` returns: two texts in the form "turns", else one. While slots are searched
             for, placeholders of the same number.
+
+        Raises TemplateRefused if the template does not take these turns.
         """
         if self._form == "turns":
             written, asked = words
@@ -339,7 +348,8 @@ def ask_after(
     messages: tuple[Message, ...], words: str, as_paragraph: bool = False, in_last_turn: bool = True
 ) -> tuple[Message, ...]:
     """Return the conversation with these words after its last turn. They go into the last turn if it is the
-    user's or if `in_last_turn` is set; else they become a user turn of their own.
+    user's or if `in_last_turn` is set; else they become a user turn of their own. The conversation itself is
+    not changed.
 
     messages: the conversation, oldest turn first, at least one.
     words: what the master asks for, such as a plan.
@@ -354,7 +364,8 @@ def ask_after(
 
 def render_asked(text: Text, messages: tuple[Message, ...], words: str, as_paragraph: bool = False) -> str:
     """Return the rendered conversation with these words after its last turn: in the last turn if it is the
-    user's, else in a turn of their own, unless the template refuses that.
+    user's, else in a turn of their own, unless the template refuses that. A refused conversation that ends
+    with the user's turn is not tried again.
 
     text: the model's tokenizer and chat template.
     messages: the conversation, oldest turn first, at least one.
@@ -382,7 +393,8 @@ def read_threshold(directory: Path) -> float | None:
 
     directory: the model's directory.
 
-    Raises ModelError for a file that cannot be read.
+    Raises ModelError for a file that is not readable JSON, that has no "threshold", or whose threshold is no
+    number.
     """
     path = directory / ROUTER_FILE
     if not path.is_file():
@@ -426,7 +438,8 @@ class PromptParts:
 
 
 def fill_skeleton(parts: PromptParts, rules: PlanRules) -> PromptParts:
-    """Return the parts with {points} and {tools} of the planning turn filled in.
+    """Return the parts with {points} and {tools} of the planning turn filled in. Other placeholders stay as
+    they are. The argument is not changed.
 
     parts: the templates of the model's prompts.
     rules: the maximum number of points of this request, and its tools; "None" is added to the tools.
@@ -458,11 +471,12 @@ def read_parts(directory: Path) -> PromptParts | None:
 
 def _parts_of(decoded: dict[str, Any]) -> PromptParts:
     """Return the prompt parts that a decoded file holds; unknown names are ignored. A file with nothing but a
-    wording leaves the plan style open ("auto").
+    wording leaves the plan style open ("auto"). Names that are missing keep their defaults.
 
     decoded: the JSON object of the file.
 
-    Raises ValueError for a wrong plan style or missing templates, and TypeError.
+    Raises ValueError if the plan style is none of list, markers and tags, or if markers lack skeleton_turn or
+    branch_turn, and TypeError.
     """
     known = {field.name: decoded[field.name] for field in fields(PromptParts) if field.name in decoded}
     if "wording" in known:
@@ -489,7 +503,8 @@ class PartsConversation:
     instructions: tuple[str, ...] | None = None
 
     def __init__(self, text: Text, parts: PromptParts, messages: Sequence[Message]) -> None:
-        """Render the conversation, and find the place of a further user turn in it.
+        """Render the conversation, and find the place of a further user turn in it. The model's system prompt
+        precedes the caller's. The direct answer's prompt leaves it out.
 
         text: the model's tokenizer and chat template.
         parts: the templates of the model's prompts, with {points} and {tools} filled in.
@@ -541,6 +556,7 @@ class PartsConversation:
 
     def _turn(self, words: str) -> PromptTurn:
         """Return a prompt of prefix, user turn and head of the answer, each of which is tokenized separately.
+        The answer's beginning, if the parts name one, is part of the prompt.
 
         words: the text of the user turn.
 
@@ -561,7 +577,8 @@ class PartsConversation:
         return self._text.render((*self._messages, Message("user", words)), for_answer=False)
 
     def _answer(self, words: str) -> str:
-        """Return the text that the template adds to a user turn to begin the answer; "" if it adds none.
+        """Return the text that the template adds to a user turn to begin the answer; "" if it adds none. The
+        answer prefix of the parts is not included.
 
         words: the text of a sample user turn.
 
@@ -586,7 +603,8 @@ def _fill_branch(
     parents: Sequence[tuple[Point, str]],
     length: int,
 ) -> str:
-    """Return the text of the user turn that asks for one point.
+    """Return the text of the user turn that asks for one point. The quoted texts follow the plan, in the
+    place of {plan}.
 
     parts: the templates of the model's prompts.
     point: the point that the branch writes.
@@ -603,7 +621,8 @@ def _fill_branch(
 
 def _with_system(system_prompt: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """Return the conversation with the model's system prompt before the caller's, in a single system turn. A
-    conversation without a system turn gets one.
+    conversation without a system turn gets one. Of a joined turn, the model's prompt comes first, and a blank
+    line separates both.
 
     system_prompt: the model's system prompt; "" returns the conversation unchanged.
     messages: the caller's conversation, at least one turn.

@@ -48,7 +48,8 @@ class PrefixAffinity:
 
     def note(self, ask: Ask, replica_number: int) -> None:
         """Remember that a ring serves this request, for all beginnings of the request's prompt. The least
-        recently used blocks are forgotten if there are more than MAX_KNOWN_BLOCKS.
+        recently used blocks are forgotten if there are more than MAX_KNOWN_BLOCKS. A beginning that another
+        ring had served is now this ring's.
 
         ask: what the client asks for.
         replica_number: the number of the ring.
@@ -71,12 +72,12 @@ class PrefixAffinity:
 
 def block_hashes(ask: Ask) -> Iterator[bytes]:
     """Yield the hashes of ever longer beginnings of a prompt, in steps of BLOCK_CHARACTERS, at most
-    MAX_PROMPT_BLOCKS. Nothing is yielded for a prompt shorter than a block.
+    MAX_PROMPT_BLOCKS. Nothing is yielded for a prompt shorter than a block. Token ids are written as decimal
+    numbers with commas. The prompt counts if there is one, else the messages, else the tokens.
 
         # mode and prompt of 600 characters -> hashes of characters 0..255, 0..511; the last 88 are left out
 
-    A prompt shorter than a block has no hash. The mode is a part of the text, since modes have different
-    prompts.
+    The mode is a part of the text, since modes have different prompts.
 
     ask: the request, with a prompt, messages or token ids.
     """
@@ -116,7 +117,8 @@ def least_loaded(loads: Mapping[int, ReplicaLoad], familiar_number: int | None =
 
 
 def total_info(replica_infos: Sequence[ReplicaInfo]) -> Info:
-    """Return the state of all rings together; the master is ready as soon as one ring is.
+    """Return the state of all rings together; the master is ready as soon as one ring is. With several rings,
+    `pages` is None while no ring is complete, and the model's and members' fields are left empty.
 
     The state of a single ring is returned as it is. Otherwise counts are summed, and each ring's own state is
     listed in `replicas`.
@@ -179,7 +181,8 @@ def _total_steps(step_infos: Sequence[StepsInfo]) -> StepsInfo:
 
 
 def _total_requests(request_infos: Sequence[RequestsInfo]) -> RequestsInfo:
-    """Return the request counts of all rings together: sums, but for `kept`, which all rings share.
+    """Return the request counts of all rings together: sums, but for `kept`, which all rings share. Reasons
+    of ended requests are added up, and sorted.
 
     request_infos: the counts of each ring, at least one.
     """
@@ -220,7 +223,7 @@ class Replica:
 
     def info(self) -> ReplicaInfo:
         """Return the present state of this ring for status pages; `pages` of the result is None while the
-        ring is not complete.
+        ring is not complete. `waiting_for` is empty once the ring is complete.
         """
         fleet = self.fleet
         engine = self.engine
@@ -263,7 +266,8 @@ class RequestRouter:
         """Open a request in the ring that knows it already, else in the least loaded ring. If that ring is
         too small for the request, the larger rings are tried.
 
-        ask: what the client asks for; None if a known request is resumed.
+        ask: what the client asks for. None, or a call with `offset`, resumes a known request in its ring; if
+            no ring has it, the first ring refuses the call.
         caller: who asks: the request id that the client chose, its name for fairness, its time limit, and the
             owner.
         offset: number of the first event to yield of the caller's known request; None for a new request.
@@ -299,7 +303,8 @@ class RequestRouter:
 
     async def revive(self, journaled_requests: Iterable[JournaledRequest]) -> None:
         """Restore the requests of the journal, dealt out evenly over the rings. If a ring is not complete,
-        `move_parked` later moves its requests to another ring.
+        `move_parked` later moves its requests to another ring. Request n goes to the ring with the number n
+        modulo the number of rings.
 
         journaled_requests: what the journal of an earlier master holds.
         """
@@ -320,7 +325,8 @@ class RequestRouter:
     @contextmanager
     def _reserved(self, request_id: str | None, ask: Ask) -> Generator[Replica]:
         """Yield the ring for a call; concurrent calls with the same request id get the same ring. An engine
-        knows a request only once it has been validated, so calls under way are remembered here.
+        knows a request only once it has been validated, so calls under way are remembered here. Without a
+        known request the least loaded ring is chosen.
 
         request_id: the id that the client chose; None if it chose none, so that nothing is remembered.
         ask: what the client asks for, by which the ring is chosen for a new request.
@@ -342,7 +348,8 @@ class RequestRouter:
     async def _open_in_larger(
         self, ask: Ask, caller: Caller, refusing_replica: Replica, refusal: TooLarge
     ) -> Subscription:
-        """Open a request in the largest complete ring that takes it, and return its events.
+        """Open a request in the largest complete ring that takes it, and return its events. Other errors than
+        TooLarge are raised at once.
 
         ask: what the client asks for.
         caller: who asks: the request id that the client chose, its name for fairness, its time limit, and the
@@ -370,7 +377,7 @@ class RequestRouter:
 
     def _move(self, source_replica: Replica, requests: Sequence[RequestState]) -> None:
         """Move those requests that another complete ring can continue. A request that no complete ring can
-        hold stays, and waits for its own ring.
+        hold stays, and waits for its own ring. Each move is logged.
 
         source_replica: the ring that has the requests now.
         requests: requests of that ring.
@@ -387,7 +394,7 @@ class RequestRouter:
 
     def _adopt_in_least_loaded(self, request: RequestState) -> Replica | None:
         """Let the least loaded complete ring that can hold the request take it over. Return this ring, or
-        None if no complete ring can hold the request.
+        None if no complete ring can hold the request. A ring that refuses the request is passed over.
 
         request: a request of another ring, without a sequence in a running ring.
         """
@@ -401,7 +408,7 @@ class RequestRouter:
     def _choose(self, ask: Ask) -> Replica:
         """Return the ring for a new request: the least loaded complete ring; among equals, one that may have
         cached the beginning of the prompt. If no ring is complete, return the first one, whose engine raises
-        what is missing.
+        what is missing. The ring is remembered as the one that may have the prompt cached.
 
         ask: what the client asks for.
         """
@@ -441,7 +448,7 @@ class MemberRouter:
 
     async def join(self, registration: Registration, downlink: Link) -> None:
         """Admit a member to one of the fleets: to its former fleet if that still knows it, else to the one
-        that needs it most.
+        that needs it most. Its GPU is chosen so that members of all fleets share the GPUs evenly.
 
         registration: what the member says of itself: kind, name, address, model fingerprint, layers.
         downlink: the master's link to this member.
@@ -469,7 +476,8 @@ class MemberRouter:
 
     def on_disconnect(self, name: str, reason: str, downlink: Link | None = None) -> None:
         """Report a lost member to its fleet, unless a newer process has joined under the member's name. An
-        unknown name is ignored.
+        unknown name is ignored. Without a link that differs, the member's fleet is forgotten before the fleet
+        handles the loss. The member's fleet is forgotten, so that the member may join another one.
 
         name: the lost member's name.
         reason: why it is lost, in words.
@@ -484,7 +492,7 @@ class MemberRouter:
 
     def lend_workers(self) -> None:
         """Move idle workers of other fleets to each fleet that can form a ring with their help; move nothing
-        if no fleet can.
+        if no fleet can. Each moved worker leaves its fleet and joins the other one by the same link.
         """
         for needy in self._fleets:
             for lender, worker in self._helping_workers(needy):
@@ -504,7 +512,7 @@ class MemberRouter:
         self._homes[registration.name] = fleet
 
     def _choose(self, registration: Registration) -> Fleet:
-        """Return the fleet for a new member.
+        """Return the fleet for a new member. Among equals the first fleet is chosen.
 
         A worker goes to a fleet that lacks a worker, first to one where it ran before; if no fleet lacks one,
         to the smallest fleet, where it stands by for all fleets. A drafter goes where the fewest drafters
@@ -523,7 +531,8 @@ class MemberRouter:
 
     def _helping_workers(self, needy_fleet: Fleet) -> list[tuple[Fleet, Registration]]:
         """Return as many idle workers of other fleets as a fleet needs to form a ring, each with the fleet
-        that has it now. Return an empty list if all of them together do not suffice.
+        that has it now. Return an empty list if all of them together do not suffice. Workers that the fleet
+        does not accept are passed over.
 
         Idle workers of running rings come first, because a broken ring may need its remaining workers itself.
 

@@ -48,8 +48,10 @@ TEND_SECONDS = 1.0
 
 
 def run() -> int:
-    """Read the options, write logs, and serve until a signal arrives. Return the process's exit status: 0
-    after a shutdown, and another number if the master could not start or failed.
+    """Read the options, write logs, and serve until SIGINT or SIGTERM arrives. Return the process's exit
+    status: 0 after a shutdown, 2 for wrong options, a model that cannot be used or any other error that
+    another start would meet again, and another number for all other errors, which are written to stderr in
+    one line. Wrong options on the command line end the process themselves.
     """
     config = read_config()
     write_logs("master", config.service.log_format, config.service.log_level)
@@ -70,13 +72,14 @@ async def serve(config: MasterConfig, stop_event: asyncio.Event) -> None:
 
 async def run_master(config: MasterConfig, observation: Observation, stop_event: asyncio.Event) -> None:
     """Restore the journal's requests, open the ports, and serve until the master is ordered to stop; then
-    shut down.
+    shut down. The journal, if there is one, is closed at the end, after the requests have ended.
 
     config: the options of the process.
     observation: the process's tracer and registry of metrics.
     stop_event: set when the process shall shut down.
 
-    Raises the errors of `serve`.
+    Raises the errors of `serve`: ModelError, InvalidRequest if the journal cannot be opened or an option is
+    wrong, and Unavailable if a port is taken; and the error of a background task that failed.
     """
     base = config.base
     journal = open_journal(config.journal, fingerprint(base)) if config.journal else None
@@ -108,7 +111,8 @@ YOUNG_OBJECTS: Final = 50_000
 
 
 def spare_collector() -> None:
-    """Make the garbage collector stop the event loop less often, and skip the objects that exist already.
+    """Make the garbage collector stop the event loop less often, and skip the objects that exist already. A
+    search begins only after YOUNG_OBJECTS new objects.
 
     A search through all objects that are loaded at the start takes 0.1 s, in which no request continues.
     """
@@ -119,7 +123,8 @@ def spare_collector() -> None:
 
 def start_telemetry(master: Master, observation: Observation, config: MasterConfig) -> Metrics | None:
     """Record spans and metrics of every request, as far as the options ask for them. Return the metrics, or
-    None if the options ask for none.
+    None if the options ask for none. Spans are recorded if the tracer is on, and metrics if there is a
+    registry.
 
     master: the master whose requests and steps are recorded.
     observation: the process's tracer and registry of metrics; the registry is None without metrics.
@@ -146,7 +151,7 @@ def stall_detectors(master: Master, stuck_after: float) -> list[StallDetector]:
 
 async def watch_health(master: Master, endpoint: GrpcServer, detectors: Sequence[StallDetector]) -> None:
     """Keep the reported health of `specsot.v1.Master` up to date. Runs until cancelled. The health is checked
-    every TEND_SECONDS, and whenever a ring becomes complete or breaks.
+    every TEND_SECONDS, and whenever a ring becomes complete or breaks. An exception of a check is raised.
 
     master: the master whose health is reported.
     endpoint: the gRPC server whose health service reports it.
@@ -164,7 +169,7 @@ async def update_health(
     master: Master, endpoint: GrpcServer, detectors: Sequence[StallDetector], now: float
 ) -> None:
     """Report whether the master serves: some ring is complete and makes steps if it has work. A master that
-    shuts down does not serve.
+    shuts down does not serve. `Master.serving` is set, and a ring that has just stalled is logged.
 
     master: the master whose health is reported.
     endpoint: the gRPC server whose health service reports it.
@@ -184,7 +189,8 @@ async def update_health(
 async def shut_down(
     master: Master, members: FleetService, endpoint: GrpcServer, grace_seconds: float
 ) -> None:
-    """Refuse new requests, wait for running ones, fail those that are left, then dismiss the members.
+    """Refuse new requests, wait for running ones, fail those that are left, then dismiss the members. The
+    requests that are left after the grace time fail, and get one more second to end.
 
     master: the master that shuts down.
     members: the gRPC service by which members are connected.
@@ -202,10 +208,11 @@ async def shut_down(
 
 @asynccontextmanager
 async def running_alongside(*coroutines: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
-    """Run coroutines during the block, and cancel them at its end. The context yields None.
+    """Run coroutines during the block, and cancel them at its end. The context yields None. Errors of the
+    block itself are raised as they are; of a group of errors only the first is raised.
 
-    If one of them fails, the block is cancelled at once and its error is raised: a master that no longer
-    follows its own state must not report that it is healthy.
+    If one of the coroutines fails, the block is cancelled at once and its error is raised: a master that no
+    longer follows its own state must not report that it is healthy.
 
     coroutines: what runs alongside the block; each runs until it is cancelled.
     """
@@ -228,7 +235,9 @@ CLOSE_SECONDS = 1.0
 async def open_endpoints(
     config: MasterConfig, master: Master, members: FleetService, metrics: Metrics | None = None
 ) -> AsyncGenerator[GrpcServer]:
-    """Open the ports for clients, members and HTTP during the block; yield the gRPC server for clients.
+    """Open the ports for clients, members and HTTP during the block; yield the gRPC server for clients. The
+    ports are closed at the end of the block, each within CLOSE_SECONDS. Members use the port of the clients
+    unless the options name one of their own.
 
     config: the options of the process, with the addresses.
     master: what serves the clients' requests.
@@ -264,7 +273,7 @@ async def open_endpoints(
 def check_extra() -> None:
     """Return nothing if the extra `http` is installed.
 
-    Raises InvalidRequest if it is not, with the command that installs it.
+    Raises InvalidRequest if a module is missing, with the command that installs it.
     """
     try:
         import specsot_master.http.app  # noqa: F401
@@ -277,7 +286,8 @@ def check_extra() -> None:
 async def open_http(
     address: str, config: MasterConfig, master: Master, metrics: Metrics | None
 ) -> HttpServer:
-    """Open the HTTP server, and return it.
+    """Open the HTTP server, and return it. The HTTP server is logged with its address, "https" if it has a
+    certificate.
 
     address: host:port on which it listens; port 0 stands for any free port.
     config: the options of the process.
@@ -302,7 +312,8 @@ async def open_http(
 
 def _public(config: MasterConfig) -> Terms:
     """Return the terms for the ports of clients: they authenticate by tokens, and need no certificate. TLS is
-    off if the option `client_tls` is.
+    off if the option `client_tls` is. A connection may have CLIENT_STREAMS concurrent calls, and the messages
+    of all running calls may have HELD_BYTES bytes.
 
     config: the options of the process.
     """

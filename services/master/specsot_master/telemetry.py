@@ -43,7 +43,8 @@ class RequestSpans:
     """
 
     def __init__(self, tracer: Tracer, ask: Ask, model: str) -> None:
-        """Begin the span of the request, and that of its wait for admission.
+        """Begin the span of the request, and that of its wait for admission. The request's span becomes the
+        current one.
 
         tracer: begins the spans.
         ask: what the client asks for.
@@ -59,7 +60,9 @@ class RequestSpans:
 
     def on_event(self, event: events.Event) -> None:
         """Begin or end the spans of the phases that an event separates; an event that separates none is
-        ignored.
+        ignored. Started ends the wait and begins the answer or the plan; Planned ends the plan, and begins
+        the answer if it has no points; a branch has a span from its start to its end, marked as failed for
+        the reason FAILED. Texts note the first token of their phase, and Finished ends everything.
 
         event: an event of the request.
         """
@@ -88,7 +91,9 @@ class RequestSpans:
                 self._finish(event)
 
     def on_end(self) -> None:
-        """End all open spans: with the error that is being raised, or as abandoned if the reader has left."""
+        """End all open spans: with the error that is being raised, or as abandoned if the reader has left.
+        Spans that have ended are not touched; any exception but a SpecsotError counts as abandoned.
+        """
         error = sys.exception()
         for name in reversed(list(self._open)):
             self._open.pop(name).end(error=error if isinstance(error, SpecsotError) else "abandoned")
@@ -103,7 +108,8 @@ class RequestSpans:
         self._open[name] = self._tracer.begin(name, self._whole.context, about=named)
 
     def _speak(self, name: str) -> None:
-        """Note the first token of a phase in its span; later tokens are ignored.
+        """Note the first token of a phase in its span; later tokens are ignored. Nothing happens for a phase
+        whose span is not open.
 
         name: the name of the phase.
         """
@@ -123,7 +129,8 @@ class RequestSpans:
             span.end(named, error="failed" if failed else None)
 
     def _finish(self, event: events.Finished) -> None:
-        """End all spans; the request's span gets the request's statistics.
+        """End all spans; the request's span gets the request's statistics. Phases that are still open end
+        without an error.
 
         event: the end of the request.
         """
@@ -164,7 +171,8 @@ class EngineGauges:
     """The values of one ring's gauges and counters at one moment, read from the ring's state."""
 
     def __init__(self, labels: Mapping[str, str], ring: Info | ReplicaInfo, num_branches: int) -> None:
-        """Take the values from the state of a ring.
+        """Take the values from the state of a ring. Figures that the state lacks, because no ring is
+        complete, are 0.
 
         labels: a value for each of LABELS, by the label's name; the attribute of the same name holds the
             values alone.
@@ -220,7 +228,8 @@ COUNTERS: _Table = {
 
 
 def families_of(engines: Sequence[EngineGauges], prefix: MetricPrefix) -> Iterator[Metric]:
-    """Yield the gauges and counters of all rings; without a ring, families without values.
+    """Yield the gauges and counters of all rings; without a ring, families without values. Gauges come first,
+    then counters, the ended requests, and `cache_config_info`.
 
     engines: the values of each ring.
     prefix: begins the names of all metrics.
@@ -240,7 +249,7 @@ def families_of(engines: Sequence[EngineGauges], prefix: MetricPrefix) -> Iterat
 
 def _ended_requests(engines: Sequence[EngineGauges], prefix: MetricPrefix) -> Iterator[Metric]:
     """Yield two metrics: the counters of finished requests, by reason, and of failed requests, by error. They
-    have no values before a request has ended.
+    have no values before a request has ended. A reason that is none of `events.Reason` counts as an error.
 
     engines: the values of each ring.
     prefix: begins the names of both metrics.
@@ -335,7 +344,7 @@ class Metrics:
             time.
         clock: returns monotonic seconds.
         registry: the registry of the process, or None to create one.
-        prefix: begins all names.
+        prefix: begins the names of all metrics, followed by ":".
         """
         self._busy = has_work
         self._clock = clock
@@ -361,6 +370,7 @@ class Metrics:
 
     def of(self, ring_number: int, has_work: Callable[[], bool]) -> Metrics:
         """Return the metrics of one ring, which share the families of this object and have their own label.
+        Once this was called, gauges have one value per ring, in the order of the calls.
 
         ring_number: the number of the ring.
         has_work: returns whether this ring has work.
@@ -407,9 +417,11 @@ class Metrics:
 
     def _figure(self, *name_and_labels: str) -> Any:
         """Return a metric, from a cache: the client library's own lookup of labels takes as long as the
-        counting itself.
+        counting itself. Histograms are looked up before counters.
 
         name_and_labels: the metric's name, and the values of its labels in addition to LABELS.
+
+        Raises KeyError for a name that is in neither table.
         """
         if name_and_labels not in self._labelled_metrics:
             name, *more = name_and_labels
@@ -418,7 +430,8 @@ class Metrics:
         return self._labelled_metrics[name_and_labels]
 
     def on_result(self, result: Result) -> None:
-        """Record one step.
+        """Record one step. For each outcome all tokens but the last count as accepted drafts; depths count
+        from 0.
 
         result: what the last stage has reported.
         """
@@ -436,7 +449,8 @@ class Metrics:
 
     def _time(self, result: Result) -> None:
         """Record the time since the previous result, and how much of it each stage did not compute. Nothing
-        is recorded if the ring had no work after the previous result.
+        is recorded if the ring had no work after the previous result. The first result only starts the
+        measurement. A stage's idle time is never negative.
 
         result: the result that has just arrived.
         """
@@ -450,7 +464,8 @@ class Metrics:
             self._count("stage_bubble_seconds", max(now - began - seconds, 0.0), str(stage))
 
     def on_finish(self, statistics: events.Statistics, queue_seconds: float) -> None:
-        """Record the statistics of a finished request.
+        """Record the statistics of a finished request. Seconds of decoding per token are recorded only for
+        more than one token; no duration is negative.
 
         statistics: the request's own statistics.
         queue_seconds: seconds from its arrival to its admission.
@@ -477,7 +492,8 @@ class RequestMetrics:
     """Records the metrics of one request, as an observer of its events."""
 
     def __init__(self, metrics_of: Callable[[str], Metrics], clock: Callable[[], float]) -> None:
-        """Observe a request that has just arrived.
+        """Observe a request that has just arrived. Until the request has started, the metrics are those of
+        the first ring.
 
         metrics_of: returns the metrics of the ring that has a request, by the request's id; those of the
             first ring for an unknown id.
@@ -492,7 +508,9 @@ class RequestMetrics:
         self._branches: dict[int, float] = {}
 
     def on_event(self, event: events.Event) -> None:
-        """Record what an event says of the request's latencies and branches; other events are ignored.
+        """Record what an event says of the request's latencies and branches; other events are ignored. Text
+        records the time since the previous step, Started the time in the queue, Planned the number of points
+        (none is recorded for an empty plan), the end of a branch its seconds, and Finished the statistics.
 
         event: an event of the request.
         """
@@ -534,7 +552,8 @@ class RequestMetrics:
 def observe_master(
     master: Master, registry: CollectorRegistry | None = None, prefix: MetricPrefix = "specsot"
 ) -> Metrics:
-    """Record metrics of all requests and steps of a master from now on, and return them.
+    """Record metrics of all requests and steps of a master from now on, and return them. The metrics of each
+    ring follow its steps.
 
     master: the master whose requests and steps are recorded.
     registry: the registry of the process, or None to create one.

@@ -37,7 +37,7 @@ Thinking = Literal["never", "asked", "always"]
 
 def _any_of(literals: Iterable[str]) -> str:
     """Return a regular expression that matches the longest of these literals, built as a trie; an empty one
-    for no literals.
+    for no literals. "" among the literals makes the match optional.
 
     Shared beginnings are tried once: ["ab", "ac"] -> "a(?:b|c)". A flat alternation of 250 reserved tokens
     takes seconds to search two megabytes of "<|", and blocks the event loop meanwhile.
@@ -77,10 +77,12 @@ class ControlTokens:
 
     def mark(self, text: str) -> str:
         """Return a client's text with BREAK_MARK within each control token, after its first character. A text
-        that spells no control token is returned unchanged.
+        that spells no control token is returned unchanged. Marks are added until no control token is spelled
+        any more.
 
-        text: text from a client. Raises InvalidRequest if it contains half of a surrogate pair, which UTF-8
-            cannot encode.
+        text: text from a client, which may be "".
+
+        Raises InvalidRequest if the text contains half of a surrogate pair, which UTF-8 cannot encode.
         """
         try:
             text.encode()
@@ -94,7 +96,8 @@ class ControlTokens:
     def last(self, rendering: str, end: int) -> tuple[int, int]:
         """Return (begin, end), in characters, of the last control token at which a rendering can be cut: the
         text before the token, and the text from the token on, have the same tokens alone as together. Return
-        (0, 0) if there is none.
+        (0, 0) if there is none. The token must be one that is found in any context and does not absorb white
+        space before it.
 
         rendering: a rendered conversation, with marks.
         end: characters; the control token must end at or before this position.
@@ -107,7 +110,7 @@ class ControlTokens:
 
     def encode(self, rendering: str) -> tuple[int, ...]:
         """Return the token ids of a rendering with marks; what is marked becomes ordinary text. The result is
-        empty for "".
+        empty for "". Nothing is added around the text.
 
         Control tokens get secret names before the marks are removed, so the tokenizer finds only those that
         the template wrote. If the model's merges still build a control token out of text, the marks are
@@ -134,7 +137,8 @@ class ControlTokens:
     @cached_property
     def _cutting_tokens(self) -> frozenset[str]:
         """The texts of control tokens that are found in any context and do not absorb white space before
-        them, so that a rendering can be cut there. May be empty.
+        them, so that a rendering can be cut there. May be empty. Tokens that match only whole words, strip
+        white space on the left, or are searched for in normalized text are left out.
         """
         added = self._tokenizer.get_added_tokens_decoder()
         loose = ("lstrip", "single_word", "normalized")
@@ -196,7 +200,8 @@ class TokenBytes:
 
     def __call__(self, token: int) -> bytes:
         """Return the bytes of one token: those of its name if it is an added token or if the decoder is of an
-        unknown kind, else those that the decoder writes for it. Return b"" for an id without a token.
+        unknown kind, else those that the decoder writes for it. Return b"" for an id without a token. A name
+        that the decoder cannot write gives the name's own bytes.
 
         token: a token id; it may exceed the tokenizer's vocabulary.
         """
@@ -294,20 +299,23 @@ class Text:
 
     def encode_prompt(self, text: str, max_positions: int | None = None) -> tuple[int, ...]:
         """Return the token ids of a text that the model shall continue, with the tokenizer's own additions,
-        usually a bos token. Control tokens that the text spells become control tokens.
+        usually a bos token. Control tokens that the text spells become control tokens. The text must be free
+        of marks.
 
         text: the client's prompt.
         max_positions: the model's context in tokens; if given, `check_fits` is called first, so that a far
             too long text is refused quickly. None to tokenize any text.
 
-        Raises InvalidRequest as `encode` does, and ContextLengthExceeded.
+        Raises InvalidRequest for a token that the model does not have and for half of a surrogate pair, and
+        ContextLengthExceeded if the first part of the text alone fills the context.
         """
         if max_positions is not None:
             self.check_fits(text, max_positions)
         return self._check(self._token_ids(text, add_bos=True))
 
     def check_fits(self, text: str, max_positions: int) -> None:
-        """Raise ContextLengthExceeded if the first part of a long text alone fills the context.
+        """Raise ContextLengthExceeded if the first part of a long text alone fills the context. A text of at
+        most that many characters always passes.
 
         Only the first CHARACTERS_PER_POSITION characters per position are tokenized, because a whole text may
         take seconds. A text that passes this check may still be too long.
@@ -330,7 +338,8 @@ class Text:
         return decode(tuple(tokens), skip_special_tokens=skip_special)
 
     def detokenizer(self, skip_special: bool = True, preceding_tokens: Sequence[int] = ()) -> Detokenizer:
-        """Return a detokenizer for the tokens that the model will generate.
+        """Return a detokenizer for the tokens that the model will generate. Its first text continues those
+        tokens; their own text is not returned.
 
         skip_special: True to leave out special tokens, such as the end of a turn.
         preceding_tokens: tokens of the prompt that the answer continues, which are the context of the first
@@ -343,12 +352,14 @@ class Text:
 
     def render(self, messages: Sequence[Message], for_answer: bool = True) -> str:
         """Render a conversation by the chat template, with marks in control tokens that its contents spell.
+        Text that is marked stays marked until it is encoded.
 
         messages: the turns, oldest first.
         for_answer: True to end with the head of the assistant's turn, with any thinking block closed; False
             to end after the last turn.
 
-        Raises TemplateRefused if the template does not take this conversation.
+        Raises TemplateRefused if the template does not take this conversation, and InvalidRequest if a text
+        contains half of a surrogate pair.
         """
         marked = [Message(message.role, self.mark(message.content)) for message in messages]
         rendering = self._template.render(marked, for_answer)
@@ -395,7 +406,7 @@ class Text:
     @cached_property
     def call_tokens(self) -> Mapping[int, str]:
         """Special and added tokens that are a part of the model's calls: their texts by token id. Empty if
-        there are none.
+        there are none. It is also empty if the form of calls is unknown.
         """
         form = self.call_form
         added = self._tokenizer.get_added_tokens_decoder()
@@ -452,7 +463,8 @@ class Text:
     ) -> str:
         """Render a conversation with tools and tool calls, with marks in all texts, as `render` does. If
         tools are offered, the rendering does not contain the header of the answer's channel, because the
-        model chooses it.
+        model chooses it. OpenAI's efforts that templates do not know are replaced by the nearest that they
+        know (EFFORTS).
 
         turns: the turns in OpenAI's format, oldest first.
         tools: the tools that the model may call, in OpenAI's format; empty for none.
@@ -460,7 +472,8 @@ class Text:
             thinking block.
         effort: OpenAI's reasoning effort, for templates that use it; None or "" for the template's default.
 
-        Raises TemplateRefused if the template does not take this conversation.
+        Raises TemplateRefused if the template does not take this conversation, and InvalidRequest if a text
+        contains half of a surrogate pair.
         """
         more: dict[str, Any] = {"tools": self._mark_all(tools)} if tools else {}
         if effort:
@@ -476,7 +489,8 @@ class Text:
 
     def _skip_thinking(self, rendering: str, may_call: bool = False) -> str:
         """Return the rendering with any open thinking block closed, so that the answer follows directly. If
-        the model has no thinking tags, return it unchanged.
+        the model has no thinking tags, return it unchanged. The header of the answer, if the style has one,
+        is appended.
 
         rendering: a conversation that ends with the head of the assistant's turn.
         may_call: True to leave out the header of the answer, because the model may begin a tool call instead.
@@ -487,9 +501,11 @@ class Text:
 
     def _mark_all(self, value: Any) -> Any:
         """Return a JSON value in which every text is marked, names of objects too. Numbers, booleans and None
-        are returned unchanged.
+        are returned unchanged. Tuples become lists.
 
         value: a decoded JSON value from a client.
+
+        Raises InvalidRequest if a text contains half of a surrogate pair.
         """
         if isinstance(value, str):
             return self.mark(value)
@@ -535,7 +551,7 @@ class Text:
             raise InvalidRequest("the text holds half of a surrogate pair", field="prompt") from error
 
     def _check(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the tokens unchanged.
+        """Return the tokens unchanged. No tokens, or a model as large as its tokenizer, always pass.
 
         tokens: token ids of the tokenizer, which may have more tokens than the model.
 
@@ -581,7 +597,8 @@ class Text:
 
 def _load_tokenizer(folder: Path) -> Any:
     """Return the model's `tokenizers.Tokenizer`, which neither truncates nor pads. tokenizer.json is read
-    within milliseconds; if there is no such file, Transformers converts an older format.
+    within milliseconds; if there is no such file, Transformers converts an older format. Truncation and
+    padding that the file turns on are turned off.
 
     folder: the model's directory.
 
@@ -633,7 +650,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _special_names(config: dict[str, Any]) -> dict[str, str]:
     """Return the texts of bos_token, eos_token and so on by these names. A token that the configuration does
-    not name is left out.
+    not name is left out. Values of other types are left out, too.
 
     config: the contents of tokenizer_config.json; older files hold {"content": text} instead of the text.
     """
@@ -645,6 +662,7 @@ def _special_names(config: dict[str, Any]) -> dict[str, str]:
 def _find_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Return the model's chat templates by name. A model with one template has only "default"; a template
     named "tool_use" renders requests with tools, as in Transformers. Empty if the model has no template.
+    Entries that are no texts are left out; chat_template.json replaces the template of tokenizer_config.json.
 
     Templates in files of their own replace those of the configuration.
 
@@ -664,12 +682,11 @@ def _find_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def _find_end_ids(folder: Path, tokenizer: Any, names: dict[str, str]) -> set[int]:
-    """Return the ids with which the model ends an answer.
-
-    Empty if neither a configuration nor the vocabulary names such a token.
+    """Return the ids with which the model ends an answer; an empty set if no source names such a token.
 
     These are the eos ids of the generation config, of the model config and of the tokenizer, which may all
-    differ, and the tokenizer's end tokens of fill-in-the-middle.
+    differ, and the tokenizer's end tokens of fill-in-the-middle (FIM_ENDS). An eos token whose text the
+    tokenizer does not know is left out.
 
     folder: the model's directory.
     tokenizer: the model's `tokenizers.Tokenizer`.

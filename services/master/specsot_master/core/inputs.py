@@ -139,7 +139,10 @@ Input = RequestEvent | RingEvent | OrderUnsent | MasterLeaving
 def react(event: RequestEvent) -> Sequence[Command]:
     """Return the commands that follow from an event which touches neither the ring nor the queue; an empty
     list for any other event. If a client has read something since a `ReadingOverdue` was set, or has nothing
-    to read, the client is not disconnected.
+    to read, the client is not disconnected. EventsRead gives RenewLeases. ReaderLeft gives KeepRequest for a
+    resumable request, else DropRequest. ReadingOverdue with a reader and unread events gives WatchReader if
+    something was read meanwhile; else CutReader and what ReaderLeft gives. KeepingOver gives DropRequest and
+    ReleaseRequest, and DeadlinePassed fails the request with TimedOut.
 
     event: an input that concerns one request.
 

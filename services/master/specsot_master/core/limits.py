@@ -53,7 +53,8 @@ SENTENCE_TOKENS: Final = 40
 
 
 def soft_limit(limit: int, aim: int | None = None) -> int:
-    """Return the number of tokens from which on a branch ends after a sentence, a list or a block.
+    """Return the number of tokens from which on a branch ends after a sentence, a list or a block. The result
+    is at least half the limit, unless the aim gives less.
 
     A sentence has room between the soft and the hard limit, unless that leaves less than half of the branch:
 
@@ -88,6 +89,9 @@ def prompt_characters(ask: Ask) -> int:
 
 def check_sizes(ask: Ask, request_id: str | None, max_positions: int) -> None:
     """Check everything that can be refused without tokenising the prompt: sizes, and the roles of messages.
+    The prompt in tokens must be shorter than the context; characters of the prompt and messages may be
+    MAX_TOKEN_CHARACTERS per position; stop strings and the id have bounds of their own; the roles of messages
+    are those of ROLES.
 
     Return nothing if the request passes.
 
@@ -114,7 +118,8 @@ def check_sizes(ask: Ask, request_id: str | None, max_positions: int) -> None:
 
 def check_drafter(ask: Ask, drafters: Sequence[str]) -> None:
     """Raise InvalidRequest if the client named a drafter that the fleet does not have. The message lists
-    those it has. A request without a drafter, or with "none", passes.
+    those it has. A request without a drafter, or with "none", passes. The drafter "none" stands for no
+    drafts.
 
     ask: what the client asks for.
     drafters: the drafters that a client may name.
@@ -128,7 +133,7 @@ def check_drafter(ask: Ask, drafters: Sequence[str]) -> None:
 
 def check_tokens(ask: Ask, vocabulary: int) -> None:
     """Raise InvalidRequest if the request names a token id outside the vocabulary, in its prompt, its biases
-    or its stop tokens.
+    or its stop tokens. The first wrong field is named, in the order logit_bias, tokens, stop_token_ids.
 
     Return nothing if the request passes; a request that names no token always does.
 
@@ -197,13 +202,17 @@ def rules_of(
     ask: Ask, listed: bool = False, points: int | None = None, speculates: bool = False
 ) -> PlanRules:
     """Return what this request's skeleton may contain. A plan has no more points than the token limit can pay
-    for, at least two in a list and at least one in markers.
+    for, at least two in a list and at least one in markers. A list has at most MAX_LIST_POINTS points, and
+    without a number in the question and with `speculates` at most USUAL_POINTS; a plan in markers at most
+    MAX_POINTS. `polish` halves the tokens that points may use. In markers the model may answer directly in
+    mode auto only.
 
     ask: what the client asks for; its limits, mode, tools and question are used.
     listed: True if the model plans in a numbered list. The rules of a list carry no token budget (the limit
         of the sequence bounds the plan), so that few different grammars are compiled.
     points: the maximum number of points of a list that the client's time limit allows, or None for no such
-        limit. If the client asked for a number of points, each may be shorter than usual.
+        limit; two are always allowed. If the client asked for a number of points, each may be shorter than
+        usual.
     speculates: True if the plan aims at the length of a direct answer, so that it has few points unless the
         client asked for a number.
     """
@@ -259,7 +268,9 @@ def aim_of(answer_tokens: int, points: int, others: int) -> int:
 
 def skeleton_limit(ask: Ask, listed: bool = False, speculates: bool = False) -> int:
     """Return the maximum number of tokens that the skeleton's sequence may decode. If the skeleton may turn
-    out to be the answer itself, that is all of the request's tokens.
+    out to be the answer itself, that is all of the request's tokens. A skeleton in markers is all plan only
+    in mode sot, if its grammar is enforced. A speculative plan gets LINE_TOKENS for each point that the
+    question asks for, at least USUAL_PLAN_TOKENS, and at most `plan_limit`.
 
     ask: what the client asks for; its limits and mode are used.
     listed: True if the model plans in a numbered list, which is never the answer itself.
@@ -298,7 +309,7 @@ def share_out(
 
     Keeps as many first points as get at least `min_text_tokens` tokens of text in addition to their headings,
     but at least one point. If one point is left and its heading leaves less than `min_text_tokens`, the
-    heading is dropped.
+    heading is dropped, and its tokens go to the text.
 
     points: the points of the plan, at least one.
     headings: tokens of each point's heading, by point id.
@@ -322,7 +333,8 @@ def share_out(
 def split_budget(
     points: Sequence[Point], total: int, max_share: int | None = None, min_share: int = 1
 ) -> dict[int, int]:
-    """Return the tokens of each branch, by point id.
+    """Return the tokens of each branch, by point id. A point that asks for no length, 0 or less, counts as 1.
+    Equal remainders are served by ascending point id.
 
     Tokens are divided in proportion to the wished lengths; tokens left by rounding go to the largest
     remainders. The sum is at most `total`.
@@ -356,7 +368,7 @@ def _affordable(
     points: Sequence[Point], headings: Mapping[int, int], total: int, min_text_tokens: int
 ) -> int:
     """Return how many of the first points have room for their headings and their text; 0 if not even the
-    first one has.
+    first one has. The points are counted in order up to the first for which the tokens do not suffice.
 
     points: the points of the plan.
     headings: tokens of each point's heading, by point id.

@@ -148,7 +148,8 @@ class EventBuffer:
         return self.unread >= (max_unread if self._reader else max(self.keeps, 1))
 
     def push(self, event: Numbered) -> None:
-        """Append one event and wake the reader.
+        """Append one event and wake the reader. If the buffer keeps fewer events, events that were read
+        before are dropped. The buffer has no upper bound of its own; see `is_full`.
 
         event: the next event, with its number, for the client.
         """
@@ -158,7 +159,8 @@ class EventBuffer:
         self._wake()
 
     def end(self, error: SpecsotError | None = None) -> None:
-        """Mark the buffer as over. The reader still takes the unread events. A second call has no effect.
+        """Mark the buffer as over. The reader still takes the unread events. A second call has no effect. The
+        reader is woken.
 
         error: what the reader raises after the unread events, or None if the request finished without an
             error.
@@ -170,13 +172,14 @@ class EventBuffer:
 
     def attach(self, reader: Reader, offset: int) -> None:
         """Let a reader read from an offset on. A reader that was attached before is cut off with Cancelled.
+        The events from the offset on, also those that were read before, are then unread.
 
         reader: the receiver of the events from now on.
         offset: number of the event that the reader takes first, counted from the first event of the request.
 
-        Raises InvalidRequest if the event at `offset` is no longer buffered, or if `offset` is larger than
-        the number of events so far. If the buffer was ended with an error, an offset that is too large raises
-        that error instead.
+        Raises InvalidRequest if the event at `offset` is no longer buffered (a negative offset included), or
+        if `offset` is larger than the number of events so far. If the buffer was ended with an error, an
+        offset that is too large raises that error instead.
         """
         if self.error is not None and offset > self._end:
             raise self.error
@@ -195,7 +198,7 @@ class EventBuffer:
 
     def detach(self, reader: Reader) -> bool:
         """Detach a reader that has left. Return True if it was the attached reader; else change nothing and
-        return False.
+        return False. The buffered events stay.
 
         reader: the reader that has left; it may have been cut off before.
         """
@@ -206,7 +209,7 @@ class EventBuffer:
 
     def disconnect(self, error: SpecsotError) -> None:
         """Cut the attached reader off, if there is one. If the buffer keeps no events for a later reader
-        (`keeps` is 0), all buffered events are dropped too.
+        (`keeps` is 0), all buffered events are dropped too. The dropped events count as read.
 
         error: what the reader's next `take` raises.
         """
@@ -216,7 +219,8 @@ class EventBuffer:
             self._first = self._next = self._end
 
     def take(self, reader: Reader) -> Numbered | None:
-        """Return the next event for a reader and advance, or return None if no event is unread.
+        """Return the next event for a reader and advance, or return None if no event is unread. Events that
+        were read and need not be kept are dropped.
 
         reader: the reader that asks, which must be the attached one or have been cut off.
 
@@ -254,7 +258,7 @@ class EventBuffer:
             self._reader.wake()
 
     def _cut_off(self, error: SpecsotError) -> None:
-        """Detach the current reader, if there is one.
+        """Detach the current reader, if there is one. The reader is woken.
 
         error: what the reader's next `take` raises.
         """
@@ -410,7 +414,8 @@ class RequestState:
 
     def workload(self, num_running_sequences: int) -> Workload:
         """Return the inputs of this request's forecast: how many tokens its first prompt still has to
-        prefill, its limits, and the length of a branch's own turn (None for a direct answer).
+        prefill, its limits, and the length of a branch's own turn (None for a direct answer). Tokens of the
+        first prompt whose KV the ring had at admission need no prefill.
 
         num_running_sequences: how many sequences of other requests run in the ring.
         """
@@ -421,7 +426,10 @@ class RequestState:
 
     @property
     def first_turn(self) -> PromptTurn:
-        """The prompt of the sequence that is opened first: the score, the skeleton, or the direct answer."""
+        """The prompt of the sequence that is opened first: the score, the skeleton, or the direct answer. A
+        planned request has the skeleton, or the score if the router's score decides; a direct answer shares
+        what the request forks.
+        """
         turns = self.prompt.conversation
         score = self.prompt.score
         if turns and score:
@@ -435,7 +443,7 @@ class RequestState:
         The prompt of a model that forks by itself is what it has written, followed by the head of the thread.
 
         command: the command that opens the branch: its point, the plan, the texts that it needs, and its
-            budget.
+            budget; the branch's length in its prompt is at most the budget.
 
         Raises InvalidRequest if the prompt cannot be built.
         """
@@ -454,7 +462,8 @@ class RequestState:
 
     def branch_wording(self, command: commands.OpenBranch) -> tuple[int, ...]:
         """Return the tokens of a branch's prompt after the request's common prefix, for a fingerprint in the
-        journal.
+        journal. Without a conversation, these are the tokens after those that the branch shares with the text
+        before it.
 
         command: the command that opens the branch.
 
@@ -467,7 +476,8 @@ class RequestState:
     def branch_prefix(self, command: commands.OpenBranch) -> tuple[int, ...]:
         """Return the tokens that the prompts of all branches begin with, so that the ring computes them once.
         Return () if the branches share no more than the request's own prefix, if they are asked for in
-        markers, or if the client wants a KV policy or per-head windows.
+        markers, or if the client wants a KV policy or per-head windows. The result is the prompt and all
+        written text for a model that forks by itself.
 
         For a plan in a list the tokens are found from two sample points that differ from their first letter
         on, and remembered.
@@ -489,14 +499,17 @@ class RequestState:
 
     @property
     def lost_prefix(self) -> tuple[int, ...]:
-        """The tokens that the lost branches' prompts begin with; () if no branch was lost."""
+        """The tokens that the lost branches' prompts begin with; () if no branch was lost. It is also () if
+        the branches share no more than the request's own prefix. The skeleton and the answer are no branches.
+        """
         if not any(0 < sequence.ordinal < PLAN_ORDINAL for sequence in self.lost):
             return ()
         return self.forked if isinstance(self.plan, ForkPlan) else self._plan_prefix or ()
 
     def unmade(self, command: commands.OpenBranch) -> int:
         """Return how many characters must be tokenised to build a branch's prompt; 0 if the prompt is cached
-        already, or if the request has no conversation.
+        already, or if the request has no conversation. These are the characters that follow the shared text,
+        and those of the texts that the branch needs.
 
         command: the command that opens the branch.
         """
@@ -506,7 +519,8 @@ class RequestState:
 
     def take_turn(self, command: commands.Open) -> PromptTurn:
         """Return the prompt of the sequence that a command opens, and remember it as the prompt of that
-        ordinal, so that `turn` returns it when the sequence is opened again after a repair.
+        ordinal, so that `turn` returns it when the sequence is opened again after a repair. For a score the
+        first prompt is returned, as for every command without a prompt of its own, and nothing is remembered.
 
         command: the command that opens the sequence.
 
@@ -538,11 +552,14 @@ class RequestState:
         return self.prompt.answer + (self.plan.context if isinstance(self.plan, ForkPlan) else ())
 
     def ask_for(self, command: commands.Open) -> Ask:
-        """Return the request's parameters, adapted to the sequence that a command opens.
+        """Return the request's parameters, adapted to the sequence that a command opens. In all cases that
+        are not named here, the client's parameters are returned unchanged.
 
-        A score writes one token with default sampling and logprobs. A skeleton has no `min_tokens`. For a
-        model that forks by tags, the only stop token of a branch is the tag that ends a thread, and the only
-        stop token of any other sequence is the tag that ends the outlines.
+        A score writes one token with default sampling and logprobs. A skeleton has no `min_tokens`. A branch
+        gets biases of MIN_BIAS for the tokens that the conversation excludes, except where the client gave a
+        bias; no such bias is added if there would be more than MAX_BIASES. For a model that forks by tags,
+        the only stop token of a branch is the tag that ends a thread, and the only stop token of any other
+        sequence is the tag that ends the outlines.
 
         command: the command that opens the sequence.
         """
@@ -590,7 +607,10 @@ class RequestState:
 
     def play(self, record: records.Record) -> Iterator[commands.Command]:
         """Apply a record to the plan and to the text, and yield the commands that follow; some records have
-        none.
+        none. A StepRecord applies each outcome to its sequence, and skips outcomes of unknown ordinals and of
+        sequences that were replaced; it always renews the leases. An AdmittedRecord starts the plan, a
+        BranchRecord opens a branch, a ReopenedRecord restarts the count of a sequence's draft rounds, a
+        CancelledRecord cancels the plan, and a FailedRecord yields the failure of the request.
 
         The engine plays a record when it happens, and a later master plays it again from the journal. The
         caller must execute each command before it asks for the next one, because later commands depend on the
@@ -599,7 +619,8 @@ class RequestState:
         record: what happened to the request, with times in seconds since its arrival.
 
         Raises WireError if a result is missing, and Unavailable if this master words a branch's prompt
-        differently than the master that wrote the record.
+        differently than the master that wrote the record. Raises StopIteration or KeyError for a record of a
+        branch or sequence that is unknown.
         """
         plan = self.plan
         match record:
@@ -632,7 +653,8 @@ class RequestState:
 
     def _read(self, sequence: ActiveSequence, outcome: Outcome, now: float) -> Iterator[commands.Command]:
         """Apply one sequence's outcome of a step: log its tokens, detokenize them, and yield the commands
-        that follow; none for a repeated outcome.
+        that follow; none for a repeated outcome. An outcome that ends the sequence also yields CloseSequence,
+        and then what the plan does at its end, unless the plan has opened another sequence in its place.
 
         sequence: the sequence that the step advanced.
         outcome: its accepted tokens and their logprobs, and why it ended, if it did.
@@ -686,6 +708,7 @@ class RequestState:
     def overdue(self, missing: str, seconds: float, waiting_for: str) -> SpecsotError:
         """Return the error that ends the request after it waited in vain for a ring, or for a larger ring. If
         the present ring is complete but too small for the request, the error is TooLarge, else Unavailable.
+        The error names how long the request has waited.
 
         missing: why there was no ring when the wait began, in words.
         seconds: how long the request has waited.
@@ -708,7 +731,7 @@ class RequestState:
 
     def set_alarm(self, event: object, clock: Clock, seconds: float) -> None:
         """Pass an event to the request's engine after a delay. A pending alarm with an event of the same
-        class is replaced.
+        class is replaced. The alarm is removed when its time has come, before the event is passed on.
 
         event: an object of one of the classes in `core.inputs`.
         clock: schedules the call.
@@ -744,7 +767,8 @@ class RequestState:
 
 def is_drafted(request: RequestState, ring: RingState) -> bool:
     """Return True if the ring drafts for this request: the ring has a drafter, and the client named either no
-    drafter or one that the ring has.
+    drafter or one that the ring has. Return False if the client named "none" or a drafter that this ring
+    lacks.
 
     request: the request, with the drafter that its client named, if any.
     ring: the state of the ring that runs the request.

@@ -65,9 +65,13 @@ class SequenceFactory:
         excluded_first: tuple[int, ...] = (),
     ) -> Opening:
         """Return the opening of a sequence that decodes up to `limit` tokens. It gets a new sequence id.
+        `min_tokens` is at most the limit.
 
         With `rules` the sequence ends where the plan's grammar ends, and no token stops it. Without rules a
-        stop token ends it; if the client gave a form (a grammar of its own), either of the two may.
+        stop token ends it; if the client gave a form (a grammar of its own), either of the two may. With
+        `rules` the form is dropped. With `ignore_eos` only the client's own stop tokens end a sequence
+        without rules. If the client wants per-head settings, windows of heads are used without pruning, and
+        the importance of heads with pruning.
 
         prompt_length: number of tokens of the prompt, including those that a fork shares.
         ask: what the client asks for: sampling, stop tokens, logprobs, attention window.
@@ -118,7 +122,7 @@ class SequenceFactory:
             3 more tokens decoded, reopened       -> prompt 15 - 5 + 8 = 18, generated 8
 
         Prompt logprobs are requested again only if no token was decoded, as they are reported with the first
-        token.
+        token. All other fields are kept.
 
         opening: the sequence's newest opening.
         num_written: how many tokens the sequence has decoded over all its openings.
@@ -144,7 +148,7 @@ def first_lease(prompt_length: int, lease_positions: int) -> int:
 
 
 def renewed_lease(position: int, lease: int, max_position: int, lease_positions: int) -> int | None:
-    """Return the next lease, or None if no renewal is needed yet.
+    """Return the next lease, or None if no renewal is needed yet. A lease may reach beyond `max_position`.
 
     A lease is renewed when at most half of `lease_positions` are left, unless it already reaches the end.
     With lease_positions 256, lease 256 and max_position 1000: position 100 leaves 156 positions -> None;
@@ -209,7 +213,8 @@ class TokenLog:
         self.next_draft_round = 0
 
     def append(self, outcome: Outcome) -> tuple[int, ...]:
-        """Append the tokens of an outcome and return those that are new to the log.
+        """Append the tokens of an outcome and return those that are new to the log. Appended tokens extend
+        `written`; the next expected round and, if the outcome ends the sequence, `end` are updated.
 
         Draft rounds must arrive without a gap. With next_draft_round = 3: round 2 is a repeat and returns (),
         round 3 is appended, round 4 raises WireError. After the end of the sequence every outcome returns ().
@@ -217,6 +222,8 @@ class TokenLog:
 
         outcome: what a step of the ring did for this sequence: its accepted tokens, and why it ended, if it
             did.
+
+        Raises WireError if an earlier draft round is missing.
         """
         # A sequence may fail in any draft round, so the round of such an outcome is not checked.
         failed = outcome.end is End.FAILED
@@ -267,7 +274,9 @@ class Detokenizer:
 
     def feed(self, tokens: Sequence[int]) -> str:
         """Return the text that these tokens complete; "" if they complete no character. A character whose
-        bytes have not all arrived is held back, for at most MAX_PENDING_TOKENS tokens.
+        bytes have not all arrived is held back, for at most MAX_PENDING_TOKENS tokens. After more than
+        MAX_PENDING_TOKENS tokens the broken bytes are returned as replacement characters. No tokens give
+        "".
 
         tokens: the next token ids of the sequence.
         """
@@ -283,7 +292,7 @@ class Detokenizer:
 
     def flush(self) -> str:
         """Return the text that was held back, as no more tokens come; "" if none was. Trailing bytes of an
-        incomplete character are dropped.
+        incomplete character are dropped. No token is pending afterwards.
         """
         text = self._decode(self._context + self._pending).rstrip(BROKEN)
         delta = text[self._shown :]
@@ -292,7 +301,7 @@ class Detokenizer:
 
     def _slide(self) -> None:
         """Make the pending tokens the context of the next `feed`. If they decode to no text (special tokens),
-        the old context stays.
+        the old context stays. No token is pending afterwards.
         """
         shown = self._decode(self._pending)
         if shown:
@@ -351,7 +360,8 @@ class ActiveSequence:
         self, tokens: Sequence[int], logprobs: Sequence[Logprob] = (), prompt_logprobs: Sequence[Logprob] = ()
     ) -> list[TextPiece]:
         """Turn the newly appended tokens into pieces of text, one per token; no pieces if nothing was
-        appended and the sequence goes on.
+        appended and the sequence goes on. The last piece is left out if it would carry neither text nor a
+        stop token.
 
         After the sequence's end, a last piece without a token carries the text that was held back and the
         token that stopped the sequence. If the sequence ended by a stop token, that token yields no piece of
@@ -391,7 +401,7 @@ class ActiveSequence:
 
     def order(self) -> Open:
         """Return the order that opens the sequence at stage 0. The tokens of the forked part are not sent:
-        stage 0 has them.
+        stage 0 has them. The order carries the sequence's lease.
         """
         opening = self.log.opening
         shared = opening.fork.length if opening.fork else 0

@@ -72,6 +72,8 @@ class RequestTally:
 
     def enter(self, phase: str | None, now: float) -> None:
         """End the running phase and begin the next one. The time before the first phase counts as "queue".
+        The seconds of a phase that ran before are added up. Nothing is recorded if no phase runs and others
+        have ended already.
 
         phase: the name of the next phase; None ends the last phase.
         now: the present time, in seconds of the engine's clock.
@@ -91,7 +93,9 @@ class RequestTally:
         self.phase = phase
 
     def step(self, outcomes: Iterable[Outcome], now: float) -> None:
-        """Count one step of the ring.
+        """Count one step of the ring. The first step of each phase records its prefill seconds. Outcomes of
+        draft round 0 count as no tree. The first token's time is kept once it is set; tokens of the phase
+        "decision" do not set it.
 
         outcomes: what the step did for the request's sequences, at least one.
         now: the time of the step, in seconds of the engine's clock.
@@ -111,7 +115,9 @@ class RequestTally:
         self, mode: str, decision: str, counts: OutputTokens, num_branches: int, now: float
     ) -> Statistics:
         """Return the statistics of the finished request, and end its last phase. Without a first token its
-        seconds are 0.0, and without a draft round `mean_accepted` is 1.0.
+        seconds are 0.0, and without a draft round `mean_accepted` is 1.0. Without elapsed time
+        `tokens_per_second` is 0.0, and without a draft round `paused_share` is 0.0. The headings count as
+        completion tokens.
 
         mode: "direct" or "sot": how the request was answered.
         decision: why, in the router's words.
@@ -181,7 +187,8 @@ class RequestCounts:
         self._ended[reason if isinstance(reason, str) else error_label(reason)] += 1
 
     def info(self, waiting: int, running: int, writing: int, kept: int) -> RequestsInfo:
-        """Return the counts together with the present numbers.
+        """Return the counts together with the present numbers. `ended`, `refused` and the prompt tokens are
+        those since the engine started.
 
         waiting: number of requests in the queue.
         running: number of requests in the ring.
@@ -243,7 +250,8 @@ class StepMeter:
         self._listeners.append(listener)
 
     def on_result(self, result: Result) -> None:
-        """Count one result. A result with number 0 belongs to no step; only its tokens are counted.
+        """Count one result. A result with number 0 belongs to no step; only its tokens are counted. For a
+        step, the listeners are called after the figures were updated.
 
         result: what the last stage, or stage 0, has reported.
         """
@@ -260,7 +268,8 @@ class StepMeter:
 
     def info(self) -> StepsInfo:
         """Return the current figures; all of them are 0 before the first step. Another thread may call this
-        while results arrive, as the method reads a copy.
+        while results arrive, as the method reads a copy. Rates and means cover the last WINDOW_SECONDS;
+        without a step in them they are 0. The totals count from the start.
         """
         since = self._clock() - WINDOW_SECONDS
         recent = [step for step in tuple(self._newest) if step.when >= since]
@@ -309,7 +318,8 @@ class StallDetector:
 
     def is_moving(self, num_steps: int, has_work: bool, now: float) -> bool:
         """Return False if the ring has stalled: it had work, but made no step, for longer than the patience.
-        Call this regularly.
+        Call this regularly. An idle ring, a new step, and a clock that was set back each restart the
+        patience; then True is returned.
 
         num_steps: how many steps the ring has made so far.
         has_work: True if the ring has work, so that a step must come. An idle ring never counts as stalled.
@@ -352,7 +362,7 @@ class RetryHints:
 
     def refuse(self, now: float) -> float:
         """Count a refused client and return the seconds after which it may try again, from MIN_RETRY_SECONDS
-        to MAX_RETRY_SECONDS.
+        to MAX_RETRY_SECONDS. The seconds grow with every client that was refused since the last departure.
 
         now: the present time, in seconds of a monotonic clock.
         """
@@ -361,7 +371,7 @@ class RetryHints:
 
     def _interval(self, now: float) -> float:
         """Return the mean seconds between departures, or the time since the last one if that is longer; the
-        default until two requests have left.
+        default until two requests have left. At most the last MAX_DEPARTURES departures count.
 
         now: the present time, in seconds of a monotonic clock.
         """

@@ -95,11 +95,15 @@ class Effects(Home):
         self._ended: str | None = None
 
     def _apply(self, request: RequestState, decided: Iterable[commands.Command]) -> None:
-        """Execute the commands of a request one by one; do nothing if there are none.
+        """Execute the commands of a request one by one; do nothing if there are none. A closed sequence that
+        is unknown is ignored.
 
         request: a request of this engine, waiting, running or being replayed.
         decided: the commands; may be a generator whose next command depends on the effect of the previous one
             (`RequestState.play`), so each command is executed before the next is drawn.
+
+        Raises what a command raises, such as Unavailable if a sequence must be opened and the ring is gone,
+        and KeyError for the reopening of an unknown sequence. The commands after it are not executed.
         """
         for command in decided:
             match command:
@@ -138,7 +142,8 @@ class Effects(Home):
 
     @contextmanager
     def _isolate(self, request: RequestState, default_error: SpecsotError | None = None) -> Generator[None]:
-        """Catch every error in the block; the error ends this request only.
+        """Catch every error in the block; the error ends this request only. The error is not raised again, so
+        the code after the block runs.
 
         request: the request that the block works on.
         default_error: the error that the client receives in place of an unexpected exception; None for
@@ -150,7 +155,8 @@ class Effects(Home):
             self._fail_alone(request, error, default_error or internal_error())
 
     def _fail_alone(self, request: RequestState, error: Exception, default_error: SpecsotError) -> None:
-        """Fail one request because of an error; log the error unless it is meant for the client as it is.
+        """Fail one request because of an error; log the error unless it is meant for the client as it is. An
+        error that is translated for the client is logged with its trace.
 
         request: a request of this engine, waiting, running or being replayed.
         error: the exception that was raised.
@@ -163,7 +169,7 @@ class Effects(Home):
     def _park(self, request: RequestState, misfit: TooLarge) -> None:
         """Let a request that does not fit the present ring wait for a larger one. The request waits as long
         as after a broken ring. The quarantine forgets the request, so that other requests do not wait for its
-        trial.
+        trial. The reason is logged for the first ring that is too small only.
 
         request: a request of this engine, waiting, running or being replayed.
         misfit: why the present ring cannot hold it.
@@ -176,7 +182,8 @@ class Effects(Home):
 
     def _await_ring(self, request: RequestState, lacking: str, planned: bool = False) -> None:
         """Start the repair timeout of a request, unless the timeout runs already. The repair timeout starts
-        at the first wait; failed or undersized epochs do not restart it.
+        at the first wait; failed or undersized epochs do not restart it. When it runs out, the engine
+        receives RingOverdue.
 
         request: the request, which waits for a ring.
         lacking: why there is no ring, for the message of its failure; "" if the present ring is only too
@@ -209,7 +216,7 @@ class Effects(Home):
             the branch's point.
         rules: the plan grammar that constrains the sequence, or None.
 
-        Raises Unavailable if the ring is gone.
+        Raises Unavailable if the ring is gone, and InvalidRequest if the prompt cannot be built.
         """
         sequence = self._tables.make(request, command, ordinal, limit, rules)
         if self._queue.is_live(request):
@@ -217,7 +224,8 @@ class Effects(Home):
 
     def _renew(self, request: RequestState) -> None:
         """Renew the leases of a request's sequences, unless the client has too many unread events. Once the
-        request opens no further sequences, its base grant is dropped: only used pages stay charged.
+        request opens no further sequences, its base grant is dropped: only used pages stay charged. The grant
+        stays while a sequence waits to be opened again. A request that is not in the ring gets no lease.
 
         request: the request, admitted or not.
         """
@@ -229,6 +237,8 @@ class Effects(Home):
     def _tell(self, request: RequestState, numbered: Numbered) -> None:
         """Append an event to the request's buffer for its client; end the request after Finished. While the
         request is replayed after a restart, the event is only buffered, since it was counted the first time.
+        The lengths of answers and the end are counted only while the request is queued; lengths of a request
+        with a time limit are not counted.
 
         request: a request of this engine, waiting, running or being replayed.
         numbered: the event with its number.
@@ -248,7 +258,7 @@ class Effects(Home):
 
     def _note_finished(self, request: RequestState, event: Finished) -> None:
         """Log the end of a request, and save the measured costs for forecasts if a save is due; otherwise
-        nothing is saved.
+        nothing is saved. The log line names the reason, the tokens, the steps and the seconds.
 
         request: a request of this engine, waiting, running or being replayed.
         event: its last event, with its statistics.
@@ -271,10 +281,11 @@ class Effects(Home):
         request.events.disconnect(Cancelled(f"nothing was read for {self._config.unread_for:g} s"))
 
     def _fail(self, request: RequestState, error: SpecsotError, final: bool) -> None:
-        """End a request with an error. A request that has ended already is not failed again.
+        """End a request with an error. A request that has ended already is not failed again. It is logged and
+        journaled only while it is queued.
 
         request: the request; an ended one is not failed again.
-        error: what the client receives.
+        error: what the client's subscription raises.
         final: True to journal the failure, so that it also holds after a restart.
         """
         if self._queue.has(request):
@@ -285,7 +296,8 @@ class Effects(Home):
 
     def _forget(self, request: RequestState, error: SpecsotError | None = None) -> None:
         """End a request's events, and release all that the request holds in queue, ring and quarantine. A
-        second call does nothing.
+        second call does nothing. A request that never entered the queue only ends its events. The end counts
+        under the class of the error, else under the plan's reason, else as "cancelled".
 
         request: a request of this engine, waiting, running or being replayed.
         error: what the client's subscription raises after the last event; None after Finished or an abandoned

@@ -54,9 +54,12 @@ class Engine(Effects):
 
     def handle(self, event: inputs.Input) -> None:
         """Handle one input of the engine, then start the actions that the input has made possible. An error
-        that concerns one request ends that request only.
+        that concerns one request ends that request only. The client's errors are delivered by its
+        subscription. Further sequences are started only after inputs of `inputs.Opening`, after a change of
+        the quarantine, and if pages were freed.
 
-        event: an object of one of the classes in `core.inputs`, or a result of the ring.
+        event: an object of one of the classes in `core.inputs`, or a result of the ring. A request that it
+            names must be one of this engine, except for RequestArrived.
         """
         match event:
             case Result():
@@ -99,7 +102,8 @@ class Engine(Effects):
 
     def _read_step(self, result: Result) -> None:
         """Give the outcomes of one step to their requests. A result of another epoch counts as a sign of life
-        of the ring (`steps`); its outcomes are dropped.
+        of the ring (`steps`); its outcomes are dropped. The prefix of a failed sequence is marked as suspect.
+        An exception of one request fails that request only.
 
         result: what the last stage, or stage 0, has reported.
         """
@@ -122,7 +126,8 @@ class Engine(Effects):
                 self._fail_alone(request, error, internal_error())
 
     def _lose_ring(self, reason: str, planned: bool) -> None:
-        """Suspend every request until the next epoch, where each request continues from its token logs.
+        """Suspend every request until the next epoch, where each request continues from its token logs. A
+        planned end is blamed on no request.
 
         If the quarantine finds one request guilty of repeated breaks, that request fails instead.
 
@@ -139,7 +144,8 @@ class Engine(Effects):
 
     def _break_off(self, order: Order) -> None:
         """Fail every request that owns, or forks from, the sequence of an order that could not be sent. The
-        prefix of that sequence is marked as suspect, so that no later request forks from it.
+        prefix of that sequence is marked as suspect, so that no later request forks from it. Requests that
+        fail get an internal error.
 
         If no request uses the sequence, no request fails.
 
@@ -165,6 +171,7 @@ class Engine(Effects):
 
     def _take_in(self, request: RequestState, lacking: str) -> None:
         """Queue a request in this ring. If there is no ring, start the timeout after which the request fails.
+        The alarm of the deadline is set, and an alarm of an earlier ring is cleared.
 
         request: a new request, or one of another ring.
         lacking: why there is no ring, for the message of that failure; "" if there is one.
@@ -178,7 +185,7 @@ class Engine(Effects):
 
     def _watch_deadline(self, request: RequestState) -> None:
         """Set the alarm of the request's deadline; an earlier alarm, perhaps of another ring, is replaced.
-        Without a deadline there is no alarm.
+        Without a deadline there is no alarm. A deadline that has passed already makes the alarm ring at once.
 
         request: the request, whose `deadline` is in seconds of the engine's clock.
         """
@@ -190,7 +197,8 @@ class Engine(Effects):
     # --- the next actions ---
 
     def _advance(self) -> None:
-        """Start whatever the ring has room for, one action at a time, the most urgent kind first.
+        """Start whatever the ring has room for, one action at a time, the most urgent kind first. An epoch
+        that has ended is not filled again; the first call in a new epoch prepares it (`_begin_epoch`).
 
         Waiting requests are admitted first; then sequences that an ended epoch lost are reopened; then
         further branches of admitted requests are opened. Nothing happens while there is no running epoch.
@@ -213,7 +221,8 @@ class Engine(Effects):
     def _admit_next(self, state: RingState, now: float) -> bool:
         """Admit the next waiting request if its pages are free. Return True if a request was admitted, False
         if none waits or its pages are not free. A new request starts its plan; a request that ran in an
-        earlier epoch reopens its sequences.
+        earlier epoch reopens its sequences. An error in starting it fails that request only, and True is
+        returned all the same.
 
         state: sizes and limits of the running ring.
         now: the present time, in seconds of the engine's clock.
@@ -238,7 +247,7 @@ class Engine(Effects):
     def _reopen_next(self, state: RingState, tried: set[str]) -> bool:
         """Try to reopen lost sequences of one admitted request. Return False if there is no such request.
         While requests wait for admission, a reopened sequence may use only the pages that were reserved for
-        its own request.
+        its own request. True means only that it was tried: it may still have lost sequences, or have failed.
 
         state: sizes and limits of the running ring.
         tried: ids of requests that are passed over; the id of this request is added.
@@ -254,7 +263,7 @@ class Engine(Effects):
     def _reopen(self, request: RequestState, state: RingState, reserved_only: bool = False) -> None:
         """Reopen the sequences that the request lost with an epoch, in the plan's order, while pages last.
         Sequences for which no pages are left stay lost, and a later call tries again; without a lost
-        sequence, nothing happens.
+        sequence, nothing happens. The first sequence without pages ends this call.
 
         A request that has lost branches, or threads of a model that forks, first gets a prefix of all that
         they share, so that this is computed once.
@@ -263,6 +272,8 @@ class Engine(Effects):
         state: sizes and limits of the running ring.
         reserved_only: True to use only the pages that are reserved for the request itself (its grant),
             because other requests wait for the free ones.
+
+        Raises Unavailable if the ring is gone.
         """
         self._tables.lengthen(request, request.lost_prefix, state)
         for sequence in request.lost:
@@ -273,7 +284,7 @@ class Engine(Effects):
 
     def _branch_next(self, state: RingState, stuck: set[str]) -> bool:
         """Try to open one branch of the request whose turn it is. Return False if no request has a branch to
-        open.
+        open. True is returned also if its branch had to wait or if the request failed.
 
         state: sizes and limits of the running ring.
         stuck: ids of requests that are passed over. The id of this request is added unless its branch was
@@ -295,7 +306,8 @@ class Engine(Effects):
         request: an admitted request with a ready branch.
         state: sizes and limits of the running ring.
 
-        Raises TooLarge if the branch can never fit this ring.
+        Raises TooLarge if the branch can never fit this ring, and InvalidRequest if its prompt cannot be
+        built.
         """
         command = request.plan.preview(request.plan.ready()[0])
         if not self._intake.has_prompt(request, command):
@@ -313,7 +325,9 @@ class Engine(Effects):
 
     def _begin_epoch(self, state: RingState) -> None:
         """Start to fill a new epoch, whose ring is empty and may have another size than the previous one. A
-        request that is too large for the new ring waits for a larger one, until its timeout.
+        request that is too large for the new ring waits for a larger one, until its timeout. A request whose
+        check fails for another reason than its size fails. The repair timeout of a request that fits is
+        cancelled. Forecasts start anew with the ring's curve.
 
         state: sizes and limits of the new ring.
         """
@@ -331,7 +345,7 @@ class Engine(Effects):
 
     def _end_epoch(self) -> list[RequestState]:
         """Forget everything that this epoch held in the ring. Return all requests; all of them wait again.
-        The list is empty if there was no request.
+        The list is empty if there was no request. No epoch is filled until the next one begins.
 
         Orders that have not been sent are dropped, and all sequences of every request are marked as lost.
         """
@@ -348,14 +362,16 @@ class Engine(Effects):
 
     async def open(self, ask: Ask | None, caller: Caller, offset: int | None = None) -> Subscription:
         """Queue a request, or resume one. Return its events, numbered from 0; the last event is Finished.
+        Without an id of the caller, or if the caller has no such request, a new one is queued.
 
         Closing the returned subscription cancels the request, unless the request is resumable: then the
         request continues without a reader, and is kept for a while; the same call reads it again.
 
-        ask: the request. To resume, either None or the same request as before.
+        ask: the request. To resume, either None or the same request as before (`max_new_tokens` may be left
+            out again).
         caller: who asks. The caller's timeout counts from this call, for a resumed request too.
-        offset: the number of the first event to return. Anything but None requires a resumable request of
-            this caller that runs, or that ended recently.
+        offset: the number of the first event to return; None for the first event. Anything but None requires
+            a resumable request of this caller that runs, or that ended recently.
 
         Raises InvalidRequest, NotFound (the caller has no such request to resume, or the model is unknown),
         Overloaded, TimedOut, and Unavailable if there has been no ring yet or the master shuts down. The
@@ -373,7 +389,8 @@ class Engine(Effects):
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
         """Cancel a request; its client still receives Finished, with the text so far. Return False if no such
-        request is waiting or running, or if it belongs to another owner.
+        request is waiting or running, or if it belongs to another owner. A request that has ended already
+        counts as not running.
 
         request_id: the id under which the request was opened.
         owner: the owner of the caller's token; "" for a caller without a token.
@@ -398,7 +415,7 @@ class Engine(Effects):
     async def revive(self, journaled_requests: Iterable[JournaledRequest]) -> None:
         """Restore the requests that an earlier master process left in the journal. Unfinished requests
         continue; finished ones can be read again. A request that cannot be restored is logged and dropped
-        from the journal.
+        from the journal. A request whose records cannot be applied fails, but can be read.
 
         journaled_requests: the requests as the journal keeps them.
         """
@@ -414,7 +431,8 @@ class Engine(Effects):
     def _replay(self, request: RequestState, journaled: JournaledRequest) -> None:
         """Apply the journal's records to a restored request, then queue the request if it has not ended. If
         the records cannot be applied, for example because prompts are worded differently now, the request
-        fails. In every case the client can read the request again for a while.
+        fails. In every case the client can read the request again for a while. Records after the request's
+        end are skipped.
 
         request: the request in its initial state.
         journaled: the same request as the journal keeps it, with its records.
@@ -441,7 +459,8 @@ class Engine(Effects):
         caller: who asks: the request id that the client chose, its name for fairness, its time limit, and the
             owner.
 
-        Raises the errors of `open`.
+        Raises the errors of `open`: among others InvalidRequest if a request with this id exists already, and
+        Overloaded if the queue or the validation has no room.
         """
         self._check_open()
         check_deadline(caller.timeout)
@@ -476,7 +495,7 @@ class Engine(Effects):
 
     def _make_room(self, client: str) -> RequestState | None:
         """Return the waiting request that a new request displaces from the full queue, or None while the
-        queue has room. The caller must fail the returned request.
+        queue has room. The caller must fail the returned request. The refusal is counted.
 
         client: the name of the new request's client.
 
@@ -488,7 +507,9 @@ class Engine(Effects):
             raise self._overloaded() from None
 
     def _overloaded(self) -> Overloaded:
-        """Count a refusal, and return its error with the seconds after which the client should try again."""
+        """Count a refusal, and return its error with the seconds after which the client should try again. The
+        error says how many requests are waiting.
+        """
         self._counts.refused += 1
         later = self._hints.refuse(self._clock.now())
         return Overloaded(f"{self._queue.waiting} requests are waiting already", later)
@@ -510,6 +531,7 @@ class Engine(Effects):
 
     def _rejoin(self, request: RequestState, ask: Ask | None, timeout: float | None) -> RequestState:
         """Return a known request, which the caller reads again; from now on this caller's deadline applies.
+        The deadline of a request that has ended stays as it is.
 
         request: the known request.
         ask: None, or the same request as before. The journal may have replaced an omitted max_new_tokens by a

@@ -56,7 +56,8 @@ class Subscription(Reader, AsyncIterator[Numbered]):
             self._news.set_result(None)
 
     async def __anext__(self) -> Numbered:
-        """Wait for the next event and return it. Of a resumable request, the event is journaled first.
+        """Wait for the next event and return it; it then counts as read. Of a resumable request, the event is
+        journaled first. If the wait for the journal is cancelled, the event counts as read all the same.
 
         Raises Cancelled if another call reads the request now or if this reader was too slow, the error that
         ended the request, and StopAsyncIteration after the last event.
@@ -73,7 +74,7 @@ class Subscription(Reader, AsyncIterator[Numbered]):
 
     def join(self, numbered: Numbered) -> Numbered:
         """Return an event that was just read, joined with the unread pieces of answer text directly after it;
-        unchanged if it is no answer text, or if none follows.
+        unchanged if it is no answer text, or if none follows. The joined pieces count as read.
 
         # read: MergedText "a"; unread: MergedText "b", MergedText "c", Finished -> MergedText "abc"
 
@@ -81,6 +82,8 @@ class Subscription(Reader, AsyncIterator[Numbered]):
         joined, because each of them is journaled before it is read.
 
         numbered: the event that `__anext__` has returned, with its number.
+
+        Raises the error of `EventBuffer.take` if this reader was cut off.
         """
         first = numbered.event
         buffer = self._request.events
@@ -95,7 +98,9 @@ class Subscription(Reader, AsyncIterator[Numbered]):
         return numbered if len(pieces) == 1 else Numbered(numbered.number, _joined(pieces))
 
     async def aclose(self) -> None:
-        """Stop reading. Nothing happens if another call has taken over the request's events."""
+        """Stop reading. The engine then cancels a request that is not resumable, and keeps a resumable one
+        for a while. Nothing happens if another call has taken over the request's events.
+        """
         request = self._request
         if request.events.detach(self):
             request.clear_alarms(ReadingOverdue)
@@ -103,7 +108,8 @@ class Subscription(Reader, AsyncIterator[Numbered]):
 
 
 def _joined(pieces: Sequence[MergedText]) -> MergedText:
-    """Return consecutive pieces of an answer as one piece, which begins at the offset of the first.
+    """Return consecutive pieces of an answer as one piece, which begins at the offset of the first. The
+    result has the logprobs of all pieces, and the sum of their tokens per step.
 
     pieces: pieces of one answer in order, at least one, each of which begins where the previous one ends.
     """
@@ -145,7 +151,7 @@ class Subscriptions:
 
     def subscribe(self, request: RequestState, offset: int) -> Subscription:
         """Attach a new reader to a request; an earlier reader is cut off. Return the reader, which the caller
-        must close.
+        must close. The request is no longer released for having no reader.
 
         # 10 events exist, of which 0 to 3 are no longer kept:
         # offset 4 -> events 4, 5, ...    offset 10 -> waits for the next event
@@ -166,7 +172,8 @@ class Subscriptions:
 
     def on_read(self, request: RequestState) -> Awaitable[None] | None:
         """Note that an event was read. Return an awaitable that ends when the journal holds the event, or
-        None if no wait is needed.
+        None if no wait is needed. The engine renews the request's leases when the number of unread events
+        falls below the configured bound. None is returned for a request that is not resumable.
 
         request: the request whose event was read.
         """
@@ -193,7 +200,9 @@ class Subscriptions:
 
     def on_end(self, request: RequestState) -> None:
         """Handle the end of a request, whose last events may still be unread. A resumable request is kept; if
-        there are too many of them, the fairest choice (`_next_to_go`) is released.
+        there are too many of them, the fairest choice (`_next_to_go`) is released. All its alarms are
+        cancelled first. A slow reader of unread events is still cut off after its time; a kept request
+        without a reader is released after the configured time.
 
         request: the request that has ended.
         """
@@ -218,7 +227,7 @@ class Subscriptions:
 
     def release(self, request: RequestState) -> None:
         """Forget a kept request, in the journal too; afterwards another request may use its id. A second call
-        does nothing.
+        does nothing. A request that still runs continues, but cannot be resumed.
 
         request: a resumable request, running or ended.
         """

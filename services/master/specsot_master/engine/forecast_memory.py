@@ -32,7 +32,9 @@ class ForecastMemory:
         self._written = float("-inf")
 
     def read(self) -> Forecaster:
-        """Return a forecaster with the saved costs, or an empty one if there is no readable file."""
+        """Return a forecaster with the saved costs, or an empty one if there is no readable file. A file of
+        another version, or with contents of another form, counts as unreadable.
+        """
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             saved = json.loads(self._file.read_text(encoding="utf-8")) if self._file else {}
             if saved.get("version") == VERSION:
@@ -41,7 +43,8 @@ class ForecastMemory:
 
     def write(self, kept: Callable[[], Mapping[str, Any]], now: float) -> None:
         """Write the measured costs to the file, unless the last write was less than PAUSE seconds ago.
-        Nothing happens without a file, or if it cannot be written.
+        Nothing happens without a file, or if it cannot be written. Missing folders are created. A failed
+        write counts as a write, so the next one waits as long.
 
         kept: returns the costs as JSON values; called only if the file is written.
         now: the present time, in seconds of any clock that only goes forward.

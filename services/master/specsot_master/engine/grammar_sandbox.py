@@ -67,7 +67,9 @@ class GrammarSandbox:
         self._now: tuple[Form, asyncio.Task[str]] | None = None
 
     async def check(self, form: Form, client: str = "", budget: int | None = None) -> None:
-        """Check that a form compiles, and that its shortest answer fits the budget. Return if both hold.
+        """Check that a form compiles, and that its shortest answer fits the budget. Return if both hold. The
+        length is checked only if the sandbox measures lengths and the budget is at most MAX_MEASURED_TOKENS;
+        a form of unknown length passes.
 
         form: the form that the client gave for its answer.
         client: the name of the client, "" for one without a name; one client may not take all waiting places.
@@ -95,7 +97,7 @@ class GrammarSandbox:
         form: a form that has not been tried yet.
         client: the name of the client.
 
-        Raises Overloaded if too many new forms wait.
+        Raises Overloaded if too many new forms wait, and what the trial raises.
         """
         waiting_pair = client, form
         self._make_room(waiting_pair)
@@ -122,7 +124,8 @@ class GrammarSandbox:
 
     async def _find(self, form: Form) -> str:
         """Return the result of a form's trial: what is wrong with it, or "" for a valid form. The trial
-        starts once no other one runs; a cached result is returned at once.
+        starts once no other one runs; a cached result is returned at once. Cancelling the call does not end
+        the trial.
 
         form: the form to try.
 
@@ -138,9 +141,11 @@ class GrammarSandbox:
 
     async def _try(self, form: Form) -> str:
         """Run the trial of a form in a thread, cache its result and return it: what is wrong with the form,
-        or "" if it is valid. A raised error is not cached.
+        or "" if it is valid. A raised error is not cached. Afterwards another form may be tried.
 
         form: the form to try.
+
+        Raises what the trial raises, such as Unavailable.
         """
         try:
             complaint = await asyncio.to_thread(self._trial, form)
@@ -150,7 +155,8 @@ class GrammarSandbox:
             self._now = None
 
     def _recall(self, form: Form) -> str | None:
-        """Return the cached result of a form, "" if it is valid, or None if it has not been tried.
+        """Return the cached result of a form, "" if it is valid, or None if it has not been tried. A cached
+        form counts as used now.
 
         form: the form that a client gave for its answer.
         """
@@ -159,7 +165,8 @@ class GrammarSandbox:
         return self._known.get(form)
 
     def _remember(self, form: Form, complaint: str) -> None:
-        """Cache a result; the least recently used one is dropped if the cache is full.
+        """Cache a result; the least recently used one is dropped if the cache is full. At most
+        MAX_CACHED_CHECKS results are kept.
 
         form: the form that was tried.
         complaint: what is wrong with it, or "" if it is valid.
@@ -170,7 +177,9 @@ class GrammarSandbox:
 
 
 def compile_in_subprocess(form: Form) -> str:
-    """Compile a form in a process of its own. Return what is wrong with the form, or "" if it is valid.
+    """Compile a form in a process of its own. Return what is wrong with the form, or "" if it is valid. The
+    words name the kind of the form; an end by a signal is explained by _CRASHES, and any other failure as
+    "cannot be compiled".
 
     A crash or a timeout of that process counts as an error of the form. The process imports nothing from the
     current directory (-P), and its environment does not contain the clients' token.
@@ -197,7 +206,7 @@ def compile_in_subprocess(form: Form) -> str:
 
 def measure_with(base: Path, width: int, ends: tuple[int, ...]) -> Measure:
     """Return a function that computes the number of tokens of a form's shortest answer. The function returns
-    None if the vocabulary cannot be read.
+    None if the vocabulary cannot be read. Forms are measured up to MAX_MEASURED_TOKENS.
 
     base: the model's directory, whose vocabulary is read when the first form is measured.
     width: the number of logits of the model, which bounds its token ids.

@@ -91,13 +91,15 @@ class Intake:
         self._known = ring
 
     async def validate(self, ask: Ask, caller: Caller) -> tuple[Ask, EncodedPrompt, float | None]:
-        """Check a request and encode its prompts.
+        """Check a request and encode its prompts. A request without a form, or whose form is valid, passes
+        the last check.
 
         Return the request with max_new_tokens resolved if it named none, its encoded prompts, and the seconds
         that are left of the caller's timeout (None without a timeout).
 
         ask: what the client asks for, as it was received.
-        caller: who asks: the request id that the client chose, its name for fairness, and its timeout.
+        caller: who asks: the request id that the client chose (or None), its name for fairness, and its
+            timeout in seconds (None for none).
 
         Raises TimedOut if the timeout ends meanwhile, NotFound for an unknown model, InvalidRequest (with
         TooLarge among its kinds) for anything that is wrong with the request, Overloaded if too many new
@@ -124,7 +126,9 @@ class Intake:
 
     async def _fit(self, ask: Ask) -> tuple[Ask, EncodedPrompt]:
         """Return a request with its prompts encoded. A request that names no limit gets its endpoint's
-        default, or as many tokens as the model's context and the ring's KV pages hold after the prompt.
+        default, or as many tokens as the model's context and the ring's KV pages hold after the prompt. The
+        returned request always has a max_new_tokens that the journal can keep, but for an endpoint's usual
+        default.
 
         ask: what the client asks for, after `_check`.
 
@@ -147,7 +151,8 @@ class Intake:
 
     def _room(self, ask: Ask, prompt: EncodedPrompt, max_tokens: int) -> int:
         """Return how many tokens fit after a prompt into the context and the ring's KV pages, 1 to
-        `max_tokens`. Return 1 if not even one token fits; the later check then reports the error.
+        `max_tokens`. Return 1 if not even one token fits; the later check then reports the error. An error of
+        the request that is not about its size counts as fitting here.
 
         Binary search for the largest limit that does not raise TooLarge:
         # range(1, max_tokens) holds the limits 1, 2, ...; if limit 300 is the first that exceeds, bisect_left
@@ -181,7 +186,8 @@ class Intake:
         )
 
     def build(self, ask: Ask, caller: Caller, now: float, prompt: EncodedPrompt) -> RequestState:
-        """Create the state of a validated request; a request without an id or seed gets random ones.
+        """Create the state of a validated request; a request without an id or seed gets random ones. The
+        request's pages are measured for the present ring, or for the last one.
 
         ask: what the client asks for, with max_new_tokens resolved.
         caller: who asks: the request id that the client chose, if it did, its name for fairness, and the
@@ -200,12 +206,13 @@ class Intake:
         return request
 
     async def rebuild(self, journaled: JournaledRequest, since: float) -> RequestState:
-        """Create the initial state of a journaled request; the caller then replays its records.
+        """Create the initial state of a journaled request; the caller then replays its records. It keeps its
+        id, client, seed and owner; whether it fits the ring is checked later.
 
         journaled: the request as the journal keeps it.
         since: the arrival time, in seconds of this engine's clock; it may be negative.
 
-        Raises InvalidRequest if the prompts cannot be encoded.
+        Raises InvalidRequest if the prompts cannot be encoded; ContextLengthExceeded is such an error.
         """
         prompt = await self._encode(journaled.ask)
         request = self._make(journaled.ask, journaled.id, journaled.client, journaled.seed, since, prompt)
@@ -214,7 +221,8 @@ class Intake:
 
     def has_prompt(self, request: RequestState, command: OpenBranch) -> bool:
         """Return True if a branch's prompt is encoded already, or short enough to be encoded on the event
-        loop. If not, a thread encodes the prompt, once, and the request's engine receives `PromptMade`.
+        loop. If not, a thread encodes the prompt, once, and the request's engine receives `PromptMade`. Short
+        means fewer than THREAD_CHARACTERS characters.
 
         request: the request that opens the branch.
         command: the command that opens the branch.
@@ -227,7 +235,7 @@ class Intake:
 
     async def _make_turn(self, request: RequestState, command: OpenBranch) -> None:
         """Encode a branch's prompt in a thread, then send `PromptMade` to the request's engine, with the
-        error if there was one.
+        error if there was one. While it runs, `has_turn` starts no second thread for the same branch.
 
         request: the request that opens the branch.
         command: the command that opens the branch.
@@ -243,7 +251,9 @@ class Intake:
         request.home.handle(PromptMade(request, failure))
 
     def _check(self, ask: Ask, id: str | None) -> None:
-        """Make the checks that need no encoded prompt.
+        """Make the checks that need no encoded prompt. The checks are those of the model's name, the sizes,
+        the plan, the token ids, the drafter, and of windows, pruning and `head_aware`, which need a model
+        whose layers and measurements allow them.
 
         Return nothing if the request passes.
 
@@ -281,7 +291,7 @@ class Intake:
 
     async def _encode(self, ask: Ask, positions: int = MAX_TOKENS) -> EncodedPrompt:
         """Return a request's prompts in tokens; long ones are encoded in a thread, so that the event loop is
-        not blocked.
+        not blocked. The length is checked only for prompts that are encoded in a thread.
 
         ask: what the client asks for.
         positions: the maximum prompt length in tokens, by which a far too long prompt is refused before it is
@@ -297,14 +307,18 @@ class Intake:
     def _decide_and_encode(self, ask: Ask) -> EncodedPrompt:
         """Decide whether the request is answered directly or by a plan, and return the prompts of that way.
         For a direct answer, `answer` of the result holds the prompt and `conversation` is None; for a plan,
-        `answer` is empty and `conversation` holds the prompts.
+        `answer` is empty and `conversation` holds the prompts. A model with fork tags answers directly if the
+        request does not allow forks. The decision may be reversed by the client's time limit. The score's
+        prompt is made only if the decision has a threshold, and the sizes of a plan are measured with a
+        sample branch.
 
         A model that forks by its own tags gets the chat prompt with an open thinking block, if the request
         allows forks. Tokens given in place of messages are used as they are.
 
         ask: what the client asks for.
 
-        Raises InvalidRequest if the template refuses the conversation.
+        Raises InvalidRequest if the template refuses the conversation, or if not even a sentence can end
+        within the client's time limit.
         """
         messages = messages_of(ask)
         if (tags := self._prompts.tags) and may_fork(ask):
@@ -329,7 +343,9 @@ class Intake:
     def _make(
         self, ask: Ask, id: str, client: str, seed: int, since: float, prompt: EncodedPrompt
     ) -> RequestState:
-        """Create the state of a request, with the plan that its prompt calls for.
+        """Create the state of a request, with the plan that its prompt calls for. The plan is a ForkPlan for
+        a prompt with fork tags, else a RequestPlan. The arrival number counts up with every call, and the
+        trace is that of the call that runs now, if any.
 
         ask: what the client asks for.
         id: the request's id.

@@ -57,7 +57,8 @@ class OrderQueue:
         self._task: asyncio.Task[None] | None = None
 
     def put(self, order: Order) -> None:
-        """Append an order, and start to send if no task does so already.
+        """Append an order, and start to send if no task does so already. Orders are sent in the order of the
+        calls. An event loop must run.
 
         order: an instruction for the sequencer, such as opening or closing a sequence.
         """
@@ -70,7 +71,9 @@ class OrderQueue:
         self._orders.clear()
 
     async def _drain(self) -> None:
-        """Send orders until none is left, or until the ring refuses one."""
+        """Send orders until none is left, or until the ring refuses one. If the ring refuses one, the others
+        are dropped and the engine receives RingLost.
+        """
         try:
             while self._orders:
                 await self._send(self._orders.popleft())
@@ -145,7 +148,8 @@ class RingTables:
         return self.ledger.free + self.prefixes.spare()
 
     def begin_epoch(self, pages: int, kept: Mapping[int, int] | None = None) -> None:
-        """Forget all sequences and prefixes, because the ring of the next epoch is empty.
+        """Forget all sequences and prefixes, because the ring of the next epoch is empty. Pages of the last
+        epoch are not returned one by one: the new ledger has all pages free.
 
         pages: number of KV pages on every stage of the new ring; 0 while there is no ring.
         kept: by sequence id of an earlier epoch, how many leading tokens' KV the new stages have received;
@@ -173,7 +177,8 @@ class RingTables:
 
     def group(self, outcomes: Iterable[Outcome]) -> list[tuple[RequestState, list[tuple[int, Outcome]]]]:
         """Group a step's outcomes by request. Outcomes of sequences that are closed, or unknown, are dropped;
-        empty if none is left.
+        empty if none is left. Requests come in the order of their first outcomes, and a prefix is marked as
+        computed by the first outcome of its fork.
 
         Each outcome comes with its sequence's ordinal within the request (0, or the id of a branch's point):
         # outcomes of sequences [7 9 8], of which 7, 8 are ordinals 0, 1 of request a and 9 is ordinal 0 of b
@@ -209,6 +214,8 @@ class RingTables:
         ordinal: 0, PLAN_ORDINAL for a speculative skeleton, or the id of the branch's point.
         limit: the maximum number of generated tokens.
         rules: the plan grammar that constrains the sequence, or None.
+
+        Raises InvalidRequest if the prompt of a branch cannot be built.
         """
         turn = request.take_turn(command)
         opening = self._factory.decoding_opening(
@@ -233,6 +240,8 @@ class RingTables:
         self, request: RequestState, sequence: ActiveSequence, state: RingState, again: bool = False
     ) -> None:
         """Open a sequence at stage 0 at the position that its token log has reached, and charge its pages.
+        The sequence gets its first lease, and its family: the id of the request's first placed sequence.
+        Prefixes that no request needs are evicted if its pages need them.
 
         The order that is sent carries only tokens that are not forked:
         # prompt [p0 p1 p2 q0], written [w0 w1], fork of the first 3 tokens -> the order carries [q0 w0 w1]
@@ -266,7 +275,7 @@ class RingTables:
     def close(self, request: RequestState, sequence: ActiveSequence) -> None:
         """Forget a sequence and give back its pages, and order stage 0 to close it unless it ended by itself.
         A sequence that waits to be reopened is not in the ring; then stage 0 only drops its KV that was
-        migrated from the previous epoch. Unknown sequences are ignored.
+        migrated from the previous epoch. Unknown sequences are ignored. `freed` is set if it was in the ring.
 
         request: the request that the sequence belongs to.
         sequence: one of the request's sequences, in the ring or waiting to be opened again.
@@ -285,7 +294,7 @@ class RingTables:
 
     def renew(self, request: RequestState) -> None:
         """Send a longer lease for each sequence of the request that is in the ring and needs a longer lease;
-        send nothing for the others.
+        send nothing for the others. The lease is recorded in the sequence.
 
         See `renewed_lease`, for example with leases of 256 positions and a maximum position of 1000:
         # position 100, lease 256 -> 156 positions are left, more than 128: no order
@@ -305,7 +314,8 @@ class RingTables:
 
     def admit(self, request: RequestState, state: RingState) -> bool:
         """Reserve the pages that a request needs to begin, and pin or open its prompt prefix. Return False,
-        with nothing changed, if there is no room.
+        with nothing changed, if there is no room. For a request that ran before, no pages are reserved for a
+        speculative plan.
 
         The options come best first: fork the longest cached prefix, or open a new one. A request with a
         speculative plan is admitted without the plan (`RequestState.plans` becomes False) if there is no room
@@ -333,7 +343,8 @@ class RingTables:
 
     def _admit(self, request: RequestState, state: RingState, extra_pages: int) -> bool:
         """Admit the request if there is room for it and for some further pages. Return False, with nothing
-        changed, if there is not.
+        changed, if there is not. The first option with room is taken. Prefixes are not shared for a windowed
+        request, nor if caching is off.
 
         request: a waiting request.
         state: sizes and limits of the running ring.
@@ -354,7 +365,8 @@ class RingTables:
     def lengthen(self, request: RequestState, tokens: tuple[int, ...], state: RingState) -> None:
         """Replace the request's prefix by a longer one, which all branches of its plan fork. Change nothing
         if the present prefix is already as long, or if there is no room; then each branch computes the tokens
-        itself.
+        itself. Pages of prefixes that no request needs are evicted for it. The request then pins the new
+        prefix in place of the old one.
 
         The new prefix forks the old one, so only the pages after the shared full pages are charged:
         # page_rows 16, old prefix 40 tokens, new prefix 60 tokens
@@ -391,7 +403,7 @@ class RingTables:
     def release(self, request: RequestState) -> None:
         """Close all sequences of a request that is over, and give back its pages and its prefix. The prefix
         stays cached for later requests, unless caching is off, or the prefix is suspect, not computed yet, or
-        made for this request only.
+        made for this request only. `freed` is set in every case.
 
         request: the request; one that was never admitted holds nothing.
         """
@@ -408,7 +420,9 @@ class RingTables:
             self._evict(self.prefixes.drop(node))
 
     def suspect_sequence(self, sequence: int) -> None:
-        """Mark the prefix of a failed or unsent sequence as suspect, since its KV may be invalid.
+        """Mark the prefix of a failed or unsent sequence as suspect, since its KV may be invalid. Of a
+        decoding sequence, the prefix of its request is marked, with its ancestors; nothing happens if it has
+        none.
 
         sequence: the id of a decoding sequence or of a prefix; unknown ids are ignored.
         """
@@ -419,6 +433,7 @@ class RingTables:
 
     def _make_room(self, pages: int, kept_node: PrefixNode | None = None, slack: int = 0) -> bool:
         """Evict prefixes until so many pages are free. Return False, with nothing evicted, if that cannot be.
+        Nothing is evicted if enough pages are free already.
 
         # 3 pages free, 5 in unneeded prefixes, pages 6, slack 2 -> 3 lack, 3 + 2 <= 5: evict 3 pages, True
         # the same with slack 3 -> 3 + 3 > 5: False
@@ -434,7 +449,8 @@ class RingTables:
         return True
 
     def _hold(self, request: RequestState, option: AdmissionOption, drafted: bool) -> None:
-        """Pin the prefix of an admission option for the request, after opening the prefix if it is new.
+        """Pin the prefix of an admission option for the request, after opening the prefix if it is new. The
+        request's `node`, `shared` and `found` are set; the node is None if the option forks nothing.
 
         request: the request that enters the ring.
         option: the option, for which there is room.
@@ -453,7 +469,7 @@ class RingTables:
         self, request: RequestState, option: AdmissionOption, drafted: bool, window: Window | None
     ) -> PrefixNode:
         """Open a prefix that is not in the ring, and return it; the part that another prefix has is forked
-        from there.
+        from there. Its pages are reserved in the ledger.
 
         Only the tokens after the fork are sent and prefilled:
         # prefix of 100 tokens, 64 of which begin a cached prefix -> Fork(cached, 64), 36 tokens are sent

@@ -41,7 +41,8 @@ from specsot_master.telemetry import Metrics
 
 
 def ring_routes(context: HttpContext) -> APIRouter:
-    """Return the routes of the status page, the ring's state, metrics and version.
+    """Return the routes of the status page, the ring's state, metrics and version. They are GET /, /ring,
+    /metrics and /version.
 
     context: what all endpoints share.
     """
@@ -74,7 +75,9 @@ def ring_routes(context: HttpContext) -> APIRouter:
 
 
 def read_page() -> str:
-    """Return index.html as text with its styles and scripts inlined, so that hashes can allow them."""
+    """Return index.html as text with its styles and scripts inlined, so that hashes can allow them. The files
+    are those of the package's folder "page".
+    """
     folder = files("specsot_master.http") / "page"
 
     def put_in(link: re.Match[str]) -> str:
@@ -133,7 +136,8 @@ def _hashes_of(page: str, tag: str) -> str:
 
 def build_app(context: HttpContext, tokens: Tokens | None = None, origins: Iterable[str] = ()) -> ASGIApp:
     """Return the whole application, with the middleware that checks requests first: the size of bodies, the
-    token if tokens are required, and the origin if origins are given.
+    token if tokens are required, and the origin if origins are given. Requests of other origins get no
+    permission of the browser; x-request-id is the only response header that scripts may read.
 
     context: what all endpoints share.
     tokens: the valid client tokens, or None if none is required.
@@ -155,7 +159,9 @@ class TokenProtectedApi(FastAPI):
     """An application whose /openapi.json says that a token is required, and where none is."""
 
     def openapi(self) -> dict[str, Any]:
-        """Return the API document, in which every path requires a token except OPEN_PATHS."""
+        """Return the API document, in which every path requires a token except OPEN_PATHS. A bearer token is
+        the document's only kind of credential.
+        """
         document = super().openapi()
         document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"token": []}]
@@ -167,7 +173,7 @@ class TokenProtectedApi(FastAPI):
 
 def build_api(context: HttpContext, app_class: type[FastAPI] = FastAPI) -> FastAPI:
     """Return the application with all endpoints and error handlers. FastAPI's documentation pages are turned
-    off, because they load scripts from other servers.
+    off, because they load scripts from other servers. Errors are answered in the format of their endpoint.
 
     context: what all endpoints share.
     app_class: FastAPI, or a subclass that changes the API document.
@@ -213,7 +219,8 @@ async def open_http(
     names: Iterable[str] = (),
     origins: Iterable[str] = (),
 ) -> HttpServer:
-    """Serve a master's HTTP API, and return the running server.
+    """Serve a master's HTTP API, and return the running server. The Host header is checked only if no token
+    is required.
 
     address: host:port on which it listens; port 0 stands for any free port.
     master: what serves the clients' requests.

@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 async def merged_events(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Yield (index of the stream, event) from several streams in the order of arrival; yield nothing for no
-    streams.
+    streams. A single stream is read without reading ahead.
 
     At most one event per stream is read ahead. An error in one stream ends all streams; if a stream fails at
     once, the error is raised before any event of the others is yielded.
@@ -89,10 +89,13 @@ def _has_ended(next_event: asyncio.Future[T]) -> bool:
 async def _close_streams(
     next_events: list[asyncio.Future[T]], streams: Sequence[AsyncGenerator[T, None]]
 ) -> None:
-    """Cancel the reading of further events, then close all streams.
+    """Cancel the reading of further events, then close all streams. The errors and events of cancelled
+    readings are dropped.
 
     next_events: the unfinished tasks that have asked streams for their next events.
     streams: all streams, ended or not.
+
+    Raises what the closing of a stream raises.
     """
     for task in next_events:
         task.cancel()
@@ -169,9 +172,9 @@ async def begin_stream(
 ) -> ServerSentEvents:
     """Return a response that sends chunks as server-sent events.
 
-    Errors before the first chunk are raised here, while the HTTP status can still report them. If no chunk
-    has come after `ping_every` seconds, the response begins anyway, because a client or a proxy would close a
-    connection that stays silent; later errors become events.
+    Errors before the first chunk are raised here, while the HTTP status can still report them; the chunks are
+    then closed. If no chunk has come after `ping_every` seconds, the response begins anyway, because a client
+    or a proxy would close a connection that stays silent; later errors become events.
 
     request: the HTTP request of the client.
     chunks: the JSON objects to send, one per event.
@@ -179,7 +182,8 @@ async def begin_stream(
     style: how the API writes events, errors and pings.
     ping_every: seconds of silence before a ping.
 
-    Raises Cancelled if the client disconnects before the first chunk, and the errors of the first chunk.
+    Raises Cancelled if the client disconnects before the first chunk, the errors of the first chunk, and
+    StopAsyncIteration if there is none.
     """
     first = asyncio.ensure_future(anext(chunks))
     try:
@@ -217,7 +221,7 @@ class ServerSentEvents(Response):
         style: EventStyle = EventStyle(),
         ping_every: float = PING_SECONDS,
     ) -> None:
-        """Prepare the response.
+        """Prepare the response. Proxies are told not to buffer or cache the response.
 
         first: the first chunk, which may not have come yet.
         further_chunks: the chunks after the first one; closed at the end of the response.
@@ -236,7 +240,7 @@ class ServerSentEvents(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response, as an ASGI application. If the client disconnects or stops reading, end quietly;
-        its requests are cancelled, because the chunks are closed.
+        its requests are cancelled, because the chunks are closed. A client that stopped reading is logged.
 
         scope: what the server knows of the call; unused.
         receive: receives the client's ASGI messages.
@@ -250,7 +254,8 @@ class ServerSentEvents(Response):
             log.warning("a client stopped reading", seconds=self._stall)
 
     async def _send_response(self, send: Send) -> None:
-        """Send the whole response: head, events, and the last bytes of the style.
+        """Send the whole response: head, events, and the last bytes of the style. The chunks are closed in
+        every case.
 
         send: sends an ASGI message to the client.
 
@@ -267,7 +272,8 @@ class ServerSentEvents(Response):
                 await _cancel(self._first)
 
     async def _send_chunks(self, writer: _EventWriter) -> None:
-        """Send all chunks; if one of them raises an error, send the error as the last event.
+        """Send all chunks; if one of them raises an error, send the error as the last event. A ping is sent
+        first if the first chunk has not come yet.
 
         writer: writes the bytes of events to the client.
         """
@@ -316,7 +322,7 @@ class _EventWriter:
     @asynccontextmanager
     async def pinging(self, ping: bytes, interval: float) -> AsyncGenerator[None]:
         """During the block, send a ping after each interval of silence, to keep the connection open. The
-        context yields None.
+        context yields None. Pings stop at the end of the block.
 
         ping: the bytes of a ping.
         interval: seconds without a write before a ping.
@@ -335,7 +341,8 @@ class _EventWriter:
             await _cancel(pings)
 
     async def _ping(self, ping: bytes, interval: float) -> None:
-        """Send a ping whenever nothing was written for an interval. Runs until cancelled.
+        """Send a ping whenever nothing was written for an interval. Runs until cancelled. Every write, and a
+        ping itself, restarts the interval.
 
         ping: the bytes of a ping.
         interval: seconds without a write before a ping.
@@ -347,7 +354,9 @@ class _EventWriter:
 
 
 async def _until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
-    """Return the result of some work. If the client disconnects first, the work is cancelled.
+    """Return the result of some work. If the client disconnects first, the work is cancelled. When it
+    returns, neither the work nor the reading of the client's messages runs any more. Work that is done when
+    the client disconnects keeps its result.
 
     receive: receives the client's ASGI messages.
     work: a coroutine or future.
@@ -461,7 +470,9 @@ class HttpCall:
 
 
 def call_of(request: Request) -> HttpCall:
-    """Return the call that an HTTP request makes, with a new id, and bind its ids to the log's context.
+    """Return the call that an HTTP request makes, with a new id, and bind its ids to the log's context. The
+    client of the queue is the owner of the token, or else the host. The response's x-request-id is the
+    client's own id, or ours without one.
 
     The client's own x-request-id is used in logs only: proxies keep it when they repeat a call, so several
     calls may share one.
@@ -493,7 +504,8 @@ def client_of(request: Request) -> str:
 
 
 def timeout_of(header: str | None) -> float | None:
-    """Return the seconds of the header x-request-timeout, or None without one.
+    """Return the seconds of the header x-request-timeout, or None without one. NaN and infinity are refused,
+    too.
 
     header: the value of the header.
 

@@ -89,7 +89,8 @@ _PARSE_MESSAGES: Mapping[type[BaseException | None], str] = {
 
 def body_of(error: Exception) -> dict[str, Any]:
     """Return an error in OpenAI's format, as the body of a response or as an event of a stream. An exception
-    that is no SpecsotError becomes an internal error, and is logged.
+    that is no SpecsotError becomes an internal error, and is logged. The field is named if the error is an
+    InvalidRequest, and a PlanError has the invalid plan. Message and plan are cut to their maximum lengths.
 
     error: the exception that a call raised.
     """
@@ -119,7 +120,8 @@ _ANTHROPIC_TYPES: Mapping[int, str] = {
 
 def anthropic_body(error: Exception) -> dict[str, Any]:
     """Return an error in Anthropic's format. The message of a too long prompt begins with the words by which
-    Anthropic's clients know that they must shorten the conversation.
+    Anthropic's clients know that they must shorten the conversation. The body is OpenAI's with a further
+    member "type", and its error has Anthropic's type for the status.
 
     error: the exception that a call raised.
     """
@@ -137,6 +139,8 @@ BodyOf = Callable[[Exception], dict[str, Any]]
 
 def response_of(error: Exception, format_body: BodyOf = body_of) -> Response:
     """Return the response to a call that failed before its response began, with the HTTP status of the error.
+    An Overloaded has the header retry-after in whole seconds, at least 1; an Unauthenticated names the scheme
+    Bearer.
 
     error: the exception that the call raised.
     format_body: returns the JSON body for the error, in the format of the API.
@@ -165,7 +169,8 @@ def known_error(error: Exception) -> errors.SpecsotError:
 @contextmanager
 def naming_fields(caller_names: Mapping[str, str]) -> Generator[None]:
     """Let InvalidRequest errors of the block name the field by the caller's name. The context yields None.
-    Both the error's field and its message are changed:
+    Errors without a field are raised unchanged. Both the error's field and the first mention of the field in
+    its message are changed; in a ContextLengthExceeded all mentions are:
 
         # caller_names {"max_new_tokens": "max_tokens"}: "max_new_tokens must be 1" -> "max_tokens must be 1"
 
@@ -184,7 +189,8 @@ def naming_fields(caller_names: Mapping[str, str]) -> Generator[None]:
 @contextmanager
 def naming_turns(places: Sequence[str]) -> Generator[None]:
     """Let InvalidRequest errors of the block that name a chat turn `messages.N` name the caller's part of the
-    body. The context yields None; other errors are raised unchanged.
+    body. The context yields None; other errors are raised unchanged. An index without a place is left as it
+    is.
 
         # places ("instructions", "input.0", "input.2"): field "messages.2.content" -> "input.2.content"
 
@@ -219,7 +225,8 @@ async def refuse(request: Request, error: Exception) -> Response:
 
 
 async def refuse_body(request: Request, error: Exception) -> Response:
-    """Answer a call whose body does not fit its schema; the message names the first wrong field and why.
+    """Answer a call whose body does not fit its schema; the message names the first wrong field and why. The
+    status is 400; a body that is not JSON is told so, and "body" stands for a body that is wrong as a whole.
 
     request: the HTTP request of the call.
     error: FastAPI's RequestValidationError.
@@ -236,7 +243,8 @@ async def refuse_body(request: Request, error: Exception) -> Response:
 
 
 def complaint_text(complaint: Mapping[str, Any]) -> str:
-    """Return in words what is wrong with a field: our own words for some errors, else Pydantic's.
+    """Return in words what is wrong with a field: our own words for some errors, else Pydantic's. A list that
+    is too long is told the number of entries that are allowed.
 
     complaint: one entry of Pydantic's `errors()`.
     """
@@ -246,7 +254,8 @@ def complaint_text(complaint: Mapping[str, Any]) -> str:
 
 
 def names_to_wrong_value(complaint: Mapping[str, Any], location: Iterable[Any], body: Any) -> Generator[str]:
-    """Yield the names on the path to a wrong value within a body; nothing if the body itself is wrong.
+    """Yield the names on the path to a wrong value within a body; nothing if the body itself is wrong. A
+    missing name is yielded although the body lacks it.
 
         # location ("stop", "list[str]", 0), body {"stop": [1]} -> "stop", "0"
 
@@ -266,7 +275,8 @@ def names_to_wrong_value(complaint: Mapping[str, Any], location: Iterable[Any], 
 
 
 async def refuse_http(request: Request, error: Exception) -> Response:
-    """Answer a call that the framework refuses: an unknown path or method, or a body that cannot be read.
+    """Answer a call that the framework refuses: an unknown path or method, or a body that cannot be read. The
+    message is ours for a known status, and else the framework's.
 
     request: the HTTP request of the call.
     error: Starlette's HTTPException.
@@ -280,7 +290,8 @@ async def refuse_http(request: Request, error: Exception) -> Response:
 
 
 def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-    """Return an error response in OpenAI's error format.
+    """Return an error response in OpenAI's error format. Its type is "server_error" from FIRST_SERVER_STATUS
+    on, else OpenAI's for a wrong request; it names neither a field nor a code.
 
     status: the HTTP status, from 400 on.
     message: what is wrong, for the client; cut after MAX_MESSAGE_CHARACTERS.

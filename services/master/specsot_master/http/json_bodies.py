@@ -52,7 +52,8 @@ class ReadingTurns:
 
     async def read(self, body: bytes) -> Any:
         """Return the JSON value of a body. A large body waits for those of its size class before it, each of
-        which also blocks the next one for as long as it took itself.
+        which also blocks the next one for as long as it took itself. Bodies below LARGE_BYTES are read at
+        once.
 
         body: the bytes of the request's body.
 

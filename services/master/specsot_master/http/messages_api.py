@@ -153,7 +153,8 @@ _STYLE = EventStyle(named=True, last=b"", ping=_PING, fault=anthropic_body)
 
 
 def messages_routes(context: HttpContext) -> APIRouter:
-    """Return the routes of Anthropic's Messages.
+    """Return the routes of Anthropic's Messages. They are POST /v1/messages and POST
+    /v1/messages/count_tokens.
 
     context: what all endpoints share.
     """
@@ -198,13 +199,14 @@ def messages_routes(context: HttpContext) -> APIRouter:
 
 
 def chat_of(body: CountBody, turns: list[Json], context: HttpContext) -> ChatBody:
-    """Return the body of the chat completion that answers a conversation.
+    """Return the body of the chat completion that answers a conversation. A request for thinking is ignored
+    if the model cannot think. A body that only counts tokens has no sampling and no form.
 
     body: the parsed body.
     turns: the turns that `turns_of` made of it, oldest first.
     context: what all endpoints share.
 
-    Raises InvalidRequest for a body that cannot be served.
+    Raises InvalidRequest for a body that cannot be served, such as one with MCP servers or a container.
     """
     given = body.model_extra or {}
     for name in _REFUSED_FIELDS:
@@ -231,7 +233,8 @@ def chat_of(body: CountBody, turns: list[Json], context: HttpContext) -> ChatBod
 
 
 def chat_format(body: MessagesBody) -> Json | None:
-    """Return the JSON schema of the answer as a response_format of chat completions; None if there is none.
+    """Return the JSON schema of the answer as a response_format of chat completions; None if there is none. A
+    format that is no object counts as none.
 
     body: the parsed body, with the schema in `output_config.format`, or in `output_format`, its older name.
     """
@@ -242,7 +245,7 @@ def chat_format(body: MessagesBody) -> Json | None:
 
 
 def chat_tool(tool: ClaudeTool, field: str) -> Json:
-    """Return a tool in the format of chat completions.
+    """Return a tool in the format of chat completions. A description or schema that is None is left out.
 
     tool: a tool of the parsed body.
     field: its name, such as "tools.0", for errors.
@@ -258,6 +261,7 @@ def chat_tool(tool: ClaudeTool, field: str) -> Json:
 
 def turns_of(body: CountBody) -> tuple[list[Json], list[str]]:
     """Return the turns of a chat, at least one, and for each turn the part of the body of which it was made.
+    A message of thinking blocks alone has no turn.
 
         # system "Be brief.", messages [user text, assistant tool_use, user tool_result + text]
         # -> turns [system, user, assistant, tool, user]
@@ -284,7 +288,8 @@ def turns_of(body: CountBody) -> tuple[list[Json], list[str]]:
 
 def blocks_as_turns(turn: ClaudeTurn, field: str) -> list[Json]:
     """Return the chat turns of one message: one per tool result, then one for its text and tool calls.
-    Thinking blocks are left out; a message of nothing else returns no turn.
+    Thinking blocks are left out; a message of nothing else returns no turn. A content of None or text is one
+    turn. The arguments of calls become JSON text, and ids lose Anthropic's prefix.
 
     turn: a message of the parsed body.
     field: its name, such as "messages.0", for errors.

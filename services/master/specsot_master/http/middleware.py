@@ -40,7 +40,8 @@ class BearerCheck:
         self._tokens = tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the application, or answer 401.
+        """Pass a request on to the application, or answer 401. The answer has the error format of the
+        endpoint.
 
         scope: what the server knows of the request; its owner is added under OWNER.
         receive: receives the client's ASGI messages.
@@ -54,7 +55,8 @@ class BearerCheck:
             await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        """Note the owner of the request's token in its scope, under OWNER. Do nothing at OPEN_PATHS.
+        """Note the owner of the request's token in its scope, under OWNER. Do nothing at OPEN_PATHS. The
+        token may be in the header Authorization, or else in x-api-key; other calls than HTTP are not checked.
 
         scope: the ASGI scope of the request.
 
@@ -81,7 +83,8 @@ class HostCheck:
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str] = ()) -> None:
-        """Accept IP addresses, localhost, this machine's name, and further names.
+        """Accept IP addresses, localhost, this machine's name, and further names. This machine's name is
+        accepted with and without its domain. Case does not matter.
 
         app: the ASGI application that gets the accepted requests.
         names: further host names of this server; empty for none.
@@ -92,6 +95,7 @@ class HostCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on to the application, or answer 421. A request without a Host header is passed on.
+        Other calls than HTTP are passed on.
 
         scope: what the server knows of the request.
         receive: receives the client's ASGI messages.
@@ -115,7 +119,8 @@ class HostCheck:
 
 
 def host_of(header: str) -> str:
-    """Return a Host header in lower case, without its port and without a final dot.
+    """Return a Host header in lower case, without its port and without a final dot. Of an IPv6 address
+    without brackets nothing is cut off.
 
         # "Example.com:8000" -> "example.com"    "[::1]:8000" -> "[::1]"    "::1" -> "::1"
 
@@ -127,7 +132,8 @@ def host_of(header: str) -> str:
 
 
 def is_address(name: str) -> bool:
-    """Return True if a host name is an IPv4 or IPv6 address, in brackets or not.
+    """Return True if a host name is an IPv4 or IPv6 address, in brackets or not. Return False for "" and for
+    names.
 
     name: the host name, without a port.
     """
@@ -168,7 +174,7 @@ class BodyLimits:
         body_seconds: float = BODY_SECONDS,
         budget_bytes: int = MAX_BODIES_BYTES,
     ) -> None:
-        """Check bodies before an application gets them.
+        """Check bodies before an application gets them. A body is charged until its request has ended.
 
         app: the ASGI application that gets the accepted requests.
         largest_at: returns the maximum number of bytes of a body at a path.
@@ -183,7 +189,8 @@ class BodyLimits:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body of a request and pass the request on to the application, or answer with a refusal.
         Requests of methods without a body are passed on without being read; if the client disconnects,
-        nothing is answered.
+        nothing is answered. The refusal closes the connection. The memory is given back when the application
+        has ended.
 
         scope: what the server knows of the request.
         receive: receives the client's ASGI messages.
@@ -209,7 +216,9 @@ class BodyLimits:
 
     def _check(self, headers: Headers, max_bytes: int) -> None:
         """Check the media type, the encoding and the announced length of a body. Return nothing if they are
-        accepted, or if the request has no body.
+        accepted, or if the request has no body. The media type must be JSON, or end in "+json", and the body
+        must not be encoded (415 for both). An announced length is refused (413) only if it exceeds
+        MAX_READ_FACTOR times the maximum.
 
         headers: the headers of the request.
         max_bytes: the maximum number of bytes of the body.
@@ -233,7 +242,8 @@ class BodyLimits:
             raise _too_large(max_bytes)
 
     async def _read(self, receive: Receive, held: _HeldBody) -> bytes | None:
-        """Return the whole body, or None if the client has disconnected.
+        """Return the whole body, or None if the client has disconnected. A body counts as too slow if it has
+        not arrived as a whole within the given seconds (status 408).
 
         receive: receives the client's ASGI messages.
         held: the account of this body's memory, to which its bytes are added.
@@ -248,7 +258,8 @@ class BodyLimits:
             raise BodyRefused(408, f"the body did not arrive within {self._seconds:g} seconds") from None
 
     async def _collect(self, receive: Receive, held: _HeldBody) -> bytes | None:
-        """Return the whole body, or None if the client has disconnected.
+        """Return the whole body, or None if the client has disconnected. A body without room is dropped from
+        then on, and refused once it has been read.
 
         The rest of a refused body is read and dropped, up to MAX_READ_FACTOR times the limit, because clients
         read the response only after they have sent the body.
@@ -284,7 +295,8 @@ class BodyLimits:
 
     def _hold(self, held: _HeldBody, num_bytes: int) -> None:
         """Charge bytes that have arrived to the budget; an announced length is not charged. A part of the
-        budget is reserved for small bodies.
+        budget is reserved for small bodies. That part has SMALL_BYTES, and bodies of more than LARGE_BYTES
+        may not use it.
 
         held: the account of the body's memory.
         num_bytes: how many bytes have arrived now.
@@ -321,7 +333,9 @@ class _HeldBody:
 
 
 def max_body_bytes(max_positions: int) -> Callable[[str], int]:
-    """Return a function from a path to the maximum number of bytes of a body there.
+    """Return a function from a path to the maximum number of bytes of a body there. Text completions may have
+    BASE_BYTES and POSITION_BYTES for each position, but at most PUBLIC_BYTES, which is the limit everywhere
+    else.
 
     max_positions: the model's context in tokens, which bounds the bodies of text completions: at most 128
         prompts of so many ids.

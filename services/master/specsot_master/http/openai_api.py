@@ -122,7 +122,7 @@ class OpenAICall:
 
     def generate(self, counter: RequestCounter, http: HttpCall) -> CallEvents:
         """Start the requests, and return their events as (index of the answer, event), in the order of
-        arrival.
+        arrival. The requests begin when the events are read; closing the events ends them.
 
         Text that waits for the client is joined, unless the client asked for every event of the branches.
 
@@ -136,6 +136,7 @@ class OpenAICall:
         self, counter: RequestCounter, ask: Ask, caller: Caller
     ) -> AsyncGenerator[Numbered | Thought, None]:
         """Start one request, and return the events of its answer, up to its first call if only that counts.
+        With thinking, the events of the thinking precede those of the answer.
 
         counter: the entry point of requests.
         ask: the request: what one answer is asked for.
@@ -155,7 +156,9 @@ class OpenAICall:
     async def chunks(
         self, events: CallEvents, usage: UsageCount | None = None
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield a chunk for every event that adds to an answer, and the usage last if it was asked for.
+        """Yield a chunk for every event that adds to an answer, and the usage last if it was asked for. An
+        event that adds nothing for the client gives no chunk. The warnings are a part of the first chunk;
+        with `usage`, every chunk has the member, which is None but in the last one.
 
         events: what `generate` returned; closed at the end.
         usage: counts the tokens of this call, also for the caller; None if only this method needs the count.
@@ -184,6 +187,7 @@ class OpenAICall:
 
     async def gather(self, events: CallEvents) -> dict[str, Any]:
         """Wait for all events, and return the response as one JSON object, with one choice per request.
+        Warnings, if there are some, are a member of the object.
 
         events: what `generate` returned; closed at the end.
 
@@ -237,7 +241,8 @@ class OpenAICall:
     async def _adapt_to_echo(self, events: CallEvents) -> CallEvents:
         """Yield the events as the client asked for them. A prompt's log probabilities, which come in several
         events, are joined in one event, from the prompt's first token on. If the answer consists of the
-        echoed prompt only, its generated text is removed from the events.
+        echoed prompt only, its generated text is removed from the events. Answers whose prompt is only echoed
+        have a Finished event without text.
 
         events: what `generate` returned; closed at the end.
         """
@@ -261,7 +266,8 @@ class OpenAICall:
 
     def _piece(self, index: int, event: Numbered | Thought) -> ChoiceDelta | None:
         """Return what an event adds to an answer, or None if it adds nothing. The first piece begins with the
-        echoed prompt, if there is one.
+        echoed prompt, if there is one. With log probabilities, the echoed text comes with those of the
+        prompt, else with the start of the answer.
 
         index: the index of the answer.
         event: an event of the answer, or a part of its thinking.
@@ -275,7 +281,8 @@ class OpenAICall:
 
     def _echoed(self, index: int, view: View) -> View:
         """Return a finished answer with the echoed prompt before its text and log probabilities. Without
-        `echo`, or before the answer is finished, return the view unchanged.
+        `echo`, or before the answer is finished, return the view unchanged. The prompt's log probabilities
+        precede those of the answer.
 
         index: the index of the answer.
         view: the answer as the events so far describe it.
@@ -296,7 +303,8 @@ def event_of(numbered: Numbered | Thought) -> Event | Thought:
 
 
 def openai_routes(context: HttpContext) -> APIRouter:
-    """Return the routes of OpenAI's completions and models.
+    """Return the routes of OpenAI's completions and models. They are POST /v1/chat/completions, POST
+    /v1/completions, GET /v1/models and GET /v1/models/{name}.
 
     context: what all endpoints share.
     """
@@ -372,7 +380,8 @@ def openai_routes(context: HttpContext) -> APIRouter:
 async def chat_call(
     context: HttpContext, body: ChatBody, caller_names: Mapping[str, str] | None = None
 ) -> OpenAICall:
-    """Return the call that a chat body makes.
+    """Return the call that a chat body makes. The plan is written as a thought if the model's name names a
+    mode, as "demo:sot" does. Warnings name what the answer is not held to.
 
     context: what all endpoints share.
     body: the parsed body.
@@ -399,7 +408,9 @@ async def _asks_of(
     context: HttpContext, body: ChatBody, mode: Mode
 ) -> tuple[ToolUse | None, list[Ask], ThinkFirst | None]:
     """Return the tools that may be called (None if none may), the requests, and how the model thinks before
-    it answers (None if it does not).
+    it answers (None if it does not). If thinking has no limit of its own, one is found for thinking and
+    answer together. That limit is what the body grants, or AGENT_TOKENS. A model that forks, and does not
+    think before this answer, answers directly.
 
     Prompts with tools or with thinking are rendered and tokenized here, in a thread because they are long;
     other conversations are left to the engine.
@@ -408,7 +419,8 @@ async def _asks_of(
     body: the parsed body.
     mode: the mode if the body names none.
 
-    Raises InvalidRequest for a body that cannot be served.
+    Raises InvalidRequest for a body that cannot be served, and ContextLengthExceeded for one that is too
+    long.
     """
     positions = context.model.max_positions
     text = context.text
@@ -468,7 +480,7 @@ async def answer_in_other_format(
     writer: OtherWriter, context: HttpContext, request: Request, call: OpenAICall, style: EventStyle | None
 ) -> Response:
     """Run a call's requests, and answer in the format of another API. If the client disconnects, the requests
-    are cancelled.
+    are cancelled. With a style, errors before the first event are raised, and later ones become events.
 
     writer: converts chunks to the events of the other API, and choices to its objects.
     context: what all endpoints share.
@@ -489,6 +501,7 @@ async def _events_of(
     writer: OtherWriter, call: OpenAICall, events: CallEvents
 ) -> AsyncGenerator[dict[str, Any], None]:
     """Yield another API's events for the chunks of a call; only those of the end if there is no chunk.
+    Without a chunk, the events of the beginning are left out.
 
     writer: converts the chunks.
     call: the requests that run.
@@ -511,7 +524,8 @@ async def _events_of(
 
 async def answer(context: HttpContext, request: Request, body: Asking, call: OpenAICall) -> Response:
     """Run a call's requests, and answer by server-sent events or by one object, as the body asks. If the
-    client disconnects, the requests are cancelled.
+    client disconnects, the requests are cancelled. A stream ends with the usage if the body asks for that.
+    Errors before a stream's first chunk are raised, later ones are sent as events.
 
     context: what all endpoints share.
     request: the HTTP request of the client.
@@ -559,7 +573,7 @@ def names_of(context: HttpContext) -> dict[str, Mode]:
 def resolve_mode(body: ChatBody, context: HttpContext) -> tuple[ChatBody, Mode]:
     """Return the body with the model's plain name, and the mode that applies if the body names none. A name
     that ends with ":sot" sets the body's own mode, unless the body names another one. A body with an unlisted
-    name is returned unchanged, with the default mode.
+    name is returned unchanged, with the default mode. For a body without a name it is the default mode.
 
     body: the parsed body.
     context: what all endpoints share.
@@ -575,7 +589,8 @@ def resolve_mode(body: ChatBody, context: HttpContext) -> tuple[ChatBody, Mode]:
 
 
 def model_without_suffix(context: HttpContext, name: str | None) -> str | None:
-    """Return the model's plain name for a listed name, and other names as they are.
+    """Return the model's plain name for a listed name, and other names as they are. The name itself is
+    accepted even if its default mode is sot.
 
     context: what all endpoints share.
     name: the model's name in the body, or None, which is returned as it is.
@@ -616,7 +631,8 @@ SPARE_TOKENS: Final = 64
 
 
 def chat_body(members: dict[str, Any], conversation_name: str) -> ChatBody:
-    """Return the chat body for members that were converted from another API's body.
+    """Return the chat body for members that were converted from another API's body. Only the first error is
+    reported.
 
     members: the members of a chat body, by name; None and empty lists are left out.
     conversation_name: the caller's name of the conversation, for errors.
@@ -636,7 +652,8 @@ def chat_body(members: dict[str, Any], conversation_name: str) -> ChatBody:
 
 
 def text_in(content: Any, text_types: Collection[str], field: str) -> str:
-    """Return the text of a content: a string as it is, the joined texts of its parts, or "" for None.
+    """Return the text of a content: a string as it is, the joined texts of its parts, or "" for None. Empty
+    lists give "".
 
     content: a JSON value: text, one part, or a list of parts.
     text_types: the types of parts that are accepted.
@@ -660,7 +677,8 @@ async def within_context(chat: ChatBody, context: HttpContext, wanted_tokens: in
     """Return the body with a limit for thinking and answer together.
 
     The limit is `wanted_tokens`, or as many as the model's context and the ring's KV hold after the prompt,
-    but at least one: if they hold none, the engine refuses the request.
+    but at least one: if they hold none, the engine refuses the request. SPARE_TOKENS of the room are left to
+    draft trees; without a complete ring only the context counts.
 
     chat: the parsed body.
     context: what all endpoints share.

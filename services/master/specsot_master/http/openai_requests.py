@@ -22,7 +22,7 @@ def form_of(body: Asking) -> params.Form | None:
 
     body: the parsed body.
 
-    Raises InvalidRequest if the body asks for two forms at once.
+    Raises InvalidRequest if the body asks for two forms at once, or for a JSON schema without giving one.
     """
     wishes = forms_in(body)
     if len(wishes) > 1:
@@ -33,11 +33,12 @@ def form_of(body: Asking) -> params.Form | None:
 
 def forms_in(body: Asking) -> list[FieldForm]:
     """Return the forms that a body asks for, by the fields of OpenAI, vLLM, older vLLM and other servers;
-    empty if it asks for none.
+    empty if it asks for none. The order is that of `response_format`, `structured_outputs`, the `guided_`
+    fields, and the fields of other servers.
 
     body: the parsed body.
 
-    Raises InvalidRequest if a JSON schema is missing.
+    Raises InvalidRequest if response_format asks for a JSON schema and has none.
     """
     asked = body.response_format
     structured = body.structured_outputs
@@ -64,7 +65,8 @@ def forms_in(body: Asking) -> list[FieldForm]:
 
 def _forms_of_others(body: Asking) -> list[FieldForm]:
     """Return the forms that a body asks for by the fields of llama.cpp, SGLang and Ollama; empty if it asks
-    for none.
+    for none. They are `json_schema`, `regex` ("" asks for nothing) and `format`, which is "json" or a schema;
+    other texts in `format` ask for nothing.
 
     body: the parsed body.
     """
@@ -82,7 +84,8 @@ def _forms_of_others(body: Asking) -> list[FieldForm]:
 
 def warnings_in(body: Asking) -> tuple[str, ...]:
     """Return warnings about parts of the answer's JSON schema that answers are not held to, each with the
-    caller's field; empty if there are none.
+    caller's field; empty if there are none. Schemas that are no JSON are left out here, and refused when they
+    are compiled.
 
     body: the parsed body.
     """
@@ -99,6 +102,7 @@ def warnings_in(body: Asking) -> tuple[str, ...]:
 
 def _named(prefix: str, schema: Any, regex: str | None, choice: list[str] | None) -> list[FieldForm]:
     """Return the forms among a schema, a regular expression and a choice; those that are None are left out.
+    Their order is schema, regular expression, choice.
 
     prefix: the beginning of the caller's field names, such as "guided_".
     schema: a JSON schema as an object or as text, or None.
@@ -165,7 +169,8 @@ COMPLETION_CALLER_NAMES: Mapping[str, str] = {
 
 def caller_names_of(body: Asking) -> Mapping[str, str]:
     """Return, by our names of fields, the names that the caller uses for them, for error messages. Some of
-    them depend on the fields that the body uses.
+    them depend on the fields that the body uses. With tools, the tokens are "messages" and the constraint
+    "tools", unless the body asks for a form of its own, which is then named.
 
     body: the parsed body.
     """
@@ -181,13 +186,15 @@ def caller_names_of(body: Asking) -> Mapping[str, str]:
 
 
 def chat_asks(body: ChatBody, mode: params.Mode, max_positions: int) -> list[params.Ask]:
-    """Return the requests of a chat body, one for each of its `n` answers.
+    """Return the requests of a chat body, one for each of its `n` answers. The copies differ in their seeds
+    only.
 
     body: the parsed body, without tools.
     mode: applies if the body names none, and asks for nothing that rules out a plan.
     max_positions: the model's context, in tokens.
 
-    Raises InvalidRequest for a body that cannot be served.
+    Raises InvalidRequest for a body that cannot be served, and ContextLengthExceeded for one with too many
+    characters.
     """
     messages = tuple(message_of(turn, f"messages.{n}") for n, turn in enumerate(body.messages))
     params.check_length(position_limit_of(body, max_positions), characters=num_characters(body))
@@ -201,7 +208,8 @@ def chat_asks(body: ChatBody, mode: params.Mode, max_positions: int) -> list[par
 
 
 def logprobs_of(body: ChatBody) -> int | None:
-    """Return how many top log probabilities a chat body asks for, or None for no log probabilities.
+    """Return how many top log probabilities a chat body asks for, or None for no log probabilities. It is 0
+    if only the log probability of each token itself is wanted.
 
     body: the parsed body.
 
@@ -214,13 +222,16 @@ def logprobs_of(body: ChatBody) -> int | None:
 
 def completion_asks(body: CompletionBody, encode: Encode, max_positions: int) -> list[params.Ask]:
     """Return the requests of a text completion: `n` for each prompt, those of one prompt consecutively; at
-    least one. Too many or too long prompts are refused before any prompt is encoded.
+    least one. Too many or too long prompts are refused before any prompt is encoded. They are answered
+    directly, with a default of COMPLETION_TOKENS tokens. With `echo`, the prompt's log probabilities are
+    asked for as well.
 
     body: the parsed body.
     encode: returns the token ids of a text prompt.
     max_positions: the model's context, in tokens.
 
-    Raises InvalidRequest for a body that cannot be served.
+    Raises InvalidRequest for a body that cannot be served, among others for mode sot, and
+    ContextLengthExceeded for a prompt that is too long.
     """
     if body.specsot and body.specsot.mode == "sot":
         raise InvalidRequest("mode sot plans, and plain completions have no plan", "mode")
@@ -253,7 +264,7 @@ def writes_nothing(body: CompletionBody) -> bool:
 
 def check_ids(prompts: Sequence[Sequence[int]], max_positions: int, limits: params.Limits) -> None:
     """Check that each prompt has tokens and fits the context together with its answer; return nothing if all
-    do.
+    do. An empty list of prompts passes.
 
     prompts: the token ids of each prompt.
     max_positions: how many tokens prompt and answer may have together.
@@ -281,7 +292,8 @@ def message_of(turn: Turn, field: str) -> params.Message:
 
 
 def text_of(turn: Turn, field: str) -> str:
-    """Return the text of a turn; a turn of any role may have no content, and then has an empty text.
+    """Return the text of a turn; a turn of any role may have no content, and then has an empty text. Parts
+    are joined without anything between them.
 
     turn: a turn of a parsed body.
     field: the name of its content, such as "messages.0.content", for errors.
@@ -310,7 +322,7 @@ def num_characters(body: ChatBody) -> int:
 
 
 def prompts_of(body: CompletionBody) -> list[str | list[int]]:
-    """Return every prompt of a text completion, as text or as token ids.
+    """Return every prompt of a text completion, as text or as token ids. An empty list is refused.
 
         # "a" -> ["a"]    [1, 2] -> [[1, 2]]    ["a", "b"] -> ["a", "b"]    [[1], [2, 3]] -> [[1], [2, 3]]
 
@@ -339,7 +351,8 @@ def position_limit_of(body: Asking, max_positions: int) -> int:
 
 
 def limits_of(body: Asking, *wanted_tokens: int | None) -> params.Limits:
-    """Return the limits of a body's answers.
+    """Return the limits of a body's answers. A request without any limit gets as many tokens as the body
+    grants, if it grants some.
 
     body: the parsed body.
     wanted_tokens: values of the body's fields for the answer's length; the first one that is not None becomes
@@ -365,7 +378,9 @@ def copies_of(ask: params.Ask, body: Asking) -> list[params.Ask]:
 
 
 def common_fields(body: Asking, mode: params.Mode) -> dict[str, Any]:
-    """Return the fields of Ask that every body may set, by name.
+    """Return the fields of Ask that every body may set, by name. A form, pruning or `head_aware` makes the
+    answer direct unless `specsot` names a mode; `polish` makes the default mode auto. Fields that the body
+    leaves out are left out, or have the value that means nothing.
 
     body: the parsed body.
     mode: applies if the body names none, and asks for nothing that rules out a plan.
@@ -402,7 +417,8 @@ def seed_of(seed: int | None) -> int | None:
 
 
 def sampling_of(body: Asking) -> params.Sampling:
-    """Return a body's sampling parameters; those that the body leaves out have the defaults of `Sampling`.
+    """Return a body's sampling parameters; those that the body leaves out have the defaults of `Sampling`. A
+    negative `top_k` means no limit, as 0 does.
 
     body: the parsed body.
 
@@ -416,7 +432,8 @@ def sampling_of(body: Asking) -> params.Sampling:
 
 
 def bias_of(biases: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
-    """Return the biases as (token id, bias), ascending by id; empty for None.
+    """Return the biases as (token id, bias), ascending by id; empty for None. Keys have only decimal digits,
+    at most 11.
 
     biases: what is added to the logits, by token id; the keys of JSON objects are text.
 

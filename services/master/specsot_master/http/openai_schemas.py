@@ -62,7 +62,8 @@ def _check_text(text: str) -> str:
 
 
 def _written_arguments(arguments: Any) -> Any:
-    """Return a call's arguments as JSON text. Some clients send them as an object, or null for none.
+    """Return a call's arguments as JSON text. Some clients send them as an object, or null for none, which
+    gives "". A text is returned unchanged, without a check.
 
     arguments: the JSON value of the field.
 
@@ -78,6 +79,8 @@ def _written_arguments(arguments: Any) -> Any:
 
 def at_most(max_entries: int) -> BeforeValidator:
     """Return a validator that refuses lists and objects with too many entries, before any entry is validated.
+    A list or object with exactly so many entries passes; the validator raises ValueError for more, and values
+    of other types pass.
 
     max_entries: the maximum number of entries that are accepted.
     """
@@ -97,7 +100,7 @@ def at_most(max_entries: int) -> BeforeValidator:
 
 
 def _check_parts(messages: Any) -> Any:
-    """Return the value unchanged; what is not a list is checked later.
+    """Return the value unchanged; what is not a list is checked later. Both bounds are MAX_MESSAGES.
 
     messages: the JSON value of the field.
 
@@ -115,11 +118,11 @@ def _check_parts(messages: Any) -> Any:
 
 def _check_prompt(prompt: Any) -> Any:
     """Return one or several prompts, each text or token ids. Ids are checked by built-in functions, which run
-    in C, because a body may hold millions.
+    in C, because a body may hold millions. An empty list is returned as it is.
 
     prompt: the JSON value of the field.
 
-    Raises ValueError for anything else.
+    Raises ValueError for anything else, for more than MAX_ANSWERS prompts, and for half of a surrogate pair.
     """
     if isinstance(prompt, str):
         return _check_text(prompt)
@@ -300,7 +303,8 @@ NO_LIMIT = -1
 
 def _read_other_names(body_json: Any) -> Any:
     """Return the body with OTHER_NAMES replaced by our names. If a body has both names of a field, the other
-    name stays, and `refuse_unserved` refuses it. What is not an object is returned unchanged.
+    name stays, and `refuse_unserved` refuses it. An other name whose value is None stays too. A value of
+    NO_LIMIT (-1) under an other name is left out. What is not an object is returned unchanged.
 
     body_json: the decoded JSON body.
     """
@@ -533,7 +537,10 @@ class CompletionBody(Asking):
 
 
 def refuse_unserved(body: BaseModel) -> None:
-    """Check that a body asks for nothing that is not served. Values that change nothing are accepted.
+    """Check that a body asks for nothing that is not served. Values that change nothing are accepted. The
+    unserved fields come first, then windows of penalties, which are refused only if the body asks for a
+    penalty, and prefixes of messages. A field that another field switches off with "none" (SWITCHES) is
+    accepted.
 
     body: the parsed body; `model_extra` holds its unknown fields.
 
@@ -569,7 +576,7 @@ def _penalizes(body: BaseModel) -> bool:
 
 def refuse_foreign_fields(body: BaseModel, own_field: str) -> None:
     """Check that a body of another API has no field of chat completions, served or not, that this API lacks.
-    Values that change nothing are accepted.
+    Values that change nothing are accepted. The message names the own field for a form of the answer.
 
     body: the parsed body; `model_extra` holds its unknown fields.
     own_field: the field that this API has for the form of an answer.

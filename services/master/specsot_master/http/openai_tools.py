@@ -66,7 +66,8 @@ class ToolUse:
 
     def reader(self) -> ToolReader | HarmonyReader:
         """Return a new reader that separates calls from text in one answer. Its class depends on the model's
-        form, and on whether calls are forced.
+        form, and on whether calls are forced. Forced calls are read in the model's own marks if those are
+        known, else as JSON; calls that are not forced by the model's form, or by Harmony's own reader.
         """
         if (forced := self.marked) is not None:
             return MarkedReader(self.form, self.functions, forced.head)
@@ -89,7 +90,8 @@ class ToolUse:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about parts of argument schemas that forced calls are not held to, each with the
-        function's name; empty if calls are not forced, or if all parts are enforced.
+        function's name; empty if calls are not forced, or if all parts are enforced. If a function is named,
+        only its schema counts.
         """
         if not self.is_forced:
             return ()
@@ -100,7 +102,8 @@ class ToolUse:
     @property
     def only(self) -> str | None:
         """The function of a forced call of which the model writes nothing but the arguments; None if the
-        model also writes the name.
+        model also writes the name. It is the named function, or the only offered one if exactly one call is
+        required; None if calls are not forced.
         """
         if self.required and not self.parallel and len(self.functions) == 1:
             return next(iter(self.functions))
@@ -109,7 +112,7 @@ class ToolUse:
     @property
     def marked(self) -> ForcedCalls | None:
         """The forced calls in the model's own marks; None if they are objects of JSON, or if calls are not
-        forced.
+        forced. It is None also if the model's form cannot express the functions' schemas.
         """
         if not self.is_forced:
             return None
@@ -120,7 +123,7 @@ class ToolUse:
     @property
     def head(self) -> str:
         """The text with which the prompt ends: a forced call up to what the model writes of it; "" if the
-        model writes all of it.
+        model writes all of it. It is "" if calls are not forced.
         """
         if (forced := self.marked) is not None:
             return forced.head
@@ -129,7 +132,8 @@ class ToolUse:
         return self.form.object_head if self.required else ""
 
     def forced_form(self, functions: Sequence[Json]) -> Form:
-        """Return the form of what follows `head` if a call is forced.
+        """Return the form of what follows `head` if a call is forced. This is a tag of the grammar for calls
+        in the model's own marks, else a JSON schema.
 
         functions: the offered functions, declared as in the body.
         """
@@ -139,7 +143,8 @@ class ToolUse:
 
     def _forced_schema(self, functions: Sequence[Json]) -> Json:
         """Return the schema of a forced call that is a JSON object: the only function's arguments, else a
-        call or a list of calls.
+        call or a list of calls. A list of calls has at most MAX_CALLS, or one if parallel calls are not
+        allowed.
 
         functions: the offered functions, declared as in the body.
         """
@@ -167,13 +172,15 @@ def offers_tools(body: ChatBody) -> bool:
 
 
 def tool_use(body: ChatBody, text: Text) -> ToolUse | None:
-    """Return how the answers of a body are read, or None if no tool may be called.
+    """Return how the answers of a body are read, or None if no tool may be called. A model whose form of
+    calls is unknown can only make forced calls, as plain JSON.
 
     body: the parsed body.
     text: the model's tokenizer and chat template.
 
-    Raises InvalidRequest for a choice of tools that is impossible, for tools together with an answer's form,
-    and if it is not known how this model writes calls.
+    Raises InvalidRequest for a required or named tool without tools or with an unknown name, for tools
+    together with an answer's form, and for a choice that is not forced if it is not known how this model
+    writes calls.
     """
     must = isinstance(body.tool_choice, NamedTool) or body.tool_choice == "required"
     if must and not body.tools:
@@ -208,7 +215,8 @@ def tool_use(body: ChatBody, text: Text) -> ToolUse | None:
 
 def tool_asks(body: ChatBody, use: ToolUse | None, mode: Mode, text: Text, max_positions: int) -> list[Ask]:
     """Return the requests of a body whose conversation has tools, with prompts in tokens, one for each of its
-    `n` answers.
+    `n` answers. The prompt ends with the beginning of a forced call. Special tokens stay in the text if they
+    are a part of the model's calls.
 
     Forced calls are constrained by a form.
 
@@ -218,7 +226,8 @@ def tool_asks(body: ChatBody, use: ToolUse | None, mode: Mode, text: Text, max_p
     text: the model's tokenizer and chat template.
     max_positions: the model's context, in tokens.
 
-    Raises InvalidRequest for a body that cannot be served.
+    Raises InvalidRequest for a body that cannot be served, among others for mode sot, and
+    ContextLengthExceeded for a prompt that does not fit with its answer.
     """
     shared: dict[str, Any] = common_fields(body, mode)
     if body.specsot and body.specsot.mode == "sot":
@@ -247,7 +256,8 @@ def render_conversation(
     effort: str | None = None,
 ) -> str:
     """Render a conversation with tools by the model's chat template. As far as the template has no place for
-    tools or for calls, they are written in words.
+    tools or for calls, they are written in words. Results of tools and earlier calls are then turns of text,
+    or are written as the template shows them.
 
     turns: the turns of a parsed body.
     functions: the offered functions, in OpenAI's format; empty for none.
@@ -286,7 +296,8 @@ def functions_of(body: ChatBody) -> list[dict[str, Any]]:
 
 def _template_turn(turn: Turn, field: str) -> dict[str, Any]:
     """Return a turn as chat templates expect it, with arguments of calls as values, not as JSON text. Members
-    that the turn lacks are left out, but for its content, which is then "".
+    that the turn lacks are left out, but for its content, which is then "". The role "developer" becomes
+    "system".
 
     turn: a turn of a parsed body.
     field: the name of the turn, such as "messages.0", for errors.
@@ -318,7 +329,7 @@ def _template_turn(turn: Turn, field: str) -> dict[str, Any]:
 
 def _with_arguments(turns: list[Json], form: CallForm | None) -> list[Json]:
     """Return the turns. Arguments of earlier calls become JSON text, in place, if the template expects text;
-    otherwise the turns are unchanged.
+    otherwise the turns are unchanged. They are also unchanged if the form of calls is unknown.
 
     turns: turns as `_template_turn` returns them.
     form: how the model writes calls, or None if that is unknown.
@@ -332,7 +343,7 @@ def _with_arguments(turns: list[Json], form: CallForm | None) -> list[Json]:
 
 def _with_tool_description(turns: list[Json], tool_description: str) -> list[Json]:
     """Return the turns, with a description of the tools at the end of the system message; without one, a
-    system message is added.
+    system message is added. The description is set off by a blank line.
 
     turns: turns as `_template_turn` returns them, at least one.
     tool_description: the tools in words.
@@ -344,7 +355,8 @@ def _with_tool_description(turns: list[Json], tool_description: str) -> list[Jso
 
 def _with_calls_in_words(turns_with_calls: list[Json]) -> list[Json]:
     """Return the turns without calls: calls are written in Hermes' words in the text of their turn, and
-    answers of tools become the user's. Consecutive user turns are joined; no turns return none.
+    answers of tools become the user's. Consecutive user turns are joined; no turns return none. The answer of
+    a tool is joined to a user turn before it in the same way.
 
     turns_with_calls: turns as `_template_turn` returns them.
     """
@@ -369,7 +381,7 @@ async def until_first_call(
 ) -> AsyncGenerator[Numbered | Thought, None]:
     """Yield the events of an answer that ends with its first call. Once that call is complete the request is
     cancelled, and the answer's reason is that it ended by itself (STOP). An answer without a call is yielded
-    unchanged.
+    unchanged. Events that arrive after the first call are still yielded, up to the end.
 
     The master reads text, so the ring may have generated a few more tokens; a reader of `use` drops them.
 
@@ -409,7 +421,8 @@ class ToolAnswer:
         self.reader = self.use.reader()
 
     def separate_calls(self, piece: ChoiceDelta) -> ChoiceDelta:
-        """Return a piece of a streamed answer with its calls separated from its text.
+        """Return a piece of a streamed answer with its calls separated from its text. Its text is what is not
+        a call, its thought includes what the reader found, and its reason may become "tool_calls".
 
         piece: the next piece of the answer; its `reason` is set in the last one.
         """
@@ -431,7 +444,8 @@ class ToolAnswer:
 
     def complete_choice(self, choice: dict[str, Any]) -> dict[str, Any]:
         """Return a complete choice with its calls separated from its content; a choice without calls only
-        gets its thought.
+        gets its thought. With calls, the content is None if it would be empty; each call has an id, its name
+        and all of its arguments.
 
         choice: a choice of a chat completion, whose content holds the calls as text.
         """
@@ -449,7 +463,8 @@ class ToolAnswer:
         return choice | {"message": message, "finish_reason": self.reason(choice["finish_reason"])}
 
     def _call_delta(self, call: CallDelta) -> dict[str, Any]:
-        """Return a part of a call in OpenAI's format; the first part of a call has an id and the name.
+        """Return a part of a call in OpenAI's format; the first part of a call has an id and the name. The id
+        is random, of nine letters and digits.
 
         call: a part of a call, as the reader returns it.
         """

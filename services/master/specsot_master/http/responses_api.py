@@ -61,7 +61,7 @@ class ResponseText(Model):
 
 def _check_included(included: list[str] | None) -> list[str] | None:
     """Return the value unchanged; values that concern OpenAI's own tools, or are included anyway, change
-    nothing.
+    nothing. None is accepted.
 
     included: the field `include`, or None.
 
@@ -132,7 +132,7 @@ _IGNORED_TOOLS = ("web_search", "web_search_preview")
 
 
 def responses_routes(context: HttpContext) -> APIRouter:
-    """Return the route of OpenAI's Responses.
+    """Return the route of OpenAI's Responses. It is POST /v1/responses.
 
     context: what all endpoints share.
     """
@@ -164,13 +164,15 @@ def responses_routes(context: HttpContext) -> APIRouter:
 
 
 def chat_of(body: ResponsesBody, turns: list[Json], context: HttpContext) -> ChatBody:
-    """Return the body of the chat completion that answers a conversation.
+    """Return the body of the chat completion that answers a conversation. Fields with values that change
+    nothing are accepted. The reasoning effort is left out for a model that does not think.
 
     body: the parsed body.
     turns: the turns that `turns_of` made of it.
     context: what all endpoints share.
 
-    Raises InvalidRequest for a body that cannot be served.
+    Raises InvalidRequest for a body that cannot be served, among others for stored conversations, and for
+    fields that only chat completions have.
     """
     given = body.model_extra or {}
     for name, idle in _HARMLESS_VALUES.items():
@@ -202,7 +204,8 @@ def chat_of(body: ResponsesBody, turns: list[Json], context: HttpContext) -> Cha
 
 def functions_in(body: ResponsesBody) -> list[tuple[str, Json]]:
     """Return (namespace, function) for every offered function; the namespace is "" if there is none, and the
-    list is empty if no function is offered.
+    list is empty if no function is offered. A tool of type "namespace" stands for the functions in it; it may
+    hold none.
 
     body: the parsed body.
 
@@ -247,7 +250,8 @@ _FUNCTION = ("description", "parameters")
 
 
 def chat_choice(choice: Any) -> Any:
-    """Return a tool_choice in the format of chat completions; texts and None are returned unchanged.
+    """Return a tool_choice in the format of chat completions; texts and None are returned unchanged. So are
+    objects of another type than "function".
 
     choice: the field `tool_choice`.
     """
@@ -258,7 +262,7 @@ def chat_choice(choice: Any) -> Any:
 
 def chat_format(text_options: ResponseText | None) -> Json | None:
     """Return the form of the answer's text as a response_format of chat completions, or None if the body
-    names none.
+    names none. Another type than "json_schema" is returned unchanged; an empty object is, too.
 
     text_options: the field `text`, or None.
     """
@@ -270,7 +274,8 @@ def chat_format(text_options: ResponseText | None) -> Json | None:
 
 def turns_of(body: ResponsesBody) -> tuple[list[Json], list[str]]:
     r"""Return the turns of a chat, and for each turn the part of the body in which it begins; two empty lists
-    for a body without items and instructions.
+    for a body without items and instructions. An input that is a text is one turn of the user. Instructions
+    come first, as a system turn with the place "instructions".
 
     Function calls belong to the assistant's turn before them; consecutive system or user items become one
     turn:
@@ -293,7 +298,9 @@ def turns_of(body: ResponsesBody) -> tuple[list[Json], list[str]]:
 
 
 def _add_item(turns: list[Json], item: Json, field: str) -> None:
-    """Append an item to the last turn, or as a new turn. An item with reasoning is left out.
+    """Append an item to the last turn, or as a new turn. An item with reasoning is left out. A call goes to
+    the assistant's turn, which is added if the last turn is another one's; a result is a turn of the tool. An
+    item without a type is a message.
 
     turns: the turns so far, which are changed.
     item: an item of the field `input`.
@@ -327,7 +334,8 @@ def _add_item(turns: list[Json], item: Json, field: str) -> None:
 
 def _add_words(turns: list[Json], role: Any, content: str) -> None:
     """Append text to the turns; consecutive system or user items are joined, because agents send several of
-    them in a row, but chat templates expect alternating turns.
+    them in a row, but chat templates expect alternating turns. An item of any other role, or of another role
+    than the last turn, becomes a turn of its own. Texts are joined by a blank line.
 
     turns: the turns so far, which are changed.
     role: the item's role; "developer" counts as "system".

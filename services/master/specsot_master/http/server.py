@@ -51,7 +51,7 @@ class HttpServer:
     """A running HTTP server, which can be closed."""
 
     def __init__(self, server: _EmbeddedServer, serving: asyncio.Task[None], port: int) -> None:
-        """Keep a server that runs already.
+        """Keep a server that runs already. The server is closed by `close`.
 
         server: uvicorn's server.
         serving: the task in which it runs.
@@ -64,7 +64,7 @@ class HttpServer:
 
     async def close(self, grace_seconds: float) -> None:
         """Accept no further connections, and cancel responses that are not complete in time. Return when the
-        server has ended.
+        server has ended. A time of 0 cancels them at once.
 
         grace_seconds: seconds for which responses may continue.
         """
@@ -74,7 +74,7 @@ class HttpServer:
 
 
 async def open_http_server(address: str, app: ASGIApp, tls: Tls = PLAIN) -> HttpServer:
-    """Serve an application, and return the running server.
+    """Serve an application, and return the running server. It runs in the background until it is closed.
 
     address: host:port on which it listens; port 0 stands for any free port.
     app: the ASGI application.
@@ -119,7 +119,8 @@ class HeadCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on to the application, or answer with a refusal if its head is invalid. Other calls
-        than HTTP requests are passed on unchanged.
+        than HTTP requests are passed on unchanged. An absolute URL in the request line is split into path and
+        Host header first. A HEAD request is passed on as GET.
 
         scope: what the server knows of the request.
         receive: receives the client's ASGI messages.
@@ -142,7 +143,7 @@ _ABSOLUTE = re.compile(rb"https?://([^/]*)(.*)", re.IGNORECASE)
 
 def _in_origin_form(scope: Scope) -> Scope:
     """Return the scope of a request with an absolute URL in its request line, split into path and Host
-    header. Return other scopes as they are.
+    header. Return other scopes as they are. An URL without a path has the path "/".
 
     The URL's host replaces the Host header (RFC 9112, 3.2.2). uvicorn takes the whole URL for the path:
         # "GET http://a.example/v1/models", Host b -> path "/v1/models", Host a.example
@@ -161,7 +162,8 @@ def _in_origin_form(scope: Scope) -> Scope:
 
 def _refused_head(scope: Scope) -> Response | None:
     """Return the response that refuses a head, or None for a valid one. Two lengths of the body are refused
-    because they let one request hide in another (RFC 9112, 6.1).
+    because they let one request hide in another (RFC 9112, 6.1). The status is 505 for another version than
+    1.0 and 1.1, 431 for more than HEADER_BYTES, and 400 for two lengths; the connection is closed after each.
 
     scope: the ASGI scope of an HTTP request.
     """
@@ -177,7 +179,8 @@ def _refused_head(scope: Scope) -> Response | None:
 
 
 def _sniffless(send: Send) -> Send:
-    """Return an ASGI `send` that adds the header `x-content-type-options: nosniff` to responses.
+    """Return an ASGI `send` that adds the header `x-content-type-options: nosniff` to responses. A header of
+    this name that the application sets is replaced.
 
     send: the `send` that gets the messages.
     """
@@ -202,7 +205,7 @@ class _StreamingConnection(h11.Connection):
 
     def send(self, event: Any) -> Any:
         r"""Return the bytes of an event; see `h11.Connection.send`. Return b"" for a piece without bytes,
-        which would end the body.
+        which would end the body. Events other than pieces of a chunked body are written by h11.
 
         # Data(b"hello") within a chunked body -> b"5\r\nhello\r\n"
 
@@ -235,7 +238,8 @@ class _TimedConnection(H11Protocol):
         self.conn = _StreamingConnection(h11.SERVER, HEADER_BYTES)
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to wait for the first head.
+        """Begin to wait for the first head. The kernel is told to end the connection if the client no longer
+        acknowledges bytes.
 
         transport: the connection's transport.
         """
@@ -262,14 +266,17 @@ class _TimedConnection(H11Protocol):
         self._watch(self._owed())
 
     def _owed(self) -> bool:
-        """Return True if the client owes the rest of a head, or of a body whose response is complete."""
+        """Return True if the client owes the rest of a head, or of a body whose response is complete. A
+        connection without any byte of a next request owes nothing.
+        """
         ours, theirs = self.conn.our_state, self.conn.their_state
         if theirs is h11.IDLE:
             return bool(self.conn.trailing_data[0])
         return theirs is h11.SEND_BODY and ours in (h11.DONE, h11.MUST_CLOSE)
 
     def _watch(self, is_owed: bool) -> None:
-        """Start the timer if the client owes something, else stop it; arriving bytes do not restart it.
+        """Start the timer if the client owes something, else stop it; arriving bytes do not restart it. After
+        HEADER_SECONDS the connection is cut.
 
         is_owed: True if the client owes the rest of a head or body.
         """
@@ -281,7 +288,8 @@ class _TimedConnection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what the parser refuses, in the same format as all other errors. uvicorn calls this method
-        while it handles the parser's error, from which the status is taken.
+        while it handles the parser's error, from which the status is taken. The connection is closed. If a
+        response has begun already, nothing is sent.
 
         msg: uvicorn's own message, which is not used.
         """
@@ -325,11 +333,11 @@ def _settings(app: ASGIApp) -> uvicorn.Config:
 
 
 def _bind(address: str) -> socket.socket:
-    """Return a listening, non-blocking socket.
+    """Return a listening, non-blocking socket. The address may be used again at once after a restart.
 
     address: host:port on which it listens; a host with colons is an IPv6 address.
 
-    Raises Unavailable if the address cannot be used.
+    Raises Unavailable if the address is not of the form host:port, or if it cannot be used.
     """
     host, port = split_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

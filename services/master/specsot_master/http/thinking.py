@@ -61,7 +61,8 @@ class ThinkFirst:
 
     def first(self, ask: Ask) -> Ask:
         """Return the request that thinks. If the answer is a plan or has a form, half of its tokens are
-        reserved for it, because plans and forms are refused below a minimum length.
+        reserved for it, because plans and forms are refused below a minimum length. It ends at the closing
+        tag, has the request's sampling, seed and priority, and at least one token.
 
         ask: the request of thinking and answer together.
         """
@@ -82,7 +83,10 @@ class ThinkFirst:
         )
 
     def then(self, ask: Ask, thought: Finished) -> Ask | None:
-        """Return the request that answers after this thinking, or None if no tokens are left for it.
+        """Return the request that answers after this thinking, or None if no tokens are left for it. A
+        planned answer reads the end of the thinking in its system turn; a direct one continues the prompt,
+        the thinking and its closing tag. The least number of tokens of a direct answer is at most what is
+        left.
 
         ask: the request of thinking and answer together.
         thought: the end of the request that thought, with its text and tokens.
@@ -102,7 +106,9 @@ class ThinkFirst:
 def think_first(
     body: ChatBody, use: ToolUse | None, text: Text, max_positions: int, may_fork: bool = False
 ) -> ThinkFirst:
-    """Return how the model thinks before it answers a body, for a model that can think.
+    """Return how the model thinks before it answers a body, for a model that can think. Thinking may have as
+    many tokens as the body's budget says; without one, templates that do not use an effort get
+    MAX_THINKING_BY_EFFORT, and all others as many as the answer.
 
     body: the parsed body.
     use: the tools that may be called, or None.
@@ -110,7 +116,8 @@ def think_first(
     max_positions: the model's context, in tokens.
     may_fork: True if the thinking may fork into threads.
 
-    Raises InvalidRequest for a body that cannot be served.
+    Raises InvalidRequest for a body that cannot be served, among others for a time limit of the answer, and
+    ContextLengthExceeded if the prompt does not fit with its answer.
     """
     if body.specsot and body.specsot.finish_within_s is not None:
         raise InvalidRequest("specsot.finish_within_s: thinking has no time limit", "specsot.finish_within_s")
@@ -141,7 +148,8 @@ def effort_of(body: ChatBody) -> str | None:
 
 
 def wants_thinking(body: ChatBody, text: Text, may_fork: bool = False) -> bool:
-    """Return True if the model shall think before it answers this body.
+    """Return True if the model shall think before it answers this body. A budget of 0 tokens, and the effort
+    "none", turn thinking off.
 
     The first of chat_template_kwargs, the reasoning effort and the token budget that is given decides. If
     none is given, models think whose template always begins to think, and models that fork in their thinking.
@@ -150,7 +158,8 @@ def wants_thinking(body: ChatBody, text: Text, may_fork: bool = False) -> bool:
     text: the model's tokenizer and chat template.
     may_fork: True if the model forks in its thinking.
 
-    Raises InvalidRequest, with the name of the field, if a model shall think that cannot.
+    Raises InvalidRequest, with the name of the field, if a model shall think that cannot, and for any other
+    variable or value in chat_template_kwargs.
     """
     given = (body.chat_template_kwargs or {}).items()
     switches = {name: value for name, value in given if value is not None}
@@ -183,7 +192,7 @@ def wants_thinking(body: ChatBody, text: Text, may_fork: bool = False) -> bool:
 
 def with_notes(messages: tuple[Message, ...], thought: str) -> tuple[Message, ...]:
     """Return the conversation with the end of the thinking in its system turn, which is added if there is
-    none; its question is unchanged.
+    none; its question is unchanged. The notes begin with NOTES.
 
     messages: the conversation, oldest turn first, at least one.
     thought: the text of the thinking.
@@ -196,7 +205,7 @@ def with_notes(messages: tuple[Message, ...], thought: str) -> tuple[Message, ..
 
 def conclusion_of(thought: str) -> str:
     """Return the last MAX_NOTE_CHARACTERS characters of thinking, from the start of a paragraph if possible;
-    all of a shorter text.
+    all of a shorter text. White space around the thinking is removed.
 
     thought: the text of the thinking.
     """
@@ -209,7 +218,9 @@ def conclusion_of(thought: str) -> str:
 
 
 def nothing_after(thought: Finished) -> Finished:
-    """Return the Finished event of an answer for which thinking has left no tokens; its text is empty.
+    """Return the Finished event of an answer for which thinking has left no tokens; its text is empty. It
+    ends with LENGTH in place of STOP, else with the reason of the thinking, and counts no tokens of an
+    answer.
 
     thought: the end of the request that thought.
     """
@@ -223,7 +234,9 @@ async def generate_thinking(
 ) -> AsyncGenerator[Numbered | Thought, None]:
     """Yield the events of an answer, preceded by what the model thinks. Thinking is yielded as `Thought`,
     with its number of tokens at the end. If thinking leaves no tokens for the answer, or none of its form
-    fits, the Finished event has an empty text.
+    fits, the Finished event has an empty text. The events of the thinking itself are not yielded, but for its
+    start; those of the answer follow without a second start. A thinking that failed or was cancelled ends the
+    answer with its reason. Thinking is not yielded as text if the caller does not want it.
 
     counter: the entry point of requests.
     ask: the request of thinking and answer together.

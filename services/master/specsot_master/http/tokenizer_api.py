@@ -60,7 +60,7 @@ class Detokenized(BaseModel):
 
 
 def tokenizer_routes(context: HttpContext) -> APIRouter:
-    """Return the routes /tokenize and /detokenize.
+    """Return the routes /tokenize and /detokenize. Both are POST.
 
     context: what all endpoints share.
     """
@@ -85,7 +85,8 @@ def tokenizer_routes(context: HttpContext) -> APIRouter:
         \f
         body: the parsed body; no tokens have the text "".
 
-        Raises NotFound for another model, and InvalidRequest for a number that is no token of the model's.
+        Raises NotFound for another model, InvalidRequest for a number that is no token of the model's, and
+        ContextLengthExceeded for as many tokens as the model's context, or more.
         """
         check_model(context, body.model)
         check_length(context.model.max_positions, len(body.tokens))
@@ -114,12 +115,14 @@ def check_model(context: HttpContext, name: str | None) -> None:
 
 
 def tokens_of(context: HttpContext, body: TokenizeBody) -> tuple[int, ...]:
-    """Return the token ids that a body asks for.
+    """Return the token ids that a body asks for. A prompt gets the tokenizer's own tokens unless the body
+    asks for none; messages are rendered by the template.
 
     context: what all endpoints share.
     body: the parsed body, with a prompt or messages.
 
-    Raises InvalidRequest if the body has both or neither, or if the text is too long.
+    Raises InvalidRequest if the body has both or neither, or if the template refuses the messages, and
+    ContextLengthExceeded if the text is too long.
     """
     text = context.text
     if (body.prompt is None) == (body.messages is None):

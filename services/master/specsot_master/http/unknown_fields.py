@@ -66,7 +66,9 @@ class UnknownFields:
         self, body: BaseModel, meant_names: Mapping[str, str], checked_fields: Collection[str] = ()
     ) -> None:
         """Check the unknown fields of a body. Fields that look like no known one are ignored; the log names
-        each of them once.
+        each of them once. A field with the value None, a harmless one and one with a name of more than
+        MAX_NAME_CHARACTERS is not checked; a field that looks like one that the body also has is ignored. At
+        most MAX_LOGGED_NAMES names are logged.
 
         body: the parsed body; `model_extra` holds its unknown fields, of which the first MAX_CHECKED_FIELDS
             are checked.
@@ -95,7 +97,9 @@ class UnknownFields:
 
 
 def is_slip(name: str, known_name: str) -> bool:
-    """Return True if a name is a known name in another spelling, or differs from it by one keystroke.
+    """Return True if a name is a known name in another spelling, or differs from it by one keystroke. Case,
+    hyphens and underscores do not count. A missing or additional letter counts from MIN_LETTERS_TO_INSERT
+    letters of the known name on, a replaced or swapped one from MIN_LETTERS_TO_REPLACE on.
 
         # max_tokens: "maxTokens" and "max-tokens" (other spelling), "max_token" (one letter less),
         #             "max_tokans" (one letter replaced), "max_toknes" (two letters swapped) -> True

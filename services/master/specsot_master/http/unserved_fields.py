@@ -204,7 +204,8 @@ SWITCHES: Mapping[str, str] = {"functions": "function_call"}
 
 def unserved_in(extra: Mapping[str, Any], unserved: Idle) -> Iterator[str]:
     """Yield the name of each unknown field of a body that is not served and would change the answer; nothing
-    if there is none.
+    if there is none. A value that is None, or listed as changing nothing, is accepted. Of all unknown fields,
+    the first MAX_CHECKED_FIELDS are searched for further fields with the prefix of guided decoding.
 
     extra: the unknown fields of a body.
     unserved: the fields that this endpoint does not serve.

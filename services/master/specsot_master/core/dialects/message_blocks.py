@@ -43,7 +43,9 @@ class MessageWriter:
         yield {"type": "message_start", "message": self.message_object(usage)}
 
     def take(self, choice: Json) -> Iterator[Json]:
-        """Yield the events for one choice of a chunk; there may be none.
+        """Yield the events for one choice of a chunk; there may be none. A thought, text and calls of the
+        choice add to `content`. A finish_reason is recorded for the end of the message, and with it the stop
+        string, if one ended the answer.
 
         choice: the choice, in the format of chat completions.
         """
@@ -60,7 +62,8 @@ class MessageWriter:
 
     def end(self, usage: Json) -> Iterator[Json]:
         """Finish the last block, if it is unfinished, and yield the events at the end of the message: at
-        least `message_delta` and `message_stop`.
+        least `message_delta` and `message_stop`. An unfinished block yields its last events first. The
+        reasons are None if no finish_reason has arrived.
 
         usage: the tokens of the whole call, in the format of chat completions.
         """
@@ -72,7 +75,7 @@ class MessageWriter:
 
     def whole(self, choice: Json, usage: Json) -> Json:
         """Return the whole message for one choice of an answer that is not streamed; its `content` is empty
-        if the answer has neither text nor calls.
+        if the answer has neither text nor calls. The chunks' events are not returned.
 
         choice: the choice, in the format of chat completions.
         usage: the tokens of the call, in the format of chat completions.
@@ -82,7 +85,8 @@ class MessageWriter:
         return self.message_object(usage)
 
     def message_object(self, usage: Json) -> Json:
-        """Return the message object as far as it is written.
+        """Return the message object as far as it is written. `stop_reason` and `stop_sequence` are None until
+        the finish_reason has arrived.
 
         usage: the tokens counted so far, in the format of chat completions.
         """
@@ -96,7 +100,9 @@ class MessageWriter:
         return message_object | {"usage": usage_of(usage)}
 
     def _reason_of(self, reason: str, stop: str | int | None) -> str:
-        """Return Anthropic's stop_reason; "end_turn" for a finish_reason that has no other.
+        """Return Anthropic's stop_reason; "end_turn" for a finish_reason that has no other. A message with a
+        tool call has "tool_use", unless its length was limited. Otherwise a stop string gives
+        "stop_sequence"; a stop token does not.
 
         reason: the finish_reason of chat completions.
         stop: the stop string or stop token that ended the answer, or None.
@@ -107,7 +113,7 @@ class MessageWriter:
 
     def _write(self, kind: str, part: str, text: str, **more: Any) -> Iterator[Json]:
         """Yield the events that add text to a block of this kind, after the event that starts a new block if
-        the last block is of another kind.
+        the last block is of another kind. An unfinished block of another kind is finished first.
 
         kind: the block's type, "thinking" or "text".
         part: the member of the block that holds the text.
@@ -122,7 +128,7 @@ class MessageWriter:
     def _take_call(self, call: Json) -> Iterator[Json]:
         """Yield the events for a new part of a tool call, after the event that starts a new block if the part
         belongs to another call than the part before. No event is yielded for a part that adds no arguments to
-        the same call.
+        the same call. A new block has the call's id and name; an unfinished block is finished before it.
 
         call: a member of `tool_calls` in a chunk of chat completions.
         """
@@ -137,7 +143,8 @@ class MessageWriter:
             yield self._delta({"type": "input_json_delta", "partial_json": arguments})
 
     def _begin(self, block: Json) -> Iterator[Json]:
-        """Finish the last block, if it is unfinished, and yield the event that begins another one.
+        """Finish the last block, if it is unfinished, and yield the event that begins another one. The block
+        is appended to `content`.
 
         block: the new block, with empty contents.
         """
@@ -148,7 +155,8 @@ class MessageWriter:
 
     def _close(self) -> Iterator[Json]:
         """Finish the unfinished block, if there is one, and yield its last events; yield nothing if there is
-        none.
+        none. The arguments of a call are decoded, repaired if necessary, into the block's `input`. A thought
+        gets the message's id as its signature, with an event of its own.
         """
         if not self._open:
             return

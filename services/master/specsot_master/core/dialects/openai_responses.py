@@ -82,7 +82,10 @@ class ChoiceOptions:
 
 
 def delta_of(numbered: events.Numbered | Thought, options: ChoiceOptions) -> ChoiceDelta | None:
-    """Return what an event adds to a choice, or None if the client receives nothing for it.
+    """Return what an event adds to a choice, or None if the client receives nothing for it. A part of a
+    thought without text gives None. The text of a plan is a thought if the client asked for the plan.
+    Logprobs of answer text are left out unless the client asked for them; those of a scored prompt are always
+    sent. All other events give a delta only for a client that asked for branches.
 
     numbered: an event of the answer, or a part of its thinking.
     options: what the client asked to receive.
@@ -112,7 +115,8 @@ def delta_of(numbered: events.Numbered | Thought, options: ChoiceOptions) -> Cho
 
 def unwritten(event: events.Event) -> events.Event | None:
     """Return the event for an answer of which no text is sent; None for an event that only carries text. A
-    Finished event counts no tokens, and ends with LENGTH instead of STOP.
+    Finished event counts no tokens, and ends with LENGTH instead of STOP. Its text and logprobs are empty,
+    and completion_tokens and merged_tokens are 0. All other events are returned unchanged.
 
     event: an event of the answer.
     """
@@ -145,7 +149,8 @@ class UsageCount:
     cached: dict[int, int] = field(default_factory=dict[int, int])
 
     def count(self, prompt: int, event: events.Event | Thought) -> None:
-        """Count one event of the call; an event that carries no counts is ignored.
+        """Count one event of the call; an event that carries no counts is ignored. A repeated start of a
+        prompt replaces its tokens; of the cached tokens of several answers to a prompt, the most count.
 
         prompt: the number of the prompt within the call to which the event's answer belongs.
         event: an event of the answer, or a part of its thinking.
@@ -164,7 +169,9 @@ class UsageCount:
             self.cached[prompt] = max(self.cached.get(prompt, 0), figures.cached_tokens)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the `usage` object of chat completions; all its counts are 0 before the first event."""
+        """Return the `usage` object of chat completions; all its counts are 0 before the first event. Tokens
+        of plans count as reasoning, too. Discarded tokens are not part of the completion.
+        """
         prompt = sum(self.prompts.values())
         return {
             "prompt_tokens": prompt,
@@ -182,7 +189,9 @@ class UsageCount:
 
 
 def finish_reason(finished: events.Finished) -> str:
-    """Return OpenAI's finish_reason. `abort` is vLLM's value, `error` is this project's own.
+    """Return OpenAI's finish_reason. `abort` is vLLM's value, `error` is this project's own. STOP gives
+    "stop", LENGTH gives "length", CANCELLED gives "abort", and every other reason gives "error" if there is
+    some text.
 
     finished: the last event of the answer.
 
@@ -201,7 +210,8 @@ def finish_reason(finished: events.Finished) -> str:
 
 def planning_of(view: View, options: ChoiceOptions) -> dict[str, Any]:
     """Return the `specsot` field of a whole choice: its mode, decision, seed and statistics, the forecast if
-    one was made, and the branches if the client asked for them.
+    one was made, and the branches if the client asked for them. The branches come with the plan's text, as
+    `skeleton`.
 
     view: the answer as the events so far describe it; it is finished.
     options: what the client asked to receive.
@@ -224,7 +234,7 @@ def planning_of(view: View, options: ChoiceOptions) -> dict[str, Any]:
 
 def _branch_of(panel: Panel) -> dict[str, Any]:
     """Return one branch of a plan for the `specsot` field: its point, its text, and its reason, which is None
-    if it has not ended.
+    if it has not ended. The number of its tokens is a member, too.
 
     panel: the branch as the events so far describe it.
     """
@@ -236,7 +246,8 @@ def _branch_of(panel: Panel) -> dict[str, Any]:
 def _extra_of(numbered: events.Numbered, options: ChoiceOptions) -> dict[str, Any] | None:
     """Return an event as JSON values for a client that asked for branches, without the text that the chunk
     carries anyway. Return None if the client does not receive it. Clients with the `specsot` field always
-    receive the end, and a start that has a forecast.
+    receive the end, and a start that has a forecast. Text, token ids and logprobs of an answer's text, and of
+    its end, are left out.
 
     numbered: an event of the answer, with its number.
     options: what the client asked to receive.
@@ -273,7 +284,8 @@ TEXT = Dialect("cmpl-", "text_completion", "text_completion")
 
 def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta, offsets: TextOffsets) -> dict[str, Any]:
     """Return one choice of a chunk, in the endpoint's format. Members without a value in this chunk are left
-    out, but for `logprobs` and `finish_reason`, which are then None.
+    out, but for `logprobs` and `finish_reason`, which are then None. `stop_reason` is present only with a
+    finish_reason, and `specsot` only if the delta has an event for it.
 
     dialect: the endpoint's format.
     index: the index of the choice.
@@ -298,11 +310,13 @@ def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta, offsets: TextOffs
 def choice_of(
     dialect: Dialect, index: int, view: View, options: ChoiceOptions, thought: str = ""
 ) -> dict[str, Any]:
-    """Return one choice of a whole answer, in the endpoint's format.
+    """Return one choice of a whole answer, in the endpoint's format. The thought is followed by the plan's
+    text if the client asked for the plan. Logprobs are None unless the client asked for them, and `specsot`
+    is present only if the request had that field.
 
     dialect: the endpoint's format.
     index: the index of the choice.
-    view: the answer as the events so far describe it.
+    view: the answer as the events so far describe it; it must be finished.
     options: what the client asked to receive.
     thought: what the model has thought before the answer; "" for nothing.
 
@@ -353,7 +367,7 @@ def chat_logprobs(tokens: tuple[events.TokenLogprobs, ...]) -> dict[str, Any]:
 
 def _chat_candidate(candidate: events.Candidate) -> dict[str, Any]:
     """Return one candidate token in the form of chat completions: its text, its logprob of at least
-    MIN_LOGPROB, and its bytes as numbers.
+    MIN_LOGPROB, and its bytes as numbers. Bytes that are no whole character are shown as U+FFFD.
 
     candidate: the token, whose bytes may be only a part of a character.
     """
@@ -364,7 +378,7 @@ def _chat_candidate(candidate: events.Candidate) -> dict[str, Any]:
 
 def text_logprobs(tokens: tuple[events.TokenLogprobs, ...], offsets: list[int]) -> dict[str, Any]:
     """Return the `logprobs` object of text completions: four lists with one entry per token. A prompt's first
-    token has None in place of a logprob.
+    token has None in place of a logprob. The most likely tokens of a position include the chosen one.
 
     tokens: the tokens with their logprobs.
     offsets: how many characters of the choice precede each token, one number per token.
@@ -419,7 +433,9 @@ class TextOffsets:
         self._read = getincrementaldecoder("utf-8")(errors="replace")
 
     def add(self, text: str, tokens: tuple[events.TokenLogprobs, ...]) -> list[int]:
-        """Return the offsets of the next tokens, in characters of the choice's text, one per token.
+        """Return the offsets of the next tokens, in characters of the choice's text, one per token. A special
+        token, or one that the text does not contain at its position, takes no characters if the text has left
+        it out. A leading space of the choice's first token takes no character if the text lacks it.
 
         text: the text that has been sent since the last call; parts of it may still be held back, so it may
             be shorter than the tokens.
@@ -440,7 +456,7 @@ class TextOffsets:
 
 def _shown_token(candidate: events.Candidate) -> str:
     r"""Return a token as text. A token that is only a part of a character is written as OpenAI does:
-    "bytes:\xe2\x82".
+    "bytes:\xe2\x82". All its bytes are written that way, in hexadecimal digits.
 
     candidate: the token with its bytes.
     """

@@ -43,7 +43,8 @@ class ResponseWriter:
             yield self._event(f"response.{kind}", response=self.response_object("in_progress"))
 
     def take(self, choice: Json) -> Iterator[Json]:
-        """Yield the events for one choice of a chunk; there may be none.
+        """Yield the events for one choice of a chunk; there may be none. A thought, text and calls of the
+        choice add to the response. A finish_reason that is None keeps the earlier one.
 
         choice: the choice, in the format of chat completions.
         """
@@ -58,7 +59,8 @@ class ResponseWriter:
 
     def end(self, usage: Json) -> Iterator[Json]:
         """Finish the last item, if one is unfinished, and yield the event that ends the response: completed,
-        incomplete, or failed for a finish_reason that is unknown or missing.
+        incomplete, or failed for a finish_reason that is unknown or missing. An unfinished item gets the
+        status "incomplete" if the response has it, else "completed".
 
         usage: the tokens of the whole call, in the format of chat completions.
         """
@@ -68,7 +70,7 @@ class ResponseWriter:
 
     def whole(self, choice: Json, usage: Json) -> Json:
         """Return the whole response for one choice of an answer that is not streamed; its `output` is empty
-        if the answer has neither text nor calls.
+        if the answer has neither text nor calls. Its status follows from the finish_reason, as in `end`.
 
         choice: the choice, in the format of chat completions.
         usage: the tokens of the call, in the format of chat completions.
@@ -88,7 +90,8 @@ class ResponseWriter:
         return self._event("response.failed", response=self.response_object("failed") | {"error": error_json})
 
     def response_object(self, status: str, usage: Json | None = None) -> Json:
-        """Return the response object as far as it is written.
+        """Return the response object as far as it is written. `incomplete_details` names "max_output_tokens"
+        for the status "incomplete"; `usage` is None if no usage is given.
 
         status: the response's status, such as "in_progress" or "completed".
         usage: the tokens of the call, in the format of chat completions; None before the end.
@@ -113,7 +116,7 @@ class ResponseWriter:
 
     def _write(self, kind: str, part: str, text: str) -> Iterator[Json]:
         """Yield the events that add text to an item of this kind, after the events that start a new item if
-        the last item is of another kind.
+        the last item is of another kind. An unfinished item of another kind is finished first.
 
         kind: the item's type, "reasoning" or "message".
         part: the type of the part of its content that holds the text.
@@ -132,7 +135,8 @@ class ResponseWriter:
     def _take_call(self, call: Json) -> Iterator[Json]:
         """Yield the events for a new part of a function call, after the events that start a new item if the
         part belongs to another call than the part before. No event is yielded for a part that adds no
-        arguments to the same call.
+        arguments to the same call. A function with a namespace is written with the namespace and its name in
+        it.
 
         call: a member of `tool_calls` in a chunk of chat completions.
         """
@@ -150,7 +154,8 @@ class ResponseWriter:
             )
 
     def _open(self, kind: str, **more: Any) -> Iterator[Json]:
-        """Begin another item, and yield its first event.
+        """Begin another item, and yield its first event. The item's id consists of the prefix of its type,
+        the id of the response and its number in the output.
 
         kind: the item's type: "reasoning", "message" or "function_call".
         more: its further members, by name.
@@ -164,7 +169,7 @@ class ResponseWriter:
         """Finish the unfinished item, if there is one, and yield its last events; yield nothing if there is
         none.
 
-        status: the item's status from now on.
+        status: the item's status from now on, "completed" or "incomplete".
         """
         item = self._item
         if item is None:
@@ -232,7 +237,7 @@ def usage_of(usage: Json) -> Json:
 
 def as_chunk(choice: Json) -> Json:
     """Return a choice of a whole answer in the form of a chunk's choice: its message becomes the delta, and
-    its calls are numbered from 0.
+    its calls are numbered from 0. An answer without calls gets an empty list of them.
 
     choice: a choice of a chat completion, with a "message".
     """

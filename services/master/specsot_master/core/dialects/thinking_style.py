@@ -59,7 +59,8 @@ CHANNELS = ThinkingStyle(  # Harmony: gpt-oss
 
 
 def style_of(template: str) -> ThinkingStyle | None:
-    """Return the style of a chat template, or None if the template has no markers of thoughts.
+    """Return the style of a chat template, or None if the template has no markers of thoughts. Harmony's
+    channels (CHANNELS) come before tags (TAGS), of which one is enough.
 
     template: the source of the template.
     """

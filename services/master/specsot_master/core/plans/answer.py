@@ -65,7 +65,8 @@ class AnswerText:
         return self._watch.hit
 
     def feed(self, text: str, early: bool = False) -> str:
-        """Add raw text and return the part that may be shown now; "" once the text has been stopped.
+        """Add raw text and return the part that may be shown now; "" once the text has been stopped. With
+        `trim`, leading and trailing white space and a leading [ANSWER] are left out.
 
         text: the next text of the sequence.
         early: True if stop strings are not looked for yet, because too few tokens were written.
@@ -76,7 +77,7 @@ class AnswerText:
 
     def flush(self) -> str:
         """Return the text that was held back, as no more text comes; "" if none was, or once the text has
-        been stopped.
+        been stopped. White space at the end of a trimmed text is dropped.
         """
         held = "" if self._begun else self._begin("", last=True)
         text = self._watch.feed(held) + self._watch.flush()
@@ -84,7 +85,7 @@ class AnswerText:
 
     def _begin(self, text: str, last: bool) -> str:
         """Return the text without leading white space and one [ANSWER]. Return "" as long as an [ANSWER] may
-        still be incomplete.
+        still be incomplete. `marked` and `skipped` are set once the beginning is known.
 
         text: the next raw text.
         last: True if no more text comes.
@@ -103,7 +104,8 @@ class AnswerText:
         return body
 
     def _show(self, text: str) -> str:
-        """Release text; with `trim`, hold back trailing white space until more text follows.
+        """Release text; with `trim`, hold back trailing white space until more text follows. `released`
+        counts the held-back white space, too.
 
         text: text without stop strings.
         """
@@ -137,7 +139,7 @@ class FirstSequence:
         least: int = 0,
         shown: Collection[str] = (),
     ) -> None:
-        """Create a reader.
+        """Create a reader. With a reader, END is a stop string, too, and `least` has no effect.
 
         stops: the client's stop strings.
         limit: the most tokens of a direct answer, including the markers around it.
@@ -216,14 +218,17 @@ class FirstSequence:
     @property
     def plan_tokens(self) -> int:
         """Number of tokens that are not part of a direct answer: the plan, or the markers that announce a
-        direct answer. 0 for a sequence that can only be a direct answer.
+        direct answer. 0 for a sequence that can only be a direct answer. All tokens count as those of the
+        plan while it is not known to be a direct answer.
         """
         if self._reader is None:
             return 0
         return self.written if self._start is None else len(self._spans) - len(self.tokens)
 
     def write(self, piece: TextPiece) -> None:
-        """Add one piece of text; it is ignored once the sequence is over.
+        """Add one piece of text; it is ignored once the sequence is over. If the sequence must end now,
+        `over` is set: to STOP after a stop string, a loop or the end of the plan, and to LENGTH at the token
+        limit.
 
         piece: the next piece of the sequence.
 
@@ -272,7 +277,7 @@ class FirstSequence:
     def take_logprobs(self) -> tuple[TokenLogprobs, ...]:
         """Return the logprobs of the answer's tokens whose text was released, each token once; at the end,
         those of all remaining tokens. Return () if there are none, or if the text is not known to be a direct
-        answer.
+        answer. Logprobs of text that is withheld or was cut off are not returned.
         """
         if self._start is None:
             return ()
@@ -281,7 +286,7 @@ class FirstSequence:
 
     def take_delta(self) -> str:
         """Return the text of the direct answer since the last call, without withheld text; "" if there is
-        none.
+        none. `taken` grows by the length of the text.
         """
         end = len(self._delta) if self.visible is None else max(self.visible - self.taken, 0)
         delta = self._delta[:end]
@@ -296,7 +301,9 @@ class FirstSequence:
 
     @property
     def _reach(self) -> int:
-        """The number of raw characters up to the end of the released text that is not withheld."""
+        """The number of raw characters up to the end of the released text that is not withheld. It is counted
+        from the beginning of the sequence.
+        """
         released = self._answer.released
         if self.visible is not None:
             released = self.visible if self._abridged else min(released, self.visible)
@@ -304,7 +311,8 @@ class FirstSequence:
 
     def _read(self, text: str) -> str:
         """Return what raw text adds to a direct answer; "" if it adds nothing yet. Text that is not known to
-        be a direct answer is added to the skeleton text.
+        be a direct answer is added to the skeleton text. A text that is known to be a direct answer is not
+        added.
 
         text: the next raw text.
         """
@@ -316,6 +324,7 @@ class FirstSequence:
 
     def _grown(self, move: Callable[[PlanReader | ListReader], object]) -> str:
         """Apply a change to the reader and return what it added to the direct answer; "" if it added nothing.
+        The first character of the direct answer is noted when it is known.
 
         move: feeds the reader, or finishes it.
         """
@@ -327,7 +336,10 @@ class FirstSequence:
         return self._reader.direct_text[before:]
 
     def _judge(self) -> Reason | None:
-        """Return why the master must end the sequence now, or None if it may continue."""
+        """Return why the master must end the sequence now, or None if it may continue. The reason is STOP
+        after a stop string, a loop or the text's own end, and LENGTH at the limit of a direct answer, or at
+        that of a plan while the text may be one.
+        """
         reader = self._reader
         if self._answer.stopped:
             return Reason.STOP
@@ -352,7 +364,7 @@ class FirstSequence:
 
 def _find_start(reader: PlanReader | ListReader) -> int:
     """Return the raw character at which the direct answer begins, as soon as the answer's first characters
-    are certain; 0 if the answer is the whole text.
+    are certain; 0 if the answer is the whole text. It is counted in raw characters of the whole text.
 
     reader: a reader that has begun to read a direct answer.
     """

@@ -34,11 +34,11 @@ _COMPLETE = (Reason.STOP, Reason.LENGTH)
 
 def critical_paths(points: Sequence[Point]) -> dict[int, int]:
     """Return, for each point, the wished length in tokens of the longest chain of points from this point
-    through those that need it; {} for no points.
+    through those that need it; {} for no points. A point that no other needs has its own length.
 
         lengths 1: 30, 2: 20 (needs 1), 3: 40 -> {1: 50, 2: 20, 3: 40}
 
-    points: the points of the plan, by ascending id.
+    points: the points of the plan, by ascending id; each needs only points with smaller ids.
     """
     paths: dict[int, int] = {}
     # A point only needs points with smaller ids, so in reverse order all points that need it come before it.
@@ -52,7 +52,7 @@ def pick_ready(
     points: Sequence[Point], done: AbstractSet[int], taken: Collection[int], places: int
 ) -> tuple[Point, ...]:
     """Return at most `places` points to start now, those with the longest critical path first, then by id; ()
-    if none may start.
+    if none may start. A point may start if it was not started and all points that it needs are done.
 
     points: the points of the plan, by ascending id.
     done: ids of points whose text is complete.
@@ -117,7 +117,9 @@ class PlanBranch:
     def hold(self, pieces: Iterable[TextPiece]) -> list[TextPiece]:
         """Return the pieces that may be shown now, in order; [] if all are held. A sentence that continues in
         the later part of the budget, where it may be interrupted, is held back until it is complete, unless
-        it is the first one. Pieces from the next point's heading on are dropped.
+        it is the first one. That part begins after SENTENCES_FROM of the budget, or 2 * SENTENCE_TOKENS
+        before its end if that is earlier. Pieces from the next point's heading on are dropped. Nothing is
+        held back or dropped unless `holds_sentences` is set.
 
         The result depends on the tokens alone, not on how many arrive at once:
 
@@ -138,7 +140,7 @@ class PlanBranch:
     def release(self, reason: Reason) -> list[TextPiece]:
         """Return the pieces that are still held when the branch ends; [] if none is. Return none if they
         follow a complete sentence, and if the token limit has interrupted them or they announce what does not
-        follow: they are left out.
+        follow: they are left out, and `left_out` becomes their number.
 
         reason: why the branch ends.
         """
@@ -151,7 +153,8 @@ class PlanBranch:
 
     def settle_reason(self, reason: Reason) -> Reason:
         """Return why a branch is over whose sequence ended for `reason`, once `release` was called: STOP for
-        a shortened branch that is as long as it should be, else `reason` unchanged.
+        a shortened branch that is as long as it should be, else `reason` unchanged. Only LENGTH is ever
+        changed.
 
         A branch that has used up a budget below its share, and whose text ends with a whole sentence, is as
         long as it should be, and no limit of the client has cut it. Code that was not closed was cut:
@@ -179,7 +182,8 @@ class PlanBranch:
     @property
     def mark(self) -> str:
         """What follows the text in the merged answer: the end of a code block that the branch has not
-        closed, or a mark if a limit ended the branch within a shown sentence, else "".
+        closed, or a mark if a limit ended the branch within a shown sentence, else "". There is no mark for
+        a text without characters, for one that ends with a whole sentence, or if pieces were left out.
         """
         text = self.answer.text
         if fence := open_fence(text):
@@ -224,7 +228,8 @@ class PlanBranches:
         closing: int | None = None,
         aim: int | None = None,
     ) -> None:
-        """Create the branches of a plan, none of them opened.
+        """Create the branches of a plan, none of them opened. Without sentences that are held back, branches
+        are not shortened to the aim. Without an aim, openings are settled from the start.
 
         shares: the points that are written, and how the client's tokens are divided.
         stops: the client's stop strings.
@@ -312,7 +317,7 @@ class PlanBranches:
     @property
     def reason(self) -> Reason:
         """Why the whole answer ended: FAILED if a branch failed, else LENGTH if a limit cut the plan or a
-        branch, else STOP.
+        branch, else STOP. A branch that was cancelled, or that is not over, counts as one that stopped.
         """
         reasons = {branch.reason for branch in self._branches.values()}
         if reasons & {Reason.FAILED, Reason.PARENT_FAILED}:
@@ -339,7 +344,9 @@ class PlanBranches:
     def pass_openings(self) -> tuple[list[int], list[int]]:
         """Settle the openings of the first branches, as far as their words are known. Return the ids of the
         branches that were settled, and of those that must be opened again because they begin like an earlier
-        branch, or not with prose; both lists may be empty.
+        branch, or not with prose; both lists may be empty. A branch is opened again at most MAX_REWRITES
+        times, or MAX_MARKUP_REWRITES times while it begins with no prose; then its opening is settled as it
+        is. For branches that are opened again, their tokens are counted as discarded.
 
         Openings are settled in order, so that a branch is compared with the final words of all earlier ones:
 
@@ -368,7 +375,8 @@ class PlanBranches:
 
     def ready(self) -> tuple[Point, ...]:
         """Return the points whose branches may start now, the most urgent first, and at most as many as may
-        still run in parallel; () if none may start.
+        still run in parallel; () if none may start. A branch that failed or was cancelled does not count as
+        done for the branches that need it.
         """
         places = self._max_parallel - len(self.live)
         if places <= 0 or not self.unopened:
@@ -396,10 +404,13 @@ class PlanBranches:
 
     def write(self, id: int, pieces: Iterable[TextPiece]) -> str:
         """Add text to a running branch and return the part that may be shown; "" if all of it is held back.
-        Text after a stop string is dropped.
+        Text after a stop string is dropped. Pieces of an unfinished sentence may be held back, see
+        `PlanBranch.hold`.
 
         id: the point's id.
         pieces: the next pieces of the branch, one per token.
+
+        Raises KeyError if the plan has no such point.
         """
         branch = self._branches[id]
         return self._feed(branch, branch.hold(pieces))
@@ -416,7 +427,8 @@ class PlanBranches:
 
     def _feed(self, branch: PlanBranch, pieces: Iterable[TextPiece]) -> str:
         """Add pieces to a branch and return the part of their text that may be shown; "" if all of it is held
-        back. Text after a stop string is dropped.
+        back. Text after a stop string is dropped. The first `least` tokens of the branch are not searched for
+        stop strings.
 
         branch: a branch of this plan.
         pieces: pieces that are not held back.
@@ -435,6 +447,8 @@ class PlanBranches:
 
         id: the point's id.
         reason: why the branch ends.
+
+        Raises KeyError if the plan has no such point.
         """
         self._branches[id].reason = reason
         if reason in _COMPLETE:
@@ -446,7 +460,8 @@ class PlanBranches:
 
     def _orphans(self, id: int) -> tuple[int, ...]:
         """Return the ids of branches that need `id`, directly or through others; () if none does. One pass in
-        id order is enough, because a point only needs points with smaller ids.
+        id order is enough, because a point only needs points with smaller ids. The ids are ascending, without
+        `id` itself.
 
         id: the id of a point whose branch has failed.
         """

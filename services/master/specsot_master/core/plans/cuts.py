@@ -84,7 +84,8 @@ class StopStrings:
 
     def feed(self, text: str) -> str:
         """Return the text that is now safe to show; "" if all of it is held back, or once a stop string was
-        hit. Without stop strings, the text is returned unchanged.
+        hit. Without stop strings, the text is returned unchanged. `hit` is set to the stop string that ended
+        the text.
 
         text: the next text of the sequence.
         """
@@ -103,14 +104,16 @@ class StopStrings:
         return text[:safe]
 
     def flush(self) -> str:
-        """Return the text that was held back, as no more text comes; "" if none was."""
+        """Return the text that was held back, as no more text comes; "" if none was. It is returned as it is,
+        even if it is the beginning of a stop string.
+        """
         held = self._held
         self._held = ""
         return held
 
     def _suspicious(self, text: str) -> int:
         """Return the length, in characters, of the longest end of a text that is the beginning of a stop
-        string; 0 if there is none.
+        string; 0 if there is none. At most as many characters as the longest stop string, less one, are held.
 
         text: text that holds no complete stop string.
         """
@@ -167,7 +170,8 @@ class LoopWatch:
 
     def feed(self, text: str) -> str:
         """Return the text that is now safe to show; "" if all of it is held back. Once the text repeats
-        itself, `repeats` is True, and the result is "".
+        itself, `repeats` is True, and the result is "". Text of a loop is left out from its first repetition
+        on.
 
         text: the next text of the sequence.
         """
@@ -189,7 +193,8 @@ class LoopWatch:
 
     def flush(self) -> str:
         """Return the text that was held back, as no more text comes; "" if none was, or once the text repeats
-        itself. The beginning of a further repetition is left out.
+        itself. The beginning of a further repetition is left out. A sentence that is a beginning of one that
+        has come often enough counts as a repetition, if it is long enough.
         """
         if self.repeats:
             return ""
@@ -198,14 +203,17 @@ class LoopWatch:
         return self._cut(self._parts) if looped else self._release()
 
     def _is_ended(self) -> bool:
-        """Return True if the unfinished clause ends here; a clause without letters does not end."""
+        """Return True if the unfinished clause ends here; a clause without letters does not end. A clause
+        ends at the end of a sentence, or after a comma, semicolon or colon.
+        """
         end = max(len(self._clause) - 6, 0)
         found = _STOP.search(self._clause, end) or _PAUSE.search(self._clause, end)
         return bool(found and self._letters())
 
     def _stutters(self) -> bool:
-        """Return True if the clause repeats one word or phrase. Digits, and a row of one letter, may
-        repeat.
+        """Return True if the clause repeats one word or phrase. Digits, and a row of one letter, may repeat.
+        The word has at most _LONGEST_WORD letters, and it must come _TIMES times and fill _LEAST letters. A
+        row of one letter of Latin script does not count.
         """
         said = self._tail
         for size in range(1, min(_LONGEST_WORD, len(said) - 1) + 1):
@@ -226,7 +234,8 @@ class LoopWatch:
 
     def _may_repeat(self) -> bool:
         """Return True if the unfinished clause may become one that was said before, so that it must be held
-        back.
+        back. Return False inside code. A clause without letters, or with only a number at the beginning of a
+        line, always may.
         """
         letters = self._letters()
         if self._fenced:
@@ -246,7 +255,9 @@ class LoopWatch:
         return any(count >= times and one.startswith(sentence) for one, count in self._sentences.items())
 
     def _end(self) -> str:
-        """Finish the clause. Return the text that can be released; "" if all of it is held back."""
+        """Finish the clause. Return the text that can be released; "" if all of it is held back. If a loop is
+        found, `repeats` is set and the text before the loop is returned. Text of code is released at once.
+        """
         letters = self._letters()
         clause = self._clause
         began = self._begins
@@ -270,7 +281,7 @@ class LoopWatch:
         return self._release_unlooped()
 
     def _release_unlooped(self) -> str:
-        """Return the held-back clauses that no later cut can reach.
+        """Return the held-back clauses that no later cut can reach. The returned clauses are no longer held.
 
         A cut removes at most the clauses in a row that match earlier ones, or the unfinished sentence:
         # held back [a b c b], _matches[2] = 1, no sentence has come before -> "a b c" is released, b is kept
@@ -287,7 +298,8 @@ class LoopWatch:
 
     def _count_looped(self, letters: str) -> int:
         """Record the finished clause. Return the number of last clauses that are a loop, which are all but
-        the first occurrence; 0 if there is none.
+        the first occurrence; 0 if there is none. The repeated clauses must have _LEAST letters together;
+        periods of up to _LONGEST_PERIOD clauses are searched.
 
             cycles 3, clauses [a b a b a b] (long enough) -> 4
 
@@ -303,7 +315,8 @@ class LoopWatch:
 
     def _count_written(self, clause: str) -> int:
         """Return the number of clauses of the sentence that ends here, if the sentence has come too often;
-        else 0.
+        else 0. A clause that ends neither a sentence nor a line returns 0. A sentence that fills its line
+        needs _LEAST_LINE letters, any other one _LEAST. Too often is as often as the rule's `sentences` says.
 
         clause: the text of the clause that has just ended.
         """
@@ -321,7 +334,7 @@ class LoopWatch:
         return parts if looped else 0
 
     def _cut(self, clauses: int) -> str:
-        """End the text. Return the part of the held-back text that is shown.
+        """End the text. Return the part of the held-back text that is shown. `repeats` is set.
 
         clauses: how many of the last clauses are left out; clauses without letters come in addition.
         """
@@ -332,7 +345,9 @@ class LoopWatch:
         return "".join(text for _, text in self._pending)
 
     def _release(self) -> str:
-        """Return all held-back text and the unfinished clause; "" if there is none."""
+        """Return all held-back text and the unfinished clause; "" if there is none. Nothing is held
+        afterwards.
+        """
         text = "".join(text for _, text in self._pending) + self._clause[self._out :]
         self._pending = []
         self._out = len(self._clause)

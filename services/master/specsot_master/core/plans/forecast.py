@@ -66,7 +66,8 @@ class TurnSums:
     computing: float = 0.0
 
     def add(self, seconds: float, tokens: float) -> None:
-        """Add one turn. An outlier counts as MAX_OUTLIER times the mean; the first turn counts as it is.
+        """Add one turn. An outlier counts as MAX_OUTLIER times the mean; the first turn counts as it is. The
+        weight of all earlier turns is reduced by KEPT. `computing` is not changed.
 
         seconds: how long the turn took.
         tokens: how many tokens it added to each sequence, on average.
@@ -89,7 +90,7 @@ class RingStepTimes:
     """
 
     def __init__(self, curve: Curve = (), kept: Mapping[str, Sequence[float]] | None = None) -> None:
-        """Create the measurements of a ring.
+        """Create the measurements of a ring. Prompts are measured anew.
 
         curve: seconds of compute of one step by tokens in its batch; empty if the stages have not measured.
         kept: the measurements of another ring of the same model, as the method `kept` returned them; None for
@@ -108,7 +109,7 @@ class RingStepTimes:
         self, count: int, turns: float, seconds: float, tokens: float, computing: float
     ) -> TurnSums:
         """Return another ring's sums for this ring: with at most the weight RESTORED, and scaled by the
-        curves. Without a curve the seconds stay as they were.
+        curves. Without a curve the seconds stay as they were. Fewer turns than RESTORED keep their weight.
 
         count: the number of sequences that took part in the turns.
         turns: the weight of the other ring's turns, greater than 0.
@@ -132,7 +133,8 @@ class RingStepTimes:
 
     def on_result(self, result: Result, now: float) -> None:
         """Measure one result. It measures no turn if it is the first one of its sequences, or only computes
-        prompts.
+        prompts. A result without a number never counts as one that computes prompts. Ended sequences are
+        forgotten. The seconds are recorded under the number of sequences that take turns now.
 
         The result ends a turn unless a prompt was computed since the sequences' last result, which would have
         made the turn longer. Sequences whose last result is older than the first one's last result take no
@@ -160,7 +162,8 @@ class RingStepTimes:
 
     def turn(self, count: int) -> float | None:
         """Return the seconds of a turn in which `count` sequences take part; None before any turn was
-        measured.
+        measured. For a count that was not measured, the nearest measured count is scaled by the ratio of the
+        curve's values at both counts, or taken as it is without a curve.
 
         count: how many sequences take part.
         """
@@ -172,8 +175,8 @@ class RingStepTimes:
         return sums.seconds / sums.turns * (self._curve.at(count) / shown if shown else 1.0)
 
     def tokens(self, count: int) -> float:
-        """Return the tokens that a turn adds to each of `count` sequences; 1.0 before any turn was
-        measured.
+        """Return the tokens that a turn adds to each of `count` sequences; 1.0 before any turn was measured.
+        For a count that was not measured, the nearest measured count is used; the result is at least 1.0.
 
         count: how many sequences take part.
         """
@@ -181,7 +184,8 @@ class RingStepTimes:
         return 1.0 if known is None else max(self._sums[known].tokens / self._sums[known].turns, 1.0)
 
     def prompt(self, rows: int) -> float:
-        """Return the seconds of prefilling tokens; 0.0 for none.
+        """Return the seconds of prefilling tokens; 0.0 for none. The curve's seconds are scaled by how much
+        longer measured steps with prompts took than the curve says; before any, they are not scaled.
 
         rows: how many tokens are prefilled.
         """
@@ -190,7 +194,8 @@ class RingStepTimes:
 
     def _nearest(self, count: int) -> int | None:
         """Return the measured number of sequences that is nearest to `count`, or None if no turn was
-        measured.
+        measured. `count` itself is returned if it was measured; of two equally near ones, the one measured
+        first.
 
         count: how many sequences take part.
         """
@@ -232,7 +237,10 @@ class AnswerLengths:
     def __init__(self, kept: Mapping[str, Iterable[Any]] | None = None) -> None:
         """Start with the lengths of an earlier process.
 
-        kept: what the method `kept` has returned there, as JSON values; None for no lengths.
+        kept: what the method `kept` has returned there, as JSON values; None for no lengths, and a missing
+            name counts as empty. At most REMEMBERED of each are kept.
+
+        Raises ValueError or TypeError if the values have another form.
         """
         known = kept or {}
         direct = (
@@ -252,7 +260,9 @@ class AnswerLengths:
 
     def on_event(self, event: Event) -> None:
         """Learn from one client event; other events are ignored. Text that was cancelled or failed says
-        nothing about lengths and is ignored too.
+        nothing about lengths and is ignored too. A plan teaches its number of points, a branch its tokens (0
+        if a limit cut it), and the end of an answer with branches the tokens of its plan. A plan without
+        points and a branch without tokens are ignored.
 
         event: an event of any request of this model.
         """
@@ -274,7 +284,8 @@ class AnswerLengths:
         that its answer is short gets the usual length of such answers (SHORT_ANSWERS). For any other kind the
         answers to questions that are not short are used, if there are at least OTHERS; not for code and for
         questions that are usually planned, whose lengths are others. An answer that a limit cut is assumed to
-        run into the new limit too, so its steps are scaled by limit / tokens.
+        run into the new limit too, so its steps are scaled by limit / tokens. Other answers are scaled so
+        only if they are longer than the limit.
 
         kind: the kind of the question, as the router's rules name it.
         limit: the most tokens that the answer may have.
@@ -294,7 +305,8 @@ class AnswerLengths:
 
     def branches(self, count: int) -> list[float]:
         """Return the expected lengths of `count` branches, the longest first, as quantiles of past branches.
-        A branch that a limit cut counts as infinitely long. Return [] if there is no past branch.
+        A branch that a limit cut counts as infinitely long. Return [] if there is no past branch. For fewer
+        past branches than `count`, lengths repeat.
 
             past branches 30, 60, 90: count 1 -> [60]; count 3 -> [90, 60, 30]
 
@@ -332,7 +344,8 @@ class Forecaster:
     def __init__(self, kept: Mapping[str, Any] | None = None) -> None:
         """Create a forecaster.
 
-        kept: what `Forecaster.kept` has returned in an earlier process; None for no measurements.
+        kept: what `Forecaster.kept` has returned in an earlier process; None for no measurements. Step times
+            are kept without a curve, until `begin`.
 
         Raises ValueError, TypeError or KeyError if `kept` has another form.
         """
@@ -345,7 +358,9 @@ class Forecaster:
         self._suffix = int(known["suffix"])
 
     def kept(self) -> dict[str, Any]:
-        """Return the measurements that a later process can start with, as JSON values."""
+        """Return the measurements that a later process can start with, as JSON values. The object has the
+        members steps, lengths, misses and suffix.
+        """
         misses = {way: list(shares) for way, shares in self.misses.items()}
         known = {"steps": self.steps.kept(), "lengths": self.lengths.kept()}
         return known | {"misses": misses, "suffix": self._suffix}
@@ -359,7 +374,9 @@ class Forecaster:
 
     def forecast(self, workload: Workload) -> Forecast:
         """Return the seconds of a direct and of a planned answer, before either was started; None for each of
-        which nothing is known.
+        which nothing is known. The direct answer needs a measured turn and past lengths; the planned one
+        needs past plans as well. The workload's `suffix`, if it is known, is remembered for later forecasts
+        of branches.
 
         workload: the sizes of the request.
         """
@@ -377,7 +394,8 @@ class Forecaster:
         return Forecast(direct, planned)
 
     def planned(self, workload: Workload, count: int) -> float | None:
-        """Return the seconds of a plan and all of its branches, or None if nothing was measured.
+        """Return the seconds of a plan and all of its branches, or None if nothing was measured. Return None
+        also if no branch was measured, or if the plan leaves no tokens.
 
         workload: the sizes of the request.
         count: how many points the plan has.
@@ -389,7 +407,8 @@ class Forecaster:
         return plan + branches if plan is not None and branches is not None else None
 
     def plan_tokens(self, count: int) -> float:
-        """Return the expected tokens of a plan, by past plans.
+        """Return the expected tokens of a plan, by past plans. Before any plan was seen, each point takes
+        PLANNED_TOKENS.
 
         count: how many points the plan has.
         """
@@ -398,7 +417,8 @@ class Forecaster:
         return each * count
 
     def direct(self, workload: Workload, tokens: float) -> float | None:
-        """Return the seconds of one sequence, its prompt included; None if no turn was measured.
+        """Return the seconds of one sequence, its prompt included; None if no turn was measured. At most as
+        many tokens as the request's limit are counted.
 
         workload: the sizes of the request.
         tokens: how many tokens the sequence decodes.
@@ -407,11 +427,12 @@ class Forecaster:
         return None if writing is None else self.steps.prompt(workload.prompt) + writing
 
     def branches(self, workload: Workload, points: Sequence[Point], plan: float = 0.0) -> float | None:
-        """Return the seconds of all branches of a plan that took `plan` tokens.
+        """Return the seconds of all branches of a plan that took `plan` tokens. Branches wait for those that
+        they need. Prompts of all branches are counted first.
 
         Each branch is as long as past branches, or as its share of the tokens allows. As many branches run in
-        parallel as the request allows. Return None if no branch was measured, or if the plan leaves no
-        tokens.
+        parallel as the request allows. Return None if no branch or no turn was measured, or if the plan
+        leaves no tokens.
 
         workload: the sizes of the request.
         points: the points of the plan, with their needs.
@@ -438,7 +459,7 @@ class Forecaster:
 
     def spread(self, about: str, workload: Workload, seconds: float) -> tuple[float, float] | None:
         """Return the seconds between which a share of COVERED of the answers end for which `seconds` is the
-        forecast.
+        forecast. The range always includes `seconds`.
 
         The bounds are quantiles of the errors of past forecasts, each of which was made before its answer
         ended: of those for this kind of question if there are at least LEAST_MISSES, else of all. Return
@@ -463,7 +484,8 @@ class Forecaster:
 
     def longest(self, workload: Workload) -> float:
         """Return the seconds of a direct answer that reaches its token limit, at the slowest pace of tokens
-        per step seen so far; infinity if no turn was measured.
+        per step seen so far; infinity if no turn was measured. Without past direct answers the pace is one
+        token per step.
 
         workload: the sizes of the request.
         """
@@ -487,7 +509,7 @@ def likeliest(lengths: Sequence[float]) -> float:
     answers are short, others reach their limit, and few are in between.
 
     Among several such lengths the one nearest to the median is returned, and the median itself if no two
-    lengths are near one another.
+    lengths are near one another. With an even number of lengths, the median may lie between two of them.
 
         [10, 11, 12, 100, 300] -> 12 (10, 11 and 12 are near one another, and 12 is the median)
 
@@ -522,7 +544,7 @@ class Outlook:
 
     def of_both(self, passed: float) -> Forecast | None:
         """Return the forecast of both ways to answer, before the request starts; None if nothing is known of
-        either.
+        either. A forecast without a known range is None here, though it is remembered.
 
         passed: seconds since the request arrived.
         """
@@ -547,7 +569,8 @@ class Outlook:
 
     def on_end(self, planned: bool, seconds: float, steps: int, tokens: int, cut: bool) -> None:
         """Learn from the end of the request: the length of a direct answer, and the errors of the forecasts
-        that were made.
+        that were made. The length is learned only from a direct answer with tokens, and errors only if
+        `seconds` is greater than 0.
 
         planned: True if the answer had branches.
         seconds: seconds from its arrival to its end.

@@ -98,7 +98,8 @@ class ForkTags:
     def outlines(self, written: Sequence[int]) -> tuple[Outline, ...]:
         """Return the outlines of the last block in these tokens. A number that occurs more than once is one
         outline, with the title and at the place of the first occurrence. Return () if there are fewer than
-        two outlines or more than MAX_POINTS, so that they cannot be threads.
+        two outlines or more than MAX_POINTS, so that they cannot be threads. Text before the last block's
+        opening tag is not read; without such a tag the result is ().
 
         written: the tokens of the answer so far.
         """
@@ -127,7 +128,7 @@ def find_tags(
 
 def may_fork(ask: Ask) -> bool:
     """Return True if this request's answer may be written in threads. It may not if an option of the request
-    needs one sequence, such as a form, a window or `min_tokens`.
+    needs one sequence, such as a form, a window or `min_tokens`. It may not in mode direct either.
 
     ask: what the client asks for.
     """
@@ -213,7 +214,7 @@ class Stretch:
 
     def read(self, pieces: Iterable[TextPiece]) -> str:
         """Add pieces and return the text that may be shown; "" if all of it is held back. Text after a stop
-        string is dropped.
+        string is dropped. The tokens and their spans are kept, and the tag that ended the sequence is noted.
 
         pieces: the next pieces of the sequence, one per token.
         """
@@ -246,7 +247,7 @@ class ForkPlan:
     deadline: None = None
 
     def __init__(self, ask: Ask, request: str, seed: int, model: str, now: float, tags: ForkTags) -> None:
-        """Create the plan of a request.
+        """Create the plan of a request. The first sequence may write all tokens of the request.
 
         ask: what the client asks for.
         request: the request's id, for the Started event.
@@ -287,7 +288,7 @@ class ForkPlan:
 
     def start(self, prompt_tokens: int, now: float, found: int = 0, plans: bool = True) -> list[Command]:
         """Return the commands of an admitted request: the Started event, and the opening of the first
-        sequence.
+        sequence. If the request has no token left, the last events are returned instead of an opening.
 
         prompt_tokens: number of tokens of the prompt.
         now: the time of admission, in seconds of the engine's clock.
@@ -310,7 +311,8 @@ class ForkPlan:
 
     def on_text(self, ordinal: int, pieces: Sequence[TextPiece], now: float) -> list[Command]:
         """Handle new text of a sequence. Return the commands that follow, in order; an empty list if the
-        sequence does not run, or without pieces.
+        sequence does not run, or without pieces. If a stop string ends the segment, its sequence is closed
+        and the segment ends.
 
         ordinal: 0 for the text outside of blocks, else the thread's id.
         pieces: one piece per token, without the token that ended the sequence.
@@ -345,7 +347,7 @@ class ForkPlan:
 
     def ready(self) -> tuple[Point, ...]:
         """Return the threads that may be opened now, at most as many as may still run in parallel; () if none
-        may, or after the end.
+        may, or after the end. Threads are returned in the order of their outlines.
         """
         if self.finished:
             return ()
@@ -381,7 +383,7 @@ class ForkPlan:
 
     def cancel(self, now: float) -> list[Command]:
         """Close all running sequences. The text so far becomes the answer. Return the commands; an empty list
-        after the end.
+        after the end. Threads that were not opened end as cancelled, too.
 
         now: the present time, in seconds of the engine's clock.
         """
@@ -415,7 +417,8 @@ class ForkPlan:
     # --- text ---
 
     def _show(self, ordinal: int, stretch: Stretch, text: str, step: int = 0) -> list[Command]:
-        """Return events for new text of a segment; an empty list if there is none.
+        """Return events for new text of a segment; an empty list if there is none. Text of a thread is told
+        as the branch's text, and in the answer once all earlier threads are finished.
 
         ordinal: 0 for the text outside of blocks, else the thread's id.
         stretch: the segment that this sequence writes.
@@ -435,7 +438,7 @@ class ForkPlan:
     def _merge(self) -> list[Command]:
         """Return the event for what the answer gains from the current block, or an empty list if it gains
         nothing. Threads are merged in order, each with its head, its text and its closing tag; the first
-        unfinished thread streams live.
+        unfinished thread streams live. A thread without text and without a closing tag gets no head.
         """
         text = ""
         logprobs = tuple[TokenLogprobs, ...]()
@@ -467,7 +470,8 @@ class ForkPlan:
     def _merged_events(
         self, text: str, logprobs: tuple[TokenLogprobs, ...] = (), step: int = 0
     ) -> list[Command]:
-        """Return the event for new text of the answer, or an empty list if there is none.
+        """Return the event for new text of the answer, or an empty list if there is none. The text is added
+        to the answer.
 
         text: the new text.
         logprobs: the logprobs of its tokens; empty if the client asked for none.
@@ -491,8 +495,8 @@ class ForkPlan:
     # --- ends of sequences ---
 
     def _end(self, ordinal: int, stretch: Stretch, reason: Reason, now: float) -> list[Command]:
-        """End a segment, and what follows from it: the next block, the next text, or the end of the
-        answer.
+        """End a segment, and what follows from it: the next block, the next text, or the end of the answer. A
+        thread's end changes nothing else until all threads of the block have ended.
 
         ordinal: 0 for the text outside of blocks, else the thread's id.
         stretch: the segment that this sequence writes.
@@ -507,7 +511,8 @@ class ForkPlan:
 
     def _close(self, ordinal: int, stretch: Stretch, reason: Reason) -> list[Command]:
         """Record the end of a segment and return the events for its remaining text, and for a thread its
-        BranchFinished event.
+        BranchFinished event. The closing tag counts only if the sequence ended by it (STOP) and no stop
+        string came first.
 
         ordinal: 0 for the text outside of blocks, else the thread's id.
         stretch: the segment that this sequence writes.
@@ -527,7 +532,7 @@ class ForkPlan:
 
     def _settle(self, reason: Reason, now: float) -> list[Command]:
         """Handle the end of a text outside of blocks: open the threads of its outlines, continue it by a
-        single sequence, or finish.
+        single sequence, or finish. The text continues only if its outlines were ended by their tag.
 
         reason: why the text ended.
         now: the present time, in seconds of the engine's clock.
@@ -540,7 +545,9 @@ class ForkPlan:
 
     def _fork(self, now: float) -> list[Command]:
         """Open a block with the threads of the last outlines. Return nothing if they cannot be forked; then
-        the text is continued by a single sequence.
+        the text is continued by a single sequence. They cannot be if there are fewer than two or more than
+        MAX_POINTS, after MAX_BLOCKS blocks, or if the tokens left give a thread fewer than MIN_BRANCH_TOKENS.
+        Otherwise return the Planned event.
 
         now: the present time, in seconds of the engine's clock.
         """
@@ -567,6 +574,7 @@ class ForkPlan:
     def _join(self, now: float) -> list[Command]:
         """Handle the end of a block: continue after it. If a thread did not end by its own tag, finish the
         answer, as the published procedure does: the model was not trained to continue after such a thread.
+        The answer also ends if no token is left.
 
         now: the present time, in seconds of the engine's clock.
         """
@@ -580,7 +588,8 @@ class ForkPlan:
 
     def _take_block(self) -> tuple[Stretch, ...]:
         """Add the threads of the current block to the context, remove the block, and return the threads; ()
-        without a block.
+        without a block. The tokens that the threads wrote are counted. Threads that are not in the answer add
+        nothing to the context.
         """
         threads = tuple(self._block.values())
         self._block = {}
@@ -591,7 +600,7 @@ class ForkPlan:
 
     def _go_on(self, now: float) -> list[Command]:
         """Return the command that opens the next sequence with ordinal 0; or the last events, if no tokens
-        are left.
+        are left. The sequence may write all tokens that are left.
 
         now: the present time, in seconds of the engine's clock.
         """
@@ -608,7 +617,9 @@ class ForkPlan:
         return self._ask.limits.new_tokens - len(self.context)
 
     def _finish(self, reason: Reason, now: float) -> list[Command]:
-        """Return the last event: Finished with the whole text, its tokens and the request's statistics.
+        """Return the last event: Finished with the whole text, its tokens and the request's statistics. The
+        stop string is named only for the reason STOP; threads of an open block are added to the context
+        first.
 
         reason: why the answer ended.
         now: the present time, in seconds of the engine's clock.
@@ -624,7 +635,7 @@ class ForkPlan:
         return [self._tell(Finished(reason, "".join(self._text), self.context, figures, stop))]
 
     def _tell(self, event: Event) -> Numbered:
-        """Return an event with the next number.
+        """Return an event with the next number. Numbers count up from 0.
 
         event: an event for the client.
         """

@@ -81,6 +81,8 @@ class Stems:
     def _find_apart(self) -> set[int]:
         """Return the indexes at which the question sets things side by side or asks for a further thing;
         empty if it names one thing. A comma does so within an enumeration only; elsewhere it ends a clause.
+        -1 stands for the place before the question's first word: its first part is one of the things if a
+        further thing is asked for.
         """
         words, asking = (set(map(self._stem, some)) for some in (_BESIDE, _ASKING))
         places = [at for at, word in enumerate(self.question) if word in words or word in _COMMAS]
@@ -115,7 +117,8 @@ class Stems:
         return tuple(self._stem(word) for word in words if word not in _ARTICLES)
 
     def _stem(self, word: str) -> str:
-        """Return one word without case, accents and one ending.
+        """Return one word without case, accents and one ending. A plural s is removed from words of more than
+        three letters, and then one ending of the question's language if more than three letters stay.
 
         word: a single word, in any case.
         """
@@ -140,7 +143,8 @@ def plan_of(
     points: Sequence[Point], cut: bool, question: str, tokens: int | None = None, told: Iterable[str] = ()
 ) -> tuple[Point, ...]:
     """Return the points of a plan that can be written. Return () if fewer than two are left, except for a
-    plan in markers that had only one point from the start.
+    plan in markers that had only one point from the start. Points of a list get equal lengths, at least 1
+    token each.
 
     points: the points that the model has written, in order.
     cut: True if a limit ended the plan; the last title of a list is then incomplete and left out.
@@ -160,6 +164,7 @@ def keep_points(
     points: Sequence[Point], question: str, told: Iterable[str] = (), bounded: bool = True
 ) -> tuple[Point, ...]:
     """Return the points whose titles can be written about, with new ids 1, 2, and so on; () if none can.
+    Figures at the end of titles are dropped where possible. Needs of dropped points are removed.
 
     A title must be complete and must not repeat an earlier title, the question or the instructions. A thing
     that the question names side by side with another was asked for, so such a title stays. Other titles that
@@ -201,7 +206,8 @@ def number_anew(points: Sequence[Point]) -> tuple[Point, ...]:
 
 def without_figures(points: Sequence[Point]) -> list[Point]:
     """Return the points without figures at the end of titles ("Cuts, 2016-2022" -> "Cuts"), unless only the
-    figures distinguish two titles.
+    figures distinguish two titles. Figures follow a comma. If two titles would become the same, both keep
+    theirs.
 
     points: the points that the model has written, in order.
     """
@@ -212,7 +218,10 @@ def without_figures(points: Sequence[Point]) -> list[Point]:
 
 def is_title(title: str, bounded: bool = True) -> bool:
     """Return True if the title has a word to write about, is not cut at its limit, and does not repeat one
-    word.
+    word. A title that is bounded must have fewer than MAX_TITLE_WORDS words, and leave _FREE_BYTES bytes of
+    its limit. It must not end or begin with a word that something has to follow or precede, have words joined
+    by a comma, or have more than twice as many words as different ones. Numbers, connecting words and single
+    letters alone are no title.
 
     title: the title as the model has written it.
     bounded: True if titles are held to a length, at which some are cut.
@@ -230,6 +239,8 @@ def is_said(title: Sequence[str], before: Sequence[str]) -> bool:
 
     The title repeats it if it has the same words, or at least two words and all of them from the earlier one.
     It also does so if it adds words within an earlier one: "Shop at local markets" repeats "Shop at markets".
+    The earlier title must then have at least two different words, and, if it has exactly two, both titles
+    must end with the same word.
 
     title: the stems of the title; see `Stems`.
     before: the stems of the earlier title.
@@ -242,8 +253,9 @@ def is_said(title: Sequence[str], before: Sequence[str]) -> bool:
 
 
 def is_ours(title: Sequence[str], stems: Stems) -> bool:
-    """Return True if the title consists of words of the instructions in any order, or of at least two of
-    those words together with the question's.
+    """Return True if the title consists of words of the instructions in any order, or of words of the
+    question and at least two words of the instructions that the question lacks. Numbers and words that
+    connect (`Stems.joints`) do not count. Return False for a title without words of the instructions.
 
     title: the stems of the title.
     stems: the stems of the question and of the instructions.

@@ -71,7 +71,8 @@ def find_introduction(text: str, tokens: int, ended: bool = False) -> Introducti
         "TCP and UDP are protocols. Here are the differences:\n\n1." -> the same, and complete
 
     text: the text of the first tokens; "" before the first one.
-    tokens: how many tokens the direct answer has so far.
+    tokens: how many tokens the direct answer has so far; from MAX_INTRODUCTION_TOKENS on, the introduction is
+        complete.
     ended: True if the direct answer has no further tokens.
     """
     start = len(text) - len(text.lstrip())
@@ -104,7 +105,7 @@ def _read_first(line: str, start: int, over: bool) -> Introduction:
 
 def _sentences_of(line: str, closed: bool) -> list[tuple[int, int]]:
     """Return the whole sentences of a paragraph as (first character, character after the last one); [] if
-    none is whole.
+    none is whole. The end of the paragraph counts only if it is the end of a sentence, or a colon.
 
     line: the paragraph so far, without white space before it.
     closed: True if the paragraph is complete, so that its end may end a sentence.
@@ -130,7 +131,8 @@ def announces(sentence: str) -> bool:
 
 def announced_count(introduction: str) -> int | None:
     """Return how many points the introduction promises: "Here are five healthy breakfasts:" -> 5. Return None
-    if it does not end with a colon, names no number, or one below _FEWEST_COUNTED.
+    if it does not end with a colon, names no number, or one below _FEWEST_COUNTED. The number may be written
+    in figures or as a word; a span of time is none.
 
     introduction: the text before the first point; "" for none.
     """

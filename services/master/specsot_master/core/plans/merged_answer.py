@@ -72,6 +72,8 @@ class MergedAnswer:
         id: the point's id.
         text: the new text of the branch.
         logprobs: the logprobs of its tokens; empty if the client asked for none.
+
+        Raises KeyError if the answer has no such point.
         """
         self._waiting[id].append(text)
         self._told[id] += logprobs
@@ -79,7 +81,8 @@ class MergedAnswer:
 
     def finish(self, id: int, mark: str = "") -> str:
         """Mark a branch as finished. Return the new text of the merged answer, which may include text of
-        later branches; "" if earlier branches are not finished.
+        later branches; "" if earlier branches are not finished. A branch that is not the first unfinished one
+        only becomes mergeable.
 
         id: the point's id.
         mark: what follows the branch's text, such as "…" for an interrupted sentence; "" for nothing. Left
@@ -100,7 +103,8 @@ class MergedAnswer:
 
     def _advance(self) -> str:
         """Release the text of the first unfinished branch, and move on to the next one if the branch is
-        finished. Return the text that the answer gains; "" if it gains none.
+        finished. Return the text that the answer gains; "" if it gains none. It may pass several finished
+        branches.
         """
         out: list[str] = []
         while self._current < len(self._points):
@@ -117,7 +121,8 @@ class MergedAnswer:
 
     def _take(self, point: Point) -> str:
         """Return what a branch has written since the last call, with its heading before its first text; "" if
-        it has written nothing.
+        it has written nothing. The closing is set off by a blank line, and has no heading. At the beginning
+        of the answer no blank line precedes.
 
         point: the point of the branch.
         """

@@ -39,7 +39,9 @@ _WORD = re.compile(r"\w+")
 
 
 def opening_of(text: str, whole: bool = False) -> str | None:
-    """Return the first words of a text in the form in which they are compared, or None if more must follow.
+    """Return the first words of a text in the form in which they are compared, or None if more must follow. A
+    text with at least OPENING_CHARACTERS characters of Han script gives those; any other text gives
+    OPENING_WORDS words in lower case, without punctuation.
 
         "Electric cars typically ha" -> "electric cars typically"
         "Electric cars" -> None, as the last word may be incomplete
@@ -76,7 +78,9 @@ class BranchOpening:
 
     @property
     def words(self) -> str | None:
-        """The branch's first words, or None while they are incomplete."""
+        """The branch's first words, or None while they are incomplete. They count as complete once the branch
+        has ended or has MAX_OPENING_TOKENS pieces; then they may be "".
+        """
         whole = self.end is not None or len(self.waiting) >= MAX_OPENING_TOKENS
         text = "".join(piece.text for piece in self.waiting[:MAX_OPENING_TOKENS])
         return opening_of(text, whole)
@@ -88,7 +92,8 @@ class BranchOpening:
 
     def may_rewrite(self, alike: bool) -> bool:
         """Return True if the branch is to be opened again, because it begins like an earlier one or not with
-        prose.
+        prose. Return False if it was opened again MAX_REWRITES times already, or MAX_MARKUP_REWRITES times if
+        it begins with no prose.
 
         alike: True if an earlier branch begins with the same words.
         """
@@ -97,7 +102,7 @@ class BranchOpening:
 
     def discard(self) -> int:
         """Exclude the first token, and forget all pieces. Return the number of their tokens; 0 if there was
-        none.
+        none. The branch counts as not ended, and as opened again once more.
         """
         tokens = [piece.token for piece in self.waiting if piece.token is not None]
         self.waiting = []

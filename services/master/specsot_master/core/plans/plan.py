@@ -116,9 +116,11 @@ class RequestPlan:
             plans in markers.
         decision: whether to plan; None to follow the request's mode.
         score: the router's score prompt if the model's score decides whether to plan, else None.
-        most: the most points of a list that fit the client's time limit, or None for no such limit.
+        most: the most points of a list that fit the client's time limit, or None for no such limit. It does
+            not bound a plan in markers.
         speculates: True if a planned answer is begun together with the direct answer.
-        answer_tokens: the length in tokens that a speculative planned answer aims at; None for no aim.
+        answer_tokens: the length in tokens that a speculative planned answer aims at; None for no aim. It has
+            no effect if the plan is not speculative.
         shows_markers: True if the client reads a plan that the model wrote as a list in the language of
             markers. The skeleton's text is then sent once, when the plan is used, and has no logprobs.
         """
@@ -182,12 +184,14 @@ class RequestPlan:
 
     def start(self, prompt_tokens: int, now: float, found: int = 0, plans: bool = True) -> list[Command]:
         """Return the commands of an admitted request: the Started event, and the opening of the first
-        sequence (or of two, if the plan is speculative).
+        sequence (or of two, if the plan is speculative). If the router's score decides, the first sequence is
+        the score's.
 
         prompt_tokens: number of tokens of the prompt that a direct answer has.
         now: the time of admission, in seconds of the engine's clock.
         found: how many first tokens of the first prompt the ring had in its prefix cache; 0 for none.
-        plans: False if the ring has no room for a speculative plan, so that the answer is direct.
+        plans: False if the ring has no room for a speculative plan, so that the answer is direct; it has no
+            effect if the plan is not speculative.
         """
         if self._speculates and not plans:
             self._speculates = False
@@ -216,9 +220,11 @@ class RequestPlan:
 
     def on_text(self, ordinal: int, pieces: Sequence[TextPiece], now: float) -> list[Command]:
         """Handle new text of a sequence. Return the commands that follow, in order; an empty list after the
-        end or without pieces.
+        end or without pieces. If the client's time limit leaves no more time, the sequence or the plan is
+        ended.
 
-        ordinal: 0 for the score, the skeleton, the answer or the polish turn, else the point's id.
+        ordinal: 0 for the score, the skeleton, the answer or the polish turn, PLAN_ORDINAL for a speculative
+            skeleton, else the point's id.
         pieces: one piece per token, without the token that ended the sequence.
         now: the time of the step, in seconds of the engine's clock.
         """
@@ -240,7 +246,8 @@ class RequestPlan:
 
     def _note(self, pieces: Sequence[TextPiece]) -> list[Command]:
         """Return the events for what the pieces carry besides text; an empty list if they carry nothing else.
-        Prompt logprobs are split into events of at most PROMPT_PART tokens, so that each fits a message.
+        Prompt logprobs are split into events of at most PROMPT_PART tokens, so that each fits a message. A
+        stop token of the client in the last piece is remembered for the Finished event.
 
         pieces: at least one piece.
         """
@@ -252,10 +259,11 @@ class RequestPlan:
 
     def on_end(self, ordinal: int, end: End, now: float) -> list[Command]:
         """Handle the end of a sequence, whose text was passed to `on_text` before. Return the commands that
-        follow; an empty list after the end. A branch whose opening is not settled yet only remembers its end;
-        `pass_openings` ends it later.
+        follow; an empty list after the end. A branch whose opening is not settled yet only remembers its end,
+        unless it failed or was cancelled; `pass_openings` ends it later.
 
-        ordinal: 0 for the score, the skeleton, the answer or the polish turn, else the point's id.
+        ordinal: 0 for the score, the skeleton, the answer or the polish turn, PLAN_ORDINAL for a speculative
+            skeleton, else the point's id.
         end: why the sequence ended.
         now: the time of the step, in seconds of the engine's clock.
         """
@@ -280,7 +288,7 @@ class RequestPlan:
 
     def _end_in_time(self, ordinal: int, now: float) -> list[Command]:
         """End this sequence because of the client's time limit; return the commands that follow. Branches
-        that have not been opened never are.
+        that have not been opened never are. They end with LENGTH, as this sequence does.
 
         ordinal: the sequence that has no time left.
         now: the present time, in seconds of the engine's clock.
@@ -297,7 +305,8 @@ class RequestPlan:
         return self._branches.ready() if self._branches and not self.finished else ()
 
     def preview(self, point: Point) -> OpenBranch:
-        """Return the command that would open a point's branch. Nothing changes.
+        """Return the command that would open a point's branch. Nothing changes. Its budget is the branch's
+        own.
 
         point: a point of the plan, whose needs are met.
         """
@@ -311,6 +320,7 @@ class RequestPlan:
 
     def open_branch(self, point: Point) -> list[Command]:
         """Mark a point's branch as opened, and return the command that opens it with its BranchStarted event.
+        A branch that is opened again, because of its first words, has no further such event.
 
         point: a point that `ready` has returned.
         """
@@ -331,7 +341,8 @@ class RequestPlan:
 
     def _begin(self, now: float) -> list[Command]:
         """Return the command that opens the direct answer or the skeleton, once it is decided which of the
-        two it is.
+        two it is. If the plan is speculative, both are opened, and the answer's text is withheld until its
+        introduction is known.
 
         now: the present time, in seconds of the engine's clock.
         """
@@ -349,7 +360,8 @@ class RequestPlan:
         return [OpenAnswer(rest), OpenSkeleton(limit, self._rules, self._ask.constraint, PLAN_ORDINAL)]
 
     def _answer_only(self, decision: Decision) -> None:
-        """Decide, before anything was opened, that the answer is a direct one.
+        """Decide, before anything was opened, that the answer is a direct one. Nothing more will be opened
+        after it.
 
         decision: a decision with the mode "direct", and its reason for the statistics.
         """
@@ -360,7 +372,8 @@ class RequestPlan:
 
     def _decide(self, end: End, now: float) -> list[Command]:
         """Decide between a direct answer and a plan by the score, whose sequence has ended. Return the
-        commands that begin it.
+        commands that begin it. A score that failed or was cancelled ends the request. A direct answer is
+        announced by a Planned event without points. The score counts as one token of the request.
 
         end: why the score's sequence ended.
         now: the present time, in seconds of the engine's clock.
@@ -379,7 +392,7 @@ class RequestPlan:
 
     def _make_solo(self) -> FirstSequence:
         """Return the reader of the text of ordinal 0: of a direct answer, or of a skeleton that may become
-        one.
+        one. Loops end only a direct answer, and only if `ends_loops` allows it.
         """
         reader = None if self._mode == "direct" else self._make_reader()
         rest = self._ask.limits.new_tokens - self._before
@@ -396,7 +409,8 @@ class RequestPlan:
         plan: int = 0,
         loops: LoopRule | None = None,
     ) -> FirstSequence:
-        """Return a reader for the text of a sequence with ordinal 0.
+        """Return a reader for the text of a sequence with ordinal 0. The stop token of an earlier sequence is
+        forgotten.
 
         limit: the most tokens of a direct answer.
         reader: parses the plan language; None for a direct answer or a polish turn.
@@ -430,7 +444,9 @@ class RequestPlan:
 
     def _write_solo(self, pieces: Sequence[TextPiece], now: float) -> list[Command]:
         """Return the commands that follow from new text of ordinal 0; an empty list if its text is over, or
-        for the router's score, which is only remembered.
+        for the router's score, which is only remembered. An invalid plan in markers ends the request with an
+        error. If the text is over by a stop string or a limit, its sequence is closed. While a speculative
+        plan is not decided, only the introduction's text is told.
 
         pieces: one piece per token.
         now: the present time, in seconds of the engine's clock.
@@ -455,7 +471,9 @@ class RequestPlan:
 
     def _end_solo(self, end: End, now: float) -> list[Command]:
         """Return the commands that follow from the end of the sequence with ordinal 0; an empty list if its
-        text is over already.
+        text is over already. A failed or cancelled sequence ends the request with the text so far, and an
+        invalid plan in markers ends it with an error. A speculative plan's direct answer that ends waits for
+        the decision.
 
         end: why the sequence ended.
         now: the present time, in seconds of the engine's clock.
@@ -481,7 +499,8 @@ class RequestPlan:
 
     def _direct_events(self, step: int) -> list[Command]:
         """Return events for the new text of ordinal 0: skeleton text, or text of the answer; an empty list if
-        there is none.
+        there is none. When the text turns out to be a direct answer, a Planned event without points comes
+        first.
 
         step: how many tokens the present step added.
         """
@@ -497,8 +516,8 @@ class RequestPlan:
         return told
 
     def _skeleton_events(self, skeleton: FirstSequence) -> list[Command]:
-        """Return the event for new text of the skeleton; nothing for a list that the client reads in markers,
-        which `_branch_out` sends.
+        """Return the event for new text of the skeleton. The list is empty if there is no new text, and for a
+        list that the client reads in markers, which `_branch_out` sends.
 
         skeleton: reads the skeleton's sequence.
         """
@@ -510,7 +529,9 @@ class RequestPlan:
 
     def _settle_solo(self, reason: events.Reason, now: float) -> list[Command]:
         """Handle the end of the text of ordinal 0: start its plan's branches, or finish if the text is the
-        answer.
+        answer. If fewer than two points of a plan are usable, a direct answer is opened instead. Half of the
+        tokens that are left are kept for a polish turn. Points beyond the rules' number, and those for which
+        there is no time, are left out.
 
         reason: why the text ended.
         now: the present time, in seconds of the engine's clock.
@@ -536,8 +557,10 @@ class RequestPlan:
     def _branch_out(
         self, points: Sequence[Point], rest: int, cut: bool, now: float, introduction: str = ""
     ) -> list[Command]:
-        """Start the branches of these points, and the closing if the plan has one. Return the Planned event;
-        `ready` then returns the first branches.
+        """Start the branches of these points, and the closing if the plan has one. Return the Planned event,
+        after the plan's text if the client reads a list in markers; `ready` then returns the first branches.
+        A speculative plan with at least MIN_CLOSED_POINTS points has a closing paragraph. Points for which
+        there are too few tokens are left out. The event carries a forecast if there is one.
 
         points: the points that the guards kept, at least one.
         rest: number of tokens for all headings and branches together.
@@ -580,7 +603,8 @@ class RequestPlan:
         self, points: Sequence[Point], headings: Mapping[int, int], closing: int | None
     ) -> int | None:
         """Return how many tokens each point should have. Return None if the plan has no aim, or if the client
-        wants the model's end tokens ignored: then each branch writes all of its share.
+        wants the model's end tokens ignored: then each branch writes all of its share. The tokens of the
+        introduction, the headings and the closing are taken off the aim first.
 
         points: the points of the plan, without the closing.
         headings: tokens of each point's heading, by point id.
@@ -603,7 +627,8 @@ class RequestPlan:
 
     def _speculate(self, pieces: Sequence[TextPiece], step: int, now: float) -> list[Command]:
         """Handle new text of the direct answer, or its end, while the plan is not decided. Return the
-        commands that follow. Text after the introduction is withheld.
+        commands that follow. Text after the introduction is withheld. If the direct answer must end by
+        itself, its sequence is closed, and its reason is kept for later.
 
         pieces: the next pieces of the direct answer; empty at its end.
         step: how many tokens the present step added.
@@ -622,10 +647,13 @@ class RequestPlan:
 
     def _write_skeleton(self, pieces: Sequence[TextPiece], now: float) -> list[Command]:
         """Handle new text of a speculative plan. Return the commands that follow; an empty list if the plan
-        is complete or not needed any more.
+        is complete or not needed any more. If the plan is over by a stop string or a limit, its sequence is
+        closed and its points are settled.
 
         pieces: the next pieces of the plan, one per token.
         now: the present time, in seconds of the engine's clock.
+
+        Raises PlanError if the text is a plan in markers without a valid line.
         """
         spec = self._undecided
         if spec is None or spec.points is not None:
@@ -643,6 +671,8 @@ class RequestPlan:
 
         end: why the sequence ended.
         now: the present time, in seconds of the engine's clock.
+
+        Raises PlanError if the text is a plan in markers without a valid line.
         """
         spec = self._undecided
         if spec is None or spec.points is not None:
@@ -655,7 +685,8 @@ class RequestPlan:
         return [*self._skeleton_events(spec.skeleton), *self._settle_skeleton(spec, REASON_OF_END[end], now)]
 
     def _settle_skeleton(self, spec: Speculation, reason: events.Reason, now: float) -> list[Command]:
-        """Apply the guards to a speculative plan that is complete, and return the commands that follow.
+        """Apply the guards to a speculative plan that is complete, and return the commands that follow. Fewer
+        than two usable points mean that the direct answer is used.
 
         spec: the plan and the direct answer that are decoded at the same time.
         reason: why the plan ended; LENGTH if a limit cut it.
@@ -684,7 +715,8 @@ class RequestPlan:
 
     def _use_plan(self, spec: Speculation, now: float) -> list[Command]:
         """End the direct answer after its introduction, and start the branches. If there are too few tokens
-        for two points, use the direct answer. Return the commands that follow.
+        for two points, use the direct answer. Return the commands that follow. Points beyond those that the
+        introduction promises, or that the rules allow, are left out.
 
         spec: the plan, which is complete, and the direct answer, whose introduction is known.
         now: the present time, in seconds of the engine's clock.
@@ -705,7 +737,7 @@ class RequestPlan:
 
     def _use_direct(self, spec: Speculation, now: float) -> list[Command]:
         """End the plan, release the withheld text of the direct answer, and let that answer continue. Return
-        the commands that follow.
+        the commands that follow. If the direct answer has ended already, the request finishes.
 
         spec: the plan and the direct answer that are decoded at the same time.
         now: the present time, in seconds of the engine's clock.
@@ -720,7 +752,9 @@ class RequestPlan:
 
     def _answer_instead(self, rest: int, now: float) -> list[Command]:
         """Open a direct answer, because the plan has fewer than two usable points. The answer is ended if it
-        repeats itself, by the rule that holds for branches.
+        repeats itself, by the rule that holds for branches. A Planned event without points comes first. Text
+        that has to reach a least length is never ended for repeating itself. What the plan took counts toward
+        the request's tokens.
 
         rest: how many tokens are left for the answer.
         now: the present time, in seconds of the engine's clock.
@@ -738,11 +772,14 @@ class RequestPlan:
 
     def _write_branch(self, id: int, pieces: Sequence[TextPiece], now: float) -> list[Command]:
         """Return the commands that follow from new text of a branch; an empty list if the branch is over, or
-        while its first words are not settled.
+        while its first words are not settled. If a stop string, a loop or the next point's heading ends the
+        text, its sequence is closed and the branch ends with STOP.
 
         id: the point's id.
         pieces: one piece per token.
         now: the present time, in seconds of the engine's clock.
+
+        Raises KeyError if the plan has no such point.
         """
         branches = self._branches
         if branches is None or not branches[id].live:
@@ -760,7 +797,7 @@ class RequestPlan:
     def pass_openings(self, now: float) -> list[Command]:
         """Show the branches whose first words are settled, and close those that are opened again. Must be
         called after each step. Return the commands; an empty list without branches, or once every branch is
-        settled.
+        settled. Branches whose sequences have ended meanwhile end after their text was shown.
 
         now: the present time, in seconds of the engine's clock.
         """
@@ -777,7 +814,7 @@ class RequestPlan:
 
     def _branch_events(self, id: int, text: str, step: int, over: bool = False) -> list[Command]:
         """Return events for new text of a branch and for what the merged answer gains by it; an empty list if
-        there is neither text nor logprobs.
+        there is neither text nor logprobs. Offsets are characters of the branch's text.
 
         id: the point's id.
         text: the new text of the branch that may be shown.
@@ -794,7 +831,7 @@ class RequestPlan:
 
     def _merged_events(self, delta: str) -> list[Command]:
         """Return the event for new text of the merged answer; an empty list if there is none, or if a polish
-        turn will rewrite that text.
+        turn will rewrite that text. The offset is in characters of the merged answer.
 
         delta: the new text of the merged answer; may be empty.
         """
@@ -809,7 +846,8 @@ class RequestPlan:
 
     def _end_branch(self, id: int, reason: events.Reason, now: float) -> list[Command]:
         """End a branch, and every branch that needs it if it has failed. Return the commands; an empty list
-        if the branch is over already.
+        if the branch is over already. Branches that need it end with PARENT_FAILED. If all branches are over
+        then, the polish turn is opened or the request finishes. Without a plan the list is empty, too.
 
         id: the point's id.
         reason: why the branch ends.
@@ -825,10 +863,12 @@ class RequestPlan:
         return [*told, *self._end_branches(branches, now)] if branches.over else told
 
     def _end_branches(self, branches: PlanBranches, now: float) -> list[Command]:
-        """Handle the end of the last branch: open the polish turn, or finish.
+        """Handle the end of the last branch: open the polish turn, which rewrites the branches' text, or
+        finish the answer. Return the commands that follow.
 
         The polish turn is opened if the client asked for one, at least two branches are in the answer and
-        none failed, and enough tokens and time are left.
+        none failed, and at least MIN_BRANCH_TOKENS and enough time are left. The turn gets all tokens that
+        are left.
 
         branches: the branches, all of which are over.
         now: the present time, in seconds of the engine's clock.
@@ -850,7 +890,8 @@ class RequestPlan:
         return [OpenPolish(branches.bodies, limit)]
 
     def _finished_branch_event(self, id: int) -> events.Numbered:
-        """Return the BranchFinished event of a branch that is over.
+        """Return the BranchFinished event of a branch that is over. It names the branch's reason and the
+        number of the tokens of its text.
 
         id: the point's id.
         """
@@ -863,7 +904,8 @@ class RequestPlan:
 
     def _abandon(self, reason: events.Reason, now: float) -> list[Command]:
         """Close all running sequences and finish with the text so far; a branch that runs contributes what it
-        has.
+        has. Branches that were never opened contribute nothing. Return the commands, of which the last is the
+        Finished event.
 
         reason: why the answer ends.
         now: the present time, in seconds of the engine's clock.
@@ -899,7 +941,10 @@ class RequestPlan:
         return [CloseSequence(0), FailRequest(error)]
 
     def _finish(self, reason: events.Reason, now: float) -> list[Command]:
-        """Return the last events: Finished with the whole text, its tokens and the request's statistics.
+        """Return the last events: Finished with the whole text, its tokens and the request's statistics. An
+        answer that a polish turn was to rewrite, and that it did not, is sent as one event first. The stop
+        string or token is named only if it ended the whole answer. The forecasts learn from the end, unless a
+        time limit or a polish turn shaped the answer.
 
         reason: why the answer ended.
         now: the present time, in seconds of the engine's clock.
@@ -945,7 +990,7 @@ class RequestPlan:
         return [*told, self._tell(events.Finished(reason, text, tokens, figures, *stop))]
 
     def _tell(self, event: events.Event) -> events.Numbered:
-        """Return an event with the next number.
+        """Return an event with the next number. Numbers count up from 0.
 
         event: an event for the client.
         """

@@ -87,7 +87,8 @@ class Conversation(Protocol):
 
 
 def shared_length(left: Sequence[int], right: Sequence[int], known: int = 0) -> int:
-    """Return how many first tokens of two sequences are the same; 0 if one is empty.
+    """Return how many first tokens of two sequences are the same; 0 if one is empty. `known` is returned if
+    it is the length of the shorter sequence or the next tokens differ.
 
     left: the token ids of one sequence.
     right: those of the other one.
@@ -138,11 +139,14 @@ class TurnSlots:
 
 def find_slots(render: Callable[..., str], mark: Callable[[str], str], count: int = 1) -> TurnSlots | None:
     """Return a prompt with places for texts. Return None if the rendering repeats or changes a text, so that
-    every prompt has to be rendered as a whole.
+    every prompt has to be rendered as a whole. The places are tried with other texts before they are
+    returned.
 
     render: returns the rendered prompt with `count` texts in it.
     mark: returns a text as a rendering contains it.
     count: how many texts `render` takes.
+
+    Raises what `render` raises.
     """
     probes = [f"{_SLOT_PROBE} {number}." for number in range(count)]
     parts: list[str] = []

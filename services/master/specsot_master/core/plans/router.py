@@ -53,7 +53,8 @@ class Decision:
 
     def way(self, planned: bool, direct: bool) -> tuple[Mode, str]:
         """Return what the request became and why, when it is over. A request that was stopped before the
-        model had decided is "direct" and "undecided".
+        model had decided is "direct" and "undecided". A plan whose answer became direct after all is
+        "direct", with the reason.
 
         planned: True if the answer has branches, or a plan was forced.
         direct: True if a direct answer was written.
@@ -108,7 +109,8 @@ def scoring(ask: Ask) -> Ask:
 
 
 def score_of(told: TokenLogprobs, prompt: ScorePrompt) -> float | None:
-    """Return the log of how much likelier the model continues toward several things than toward one.
+    """Return the log of how much likelier the model continues toward several things than toward one. A side
+    with several tokens counts with the sum of their probabilities.
 
     A side that is not among the reported candidates counts as likely as the last of them. Return None if
     neither side is among them.
@@ -137,7 +139,8 @@ def _sum_of(chances: Mapping[int, float], tokens: Sequence[int]) -> float | None
 
 
 def judge(score: float | None, threshold: float) -> Decision:
-    """Return the decision for a score; a direct answer without a score.
+    """Return the decision for a score; a direct answer without a score. A score equal to the threshold is
+    planned.
 
     score: what `score_of` returned; None if the model gave no score.
     threshold: the lowest score with which the answer is planned.
@@ -159,7 +162,8 @@ def judge_by(told: TokenLogprobs | None, prompt: ScorePrompt) -> Decision:
 
 
 def decide(ask: Ask, messages: Sequence[Message], taught: bool, threshold: float | None = None) -> Decision:
-    """Decide by what can be read in the request, as far as its mode leaves the choice.
+    """Decide by what can be read in the request, as far as its mode leaves the choice. A mode other than auto
+    is the decision itself. Tokens as a prompt and limits below MIN_PLANNED_TOKENS are answered directly.
 
     The decision is "auto" if the score must decide, or if a model that was trained to plan may choose by
     itself because no rule demands a direct answer.
@@ -189,8 +193,8 @@ def decide(ask: Ask, messages: Sequence[Message], taught: bool, threshold: float
 
 
 def _form_of(ask: Ask, messages: Sequence[Message]) -> str | None:
-    """Return why this request should not be planned, whatever it asks; None if nothing speaks against a
-    plan.
+    """Return why this request should not be planned, whatever it asks; None if nothing speaks against a plan.
+    The reasons are offered tools, stop strings, and a last message that is not the user's.
 
     ask: what the client asks for.
     messages: the conversation, at least one message.
@@ -203,7 +207,8 @@ def _form_of(ask: Ask, messages: Sequence[Message]) -> str | None:
 
 
 def ends_loops(ask: Ask) -> bool:
-    """Return True if a direct answer ends where it repeats itself over and over.
+    """Return True if a direct answer ends where it repeats itself over and over. Without a question, loops
+    are ended.
 
     Text is not ended that may have to repeat itself: code, which the question asks for, what a form
     describes, what continues a prompt in tokens, and what the question wants repeated. Neither is text that
@@ -218,7 +223,8 @@ def ends_loops(ask: Ask) -> bool:
 
 
 def decide_question(question: str, later: bool = False) -> Decision:
-    """Decide by the words of a question. The decision is never "auto".
+    """Decide by the words of a question. The decision is never "auto". A text of more than LONG_TEXT
+    characters is answered directly, as is one without words.
 
     question: the text that the client asks.
     later: True if the conversation already has an answer.
@@ -236,7 +242,9 @@ def decide_question(question: str, later: bool = False) -> Decision:
 @lru_cache(KNOWN_QUESTIONS)
 def _decide_short(text: str, later: bool) -> Decision:
     """Decide by the words of a question of at most LONG_TEXT characters; see `decide_question`. The decision
-    is remembered.
+    is remembered. Reasons against a plan are looked for first: code, arithmetic, a reference back, a form of
+    one answer, a yes-or-no question, and more than MAX_LIST_POINTS things. Then a sentence that asks for a
+    list is planned; without one the reason is ONE_CAUSE if a sentence asks for one cause, else UNDECIDED.
 
     text: the question, without white space around it.
     later: True if the conversation already has an answer, so that the question may refer back to it.
@@ -270,7 +278,8 @@ def _decide_short(text: str, later: bool) -> Decision:
 
 def points_asked(question: str) -> int | None:
     """Return the number of things that a question asks for explicitly: "List five European rivers." -> 5.
-    Return None if it names no number.
+    Return None if it names no number. The number may be written in figures or as a word of one of the
+    languages.
 
     question: the text that the client asks.
     """
@@ -296,7 +305,8 @@ def _bare(part: str) -> str:
 
 
 def compares(question: str) -> bool:
-    """Return True if the question compares things, as "Compare renting and buying." does.
+    """Return True if the question compares things, as "Compare renting and buying." does. Either the question
+    contains such words, or one of its sentences begins with them.
 
     question: the text that the client asks.
     """
@@ -306,7 +316,8 @@ def compares(question: str) -> bool:
 
 
 def _is_code(text: str, parts: Sequence[str]) -> bool:
-    """Return True if code is given, or is what answers the question.
+    """Return True if code is given, or is what answers the question. If a sentence asks for advice, only the
+    other sentences are searched for code that is asked for.
 
     A program language that is named asks for code, unless the question is about languages. Sentences that ask
     for advice in prose do not count ("How can I make a web page load faster?").
@@ -336,7 +347,8 @@ def _is_maths(text: str) -> bool:
 
 def _refers_back(text: str) -> bool:
     """Return True if a later question refers to what was said before: it is very short, short with a pronoun,
-    or begins like a follow-up.
+    or begins like a follow-up. Very short are at most FEW_WORDS words, and short at most FOLLOW_UP_WORDS;
+    every character of Han script counts as a word of its own.
 
     text: a question of a conversation that already has an answer.
     """
@@ -347,7 +359,7 @@ def _refers_back(text: str) -> bool:
 
 def _form_in(text: str, parts: Sequence[str]) -> str | None:
     """Return the name of a form of one answer (such as a poem) that the text contains or that a sentence of
-    it begins with; None if there is none.
+    it begins with; None if there is none. Forms are tried in the order of the table.
 
     text: the question that the client asks.
     parts: its sentences, in lower case and without polite phrases.
@@ -367,7 +379,8 @@ def _last_form(part: str) -> str | None:
 
 
 def _without_thanks(parts: Sequence[str]) -> Sequence[str]:
-    """Return the sentences without small talk at the end, which says nothing about the question.
+    """Return the sentences without small talk at the end, which says nothing about the question. The first
+    sentence always stays.
 
     parts: the sentences of a question, in order, at least one.
     """

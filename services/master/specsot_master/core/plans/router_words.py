@@ -26,7 +26,10 @@ REFERENCE = re.compile(r"\{([a-z_]+)\}")  # a quantifier such as {0,3} has no le
 
 
 def languages() -> list[dict[str, Any]]:
-    """Return the groups of every language, one dict per file, in the order of the names of the files."""
+    """Return the groups of every language, one dict per file, in the order of the names of the files.
+
+    Raises TOMLDecodeError if a file is not valid TOML.
+    """
     folder = files(__name__.rpartition(".")[0]) / "words"
     pages = sorted(
         (page for page in folder.iterdir() if page.name.endswith(".toml")), key=lambda page: page.name
@@ -35,11 +38,12 @@ def languages() -> list[dict[str, Any]]:
 
 
 def expression(group: str) -> str:
-    """Return one regular expression, as text, for a group of words.
+    """Return one regular expression, as text, for a group of words. References to other groups in braces are
+    replaced by the expressions of those groups.
 
     group: the name of the group in the files of words.
 
-    Raises KeyError if no language has the group.
+    Raises KeyError if no language has the group, or one that it refers to.
     """
     alternatives = list(_alternatives(group))
     if not alternatives:
@@ -49,7 +53,8 @@ def expression(group: str) -> str:
 
 
 def _alternatives(group: str) -> Iterator[str]:
-    """Yield the expressions of a group from all languages; nothing if no language has it.
+    """Yield the expressions of a group from all languages; nothing if no language has it. The words of a
+    language are one expression, which matches them as whole words.
 
     group: the name of the group in the files of words.
     """

@@ -18,7 +18,7 @@ _FENCES: Final = ("```", "~~~")
 def ends_sentence(text: str) -> bool:
     r"""Return True if the text ends a sentence or a line. A full stop after a digit does not count: it may
     belong to a number or to a list. Neither does a line that announces what follows, or one of marks only.
-    Return False for a text without words.
+    Return False for a text without words. Quotes, brackets and marks of emphasis after the end are ignored.
 
         "It is so." -> True;   "Use these:\n" -> False;   "It is so.\n**" -> False
 
@@ -38,9 +38,12 @@ def ends_announcing(text: str) -> bool:
 
 
 def open_fence(text: str) -> str:
-    """Return the fence of the code block that is open at the end of the text, or "" if none is.
+    """Return the fence of the code block that is open at the end of the text, or "" if none is. A fence is
+    returned as three characters. Only a line of nothing but the same characters, at least three, closes it.
 
     "Run this:\\n```sh\\nls" -> "```"
+
+    text: any text, from its beginning.
     """
     fence = ""
     for line in text.split("\n"):
@@ -74,7 +77,7 @@ class SentenceBuffer:
 
     def add(self, piece: TextPiece, holds: bool = True) -> list[TextPiece]:
         """Add one piece, and return the pieces that may be shown now; [] while their sentence is not
-        complete.
+        complete, or while they end with a list of one item. `whole` is updated whenever pieces are returned.
 
         "A b", ".", " C" one after the other -> [], ["A b", "."], []
 
@@ -92,7 +95,11 @@ class SentenceBuffer:
         return self.take()
 
     def _count_items(self, text: str) -> None:
-        """Count the items of the list that the text continues. Blank lines may separate them."""
+        """Count the items of the list that the text continues. Blank lines may separate them; any other line
+        sets the count to 0. Only complete lines count.
+
+        text: the next part of the text.
+        """
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
             if _ITEM.match(line):
@@ -132,7 +139,8 @@ class NextHeading:
 
     def begins_with(self, piece: TextPiece) -> bool:
         r"""Return True if this piece begins a heading, or if one has begun before. Otherwise add the piece,
-        and return False.
+        and return False. A "#" counts at the beginning of a line outside of code, but not at the very
+        beginning of the text.
 
         "It is.", "\n\n", "##", " 2" one after the other -> False, False, True, True
 

@@ -48,7 +48,10 @@ class ShortAnswer:
     _one_liners: int = 0
 
     def read(self, piece: TextPiece) -> None:
-        """Add the next piece. Nothing happens once the result is known."""
+        """Add the next piece. Nothing happens once the text has told whether the answer is short.
+
+        piece: the next piece of the direct answer; one without a token counts as text only.
+        """
         if self._short is not None:
             return
         self._tokens += piece.token is not None
@@ -68,6 +71,11 @@ class ShortAnswer:
         """Return whether the answer is short, or None if that is not known yet. A result never changes,
         whichever of answer and plan is decoded first.
 
+        A single paragraph is short whatever the plan's length; one-liners make the answer short only if they
+        were complete within `plan_tokens` tokens. Return False if the text tells so, or if the first
+        paragraph is complete, the plan too, and the answer has as many tokens as the plan without being
+        short.
+
         plan_tokens: how many tokens the plan has so far.
         plan_complete: True if the plan has no further tokens.
         """
@@ -77,7 +85,12 @@ class ShortAnswer:
         return False if late or self._short is False else None
 
     def _end_line(self, line: str) -> None:
-        """Read a complete line. Blank lines count as nothing."""
+        """Read a complete line. Blank lines count as nothing. The first other line completes the first
+        paragraph. After that, a line that is no item of a list, or that ends with a colon, tells that the
+        answer is not short; _ITEMS_READ items tell that it is.
+
+        line: the line, without its line break.
+        """
         self._line_tokens = 0
         if self._short is not None or not line.strip():
             return
@@ -91,7 +104,10 @@ class ShortAnswer:
                 self._short = True
 
     def _judge_line(self) -> None:
-        """Decide by the incomplete last line, if it suffices."""
+        """Decide by the incomplete last line, if it suffices. A first paragraph of MAX_PARAGRAPH_TOKENS
+        tokens is short. After that, a line that cannot become an item of a list, or that has ONE_LINER_TOKENS
+        tokens, tells that the answer is not short.
+        """
         if self._short is not None:
             return
         if not self._broken:

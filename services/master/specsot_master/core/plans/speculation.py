@@ -77,7 +77,8 @@ class Speculation:
 
     def read_direct(self, pieces: Iterable[TextPiece]) -> None:
         """Add pieces of the direct answer, one token at a time, until its introduction is known, and whether
-        the answer is short; later pieces are ignored.
+        the answer is short; later pieces are ignored. `introduction` is updated after each piece; pieces
+        without a token count as text only.
 
         pieces: the next pieces of the direct answer.
         """
@@ -90,7 +91,9 @@ class Speculation:
             self.introduction = find_introduction(self._text, self._tokens)
 
     def end_direct(self) -> None:
-        """Record that the direct answer has ended, which makes its introduction known."""
+        """Record that the direct answer has ended, which makes its introduction known. An introduction that
+        was complete before does not change.
+        """
         self.direct_ended = True
         self._length.end()
         if not self.introduction.complete:
@@ -103,7 +106,8 @@ class Speculation:
 
     @property
     def verdict(self) -> Verdict:
-        """What the tokens so far decide; OPEN as long as they do not decide.
+        """What the tokens so far decide; OPEN as long as they do not decide. The plan is used once its points
+        and the introduction are known, and it is known that the direct answer is not short.
 
         The direct answer is used if the plan has too few points, if the direct answer has no introduction, or
         if it is short.
@@ -131,8 +135,10 @@ class Speculation:
 
     @property
     def reason(self) -> str | None:
-        """Why the direct answer is used although the plan may be a good one; None if
-        the plan itself is the reason, or nothing is decided."""
+        """Why the direct answer is used although the plan may be a good one: it has no introduction
+        (NO_BEGINNING), it is short (SHORT_ANSWER), or the plan has fewer points than were asked for or
+        promised (TOO_FEW_POINTS). None in all other cases, such as a plan without points.
+        """
         if self.introduction.complete and not self.introduction.usable:
             return NO_BEGINNING
         if self._is_short:
@@ -147,7 +153,8 @@ class Speculation:
 
 
 def may_speculate(ask: Ask) -> bool:
-    """Return True if this request's plan may be begun together with the direct answer.
+    """Return True if this request's plan may be begun together with the direct answer. The mode must be auto,
+    and the client must set no least number of tokens.
 
     It may not if the client asks for a plan, if the text is rewritten or bounded by the clock, or if the
     client wants the logprobs of the prompt, which belong to one sequence.

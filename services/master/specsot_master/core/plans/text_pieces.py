@@ -45,7 +45,7 @@ class TokenSpans:
         self.length = 0  # Characters of the raw text.
 
     def add(self, piece: TextPiece) -> None:
-        """Append a piece's text, and its token if it has one.
+        """Append a piece's text, and its token if it has one. Logprobs are kept with the token.
 
         piece: the next piece of the sequence, in order.
         """
@@ -79,7 +79,8 @@ class TokenSpans:
 
     def take_logprobs(self, first: int, last: int | None = None) -> tuple[TokenLogprobs, ...]:
         """Return the logprobs of the tokens that `within(first, last)` returns, without those taken by an
-        earlier call. Return () if the client asked for no logprobs.
+        earlier call. Return () if the client asked for no logprobs. They count as taken up to the last of
+        them.
 
         first: a position in the raw text, in characters.
         last: the position after the last character; None for the end of the text.
@@ -99,7 +100,8 @@ class TokenSpans:
 
     def _index(self, first: int) -> int:
         """Return the index of the first token with text after character `first`. Tokens without text directly
-        before it are included, as they belong to the text that follows them.
+        before it are included, as they belong to the text that follows them. It is the number of tokens if no
+        token wrote text after it.
 
         first: a position in the raw text, in characters.
         """

@@ -25,7 +25,10 @@ SLOWEST_TURN = 2.0
 
 def choose(decision: Decision, ask: Ask, costs: Forecaster, workload: Workload) -> Decision:
     """Return the decision, or the opposite one if only that way ends within the client's time limit. Without
-    a time limit, or before anything was measured, the decision is returned unchanged.
+    a time limit, or before anything was measured, the decision is returned unchanged. In mode auto, a plan
+    whose shortest form is too long becomes a direct answer. Beyond that, only a decision of mode auto is
+    changed, if both ways have a forecast: a plan that is too long becomes a direct answer that is not, and an
+    undecided direct answer that is too long becomes a plan that is not.
 
     decision: what was decided without the time limit.
     ask: what the client asks for.
@@ -56,7 +59,7 @@ def choose(decision: Decision, ask: Ask, costs: Forecaster, workload: Workload) 
 
 def points_in_time(ask: Ask, costs: Forecaster, workload: Workload) -> int | None:
     """Return the most points of a plan that ends in time, at least 2; None if the client set no time limit,
-    or if nothing was measured.
+    or if nothing was measured. It is at most MAX_LIST_POINTS.
 
     ask: what the client asks for.
     costs: the measured costs.
@@ -116,10 +119,10 @@ class TimeLimit:
 
     def fit(self, points: Sequence[Point], now: float) -> Sequence[Point]:
         """Return as many of the first points as can be written in time, at least 2; all of them without
-        forecasts.
+        forecasts. They are also kept if no branch was measured.
 
         points: the points of the plan, in order.
-        now: the present time, in seconds.
+        now: the present time, in seconds of the clock of `at`.
         """
         outlook = self.outlook
         while outlook and len(points) > 2:
@@ -131,7 +134,7 @@ class TimeLimit:
 
     def ends_plan(self, now: float) -> bool:
         """Return True if the plan must end now so that two points can still have a sentence each; False
-        without forecasts.
+        without forecasts. Return True also once the time for branches is over.
 
         now: the present time, in seconds.
         """
@@ -144,7 +147,9 @@ class TimeLimit:
         self, ordinal: int, pieces: Sequence[TextPiece], now: float, live: int
     ) -> tuple[Sequence[TextPiece], bool]:
         """Add pieces of a sequence. Return the pieces that end a sentence or line by now, which may be none,
-        and True if the sequence must end.
+        and True if the sequence must end. The sequence must end if the time left is less than SLOWEST_TURN
+        times the pause since its last pieces or the usual turn, or if a sentence has just ended and there is
+        no time for SHORT_TOKENS more. `passed` is then set.
 
         ordinal: 0 for the answer, else the point's id.
         pieces: the next pieces of the sequence, one per token.
@@ -166,7 +171,7 @@ class TimeLimit:
     def rest(self, ordinal: int, whole: bool) -> Sequence[TextPiece]:
         """Return the pieces after a sequence's last complete sentence that are shown at its end: all of them
         if the sequence ended by itself, or if nothing else was shown yet; else none. Return none for a
-        sequence that has written nothing.
+        sequence that has written nothing. The sequence's unfinished sentence is forgotten.
 
         ordinal: 0 for the answer, else the point's id.
         whole: True if the sequence ended by itself.
@@ -179,7 +184,7 @@ class TimeLimit:
 
     def allows(self, tokens: int, now: float) -> bool:
         """Return True if so many tokens can be read and written once more in time. If nothing was measured,
-        any time left is enough.
+        any time left is enough. Without forecasts, any time before the limit is enough.
 
         tokens: how many tokens are read as a prompt and written anew.
         now: the present time, in seconds.
@@ -199,7 +204,8 @@ class TimeLimit:
         return self.at - self.whole / 2 if branch and self.polishes else self.at
 
     def _turn(self, live: int) -> float | None:
-        """Return the usual seconds of a turn, or None if nothing was measured.
+        """Return the usual seconds of a turn, or None if nothing was measured. At least one sequence of this
+        request counts, in addition to those of other requests.
 
         live: how many sequences of this request decode in parallel.
         """

@@ -76,7 +76,8 @@ class Sentences:
 
     def ask_for_point(self, form: Form, point: Point, points: Sequence[Point], introduction: str = "") -> str:
         """Return the words that ask for the text of one point of a plan, or for the closing paragraph if the
-        point has no title.
+        point has no title. An introduction is quoted before the question, except in the form "question" and
+        for a point in the form "article".
 
         form: how the model is asked for points.
         point: the point that is to be written.
@@ -264,12 +265,14 @@ class Wording:
 
 def read_wording(given: object) -> Wording:
     """Return the wording of a model's `specsot.json`: `{"form": ..., "sentences": {"en": {"outline": ...}}}`.
-    What the value leaves out is the default; "measured" is for readers.
+    What the value leaves out is the default; "measured" is for readers. Sentences of a language that the
+    value leaves out are the defaults.
 
     given: the decoded JSON value.
 
-    Raises ValueError, which names the key, for unknown keys, forms and languages, and for a sentence whose
-    places are missing or unknown.
+    Raises ValueError, which names the key, for a value that is no object, for unknown keys, forms and
+    languages, for a number of tokens that is not at least 1, and for a sentence whose places are missing or
+    unknown.
     """
     wanted = _object("wording", given, ("form", "answer_tokens", "sentences", "measured"))
     form = wanted.get("form", DEFAULT_FORM)
@@ -289,7 +292,7 @@ def read_wording(given: object) -> Wording:
 
 
 def _changed(place: str, sentences: Sentences, given: object) -> Sentences:
-    """Return the sentences with those replaced that the file holds.
+    """Return the sentences with those replaced that the file holds. All other sentences stay.
 
     place: where the value stands in the file, for errors.
     sentences: the default sentences of the language.
@@ -305,13 +308,14 @@ def _changed(place: str, sentences: Sentences, given: object) -> Sentences:
 
 def _check_places(place: str, name: str, text: object) -> None:
     """Check that a sentence is text with all required placeholders and no unknown ones; return nothing if it
-    is.
+    is. "closing" needs no placeholder.
 
     place: where the sentence stands in the file, for errors.
     name: its name in `Sentences`.
     text: the decoded JSON value.
 
-    Raises ValueError, which names the sentence, if it is not.
+    Raises ValueError, which names the sentence, if it is not; and the ValueError of a text whose braces do
+    not match.
     """
     if not isinstance(text, str):
         raise ValueError(f"{place} is a text, got {text!r}")
@@ -323,7 +327,7 @@ def _check_places(place: str, name: str, text: object) -> None:
 
 
 def _object(place: str, given: object, keys: Sequence[str]) -> dict[str, object]:
-    """Return a value as an object.
+    """Return a value as an object. Its members are copied.
 
     place: where the value stands in the file, for errors.
     given: the decoded JSON value.
@@ -356,7 +360,8 @@ _LETTER = re.compile(r"[^\W\d_]")
 
 def language_of(question: str) -> Language:
     """Return Chinese for a question that is mostly Han script (kana makes it Japanese), German or Spanish for
-    a question with more of their words than English words, and English otherwise.
+    a question with more of their words than English words, and English otherwise. A tie with English is
+    English, and one between German and Spanish is German.
 
     question: the text that the client asks.
     """
@@ -372,7 +377,7 @@ def language_of(question: str) -> Language:
 
 
 def append_words(question: str, words: str, paragraph: bool = False) -> str:
-    """Return the question followed by words of ours.
+    """Return the question followed by words of ours. White space at the end of the question is dropped.
 
     The words continue the question's line if the question is one sentence on one line. Otherwise they are a
     paragraph of their own, so that the model does not take them for a part of a text that the question brings

@@ -40,7 +40,7 @@ def own_pages(length: int, shared: int, ring: RingState, policy: Policy | None =
     = 4. The second page of the prefix is shared only in part, so it is copied.
 
     length: the maximum number of tokens that the sequence may have, prompt included.
-    shared: number of tokens that the sequence forks from its prefix.
+    shared: number of tokens that the sequence forks from its prefix; 0 if it forks none.
     policy: the sequence's KV policy (window or pruning), which bounds the pages it ever holds; None for no
         such bound. Shared pages do not lower that bound, because under a window the sequence may come to own
         copies of them.
@@ -98,13 +98,16 @@ class PlanSizes:
 
 
 def grant_answer(prompt_length: int, ask: Ask, ring: RingState) -> int:
-    """Return the KV pages that a direct answer needs at most.
+    """Return the KV pages that a direct answer needs at most. The answer may take the prompt and all of
+    `max_new_tokens`.
 
     prompt_length: number of tokens of the prompt.
     ask: what the client asks for; its limits and KV policy are used.
     ring: sizes and limits of the ring.
 
-    Raises InvalidRequest if the ring can never hold the answer.
+    Raises InvalidRequest if the ring can never hold the answer: ContextLengthExceeded if it exceeds the
+    model's context, TooLarge if the ring has too few pages, and InvalidRequest itself if the window does not
+    fit the model.
     """
     length = prompt_length + ask.limits.new_tokens
     _check_context(prompt_length, length, ask, ring)
@@ -113,7 +116,7 @@ def grant_answer(prompt_length: int, ask: Ask, ring: RingState) -> int:
 
 def grant_plan(sizes: PlanSizes, ask: Ask, ring: RingState) -> int:
     """Return the base grant of a planned request, without the pages of its prefix: the pages with which the
-    request can always continue.
+    request can always continue. The grant is bounded by the model's positions and by all pages of the ring.
 
     The grant is the larger of two: the pages of the first sequence (the skeleton, or the direct answer that
     follows an unusable plan), and those of the largest possible branch. The plan, the texts of the points
@@ -124,7 +127,9 @@ def grant_plan(sizes: PlanSizes, ask: Ask, ring: RingState) -> int:
     ask: what the client asks for; its limits and KV policy are used.
     ring: sizes and limits of the ring.
 
-    Raises InvalidRequest if the ring can never hold the request.
+    Raises InvalidRequest if the ring can never hold the request: ContextLengthExceeded if a prompt with its
+    tokens exceeds the model's context, TooLarge if the ring has too few pages for the skeleton, and
+    InvalidRequest itself if the window does not fit the model.
     """
     skeleton = max(sizes.skeleton + skeleton_limit(ask), sizes.answer + ask.limits.new_tokens)
     branch = sizes.prefix + sizes.turn + ask.limits.new_tokens
@@ -163,15 +168,14 @@ NO_PREFIX = PromptPrefix((), False, lambda _: 0)
 def answer_prefix(prompt_tokens: tuple[int, ...], ask: Ask, ring: RingState) -> PromptPrefix:
     """Return the beginning of a direct answer: its prompt without the last token, which the answer's own
     sequence must compute. The beginning is empty (nothing is shared) if KV rows are pruned or kept per head,
-    or if the client wants logprobs of the prompt.
+    or if the client wants logprobs of the prompt. The beginning is not needed: the request may enter without
+    forking it. Its `grants` shrinks with the number of forked tokens.
 
     prompt_tokens: all token ids of the prompt, at least one.
     ask: what the client asks for.
     ring: sizes and limits of the ring.
 
-    Raises InvalidRequest if the ring can never hold the request.
-
-    Raises what `grant_answer` raises.
+    Raises InvalidRequest if the ring can never hold the request. Raises what `grant_answer` raises.
     """
     grant_answer(len(prompt_tokens), ask, ring)
     length = len(prompt_tokens) + ask.limits.new_tokens
@@ -188,7 +192,7 @@ def plan_prefix(prefix_tokens: tuple[int, ...], sizes: PlanSizes, ask: Ask, ring
     """Return the beginning of a planned request, which every one of its sequences forks.
 
     prefix_tokens: the token ids that all prompts of the request begin with.
-    sizes: lengths of the request's prompts, in tokens.
+    sizes: lengths of the request's prompts, in tokens; a speculative plan's pages are 0 unless it speculates.
     ask: what the client asks for.
     ring: sizes and limits of the ring.
 
@@ -226,7 +230,9 @@ class AdmissionOption:
 def admission_options(
     prompt_prefix: PromptPrefix, route: PrefixMatch, ring: RingState, may_keep: bool
 ) -> list[AdmissionOption]:
-    """Return the ways in which a request may enter the ring, the best first; at least one.
+    """Return the ways in which a request may enter the ring, the best first; at least one. A cached prefix is
+    forked only if it shares at least MIN_PREFIX_TOKENS (MIN_SHARED_TOKENS if the beginning is not needed), or
+    all of a shorter beginning. For each way with a cached prefix there is one without it, later in the list.
 
     A beginning that the request needs is opened as far as the prefix cache lacks it. If such a beginning and
     the request together need all pages of the ring, no cached prefix is forked, as its pages would have to
@@ -256,7 +262,7 @@ def admission_options(
 
 def _opened(prompt_prefix: PromptPrefix, route: PrefixMatch, ring: RingState) -> AdmissionOption:
     """Return the option in which the whole beginning is in the ring: nothing is opened if the cache already
-    has all of it.
+    has all of it. A window bounds the pages of the new beginning.
 
     prompt_prefix: the common beginning of the request's prompts.
     route: the cached prefix that is forked; its node is None to fork nothing.
@@ -281,7 +287,7 @@ def position_limit(ask: Ask, ring: RingState) -> int:
 
 
 def _check_context(prompt_length: int, length: int, ask: Ask, ring: RingState) -> None:
-    """Check that a sequence fits the model; return nothing if it does.
+    """Check that a sequence fits the model; return nothing if it does. A length equal to the limit fits.
 
     prompt_length: number of tokens of the prompt, for the error's message.
     length: the maximum number of tokens that the sequence may have, prompt included.
@@ -312,7 +318,8 @@ def _check_window(window: Window | None, ring: RingState) -> None:
 
 
 def _check_memory(pages: int, ring: RingState) -> int:
-    """Return `pages` unchanged if the whole ring has at least so many.
+    """Return `pages` unchanged if the whole ring has at least so many. A request that needs exactly all pages
+    passes.
 
     pages: number of KV pages that the request needs at most.
     ring: sizes and limits of the ring.
@@ -381,6 +388,7 @@ class PageLedger:
 
     def admit(self, request_id: str, grant: int) -> bool:
         """Reserve a new request's base grant. Return False, and change nothing, if not enough pages are free.
+        A grant of 0 is always admitted.
 
         request_id: the id of the request.
         grant: the KV pages that stay reserved for it, even while unused.
@@ -393,7 +401,8 @@ class PageLedger:
 
     def use_pages(self, request_id: str, pages: int, reserved_only: bool = False) -> bool:
         """Charge a request for the pages of a further sequence, first from its base grant and beyond it from
-        the free pages. Return False, and change nothing, if not enough pages are available.
+        the free pages. Return False, and change nothing, if not enough pages are available. With
+        `reserved_only`, return False also if the base grant does not cover them, even though pages are free.
 
         request_id: the id of an admitted request.
         pages: number of KV pages of the sequence.

@@ -55,7 +55,8 @@ class EpochNumbers:
 
 
 def check_joining(joining: Registration, members: Sequence[Registration], config: RingConfig) -> None:
-    """Check that a member can belong to this ring; return nothing if it can.
+    """Check that a member can belong to this ring; return nothing if it can. A drafter is checked against the
+    other drafters; a worker against the other workers' quantization and layer ranges.
 
     A registered member that `joining` replaces is ignored: it has the same kind, name and address, and is the
     same process or an earlier one in its place.
@@ -78,7 +79,7 @@ def check_joining(joining: Registration, members: Sequence[Registration], config
 
 
 def may_join(joining: Registration, members: Sequence[Registration], config: RingConfig) -> bool:
-    """Return True if `check_joining` accepts the member.
+    """Return True if `check_joining` accepts the member. Nothing is changed or logged.
 
     joining: what the new member says of itself.
     members: the registrations of the members that have joined.
@@ -106,7 +107,8 @@ def configurations_of(
     epoch: int, members: Sequence[Registration], stages: tuple[Stage, ...], config: RingConfig
 ) -> dict[str, Configuration]:
     """Return the Configuration of every member of a new epoch, by the member's name. They differ only in the
-    receiver's name and GPU.
+    receiver's name and GPU. Without drafters, or if the ring's options want none, there is one slot and no
+    head. Frames in flight default to 1 for one stage, else to one more than there are stages.
 
     epoch: the number of the new epoch.
     members: the registrations of all members; those that are neither a stage nor a drafter get none.
@@ -145,7 +147,8 @@ def rejoin_configuration(
     running: Configuration, name: str, members: Sequence[Registration], config: RingConfig
 ) -> Configuration | None:
     """Return the configuration with which a drafter joins the running ring, or None if that would require
-    another ring: a ring formed anew with it must have the same configuration as the running one.
+    another ring: a ring formed anew with it must have the same configuration as the running one. Return None
+    also if there is too little KV memory with it, or if it would take no part.
 
     running: the configuration of any member of the running ring.
     name: the drafter's name.
@@ -171,10 +174,10 @@ def count_pages(
     config: RingConfig,
 ) -> int:
     """Return the number of KV pages, the same for all members: what the stage or drafter with the least room
-    can hold, at most the configured number.
+    can hold, at most the configured number. Drafters that report 0 bytes per row do not bound the pages. A
+    configured number that counts CPU pages is converted to pages of this ring's size.
 
-    The last stage also keeps, in the same memory, the features of the newest tokens for the drafters. Raises
-    Refused if fewer than 2 pages fit.
+    The last stage also keeps, in the same memory, the features of the newest tokens for the drafters.
 
         3 GiB, 16 KiB per layer and row, 24 layers, 256 rows a page -> 3 GiB / (24 * 16 KiB * 256) = 32 pages
 
@@ -267,10 +270,11 @@ def tree_shape_of(drafter: Registration | None, config: RingConfig) -> TreeShape
 def step_curve(members: Sequence[Registration], stages: Sequence[Stage]) -> Curve:
     """Return the seconds of one step by tokens in its batch, as (tokens, seconds) in ascending order: each
     stage's measured layer time, times its number of layers, summed over the stages. Only batch sizes that all
-    stages have measured appear; the result is empty if there are none.
+    stages have measured appear; the result is empty if there are none. Workers that are no stage do not
+    matter.
 
     members: the registrations of all members, with their measured curves.
-    stages: the layer ranges of the ring, with the worker of each.
+    stages: the layer ranges of the ring, with the worker of each; at least one.
     """
     curves = {member.name: dict(member.curve) for member in members}
     sizes = set.intersection(*(set(curves[stage.name]) for stage in stages))
@@ -281,7 +285,9 @@ def step_curve(members: Sequence[Registration], stages: Sequence[Stage]) -> Curv
 
 
 def _check_identity(joining: Registration, members: Sequence[Registration], config: RingConfig) -> None:
-    """Check that the member's name, protocol version, model and address suit this ring.
+    """Check that the member's name, protocol version, model and address suit this ring. The name of the
+    master itself, another protocol version and another model's fingerprint are refused. The first conflict
+    that is found is reported.
 
     joining: what the new member says of itself.
     members: the registrations of the other members.
@@ -310,7 +316,8 @@ def _check_identity(joining: Registration, members: Sequence[Registration], conf
 
 def _check_drafter(joining: Registration, members: Sequence[Registration], config: RingConfig) -> None:
     """Check that a drafter suits the ring and its other drafters: the stages treat several drafters as one,
-    with one head, one tree shape and one set of drafter names.
+    with one head, one tree shape and one set of drafter names. The first difference that is found is
+    reported.
 
     joining: what the new drafter says of itself.
     members: the registrations of the other members.
@@ -334,7 +341,8 @@ def _check_drafter(joining: Registration, members: Sequence[Registration], confi
 
 
 def _check_rounding(joining: Registration, workers: Sequence[Registration]) -> None:
-    """Check that all workers use the same quantization; the first worker may use any.
+    """Check that all workers use the same quantization; the first worker may use any. No quantization counts
+    as one of its own.
 
     joining: what the new worker says of itself.
     workers: the registrations of the other workers.
@@ -348,7 +356,8 @@ def _check_rounding(joining: Registration, workers: Sequence[Registration]) -> N
 
 
 def _check_range(joining: Registration, workers: Sequence[Registration], config: RingConfig) -> None:
-    """Check the range of layers that a worker was started with. A worker without a range is accepted.
+    """Check the range of layers that a worker was started with. A worker without a range is accepted. The
+    range must have at least one layer. Ranges that only touch do not overlap.
 
     joining: what the new worker says of itself.
     workers: the registrations of the other workers.
@@ -382,14 +391,16 @@ class TapRecord:
     def with_missing_taps(
         self, configurations: Mapping[str, Configuration], members: Sequence[Registration]
     ) -> Mapping[str, Configuration]:
-        """Return the configurations of an epoch, in which only missing slices are sent.
+        """Return the configurations of an epoch, in which only missing slices are sent. `head` and `held` are
+        updated; slices that must be sent again are no longer held.
 
         A stage that has all its slices is configured without taps. The first drafter is configured with the
         taps that it must send. Further drafters have the same head and send none. If the drafter process or
         its head has changed, all slices are missing. Without a drafter that has a head, the configurations
         are returned unchanged.
 
-        configurations: the configuration of every member of the epoch, by name.
+        configurations: the configuration of every member of the epoch, by name; the mapping itself is not
+            changed.
         members: the registrations of all members.
         """
         drafters = [one for one in members if one.kind == "drafter" and one.name in configurations]
@@ -418,7 +429,7 @@ class TapRecord:
 
     def record_ready(self, configuration: Configuration) -> None:
         """Record that a member is ready: if it is a stage of an epoch with a head, it has its slices. For any
-        other member nothing is recorded.
+        other member nothing is recorded. What was recorded of a stage earlier in the epoch stays.
 
         configuration: the configuration that the member has followed.
         """
@@ -493,7 +504,7 @@ class Epoch:
 
     def record_progress(self, name: str, progress: Progress) -> bool:
         """Record a member's progress. Return True if it differs from the last report; False for a repeated
-        report or a member that does not take part.
+        report or a member that does not take part. A report that differs replaces the last one.
 
         name: the member's name.
         progress: how much of its own part the member has done.
@@ -531,7 +542,8 @@ class Epoch:
         self, number: int, members: Sequence[Registration], stages: Stages, config: RingConfig
     ) -> Mapping[str, Configuration | StandBy]:
         """Begin the next epoch, after the end of this one. Return the message for each worker and drafter, by
-        name: its Configuration, or StandBy for a worker without a range.
+        name: its Configuration, or StandBy for a worker without a range. What was reported of the last
+        epoch's members, ready or in progress, is forgotten. If Refused is raised, only `number` has changed.
 
         number: the number of the new epoch.
         members: the registrations of all members.
@@ -557,7 +569,9 @@ class Epoch:
         self._taps.held.pop(name, None)
 
     def end(self) -> list[str]:
-        """End the epoch and return the names of its members; empty if no epoch runs."""
+        """End the epoch and return the names of its members; empty if no epoch runs. Drafters that were
+        joining are not among them, and no longer join. `number` and `stages` keep their values.
+        """
         names = list(self._plan)
         self._plan = {}
         self._joining = {}
@@ -566,7 +580,9 @@ class Epoch:
     def mark_ready(self, name: str) -> Mapping[str, Rejoined]:
         """Record that a member is ready. If it is a drafter that joins the running epoch, return the message
         for the last stage, by the stage's name: the stage then sends the drafter all features it has. Else
-        return an empty mapping.
+        return an empty mapping. The joined drafter then takes part in the epoch, in every member's
+        configuration. The mapping is also empty for a drafter that became ready after the epoch ended or
+        while another member is not ready.
 
         name: the member's name.
         """
@@ -584,7 +600,8 @@ class Epoch:
     def remove_drafter(self, name: str) -> Mapping[str, DrafterLost] | None:
         """Continue the running epoch without a drafter. Return the message for the last stage, by the stage's
         name; an empty mapping if the drafter was still joining. Return None, and change nothing, if the name
-        is not that of a drafter in a running epoch.
+        is not that of a drafter in a running epoch. The other members' configurations then no longer have the
+        drafter.
 
         name: the drafter's name.
         """
@@ -607,7 +624,8 @@ class Epoch:
         need another configuration for it, for example because it has less memory; it does not keep other
         drafters from joining.
 
-        members: the registrations of all members.
+        members: the registrations of all members; drafters that take part, that are joining or that failed
+            are passed over.
         config: the options of the ring.
         """
         drafters = [one.name for one in members if one.kind == "drafter"]
@@ -647,7 +665,8 @@ def member_infos(
     members: Collection[Registration], running_ranges: Mapping[str, Range], standby_names: Collection[str]
 ) -> tuple[MemberInfo, ...]:
     """Return information about every member for status pages, with the layers that it runs now or was started
-    with.
+    with. Unknown figures are 0, and an unknown GPU is "". `min_seconds` is the time to read the member's
+    weights once at its memory's measured speed, and 0.0 if that was not measured.
 
     members: the registrations of all members.
     running_ranges: the layers of each stage of the running epoch, by name; empty without one.
@@ -676,7 +695,7 @@ def member_infos(
 def _copy_speed(member: Registration, members: Collection[Registration]) -> int:
     """Return the best copy speed that was measured for a member's memory, in bytes per second; 0 if none was.
     Other processes may have slowed a single measurement down, so the members of one host and device are
-    compared.
+    compared. A member without a known host is compared with no other.
 
     member: the registration of the member.
     members: the registrations of all members.

@@ -19,13 +19,15 @@ from specsot_master.core.ring.ring_state import RingState
 
 
 def prefix_of(ask: Ask, prompt: EncodedPrompt, ring: RingState) -> PromptPrefix:
-    """Return the common beginning of the request's prompts and the pages that the request needs.
+    """Return the common beginning of the request's prompts and the pages that the request needs. For a
+    planned request every sequence needs it; for a direct answer it may be left out.
 
     ask: what the client asks for.
     prompt: the request's prompts in tokens.
     ring: sizes and limits of the ring.
 
-    Raises InvalidRequest if the prompt is empty, or if the ring can never hold the request.
+    Raises InvalidRequest if the prompt is empty, or if the ring can never hold the request; TooLarge and
+    ContextLengthExceeded are such errors.
     """
     if prompt.conversation is not None and prompt.sizes is not None:
         return plan_prefix(prompt.conversation.prefix, prompt.sizes, ask, ring)
@@ -36,7 +38,7 @@ def prefix_of(ask: Ask, prompt: EncodedPrompt, ring: RingState) -> PromptPrefix:
 
 def fits(request: RequestState, ring: RingState) -> bool:
     """Return True if the ring can hold the request with everything that it has written; False if it is too
-    large or the ring cannot serve it at all.
+    large or the ring cannot serve it at all. The request is not changed.
 
     request: a request that may have sequences from an earlier ring.
     ring: sizes and limits of the ring, which need not run.
@@ -62,12 +64,14 @@ def refit(request: RequestState, ring: RingState) -> None:
 
 def _measure(request: RequestState, ring: RingState) -> PromptPrefix:
     """Return the beginning of the request's prompts as `prefix_of` does, after checking that the ring can
-    also hold every sequence that the request has opened in an earlier ring.
+    also hold every sequence that the request has opened in an earlier ring. A sequence counts with its
+    prompt, its limit of tokens and the pages of the prefix that it forks.
 
     request: a request that may have sequences from an earlier ring.
     ring: sizes and limits of the ring.
 
-    Raises InvalidRequest if the ring cannot hold the request.
+    Raises InvalidRequest if the ring cannot hold the request, and TooLarge, which is one, if it cannot hold
+    one of its sequences.
     """
     beginning = prefix_of(request.ask, request.prompt, ring)
     for sequence in request.sequences.values():
@@ -96,7 +100,9 @@ def check_branch_fits(request: RequestState, turn: PromptTurn, budget: int, ring
 def _check(
     request: RequestState, turn: PromptTurn, limit: int, num_shared: int, prefix_pages: int, ring: RingState
 ) -> None:
-    """Check that one sequence can fit into the ring; return nothing if it can.
+    """Check that one sequence can fit into the ring; return nothing if it can. It fits if its prompt and
+    limit do not exceed the position limit, and its pages with those of its prefixes do not exceed all pages
+    of the ring.
 
     request: the request of the sequence; its KV policy is used.
     turn: the prompt of the sequence.

@@ -24,7 +24,8 @@ class MigratedSequences:
 
     def offer(self, sequences: Iterable[ActiveSequence], num_slots: int) -> dict[int, int]:
         """Record the sequences that the next epoch may reuse. Return, by sequence id, how many first KV rows
-        of each are final in every stage; sequences without any are left out.
+        of each are final in every stage; sequences without any are left out. Sequences without output, that
+        have ended, or that have windows of single heads are not offered either. Earlier offers are forgotten.
 
         Not final are the row of the newest token, and `num_slots` rows before it: the last result may not
         have been applied everywhere, and accepted nodes still move.
@@ -50,6 +51,7 @@ class MigratedSequences:
 
     def end(self, sequence: ActiveSequence) -> bool:
         """Forget a sequence that is over. Return True if rows of it were migrated, so that they can be freed.
+        Return False if its rows were not migrated, or if another sequence with its id was offered.
 
         sequence: the sequence, which may never have been offered.
         """
@@ -72,7 +74,8 @@ class MigratedSequences:
 
     def of_prefix(self, request: RequestState, tokens: tuple[int, ...], num_forked: int) -> ReusedKV | None:
         """Return the rows to reuse for a request's prefix, from one of its sequences that is opened again
-        after the prefix; None if there are none.
+        after the prefix; None if there are none. The sequence must begin with all tokens of the prefix; the
+        first that has enough migrated rows is used.
 
         At least the last token of the prefix is computed again, because only a frame with a token of the
         sequence puts the reused rows into its pages.

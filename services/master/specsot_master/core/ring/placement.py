@@ -47,7 +47,7 @@ class Throughput:
 
     def __str__(self) -> str:
         """Describe the ring: "a 0:16 12.1 ms, b 16:32 13.0 ms, hops 0.4 ms: 39.2 tokens/s plainly"; only its
-        names if no stage was measured.
+        names if no stage was measured. Hops that take no time are left out.
         """
         if self.tokens_per_second is None:
             return ", ".join(self.names)
@@ -93,7 +93,7 @@ def _number_in(worker: Registration) -> float:
 def read_bytes(worker: Registration, layers: Range | None) -> int:
     """Return the bytes of the worker's weights that every step reads: its layers, and the lm_head on the last
     stage. The embedding does not count, as a step reads only a few rows of it. Return 0 if the sizes of the
-    weights are unknown.
+    weights are unknown. The last stage is the one whose layers end with the model's last.
 
     worker: the worker's registration.
     layers: the layers that it runs, or None if it runs none.
@@ -125,7 +125,8 @@ def _seconds(stage: Stage, member: Registration, is_last: bool) -> float:
 
 def _hops(workers: Sequence[Registration]) -> float:
     """Return the seconds of all hops of one step: from each stage to the next, and from the last back to the
-    first; 0 for a single stage.
+    first; 0 for a single stage. A member whose round trip was not measured counts as 0 s. A member without a
+    known host counts as on a host of its own.
 
     A hop within a host takes no time. Between hosts it takes at most the mean of both members' round trips to
     the master, as the path between them could lead over the master.
@@ -173,7 +174,8 @@ class WorkerCost:
 
     def max_layers(self, is_first: bool = False, is_last: bool = False) -> float:
         """Return how many layers fit into the worker's room; 0 or a negative number if not even the embedding
-        or the lm_head fits; infinity if the room is unknown.
+        or the lm_head fits; infinity if the room is unknown. It is the free room itself, in bytes, if the
+        size of a layer is unknown.
 
         is_first: True for the first stage, which has the embedding.
         is_last: True for the last stage, which has the lm_head.
@@ -211,7 +213,8 @@ class LayerSplit:
 def choose_stages(
     workers: Sequence[Registration], config: RingConfig, min_workers: int, max_workers: int | None = None
 ) -> tuple[Stage, ...]:
-    """Return stages on the quickest of these workers; among equals, on those that joined first.
+    """Return stages on the quickest of these workers; among equals, on those that joined first. Workers that
+    have no room for any layer are not used. No more workers are used than the model has layers.
 
     At least `min_workers` workers are used, and more of them if fewer have no room for the model. Up to
     `max_workers`, a further one is added as long as it reduces the slowest stage's time to
@@ -248,7 +251,8 @@ def choose_stages(
 def fits(
     worker: Registration, layers: Range, other_workers: Sequence[Registration], config: RingConfig
 ) -> bool:
-    """Return True if a worker has room for a range of layers.
+    """Return True if a worker has room for a range of layers. A worker whose memory is unknown always has
+    room.
 
     worker: the worker's registration.
     layers: the range of layers.
@@ -261,7 +265,9 @@ def fits(
 
 def worker_costs(workers: Sequence[Registration], config: RingConfig) -> list[WorkerCost]:
     """Return the cost and the room of each worker while all of them run, in the same order; empty without
-    workers.
+    workers. With the placement "even", or if a worker has not measured, each layer costs the same everywhere.
+    Costs are those of a step with as many tokens as a draft tree has nodes, or with one token if the ring
+    does not draft.
 
     Workers of one host compete for its cores while they measure, so the quickest measurement is used for all
     of them. Memory that they share is taken from the report with the most free memory, and divided. If all
@@ -285,9 +291,10 @@ def worker_costs(workers: Sequence[Registration], config: RingConfig) -> list[Wo
 
 def split_layers(sites: Sequence[WorkerCost], num_layers: int) -> LayerSplit | None:
     """Return the division of all layers between all of these workers with the fastest slowest stage, or None
-    if they have no room.
+    if they have no room. Among divisions with equal slowest stages the one with the smallest sum over all
+    stages is chosen, and among those the first order tried.
 
-    sites: the cost and the room of each worker, in the order in which they joined.
+    sites: the cost and the room of each worker, in the order in which they joined; at least one.
     num_layers: the number of the model's layers.
     """
     cuts = [found for order in _orders(sites) if (found := _share(order, num_layers))]
@@ -295,7 +302,7 @@ def split_layers(sites: Sequence[WorkerCost], num_layers: int) -> LayerSplit | N
 
 
 def _orders(sites: Sequence[WorkerCost]) -> Iterator[tuple[WorkerCost, ...]]:
-    """Yield orders of the workers in the ring, at least one.
+    """Yield orders of the workers in the ring, at least one. A single worker gives one order.
 
     Workers of one host are neighbours, and hosts come in the order in which they joined. Further orders have
     every other pair of first and last stage, which need the most room because of the embedding and the
@@ -312,7 +319,8 @@ def _orders(sites: Sequence[WorkerCost]) -> Iterator[tuple[WorkerCost, ...]]:
 
 
 def _share(sites: tuple[WorkerCost, ...], num_layers: int) -> LayerSplit | None:
-    """Return the division of the layers between workers in this order, or None if they have no room.
+    """Return the division of the layers between workers in this order, or None if they have no room. Return
+    None also if a worker has no room for one layer.
 
     Each worker gets one layer. Each further layer goes to the worker whose stage would cost least with it.
     This greedy division makes the slowest stage as fast as possible, as the cost of a stage only grows with
@@ -344,7 +352,8 @@ def _share(sites: tuple[WorkerCost, ...], num_layers: int) -> LayerSplit | None:
 
 def _measured(worker: Registration, workers: Sequence[Registration], num_tokens: int) -> float:
     """Return a worker's seconds for one layer in a step, the quickest measurement of its host; 0 if a worker
-    there has not measured.
+    there has not measured. A worker's curve at this number of tokens is used. Of the workers on the host,
+    only those count that have a GPU if this one has, or none if it has none.
 
     worker: the worker's registration.
     workers: the registrations of all workers, this one included.
@@ -356,7 +365,8 @@ def _measured(worker: Registration, workers: Sequence[Registration], num_tokens:
 
 def _room(worker: Registration, workers: Sequence[Registration]) -> float:
     """Return a worker's bytes for weights, in addition to its KV pages: an equal share of the memory that it
-    shares with others, or infinity if the amount is unknown.
+    shares with others, or infinity if the amount is unknown. The memory is the largest amount that one of
+    them reports. The KV pages are subtracted, so that the result may be negative.
 
     worker: the worker's registration.
     workers: the registrations of all workers that run, this one included.
@@ -385,7 +395,9 @@ def _memory(worker: Registration) -> str:
 
 
 def _lacking(sites: Sequence[WorkerCost], config: RingConfig) -> str:
-    """Return why the workers cannot hold the model, in words.
+    """Return why the workers cannot hold the model, in words. The text says how much memory is missing, or,
+    if there is enough in total, that no cut between layers fits; or that there are more workers than layers.
+    It names --kv-memory if a worker's KV pages leave no room.
 
     sites: the cost and the room of each worker; may be empty.
     config: the options of the ring, with the model's number of layers.
@@ -416,7 +428,9 @@ def next_stages(
     wait_for_lost: bool = True,
     failed_names: Collection[str] = (),
 ) -> Stages | str:
-    """Return the stages of the next ring, or what is missing for it, in words.
+    """Return the stages of the next ring, or what is missing for it, in words. Without a previous ring, as
+    many workers as were configured are needed, and they are chosen by speed and room. If lost workers are not
+    waited for and the layers do not fit the present workers, the words say so.
 
     A worker that was started with a layer range gets that range; each gap goes to one of the other workers.
     Without such ranges, each worker left of the previous ring keeps the range that it has loaded, and other
@@ -430,7 +444,7 @@ def next_stages(
     failed_names: names of workers that could not take part in the last attempt. They are used only if the
         ring cannot be formed without them.
 
-    Raises Refused if the workers have no room for the model.
+    Raises Refused if the workers of a first ring have no room for the model.
     """
     workers = [member for member in members if member.kind == "worker"]
     if any(worker.layers for worker in workers):
@@ -457,7 +471,8 @@ def could_form(
     members: Sequence[Registration], config: RingConfig, previous: Stages, failed_names: Collection[str]
 ) -> bool:
     """Return True if these members can form a ring as large as the previous one, or as large as was
-    configured.
+    configured. Return False also if their memory is too small. Lost workers count as missing here, unless
+    others can inherit their ranges.
 
     members: the registrations of all members.
     config: the options of the ring.
@@ -474,6 +489,8 @@ def better_stages(
     members: Sequence[Registration], config: RingConfig, present: Stages, busy_names: Collection[str]
 ) -> Stages | None:
     """Return the stages of a ring that is better than the present one, or None if no better one is possible.
+    A spare worker matters only while fewer stages than configured run; a spare drafter only if the ring uses
+    drafters.
 
     A ring is better if it has more workers, where fewer than configured had to be used, or if it gains a
     drafter that joined late; then the stages may be the present ones.
@@ -494,7 +511,9 @@ def better_stages(
 
 
 def rebalanced_stages(members: Sequence[Registration], config: RingConfig) -> Stages:
-    """Return stages on as many workers as make the ring faster.
+    """Return stages on as many workers as make the ring faster. At least as many workers are used as were
+    configured, or all if there are fewer; at most `max_stages`, or as many as the model has layers. If a
+    worker was started with a layer range, the stages follow the ranges instead.
 
     members: the registrations of all members; drafters are ignored.
     config: the options of the ring, which bound the number of stages.
@@ -525,7 +544,9 @@ def faster_stages(
     num_requests: int,
 ) -> Stages | None:
     """Return stages that include workers which are not in the ring yet, if running requests would then be
-    clearly faster (MIN_GAIN); else None.
+    clearly faster (MIN_GAIN); else None. Return None also if all workers are in the ring already, if a worker
+    has measured nothing, if the stages cannot be formed, or if they would be more than both the permitted
+    number and the present number.
 
     members: the registrations of all members; drafters are ignored.
     config: the options of the ring.
@@ -550,7 +571,8 @@ def faster_stages(
 
 
 def tokens_per_second(stages: Stages, sites: Mapping[str, WorkerCost], num_requests: int) -> float:
-    """Return the tokens per second of all requests together, at one token per step and request.
+    """Return the tokens per second of all requests together, at one token per step and request. The time of
+    the slowest stage includes the lm_head for the last stage.
 
     Each request waits for its own step to pass all stages and hops, and all requests together are bounded by
     the slowest stage.
@@ -560,6 +582,8 @@ def tokens_per_second(stages: Stages, sites: Mapping[str, WorkerCost], num_reque
     stages: the layer ranges, with the worker of each, in ring order.
     sites: the measured cost of each worker, by name.
     num_requests: how many requests run at the same time; 0 counts as 1.
+
+    Raises KeyError if a stage's worker is not in `sites`.
     """
     costs = [sites[stage.name].cost(len(stage.layers), stage is stages[-1]) for stage in stages]
     step = sum(costs) + _hops([sites[stage.name].worker for stage in stages])
@@ -571,7 +595,7 @@ def to_load(
 ) -> dict[str, Range]:
     """Return, by worker name, the ranges that workers must load before the next stages can run: the worker
     does not run all of the range's layers now, and has not loaded them ahead. Empty if nothing must be
-    loaded.
+    loaded. A range counts as available if the worker runs it, or has loaded it, as a whole.
 
     next_stages: the stages that shall run.
     running_stages: the stages that run now.
@@ -601,7 +625,8 @@ def _with_brought_ranges(
     workers: Sequence[Registration], config: RingConfig, previous: Stages
 ) -> Stages | str:
     """Return stages with the ranges that workers were started with, and other workers in the gaps; or what is
-    missing, in words.
+    missing, in words. Words are returned if a gap has no worker with room for it: "a worker for layers 4:8,
+    12:16".
 
     workers: the registrations of all workers, at least one of which was started with a range.
     config: the options of the ring, with the model's number of layers.
@@ -621,7 +646,8 @@ def _inherit(
     workers: Sequence[Registration], previous: Stages, config: RingConfig
 ) -> list[Registration | None]:
     """Return a worker for each stage of the previous ring, in the same order, or None for a stage that no
-    worker can take.
+    worker can take. A worker that is present keeps its stage. The stages of missing workers go to workers
+    that had no stage.
 
     workers: the registrations of the workers that may be used.
     previous: the stages of the ring that was formed last.
@@ -643,7 +669,7 @@ def _fill(
     config: RingConfig,
 ) -> list[Registration | None]:
     """Return a worker for each hole (a range without a worker), in the same order, or None for a hole that no
-    worker can take.
+    worker can take. Each worker is placed at most once.
 
     The worker that ran the hole's range before is preferred, then workers that ran none of the holes, then
     the order of joining. A worker must have room for the range, while `other_workers` and those placed
@@ -682,7 +708,7 @@ def _stages(assignments: Iterable[tuple[Range, Registration | None]]) -> Stages:
 
 def _holes(covered: Sequence[Range], num_layers: int) -> list[Range]:
     """Return the ranges of 0 .. num_layers - 1 that no given range covers, in ascending order; empty if all
-    layers are covered.
+    layers are covered. Ranges that overlap are allowed.
 
         covered 0:4 and 8:12 of 16 layers -> 4:8 and 12:16
 

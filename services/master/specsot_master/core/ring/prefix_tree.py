@@ -106,7 +106,8 @@ class PrefixTree:
     def longest_match(self, tokens: Sequence[int], drafted: bool) -> PrefixMatch:
         """Return the prefix that shares the most first tokens with a prompt, and how many; a match of length
         0 without a node if none shares a token. Suspect prefixes, and those of a single request, are not
-        considered.
+        considered. A child is considered only if the prompt shares all tokens before the point at which it is
+        forked. Of equal matches the first found is returned.
 
         tokens: token ids of the prompt.
         drafted: True if the prefix must have KV in the drafter, False if it must have none.
@@ -133,7 +134,7 @@ class PrefixTree:
 
     def pin(self, node: PrefixNode) -> None:
         """Count one more request that needs the prefix, and mark it and its ancestors as used now, so that
-        they are evicted last.
+        they are evicted last. A prefix may be pinned several times; each pin must be undone by `unpin`.
 
         node: a prefix of this tree.
         """
@@ -161,7 +162,8 @@ class PrefixTree:
             node.computed = True
 
     def spare(self, kept_node: PrefixNode | None = None) -> int:
-        """Return how many KV pages could be freed now: those of all prefixes that no request needs.
+        """Return how many KV pages could be freed now: those of all prefixes that no request needs. Prefixes
+        with a pinned descendant stay, so they do not count; the result is 0 if nothing can be freed.
 
         kept_node: a prefix that must stay although no request needs it, with its ancestors; None for no such
             prefix.
@@ -176,6 +178,8 @@ class PrefixTree:
     def evict(self, pages: int, kept_node: PrefixNode | None = None) -> list[PrefixNode]:
         """Remove prefixes until enough pages are freed or nothing more can be removed. Suspect prefixes go
         first, then the least recently used. Return the removed ones, in order; empty if nothing was removed.
+        A prefix is removed only if neither a request nor another prefix needs it; removing a child may make
+        its parent removable. More pages than asked for may be freed by the last removal.
 
         pages: how many KV pages to free; 0 or less removes nothing.
         kept_node: a prefix that must stay although no request needs it; None for no such prefix.
@@ -193,7 +197,8 @@ class PrefixTree:
 
     def drop(self, node: PrefixNode) -> list[PrefixNode]:
         """Remove a prefix that no request needs, and then each ancestor that is neither needed nor worth
-        keeping. Return the removed ones; empty if a request or another prefix still needs the prefix.
+        keeping. Return the removed ones; empty if a request or another prefix still needs the prefix. The
+        first ancestor that stays ends this.
 
         node: a prefix of this tree.
         """
@@ -238,7 +243,7 @@ class PrefixTree:
 
 def ancestors(node: PrefixNode) -> Iterator[PrefixNode]:
     """Yield the prefix itself, then its parent, and so on up to the root; only the prefix itself if it has no
-    parent.
+    parent. It must not be removed while the iterator is used.
 
     node: the prefix to begin with.
     """

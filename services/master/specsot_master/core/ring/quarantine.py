@@ -73,7 +73,9 @@ class BreakHistory:
         return f"{self.breaks} rings broke while this request ran, {self.alone} of them with it alone in them"
 
     def on_break(self, on_trial_alone: bool) -> None:
-        """Count a break of a ring that the request was in, and begin a new count of written tokens.
+        """Count a break of a ring that the request was in, and begin a new count of written tokens. `breaks`
+        and `blame` grow with every break, `alone` and `guilt` only if it was on trial alone. The blame and
+        guilt of earlier breaks and of this one are reduced by what was written since the last.
 
         on_trial_alone: True if the request was on trial and no other request was in the ring.
         """
@@ -115,7 +117,10 @@ class Quarantine:
 
     def on_break(self, histories: Sequence[BreakHistory]) -> BreakHistory | None:
         """Record that the ring broke. Return the request that must be given up, or None. A request is given
-        up only if it was on trial, alone in the ring, and `guilty`.
+        up only if it was on trial, alone in the ring, and `guilty`. The given-up request is removed from the
+        quarantine. Otherwise the next trial begins: with the requests on trial that were in the ring, or, if
+        none was, with the suspect ones in the ring and all that are still untried. Nothing changes if no
+        request was in the ring.
 
         histories: the break histories of the requests that were in the ring, the most likely cause first; may
             be empty.
@@ -134,7 +139,8 @@ class Quarantine:
         return None
 
     def on_tokens(self, history: BreakHistory, num_tokens: int) -> None:
-        """Record that a request wrote tokens. A request on trial is cleared if it has written enough.
+        """Record that a request wrote tokens. A request on trial is cleared if it has written enough. If that
+        ends the trial, the first half of the pending requests is tried next, and `has_changed` reports it.
 
         history: the breaks of rings that the request was in.
         num_tokens: how many tokens it wrote in this step.
@@ -147,7 +153,7 @@ class Quarantine:
 
     def remove(self, history: BreakHistory) -> None:
         """Forget a request that is over. If it was the last one on trial, the next half is tried. An unknown
-        request is ignored.
+        request is ignored. A cleared or pending request is taken from its group.
 
         history: the breaks of rings that the request was in.
         """
@@ -162,7 +168,8 @@ class Quarantine:
         self._begin([])
 
     def _begin(self, suspects: list[BreakHistory]) -> None:
-        """Begin a trial. Requests that were cleared earlier are suspects again only if they are listed.
+        """Begin a trial. Requests that were cleared earlier are suspects again only if they are listed. The
+        first half of the suspects is on trial then.
 
         suspects: the break histories of the suspects, the likeliest cause first; empty to end the quarantine.
         """
@@ -172,7 +179,7 @@ class Quarantine:
 
     def _end_trial(self, history: BreakHistory) -> None:
         """Take a request off trial. If it was the last one, the first half of the pending requests is tried
-        next.
+        next. `has_changed` then returns True.
 
         history: the break history of a request on trial.
         """

@@ -34,7 +34,8 @@ class Claim:
 
 
 def pick_fairest(claims: Iterable[Claim], aging_seconds: float | None = None) -> Claim | None:
-    """Return the claim that gets the next place, or None if there are no claims.
+    """Return the claim that gets the next place, or None if there are no claims. `held` and `own` are those
+    of the claims.
 
     Claims are ordered by priority (highest first), then by the places that the client holds (fewest first),
     then by the places that the request holds (fewest first), then by arrival.
@@ -42,7 +43,7 @@ def pick_fairest(claims: Iterable[Claim], aging_seconds: float | None = None) ->
         (client, held, arrival, priority): (a, 2, 0, 0), (b, 0, 1, 0) -> b holds fewer places
         ... and (c, 9, 2, 1) -> c has the highest priority
 
-    claims: the requests that compete for the place.
+    claims: the requests that compete for the place; may be empty.
     aging_seconds: so many seconds of waiting raise a claim's priority by one, up to the highest priority
         among the claims. So priorities order the claims, but no claim waits forever: a claim that has risen
         to the top competes there by the other rules. None: waiting does not raise priorities.
@@ -63,7 +64,8 @@ def pick_fairest(claims: Iterable[Claim], aging_seconds: float | None = None) ->
 
 def pick_displaced(waiting_claims: Iterable[Claim], newcomer: Claim) -> Claim | None:
     """Return the waiting claim that must leave a full queue for the newcomer, or None if the newcomer is
-    refused, as it is if no claim may be displaced.
+    refused. It is refused unless another client has at least two places more than the newcomer's client, and
+    so also if no request waits.
 
     The queue belongs to the client with the most places in it. If the newcomer's client would have fewer
     places even after it joined, that client loses a claim: the one with the lowest priority, and among equals
@@ -72,7 +74,7 @@ def pick_displaced(waiting_claims: Iterable[Claim], newcomer: Claim) -> Claim | 
         waiting a a a b, newcomer b -> the newest claim of a   (b would have 2 places, a has 3)
         waiting a a b,   newcomer b -> None                    (b would have 2 places, a has 2)
 
-    waiting_claims: the requests in the queue that may be displaced.
+    waiting_claims: the requests in the queue that may be displaced; may be empty.
     newcomer: the request that has arrived; only its client matters.
     """
     listed = list(waiting_claims)
@@ -157,7 +159,8 @@ class RequestQueue:
 
     def make_room(self, client: str) -> RequestState | None:
         """Return the waiting request that a newcomer displaces, or None if the queue has room. Requests that
-        have already been in a ring are never displaced. The caller must remove the returned request.
+        have already been in a ring are never displaced. The caller must remove the returned request. A queue
+        of full length whose requests were all in a ring has no room.
 
         client: the name of the newcomer's client.
 
@@ -185,7 +188,8 @@ class RequestQueue:
 
     def next_to_admit(self, now: float) -> RequestState | None:
         """Return the request that must enter the ring next. Return None if no request may enter, or if the
-        ring already has the configured number of requests.
+        ring already has the configured number of requests. Otherwise the order is that of `pick_fairest`;
+        waiting raises priorities by the configured aging.
 
         The caller must not skip the returned request in favour of a smaller one, or a large request could
         wait forever. Requests that were interrupted by a broken ring come before new ones. Requests in
@@ -214,6 +218,8 @@ class RequestQueue:
 
     def next_to_branch(self, skipped_ids: set[str]) -> RequestState | None:
         """Return the live request whose next branch should be opened, or None if none has a branch to open.
+        Priority, places of the client, own sequences and arrival decide as in `pick_fairest`; waiting raises
+        no priority here.
 
         skipped_ids: ids of requests that are passed over, because the ring has no pages for their next branch
             now.
@@ -225,7 +231,7 @@ class RequestQueue:
 
     def remove(self, request: RequestState) -> None:
         """Remove a request that is over, whether it waits or is live. A request that is not in the queue is
-        ignored.
+        ignored. Another request with the same id stays.
 
         request: the request, compared by identity.
         """
@@ -236,7 +242,7 @@ class RequestQueue:
 
     def suspend(self) -> list[RequestState]:
         """Make all live requests wait for the next ring, before those that already waited. Return all of
-        them; empty if there are none.
+        them; empty if there are none. No request is live afterwards.
         """
         self._waiting = {**self._live, **self._waiting}
         self._live = {}

@@ -60,7 +60,8 @@ class JsonRewriter:
     def __init__(self, stops: Sequence[str] = (), quote: str = "") -> None:
         """Create a rewriter.
 
-        stops: markers that cannot be a part of the value, such as "</tool_call>"; empty for none.
+        stops: markers that cannot be a part of the value, such as "</tool_call>"; empty for none, and ""
+            among them is ignored.
         quote: a further string delimiter, such as Gemma's '<|"|>'; "" for none. Strings inside it have no
             escapes.
         """
@@ -94,9 +95,10 @@ class JsonRewriter:
 
     def feed(self, text: str, last: bool = False) -> str:
         """Add text. Return the strict JSON that is certain now; "" if nothing new is, or once the value is
-        done.
+        done. With `last`, everything open is closed, and a value that never began becomes null. Text after
+        the value is not read; see `rest`.
 
-        text: the next text.
+        text: the next text; "" if there is none.
         last: True if no more text comes, so that the value ends here.
         """
         self._text = self._text[self._at :] + text
@@ -113,7 +115,8 @@ class JsonRewriter:
 
     def _step(self) -> bool:
         """Read one token or a part of a string. Return False if that takes more text, or if the value is
-        done; True if another call may read more.
+        done; True if another call may read more. A stop ends the value. Inside a string, this call reads the
+        next part of the string.
         """
         if self._quote:
             return self._read_string()
@@ -152,7 +155,8 @@ class JsonRewriter:
 
     def _starts_with(self, marks: Iterable[str]) -> str | Literal[False] | None:
         """Return the mark that begins at the present position, False if none does, or None if more text
-        decides.
+        decides. A mark that later text may complete leaves it undecided only if the text is not complete and
+        no other mark of `marks` fits.
 
         marks: the marks in question; the first one that fits is returned.
         """
@@ -183,7 +187,8 @@ class JsonRewriter:
 
     def _begin_item(self) -> None:
         """Write what has to precede a key or a value that begins here: a pending or missing comma, a missing
-        colon, or nothing.
+        colon, or nothing. After a complete item in an object the new item is a key, and in a list it is a
+        value.
         """
         if self._expected == "next":
             self._out.append(self._pending or ", ")
@@ -197,7 +202,7 @@ class JsonRewriter:
 
     def _end_item(self) -> None:
         """Record that a key or a value is complete. A value outside of all containers completes the whole
-        text (`done`).
+        text (`done`). After a key a colon is expected, and after a value in a container the next item.
         """
         if self._expected == "key":
             self._expected = "colon"
@@ -207,7 +212,8 @@ class JsonRewriter:
             self.done = True
 
     def _open(self, character: str) -> None:
-        """Open an object or a list. A bracket where a key is due, and one beyond MAX_DEPTH, is dropped.
+        """Open an object or a list. A bracket where a key is due, and one beyond MAX_DEPTH, is dropped. A
+        bracket after a complete member of an object is dropped, too, as no container is a key.
 
         character: the bracket, "{" or "[".
         """
@@ -223,7 +229,7 @@ class JsonRewriter:
 
     def _close(self, character: str) -> None:
         """Close the innermost container of a kind and everything open inside it. A bracket that closes
-        nothing is dropped.
+        nothing is dropped. Keys without values get null.
 
         character: the bracket, "}" or "]".
         """
@@ -235,8 +241,9 @@ class JsonRewriter:
             pass
 
     def _close_one(self) -> str:
-        """Close the innermost container, add a missing value, and return the bracket that opened the
-        container: "{" or "[".
+        """Close the innermost container, add a missing value, and return the bracket that opened it: "{"
+        or "[". A key without a value gets null. White space that was kept is written before the bracket, but
+        not a pending comma.
         """
         if self._expected == "colon":
             self._out.append(": null")
@@ -253,7 +260,7 @@ class JsonRewriter:
 
     def _read_comma(self) -> None:
         """Read a comma, and add a missing value before it. The comma is only written if another item follows;
-        a comma where none is due is dropped.
+        a comma where none is due is dropped. A key without a value, or a colon without one, gets null.
         """
         self._at += 1
         if self._expected in ("colon", "value") and self._stack and self._stack[-1] == "{":
@@ -263,7 +270,7 @@ class JsonRewriter:
             self._pending = self._pending or ","
 
     def _read_colon(self) -> None:
-        """Read a colon. A colon where none is due is dropped."""
+        """Read a colon, after which a value is expected. A colon where none is due is dropped."""
         self._at += 1
         if self._expected == "colon":
             self._out.append(":")
@@ -271,7 +278,9 @@ class JsonRewriter:
 
     def _read_word(self) -> bool:
         """Read a number, a constant, or text without quotes, up to the character that ends it. Return False,
-        with nothing read, if the word may continue in later text; else True.
+        with nothing read, if the word may continue in later text; else True. The word ends at white space, a
+        bracket, a comma, a colon, a quote or the first character of a stop. Where a key is due it becomes a
+        string; otherwise a constant, a number or a string.
         """
         end = self._at + 1
         while end < len(self._text) and self._is_in_word(self._text[end]):
@@ -301,7 +310,9 @@ class JsonRewriter:
 
     def _read_string(self) -> bool:
         """Read a part of the open string. Return False if that takes more text or if the value ends here,
-        True if another call may read more.
+        True if another call may read more. The string ends at its quote, if what follows can follow a string;
+        a stop ends it if the string is not closed later. Closing brackets and white space are held back until
+        more of the string follows, because they belong to the JSON if the string lacks its quote.
         """
         if self._at >= len(self._text):
             return False
@@ -331,7 +342,8 @@ class JsonRewriter:
         return True
 
     def _write(self, text: str) -> None:
-        """Add text to the string that is open.
+        """Add text to the string that is open. White space and brackets that were held back are written
+        before it. Characters that JSON does not allow are escaped.
 
         text: the text, without escapes.
         """
@@ -340,7 +352,8 @@ class JsonRewriter:
         self._tail = ""
 
     def _write_escape(self, escape: str) -> None:
-        """Add an escape sequence to the open string.
+        """Add an escape sequence to the open string. White space and brackets that were held back are written
+        before it.
 
         escape: the sequence as JSON writes it, with its backslash.
         """
@@ -350,7 +363,9 @@ class JsonRewriter:
 
     def _read_escape(self) -> bool:
         r"""Read a backslash in a string. Escapes that JSON knows are kept; any other backslash stands for
-        itself, as in C:\users. Return False, with nothing read, if more text decides; else True.
+        itself, as in C:\users. Return False, with nothing read, if more text decides; else True. \' becomes
+        the quote itself. After a path such as C:\users has begun the string, \b, \f, \n, \r and \t are
+        backslashes of the path, too.
         """
         ahead = self._text[self._at : self._at + 12]
         if len(ahead) < 2 and not self._last:
@@ -371,14 +386,17 @@ class JsonRewriter:
         return True
 
     def _write_backslash(self) -> None:
-        """Write a backslash that stands for itself."""
+        """Write a backslash that stands for itself. If a drive began the string, its other backslashes belong
+        to a path from now on.
+        """
         self._is_path = self._follows_drive
         self._write_escape("\\\\")
         self._at += 1
 
     def _read_unicode_escape(self, ahead: str) -> bool:
         """Keep a Unicode escape. Half of a surrogate pair is no character, so its six characters become text.
-        Return False, with nothing read, if more text decides; else True.
+        Return False, with nothing read, if more text decides; else True. A backslash and "u" without four
+        hexadecimal digits are text.
 
         ahead: the text from the backslash on, up to 12 characters.
         """
@@ -403,7 +421,10 @@ class JsonRewriter:
 
     def _read_quote(self) -> bool:
         """End the string at this quote if what follows can follow a string; otherwise the quote is a part of
-        the text. Return False, with nothing read, if more text decides; else True.
+        the text. Return False, with nothing read, if more text decides; else True. The quote of a key, and a
+        delimiter that is not a quote of JSON, always ends the string. Otherwise the quote ends it before a
+        comma, a closing bracket or a stop, before another quote after white space, and at the end of the
+        text.
         """
         after = self._at + len(self._quote)
         if self._expected == "key" or self._quote not in "\"'":
@@ -427,7 +448,8 @@ class JsonRewriter:
         return True
 
     def _end_string(self, after: int) -> bool:
-        """Close the open string, which completes a key or a value. Return True, as text may follow.
+        """Close the open string, which completes a key or a value. Return True, as text may follow. White
+        space and brackets that were held back are a part of the string.
 
         after: the position at which the text continues, in characters.
         """
@@ -438,8 +460,10 @@ class JsonRewriter:
         return True
 
     def _read_stop_in_string(self, stop: str) -> bool:
-        """Decide by the next quote whether a stop is text or the string lacks its closing quote. Return True
-        if it is text; return False if that takes more text, or if the value ends here.
+        """Decide by the next unescaped quote whether a stop is text or the string lacks its closing quote. It
+        is text if, after that quote, the text ends or continues with a comma, colon or closing bracket: then
+        write it and return True. Otherwise end the value here and return False. Return False also, with
+        `done` unchanged, if more text must come before this can be decided.
 
         {"a": "write </tool_call> here"}: the quote ends a string, since a brace follows: text.
         {"a": "x}}</tool_call><tool_call>{"name": ...: the quote begins a string: the first is not closed.
@@ -459,7 +483,10 @@ class JsonRewriter:
         return False
 
     def _finish(self) -> None:
-        """End the value here: close everything that is open; a value that never began becomes null."""
+        """End the value here: close everything that is open; a value that never began becomes null. An open
+        string gets its quote; closing brackets at its end are dropped from it if they close at least all open
+        containers.
+        """
         if self._quote:
             if sum(map(self._tail.count, "}]")) < len(self._stack):
                 self._out.append(_escaped(self._tail))
@@ -509,7 +536,7 @@ def _string(text: str) -> str:
 
 def _scalar(word: str) -> str:
     """Return a word without quotes as JSON: a constant, a finite number of at most MAX_NUMBER characters, or
-    a string.
+    a string. Infinite numbers, such as 1e999, become strings.
 
     word: the word, at least one character.
     """
@@ -553,7 +580,9 @@ class ArgumentStream:
         return self._rewriter.rest
 
     def feed(self, text: str, last: bool = False) -> str:
-        """Add text. Return the JSON that is certain now; "" if nothing new is.
+        """Add text. Return the JSON that is certain now; "" if nothing new is. White space before the value
+        is dropped. Arguments that are not an object give "" until they are complete, and then the whole
+        object at once; nothing at all gives {}.
 
         text: the next text of the call.
         last: True if no more text comes.
@@ -573,7 +602,7 @@ class ArgumentStream:
 
 def rewritten(text: str) -> tuple[str, str]:
     """Return the JSON value with which a text begins, as strict JSON, and the text after it: ("null", "") for
-    an empty text.
+    an empty text. Text that is no JSON begins with a word, which becomes a string.
 
     text: a complete text, as a model has written it.
     """
@@ -583,7 +612,8 @@ def rewritten(text: str) -> tuple[str, str]:
 
 def arguments_of(value: Any) -> Json:
     """Return the arguments that a value stands for: the object itself, the object that a text contains, or an
-    object with the value under the key WRAPPED.
+    object with the value under the key WRAPPED. A list of one object stands for that object. A text stands
+    for what `read_arguments` reads in it.
 
         None, "", [] -> {};   [{"a": 1}] -> {"a": 1};   [1, 2] -> {"arguments": [1, 2]}
 
@@ -604,7 +634,10 @@ def arguments_of(value: Any) -> Json:
 
 def read_arguments(text: str) -> Json:
     """Return the arguments that a model or a client wrote, whatever is wrong with them. Text is never lost:
-    text that is no JSON at all becomes the only value of the object.
+    text that is no JSON at all becomes the only value of the object. An object is repaired, and what follows
+    it is ignored. Text in which more follows a value that is no object, and text that cannot be decoded, is
+    returned under the key WRAPPED, with lone surrogates escaped. Otherwise the value is converted by
+    `arguments_of`.
 
     text: the arguments as text; {} is returned for white space.
     """

@@ -87,7 +87,9 @@ class Render(Protocol):
 
 def form_of_template(source: str, render: Render) -> CallForm | None:
     """Return the form in which a model with this template writes calls, or None if the template offers tools
-    and does not show the form.
+    and does not show the form. A template without a place for tools always gets a form: the one that it
+    renders calls in, if it also shows results, else HERMES. Templates with the mark of Harmony get HARMONY. A
+    derived form without openers gets the opener PYTHON_TAG if the template contains that mark.
 
     source: the text of the template that renders conversations with tools.
     render: renders a conversation by this template.
@@ -115,7 +117,9 @@ def offers_functions(source: str) -> bool:
 
 def derive(render: Render) -> CallForm | None:
     """Return the form in which a template renders calls, or None if it renders none, or none that can be read
-    back.
+    back. The calls' arguments are rendered as objects, and if no readable form comes of that, as the text of
+    JSON; a form found the second way has `arguments_as_text`. If neither gives a form, HERMES is returned if
+    the rendered prompt asks for calls in Hermes' words.
 
     render: renders a conversation by the template.
     """
@@ -132,7 +136,7 @@ def derive(render: Render) -> CallForm | None:
 
 def _instructed_form(render: Render) -> CallForm | None:
     """Return Hermes' form if the template does not render calls but asks the model for them in Hermes' words;
-    else None.
+    else None. Return None also if the template refuses the conversation.
 
     render: renders a conversation by the template.
     """
@@ -145,9 +149,11 @@ def _instructed_form(render: Render) -> CallForm | None:
 
 def _shows_results(render: Render, form: CallForm) -> bool:
     """Return True if the template writes what a function returned, after a call without text (content None).
+    Return False if the template refuses the conversation, or if its text contains "None", which is how the
+    missing content would show.
 
     render: renders a conversation by the template.
-    form: how the template writes calls.
+    form: how the template writes calls; only `arguments_as_text` is used.
     """
     arguments = as_json(TWO) if form.arguments_as_text else TWO
     call = {"id": IDS[0], "type": "function", "function": {"name": NAMES[0], "arguments": arguments}}
@@ -167,9 +173,10 @@ def example_call(render: Render, form: CallForm) -> str:
     """Return a call as the template writes it, with words where its name, and an argument, stand.
 
     render: renders a conversation by the template.
-    form: how the template writes calls.
+    form: how the template writes calls; only `arguments_as_text` is used.
 
-    Raises InvalidRequest if the template refuses the call.
+    Raises InvalidRequest if the template refuses the call. Raises _Absent if the template does not render the
+    question.
     """
     write = cut_answers(render, form.arguments_as_text)
     return write([("function-name", {"argument-name": "argument-value"})])
@@ -196,10 +203,14 @@ class _Probe:
     """Renders answers that make calls, and cuts out of the text what the model itself would have written."""
 
     def __init__(self, render: Render, as_text: bool) -> None:
-        """Render conversations without calls, to know how answers begin and end.
+        """Render conversations without calls, to know how answers begin and end. The prompt up to the answer,
+        the header before an answer's content and the end of an answer are kept for later comparisons.
 
         render: renders a conversation by the template.
         as_text: True if the template gets arguments as the text of JSON.
+
+        Raises InvalidRequest if the template refuses one of these conversations, and _Absent if it does not
+        render the question.
         """
         self._render = render
         self._as_text = as_text
@@ -230,6 +241,8 @@ class _Probe:
 
     def answer(self, calls: Sequence[tuple[str, Json]], content: str = "") -> str:
         """Return the model's answer that makes some calls, as the template repeats it in a conversation.
+        Calls beyond the number of IDS are left out. The text has neither the header of the answer nor the
+        marks that end it.
 
         calls: the name and the arguments of each call, at most as many as there are IDS.
         content: the text before the calls; "" for none.
@@ -259,7 +272,8 @@ class _Probe:
 
     def _without_header(self, text: str, content: str) -> str:
         """Return the text without what precedes the model's own words. If the header is not found, what the
-        text has in common with other answers is cut off, up to the last whole mark.
+        text has in common with other answers is cut off, up to the last whole mark. Of two headers that fit,
+        the longer one is cut off. If none fits and the content is found, the text begins with the content.
 
         text: the rendered conversation after the question.
         content: the text before the calls; "" for none.
@@ -276,7 +290,8 @@ class _Probe:
 
     def _without_end(self, text: str) -> str:
         """Return the text up to the first mark with which answers end, if no call follows that mark; the
-        whole text if there is no such mark.
+        whole text if there is no such mark. The mark must stand after the content and after the last name of
+        a called function, and only marks that cannot be prose count. White space at the end is removed.
 
         text: the rendered answer, from the model's own words on.
         """
@@ -325,7 +340,9 @@ TWO: Final[Json] = dict(zip(KEYS, VALUES))
 
 def _form_of(probe: _Probe) -> CallForm | None:
     """Return the form of calls that a template shows, or None if it shows none, or if answers end with the
-    mark that would begin a call.
+    mark that would begin a call. The layouts are tried in the order "object", "named", "python",
+    "parameters", and the first that fits is taken. If the template writes a call in another place after text,
+    the rendering with the shorter text before the name is used.
 
     probe: renders calls by the template.
 
@@ -345,9 +362,12 @@ def _form_of(probe: _Probe) -> CallForm | None:
 
 def _first_calls(probe: _Probe) -> Iterator[str]:
     """Yield one call as rendered alone, and as rendered after text, which a template may write in other
-    places. The second is left out if the template does not show it.
+    places. The second is left out if the template does not show it. It is also left out if the text does not
+    come first.
 
     probe: renders calls by the template.
+
+    Raises InvalidRequest if the template refuses a call, and _Absent if it does not render the question.
     """
     yield probe.answer([(NAMES[0], TWO)])
     text = probe.answer([(NAMES[0], TWO)], CONTENT)
@@ -356,7 +376,9 @@ def _first_calls(probe: _Probe) -> Iterator[str]:
 
 
 def _second_call(probe: _Probe) -> str:
-    """Return the text from the name of a second call on, or "" if the template renders one call at most.
+    """Return the text from the name of a second call on, or "" if the template renders one call at most. The
+    text begins with the name, and the id of the call in it is marked as a hole. Return "" also if the
+    template refuses two calls.
 
     probe: renders calls by the template.
     """
@@ -377,7 +399,8 @@ def _marks(text: str) -> Marks:
 
 
 def _closers(text: str, skip: int = 0) -> tuple[str, ...]:
-    """Return the marks after a call, each once and at most MAX_CLOSERS; () for a text without marks.
+    """Return the marks after a call, each once and at most MAX_CLOSERS; () for a text without marks. Holes
+    are not counted as closers.
 
     text: what follows the arguments.
     skip: how many first marks are left out, because they belong to the last argument; 0 for none.
@@ -388,7 +411,8 @@ def _closers(text: str, skip: int = 0) -> tuple[str, ...]:
 
 def _objects(text: str, start: int = 0) -> Iterator[tuple[int, int, Any]]:
     """Yield every place at which a JSON object or list begins, the place at which it ends, and its value;
-    nested ones too. Nothing is yielded for a text without any.
+    nested ones too. Nothing is yielded for a text without any. Text in braces or brackets that is no JSON is
+    passed over. Positions are characters of the whole text.
 
     text: any text.
     start: the position at which the search begins, in characters; 0 for the beginning.
@@ -403,7 +427,9 @@ def _objects(text: str, start: int = 0) -> Iterator[tuple[int, int, Any]]:
 
 
 def _object_form(text: str, second: str) -> CallForm | None:
-    """Return the form if name and arguments are members of one JSON object, else None.
+    """Return the form if name and arguments are members of one JSON object, else None. The object may be
+    alone in a list. It counts if one of its members is the made-up name and another the arguments, as an
+    object or as the text of JSON; the first such object is taken.
 
     text: one call as the template writes it.
     second: the text after the name of a second call; not used.
@@ -433,7 +459,8 @@ def _object_form(text: str, second: str) -> CallForm | None:
 
 def _object_head(before: str, written: str) -> tuple[str, str]:
     """Return how a forced call begins: the text up to its name, and the text from there to its arguments.
-    Both are empty if that text is not the same for every call.
+    Both are empty if that text is not the same for every call. That is so if the object does not begin with
+    the name, if the arguments come before it or are no object, or if an id precedes them.
 
     before: the text before the object.
     written: the text of the object.
@@ -445,7 +472,9 @@ def _object_head(before: str, written: str) -> tuple[str, str]:
 
 
 def _named_form(text: str, second: str) -> CallForm | None:
-    """Return the form if a JSON object of arguments follows the name, else None.
+    """Return the form if a JSON object of arguments follows the name, else None. The arguments may be strict
+    JSON, or an object whose strings have delimiters of their own (the form's `quote`). Return None also if
+    the text does not contain the name.
 
     text: one call as the template writes it.
     second: the text after the name of a second call, or "".
@@ -466,7 +495,8 @@ def _named_form(text: str, second: str) -> CallForm | None:
 
 def _quoted_object(rest: str) -> tuple[tuple[int, int] | None, str]:
     """Return where an object whose strings have delimiters of their own begins and ends, and that delimiter;
-    (None, "") if there is no such object.
+    (None, "") if there is no such object. The positions are characters of `rest`. Return (None, "") also if
+    the object found does not have the arguments TWO.
 
     rest: the text after the name of the call.
     """
@@ -481,7 +511,9 @@ def _quoted_object(rest: str) -> tuple[tuple[int, int] | None, str]:
 
 
 def _with_ordinals(first: str, second: str) -> str:
-    """Return the text after the first call's name, in which the call's ordinal is marked as a hole.
+    """Return the text after the first call's name, in which the call's ordinal is marked as a hole. A number
+    is a hole if the two texts are the same but for it. If they differ elsewhere, `first` is returned
+    unchanged.
 
     first ":0<|args|>", second ":1<|args|>" -> ":\\x00<|args|>"
 
@@ -496,7 +528,8 @@ def _with_ordinals(first: str, second: str) -> str:
 
 
 def _python_form(text: str, second: str) -> CallForm | None:
-    """Return the form if a call is written as in Python, else None.
+    """Return the form if a call is written as in Python, else None. Return None also if the name is missing,
+    if no first argument follows it in parentheses, or if no parenthesis closes the call.
 
     text: one call as the template writes it.
     second: the text after the name of a second call; not used.
@@ -509,11 +542,16 @@ def _python_form(text: str, second: str) -> CallForm | None:
 
 
 def _parameter_form(text: str, second: str, probe: _Probe) -> CallForm | None:
-    """Return the form if each argument has marks of its own, else None.
+    """Return the form if each argument has marks of its own, else None. Return None also if the text does not
+    contain the name and both arguments in order, or if the marks before the second argument do not repeat
+    those before the first after at least one other mark. The openers of an argument are what a call without
+    arguments lacks.
 
     text: one call as the template writes it.
     second: the text after the name of a second call, or "".
     probe: renders further calls by the template.
+
+    Raises InvalidRequest if the template refuses a call without arguments.
     """
     before, name, rest = text.rpartition(NAMES[0])
     parts = re.fullmatch(
@@ -547,7 +585,9 @@ def _parameter_form(text: str, second: str, probe: _Probe) -> CallForm | None:
 
 def _texts_of(form: CallForm, probe: _Probe) -> CallTexts | None:
     """Return the exact text of calls in a form, or None if the form is an "object", which needs none. What
-    differs between one call and two calls belongs to `between` and `end`.
+    differs between one call and two calls belongs to `between` and `end`. `between` is None if the template
+    renders one call at most; then all text after the arguments is the closing. The end of the turn is removed
+    from the end.
 
     form: how the template writes calls.
     probe: renders calls by the template.
@@ -576,8 +616,11 @@ def _texts_of(form: CallForm, probe: _Probe) -> CallTexts | None:
 
 def _two_calls(probe: _Probe) -> str:
     """Return the text of two calls, in which ids are marked as holes; "" if the template refuses two calls.
+    If the template renders only one call, the text holds that one.
 
     probe: renders calls by the template.
+
+    Raises _Absent if the template does not render the question.
     """
     try:
         text = probe.answer([(NAMES[0], TWO), (NAMES[1], TWO)])
@@ -597,7 +640,8 @@ def _literal(text: str) -> Marks:
 
 
 def _whole_marks(text: str) -> str:
-    r"""Return the text without a mark at its end that has no end: "</f>\n<" -> "</f>\n".
+    r"""Return the text without a mark at its end that has no end: "</f>\n<" -> "</f>\n". The marks are those
+    in <> and in [].
 
     text: a part of a rendered call; it is returned unchanged if its last mark is whole.
     """
@@ -609,7 +653,8 @@ def _whole_marks(text: str) -> str:
 
 def _split_arguments(form: CallForm, rest: str, probe: _Probe) -> tuple[str, ArgumentTexts | None, str]:
     """Return the text from a call's name to its arguments, how the arguments are written, and the text after
-    them. The second is None for arguments that are an object of JSON.
+    them. The second is None for arguments that are an object of JSON. Text that the template shares between
+    two arguments and the end of the call is the end of an argument.
 
     form: how the template writes calls; not an "object".
     rest: the text after the name of a call with the arguments TWO.
@@ -654,7 +699,8 @@ OTHERS: Final[tuple[Any, ...]] = (3, True, None, {"a": 1}, [1])
 
 def _middles_by_type(probe: _Probe, middle: Marks) -> tuple[Marks, tuple[Marks, ...]]:
     """Return the marks between key and value for text, and the different marks for other types. Both are
-    empty if the marks do not distinguish text from other types.
+    empty if the marks do not distinguish text from other types. Both are empty, too, if the template shows
+    none of the other values, or writes one of them with the same marks as text.
 
     probe: renders calls by the template.
     middle: the marks between key and value if the value is text.
@@ -665,9 +711,11 @@ def _middles_by_type(probe: _Probe, middle: Marks) -> tuple[Marks, tuple[Marks, 
 
 def _other_middles(probe: _Probe) -> Iterator[str]:
     """Yield the text between key and value for values that are no text, one per value of OTHERS. A value that
-    the template refuses or does not show is left out.
+    the template refuses or does not show is left out. Nothing is yielded if the template shows none.
 
     probe: renders calls by the template.
+
+    Raises _Absent if the template does not render the question.
     """
     for value in OTHERS:
         try:
@@ -680,7 +728,8 @@ def _other_middles(probe: _Probe) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    """Return the beginning of a value as a template writes it.
+    """Return the beginning of a value as a template writes it. Only the beginning is needed, as templates
+    write the inside of objects in different ways: {"a": 1} -> "{", True -> "true".
 
     value: a JSON value that is not text; of an object or a list only the bracket is returned.
     """
@@ -701,7 +750,8 @@ TWO_CALLS: Final = ((NAMES[0], TWO), (NAMES[1], {KEYS[1]: VALUES[1]}))
 
 def _reads_back(form: CallForm, probe: _Probe) -> bool:
     """Return True if a form reads every rendered call as the call that was rendered. A template that renders
-    one call at most need not show two.
+    one call at most need not show two. For such a template it is enough that the first of two calls is read;
+    it is also enough that the template refuses two calls. Return False if any call is read differently.
 
     form: the form in question.
     probe: renders calls by the template.
@@ -724,6 +774,8 @@ def _read(form: CallForm, text: str) -> list[tuple[str, Any]] | None:
 
     form: how calls are written.
     text: the text of an answer.
+
+    Raises ValueError if a call's arguments are no JSON.
     """
     schemas = {one["name"]: cast(Json, one["parameters"]) for one in _functions()}
     content, deltas = ToolReader(form, schemas).feed(text, last=True)

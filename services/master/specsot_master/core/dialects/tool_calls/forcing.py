@@ -71,7 +71,9 @@ def forced_calls(
     form: CallForm, functions: Mapping[str, Json], max_calls: int, ends: Sequence[str] = ()
 ) -> ForcedCalls | None:
     """Return what an answer of 1 to `max_calls` calls consists of. Return None if the form has no exact
-    texts, or if it cannot express the schema of a function; then calls have to be forced as plain JSON.
+    texts, or if it cannot express the schema of a function; then calls have to be forced as plain JSON. One
+    function and one call give the call alone; otherwise any of the functions may be called, up to the most
+    calls. The marks after the calls stop before the first text of `ends`.
 
     form: how the model writes calls.
     functions: the schemas of the arguments, by the names of the functions; at least one.
@@ -108,6 +110,7 @@ def _parts(marks: Marks) -> tuple[Part, ...]:
 
 def _until_any(marks: Marks, ends: Sequence[str]) -> Marks:
     """Return the marks up to the first occurrence of one of these texts; all marks if none of them occurs.
+    The mark with that text is cut before it. Holes are kept.
 
     marks: the marks after the last call.
     ends: the texts of tokens that end an answer; "" among them is ignored.
@@ -122,7 +125,8 @@ def _until_any(marks: Marks, ends: Sequence[str]) -> Marks:
 
 
 def _call(form: CallForm, texts: CallTexts, name: str, parameters: Json) -> tuple[Part, ...]:
-    """Return a call of one function, from its name to the closing marks.
+    """Return a call of one function, from its name to the closing marks. The arguments are one JSON value if
+    the form has no marks around each of them.
 
     form: how the model writes calls.
     texts: the exact texts of the form.
@@ -141,14 +145,16 @@ def _call(form: CallForm, texts: CallTexts, name: str, parameters: Json) -> tupl
 
 
 def _arguments(form: CallForm, texts: ArgumentTexts, parameters: Json) -> Members:
-    """Return the arguments in the order of the schema; those that are not required may be left out.
+    """Return the arguments in the order of the schema; those that are not required may be left out. An
+    argument counts as required if the schema's "required" names it.
 
     form: how the model writes calls.
     texts: the exact texts around one argument.
     parameters: the schema of the function's arguments.
 
-    Raises _NotInForm if the schema allows arguments that it does not name, has keywords that are not taken
-    into account, or names an argument that the form cannot write.
+    Raises _NotInForm if the schema allows arguments that it does not name (without "properties", and not
+    closed), has keywords that are not taken into account, requires an argument that it does not declare, has
+    "properties" or "required" of a wrong type, or names an argument that the form cannot write.
     """
     properties = parameters.get("properties", {})
     required = parameters.get("required", [])
@@ -167,7 +173,9 @@ def _arguments(form: CallForm, texts: ArgumentTexts, parameters: Json) -> Member
 
 
 def _argument(form: CallForm, texts: ArgumentTexts, parameters: Json, name: str) -> tuple[Part, ...]:
-    """Return one argument with its marks. Text is written as it is, and everything else as JSON.
+    """Return one argument with its marks. Text is written as it is, and everything else as JSON. Where marks
+    or a quote tell text from other values, and the schema allows any text and other values, the model chooses
+    between the two; if the schema does not certainly allow any text, only JSON is written.
 
     form: how the model writes calls.
     texts: the exact texts around one argument.
@@ -203,7 +211,8 @@ def _argument(form: CallForm, texts: ArgumentTexts, parameters: Json, name: str)
 
 def _excluded(form: CallForm, texts: ArgumentTexts) -> tuple[str, ...]:
     """Return the marks that end a text when it is read, and therefore cannot be a part of it; each once,
-    possibly none.
+    possibly none. For arguments with marks of their own these are the first mark after the value and the
+    first opener of a call; otherwise the quote and the stops of the form.
 
     form: how the model writes calls.
     texts: the exact texts around one argument.
@@ -216,7 +225,9 @@ def _excluded(form: CallForm, texts: ArgumentTexts) -> tuple[str, ...]:
 
 
 def _text(schema: Json, end: str, excluded: tuple[str, ...]) -> tuple[Part, ...]:
-    """Return the text that a schema allows, with its end.
+    """Return the text that a schema allows, with its end. A listed value ("enum" or "const") is written
+    exactly, followed by the end. Without keywords any text without the excluded marks is allowed, with
+    "minLength" and "maxLength" as bounds in characters; negative ones count as 0.
 
     schema: the schema of a text, without references.
     end: the text after the value.
@@ -249,7 +260,8 @@ def _text(schema: Json, end: str, excluded: tuple[str, ...]) -> tuple[Part, ...]
 
 def _is_unrestricted(schema: Any, root: Json) -> bool:
     """Return True if a schema restricts nothing but the types of a value, or is a choice between such
-    schemas; False for anything else, and for the schema False.
+    schemas; False for anything else, and for the schema False. Descriptions, titles, defaults and other
+    annotations do not count as restrictions.
 
     schema: the schema of one argument: an object, or True or False.
     root: the schema of all arguments, to which references lead.
@@ -269,9 +281,11 @@ def _is_unrestricted(schema: Any, root: Json) -> bool:
 
 
 def _allows_any_text(schema: Any, root: Json) -> bool:
-    """Return True if a schema certainly allows every text; False if it may refuse one.
+    """Return True if a schema certainly allows every text; False if it may refuse one. Return True for a
+    schema that restricts nothing but types, and for a choice ("anyOf", "oneOf") of which one part allows
+    every text.
 
-    schema: the schema of one argument: an object, or True.
+    schema: the schema of one argument: an object, or True. It must allow text, if it names types.
     root: the schema of all arguments, to which references lead.
     """
     if _is_unrestricted(schema, root):
@@ -288,7 +302,7 @@ def _allows_any_text(schema: Any, root: Json) -> bool:
 
 def _self_contained(schema: Any, parameters: Json, name: str) -> Json | bool:
     """Return the schema of one argument, unchanged if it has no references. Otherwise it is placed into a
-    document of its own that holds all parameters.
+    document of its own that holds all parameters. A schema that is True or False is returned as it is.
 
     schema: the schema of the argument: an object, or True or False.
     parameters: the schema of all arguments, to which references lead.

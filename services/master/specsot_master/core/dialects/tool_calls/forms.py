@@ -29,7 +29,9 @@ class Unfinished(Exception):
 
 def match(marks: Marks, text: str, at: int, last: bool) -> int | None:
     """Return the position after marks if they begin at a position, else None. White space may precede each
-    mark.
+    mark. A hole takes as many of its characters as follow, possibly none, without white space before them.
+    Return None if the text differs from the marks, and also if it ends within them and is complete. White
+    space after the last mark is not skipped.
 
         marks ("<f=",), text "  <f=x", at 0 -> 5;   text "  <f" -> Unfinished, or None if last
 
@@ -56,10 +58,10 @@ def match(marks: Marks, text: str, at: int, last: bool) -> int | None:
 
 def skip_white(text: str, at: int) -> int:
     """Return the position of the next character that is no white space; the length of the text if there is
-    none.
+    none. It is `at` itself if no white space stands there.
 
     text: any text.
-    at: the position to begin with, in characters.
+    at: the position to begin with, in characters; one beyond the text is returned unchanged.
     """
     while at < len(text) and text[at].isspace():
         at += 1
@@ -191,14 +193,16 @@ class CallForm:
     @property
     def stops(self) -> tuple[str, ...]:
         """Marks that end arguments, because no JSON contains them outside of a string; each once, possibly
-        none.
+        none. Closers come before openers; marks that prose may contain are left out.
         """
         starts = (self.openers[n] for n in self.starts)
         found = (*(one for one in self.closers if is_distinctive(one)), *starts)
         return tuple(dict.fromkeys(one for one in found if isinstance(one, str)))
 
     def contains(self, token: str) -> bool:
-        """Return True if this token is a part of the marks.
+        """Return True if this token is a part of the marks. The marks are those of openers, names, arguments
+        and closers, and the string delimiter; a part of a mark is enough. "" is a part of every mark. The
+        ordinals and ids in holes are not considered.
 
         token: the text of a special or added token.
         """

@@ -60,7 +60,9 @@ class HarmonyReader:
 
     def feed(self, text: str, last: bool = False) -> tuple[str, tuple[CallDelta, ...]]:
         """Add text. Return what is certain now: new content, and what is new of each call; ("", ()) if
-        nothing is.
+        nothing is. With `last`, an incomplete call is closed so that its arguments are valid JSON, and an
+        incomplete header is dropped. `thought` is replaced by the thoughts in this text. Once `has_ended` is
+        True, text is dropped.
 
         text: the next text of the answer.
         last: True if no more text comes.
@@ -84,6 +86,8 @@ class HarmonyReader:
 
     def _step(self, last: bool) -> bool:
         """Read the next part of a message. Return False if that takes more text, or if the answer has ended.
+        Text that may be the beginning of a mark is held back unless no more text comes. Return True if a
+        header was read or a message ended.
 
         last: True if no more text comes.
         """
@@ -106,7 +110,8 @@ class HarmonyReader:
 
     def _read_header(self, last: bool) -> bool:
         """Read the header of a message; a text without one is content. Return False if the header is
-        incomplete, and drop it if no more text comes.
+        incomplete, and drop it if no more text comes. Text counts as without a header unless it begins, after
+        white space, with "<|" or "to=", or may still do so. Return True if a message has begun.
 
         last: True if no more text comes.
         """
@@ -123,7 +128,9 @@ class HarmonyReader:
         return True
 
     def _begin(self, header: str) -> None:
-        """Begin a message.
+        """Begin a message. A message to an offered function, or to one with "functions.", is a call, whose
+        delta is added. A message to another tool, or on the channel of analysis, is a thought; every other
+        message is content. A blank line is written before the second and each later thought or content.
 
         header: the text of its header, without the mark that ends it.
         """
@@ -148,7 +155,7 @@ class HarmonyReader:
 
     def _write(self, text: str, last: bool = False) -> None:
         """Add text to the message's call, thought or content. Text after a call's complete arguments is
-        dropped.
+        dropped. Thoughts are added to `thought`.
 
         text: the next text of the message.
         last: True if the message ends.
@@ -162,7 +169,8 @@ class HarmonyReader:
             self._content.append(text)
 
     def _add_arguments(self, text: str) -> None:
-        """Add new text of the last call's arguments.
+        """Add new text of the last call's arguments. The text is joined to the last delta if that belongs to
+        the same call; otherwise it becomes a delta of its own.
 
         text: the new text, which is JSON.
         """

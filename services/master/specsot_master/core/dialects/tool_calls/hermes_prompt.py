@@ -7,7 +7,8 @@ from typing import Any
 
 
 def tools_in_words(functions: list[dict[str, Any]], example: str | None = None) -> str:
-    """Return the instructions that offer functions.
+    """Return the instructions that offer functions. The text names the functions between <tools> and
+    </tools>, and then says how to write a call.
 
     functions: the offered functions, in OpenAI's format; each is listed as a line of JSON.
     example: a call as the model's template writes it; None asks for calls in the form of Hermes' models.

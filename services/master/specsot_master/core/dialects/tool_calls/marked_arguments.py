@@ -52,7 +52,8 @@ class MemberStream(ABC):
         return self._held
 
     def feed(self, text: str, last: bool = False) -> str:
-        """Add text. Return the JSON that is certain now; "" if nothing new is.
+        """Add text. Return the JSON that is certain now; "" if nothing new is. Once the arguments are done,
+        further text is not read; see `rest`. With `last`, a value that is cut off ends with the text.
 
         text: the next text of the call.
         last: True if no more text comes.
@@ -75,7 +76,7 @@ class MemberStream(ABC):
         """
 
     def _add_member(self, key: str, value: Any) -> None:
-        """Write one member of the object.
+        """Write one member of the object. A brace precedes the first member and a comma each other one.
 
         key: the name of the argument.
         value: its value, which JSON can express.
@@ -85,7 +86,7 @@ class MemberStream(ABC):
         self._members += 1
 
     def _end(self) -> bool:
-        """Close the object. Return False, as no step follows."""
+        """Close the object. Return False, as no step follows. An object without members is written as {}."""
         self._out.append("}" if self._members else "{}")
         self.done = True
         return False
@@ -101,7 +102,8 @@ class ParameterStream(MemberStream):
         """Create a reader.
 
         form: how the model writes calls; its layout is "parameters".
-        schema: the JSON schema of the arguments, which distinguishes text from numbers.
+        schema: the JSON schema of the arguments, which distinguishes text from numbers; {} for an unknown
+            function, whose values are JSON if possible.
         """
         super().__init__()
         assert form.parameter is not None, "the layout has parameters"
@@ -111,7 +113,8 @@ class ParameterStream(MemberStream):
 
     def _step(self) -> bool:
         """Read one argument, or the end of the arguments if no argument begins here. Return True if another
-        call may read more, False at the end.
+        call may read more, False at the end. Text after the end stays in `rest`. White space that the
+        template writes around a value is removed from it.
 
         Raises Unfinished, with nothing read, if more text decides.
         """
@@ -147,7 +150,8 @@ class ParameterStream(MemberStream):
 
     def _key_at(self, begin: int, form: ParameterForm) -> tuple[str, int, Marks] | None:
         """Return the key, the position of the value, and the marks between them. Return None if no argument
-        begins here: the key would be longer than MAX_KEY or have several lines, or no marks follow it.
+        begins here: the key would be longer than MAX_KEY or have several lines, or no marks follow it. The
+        key is stripped of white space. Return None also if the text is complete and ends before the marks.
 
         begin: the position after the marks that begin an argument.
         form: the marks of an argument.
@@ -172,7 +176,8 @@ class ParameterStream(MemberStream):
 
     def _is_json(self, key: str, marks: Marks) -> bool:
         """Return True if the marks or the schema say that a value is no text; False if it may be text, or if
-        the schema does not name the argument.
+        the schema does not name the argument. If the marks differ for text, the marks alone decide; otherwise
+        the value is no text if the schema names types without "string".
 
         key: the name of the argument.
         marks: the marks between key and value, as the model wrote them.
@@ -186,7 +191,8 @@ class ParameterStream(MemberStream):
     def _end_of_json(self, at: int, form: ParameterForm) -> tuple[int, int] | None:
         """Return where a value of strict JSON ends, and where the marks after it end. Return None if the
         value is no object or list of such JSON, or if those marks do not follow it. Marks in the strings of
-        the value are text.
+        the value are text. Positions are characters of the held text. Return None also for JSON that is
+        nested too deeply, or if neither an argument, a closer nor a call follows the marks.
 
         at: the position at which the value begins, in characters of the held text.
         form: the marks of an argument.
@@ -214,6 +220,8 @@ class ParameterStream(MemberStream):
     def _end_of_value(self, at: int, form: ParameterForm) -> tuple[int, int]:
         """Return where a value ends, and where the marks after it end. A mark within a value, as in HTML, is
         text. A value without its mark ends at the first closer, at the next call, or at the end of the text.
+        A mark ends the value only if an argument, a closer, a call or the end of the text follows. If the
+        value has no mark of its own, both positions are the same.
 
         at: the position at which the value begins, in characters of the held text.
         form: the marks of an argument.
@@ -237,7 +245,7 @@ class ParameterStream(MemberStream):
 
     def _next_call(self, at: int) -> int:
         """Return where the next call begins, because its marks do not occur in values; else where the text
-        ends.
+        ends. The first opener that cannot be prose is searched for; without one there is no next call.
 
         at: the position at which the search begins.
         """
@@ -247,7 +255,7 @@ class ParameterStream(MemberStream):
 
     def _may_follow_value(self, at: int, form: ParameterForm) -> bool:
         """Return True if an argument, a closer or a call begins at a position, or if the text is over there;
-        False if other text follows.
+        False if other text follows. White space before it is skipped.
 
         at: the position after the marks that may end the value, in characters of the held text.
         form: the marks of an argument.
@@ -272,7 +280,9 @@ class ParameterStream(MemberStream):
         return False
 
     def _typed(self, key: str, text: str, marks: Marks) -> Any:
-        """Return the value of an argument in the type that its marks or its schema say.
+        """Return the value of an argument in the type that its marks or its schema say. A value in CDATA is
+        text without those marks. If the marks differ for text, a value with the other marks is JSON if
+        possible; otherwise the schema decides, as in `value_of_text`.
 
         key: the name of the argument.
         text: the text of its value.
@@ -288,7 +298,7 @@ class ParameterStream(MemberStream):
 
 def _is_cut(error: json.JSONDecodeError) -> bool:
     """Return True if a text that is no JSON may become JSON by more text: it ends within a string, an escape,
-    a number or a constant.
+    a number or a constant. Return False for any other mistake in the text.
 
     error: what the JSON decoder has raised for the text.
     """
@@ -314,9 +324,11 @@ class PythonStream(MemberStream):
 
     def _step(self) -> bool:
         """Read the parenthesis, the key or the value of an argument, or the end of the arguments. Return True
-        if another call may read more; False if the value takes more text, or at the end.
+        if another call may read more; False if the value takes more text, or at the end. Commas between
+        arguments are skipped, in any number. Where no key follows, the arguments end, and a closing
+        parenthesis there is dropped.
 
-        Raises Unfinished if more text decides.
+        Raises Unfinished, with nothing read of the part in question, if more text decides.
         """
         if self._key is not None:
             return self._read_value(self._key)
@@ -349,7 +361,8 @@ class PythonStream(MemberStream):
             raise Unfinished
 
     def _read_value(self, key: str) -> bool:
-        """Read a part of one argument's value. Return False if that takes more text.
+        """Read a part of one argument's value. Return False if that takes more text. Return True once the
+        value is complete and written as a member.
 
         key: the name of the argument.
         """

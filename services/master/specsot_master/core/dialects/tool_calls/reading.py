@@ -86,7 +86,9 @@ class CodeTracker:
         return self.fenced or (self._quoted and "\n" not in white)
 
     def add(self, text: str) -> None:
-        """Add text. A run of backticks must not be split between two calls.
+        """Add text. A run of backticks must not be split between two calls. A run of three or more backticks
+        opens or closes a fence, a shorter run outside a fence opens or closes quoted code, and a line break
+        ends quoted code. "" changes nothing.
 
         text: the next text of the answer.
         """
@@ -114,7 +116,8 @@ class ToolReader:
         """Create a reader.
 
         form: how the model writes calls.
-        functions: the JSON schema of the arguments of each offered function, by name.
+        functions: the JSON schema of the arguments of each offered function, by name; a function that is
+            missing has the schema {}. Bare objects are calls only if they name one of these functions.
         only_one: True if the answer ends with its first call, so that whatever follows that call is dropped.
         """
         self.calls = 0
@@ -151,7 +154,10 @@ class ToolReader:
 
     def feed(self, text: str, last: bool = False) -> tuple[str, tuple[CallDelta, ...]]:
         """Add text. Return what is certain now: new content, and what is new of each call; ("", ()) if
-        nothing is.
+        nothing is. Content is always "" for forced answers (`ForcedReader`, `MarkedReader`). After
+        `has_ended` the text is dropped. With `last`, a call that is cut off is closed so that its arguments
+        are valid JSON, text that was held back becomes content, and white space at the end is content unless
+        it touches a call.
 
         text: the next text of the answer.
         last: True if no more text comes.
@@ -180,7 +186,8 @@ class ToolReader:
 
     def _step(self) -> bool:
         """Read the next part of the answer, depending on the state. Return True if another call may read
-        more; return False, or raise Unfinished, if that takes more text or the answer has ended.
+        more; return False, or raise Unfinished, if that takes more text or the answer has ended. An answer
+        has ended after its only call; text that is held then is dropped.
         """
         if self.has_ended:
             self._held = self._white = ""
@@ -205,7 +212,9 @@ class ToolReader:
 
     def _say(self, text: str) -> None:
         """Release text as content. White space at its end waits for what follows; white space around calls is
-        dropped at the beginning of the answer.
+        dropped at the beginning of the answer. The white space between a call and content after it is
+        released if there was content before the call (a line break if there was none), and dropped if there
+        was not. Text of white space only, or "", releases nothing.
 
         text: text that is part of no call.
         """
@@ -234,7 +243,9 @@ class ToolReader:
 
     def _read_content(self) -> bool:
         """Read content up to the next place at which a call may begin. Return False if all text is read or
-        more text decides, else True.
+        more text decides, else True. A place inside code, and one at which no call begins, is released as one
+        character of content. At a brace or bracket that does not lie inside JSON content, or at a code fence,
+        the tail of the message is read as possible calls.
         """
         place = self._places.search(self._held)
         self._say_raw(place.start() if place else len(self._held))
@@ -253,7 +264,8 @@ class ToolReader:
 
     def _read_backticks(self) -> bool:
         """Read a run of backticks. A code fence may hold calls at the end of the message. Return False, with
-        nothing read, if the run may continue in later text; else True.
+        nothing read, if the run may continue in later text; else True. Exactly three backticks outside a code
+        fence begin a tail; every other run is released as content.
         """
         ticks = len(self._held) - len(self._held.lstrip("`"))
         if ticks == len(self._held) and not self._last:
@@ -274,7 +286,9 @@ class ToolReader:
 
     def _read_tail(self) -> bool:
         """Read objects at the end of the message. If they turn out to be no calls, their text is read again
-        as content. Return False if more text decides or the calls are read, True if content follows.
+        as content. Return False if more text decides or the calls are read, True if content follows. Only the
+        first call counts if the answer ends with its first call. Once more than MAX_READ_TWICE characters
+        turned out to be content, the whole tail is released at once and is not searched for calls again.
         """
         tail = self._tail
         assert tail is not None, "the state says so"
@@ -300,7 +314,10 @@ class ToolReader:
 
     def _begin_call(self, at: int, first: int) -> bool:
         """Begin a call if some openers stand at a position, with a name or an object after them. Return True
-        if a call begins; else return False and change nothing.
+        if a call begins; else return False and change nothing. False is returned if the openers do not stand
+        there, if no name (or no beginning of an object) follows them, or if neither arguments nor a closer
+        follow the name. If a call begins, its openers and name are removed from the held text, and the delta
+        with its name is added, except for an object, whose name is read later.
 
         at: a position in the held text, in characters.
         first: the number of the first opener that must stand there; those before it may be missing.
@@ -347,7 +364,9 @@ class ToolReader:
         return at
 
     def _may_follow(self, at: int) -> bool:
-        """Return True if arguments, or the end of a call without any, may begin at a position.
+        """Return True if arguments, or the end of a call without any, may begin at a position. For the layout
+        "named" this is a brace, a bracket or a closer; for "python" an opening parenthesis; for "parameters"
+        the marks of an argument or a closer.
 
         at: a position in the held text, in characters.
 
@@ -371,7 +390,9 @@ class ToolReader:
         return False
 
     def _start(self, name: str, at: int) -> None:
-        """Begin a call whose name has been read; what precedes its arguments is dropped.
+        """Begin a call whose name has been read; what precedes its arguments is dropped. The delta with the
+        name is added, and a reader for the layout's arguments is set up. The schema of a function that is not
+        offered is {}.
 
         name: the name of the function.
         at: the position at which its arguments begin.
@@ -386,7 +407,7 @@ class ToolReader:
                 self._begin_json(name)
 
     def _add_call(self, name: str, arguments: str = "") -> None:
-        """Add the delta that begins a call.
+        """Add the delta that begins a call. White space after the call is no content of its own.
 
         name: the name of the function.
         arguments: its arguments as JSON text, if they are known already; else "".
@@ -396,7 +417,8 @@ class ToolReader:
         self._after_call = True
 
     def _add_arguments(self, text: str) -> None:
-        """Add new text of the last call's arguments.
+        """Add new text of the last call's arguments. The text is joined to the last delta if that belongs to
+        the same call; otherwise it becomes a delta of its own.
 
         text: the new text, which is JSON; nothing happens for "".
         """
@@ -411,7 +433,9 @@ class ToolReader:
 
     def _begin_object(self, at: int) -> bool:
         """Begin an object, or a list of objects. Return True if one begins there; else return False and
-        change nothing.
+        change nothing. Brackets of lists before the object, and a second brace after the first, are accepted.
+        False is returned if no brace stands there or if no quote follows it. If an object begins, the held
+        text before it is kept apart, to be content if the object is no call.
 
         at: a position in the held text, in characters.
 
@@ -437,7 +461,8 @@ class ToolReader:
     def _read_object(self) -> bool:
         """Read an object with a name and arguments. If the name precedes the arguments, the arguments are
         passed on as they arrive; otherwise the object is read to its end. An object that turns out to be no
-        call is content. Return False if that takes more text, else True.
+        call is content. Return False if that takes more text, else True. An object is content if it names no
+        function, or if it was cut off by the end of the text before any arguments.
         """
         read_so_far = self._object + self._held
         head = self._head.match(read_so_far) if len(self._object) < MAX_HEAD else None
@@ -470,7 +495,7 @@ class ToolReader:
         self._begin_arguments(name, ArgumentStream(self._form.stops, self._form.quote))
 
     def _begin_arguments(self, name: str, stream: ArgumentStream | MemberStream) -> None:
-        """Begin a call, and read its arguments from now on.
+        """Begin a call, and read its arguments from now on. The delta with the name is added.
 
         name: the name of the function.
         stream: reads its arguments.
@@ -482,7 +507,11 @@ class ToolReader:
 
     def _read_arguments(self) -> bool:
         """Read a part of the arguments. Return False if that takes more text, True once they are complete. A
-        call without an object of arguments has the arguments {}.
+        call without an object of arguments has the arguments {}. For the layout "named", a call after which
+        something other than a brace or bracket follows also has the arguments {}. Afterwards the members of
+        the call's object are read if the call is an object, else what follows the call.
+
+        Raises Unfinished for the layout "named" if it is not known yet whether arguments follow.
         """
         if self._form.layout == "named" and self._is_empty_call():
             self._add_arguments("{}")
@@ -496,7 +525,8 @@ class ToolReader:
 
     def _is_empty_call(self) -> bool:
         """Return True if something other than an object of arguments follows, where one is due; False once
-        its reading has started.
+        its reading has started. Return False also if the text is complete and nothing follows, and for
+        arguments that are not read as JSON.
 
         Raises Unfinished if more text decides.
         """
@@ -507,7 +537,9 @@ class ToolReader:
 
     def _read_members(self) -> bool:
         """Read what follows the arguments in a call's object: the closing brace, which may be missing, or
-        more members. Return True, as the next step reads what follows.
+        more members. Return True, as the next step reads what follows. If a comma and a quote follow, the
+        further members are read next, to be ignored. Otherwise a closing brace is dropped if there is one,
+        and what follows the call is read next.
 
         Raises Unfinished if more text decides.
         """
@@ -525,7 +557,7 @@ class ToolReader:
 
     def _read_skipped(self) -> bool:
         """Read the further members of a call's object, which are ignored. Return False if that takes more
-        text, True once the object is closed.
+        text, True once the object is closed. What follows the call is read next.
         """
         self._rewriter.feed(self._held, self._last)
         if not self._rewriter.done:
@@ -539,7 +571,9 @@ class ToolReader:
 
     def _read_after(self) -> bool:
         """Read what follows a call: closers, the next call, or content. Return False if all text is read,
-        else True.
+        else True. Closers are dropped, and so are closing brackets that are left over before the first
+        closer. White space before content is kept, to be released or dropped with it; white space at the end
+        of the answer is dropped. False is returned for white space alone.
 
         Raises Unfinished if more text decides.
         """
@@ -564,7 +598,9 @@ class ToolReader:
         return True
 
     def _closer_at(self, at: int) -> int | None:
-        """Return the length of the closer that begins at a position, or None if none does.
+        """Return the length of the closer that begins at a position, or None if none does. If two closers
+        fit, the first in the form's order counts. A closer that is incomplete at the end of the answer does
+        not count.
 
         at: a position in the held text, in characters.
 
@@ -581,7 +617,9 @@ class ToolReader:
 
     def _begin_next(self, at: int) -> bool:
         """Begin another call after one, with or without a separator. Return True if one begins; else return
-        False and change nothing.
+        False and change nothing. The call may begin with any of the openers; the openers before that one may
+        be missing. Without openers a call begins only for the layout "python", and for the layout "object" as
+        long as no closer was read (or if the form has no openers).
 
         at: a position in the held text, in characters.
 
@@ -612,12 +650,14 @@ class ForcedReader(ToolReader):
     """
 
     def __init__(self, functions: Mapping[str, Json], name: str | None, form: CallForm = PLAIN) -> None:
-        """Create a reader.
+        """Create a reader. With a name, the call begins at once: its delta is part of what the first `feed`
+        returns.
 
         functions: the JSON schemas of the arguments of the offered functions, by the function's name.
-        name: the function whose arguments the answer consists of, or None for calls whose members have the
-            names of `form`.
-        form: how the model writes calls.
+        name: the function whose arguments the answer consists of, or None for calls, or a list of calls,
+            whose members have the names of `form`.
+        form: how the model writes calls; only the names of an object's members are taken from it, and marks
+            are not expected.
         """
         members = replace(PLAIN, name_key=form.name_key, arguments_key=form.arguments_key)
         super().__init__(members, functions)
@@ -654,7 +694,8 @@ def _text_of(written: str) -> str:
 
 
 def _value_of(written: str) -> Any:
-    """Return the value of JSON text, or the text itself if it is no JSON.
+    """Return the value of JSON text, or the text itself if it is no JSON. Text that is nested too deeply to
+    be decoded counts as no JSON.
 
     written: any text.
     """

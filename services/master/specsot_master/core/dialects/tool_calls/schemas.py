@@ -33,6 +33,8 @@ _NAMED: Final = ("$defs", "definitions", "dependentSchemas", "patternProperties"
 
 def parameters_of(function: Mapping[str, Any]) -> Json:
     """Return the JSON schema of a function's arguments. A function that declares no parameters takes none.
+    The schema is then a closed, empty object, also if the declared one has only a type, a title or a
+    description. Any other schema is copied, with the type "object" if it names none.
 
     function: the function in OpenAI's format.
     """
@@ -56,7 +58,8 @@ def arguments_schema(functions: Sequence[Json], name: str) -> Json:
 
 
 def calls_schema(functions: Sequence[Json], max_calls: int | None, form: CallForm) -> Json:
-    """Return the JSON schema of a list of 1 to `max_calls` calls of any of the functions.
+    """Return the JSON schema of a list of 1 to `max_calls` calls of any of the functions. `$defs` holds the
+    schemas of the arguments under "arguments0", "arguments1" and so on, in the order of the functions.
 
     functions: the offered functions, in OpenAI's format.
     max_calls: the maximum number of calls of the list; None for the schema of one call that is not in a list.
@@ -72,7 +75,7 @@ def calls_schema(functions: Sequence[Json], max_calls: int | None, form: CallFor
 
 
 def _call_schema(name: str, place: str, form: CallForm) -> Json:
-    """Return the JSON schema of one call of a function.
+    """Return the JSON schema of one call of a function. Both members are required, and no others are allowed.
 
     name: the function's name.
     place: the name of its arguments' schema in `$defs`.
@@ -89,7 +92,7 @@ def _call_schema(name: str, place: str, form: CallForm) -> Json:
 
 def moved(schema: Json, root: str) -> Json:
     """Return a copy of a JSON schema with its references changed so that it can be placed within another
-    schema. References into other documents stay as they are.
+    schema. References into other documents stay as they are. "$id" and "$schema" are removed at the top.
 
         root "#/$defs/arguments0": "#/$defs/Value" -> "#/$defs/arguments0/$defs/Value", "#" -> root
 
@@ -109,7 +112,7 @@ def moved(schema: Json, root: str) -> Json:
 
 def every_schema(schema: Any) -> Iterator[Json]:
     """Yield a JSON schema and all schemas inside it. There is no recursion, as clients may nest schemas to
-    any depth.
+    any depth. The order is not that of the schema. Members that are no objects, such as True, are left out.
 
     schema: the schema; what is not an object yields nothing.
     """
@@ -129,7 +132,7 @@ def every_schema(schema: Any) -> Iterator[Json]:
 
 def resolved(schema: Any, root: Json) -> Json:
     """Return the JSON schema that a chain of references leads to, or {} if it leads nowhere or is longer than
-    MAX_REFERENCES.
+    MAX_REFERENCES. A schema that is no object, such as True, gives {}. Members next to a "$ref" are ignored.
 
     schema: a schema that may be a reference.
     root: the whole schema, at whose top references begin.
@@ -146,9 +149,10 @@ def resolved(schema: Any, root: Json) -> Json:
 
 def _follow(reference: str, root: Json) -> Any:
     """Return what a reference such as "#/$defs/Value" leads to, or None if it leads nowhere or into another
-    document.
+    document. Escapes ~1 and ~0 are decoded, and a number selects a member of a list. Return None also for a
+    missing member and an index beyond the list.
 
-    reference: the reference, as the schema has it.
+    reference: the reference, as the schema has it; "#" is the whole schema.
     root: the whole schema, at whose top references begin.
     """
     target: Any = root if reference.startswith("#") else None
@@ -176,7 +180,9 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 
 
 def fits(value: Any, schema: Any, root: Json, depth: int = 0) -> bool:
-    """Return True if a value satisfies a JSON schema in types, members, items, enums and compositions.
+    """Return True if a value satisfies a JSON schema in types, members, items, enums and compositions. An
+    empty list of "anyOf" or "oneOf" permits everything, and "oneOf" is read like "anyOf". Items are checked
+    only if "items" is one schema.
 
     Bounds, patterns and formats are not checked: this decides whether a text is a call, not whether the call
     is right.
@@ -209,7 +215,8 @@ def fits(value: Any, schema: Any, root: Json, depth: int = 0) -> bool:
 
 def _has_type(value: Any, declared: Any) -> bool:
     """Return True if the value has one of the declared types, or if no types are declared. 3.0 is an integer;
-    True is no number.
+    True is no number. An empty list of types permits nothing; a "type" that is neither a name nor a list
+    permits everything.
 
     value: a decoded JSON value.
     declared: the schema's "type": a name, a list of names, or None. Unknown names permit everything.
@@ -229,7 +236,9 @@ def _has_type(value: Any, declared: Any) -> bool:
 
 def _members_fit(value: Json, schema: Json, root: Json, depth: int) -> bool:
     """Return True if an object's members satisfy a JSON schema: required ones are present, and no others if
-    the schema is closed.
+    the schema is closed. "additionalProperties": False closes a schema, but not if it has
+    "patternProperties". Members that the schema does not name are not checked otherwise; "properties" and
+    "required" of a wrong type are ignored.
 
     value: the object whose members are checked.
     schema: the schema, not a reference.
@@ -249,11 +258,14 @@ def _members_fit(value: Json, schema: Json, root: Json, depth: int) -> bool:
 
 
 def types_of(schema: Any, root: Json, depth: int = 0) -> frozenset[str]:
-    """Return the JSON types that values of a schema may have; empty if the schema does not say.
+    """Return the JSON types that values of a schema may have; empty if the schema does not say. A "const" or
+    "enum" gives the types of its values. A composition gives the types of all its parts; of "anyOf" and
+    "oneOf" none if one part does not say.
 
     schema: the schema, which may be a reference.
     root: the whole schema, at whose top references begin.
-    depth: how many schemas are nested around this one.
+    depth: how many schemas are nested around this one; compositions beyond MAX_REFERENCES are not looked
+        into.
     """
     schema = resolved(schema, root)
     declared = schema.get("type")
@@ -287,7 +299,9 @@ def _type_of(value: Any) -> str:
 
 def value_of_text(text: str, name: str, parameters: Json) -> Any:
     """Return the value of an argument that a model wrote without quotes, by the type that its schema
-    declares. If the schema declares no type, the value is JSON if possible, else text.
+    declares. If the schema declares no type, the value is JSON if possible, else text. NaN and Infinity are
+    no JSON. A value of a type that the schema does not permit stays text if the schema permits text; else it
+    is returned as it is. An integer satisfies "number".
 
         "3" -> 3 for an integer, "3" for a string
 
@@ -321,7 +335,9 @@ def _no_constant(name: str) -> Any:
 
 def _unquoted(text: str, types: frozenset[str]) -> Any:
     """Return the value of text that is no JSON: a Python constant, a repaired object or list, or the text
-    itself.
+    itself. A constant of a type that is not permitted is returned as text. An object or list is repaired only
+    if text is not permitted and its type is among the permitted ones; if any type is permitted, it stays
+    text.
 
     text: the argument as the model has written it.
     types: the JSON types that its schema permits; empty for any.

@@ -36,7 +36,9 @@ _STRING = re.compile(r'"((?:[^"\\]|\\.)*)("?)', re.DOTALL)
 
 def call_in(value: Any) -> tuple[str, Any] | None:
     """Return the name and the arguments of a call written as an object, or None if the value is no object
-    with a name. The arguments are None if the object has none.
+    with a name. The arguments are None if the object has none. {"function": {"name": ...}} is read as its
+    inner object. A name that is no string does not count. The arguments are returned as they are, of any
+    type; if both keys of ARGUMENT_KEYS are present, "arguments" counts.
 
     {"name": "f", "arguments": {}} -> ("f", {});   {"function": "f", "parameters": {}} -> ("f", {})
 
@@ -80,7 +82,7 @@ class JsonTracker:
         return (self._depth > 0 or self._opened) and self._line_breaks + white.count("\n") < 2
 
     def add(self, text: str) -> None:
-        """Add text.
+        """Add text. A blank line that more text follows ends every open object, list and string.
 
         text: the next text of the message, of any length.
         """
@@ -96,9 +98,10 @@ class JsonTracker:
             self._read(one)
 
     def _read(self, one: str) -> None:
-        """Read one visible character.
+        """Read one visible character. A bracket opens an object or a list once a quote, a bracket, a minus or
+        a digit follows it. Quotes count only inside of such a value, and brackets inside of a string do not.
 
-        one: the character.
+        one: the character; not white space.
         """
         if self._quoted:
             self._quoted = self._escaped or one != '"'
@@ -137,7 +140,8 @@ class CallTail:
 
     def feed(self, text: str) -> int:
         """Read text as long as it may consist of calls. Return how many characters were read; fewer than all
-        if the text turns out to be no call.
+        if the text turns out to be no call. All of it is appended to `text`, up to and including the
+        character that makes `alive` False.
 
         text: the next text of the message.
         """
@@ -150,7 +154,9 @@ class CallTail:
 
     def _read(self, character: str) -> None:
         """Read one character between objects, or pass it on to `_read_object`. `alive` becomes False if no
-        call can contain it.
+        call can contain it. Between objects, white space, separators and code fences with the name of a
+        language are allowed. Any other character, a run of more than three backticks, and one or two
+        backticks before other text, make `alive` False.
 
         character: the next character of the text.
         """
@@ -177,7 +183,8 @@ class CallTail:
 
     def _read_object(self, character: str) -> None:
         """Read one character of an object. `alive` becomes False if the object cannot be a call of an offered
-        function.
+        function. The last closing bracket ends the object. Once its function is known to be offered, or its
+        first key is another one of a call, the rest of it is not checked here.
 
         character: the next character of the text.
         """
@@ -196,7 +203,11 @@ class CallTail:
             self.alive = self._may_call(self.text[self._object_start :])
 
     def _may_call(self, written: str) -> bool:
-        """Return True if the object that begins like this may call an offered function.
+        """Return True if the object that begins like this may call an offered function. A first key or a name
+        that is still incomplete may be the beginning of a permitted one. `_decided` is set once the first key
+        is one that does not hold the name, or the name is complete; then later text of the object is not
+        checked. Return False if the first key is none of a call, or if the name is none of an offered
+        function.
 
         written: the beginning of the object, from its brace on.
         """
@@ -224,7 +235,8 @@ class CallTail:
 
     def calls(self) -> list[tuple[str, Json]] | None:
         """Return the calls of the complete message as (name, arguments), or None if one of its objects is no
-        call of an offered function, or if it has none.
+        call of an offered function, or if it has none. Return None also if an object has unknown members,
+        lacks arguments, or has arguments that do not fit the schema.
         """
         found: list[tuple[str, Json]] = []
         rest = self._between(self.text)
@@ -254,7 +266,8 @@ class CallTail:
 
 def _checked(written: str, functions: Mapping[str, Json]) -> tuple[str, Json] | None:
     """Return the call that a JSON text is, or None if its function is not offered or its arguments do not fit
-    the function's schema.
+    the function's schema. Return None also if the text is no JSON, is no call, has members that no call has,
+    or lacks a member for the arguments.
 
     written: the text of one object.
     functions: the JSON schemas of the arguments of the offered functions, by the function's name.
