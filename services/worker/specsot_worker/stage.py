@@ -137,6 +137,11 @@ class DecoderStage:
 
         Raises WireError if the hidden states that arrived do not match the header, or if token ids are beyond
         the vocabulary.
+
+        If the frame's step was predicted, its outputs are used; otherwise the frame is planned here. Then
+        the step after it is predicted if the stage can. `seconds` of the result are those of the preceding
+        stages followed by this stage's. An error in the transfer of hidden states is raised on the last
+        stage.
         """
         if self._prepare_frame:
             self._prepare_frame()
@@ -166,6 +171,9 @@ class DecoderStage:
         hidden states and fused features, both None for a frame without tokens.
 
         frame: The frame to run.
+
+        KV pages of sequences that the frame closes are cleared. Raises WireError as `run` does, and if
+        migrated KV is missing.
         """
         plan = plan_frame(self._table, frame)
         moves = self._prepare_pages(frame, plan)
@@ -180,6 +188,9 @@ class DecoderStage:
 
         frame: The frame to run.
         step: The predicted step, in the state PREPARED or CONFIRMED.
+
+        Its sequences' reused KV is filled in, and the sequences that the frame closes are closed in the page
+        table and their pages cleared. The returned features include the taps of previous stages.
         """
         assert self.next_step is not None
         entry, earlier_taps = self._inputs(frame, step.rows)
@@ -213,6 +224,9 @@ class DecoderStage:
 
         A graph sums up the taps of this stage only, so the sum of previous stages is added afterwards. Graphs
         need all layers of the range to see the same KV; it suffices to compare the first layer with the last.
+
+        A frame also runs kernel by kernel without captured graphs, and if its layers see different KV; this
+        is counted, see `_warn_uncaptured`.
         """
         entry, earlier_taps = self._inputs(frame, len(plan.slots))
         end_layers = self.layers.first, self.layers.last - 1
@@ -232,6 +246,9 @@ class DecoderStage:
         num_tokens: Number of tokens of the frame.
         num_sequences: Number of its sequences.
         same_kv: True if tokens see the same KV in all layers, so that only room was lacking.
+
+        Nothing is counted without captured graphs, or for a frame with more tokens than the largest graph
+        for trees, which carries prompts only.
         """
         # Frames with more tokens than that carry prompts only, see `prompt_rows`.
         missed = self._graphs is not None and num_tokens <= BUCKETS[-1]
@@ -250,6 +267,9 @@ class DecoderStage:
         a plan.
 
         spans: For each sequence of the frame, its tokens and the KV that they see.
+
+        Without a span of a KV policy, all layers share one plan. The list has one plan for each layer of the
+        range, in order.
         """
         if not any(isinstance(span, PolicySpan) for span in spans):
             return [self._plan(spans)] * len(self.layers)
@@ -297,6 +317,9 @@ class DecoderStage:
 
         Raises WireError if the hidden states do not match the frame, or if a token id is beyond the
         vocabulary.
+
+        A missing hidden state raises WireError, too, and so does a negative token id. On the first stage,
+        the hidden states of the frame are ignored.
         """
         if self._decoder.layers.first == 0:
             tokens = [token for segment in frame.segments for token in tokens_of(segment)]
@@ -347,6 +370,9 @@ class DecoderStage:
 
         Returns the moves of accepted KV that remain for whatever runs the tokens. If the frame prunes a
         sequence, the moves are applied at once, because pruning reads the moved KV; then () is returned.
+
+        Trimmed pages are cleared. For a tree whose root is fed once more, the slots from its root on are
+        cleared, because rejected drafts there may not be finite.
         """
         for page in plan.trimmed:
             self._kv.clear_page(page)
@@ -368,6 +394,9 @@ class DecoderStage:
         all layers of the stage precede the first pruned layer.
 
         pruning: Slots before and after, the first layer that is pruned, and each head's share.
+
+        Layers before the first pruned one keep all KV. Without shares per head, every head keeps the same
+        number of slots.
         """
         slots = pruning.sources, pruning.targets
         sources, targets = (torch.tensor(each, device=self._decoder.device) for each in slots)

@@ -145,6 +145,9 @@ class Verifier:
 
         Segments of sequences whose grammar is still being compiled are held back; `verify_pending` verifies
         them.
+
+        `features` of the result is {} and `drafts` is set if a drafter on this worker's thread has drafted
+        already. Sequences that the frame closes are forgotten.
         """
         began = time.perf_counter()
         for opening in frame.openings:
@@ -191,6 +194,9 @@ class Verifier:
         features. Call it only while `pending_ready` is True.
 
         The result has frame number 0, because no step belongs to it.
+
+        A sequence whose grammar could not be compiled ends with an error of its own. The sequences that
+        ended are forgotten.
         """
         grammars, frame = self._pending.take_ready()
         for sequence, found in grammars.items():
@@ -207,6 +213,9 @@ class Verifier:
         that is still being compiled is added to the pending ones.
 
         opening: What every stage knows about the sequence.
+
+        A prefix, which does not decode, has only its tokens remembered. The tokens of a fork begin with
+        those of its source up to the fork's length, followed by reused tokens of the previous epoch.
         """
         fork = opening.fork
         tokens = self._tokens[fork.sequence][: fork.length] if fork else []
