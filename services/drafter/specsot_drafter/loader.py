@@ -76,6 +76,9 @@ class DraftLoader:
         name: The drafter's name in the ring.
         address: Where other members reach the drafter. None: by its name.
         free_memory: Maps the name of a device, such as cuda:0, to its free bytes, or to None if unknown.
+
+        Raises InvalidRequest for an unknown drafter, and ModelError if the quantization is not possible on
+        the device.
         """
         self._options = options
         self._name = name
@@ -117,6 +120,9 @@ class DraftLoader:
         """Load the first backend's model, measure its speed, and return what the drafter registers with.
 
         Raises ModelError if the device has too little memory.
+
+        If the base model's tensors are borrowed from elsewhere, what was fetched of them is logged. The
+        curve is measured at the first call, see `DraftBackend.curve`.
         """
         config = self._config
         backend = self._first
@@ -147,6 +153,9 @@ class DraftLoader:
         configuration: The epoch as the master has configured it.
 
         Raises ModelError if the device has too little memory for the pages and the captured graphs.
+
+        The engine has all backends of `make_backends`. With the option `blend`, trees of a model are blended
+        with those of the `suffix` backend, or of `ngram` if there is no `suffix`.
         """
         vocabulary = self._vocabulary
         if vocabulary:
@@ -173,6 +182,8 @@ class DraftLoader:
         if they do not. Nothing is checked for a drafter without a model, or a second time.
 
         What a head shares with its base model is not counted.
+
+        If the device's free memory is unknown, `check_fit` decides without it.
         """
         options = self._options
         if self._loaded or options.draft_model is None:
@@ -209,6 +220,8 @@ class DraftLoader:
 
         A backend without a model gets a tree shape of its own: one child per node, and as many levels as the
         proposer has.
+
+        The own shape has at most SUFFIX_NODES nodes below the root, and at most the ring's number of nodes.
         """
         shape = configuration.shape
         levels = len(drafter.widths)
@@ -233,6 +246,8 @@ def make_engine(
     vocabulary: Bytes of each token, to follow grammars with. None: grammars are ignored.
     curve: (rows, seconds) of one level of growth. None: measured here unless the tree shape is fixed.
     clock: Returns the time in seconds.
+
+    The engine has this one backend, named eagle, with the measured budget policy.
     """
     shape = configuration.shape
     if curve is None:
@@ -249,6 +264,9 @@ def propose_with(head: DraftHead, shape: TreeShape, pages: int, page_rows: int) 
     shape: The largest tree.
     pages: Number of KV pages.
     page_rows: Number of KV slots of a page.
+
+    A DFlash head gets a BlockProposer, a P-EAGLE head (one with a mask) a ParallelProposer, every other head
+    an EagleProposer.
     """
     if isinstance(head, BlockHead):
         return BlockProposer(head, shape, pages, page_rows, GraphCapture() if captured_blocks(head) else None)
@@ -288,6 +306,8 @@ def _compare(base: Path, draft: Path) -> None:
 
     base: Directory of the base model.
     draft: Directory of the draft model.
+
+    A vocabulary with fewer tokens differs: its missing tokens count as None.
     """
     pairs = zip_longest(read_vocabulary(base).bytes, read_vocabulary(draft).bytes)
     for token, (base_bytes, draft_bytes) in enumerate(pairs):
@@ -399,6 +419,8 @@ class DraftBackend(ABC):
         """Return an upper bound of the bytes of the captured graphs; 0 if there are none.
 
         configuration: The epoch as the master has configured it.
+
+        0 also if there is no model, or if the head cannot be captured.
         """
         if self.model is None:
             return 0
@@ -442,6 +464,8 @@ class EagleBackend(DraftBackend):
         """Return the proposer for this kind of head, with empty pages.
 
         configuration: The epoch as the master has configured it.
+
+        See `propose_with` for which proposer that is.
         """
         assert self.model is not None
         shape = configuration.shape
@@ -456,6 +480,10 @@ def head_tree(options: DraftModelOptions) -> TreeShape | None:
 
     options: The drafter's options. A depth that the user asked for takes precedence over the depth that the
         head learned.
+
+    If the drafter has no draft model, or the user asked for a depth, only the options count. A DFlash head
+    has learned one block of drafts, and a head with a mask as many drafts as its config says; for other
+    heads only the options count.
     """
     wanted = options.drafting.shape()
     if options.draft_model is None or options.drafting.depth is not None:
@@ -549,6 +577,8 @@ def make_backends(options: DraftModelOptions) -> dict[DrafterName, DraftBackend]
 
     `ngram` is always available, because it needs no model. `suffix` is available if the options name it, or
     if tokens of past requests are kept. Raises InvalidRequest for an unknown drafter.
+
+    The order is the order of registration: the named backend, then `suffix` if available, then `ngram`.
     """
     ngram: dict[DrafterName, DraftBackend] = {"ngram": SuffixBackend(options)}
     if past := options.drafting.past or (PAST_TOKENS if options.drafts == "suffix" else 0):
@@ -586,6 +616,8 @@ def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_count
 
     head: The draft head.
     clock: Returns the time in seconds.
+
+    Heads that can be captured are measured in graphs, others kernel by kernel. The sizes are MEASURED_ROWS.
     """
 
     def level_seconds(grow: Grow) -> float:
@@ -617,6 +649,8 @@ def measure_blocks(head: DraftHead, clock: Callable[[], float] = time.perf_count
 
     head: A head that drafts in one pass.
     clock: Returns the time in seconds.
+
+    The curve begins with (0, 0.0), and its other sizes are MEASURED_ROWS.
     """
     timers = {trees: partial(_time, _blocks(head, trees), 0, clock) for trees in MEASURED_ROWS}
     return (0, 0.0), *measure_curve(timers, MAX_SECONDS, MIN_TURNS, head.device, clock)
@@ -659,6 +693,8 @@ def _grower(head: DraftHead, rows: int) -> Grow:
 
     head: The draft head.
     rows: Number of rows of a level over all trees.
+
+    The returned function takes the number of levels.
     """
     trees, top_k = _shape(rows)
     page_rows = CONTEXT_ROWS + MEASURED_LEVELS * top_k
@@ -683,6 +719,8 @@ def _graphs(head: DraftHead, rows: int) -> Grow | None:
 
     head: The draft head.
     rows: Number of rows of a level over all trees.
+
+    The returned function takes the number of levels, at most MEASURED_LEVELS.
     """
     fused = graph_head(head)
     (trees, top_k) = _shape(rows)
@@ -702,6 +740,8 @@ def _graph_input(pages: DraftPages, tree: int, top_k: int) -> GraphInput:
     pages: The KV pages of the head.
     tree: Number of the tree.
     top_k: Number of children of every node.
+
+    Asserts that the page has room for the tree.
     """
     pages.table.open(tree)
     ground = pages.reserve_tree(tree, CONTEXT_ROWS, MEASURED_LEVELS * top_k)

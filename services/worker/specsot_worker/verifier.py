@@ -275,6 +275,10 @@ class Verifier:
 
             # a tree of 3 nodes, a final prompt chunk of 4 tokens, and one of 2 tokens that is not final:
             # tokens of the frame [t0 t1 t2 | p0 p1 p2 p3 | q0 q1] -> logits of tokens [0, 1, 2, 6]
+
+        Tokens of prompt chunks are recorded first. Targets are those of `find_targets`; log-probabilities
+        are added for sequences that ask for them. The next step is launched here only if every sequence
+        certainly feeds its one new token and `quiet` returns True.
         """
         self._append_prompt(frame)
         self._scores.read(frame)
@@ -311,6 +315,8 @@ class Verifier:
 
         frame: The frame that is being verified.
         queries: Queries of its decoding segments, in the order of the segments.
+
+        Return False, too, if a segment does not decode, or if a tree has more nodes than its root.
         """
         alone = frame.number and len(queries) == len(frame.segments) and not self._pending
         going = (
@@ -360,6 +366,9 @@ class Verifier:
         paused: True if drafting is paused or resuming for the segment's frame.
 
         If the sequence's grammar has failed, the outcome is FAILED and has no tokens.
+
+        The outcome of a final prompt chunk also has the log-probabilities of the prompt's tokens, if they
+        were asked for. The failure of a grammar is logged as an error.
         """
         state = self._decoding[segment.sequence]
         if isinstance(segment, PromptChunk):
@@ -379,6 +388,9 @@ class Verifier:
 
         frame: The verified frame.
         outcomes: Its outcomes by sequence.
+
+        Tokens, pending grammars and prompt scores are dropped only for sequences that the frame closes,
+        because forks of an ended sequence may still need its tokens.
         """
         ended = [sequence for sequence, outcome in outcomes.items() if outcome.end]
         for sequence in (*frame.closings, *ended):
@@ -404,6 +416,9 @@ def _target_query(segment: Segment, state: DecodeState, row: int) -> TargetQuery
     segment: A tree, or a final prompt chunk, which counts as a tree of one node, its last token.
     state: What is remembered of the segment's sequence.
     row: Number of the tree's root among the logits of the frame.
+
+    For a chunk, the position is that of the first token after the prompt. Without a grammar there are no
+    masks.
     """
     masks = grammar_masks(segment, state) if state.grammar else ()
     if isinstance(segment, PromptChunk):
@@ -420,6 +435,8 @@ def _add_verify_time(frame: Frame, seconds: float) -> Frame:
 
     frame: The verified frame, with the compute seconds of its stages.
     seconds: Seconds that the verification took.
+
+    A frame without compute seconds is treated as one whose only stage took 0 seconds.
     """
     *before, last = frame.seconds or (0.0,)
     return replace(frame, seconds=(*before, last + seconds))
@@ -430,6 +447,9 @@ def _result(frame: Frame, outcomes: tuple[Outcome, ...]) -> Result:
 
     frame: The verified frame.
     outcomes: Outcomes of its decoding segments. May be empty.
+
+    The result also has the frame's compute seconds, its number of tokens, the number of trees with more
+    nodes than the root, and the number of drafted nodes, roots excluded.
     """
     rows = sum(map(rows_of, frame.segments))
     drafted = [len(segment.tree) - 1 for segment in frame.segments if isinstance(segment, TreeSegment)]

@@ -37,6 +37,8 @@ def draw_key(seed: int, ordinal: int, position: int) -> int:
     seed: Seed of the request. Any integer; its lowest 64 bits count.
     ordinal: Number of the branch within its request, at least 0.
     position: Position in the sequence at which the drawn token will stand, at least 0.
+
+    Raises struct.error for a negative ordinal or position.
     """
     digest = hashlib.blake2b(_DRAW.pack(seed & _WORD, ordinal, position), digest_size=8, person=_RULE)
     return int.from_bytes(digest.digest(), "little") >> 11
@@ -154,6 +156,8 @@ class DecodeState:
         sequence has generated so far (in a previous epoch, for example).
 
         grammar: The compiled grammar. If it does not allow the tokens so far, `state` becomes None.
+
+        Target tokens of a sequence that is not greedy then no longer have a `place`, which becomes None.
         """
         self.grammar = grammar
         self.state = grammar.start()
@@ -208,6 +212,9 @@ class DecodeState:
         For example:
 
             # stop_ids (2,), write((5, 2, 9)) -> tokens grow by [5, 2], returns End.STOP
+
+        The reasons are those of `_end_at`. A grammar that does not allow a token ends the sequence with
+        FAILED, after that token was appended.
         """
         check_each = self.grammar or self.history or len(tokens) >= self.remaining
         if not check_each and set(tokens).isdisjoint(self.opening.stop_ids):
@@ -242,6 +249,8 @@ class DecodeState:
         For example:
 
             # prompt 10, generated 3: read_prompt(5, 5 tokens) -> 2 belong to the prompt, 3 were generated
+
+        A reason to end that the generated tokens contain is ignored here.
         """
         num_prompt = max(self.opening.prompt - self.opening.generated - start, 0)
         if self.history:
@@ -275,6 +284,8 @@ def accept_prompt(state: DecodeState, target: int | None) -> Outcome:
     state: What is remembered of the sequence. The token is appended to it.
     target: Id of the target token after the prompt. None if its logits are not finite; the outcome is then
         FAILED and has no tokens.
+
+    If the token ends the sequence, the outcome says why and has no forced tokens.
     """
     if target is None:
         return Outcome(state.opening.sequence, 0, (), (), End.FAILED)
@@ -305,6 +316,9 @@ def accept_tree(
     If the logits of the last accepted draft are not finite, that draft is not accepted: its token becomes the
     bonus token and is fed as the next root. If the logits of the root are not finite, a draft may have spoilt
     them: nothing is accepted, and the root is fed once more, alone. If that fails too, the outcome is FAILED.
+
+    The FAILED outcome has the root as its only accepted node and no tokens. The outcome for feeding the root
+    again has no accepted nodes and no tokens. If the sequence ends, the outcome has no forced tokens.
     """
     sequence = state.opening.sequence
     accepted = accept(tree, targets)

@@ -112,6 +112,8 @@ class Sequencer:
             ids beyond the vocabulary is rejected, see `rejections`. Orders for unknown sequences, and for
             those that have ended, are ignored. An order to close a sequence of the previous epoch, whose KV
             was kept, has the next frame close it.
+
+        A lease only grows: a smaller position than the present one is ignored.
         """
         match order:
             case Open(opening, tokens, lease):
@@ -133,6 +135,9 @@ class Sequencer:
         now: Time in seconds.
         awaits_drafts: False if the drafter has already answered this result, so that its sequences wait for
             no tree.
+
+        If `PipelineDepth` is given and the frame was in flight, its step time is recorded. A result whose
+        frame is not in flight, such as number 0, still has its outcomes applied.
         """
         if result.epoch != self._epoch:
             return
@@ -160,6 +165,9 @@ class Sequencer:
         it was sent at once: if it answers one sequence of a result, the other sequences that wait since that
         result stop waiting. If the drafter pauses (`drafts.paused_trees`), no tree is asked for until the
         pause is over.
+
+        Trees of unknown sequences are skipped. A known sequence belongs to this drafter from now on, even if
+        its tree is unusable. A tree that grows from an unverified node (`parent` is set) is unusable here.
         """
         if drafts.epoch != self._epoch:
             return
@@ -212,6 +220,8 @@ class Sequencer:
 
         drafter: Name of the lost drafter. If it is unknown or lost already, only sequences without a drafter
             stop waiting.
+
+        Sequences of other drafters keep waiting.
         """
         self._draft_timeout.record_drafter_loss(drafter)
         for state in self._sequences.values():
@@ -234,6 +244,9 @@ class Sequencer:
 
         With one frame at a time, also return None while a sequence waits for its tree within its family
         deadline: a frame that left without that sequence would delay it by a whole step.
+
+        A frame may carry openings or closings without any tokens. Within the call, sequences that cannot be
+        opened are rejected, see `rejections`.
         """
         self._composed = now
         credits = self._max_in_flight()
@@ -292,6 +305,9 @@ class Sequencer:
 
         frame: The composed frame.
         now: Time in seconds.
+
+        The frame's number becomes the newest one, and each of its sequences is marked as sent. Counts of
+        drafted trees and of tokens are recorded for the draft timeout.
         """
         for sequence in frame.closings:
             self._table.close(sequence)
@@ -316,6 +332,9 @@ class Sequencer:
 
         segments: The segments of the frame.
         now: Time in seconds at which the frame is launched.
+
+        Frames that were in flight before no longer count as alone; the new frame counts as alone if none was
+        in flight. Without tree segments whose sequences have had a result, no stay is recorded.
         """
         tree_states = [self._sequences[one.sequence] for one in segments if isinstance(one, TreeSegment)]
         for earlier in self._in_flight.values():
@@ -357,6 +376,10 @@ class Sequencer:
         each other through the stages.
 
             # 8 sequences over 2 frames -> share 4: a frame leaves as soon as 4 of them can decode
+
+        With several frames in flight, a family gives nothing while as many of its frames are in flight as it
+        may be spread over, or while fewer sequences than its share can decode and the family still waits for
+        a tree.
         """
         # Nothing is in flight and no family waits: `compose` has checked both.
         if self._budget.flight == 1:
@@ -407,6 +430,9 @@ class Sequencer:
         members: The decoding sequences of the family.
         num_other_families: Number of other families. Their frames take precedence over splitting this family
             further.
+
+        A family's number of tokens is estimated from the trees that its sequences have now; a sequence
+        without a tree counts as average, and without any tree each counts one token.
         """
         if self._depth is None or len(members) < 2:
             return 1
@@ -427,6 +453,10 @@ class Sequencer:
         leave, of which every one keeps one token for its root. If pages are short, a tree is also cut to the
         pages that its sequence can have. A sequence whose tree was not truncated moves to the end of the
         order; see the example in the class docstring.
+
+        A sequence that cannot have a token, for lack of tokens or pages, is left out and keeps its turn. A
+        sequence that is scheduled without the tree for which it waited counts as a miss of its drafter.
+        Pages for the scheduled nodes are reserved, and pages that the KV policy drops are freed.
         """
         ready = self._ready_sequences(now)
         segments = dict[int, TreeSegment]()
@@ -472,6 +502,8 @@ class Sequencer:
         the free pages. Return 0 if the prompt is fed, the source is not fed far enough, or pages are short.
 
         state: The sequence.
+
+        A sequence that is not open yet counts only if its pages fit.
         """
         rows = state.opening.prompt - state.fed
         if not rows:
@@ -489,6 +521,9 @@ class Sequencer:
         in the same frame.
 
         num_tree_tokens: Number of tree nodes that the frame carries already.
+
+        A prompt gets no chunk if no token or page is left for it. Pages for the chunks are reserved.
+        Sequences that can never be opened are rejected.
         """
         openings = list[Opening]()
         chunks = list[PromptChunk]()
