@@ -77,8 +77,8 @@ class DraftLoader:
         address: Where other members reach the drafter. None: by its name.
         free_memory: Maps the name of a device, such as cuda:0, to its free bytes, or to None if unknown.
 
-        Raises InvalidRequest for an unknown drafter, and ModelError if the quantization is not possible on
-        the device.
+        Raises InvalidRequest for an unknown drafter or quantization, and ModelError if the packages
+        that the quantization needs are missing.
         """
         self._options = options
         self._name = name

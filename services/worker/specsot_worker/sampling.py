@@ -74,6 +74,8 @@ def choose_tokens(
     requests: How each row's token is drawn, one per row. Empty: the argmax of every row.
     meanwhile: Called with all targets on the device, int32 [num_rows], before the host waits for them; on a
         GPU only. None: nothing is called. See `find_targets`.
+
+    Rows with temperature 0 get the argmax. On a CPU, `meanwhile` is not called.
     """
     if logits.is_cuda and HAS_KERNEL:
         from specsot_kernels.gpu.drawing import choose_tokens
@@ -165,6 +167,8 @@ def _draw(key: int, tokens: Sequence[int], sums: np.ndarray, size: int) -> int:
 
         # size 4, tokens 0..3 with weights .1 .2 .3 .4: bit 1 is set with probability .7,
         # then bit 0 with probability .4 / .7
+
+    The sums of the weights need not end at 1.
     """
     token = 0
     first = 0
@@ -192,6 +196,8 @@ def sampling_weights(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Te
 
     logits: [num_rows, vocab].
     sampling: Temperature, top-k, top-p and min-p of all rows.
+
+    Without top-k and top-p, only min-p is applied, if it is above 0.
     """
     shifted = logits.float() - logits.amax(-1, keepdim=True)
     weights = shifted.div_(_temperature(sampling)).softmax(-1)
@@ -233,6 +239,9 @@ def _weight_floors(values: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     For example:
 
         # weights .5 .3 .1 .1, top_p .7 -> sums before each next token .5 .8 .9 -> floor .3
+
+    Top-k 0 or beyond the number of given weights, top-p 1 and min-p 0 raise no floor. The smallest floor is
+    MIN_WEIGHT.
     """
     floors = torch.full_like(values[:, :1], MIN_WEIGHT)
     if 0 < sampling.top_k < values.shape[-1]:
@@ -283,6 +292,8 @@ class TargetQuery(NamedTuple):
         node: Number of the node in the tree.
         token: Token id. None, which stands for logits that are not finite, is allowed only where there is no
             mask.
+
+        For masks that are built as needed (`TreeMasks`), None is never allowed.
         """
         if isinstance(self.masks, TreeMasks):
             return token is not None and self.masks.allows(node, token)
@@ -325,6 +336,9 @@ def find_targets(
         called.
     mispredicted: Called with the id of each sequence whose targets given to `meanwhile` may be wrong, because
         a mask excluded an argmax, or because a target became an end token.
+
+    If a sequence has a soft end, one of its targets may be replaced by an end token. `mispredicted` is
+    called only if `meanwhile` was.
     """
     at_once = logits.is_cuda if at_once is None else at_once
     # Walks by number of the query.
@@ -397,6 +411,9 @@ class _PathWalk:
     def follow_argmax(self) -> None:
         """Walk on as long as the argmax of the unmasked row is allowed and not lowered by a bias, which needs
         no logits. Nothing happens if no argmax is known, or if the walk has ended.
+
+        The walk stops before a target that the mask excludes, that is a stop token forbidden by
+        `min_tokens`, or that a bias lowers.
         """
         while self.node is not None and self.best is not None:
             target = self.best[self.query.row + self.node]
@@ -411,6 +428,9 @@ class _PathWalk:
         Tokens that are not allowed get -inf.
 
         logits: Logits of the current node, [vocab].
+
+        Without a mask, a ban, biases or penalties the logits stay as they are. The drafted tokens that the
+        walk has passed count for penalties.
         """
         assert self.node is not None
         state = self.query.state

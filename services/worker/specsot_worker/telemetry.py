@@ -30,6 +30,8 @@ class WorkerTelemetry(WorkerObserver):
 
         observation: The registry of metrics, which may be None, and the tracer.
         every: One step in this many is traced, if it carries a traced sequence.
+
+        Without a registry, metrics are counted but not exported.
         """
         registry = observation.registry
         self._tracer = observation.tracer
@@ -71,6 +73,9 @@ class WorkerTelemetry(WorkerObserver):
 
         frame: The composed frame.
         now: Time in seconds.
+
+        A frame without traced sequences, or with a tracer that is off, gets no span and is returned
+        unchanged. Traced sequences are remembered until a frame closes them.
         """
         opened = {opening.sequence: opening.trace for opening in frame.openings if opening.trace}
         self._traced |= opened
@@ -116,6 +121,8 @@ class WorkerTelemetry(WorkerObserver):
 
         result: The result of the frame.
         now: Time in seconds.
+
+        The mean time of a hop is recorded only for a ring of two or more stages.
         """
         if result.number not in self._in_flight:
             return
@@ -130,7 +137,10 @@ class WorkerTelemetry(WorkerObserver):
             span.end({"specsot.tokens": brought, "specsot.compute_seconds": spent})
 
     def disbanded(self) -> None:
-        """End the spans of lost steps with an error, and report no epoch until the next one begins."""
+        """End the spans of lost steps with an error, and report no epoch until the next one begins.
+
+        Sequences that were traced are forgotten.
+        """
         for _, span in self._in_flight.values():
             if span:
                 span.end(error="the epoch ended")
@@ -153,7 +163,10 @@ class WorkerTelemetry(WorkerObserver):
         return self._tracer.begin("step", contexts[0], contexts[1:], about)
 
     def _collect(self) -> Iterator[Metric]:
-        """Yield the gauges of the current epoch. Nothing is yielded outside an epoch."""
+        """Yield the gauges of the current epoch. Nothing is yielded outside an epoch.
+
+        The gauges are those of pages, of frames that ran without a CUDA graph, and of this stage's layers.
+        """
         if self._epoch is not None:
             configuration, stage = self._epoch
             yield from epoch_gauges("worker", configuration, stage.table.free)

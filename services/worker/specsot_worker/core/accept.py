@@ -157,7 +157,7 @@ class DecodeState:
 
         grammar: The compiled grammar. If it does not allow the tokens so far, `state` becomes None.
 
-        Target tokens of a sequence that is not greedy then no longer have a `place`, which becomes None.
+        For a sequence that is not greedy, `place` becomes None.
         """
         self.grammar = grammar
         self.state = grammar.start()

@@ -202,6 +202,8 @@ class PipelineDepth:
         elapsed: Seconds from launch to result. Whatever the stages did not compute counts as time of the
             hops.
         was_alone: True if no other frame was in flight meanwhile. Only such steps tell the time of hops.
+
+        The result of a step that was not alone corrects the compute curve and the stages' shares only.
         """
         compute_seconds = sum(seconds)
         if not num_tokens or compute_seconds <= 0 or len(seconds) != self._stages:
@@ -254,6 +256,8 @@ class PipelineDepth:
 
             # cycles of 1, 2 and 4 frames: 10, 7 and 6.5 ms -> 2 frames, because 7 <= 6.5 / 0.8 < 10;
             # if 4 frames are used now: 6.5 > 0.9 * 7, so 2 frames all the same
+
+        The result is stored in `parts`. With one sequence it is 1.
         """
         choices = range(1, max(min(num_sequences, max_parts), 1) + 1)
         cycles = {parts: self._cycle_seconds(num_tokens, parts) for parts in choices}
@@ -453,6 +457,8 @@ class DraftTimeout:
         since: Time in seconds since which the sequence has waited.
         drafter: Name of its drafter; "" if no drafter has sent it a tree yet; None if its drafter is lost, so
             that it does not wait.
+
+        Looking up a drafter that has no record creates one without misses.
         """
         present = self._pause.state is not PauseState.ABSENT and drafter is not None
         waits = present and not (self.paused or self._backoff_of(drafter or "").left)
@@ -474,6 +480,8 @@ class DraftTimeout:
         wait_seconds: Seconds that the sequence had waited for the tree. None: unknown, so the usual wait is
             not updated.
         drafter: Name of the drafter.
+
+        The first known wait becomes the usual wait as it is; later ones enter an exponential mean.
         """
         backoff = self._backoff_of(drafter)
         backoff.trees = FIRST_BACKOFF_TREES
@@ -491,6 +499,10 @@ class DraftTimeout:
         For example:
 
             # timeouts at trees 1 and 34 -> no waiting for trees 2..33, then none for 64 trees
+
+        If the drafter is not waited for at present, one tree fewer remains for which it is not waited for.
+        Otherwise the present number of trees is started and the next number doubles, up to
+        MAX_BACKOFF_TREES.
         """
         if self.paused or drafter is None:
             return
@@ -506,6 +518,8 @@ class DraftTimeout:
 
         num_trees: Number of trees of all drafted sequences together after which the pause ends.
         num_drafted: Number of sequences that the drafter drafts for.
+
+        The backlog starts at 0 again.
         """
         self._pause = self._pause.begin(num_trees, num_drafted)
         self._unsent_rows = 0
@@ -530,6 +544,9 @@ class DraftTimeout:
 
         During a pause, the trees count towards its end, and the tokens are added to the backlog. Otherwise
         the backlog shrinks by what can be sent with the frame.
+
+        After MAX_CATCH_UP_STEPS launches without a pause, the drafter counts as caught up in any case.
+        `sends_backlog` becomes True if features of the pause remained before this frame.
         """
         if self.paused:
             self._unsent_rows = min(self._unsent_rows + num_tokens, FEATURE_RING_ROWS)

@@ -670,6 +670,8 @@ class Sequencer:
 
         If it was not opened, and was to decode from reused KV of the previous epoch, the next frame closes
         that KV instead.
+
+        If it was neither opened nor reuses KV, nothing is left to close.
         """
         state = self._sequences.pop(sequence, None)
         if state and state.opened:
