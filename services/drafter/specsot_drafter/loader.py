@@ -183,7 +183,7 @@ class DraftLoader:
 
         What a head shares with its base model is not counted.
 
-        If the device's free memory is unknown, `check_fit` decides without it.
+        The check passes if the device's free memory is unknown.
         """
         options = self._options
         if self._loaded or options.draft_model is None:
