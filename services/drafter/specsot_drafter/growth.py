@@ -154,6 +154,9 @@ class TreeGrowth:
             returns 0. None: all levels grow.
 
         Growth also stops if no node of a frontier reaches the floor.
+
+        `keep_growing` gets the cumulative log-probabilities of the frontier, [B, width], and its depth. It
+        is not asked if no node is to be fed.
         """
         frontier = self._grow_roots(last)
         for level in range(levels - 1):
@@ -187,6 +190,8 @@ class TreeGrowth:
 
         level: Number of the frontier, 0 for that of the roots' children.
         frontier: The nodes to feed.
+
+        A grammar guide follows the fed nodes first.
         """
         if self._guide:
             self._guide.advance(frontier.parents, frontier.tokens)
@@ -212,6 +217,8 @@ class TreeGrowth:
 
         scores: Cumulative log-probabilities of all candidates of the level, [B, n].
         level: Number of the level, 0 for the roots' children.
+
+        Without `widths`, top_k nodes are fed. Beyond the listed widths, none is fed.
         """
         width = self._k
         if self._widths is not None:
@@ -232,6 +239,8 @@ class TreeGrowth:
         frontier, top_k]. The ids are those of the base model.
 
         outputs: Outputs of the head at the nodes, [B * frontier, hidden].
+
+        With a grammar guide, forbidden tokens get the log-probability -inf.
         """
         if self._guide is None and (found := self._head.choose(outputs, self._k)) is not None:
             best, tokens = (one.view(len(self._rooms), -1, self._k) for one in found)
