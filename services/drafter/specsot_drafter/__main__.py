@@ -21,6 +21,9 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
     """Return the program that runs a drafter with these options.
 
     arguments: The arguments without the program's name. None: those of the command line.
+
+    Exits with status 2 if an option is wrong, see `read_config`. Defaults of the runtime's environment
+    variables are set after the options have been read.
     """
     from specsot_drafter.config import read_config
 
@@ -56,7 +59,11 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
 
 
 def main() -> int:
-    """Run the drafter until it ends. Return the exit status."""
+    """Run the drafter until it ends. Return the exit status.
+
+    Reads the options of the command line, which exits with status 2 if one is wrong, and then runs the
+    drafter as a member of a fleet.
+    """
 
     def run() -> int:
         """Run the drafter until it ends. Return the exit status."""

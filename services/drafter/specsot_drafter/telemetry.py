@@ -22,6 +22,8 @@ class DrafterTelemetry(DrafterObserver):
         """Register the metrics.
 
         observation: The registry of metrics, which may be None, and the tracer.
+
+        Without a registry, the metrics are counted but not exported.
         """
         registry = observation.registry
         self._tracer = observation.tracer
@@ -49,6 +51,8 @@ class DrafterTelemetry(DrafterObserver):
         does nothing.
 
         feature_batches: The messages of the last stage.
+
+        The span is a child of the newest traced step, with links to the other ones.
         """
         contexts = [features.trace for features in feature_batches if features.trace]
         if not (contexts and self._tracer.on):
@@ -63,6 +67,8 @@ class DrafterTelemetry(DrafterObserver):
 
         drafts: The message for stage 0.
         seconds: Seconds that observing and drafting took.
+
+        A tree that is its root alone is not counted.
         """
         grown = [len(draft.tree) - 1 for draft in drafts.drafts if len(draft.tree) > 1]
         self._trees.inc(len(grown))

@@ -239,6 +239,8 @@ class SeedBudget(FixedBudget):
 
         trees: Outcomes of the step's trees. Trees of their root only are skipped.
         spent: Ignored.
+
+        The depth stays in SEED_MIN_DEPTH .. SEED_MAX_DEPTH.
         """
         for tree in trees:
             if tree.grown:

@@ -337,7 +337,7 @@ def graft(tree: Tree, tokens: Sequence[int]) -> Tree:
 
         # tree root-A-B, tokens [A C D] -> the tree has the nodes root, A, B and, below A, C-D
 
-    If the whole chain exists already, an equal tree is returned.
+    If the whole chain exists already, the tree itself is returned.
     """
     if not tokens:
         return tree

@@ -153,6 +153,9 @@ class DraftSequence:
 
             # known tokens [a b c], 2 committed; batch with start 2, tokens (c, d), bonus e
             # -> tokens [a b c d e], 4 committed, root e
+
+        A batch without a bonus token leaves the sequence without a root. If a grammar is compiled, its state
+        advances by the new tokens that the sequence wrote itself.
         """
         tokens = (
             feature_batch.tokens
@@ -197,6 +200,9 @@ class DraftSequences:
         opening: What every stage knows about the sequence.
 
         Raises NotFound if the source of the fork is not known up to the fork.
+
+        A fork of length 0 counts as no fork. The sequence is drafted without its grammar until that is
+        compiled, and without a vocabulary always. A sequence of the same id is replaced.
         """
         opened = DraftSequence(opening)
         if opening.fork and opening.fork.length:
@@ -215,6 +221,8 @@ class DraftSequences:
         none was. Batches of unknown sequences are ignored.
 
         feature_batches: The batches of one message.
+
+        A batch without tokens also counts as missed.
         """
         missed: list[int] = []
         for feature_batch in feature_batches:

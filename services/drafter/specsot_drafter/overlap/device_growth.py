@@ -101,6 +101,9 @@ class DeviceGrowth(AsyncGrowth):
         then confirmed. Otherwise discard the growth, take nothing and return [].
 
         sequences: The sequences whose trees are requested. None stands for a sequence that is not followed.
+
+        The growth is also discarded if it was discarded or confirmed before, if a sequence is None, or if
+        one has no due rows or more than `due`.
         """
         known = [one for one in sequences if one]
         max_due = self.due
@@ -139,6 +142,9 @@ class DeviceGrowth(AsyncGrowth):
         room: Maximum number of levels that every one of the sequences can have. The device does not check the
             depth, so it cannot select if the trees have more levels.
         trust: What is added to a candidate's score at each depth, [levels], see `ChoiceNumbers`.
+
+        At most MAX_CHOSEN_NODES nodes per tree are selected, and at most as many as there are candidates and
+        the root.
         """
         found = [self.places.get(one) for one in sequences]
         if self.pool is None or room < self.pool.levels or None in found:
@@ -179,6 +185,9 @@ class VerifiedTreeSender:
         trees: The trees in the order of the frame, with the pages of their sequences.
         targets: Id of the base model's token after each node, int32 [num_tokens] on the device, at least one
             per node of the frame.
+
+        There are too many if the trees have more than MAX_VERIFIED_ROWS nodes together, or are more than the
+        constructor allows. The views are valid until the next call.
         """
         tokens = list[int]()
         parents = list[int]()

@@ -79,6 +79,8 @@ class DeviceChoice(OverlappedWork):
         """Wait for the device and return [trees, n] flags of the selected candidates.
 
         Return None if `choose` was not called. Raises the error that `choose` met.
+
+        After an error, no state changes.
         """
         if self._failure:
             raise self._failure
@@ -126,6 +128,8 @@ class TreeChooser:
         choice: The trees, their number of nodes, and the candidates.
         rows: Tensors of the next step that get tokens, positions and ancestors of the nodes.
         vocabulary: Number of token ids of the base model.
+
+        Factors for depths beyond the chooser's levels are ignored.
         """
         from specsot_kernels.gpu.choosing import choose_rows
 

@@ -97,6 +97,9 @@ class SuffixProposer(Proposer):
         Sequences without a suggestion are skipped.
 
         batch: The message; only its feature batches matter.
+
+        How deep the suggestion was right is counted for suggestions with about as many matching tokens. The
+        suggestion is then forgotten.
         """
         for feature_batch in batch.feature_batches:
             followed = self._followed.get(feature_batch.sequence)
@@ -113,6 +116,8 @@ class SuffixProposer(Proposer):
 
         Tokens that a fork shares with its source are left out, as the source keeps them. Only the last
         MAX_MATCH of them are kept, so that the fork's first own tokens can be found by what precedes them.
+
+        Nothing is kept if the proposer keeps no past tokens.
         """
         followed = self._followed.pop(sequence, None)
         if followed and self._shape.past:
@@ -137,6 +142,9 @@ class SuffixProposer(Proposer):
 
         sequence: The sequence.
         max_levels: Maximum number of levels.
+
+        An unknown sequence also gets an empty tree. A tree with nodes is remembered for comparison, and its
+        scores include how far such suggestions have been right.
         """
         followed = self._followed.get(sequence.id)
         levels = min(max_levels, self.max_levels(sequence))
