@@ -59,10 +59,12 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
 
 
 def main() -> int:
-    """Run the drafter until it ends. Return the exit status.
+    """Run the drafter that the command line describes, as a member of a fleet, until it ends. Return the exit
+    status.
 
-    Reads the options of the command line, which exits with status 2 if one is wrong, and then runs the
-    drafter as a member of a fleet.
+    The status is 0 after a signal, 2 for a wrong option (the process exits while reading options), a missing
+    or broken model, missing torch or a member that the master rejects, and 1 for any other error. If Ctrl-C
+    arrives outside that, INTERRUPTED of `runtime_env` is returned.
     """
 
     def run() -> int:

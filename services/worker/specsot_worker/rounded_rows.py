@@ -57,6 +57,8 @@ class RoundedRows(PendingRows):
 
         device: Where they are to be.
         dtype: Type of the numbers.
+
+        An error of the transfer may be raised here.
         """
         here: Tensor = self._rows.to(device, torch.int8)
         scales = here[..., -SCALE:].clone(memory_format=torch.contiguous_format).view(torch.half)
@@ -125,6 +127,8 @@ def _rounded(message: Any) -> Any:
     without hidden states, unchanged.
 
     message: Any message of the ring.
+
+    Frames are not changed; a new one is returned.
     """
     if not isinstance(message, Frame) or message.hidden is None:
         return message

@@ -118,6 +118,8 @@ class SequenceState:
 
             # prompt of 10 tokens, 6 of them forked: self.prompt holds tokens 6..9.
             # fed = 8, max_tokens = 512 -> offset 8 - (10 - 4) = 2 -> tokens 8 and 9, final
+
+        The chunk is final if no prompt token is left after it.
         """
         start = self.fed
         if self.opening.pruning:
@@ -134,6 +136,9 @@ class SequenceState:
         tokens, the root alone. It is cut to the depth that the KV policy allows and to its first nodes.
 
         max_nodes: Maximum number of nodes, at least 1 for the root.
+
+        Afterwards no tree is stored, the sequence does not wait for one, and `root_only` is False. The
+        stored tree of the next draft round stays.
         """
         assert self.root is not None
         tree = self.tree or (chain((self.root, *self.forced)) if self.forced else single(self.root))
@@ -168,6 +173,10 @@ class SequenceState:
         awaits_drafts: False if the drafter has already answered this result, so that no tree is awaited.
 
         A tree that arrived before this result is offered now.
+
+        The sequence waits for a tree from `now` on only if it is drafted, the drafter was informed of the
+        newest segment, a tree is awaited, and the outcome has tokens. The next draft round is the outcome's
+        plus one. `keep` becomes the accepted nodes, and the root the last new token.
         """
         self.tree_frames.finish(outcome.draft_round, outcome.dropped)
         self.committed += len(outcome.accepted)
@@ -206,6 +215,8 @@ class SequenceState:
         builds on: a tree for round `self.draft_round + 1` is stored as `next_tree`. A tree for the current
         round is stored only if its round is not in flight, no tree is stored yet (the first one wins), the
         root is not to be fed alone, and its root is the sequence's root. Any other tree is dropped.
+
+        A stored tree ends the waiting. A tree for the next round replaces one that is stored for it.
         """
         if draft_round == self.draft_round + 1:
             # The root of this round is not known yet; `apply_outcome` offers the tree again, which checks it.

@@ -68,6 +68,8 @@ class AsyncVerifier(Generic[Verified]):
         name: Name of the worker, for errors.
         executor: Executor of one thread.
         on_launched: Verifies and announces one frame; awaited for each frame in order.
+
+        Must be called on the event loop, where the task runs.
         """
         self._compute = Compute(name, executor)
         self._on_launched = on_launched
@@ -129,6 +131,9 @@ class AsyncVerifier(Generic[Verified]):
 
         Tensors made on that stream must not be used on other streams, so features leave as copies on the
         host.
+
+        A CUDA stream is used once a frame with an event has been verified; before that, and on a CPU, work
+        runs on the current stream.
         """
         with self._side_stream(launched):
             verified = (verify(launched.passed) if launched else verify()).on_host()
@@ -142,6 +147,8 @@ class AsyncVerifier(Generic[Verified]):
         states are computed. Without CUDA the context does nothing.
 
         launched: The frame to verify. None: nothing is waited for.
+
+        The stream is created for the first frame with an event, and used for every later call.
         """
         if launched and launched.computed:
             assert launched.passed.hidden is not None
