@@ -156,6 +156,8 @@ class _BlockGraph:
 
         If there are fewer blocks than the graph has, the last block is repeated: its rows are written twice,
         with the same values.
+
+        Both arrays are [roots, places, breadth]. The host waits for the device.
         """
         num_blocks = self._best.shape[1]
         count = len(roots)

@@ -151,6 +151,9 @@ class Drafter:
 
         verification: The verification result on the device, which the host has not read. None: nothing grows
             until the host has read the result.
+
+        Growth starts at once if a verification result of this epoch is given and the engine can grow from
+        it.
         """
         active = self._active
         if active is None or active.failure is not None:

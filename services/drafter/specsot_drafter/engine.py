@@ -265,6 +265,8 @@ class DraftEngine:
         """Forget a sequence in the engine and in all proposers. An unknown sequence is ignored.
 
         sequence: Id of the sequence.
+
+        A tree that was sent for the sequence is forgotten as well.
         """
         self._sequences.close(sequence)
         self._speculator_by_id.pop(sequence, None)
@@ -288,6 +290,8 @@ class DraftEngine:
         sequences are left out. Nothing is yielded without requests.
 
         requests: The newest feature batch of each sequence that requests a tree, by sequence id.
+
+        Speculators without a requested tree are skipped.
         """
         found = [sequence for sequence in map(self._sequences.find, requests) if sequence]
         lanes = self._speculator_by_id

@@ -49,6 +49,9 @@ class GrammarGuide:
         the same tensor.
 
         log_probs: Log-probabilities after each frontier node, [B, frontier, draft vocabulary].
+
+        A node after which every token is forbidden has -inf everywhere. Trees without a grammar are not
+        changed.
         """
         for tree, standing in enumerate(self._grammar_states):
             if standing is not None:

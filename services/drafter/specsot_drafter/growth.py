@@ -172,6 +172,8 @@ class TreeGrowth:
         """Add the children of the roots as candidates. Return those of them that are fed next.
 
         last: The head's output at each sequence's last row, [B, hidden].
+
+        Each root gets top_k children. They are also recorded as the first level of candidates.
         """
         scores, tokens = (best[:, 0] for best in self._top_followers(last))
         origins = torch.zeros_like(tokens)
@@ -260,6 +262,8 @@ class TreeGrowth:
         All rows of a level have the position base + level. In the KV cache they follow the rows of the levels
         above: with widths 2 and 2, the rows of level 1 take the tree's slots 0, 1 and those of level 2 take
         the slots 2, 3.
+
+        Keys and values of the rows are written to the slots that were reserved for the trees.
         """
         first = self._fed
         width = frontier.width
@@ -278,6 +282,8 @@ class TreeGrowth:
 
         Bit i of a row's mask is row i of the tree. Level 1 has the rows 0, 1 with the masks 0b01, 0b10. Level
         2 begins at row 2; with the parents [1, 0], its masks are 0b0110 and 0b1001.
+
+        The masks are remembered for the next level.
         """
         width = parents.shape[1]
         spans: list[RowSpan] = []

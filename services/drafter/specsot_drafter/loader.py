@@ -201,6 +201,8 @@ class DraftLoader:
         they do not. Nothing is checked if no graphs are captured.
 
         configuration: The epoch as the master has configured it.
+
+        The bytes of KV pages are counted as well, the weights are not, because they are loaded already.
         """
         options = self._options
         backend = self._first
@@ -289,6 +291,9 @@ def check_tokenizers(base: Path, base_ids: int, draft: Path, draft_ids: int) -> 
     Equal tokenizer files are accepted at once; different files are compared token by token. If neither model
     has a tokenizer file, only the numbers of ids are compared. If only one has a file, HeadMismatch is
     raised.
+
+    Raises HeadMismatch with the first token that differs, with the number of ids, or with the name of the
+    missing file.
     """
     files = [directory / TOKENIZER for directory in (base, draft)]
     present = [file for file in files if file.exists()]
@@ -510,6 +515,9 @@ class LanguageModelBackend(DraftBackend):
     def load(self) -> DraftHead:
         """Load the small model and return it. Raises HeadMismatch if its tokens are not those of the base
         model.
+
+        Also raises HeadMismatch for a model with gated delta layers, and ModelError for an unreadable
+        config.
         """
         options = self.options
         base = read_config(options.base)
@@ -525,6 +533,9 @@ class LanguageModelBackend(DraftBackend):
         """Return a proposer that drafts with the small model, with empty pages.
 
         configuration: The epoch as the master has configured it.
+
+        Graphs are captured if the model is capturable. The tree shape is that of the options, not of the
+        configuration.
         """
         assert isinstance(self.model, DecoderHead)
         pages = configuration.pages
@@ -551,6 +562,10 @@ class SuffixBackend(DraftBackend):
 
         options: The drafter's options.
         past: Number of tokens of past requests that are kept. 0: only n-grams of the sequence itself.
+
+        A depth and a number of nodes in the options replace the defaults: SUFFIX_TOKENS levels with past
+        tokens, else NGRAM_TOKENS, and SUFFIX_NODES nodes. Without past tokens, a tree is a chain of its
+        levels.
         """
         tokens = options.drafting.depth or (SUFFIX_TOKENS if past else NGRAM_TOKENS)
         nodes = options.drafting.nodes or SUFFIX_NODES
@@ -563,6 +578,8 @@ class SuffixBackend(DraftBackend):
         """Return a proposer whose trees are no larger than the node slots that the ring reserves.
 
         configuration: The epoch as the master has configured it.
+
+        At least one level and one node remain.
         """
         max_nodes = max(configuration.shape.nodes - 1, 1)
         own = self._suffixes
@@ -662,6 +679,8 @@ def _blocks(head: DraftHead, trees: int) -> Grow:
 
     head: A head that drafts in one pass.
     trees: Number of sequences.
+
+    Each sequence has CONTEXT_ROWS committed tokens, whose features are zeros.
     """
     shape = TreeShape(head.block.drafts - 1) if isinstance(head, BlockHead) else TreeShape()
     page_rows = CONTEXT_ROWS + MAX_BLOCK_ROWS

@@ -109,6 +109,8 @@ def beam_graph_bytes(config: ModelConfig, itemsize: int, beam: BeamShape) -> int
     config: Config of the model.
     itemsize: Bytes of one number of the computation.
     beam: The shape of its trees.
+
+    The trees cannot be captured if a level has too many candidates, see `can_capture_beam`.
     """
     if not can_capture_beam(beam):
         return 0

@@ -98,7 +98,10 @@ class Speculator:
             self._learn()
 
     def _learn(self) -> None:
-        """Pass the recorded steps on to the policy. Nothing happens if there are none."""
+        """Pass the recorded steps on to the policy. Nothing happens if there are none.
+
+        They are passed on oldest first, and then forgotten.
+        """
         steps = self._unlearned
         self._unlearned = []
         for trees, spent in steps:
@@ -453,6 +456,9 @@ def _own_depth(pending: PendingTree, written: Sequence[int]) -> int:
 
     pending: The tree; its first `own_nodes` nodes are the drafter's own.
     written: Ids of the accepted tokens after the root.
+
+    The depth of the last own node on the path is returned: 0 if the first accepted token is no own node, and
+    the number of tokens if all are.
     """
     below = children(pending.tree.parents)
     tokens = pending.tree.tokens

@@ -69,7 +69,8 @@ def main() -> int:
 
     Reads the options of the command line, which exits with status 2 if one is wrong. The status is 0 after a
     signal, 2 for a missing or broken model, missing torch or a member that the master rejects, and 1 for any
-    other error. If Ctrl-C arrives outside that, INTERRUPTED of `runtime_env` is returned.
+    other error. Ctrl-C before the members run
+    gives INTERRUPTED of `runtime_env`.
     """
 
     def run() -> int:

@@ -259,6 +259,9 @@ class FeatureStream:
         frame: The verified frame.
         num_tokens: Number of its tokens. At least MAX_ROWS_PER_STEP features may be sent, or this number if
             it is larger.
+
+        Trees of a frame during resuming are counted. Closings that were not sent so far come first, in a
+        message of their own.
         """
         receiver.unsent_trees += receiver.drafted_trees(frame) if frame.catching_up else 0
         first_closings = self._pop_closings(receiver)
@@ -303,6 +306,8 @@ class FeatureStream:
         there are none.
 
         Call it while a device computes, so that steps during a pause do not wait for it.
+
+        The frames are recorded in order, and their closings are applied.
         """
         later = self._deferred
         self._deferred = []
@@ -321,6 +326,8 @@ class FeatureStream:
 
         These closings are sent first, because after a pause the drafter may have no room for new sequences
         before the closed ones are gone.
+
+        The ids are returned in ascending order.
         """
         if not receiver.unsent_closings:
             return ()
@@ -381,6 +388,9 @@ class FeatureStream:
         """Return the name of the drafter with the fewest decoding sequences. None if there is no drafter.
 
         preferred: Name of the drafter to choose among equals. None: none is preferred.
+
+        Sequences that have ended do not count. With a single drafter, its name is returned whatever is
+        preferred.
         """
         if len(self._receivers) < 2:
             return next(iter(self._receivers), None)

@@ -242,6 +242,8 @@ class StageLoader:
         """Download or borrow the files of these layers. Nothing happens if they are present.
 
         layers: The layer range.
+
+        How much of borrowed weights was fetched is logged.
         """
         if isinstance(self._files(), AbsentWeights):
             files = WeightFiles(self._options.base, self._options.model_format == "bin")
@@ -345,6 +347,8 @@ class StageLoader:
         """Use a GPU from now on. What is loaded on another device is dropped.
 
         gpu: Id of the GPU. None, or an unknown id: the device stays.
+
+        Nothing happens if the GPU is the present device.
         """
         device = self._gpus.get(gpu or "", self._device)
         if device != self._device:
@@ -417,6 +421,8 @@ class StageLoader:
         graphs: Bytes of CUDA graphs.
 
         Raises ModelError if there is too little memory.
+
+        If the free memory is unknown, the check passes.
         """
         if self._decoder is None or self._decoder.layers != layers:
             self._decoder = None

@@ -175,6 +175,8 @@ class MigratedKV:
         nothing happens.
 
         epoch: Number of the epoch for which KV is migrated.
+
+        The number of stored bytes starts from 0 then, and the order stays.
         """
         if epoch > self._epoch:
             self._rows.clear()
@@ -331,6 +333,8 @@ class RowHandover:
         this worker is dropped.
 
         epoch: Number of the epoch that begins.
+
+        Without an order, or if the newest order names this worker as no receiver, nothing is dropped.
         """
         self.stop()
         self.ready = self.rows
@@ -404,6 +408,8 @@ class RowHandover:
         order: The order that is carried out.
         copies: Copies KV of the running epoch.
         layers: The layers whose KV is sent.
+
+        KV that this worker stores itself is not sent over a link.
         """
         if receiver.name == self._name:
             await _send(order, copies, layers, lambda one: self.take(self._name, one))

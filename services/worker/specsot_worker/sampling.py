@@ -108,6 +108,8 @@ def draw_setting(request: DrawRequest) -> tuple[float, float, float, float, floa
     for the argmax; the other values are then neutral.
 
     request: How the token is drawn.
+
+    Top-k 0, top-p 1 and min-p 0 are neutral.
     """
     asked = request.sampling
     if asked.temperature == 0:
@@ -147,6 +149,8 @@ def draw_tokens(logits: torch.Tensor, sampling: Sampling, keys: Sequence[int]) -
     logits: [num_rows, vocab]. Masked tokens have logits of -inf.
     sampling: Sampling parameters of all rows. The temperature must be above 0.
     keys: Random bits of each row's draw, from `draw_key`.
+
+    Rows must have finite logits for at least one token.
     """
     tokens, weights = sampling_weights(logits, sampling)
     sums = weights.cumsum(-1, dtype=torch.float64).cpu().numpy()
@@ -214,6 +218,9 @@ def _truncated_weights(weights: torch.Tensor, sampling: Sampling) -> tuple[torch
 
     weights: Softmax of the logits, [num_rows, vocab].
     sampling: Top-k, top-p and min-p of all rows.
+
+    At first 2 * top_k tokens are looked at, or NUCLEUS_CANDIDATES without top-k, and eight times more each
+    time.
     """
     size = weights.shape[-1]
     candidates = 2 * sampling.top_k or NUCLEUS_CANDIDATES
@@ -470,6 +477,8 @@ def _walk(logits: torch.Tensor, walks: Sequence[_PathWalk]) -> list[_PathWalk]:
 
     logits: Logits of the nodes of all queries, [num_rows, vocab].
     walks: Walks that stand at their roots. They are changed.
+
+    Each walk's targets are recorded in the walk itself.
     """
     for walk in walks:
         walk.follow_argmax()

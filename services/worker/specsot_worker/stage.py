@@ -108,6 +108,8 @@ class DecoderStage:
     def capture(self) -> None:
         """Capture CUDA graphs, where the decoder can be captured; elsewhere do nothing. Call it once every
         tap has arrived; it takes seconds on a GPU.
+
+        Graphs of earlier captures are replaced.
         """
         if self._decoder.capturable:
             taps = {layer: tap for layer, tap in self._taps.items() if isinstance(tap, torch.Tensor)}
@@ -118,6 +120,9 @@ class DecoderStage:
         """Run frames in these graphs from now on, as far as they fit, and predict steps if the stage can.
 
         graphs: Runs whole frames, see `Steps`.
+
+        `next_step` is set for a stage that runs the whole model without recurrent states, and None
+        otherwise.
         """
         self._graphs = graphs
         # Speculative launches need the whole model on one device. Layers with recurrent states are excluded:
@@ -294,6 +299,8 @@ class DecoderStage:
         rows: Inputs, positions, KV slots and KV moves of the frame's tokens.
         plans: Attention plan of each layer.
         earlier_taps: Sum of the taps of previous stages, [num_tokens, feature_size]. None: there are none.
+
+        The KV moves are applied first.
         """
         decoder = self._decoder
         entry = rows.entry

@@ -153,6 +153,8 @@ class WorkerTelemetry(WorkerObserver):
         to the others. Return None if it carries none.
 
         frame: The frame that is launched.
+
+        Sequences of the frame that are not traced are counted in the span's attributes, but not linked.
         """
         carried = {segment.sequence: self._traced.get(segment.sequence) for segment in frame.segments}
         contexts = list(dict.fromkeys(context for context in carried.values() if context))

@@ -241,6 +241,8 @@ class Verifier:
         opening: What every stage knows about the sequence, including the grammar that its request asks for.
 
         An error of `find_grammar` becomes the future's error, so that it ends this sequence alone.
+
+        A grammar that is compiled already gives a future that is done.
         """
         compiling: Future[Grammar] = Future()
         try:
@@ -333,6 +335,8 @@ class Verifier:
         found: Targets of each query: one token each, or [None] if the logits are not finite.
 
         Nothing is launched if any logits are not finite, or if every sequence ends with its token.
+
+        The step may refuse to launch, for example for token ids beyond the vocabulary; nothing happens then.
         """
         tokens = [token for (token,) in found if token is not None]
         free = [one.state for one, token in zip(queries, tokens) if token not in one.state.opening.stop_ids]

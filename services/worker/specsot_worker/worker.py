@@ -640,6 +640,8 @@ class Worker:
 
         active: The current epoch. This worker has its verifier.
         drafters: Links by name of the drafter. Empty: no drafter is left.
+
+        Sequences of drafters that are missing in `drafters` move to the other ones.
         """
         assert active.verifier is not None
         for name, link in active.links.drafters.items():
@@ -708,6 +710,8 @@ class Worker:
     async def _ready_if_complete(self) -> None:
         """Send Ready to the master if every tap has arrived; otherwise do nothing. The stage captures its
         graphs first.
+
+        Nothing happens outside an epoch.
         """
         active = self._active
         if active and not active.missing_taps:
@@ -794,6 +798,8 @@ def _make_sequencer(configuration: Configuration, vocabulary: int | None, stage:
     configuration: The epoch as the master has configured it.
     vocabulary: Number of token ids of the base model. None: token ids are not checked.
     stage: The stage of this worker, which says how many tokens a frame of prompts only may have.
+
+    If the epoch has no drafter, no sequence waits for trees.
     """
     budget = FrameBudget(
         configuration.rows, configuration.flight, configuration.slots, stage.prompt_rows(configuration.rows)

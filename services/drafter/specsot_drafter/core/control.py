@@ -106,6 +106,8 @@ class StepCosts:
         level: (rows, seconds) points of one forward pass of the draft head. An empty curve counts likewise.
         widths: The rows per tree that the head computes for levels 2, 3, ...; level 1 takes one row per tree.
         host_bound: True if the time beyond the curve depends on the sequences instead of the rows.
+
+        Until steps are recorded, all estimates are those of the curves.
         """
         self._host_bound = host_bound
         self._step = CostCurve(step) or UNIT_CURVE
@@ -152,6 +154,8 @@ class StepCosts:
         grown: Number of those sequences for which a tree is grown.
         levels: Levels of each grown tree, at least 1.
         nodes: Number of draft nodes of all trees together, without roots.
+
+        The result has the broadcast shape of `levels` and `nodes`. Levels beyond the widths are not allowed.
         """
         offset, slope = self._growth_line
         growth = offset + slope * self._passes(grown)[np.asarray(levels) - 1]
@@ -434,6 +438,8 @@ class DraftPolicy(BudgetPolicy):
         stepwise: True if growth can stop between levels. Then trees start small, and at most double from the
             largest so far, because every node adds to the cost of a step. False if all levels are launched at
             once; then the host may take most of a step, whatever the size of the trees.
+
+        The depth of the shape is cut to the number of widths.
         """
         super().__init__(replace(shape, depth=min(shape.depth, len(widths))))
         self.costs = StepCosts(step, level, widths, host_bound=not stepwise)

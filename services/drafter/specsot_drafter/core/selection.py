@@ -74,6 +74,8 @@ class Nodes:
         token: Token id.
         parent: Number of its parent; 0 is the root.
         score: Cumulative log-probability from the root.
+
+        Numbers count from 1. The depth of the node is one more than its parent's.
         """
         self.tokens.append(token)
         self.parents.append(parent)
@@ -164,6 +166,8 @@ def likeliest_paths(scores: Sequence[Sequence[float]], tokens: Sequence[Sequence
     likely.
 
     Probabilities [.6 .3], [.9 .1] of tokens [A B], [C D], 3 nodes -> A (.6), AC (.54), B (.3)
+
+    With `nodes` 0 the tree is empty. Each place offers at most the listed tokens.
     """
     tree = Nodes()
     # (negated score of the prefix, parent's number, place, rank of the token there, score of the parent)
@@ -244,6 +248,8 @@ def depth_masses(candidates: Candidates, chosen: Flags) -> Floats:
 
     candidates: Candidates of B trees, n each.
     chosen: Flags of the chosen candidates, bool [B, n].
+
+    The probability of a candidate is the exponential of its score.
     """
     rows, nodes = np.nonzero(chosen)
     shape = len(chosen), candidates.levels

@@ -119,6 +119,9 @@ class DraftSequence:
     def read_prose(self) -> Prose:
         """Return what the sequence has written itself, for `sentences`. Each token is read once. Call it only
         for a sequence with a soft end, whose `sentences` is not None.
+
+        Tokens of the prompt are not read. Without tokens of its own, the sequence has written what a new
+        `Prose` says.
         """
         assert self.sentences is not None
         for token in own_tokens(self.opening, self._num_read, self.tokens[self._num_read :]):
@@ -248,6 +251,8 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
     first: Token ids.
     second: Token ids.
+
+    If one sequence begins with the other, the length is that of the shorter one.
     """
     for index, (one, other) in enumerate(zip(first, second)):
         if one != other:

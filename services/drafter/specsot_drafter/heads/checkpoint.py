@@ -192,6 +192,9 @@ def flatten(fields: Mapping[str, Any], source: Path) -> dict[str, Any]:
 
     {"a": 1, "eagle_config": {"a": 2, "b": null}} -> {"a": 2}. Raises ModelError if a nested part is not an
     object.
+
+    The nested parts are those named in NESTED; a missing part counts as empty. Other nested objects stay as
+    values.
     """
     flat = {name: value for name, value in fields.items() if value is not None}
     for part in NESTED:
@@ -210,6 +213,9 @@ def _renamed(names: Iterable[str], directory: Path) -> dict[str, str]:
 
     "model.midlayer.mlp.up_proj.weight" is found as "layers.0.mlp.up_proj.weight". Raises ModelError if two
     tensors have the same uniform name.
+
+    A name may have several of the prefixes, which are replaced in the order of PREFIXES. A name without one
+    of them stays.
     """
     found: dict[str, str] = {}
     for published in names:
@@ -297,6 +303,8 @@ def read_shape(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
 
     Raises HeadMismatch, with both shapes, if tensors do not fit each other or the base model, and ModelError
     if a tensor is missing.
+
+    Also raises what `kind_of` raises for a checkpoint that is no draft head.
     """
     shape = _read(checkpoint, base)
     for layer in range(shape.layers):
@@ -350,6 +358,8 @@ def _matrix(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
 
     checkpoint: The head.
     name: Uniform name of the tensor.
+
+    Raises ModelError if there is no such tensor.
     """
     found = checkpoint.shape(name)
     if len(found) != 2 or 0 in found:

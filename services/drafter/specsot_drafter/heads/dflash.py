@@ -176,6 +176,9 @@ class BlockHead(EagleHead):
 
         span: The rows of the block.
         window: Number of positions before the block that are visible.
+
+        One span is yielded. For a block that is causal in such layers, a row sees only itself and the rows
+        before it in the block; otherwise it sees what it sees without a window. Positions are cut at 0.
         """
         seen = tuple((2 << row) - 1 for row in range(span.rows)) if self.block.near else span.seen
         nothing = (0,) * span.rows

@@ -91,7 +91,10 @@ class EagleHead(DraftHead):
     decoder: HeadLayers
 
     def __post_init__(self) -> None:
-        """Derive the fields of `DraftHead` from shape, fusion and table."""
+        """Derive the fields of `DraftHead` from shape, fusion and table.
+
+        Sets taps, width, hidden, layers, draft_vocab, kv_heads, head_dim, group, dtype and device.
+        """
         shape = self.shape
         fusion = self.fusion
         table = self.table
@@ -563,6 +566,8 @@ def _turned(fetch: Fetch, prefix: str, kind: str, columns: tuple[int, ...], shap
     kind: "weight" or "bias".
     columns: (columns,) of a weight; () for a bias.
     shape: Sizes of the head.
+
+    Raises ModelError if the head lacks one of the tensors.
     """
     dim = shape.head_dim
     pairs = shape.kv_heads
@@ -777,6 +782,9 @@ def _complaint(taps: tuple[int, ...], layers: int) -> str | None:
 
     taps: Layers whose inputs are to be read.
     layers: Number of layers of the base model.
+
+    Wrong are an empty tuple, repeated or unordered numbers, a number below 0, and one above `layers`; the
+    number `layers` itself is allowed and stands for the output of the last layer.
     """
     if not taps or list(taps) != sorted(set(taps)):
         return f"must be different layers in ascending order, got {list(taps)}"

@@ -109,6 +109,8 @@ class FusedHead:
         """Return the logits of outputs, [rows, draft vocabulary].
 
         outputs: Outputs of `step`, [rows, hidden].
+
+        The last norm is applied here unless the outputs are normed already.
         """
         norm = self.head.norm
         if self.head.norm_output:

@@ -84,6 +84,8 @@ def load_head(
 
     Raises ModelError for an unusable directory, HeadMismatch with both shapes if the head does not fit the
     base model, and InvalidRequest for an impossible override.
+
+    The result's class is that of the head's family: Eagle1Head, Eagle3Head (also for P-EAGLE) or BlockHead.
     """
     base = Fetch(open_weights(base_directory, allow_pickle_base), dtype, device, quantization)
     edges = stored_edges(read_config(base_directory), base)
@@ -372,6 +374,8 @@ class _HeadLoader:
         """Number of positions that the head drafts for.
 
         These are the base model's, or with dynamic RoPE scaling at most the head's own; see `_dynamic`.
+
+        If the config gives no number of its own, 2048 counts.
         """
         max_positions = self.config.max_positions
         if not _dynamic(self.head):

@@ -87,6 +87,8 @@ class DeviceGrowth(AsyncGrowth):
         has more tokens than the device handles.
 
         feature_batch: Committed tokens of one sequence, by the host's verification result.
+
+        The batch counts as the sequence's batch of this step from then on, whatever the result is.
         """
         if feature_batch.sequence in self.observed:
             return False
@@ -120,6 +122,8 @@ class DeviceGrowth(AsyncGrowth):
         and discard the growth, if the device accepted other tokens than the host for any of them.
 
         due: What `take` returned: the rows of accepted tokens of each sequence, by the host's result.
+
+        The host waits for the device.
         """
         places = [self.places[one.sequence][0] for one in due]
         offer, accepted = self.read()

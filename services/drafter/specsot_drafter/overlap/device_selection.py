@@ -68,6 +68,8 @@ class DeviceChoice(OverlappedWork):
         positions: Gets the position of every node.
         bits: Gets the ancestors of every node as a bit set.
         vocabulary: Number of token ids of the base model.
+
+        The state is LAUNCHED afterwards, even after an error.
         """
         self.apply(OverlapEvent.LAUNCHED)
         try:

@@ -504,7 +504,10 @@ class _TreeGraph:
         return partial(self._read_candidates, len(inputs))
 
     def _run(self) -> None:
-        """Launch the graph, and the copy of its results to the host."""
+        """Launch the graph, and the copy of its results to the host.
+
+        On a GPU, the host does not wait for either; `_read_candidates` does.
+        """
         self._replay()
         self._host.copy_(self._flat, non_blocking=True)
         if self._read_back:
@@ -562,6 +565,8 @@ class _TreeGraph:
         bases: Column at which each row's tree begins, int32 [trees * width].
         bits: Ancestors of each row in its tree, as bits, 32 rows per word: int32 [trees * width, words].
         lengths: Number of positions up to each row, itself included, int32 [trees * width].
+
+        The tables of pages are those that were sent for passes with this number of rows.
         """
         from specsot_kernels.gpu.attention import plan_over
 
@@ -637,6 +642,8 @@ class _TreeGraph:
 
         trees_read: For each tree, the number of leading columns that all its rows attend to, and the pages of
             its sequence.
+
+        Also None if the pages of a pass need more pieces than it has room for.
         """
         page_rows = self._pages.kv.page_rows
         tables = list[Numbers]()

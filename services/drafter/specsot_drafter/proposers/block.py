@@ -192,6 +192,8 @@ class BlockProposer(Proposer):
         sequence is not followed, or if no page is free.
 
         sequence: The sequence that a block is to be drafted for.
+
+        Pages that a window hides are freed first.
         """
         if sequence.id not in self._followed:
             return None
@@ -210,6 +212,8 @@ class BlockProposer(Proposer):
         slots: KV slot of each of these tokens.
 
         Raises WireError if `fused` has another shape.
+
+        Rows of `fused` that `rows` does not name are ignored.
         """
         head = self._head
         if fused is None or tuple(fused.shape) != (num_fused, head.width):

@@ -261,6 +261,8 @@ class EagleProposer(Proposer):
 
         Otherwise the first requests would wait for compilation, and the policy would take the time of the
         compilation for the cost of drafting.
+
+        The sequence is closed afterwards, so that no page stays in use.
         """
         for rows in WARMUP_ROWS:
             sequence = DraftSequence(Opening(0, prompt=rows, limit=rows))
@@ -428,6 +430,9 @@ class EagleProposer(Proposer):
         A fork at n shares n - 1 draft rows: row n - 1 pairs feature n - 1 with token n, which differs. Raises
         NotFound if the source is not followed up to the fork or has skipped the last row before it, and
         Overloaded if no page is free.
+
+        The fork's first n - 1 rows count as computed, and it counts as having skipped what the source has
+        skipped.
         """
         fork = sequence.opening.fork
         source = self._followed.get(fork.sequence) if fork else None
@@ -461,6 +466,8 @@ class EagleProposer(Proposer):
         slots: The slot of each stored row.
 
         Raises WireError if `fused` has another shape.
+
+        Features are converted to the head's device and type.
         """
         head = self._head
         shape = tuple(fused.shape)
@@ -478,6 +485,9 @@ def _graphs(head: DraftHead, memory: DraftPages, shape: TreeShape) -> TreeGraphs
     head: The EAGLE head.
     memory: Its KV pages and features.
     shape: The largest tree.
+
+    Capturing takes seconds. If the tree shape is not fixed, a level has at most LEVEL_ROWS rows over all
+    trees.
     """
     fused = fuse_head(head)
     if fused is None:

@@ -342,6 +342,8 @@ class LanguageModelProposer(Proposer):
 
         fed: The sequence, with the tokens that were fed for it.
         stop: Number of tokens that are to be fed in all.
+
+        The tokens are appended to the fed ones. Pages that a window hides are freed before each part.
         """
         for start in range(len(fed.tokens), stop, PREFILL_ROWS):
             chunk = fed.sequence.tokens[start : min(start + PREFILL_ROWS, stop)]
@@ -372,6 +374,8 @@ class LanguageModelProposer(Proposer):
         For example:
 
             # parts [a0 a1 a2 | b0 b1] -> outputs of rows [2, 4]
+
+        Keys and values are written to the sequences' slots, which must be reserved.
         """
         table = self._table
         head = self._head
@@ -422,6 +426,8 @@ def _graphs(head: DecoderHead, pages: DraftPages, beam: BeamShape, capture: Capt
     pages: Its KV pages.
     beam: The shape of the trees.
     capture: Captures a function as a graph.
+
+    Graphs are captured for MODEL_TREES numbers of trees.
     """
     if not can_capture_beam(beam):
         return None

@@ -140,6 +140,8 @@ class DecodeState:
     def __post_init__(self) -> None:
         """Derive `processed`, `greedy`, `lowered` and `place` from the opening, and start the grammar if
         there is one.
+
+        A drafted sequence has a `place` until a grammar takes it away, see `set_grammar`.
         """
         sampling = self.opening.sampling
         biases = sampling.logit_bias
@@ -265,6 +267,9 @@ class DecodeState:
 
         The first reason that applies is returned: STOP for a stop id, FAILED if the grammar does not allow
         the token, GRAMMAR if the grammar is finished, LENGTH if the sequence is at its limit.
+
+        For a grammar, the spelling of the token is recorded in `habits`. A stop id is not read by the
+        grammar. None is returned if no reason applies.
         """
         if token in self.opening.stop_ids:
             return End.STOP
@@ -351,6 +356,8 @@ def grammar_masks(segment: PromptChunk | TreeSegment, state: DecodeState) -> Mas
     state: What is remembered of the segment's sequence, before the tree is accepted.
 
     Return () without a grammar, or if the grammar does not allow the tokens so far.
+
+    The masks also bound what may follow by the number of tokens that the sequence may still generate.
     """
     if state.grammar is None or state.state is None:
         return ()
@@ -373,6 +380,8 @@ class TreeMasks(Masks):
         root: The grammar's state after the root's token.
         remaining: Number of tokens that may follow the root.
         tree: The tree: token id and parent of each node.
+
+        States and masks are computed when they are asked for, not here.
         """
         self._grammar = grammar
         self._tree = tree

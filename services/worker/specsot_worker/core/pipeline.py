@@ -176,6 +176,8 @@ class PipelineDepth:
         curve: Measured beforehand: seconds of all stages together by number of tokens. Every recorded step
             corrects it. If it has fewer than two points, only ratios of estimates mean anything.
         overlap: True if several frames may be in flight.
+
+        With one stage, frames do not count as overlapping.
         """
         self._measured = CostCurve(curve) if len(curve) > 1 else UNIT_CURVE
         self._stages = stages
@@ -274,6 +276,8 @@ class PipelineDepth:
 
         prompt_tokens: Number of prompt tokens that are still to be fed.
         max_chunk: Maximum number of tokens of a chunk.
+
+        The estimate is that of `_prefill_seconds`.
         """
         if not self._overlap:
             return max_chunk
@@ -295,6 +299,8 @@ class PipelineDepth:
 
             # one stage, 1 ms per token, 4 decode tokens, none waiting -> limit 2.25 * 4 = 9 ms, so
             # 4 + 5 tokens take 9 ms, but MIN_PROMPT_ROWS applies -> 8 prompt tokens
+
+        At least min(MIN_PROMPT_ROWS, max_tokens) tokens are returned, even if they take too long.
         """
         share = max(self._shares) if self._overlap else 1.0
         limit = MAX_PROMPT_STALL * self._compute_seconds((num_decode_tokens + num_waiting) * share)
@@ -368,6 +374,8 @@ class PipelineDepth:
         measured.
 
         num_tokens: Number of tokens of the step.
+
+        For more tokens than were measured, the seconds of the largest measured number are returned.
         """
         if self._hop_curve is None:
             # Beyond the largest number of tokens that was measured, hops count as taking no longer, because
@@ -567,6 +575,8 @@ class DraftTimeout:
 
         drafter: Name of the drafter. The name of a drafter that has sent nothing, or is lost already, changes
             nothing while another drafter has sent something.
+
+        The misses of the drafter are forgotten.
         """
         self._responsive.discard(drafter)
         self._backoffs.pop(drafter, None)
@@ -580,6 +590,9 @@ class DraftTimeout:
 
         The drafter counts as caught up, unless features of sequences that it never saw remain to be sent. If
         there was no drafter before, drafting begins without misses or backlog.
+
+        Catching up continues while features of sequences that the drafter never saw remain. The drafter
+        counts as one that has sent something.
         """
         self._responsive.add(drafter)
         if self._pause.state is PauseState.ABSENT:
@@ -615,6 +628,12 @@ class StepTimer:
         The wall-clock time is 0 if it is unknown, which is the case for frames with prompts, for sequences
         that were never verified before, during a pause, and for steps without trees of whose kind none was
         measured.
+
+        For a step with trees of more than one node, the two numbers are those of this step, and what was
+        measured of steps without trees is forgotten. For a step whose trees are roots only, they are the
+        medians of recent steps with as many sequences during pauses; a step counts among these if drafting
+        was paused in the previous frame of all its sequences. The wall-clock time is counted from the newest
+        previous verification among the sequences.
         """
         previous = [self._verified.get(one.sequence) for one in frame.segments]
         self._note(frame, now)

@@ -264,6 +264,9 @@ class Sequencer:
         Return None if no sequence waits for a draft, or if no frame may be launched before the next result
         arrives. Deadlines that had passed when `compose` was called last are left out, because that call
         already took them into account.
+
+        Both the draft timeout of a sequence and that of its family count. Sequences that cannot decode now,
+        for lack of a lease for example, are left out.
         """
         if len(self._in_flight) >= self._max_in_flight():
             return None
@@ -292,6 +295,8 @@ class Sequencer:
 
         Closed sequences of the previous epoch are kept back while a queued sequence is still to reuse their
         KV.
+
+        The ids that are kept back stay queued.
         """
         reused_kv = (one.opening.reused for one in self._sequences.values() if not one.opened)
         reused_sequences = {kept.sequence for kept in reused_kv if kept}
@@ -406,6 +411,8 @@ class Sequencer:
     def _families(self) -> dict[int, list[SequenceState]]:
         """Return the sequences that have finished their prompts, by family id. In each family, the sequence
         whose last result arrived first comes first. Return {} if no prompt is finished.
+
+        A sequence without a result counts as having arrived first.
         """
         families: dict[int, list[SequenceState]] = {}
         decoding = (state for state in self._sequences.values() if state.root is not None)
@@ -562,6 +569,9 @@ class Sequencer:
 
         If no sequence decodes, this is the larger budget `FrameBudget.alone`. Otherwise it is what the trees
         leave, or less if decoding sequences would stall for too long. Return 0 if the trees fill the frame.
+
+        A sequence with a finished prompt counts as decoding even if it has no tree in this frame. Without
+        `PipelineDepth`, nothing but the budget bounds the number.
         """
         num_decode_tokens = max(
             num_tree_tokens, sum(state.root is not None for state in self._sequences.values())
@@ -604,6 +614,8 @@ class Sequencer:
 
         A fork of a sequence that has ended, or of a sequence with a grammar, is rejected. So is an opening
         that the page table refuses.
+
+        If it was opened, its state says so, and the page table has it.
         """
         opening = state.opening
         fork = state.opening.fork

@@ -121,6 +121,8 @@ class DraftedStep:
         For example:
 
             # tree at committed 12, accepted (0, 2), tokens (x, y) -> root y at committed 14, keep (0, 2)
+
+        Each segment's draft round is the outcome's plus one, and its root the newest token.
         """
         following = list[TreeSegment]()
         places = list[Any]()

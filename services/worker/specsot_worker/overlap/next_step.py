@@ -384,6 +384,8 @@ class NextStep:
 
         step: A step in the state PREPARED.
         entry: Ids of its tokens, or hidden states [num_tokens, hidden_size] that enter the layers.
+
+        The timer is not started here.
         """
         assert step.filled is not None
         step.outputs = self._steps.launch(step.filled, entry)
@@ -395,6 +397,9 @@ class NextStep:
         is the predicted one now. If pages are too few, or if no graph has room, it stays in the state IDLE.
 
         segments: The predicted tree segments.
+
+        A step in the state IDLE has reserved no pages if pages were too few; if only a graph had no room,
+        its pages stay reserved until it is discarded.
         """
         table = self._table
         step = SpeculativeStep(segments, [one.tree for one in segments])
@@ -464,6 +469,8 @@ class NextStep:
         segment itself. What is remembered for its sequence is dropped.
 
         segment: A segment of the frame that runs instead.
+
+        Prompt chunks, segments without moves, and segments at another position are returned unchanged.
         """
         moved = self._moved_to.pop(segment.sequence, None)
         if isinstance(segment, TreeSegment) and segment.keep and segment.committed == moved:
