@@ -63,8 +63,8 @@ def main() -> int:
     status.
 
     The status is 0 after a signal, 2 for a wrong option (the process exits while reading options), a missing
-    or broken model, missing torch or a member that the master rejects, and 1 for any other error. Ctrl-C before the members run
-    gives INTERRUPTED of `runtime_env`.
+    or broken model, missing torch or a member that the master rejects, and 1 for any other error.
+    Ctrl-C before the members run gives INTERRUPTED of `runtime_env`.
     """
 
     def run() -> int:

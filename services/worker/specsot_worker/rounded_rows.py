@@ -57,8 +57,6 @@ class RoundedRows(PendingRows):
 
         device: Where they are to be.
         dtype: Type of the numbers.
-
-        An error of the transfer may be raised here.
         """
         here: Tensor = self._rows.to(device, torch.int8)
         scales = here[..., -SCALE:].clone(memory_format=torch.contiguous_format).view(torch.half)

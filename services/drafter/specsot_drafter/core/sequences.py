@@ -120,8 +120,8 @@ class DraftSequence:
         """Return what the sequence has written itself, for `sentences`. Each token is read once. Call it only
         for a sequence with a soft end, whose `sentences` is not None.
 
-        Tokens of the prompt are not read. Without tokens of its own, the sequence has written what a new
-        `Prose` says.
+        Tokens of the prompt are not read. Without such tokens, a new
+        `Prose` is returned.
         """
         assert self.sentences is not None
         for token in own_tokens(self.opening, self._num_read, self.tokens[self._num_read :]):

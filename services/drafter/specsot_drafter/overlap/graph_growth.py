@@ -333,8 +333,6 @@ def tree_graph_bytes(
     k: Number of nodes per level that are fed.
     levels: Levels of the deepest tree.
     trees: Number of trees of the largest graph.
-
-    The size counts one level over all trees, and the due rows in parts of k rows.
     """
     heads = shape.heads, shape.kv_heads, shape.head_dim
     stream = 8 * shape.hidden + 3 * shape.intermediate + 2 * shape.vocab
