@@ -125,6 +125,8 @@ class DraftPages:
         head: The draft head.
         pages: Number of pages.
         page_rows: Number of slots of a page.
+
+        The pages are empty, and no sequence is open.
         """
         self.table = PageTable(pages, page_rows)
         self.kv = head.make_kv(pages, page_rows)

@@ -86,6 +86,8 @@ class GrowthFrontier:
         """Return the frontier with the best nodes of each tree only.
 
         width: Number of nodes that remain of each tree, at most the present width.
+
+        The frontier itself does not change.
         """
         features = self.features.view(len(self.scores), self.width, -1)[:, :width].flatten(0, 1)
         scores, tokens, parents, numbers = (
@@ -297,6 +299,8 @@ class TreeGrowth:
     def _candidates(self) -> Candidates:
         """Return all candidates in the order of the reference: top_k of level 1, then top_k for each fed node
         of every further level.
+
+        The arrays are on the host, [B, n]; depths begin at 1 for the roots' children.
         """
         sizes = [scores.shape[1] for scores, _, _ in self._levels]
         scores, tokens, parents = (torch.cat(parts, 1).cpu().numpy() for parts in zip(*self._levels))
@@ -318,6 +322,9 @@ def topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     On a CPU, large inputs take two steps: choose the k blocks with the largest maxima, then the k best values
     of those blocks. Each of the k best values lies in one of these blocks, so the returned values are exact.
+
+    On a GPU, for small inputs, and if n is no multiple of TOPK_BLOCK or less than k blocks, one step is
+    taken.
     """
     columns = values.shape[-1]
     if values.is_cuda or values.numel() < TWO_STEP_VALUES or columns % TOPK_BLOCK or columns < k * TOPK_BLOCK:

@@ -452,7 +452,10 @@ class EagleBackend(DraftBackend):
         super().__init__(options, head_tree(options))
 
     def load(self) -> DraftHead:
-        """Load the head and return it. Raises HeadMismatch if the head does not fit the base model."""
+        """Load the head and return it. Raises HeadMismatch if the head does not fit the base model.
+
+        Raises ModelError for an unusable directory, and InvalidRequest for an impossible override.
+        """
         options = self.options
         return load_head(
             options.draft,
@@ -701,6 +704,8 @@ def _time(grow: Grow, levels: int, clock: Callable[[], float]) -> float:
     grow: Grows trees of a given number of levels.
     levels: The number of levels.
     clock: Returns the time in seconds.
+
+    One call of `grow` is timed.
     """
     began = clock()
     grow(levels)

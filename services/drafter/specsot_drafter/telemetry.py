@@ -81,7 +81,10 @@ class DrafterTelemetry(DrafterObserver):
         self._epoch = None
 
     def _collect(self) -> Iterator[Metric]:
-        """Yield the gauges of the current epoch. Nothing is yielded outside an epoch."""
+        """Yield the gauges of the current epoch. Nothing is yielded outside an epoch.
+
+        They are those that `epoch_gauges` makes of the epoch and its number of free pages.
+        """
         if self._epoch is not None:
             configuration, free = self._epoch
             yield from epoch_gauges("drafter", configuration, free())

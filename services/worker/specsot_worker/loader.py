@@ -77,8 +77,8 @@ class StageLoader:
         prepare_frame: Called before a stage runs each frame. None: nothing is called.
 
         Raises InvalidRequest for an unknown quantization, and ModelError if the packages that a quantization
-        needs are missing. Also raises if the model cannot be split over `tensor_parallel` devices, or if
-        there are too few devices.
+        needs are missing. InvalidRequest is also raised if the
+        model cannot be split over `tensor_parallel` devices, or if there are too few of them.
         """
         self._options = options = as_published(options, options.base)
         self._name = name
@@ -360,6 +360,8 @@ class StageLoader:
     def _free(self) -> int | None:
         """Return the free bytes of the device; with tensor parallelism, of the device that has the least.
         None: unknown.
+
+        Devices whose free bytes are unknown are ignored unless all are.
         """
         devices = devices_of(self._device, self._options.tensor_parallel) or (self._device,)
         found = [self._free_memory(str(device)) for device in devices]
@@ -368,6 +370,8 @@ class StageLoader:
     def _memory(self) -> int | None:
         """Return the bytes that there would be for weights and pages if nothing were loaded yet, at least 0.
         None: unknown.
+
+        The bytes of CUDA graphs for the fixed range, or for all layers, are subtracted.
         """
         free = self._free()
         loaded = self._loaded_bytes(range(self._config.layers))
@@ -473,6 +477,8 @@ class StageLoader:
         """Record that one more layer has been loaded, and report it.
 
         layers: Number of layers of the range that are loaded by now.
+
+        It is reported by the function `loaded` that the constructor was given, if any.
         """
         self.loaded = layers
         if self._on_layer:

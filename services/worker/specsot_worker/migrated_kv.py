@@ -265,6 +265,8 @@ class StageRows:
 
         closed: Id of the sequence that closes. It is the result itself, unless it had not started and would
             have reused the KV of another sequence; then that sequence is the result.
+
+        An opening of the sequence that has not been filled is forgotten.
         """
         waited = self._unfilled.pop(closed, None)
         return waited.reused.sequence if waited and waited.reused and waited.decodes else closed
@@ -344,7 +346,10 @@ class RowHandover:
         self._own_layers = None
 
     def stop(self) -> None:
-        """Stop sending, and stop waiting for KV. KV that has been received stays."""
+        """Stop sending, and stop waiting for KV. KV that has been received stays.
+
+        Nothing happens if nothing is being sent or awaited.
+        """
         if self._sending:
             self._sending.cancel()
         self._sending = self._waiting = None

@@ -43,7 +43,10 @@ class RingLinks:
         return self.next_stage or self.sequencer
 
     async def close(self) -> None:
-        """Close every link except the one to the master."""
+        """Close every link except the one to the master.
+
+        The links are closed at the same time. Missing links are skipped.
+        """
         links = (self.next_stage, self.sequencer, *self.drafters.values())
         await asyncio.gather(*(link.close() for link in links if link is not None))
 

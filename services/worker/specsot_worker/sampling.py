@@ -97,6 +97,8 @@ def compile_draws(logits: torch.Tensor) -> None:
     """Compile the GPU's sampling kernels before the first request needs them. Nothing happens on a CPU.
 
     logits: Any logits on the device, [1, vocab].
+
+    Three tokens are drawn and dropped: by the argmax, without truncation, and with top-p.
     """
     if logits.is_cuda:
         for sampling in (Sampling(), Sampling(1.0), Sampling(1.0, top_p=0.9)):
@@ -308,7 +310,10 @@ class TargetQuery(NamedTuple):
         return mask is None or (token is not None and bool(mask[token]))
 
     def draw_requests(self) -> list[DrawRequest]:
-        """Return how the token after each node is drawn, by node. Nodes of one depth share a request."""
+        """Return how the token after each node is drawn, by node. Nodes of one depth share a request.
+
+        The list has one request for each node of the tree, in order.
+        """
         far = shape_of(self.tree.parents).depths
         by_depth = [self.draw_request(depth) for depth in range(max(far) + 1)]
         return [by_depth[depth] for depth in far]

@@ -94,6 +94,8 @@ class DecoderStage:
 
         layer: Number of the layer in the model, within this range.
         weight: Slice of the draft head's weights for this layer, [feature_size, hidden_size].
+
+        Call `capture` afterwards for graphs with this tap.
         """
         self._taps[layer] = self._decoder.hold_tap(weight)
         self._graphs = self.next_step = None
@@ -449,6 +451,8 @@ def _sum(own_taps: torch.Tensor | None, earlier_taps: torch.Tensor | None) -> to
 
     own_taps: [num_tokens, feature_size], which is changed in place. None: this stage has no taps.
     earlier_taps: [num_tokens, feature_size]. None: no previous stage has taps.
+
+    If both are given, the result is `own_taps`.
     """
     if own_taps is None or earlier_taps is None:
         return earlier_taps if own_taps is None else own_taps

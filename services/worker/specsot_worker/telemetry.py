@@ -99,6 +99,8 @@ class WorkerTelemetry(WorkerObserver):
         does nothing.
 
         frame: The frame that is computed.
+
+        That is also so if the tracer is off. The span is a child of the frame's trace.
         """
         if not (frame.trace and self._tracer.on):
             return nullcontext()
@@ -110,6 +112,8 @@ class WorkerTelemetry(WorkerObserver):
 
         frame: The frame.
         seconds: Seconds that this stage computed it.
+
+        Counted are one frame and its number of tokens; the seconds enter a histogram.
         """
         self._frames.inc()
         self._rows.inc(sum(map(rows_of, frame.segments)))
@@ -181,6 +185,8 @@ def _layers_gauge(configuration: Configuration) -> Metric:
     """Return the gauge with the number of layers that this stage runs.
 
     configuration: The epoch as the master has configured it.
+
+    Its labels are the worker's name, its layer range and the index of its stage.
     """
     index = stage_index(configuration)
     mine = configuration.stages[index]

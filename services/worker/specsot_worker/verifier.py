@@ -64,7 +64,10 @@ class VerifiedFrame:
     drafts: tuple[Drafts, ...] | None = None
 
     def on_host(self) -> VerifiedFrame:
-        """Return the same value, with features that were copied to the host's memory."""
+        """Return the same value, with features that were copied to the host's memory.
+
+        Messages without features are kept as they are.
+        """
         features = {
             drafter: tuple(one if one.rows is None else replace(one, rows=one.rows.cpu()) for one in messages)
             for drafter, messages in self.features.items()

@@ -682,6 +682,8 @@ class Worker:
         """Start a task that is not awaited, keep a reference to it until it is done, and return it.
 
         work: The coroutine to run.
+
+        An error of the coroutine is not raised here.
         """
         task = start(work)
         self._background.add(task)
@@ -763,6 +765,8 @@ def colocated_drafter(configuration: Configuration, links: Mapping[str, RingLink
 
     It is also None if several stages may have several frames in flight: while such a drafter drafts, frames
     of other sequences would wait.
+
+    A link to a drafter in another process, or to several drafters, gives None.
     """
     link = next(iter(links.values())) if len(links) == 1 else None
     return (

@@ -29,6 +29,8 @@ class GrammarState:
         """Advance the state by tokens that the sequence wrote itself. Once the state is None, it stays None.
 
         tokens: Token ids, in order.
+
+        `state` becomes None at the first token that the grammar forbids. Without tokens nothing changes.
         """
         for token in tokens:
             if self.state is not None:
@@ -47,6 +49,8 @@ def own_tokens(opening: Opening, first: int, tokens: Sequence[int]) -> Sequence[
     For example:
 
         # prompt 10, generated 3, first 5: the sequence's own tokens begin at position 7 -> tokens[2:]
+
+    If all tokens are the sequence's own, all are returned.
     """
     return tokens[max(opening.prompt - opening.generated - first, 0) :]
 
@@ -95,6 +99,8 @@ class DraftSequence:
         """Constrain the sequence by a grammar, and apply the grammar to all that was written so far.
 
         grammar: The compiled grammar.
+
+        `compiling` becomes None. If the grammar forbids what was written so far, its state is None.
         """
         self._grammar_state = GrammarState(grammar, grammar.start())
         self.compiling = None
@@ -142,6 +148,9 @@ class DraftSequence:
         one has no tokens.
 
         feature_batch: Committed tokens of this sequence.
+
+        A batch that begins where the sequence's committed tokens end continues it, if its first token is the
+        known root or the root is not known.
         """
         continues = bool(feature_batch.tokens) and feature_batch.start == self.committed
         known = self.tokens

@@ -150,6 +150,8 @@ def _product(linear: Linear) -> CapturedProduct:
     """Return the matrix product in a form that can be captured.
 
     linear: The weights, for which `captured_product` must find a kernel.
+
+    Asserts that there is one.
     """
     product = captured_product(linear)
     assert product is not None, "see fuse_head"

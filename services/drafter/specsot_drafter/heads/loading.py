@@ -174,6 +174,9 @@ class _HeadLoader:
     def eagle3(self) -> Eagle3Head:
         """Load an EAGLE-3 or P-EAGLE head and return it. Raises HeadMismatch if it does not fit the base
         model.
+
+        Raises ModelError if a tensor is missing, and InvalidRequest for impossible taps in the overrides.
+        The mask is None unless it is a P-EAGLE head.
         """
         hidden = self.shape.hidden
         fusion = self._fusion()
@@ -194,7 +197,11 @@ class _HeadLoader:
         )
 
     def dflash(self) -> BlockHead:
-        """Load a DFlash head and return it. Raises HeadMismatch if it does not fit the base model."""
+        """Load a DFlash head and return it. Raises HeadMismatch if it does not fit the base model.
+
+        Raises ModelError for a bad block size or a missing tensor, and InvalidRequest for impossible taps in
+        the overrides.
+        """
         hidden = self.shape.hidden
         taps = taps_of(self.head, self.config.layers, self.overrides)
         return BlockHead(
@@ -348,7 +355,10 @@ class _HeadLoader:
         return Linear(rows, None, kind)
 
     def _layers(self) -> HeadLayers:
-        """Load the decoder layers, with the head's own RoPE settings, and return them."""
+        """Load the decoder layers, with the head's own RoPE settings, and return them.
+
+        Raises ModelError if a layer lacks a tensor. Overrides may replace the theta of RoPE.
+        """
         shape = self.shape
         rotary = Rotary(
             rope_of(self.head, self.overrides), shape.heads, shape.kv_heads, shape.head_dim, self.fetch.device

@@ -119,6 +119,8 @@ class TreeChooser:
         """Compile the kernel, so that no request waits for that.
 
         grown: Candidates of the sizes that will be selected from.
+
+        Makes one selection of a tree of two nodes, whose result is not read.
         """
         token_ids = self._numbers.new_zeros(2)
         rows = TreeRows(token_ids, torch.zeros_like(token_ids), token_ids.new_zeros((2, 1)))

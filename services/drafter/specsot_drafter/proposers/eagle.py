@@ -160,6 +160,8 @@ class EagleProposer(Proposer):
 
         followed: The sequence.
         row: The first row that is not computed.
+
+        Nothing happens if the rows before it are computed already. The rows count as computed afterwards.
         """
         due = row - followed.extended
         if due > 0:

@@ -89,6 +89,9 @@ class SuffixProposer(Proposer):
         """Follow a sequence.
 
         sequence: What the drafter knows of the sequence.
+
+        A sequence of the same id is replaced. A fork shares nothing; its tokens are those that the drafter
+        knows of it.
         """
         self._followed[sequence.id] = _FollowedTokens(sequence)
 

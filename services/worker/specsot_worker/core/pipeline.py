@@ -224,6 +224,8 @@ class PipelineDepth:
         were on their way.
 
         seconds: Length of the stay in seconds.
+
+        The gap is an exponential mean that starts at 0.
         """
         self._gap += STEP_WEIGHT * (seconds - self._gap)
 
@@ -418,6 +420,8 @@ class DraftTimeout:
 
         timeout: Seconds to wait for a tree.
         present: True if the ring has a drafter from the beginning.
+
+        Without a drafter, no sequence waits until a drafter has sent something.
         """
         self._timeout = timeout
         self._pause = DraftPause(PauseState.DRAFTING if present else PauseState.ABSENT)
@@ -478,6 +482,9 @@ class DraftTimeout:
 
         since: Time in seconds since which the one sequence has waited.
         drafter: Name of its drafter, "" or None as for `deadline`.
+
+        It is `since` plus SLOW_TREE_FACTOR times the usual wait, or plus the whole timeout while no wait is
+        known, and at most `deadline`.
         """
         usual = self._timeout if self._usual_wait is None else SLOW_TREE_FACTOR * self._usual_wait
         return min(self.deadline(since, drafter), since + usual)

@@ -160,6 +160,8 @@ class SequenceState:
 
         draft_paused: True while drafting is paused or resuming, so that the drafter is not asked for the next
             tree.
+
+        `drafter_informed` becomes the opposite of `draft_paused`.
         """
         self.drafter_informed = not draft_paused
         return self.opening.drafted and self.in_flight
@@ -200,6 +202,8 @@ class SequenceState:
         tree is in flight.
 
         draft: The tree that the drafter proposed for this sequence, with its draft round.
+
+        While the prompt is being fed there is no newest token, so that a draft of round 0 has a wrong root.
         """
         return (
             draft.draft_round == self.draft_round and not self.in_flight and draft.tree.tokens[0] != self.root

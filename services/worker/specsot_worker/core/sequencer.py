@@ -208,6 +208,8 @@ class Sequencer:
 
         state: The sequence.
         draft_round: Number of the draft round for which the unusable tree was sent.
+
+        A lost drafter (None) gets no miss.
         """
         if draft_round == state.draft_round and state.waiting_since is not None:
             state.waiting_since = None
@@ -231,6 +233,8 @@ class Sequencer:
     def rejections(self) -> tuple[Outcome, ...]:
         """Return a FAILED outcome for every sequence that could not be opened since the last call, for the
         master. Return () if there is none.
+
+        The outcomes are forgotten, so that each is returned once.
         """
         rejected = tuple(self._rejected)
         self._rejected = []

@@ -106,6 +106,8 @@ class AsyncVerifier(Generic[Verified]):
         verify: Verifies one frame, or, without a frame, what was held back.
         launched: The frame whose `passed` is given to `verify`. None: `verify` is called without arguments.
         time_limit: Seconds that it may take. None: no limit.
+
+        It may be called for held-back segments while no frame is being verified.
         """
         return await self._compute.run(self._verify, verify, launched, timeout_seconds=time_limit)
 
@@ -117,7 +119,10 @@ class AsyncVerifier(Generic[Verified]):
             self._task.exception()
 
     async def _verify_in_order(self) -> None:
-        """Verify queued frames, one at a time, until the task is cancelled or a verification fails."""
+        """Verify queued frames, one at a time, until the task is cancelled or a verification fails.
+
+        An error of `on_launched` ends the task; `busy` raises it.
+        """
         while True:
             await self._on_launched(await self._queue.get())
             self._unverified -= 1
