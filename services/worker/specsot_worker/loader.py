@@ -77,8 +77,8 @@ class StageLoader:
         prepare_frame: Called before a stage runs each frame. None: nothing is called.
 
         Raises InvalidRequest for an unknown quantization, and ModelError if the packages that a quantization
-        needs are missing. InvalidRequest is also raised if the
-        model cannot be split over `tensor_parallel` devices, or if there are too few of them.
+        needs are missing. InvalidRequest is also raised if the model cannot be split over
+        `tensor_parallel` devices, or if there are too few of them.
         """
         self._options = options = as_published(options, options.base)
         self._name = name

@@ -101,8 +101,8 @@ def may_send(configuration: Configuration, arrival: Arrival) -> bool:
 
 
 async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) -> RingLinks:
-    """Connect to every member to which this stage sends. Raises Unavailable, which names the member that
-    cannot be reached.
+    """Connect to every member to which this stage sends, and return the links. Raises Unavailable, which
+    names the member that cannot be reached.
 
     configuration: The epoch as the master has configured it.
     dialer: Opens links.

@@ -183,7 +183,7 @@ def likeliest_paths(scores: Sequence[Sequence[float]], tokens: Sequence[Sequence
 
 
 def align_levels(trees: Sequence[Nodes]) -> Candidates:
-    """Combine trees of different shapes into candidates of one shape: every level has as many columns as its
+    """Combine trees of different shapes, and return candidates of one shape: every level has as many columns as its
     widest tree has nodes. Unused columns are barred (score -inf).
 
     trees: The trees. At least one of them has a node.
@@ -259,8 +259,8 @@ def depth_masses(candidates: Candidates, chosen: Flags) -> Floats:
 
 
 def build_trees(candidates: Candidates, roots: Sequence[int], chosen: Flags) -> tuple[Tree, ...]:
-    """Build one tree per root from its chosen candidates, in the order of the candidates. A tree without
-    chosen candidates is its root alone.
+    """Return one tree per root, built from its chosen candidates in the order of the candidates. A tree
+    without chosen candidates is its root alone.
 
     candidates: Candidates of B trees, n each.
     roots: The token id of each tree's root.

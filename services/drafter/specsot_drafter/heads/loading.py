@@ -69,8 +69,8 @@ def load_head(
     overrides: Overrides = AS_PUBLISHED,
     quantization: Quantization | None = None,
 ) -> EagleHead:
-    """Load an EAGLE-1, EAGLE-2, EAGLE-3, P-EAGLE or DFlash head in any published layout, for its base model.
-    A head's own embeddings take precedence over the base model's.
+    """Load an EAGLE-1, EAGLE-2, EAGLE-3, P-EAGLE or DFlash head in any published layout, for its base model,
+    and return it. A head's own embeddings take precedence over the base model's.
 
     directory: Where the head is.
     base_directory: Where the base model is.
