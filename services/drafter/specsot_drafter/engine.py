@@ -429,6 +429,8 @@ class DraftEngine:
         trees: Outcome of each tree, by sequence id. Empty: nothing is recorded.
         spent: Duration of the step. It is passed on only if all trees belong to one speculator, since it
             cannot be divided between several.
+
+        Speculators without a tree in the step record nothing.
         """
         lanes = self._speculator_by_id
         default = self.speculators[self._default]

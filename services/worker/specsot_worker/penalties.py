@@ -47,6 +47,8 @@ def apply_penalties(logits: torch.Tensor, sampling: Sampling, counts: Mapping[in
     sampling: Sampling parameters of the sequence, with `logit_bias` and the penalties.
     counts: How often the sequence has generated each token, by token id. Tokens of the prompt are present
         with a count of 0. Empty: no penalty applies.
+
+    A bias is applied to its token even if the sequence has not generated it.
     """
     if sampling.logit_bias:
         _bias(logits, sampling.logit_bias)

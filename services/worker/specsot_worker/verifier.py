@@ -263,6 +263,8 @@ class Verifier:
         changes nothing.
 
         frame: The frame that is being verified.
+
+        For a decoding sequence, the tokens are also recorded in its state, see `DecodeState.read_prompt`.
         """
         for segment in frame.segments:
             if isinstance(segment, PromptChunk):

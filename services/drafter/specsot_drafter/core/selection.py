@@ -183,7 +183,7 @@ def likeliest_paths(scores: Sequence[Sequence[float]], tokens: Sequence[Sequence
 
 
 def align_levels(trees: Sequence[Nodes]) -> Candidates:
-    """Combine trees of different shapes, and return candidates of one shape: every level has as many columns as its
+    """Return trees of different shapes as candidates of one shape: every level has as many columns as its
     widest tree has nodes. Unused columns are barred (score -inf).
 
     trees: The trees. At least one of them has a node.

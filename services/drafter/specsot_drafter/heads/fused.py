@@ -39,6 +39,9 @@ class FusedHead:
         """Prepare the kernels.
 
         head: A head for which `fuse_head` has found kernels.
+
+        Asserts that each of the head's matrices has a product that can be captured. Without norms for heads
+        in the layer, none are used.
         """
         from specsot_kernels.gpu.rows import Turning
 

@@ -449,6 +449,8 @@ class EagleProposer(Proposer):
         followed. If no KV page is free, the sequence is dropped, and the result is None, too.
 
         feature_batch: Committed tokens of one sequence.
+
+        The slots are those of the batch's positions, in order; pages for them are reserved.
         """
         if not self.follows(feature_batch.sequence):
             return None

@@ -447,6 +447,8 @@ class TreeMasks(Masks):
         the node. States are cached.
 
         node: Number of the node.
+
+        `node` is the number of the node; the state of node 0 is that after the root.
         """
         if node not in self._states:
             parent_state = self._state(self._tree.parents[node])

@@ -654,6 +654,9 @@ class Sequencer:
         more than that bound.
 
         opening: Opening of the sequence.
+
+        A prefix, which does not decode, needs no pages for a tree. Only whole pages are shared with the fork
+        source.
         """
         shared = opening.forked // self._table.page_rows
         slots = self._budget.slots if opening.decodes else 0

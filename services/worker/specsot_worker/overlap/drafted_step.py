@@ -75,6 +75,8 @@ class DraftedStep:
         """Prepare the step while the trees grow, with the shapes of the frame's own trees. Nothing happens if
         no segments are predicted, or if the device has selected the trees. If preparing is refused, no step
         is predicted any more.
+
+        A sequence without a tree in the frame is expected to have its root alone.
         """
         if self._segments and not self.selected:
             segments = self._frame.segments

@@ -441,6 +441,8 @@ class NextStep:
 
         If the step was launched, its pages are cleared, because it may have written to them; and the KV moves
         that it has applied are remembered for its sequences.
+
+        Afterwards no step is predicted. A step that was prepared or launched is in the state DISCARDED.
         """
         step = self._step
         self._step = None
