@@ -220,7 +220,8 @@ class SequenceState:
         round is stored only if its round is not in flight, no tree is stored yet (the first one wins), the
         root is not to be fed alone, and its root is the sequence's root. Any other tree is dropped.
 
-        A stored tree ends the waiting. A tree for the next round replaces one that is stored for it.
+        A tree that is stored for the current round ends the waiting. A tree for the next
+        round replaces one that is stored for it.
         """
         if draft_round == self.draft_round + 1:
             # The root of this round is not known yet; `apply_outcome` offers the tree again, which checks it.
