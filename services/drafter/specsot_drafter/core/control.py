@@ -527,8 +527,8 @@ class DraftPolicy(BudgetPolicy):
 
         It is reused only for the same numbers of sequences with and without a tree, if its levels are
         allowed, at most two rows more than its levels are due per tree, the budget covers it or it is sure
-        to gain, the last step had drafts, and it may still be reused: at most HELD_STEPS times, less while few
-        steps are known.
+        to gain, the last step had drafts, and it may still be reused: at most HELD_STEPS times, less while
+        few steps are known.
         """
         levels = self._choice[2]
         same = self._choice == (live, self._others, levels) and levels <= most and due <= live * (levels + 2)
