@@ -21,6 +21,9 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
     """Return the program that runs a drafter with these options.
 
     arguments: The arguments without the program's name. None: those of the command line.
+
+    Exits with status 2 if an option is wrong, see `read_config`. Defaults of the runtime's environment
+    variables are set after the options have been read.
     """
     from specsot_drafter.config import read_config
 
@@ -56,7 +59,13 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
 
 
 def main() -> int:
-    """Run the drafter until it ends. Return the exit status."""
+    """Run the drafter that the command line describes, as a member of a fleet, until it ends. Return the exit
+    status.
+
+    The status is 0 after a signal, 2 for a wrong option (the process exits while reading options), a missing
+    or broken model, missing torch or a member that the master rejects, and 1 for any other error.
+    Ctrl-C before the members run gives INTERRUPTED of `runtime_env`.
+    """
 
     def run() -> int:
         """Run the drafter until it ends. Return the exit status."""

@@ -85,6 +85,8 @@ class BlockGraphs:
 
         roots: Token id of each sequence's newest token. At least one.
         rooms: Where each block is stored.
+
+        More blocks than the largest graph has are drafted in several runs.
         """
         max_blocks = max(self._graphs)
         found = list[Best]()
@@ -113,6 +115,8 @@ class _BlockGraph:
         num_blocks: Number of blocks that the graph drafts.
         breadth: Number of tokens per place that are returned.
         capture: Captures a function as a graph.
+
+        The breadth is bounded by the size of the draft vocabulary.
         """
         block = head.block
         breadth = min(breadth, head.draft_vocab)
@@ -152,6 +156,8 @@ class _BlockGraph:
 
         If there are fewer blocks than the graph has, the last block is repeated: its rows are written twice,
         with the same values.
+
+        Both arrays are [roots, places, breadth]. The host waits for the device.
         """
         num_blocks = self._best.shape[1]
         count = len(roots)
@@ -187,6 +193,8 @@ def captured_blocks(head: DraftHead) -> BlockHead | None:
     for a head of another kind or with an attention window, and for quantized weights.
 
     head: Any draft head.
+
+    Quantized are matrices without a plain weight and tables that are no tensor.
     """
     if head.device.type != "cuda" or find_spec("triton") is None or not can_capture_block(head):
         return None
@@ -201,6 +209,8 @@ def block_graph_bytes(head: BlockHead) -> int:
     """Return an upper bound of the bytes of a head's graphs.
 
     head: The DFlash head.
+
+    The bound is that of the largest of GRAPH_BLOCKS, because the graphs share memory.
     """
     shape = head.shape
     own = 2 * (shape.heads + shape.kv_heads) * shape.head_dim

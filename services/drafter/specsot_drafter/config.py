@@ -28,6 +28,9 @@ class DrafterConfig:
     def check(self) -> None:
         """Raise InvalidRequest for options that contradict each other, and ModelError if torch is missing.
         Otherwise do nothing.
+
+        Contradictions are a drafter that needs a model without `--draft-model`, and a tree shape that is
+        impossible for `--drafter eagle`.
         """
         draft = self.draft
         if draft.draft_model is None and draft.drafter not in MODELLESS:

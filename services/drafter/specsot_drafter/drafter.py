@@ -75,6 +75,9 @@ class Drafter:
         uplink: Link to the master.
 
         Raises Unavailable if a stage does not take its slice.
+
+        The engine's errors are raised as they are: ModelError if the device has too little memory. The
+        drafter is outside the new epoch until everything has been sent.
         """
         taps = configuration.head.taps if configuration.head else ()
         sent = list[int]()
@@ -102,6 +105,8 @@ class Drafter:
         arrival: The message with its sender.
 
         Raises the error of a colocated draft, and Unavailable if a stage that the drafter needs is lost.
+
+        Features are kept only if their sender is the last stage.
         """
         active = self._active
         message = arrival.message
@@ -121,6 +126,8 @@ class Drafter:
 
         Trees for an older state would be useless, so a burst of messages leads to one draft. Raises Hung if
         drafting exceeds its time limit, Unavailable if the link to stage 0 is lost.
+
+        If nothing is to be sent, because no tree was requested, only the observer is informed.
         """
         active = self._active
         if active is None or not active.pending:
@@ -144,6 +151,9 @@ class Drafter:
 
         verification: The verification result on the device, which the host has not read. None: nothing grows
             until the host has read the result.
+
+        Growth starts at once if a verification result of this epoch is given and the engine can grow from
+        it.
         """
         active = self._active
         if active is None or active.failure is not None:
@@ -181,6 +191,8 @@ class Drafter:
         sent_layers: Layers whose slices have been delivered; extended here, for progress reports.
 
         Raises Unavailable if a stage does not take its slice.
+
+        In the mode `ring`, all slices go to the stage that the drafter sends its drafts to.
         """
         slices = await self._compute.run(self._loader.tap_slices) if taps else {}
         for layer, weight in ((tap, slices[tap]) for tap in taps):

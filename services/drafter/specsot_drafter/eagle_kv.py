@@ -96,6 +96,9 @@ class FollowedSequence:
 
         asked: True if the output of the last row is needed. If no row is due, the last row is taken again.
         rows: Number of due rows to take, from the first. None: all of them.
+
+        With `asked`, the last row is taken again only if the next token after the committed ones is known;
+        otherwise the result has no rows.
         """
         sequence = self.sequence
         due = self.due
@@ -122,6 +125,8 @@ class DraftPages:
         head: The draft head.
         pages: Number of pages.
         page_rows: Number of slots of a page.
+
+        The pages are empty, and no sequence is open.
         """
         self.table = PageTable(pages, page_rows)
         self.kv = head.make_kv(pages, page_rows)
@@ -138,6 +143,8 @@ class DraftPages:
         Whole pages are shared, the rows of a last partial page are copied, features included: with page_rows
         4 and 6 rows, the first page is shared, and rows 4 and 5 are copied to a new page. Raises NotFound if
         the source does not have these rows, and Overloaded if no page is free.
+
+        The new sequence then has `rows` rows.
         """
         copy = self.table.fork(sequence, source, rows)
         if copy is not None:
@@ -229,6 +236,8 @@ def compute_rows(head: DraftHead, pages: DraftPages, due: Sequence[DueRows]) -> 
     In a head with one layer, only the asked rows take part in attention: the KV of a row depends on the row's
     inputs alone. With several layers, every row attends, because each layer reads all rows of the layer
     before.
+
+    The rows must have slots already.
     """
     fed = [token for rows_due in due for token in rows_due.tokens]
     at = [row for s in due for row in range(s.first, s.stop)]

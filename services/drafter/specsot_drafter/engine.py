@@ -72,6 +72,9 @@ class DraftEngine:
         clock: Returns the time in seconds; times the growth of trees.
         ids: Number of token ids that every proposer can embed. A sequence with a higher id is no longer
             drafted for. None: ids are not checked.
+
+        The blend is not blended with itself. Proposers are listed once, even if several speculators use
+        them.
         """
         self._ids = ids
         self._rows = configuration.rows
@@ -120,6 +123,9 @@ class DraftEngine:
         Batches of unknown sequences are ignored. A sequence is dropped if a batch of it was missed, or if it
         has a token id that the proposers cannot embed. Raises WireError if the feature rows do not have the
         shape that the batches imply.
+
+        A tree is requested by each batch with a draft round and a bonus token, unless its sequence is not to
+        be drafted; a later batch of the same sequence replaces the request. A closed sequence requests none.
         """
         self._must_answer = batch.must_answer
         for opening in batch.openings:
@@ -161,6 +167,8 @@ class DraftEngine:
         speculator drafts for all sequences, so that the host must select.
 
         verified: The next tree segments of all sequences that continue; each tree is its root only.
+
+        A speculator may also fail to select; then the result is None.
         """
         # Sequences whose first draft round is next have no tree that is growing; each takes one root row.
         trees = [one for one in verified if one.draft_round > 1]
@@ -183,6 +191,10 @@ class DraftEngine:
     def begin(self) -> int:
         """Launch the growth of the requested trees. Return the number of rows of committed tokens that must
         be computed before the trees can grow; 0 if nothing grows.
+
+        The requests are used up. `awake` becomes True if a pause has just ended, else False. If a pause has
+        ended but no tree is requested, and no other drafter serves the ring, `paused_trees` is the smallest
+        number of the speculators. Speculators that may grow no levels grow nothing.
         """
         self._growing_batches = self._requested
         self._requested = {}
@@ -206,6 +218,9 @@ class DraftEngine:
         A sequence for which nothing was grown gets its root and its forced tokens. If no sequence has a grown
         tree and every policy may pause, return () and set `paused_trees`; but where other drafters serve the
         same ring, return the roots instead of pausing.
+
+        The pause is as long as the shortest one that a speculator asks for, or IDLE_REST_STEPS steps if none
+        asks. If no tree was requested, outstanding rows of prompts are computed.
         """
         wanted = self._growing_batches
         self._growing_batches = {}
@@ -227,6 +242,8 @@ class DraftEngine:
         fork: it stays unknown.
 
         opening: What every stage knows about the sequence.
+
+        The sequence is opened in its speculator's proposer, and in the blended proposer if there is one.
         """
         try:
             opened = self._sequences.open(opening)
@@ -254,6 +271,8 @@ class DraftEngine:
         """Forget a sequence in the engine and in all proposers. An unknown sequence is ignored.
 
         sequence: Id of the sequence.
+
+        A tree that was sent for the sequence is forgotten as well.
         """
         self._sequences.close(sequence)
         self._speculator_by_id.pop(sequence, None)
@@ -277,6 +296,8 @@ class DraftEngine:
         sequences are left out. Nothing is yielded without requests.
 
         requests: The newest feature batch of each sequence that requests a tree, by sequence id.
+
+        Speculators without a requested tree are skipped.
         """
         found = [sequence for sequence in map(self._sequences.find, requests) if sequence]
         for speculator in self.speculators.values():
@@ -300,6 +321,9 @@ class DraftEngine:
         requests: The feature batches that request the trees, by sequence id.
 
         Each tree is kept in `_pending` until its verification result arrives.
+
+        At most as many forced tokens are added as the sequence may still generate before its last token, and
+        as the tree has slots left. The seconds of growth are added up for the step that verifies the trees.
         """
         pending = speculator.finish(growth, self._rows - (len(sequences) - len(growth.sequences)))
         self._growing_seconds += speculator.growing_seconds
@@ -319,6 +343,9 @@ class DraftEngine:
 
         feature_batch: The request, with draft round and bonus token.
         trees: The grown trees by sequence id.
+
+        Forced tokens fit up to one less than the number of tree slots. The batch must have a draft round and
+        a bonus token.
         """
         assert feature_batch.draft_round is not None
         assert feature_batch.bonus is not None
@@ -341,6 +368,11 @@ class DraftEngine:
         Nothing happens for a message that describes no step.
 
         batch: The message of the last stage about the frame.
+
+        If the message says that trees were verified during a pause, the pause has ended; the paused
+        speculators record it, and the step counts as one without trees. If the frame had fewer rows than the
+        trees, every tree counts as a root alone; if it had another number of rows than the trees, the step's
+        duration counts as unknown. Trees of draft round 1 are not recorded.
         """
         # Without rows the message describes no step, for example because it only closes sequences.
         if not batch.fed:
@@ -385,6 +417,9 @@ class DraftEngine:
 
         After a pause a feature batch covers many steps, and not every sequence has one. So the number of
         sequences is taken from the rows of the newest frame.
+
+        Each speculator of such sequences records the step; sequences without a speculator count for the
+        first one. Without batches nothing is recorded. The seconds of growth are dropped.
         """
         self._growing_seconds = 0.0
         default = self.speculators[self._default]
@@ -400,6 +435,8 @@ class DraftEngine:
         trees: Outcome of each tree, by sequence id. Empty: nothing is recorded.
         spent: Duration of the step. It is passed on only if all trees belong to one speculator, since it
             cannot be divided between several.
+
+        Speculators without a tree in the step record nothing.
         """
         lanes = self._speculator_by_id
         default = self.speculators[self._default]

@@ -67,6 +67,8 @@ class DrafterEpoch:
         The limit is extended by the rows that must be computed before trees can grow. When a sequence is
         drafted for the first time, these are all of its rows, and a colocated worker on the same thread waits
         for them.
+
+        Raises what `DraftEngine.observe` raises.
         """
         rows = rows_of_batches(batches)
         allow(self.deadline.seconds(rows))
@@ -81,6 +83,9 @@ class DrafterEpoch:
 
         rows: Number of rows that the time limit is based on, as `begin` returned it.
         began: Time in seconds, of `time.perf_counter`, at which the job began.
+
+        The message may have no trees and no pause; `sent` then says whether it is needed, which it is when a
+        pause has just ended. The job's seconds are recorded for later time limits.
         """
         engine = self.engine
         drafts = Drafts(

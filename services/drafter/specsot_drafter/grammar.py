@@ -49,6 +49,9 @@ class GrammarGuide:
         the same tensor.
 
         log_probs: Log-probabilities after each frontier node, [B, frontier, draft vocabulary].
+
+        A node after which every token is forbidden has -inf everywhere. Trees without a grammar are not
+        changed.
         """
         for tree, standing in enumerate(self._grammar_states):
             if standing is not None:
@@ -61,6 +64,9 @@ class GrammarGuide:
 
         parents: Index of each new node's parent in the frontier before, [B, k].
         tokens: Token id of each new node, in the base model's vocabulary, [B, k].
+
+        Frontiers of trees without a grammar stay as they are. The state of a node that breaks the grammar
+        becomes None.
         """
         self._depth += 1
         below = zip(self._grammar_states, self._states, parents.tolist(), tokens.tolist())
@@ -132,6 +138,8 @@ def filter_candidates(
     sequences: The sequence of each tree. If none has a grammar, the candidates are returned unchanged.
     max_nodes: How many of the best allowed candidates of each constrained tree remain. That bounds the number
         of candidates for which the grammar is asked.
+
+    Trees of sequences without a grammar keep all their candidates.
     """
     if not any(sequence.grammar_state for sequence in sequences):
         return candidates
@@ -155,6 +163,8 @@ def _allowed_candidates(candidates: Candidates, row: int, sequence: DraftSequenc
     than its parent. The number of tokens that the sequence may still write is not considered.
 
     A stop token is always allowed. Nothing may follow a stop token that the grammar itself forbids.
+
+    Candidates that are barred already, or whose parent is not allowed, are not allowed.
     """
     grammar_state = sequence.grammar_state
     ends = sequence.opening.stop_ids
@@ -191,6 +201,9 @@ def bar_after_ends(candidates: Candidates, sequences: Sequence[DraftSequence]) -
     The last stage generates the end token there, so that such drafts would be rejected. Only candidates whose
     parent may complete a sentence, or which begin a new line, are examined. The descendants of a barred
     candidate are barred as well.
+
+    Sequences without a soft end, without a root, or without a tokenizer's sentence ends are left alone, and
+    so is a tree that is too shallow to reach the first position at which its sequence may end.
     """
     if not any(sequence.opening.soft_end for sequence in sequences):
         return candidates

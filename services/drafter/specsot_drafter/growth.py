@@ -86,6 +86,8 @@ class GrowthFrontier:
         """Return the frontier with the best nodes of each tree only.
 
         width: Number of nodes that remain of each tree, at most the present width.
+
+        The frontier itself does not change.
         """
         features = self.features.view(len(self.scores), self.width, -1)[:, :width].flatten(0, 1)
         scores, tokens, parents, numbers = (
@@ -154,6 +156,9 @@ class TreeGrowth:
             returns 0. None: all levels grow.
 
         Growth also stops if no node of a frontier reaches the floor.
+
+        `keep_growing` gets the cumulative log-probabilities of the frontier, [B, width], and its depth. It
+        is not asked if no node is to be fed.
         """
         frontier = self._grow_roots(last)
         for level in range(levels - 1):
@@ -169,6 +174,8 @@ class TreeGrowth:
         """Add the children of the roots as candidates. Return those of them that are fed next.
 
         last: The head's output at each sequence's last row, [B, hidden].
+
+        Each root gets top_k children. They are also recorded as the first level of candidates.
         """
         scores, tokens = (best[:, 0] for best in self._top_followers(last))
         origins = torch.zeros_like(tokens)
@@ -187,6 +194,8 @@ class TreeGrowth:
 
         level: Number of the frontier, 0 for that of the roots' children.
         frontier: The nodes to feed.
+
+        A grammar guide follows the fed nodes first.
         """
         if self._guide:
             self._guide.advance(frontier.parents, frontier.tokens)
@@ -212,6 +221,8 @@ class TreeGrowth:
 
         scores: Cumulative log-probabilities of all candidates of the level, [B, n].
         level: Number of the level, 0 for the roots' children.
+
+        Without `widths`, top_k nodes are fed. Beyond the listed widths, none is fed.
         """
         width = self._k
         if self._widths is not None:
@@ -232,6 +243,8 @@ class TreeGrowth:
         frontier, top_k]. The ids are those of the base model.
 
         outputs: Outputs of the head at the nodes, [B * frontier, hidden].
+
+        With a grammar guide, forbidden tokens get the log-probability -inf.
         """
         if self._guide is None and (found := self._head.choose(outputs, self._k)) is not None:
             best, tokens = (one.view(len(self._rooms), -1, self._k) for one in found)
@@ -251,6 +264,8 @@ class TreeGrowth:
         All rows of a level have the position base + level. In the KV cache they follow the rows of the levels
         above: with widths 2 and 2, the rows of level 1 take the tree's slots 0, 1 and those of level 2 take
         the slots 2, 3.
+
+        Keys and values of the rows are written to the slots that were reserved for the trees.
         """
         first = self._fed
         width = frontier.width
@@ -269,6 +284,8 @@ class TreeGrowth:
 
         Bit i of a row's mask is row i of the tree. Level 1 has the rows 0, 1 with the masks 0b01, 0b10. Level
         2 begins at row 2; with the parents [1, 0], its masks are 0b0110 and 0b1001.
+
+        The masks are remembered for the next level.
         """
         width = parents.shape[1]
         spans: list[RowSpan] = []
@@ -282,6 +299,8 @@ class TreeGrowth:
     def _candidates(self) -> Candidates:
         """Return all candidates in the order of the reference: top_k of level 1, then top_k for each fed node
         of every further level.
+
+        The arrays are on the host, [B, n]; depths begin at 1 for the roots' children.
         """
         sizes = [scores.shape[1] for scores, _, _ in self._levels]
         scores, tokens, parents = (torch.cat(parts, 1).cpu().numpy() for parts in zip(*self._levels))
@@ -303,6 +322,9 @@ def topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     On a CPU, large inputs take two steps: choose the k blocks with the largest maxima, then the k best values
     of those blocks. Each of the k best values lies in one of these blocks, so the returned values are exact.
+
+    On a GPU, for small inputs, and if n is no multiple of TOPK_BLOCK or less than k blocks, one step is
+    taken.
     """
     columns = values.shape[-1]
     if values.is_cuda or values.numel() < TWO_STEP_VALUES or columns % TOPK_BLOCK or columns < k * TOPK_BLOCK:

@@ -76,6 +76,9 @@ class DraftLoader:
         name: The drafter's name in the ring.
         address: Where other members reach the drafter. None: by its name.
         free_memory: Maps the name of a device, such as cuda:0, to its free bytes, or to None if unknown.
+
+        Raises InvalidRequest for an unknown drafter or quantization, and ModelError if the packages
+        that the quantization needs are missing.
         """
         self._options = options
         self._name = name
@@ -117,6 +120,9 @@ class DraftLoader:
         """Load the first backend's model, measure its speed, and return what the drafter registers with.
 
         Raises ModelError if the device has too little memory.
+
+        If the base model's tensors are borrowed from elsewhere, what was fetched of them is logged. The
+        curve is measured at the first call, see `DraftBackend.curve`.
         """
         config = self._config
         backend = self._first
@@ -147,6 +153,9 @@ class DraftLoader:
         configuration: The epoch as the master has configured it.
 
         Raises ModelError if the device has too little memory for the pages and the captured graphs.
+
+        The engine has all backends of `make_backends`. With the option `blend`, trees of a model are blended
+        with those of the `suffix` backend, or of `ngram` if there is no `suffix`.
         """
         vocabulary = self._vocabulary
         if vocabulary:
@@ -173,6 +182,8 @@ class DraftLoader:
         if they do not. Nothing is checked for a drafter without a model, or a second time.
 
         What a head shares with its base model is not counted.
+
+        The check passes if the device's free memory is unknown.
         """
         options = self._options
         if self._loaded or options.draft_model is None:
@@ -190,6 +201,8 @@ class DraftLoader:
         they do not. Nothing is checked if no graphs are captured.
 
         configuration: The epoch as the master has configured it.
+
+        The bytes of KV pages are counted as well, the weights are not, because they are loaded already.
         """
         options = self._options
         backend = self._first
@@ -209,6 +222,8 @@ class DraftLoader:
 
         A backend without a model gets a tree shape of its own: one child per node, and as many levels as the
         proposer has.
+
+        The own shape has at most SUFFIX_NODES nodes below the root, and at most the ring's number of nodes.
         """
         shape = configuration.shape
         levels = len(drafter.widths)
@@ -233,6 +248,8 @@ def make_engine(
     vocabulary: Bytes of each token, to follow grammars with. None: grammars are ignored.
     curve: (rows, seconds) of one level of growth. None: measured here unless the tree shape is fixed.
     clock: Returns the time in seconds.
+
+    The engine has this one backend, named eagle, with the measured budget policy.
     """
     shape = configuration.shape
     if curve is None:
@@ -249,6 +266,9 @@ def propose_with(head: DraftHead, shape: TreeShape, pages: int, page_rows: int) 
     shape: The largest tree.
     pages: Number of KV pages.
     page_rows: Number of KV slots of a page.
+
+    A DFlash head gets a BlockProposer, a P-EAGLE head (one with a mask) a ParallelProposer, every other head
+    an EagleProposer.
     """
     if isinstance(head, BlockHead):
         return BlockProposer(head, shape, pages, page_rows, GraphCapture() if captured_blocks(head) else None)
@@ -271,6 +291,9 @@ def check_tokenizers(base: Path, base_ids: int, draft: Path, draft_ids: int) -> 
     Equal tokenizer files are accepted at once; different files are compared token by token. If neither model
     has a tokenizer file, only the numbers of ids are compared. If only one has a file, HeadMismatch is
     raised.
+
+    Raises HeadMismatch with the first token that differs, with the number of ids, or with the name of the
+    missing file.
     """
     files = [directory / TOKENIZER for directory in (base, draft)]
     present = [file for file in files if file.exists()]
@@ -288,6 +311,8 @@ def _compare(base: Path, draft: Path) -> None:
 
     base: Directory of the base model.
     draft: Directory of the draft model.
+
+    A vocabulary with fewer tokens differs: its missing tokens count as None.
     """
     pairs = zip_longest(read_vocabulary(base).bytes, read_vocabulary(draft).bytes)
     for token, (base_bytes, draft_bytes) in enumerate(pairs):
@@ -399,6 +424,8 @@ class DraftBackend(ABC):
         """Return an upper bound of the bytes of the captured graphs; 0 if there are none.
 
         configuration: The epoch as the master has configured it.
+
+        0 also if there is no model, or if the head cannot be captured.
         """
         if self.model is None:
             return 0
@@ -425,7 +452,10 @@ class EagleBackend(DraftBackend):
         super().__init__(options, head_tree(options))
 
     def load(self) -> DraftHead:
-        """Load the head and return it. Raises HeadMismatch if the head does not fit the base model."""
+        """Load the head and return it. Raises HeadMismatch if the head does not fit the base model.
+
+        Raises ModelError for an unusable directory, and InvalidRequest for an impossible override.
+        """
         options = self.options
         return load_head(
             options.draft,
@@ -442,6 +472,8 @@ class EagleBackend(DraftBackend):
         """Return the proposer for this kind of head, with empty pages.
 
         configuration: The epoch as the master has configured it.
+
+        See `propose_with` for which proposer that is.
         """
         assert self.model is not None
         shape = configuration.shape
@@ -456,6 +488,10 @@ def head_tree(options: DraftModelOptions) -> TreeShape | None:
 
     options: The drafter's options. A depth that the user asked for takes precedence over the depth that the
         head learned.
+
+    If the drafter has no draft model, or the user asked for a depth, only the options count. A DFlash head
+    has learned one block of drafts, and a head with a mask as many drafts as its config says; for other
+    heads only the options count.
     """
     wanted = options.drafting.shape()
     if options.draft_model is None or options.drafting.depth is not None:
@@ -482,6 +518,9 @@ class LanguageModelBackend(DraftBackend):
     def load(self) -> DraftHead:
         """Load the small model and return it. Raises HeadMismatch if its tokens are not those of the base
         model.
+
+        Also raises HeadMismatch for a model with gated delta layers, and ModelError for an unreadable
+        config.
         """
         options = self.options
         base = read_config(options.base)
@@ -497,6 +536,9 @@ class LanguageModelBackend(DraftBackend):
         """Return a proposer that drafts with the small model, with empty pages.
 
         configuration: The epoch as the master has configured it.
+
+        Graphs are captured if the model is capturable. The tree shape is that of the options, not of the
+        configuration.
         """
         assert isinstance(self.model, DecoderHead)
         pages = configuration.pages
@@ -523,6 +565,10 @@ class SuffixBackend(DraftBackend):
 
         options: The drafter's options.
         past: Number of tokens of past requests that are kept. 0: only n-grams of the sequence itself.
+
+        A depth and a number of nodes in the options replace the defaults: SUFFIX_TOKENS levels with past
+        tokens, else NGRAM_TOKENS, and SUFFIX_NODES nodes. Without past tokens, a tree is a chain of its
+        levels.
         """
         tokens = options.drafting.depth or (SUFFIX_TOKENS if past else NGRAM_TOKENS)
         nodes = options.drafting.nodes or SUFFIX_NODES
@@ -535,6 +581,8 @@ class SuffixBackend(DraftBackend):
         """Return a proposer whose trees are no larger than the node slots that the ring reserves.
 
         configuration: The epoch as the master has configured it.
+
+        At least one level and one node remain.
         """
         max_nodes = max(configuration.shape.nodes - 1, 1)
         own = self._suffixes
@@ -549,6 +597,8 @@ def make_backends(options: DraftModelOptions) -> dict[DrafterName, DraftBackend]
 
     `ngram` is always available, because it needs no model. `suffix` is available if the options name it, or
     if tokens of past requests are kept. Raises InvalidRequest for an unknown drafter.
+
+    The order is the order of registration: the named backend, then `suffix` if available, then `ngram`.
     """
     ngram: dict[DrafterName, DraftBackend] = {"ngram": SuffixBackend(options)}
     if past := options.drafting.past or (PAST_TOKENS if options.drafts == "suffix" else 0):
@@ -586,6 +636,8 @@ def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_count
 
     head: The draft head.
     clock: Returns the time in seconds.
+
+    Heads that can be captured are measured in graphs, others kernel by kernel. The sizes are MEASURED_ROWS.
     """
 
     def level_seconds(grow: Grow) -> float:
@@ -617,6 +669,8 @@ def measure_blocks(head: DraftHead, clock: Callable[[], float] = time.perf_count
 
     head: A head that drafts in one pass.
     clock: Returns the time in seconds.
+
+    The curve begins with (0, 0.0), and its other sizes are MEASURED_ROWS.
     """
     timers = {trees: partial(_time, _blocks(head, trees), 0, clock) for trees in MEASURED_ROWS}
     return (0, 0.0), *measure_curve(timers, MAX_SECONDS, MIN_TURNS, head.device, clock)
@@ -628,6 +682,8 @@ def _blocks(head: DraftHead, trees: int) -> Grow:
 
     head: A head that drafts in one pass.
     trees: Number of sequences.
+
+    Each sequence has CONTEXT_ROWS committed tokens, whose features are zeros.
     """
     shape = TreeShape(head.block.drafts - 1) if isinstance(head, BlockHead) else TreeShape()
     page_rows = CONTEXT_ROWS + MAX_BLOCK_ROWS
@@ -648,6 +704,8 @@ def _time(grow: Grow, levels: int, clock: Callable[[], float]) -> float:
     grow: Grows trees of a given number of levels.
     levels: The number of levels.
     clock: Returns the time in seconds.
+
+    One call of `grow` is timed.
     """
     began = clock()
     grow(levels)
@@ -659,6 +717,8 @@ def _grower(head: DraftHead, rows: int) -> Grow:
 
     head: The draft head.
     rows: Number of rows of a level over all trees.
+
+    The returned function takes the number of levels.
     """
     trees, top_k = _shape(rows)
     page_rows = CONTEXT_ROWS + MEASURED_LEVELS * top_k
@@ -683,6 +743,8 @@ def _graphs(head: DraftHead, rows: int) -> Grow | None:
 
     head: The draft head.
     rows: Number of rows of a level over all trees.
+
+    The returned function takes the number of levels, at most MEASURED_LEVELS.
     """
     fused = graph_head(head)
     (trees, top_k) = _shape(rows)
@@ -702,6 +764,8 @@ def _graph_input(pages: DraftPages, tree: int, top_k: int) -> GraphInput:
     pages: The KV pages of the head.
     tree: Number of the tree.
     top_k: Number of children of every node.
+
+    Asserts that the page has room for the tree.
     """
     pages.table.open(tree)
     ground = pages.reserve_tree(tree, CONTEXT_ROWS, MEASURED_LEVELS * top_k)

@@ -61,6 +61,9 @@ def eagle_memory(
     overrides: Settings that replace those of the head's config.
 
     Raises HeadMismatch or ModelError if head and base model do not fit together.
+
+    Parts of the base model are counted as borrowed if the head has no embeddings of its own, or no lm_head.
+    Graphs are counted only for an EAGLE-3 head with one layer and no mask. A DFlash head stores no features.
     """
     shape = read_shape(head, config)
     kind = kind_of(head)
@@ -88,6 +91,9 @@ def model_memory(
     held: The form in which weights are held.
     beam: The shape of its trees.
     kernels: True if the device has GPU kernels, so that graphs are captured.
+
+    The graphs are 0 if the model cannot be captured, which includes models with attention windows. There is
+    no borrowed part.
     """
     kv_itemsize = row_itemsize(config, held.itemsize, held.packed)
     row = 2 * config.layers * config.kv_heads * config.head_dim * kv_itemsize
@@ -103,6 +109,8 @@ def beam_graph_bytes(config: ModelConfig, itemsize: int, beam: BeamShape) -> int
     config: Config of the model.
     itemsize: Bytes of one number of the computation.
     beam: The shape of its trees.
+
+    The trees cannot be captured if a level has too many candidates, see `can_capture_beam`.
     """
     if not can_capture_beam(beam):
         return 0
@@ -119,6 +127,9 @@ def _fused(head: Checkpoint, config: ModelConfig, overrides: Overrides) -> Head:
     head: The head's checkpoint.
     config: Config of the base model.
     overrides: Settings that replace those of the head's config.
+
+    An EAGLE-1 head, and a head that uses no auxiliary hidden states, taps the last hidden state only. With
+    norms before fc, a fused row has the columns of fc, otherwise its rows.
     """
     if kind_of(head) == "eagle1" or not head.settings.get("use_aux_hidden_state", True):
         return Head((config.layers,), config.hidden)

@@ -98,7 +98,10 @@ class Speculator:
             self._learn()
 
     def _learn(self) -> None:
-        """Pass the recorded steps on to the policy. Nothing happens if there are none."""
+        """Pass the recorded steps on to the policy. Nothing happens if there are none.
+
+        They are passed on oldest first, and then forgotten.
+        """
         steps = self._unlearned
         self._unlearned = []
         for trees, spent in steps:
@@ -113,6 +116,10 @@ class Speculator:
         If the policy may pause, a result of 0 starts a pause or continues one. If trees of some sequences
         grow asynchronously, only those sequences are planned. Other sequences, whose prompts have just been
         processed, get their first tree one step later, so that the growing trees do not wait for them.
+
+        A pause that is not over counts these sequences as trees that passed, and the result is 0. A pause
+        ends for entirely new sequences if the policy allows that. If the result is 0, trees that grow
+        asynchronously are discarded, unless a pause has still to pass.
         """
         live = self._draftable(sequences)
         ahead_of = self._async_sequences
@@ -142,6 +149,8 @@ class Speculator:
         may end for new sequences.
 
         sequences: Ids of the sequences that request a tree.
+
+        Nothing happens while the speculator catches up. Recorded steps are passed on to the policy first.
         """
         if self._pause.state is PauseState.CATCHING_UP or not self._sequences.isdisjoint(sequences):
             return
@@ -157,6 +166,9 @@ class Speculator:
 
         num_requests: Number of sequences that request trees in this step.
         num_drafted: Number of all sequences that are drafted for.
+
+        Once at least as many sequences request trees as before the pause, the speculator has caught up.
+        Outside of catching up, the number of requests is remembered and returned.
         """
         known = min(self._num_requested, num_drafted)
         if num_requests >= known:
@@ -172,6 +184,8 @@ class Speculator:
 
         num_trees: Number of trees that were not drafted since the last call.
         num_sequences: Number of sequences per step.
+
+        Recorded steps are passed on to the policy first.
         """
         self._learn()
         pause = self._pause.passed(num_trees, num_sequences)
@@ -195,6 +209,9 @@ class Speculator:
         for `finish`.
 
         levels: Number of levels to grow, from `plan_levels`; at least 1.
+
+        A selection of the device is dropped unless the asynchronous growth was confirmed for exactly these
+        sequences, in this order.
         """
         (live, limits, due), began = self._planned, self.clock()
         self._levels = levels
@@ -217,6 +234,9 @@ class Speculator:
 
         Return None, and launch nothing, if drafting is paused or if the policy would not draft for all these
         sequences in the next step. The trees have as many levels as the last ones.
+
+        Asynchronous growth that was launched before is discarded. The result is also None if no tree has
+        grown yet.
         """
         self._learn()
         self._drop_async_growth()
@@ -249,6 +269,9 @@ class Speculator:
 
         The host must select if a second proposer's candidates joined the last trees, if all sequences may
         write only their bonus token, or if the policy does not fix the number of nodes.
+
+        None is also returned if no trees grow asynchronously, or if the proposer cannot select on the
+        device. A previous selection is forgotten.
         """
         self._chosen = None
         live = len(sequences)
@@ -276,6 +299,9 @@ class Speculator:
         max_rows: Maximum number of nodes of all trees together, roots included.
 
         The time between `begin` and this call is not counted as time of growing.
+
+        A tree may have its root alone, if no node is worth sending. Nodes deeper than a sequence's limit,
+        and nodes after an end of its text, are barred.
         """
         limits = growth.limits
         live = growth.sequences
@@ -314,6 +340,9 @@ class Speculator:
 
         sequences: The sequences that request a tree. One whose tree grows asynchronously is included even if
             it can have no level by now.
+
+        A tree that is still growing keeps its sequence in the list, with 0 as its number of levels if it can
+        have none.
         """
         limits = map(self.proposer.max_levels, sequences)
         ahead_of = self._async_sequences
@@ -331,6 +360,9 @@ class Speculator:
         Candidates and worth are returned unchanged if there is no second proposer, if the policy never
         pauses, or if the second proposer has no candidates. They are also unchanged if the trees grew
         asynchronously and the second proposer adds less than LEAST_GAIN tokens per sequence.
+
+        `_blends` records whether the second proposer's candidates joined; it stays as it was if there is no
+        second proposer or the policy never pauses.
         """
         if self.blend is None or not self.budget.adaptive:
             return candidates, values
@@ -407,6 +439,8 @@ class PendingTree(NamedTuple):
 
         Forced tokens do not count as accepted: with forced (5, 6), and 5, 6, 9 written after the root, one
         token is accepted.
+
+        The outcome also says how many of the accepted tokens lie on a path of the drafter's own nodes.
         """
         if self.committed != feature_batch.start or feature_batch.bonus is None:
             return ROOT_ONLY
@@ -422,6 +456,9 @@ def _own_depth(pending: PendingTree, written: Sequence[int]) -> int:
 
     pending: The tree; its first `own_nodes` nodes are the drafter's own.
     written: Ids of the accepted tokens after the root.
+
+    The depth of the last own node on the path is returned: 0 if the first accepted token is no own node, and
+    the number of tokens if all are.
     """
     below = children(pending.tree.parents)
     tokens = pending.tree.tokens

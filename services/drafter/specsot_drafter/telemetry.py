@@ -22,6 +22,8 @@ class DrafterTelemetry(DrafterObserver):
         """Register the metrics.
 
         observation: The registry of metrics, which may be None, and the tracer.
+
+        Without a registry, the metrics are counted but not exported.
         """
         registry = observation.registry
         self._tracer = observation.tracer
@@ -49,6 +51,8 @@ class DrafterTelemetry(DrafterObserver):
         does nothing.
 
         feature_batches: The messages of the last stage.
+
+        The span is a child of the newest traced step, with links to the other ones.
         """
         contexts = [features.trace for features in feature_batches if features.trace]
         if not (contexts and self._tracer.on):
@@ -63,6 +67,8 @@ class DrafterTelemetry(DrafterObserver):
 
         drafts: The message for stage 0.
         seconds: Seconds that observing and drafting took.
+
+        A tree that is its root alone is not counted.
         """
         grown = [len(draft.tree) - 1 for draft in drafts.drafts if len(draft.tree) > 1]
         self._trees.inc(len(grown))
@@ -75,7 +81,10 @@ class DrafterTelemetry(DrafterObserver):
         self._epoch = None
 
     def _collect(self) -> Iterator[Metric]:
-        """Yield the gauges of the current epoch. Nothing is yielded outside an epoch."""
+        """Yield the gauges of the current epoch. Nothing is yielded outside an epoch.
+
+        They are those that `epoch_gauges` makes of the epoch and its number of free pages.
+        """
         if self._epoch is not None:
             configuration, free = self._epoch
             yield from epoch_gauges("drafter", configuration, free())

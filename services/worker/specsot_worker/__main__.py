@@ -25,6 +25,9 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
     """Return the program that runs a worker with these options.
 
     arguments: The arguments without the program's name. None: those of the command line.
+
+    Exits with status 2 if an option is wrong, see `read_config`. Defaults of the runtime's environment
+    variables are set after the options have been read. On a GPU, the worker verifies on a thread of its own.
     """
     from specsot_worker.config import read_config
 
@@ -62,7 +65,13 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
 
 
 def main() -> int:
-    """Run the worker until it ends. Return the exit status."""
+    """Run the worker until it ends. Return the exit status.
+
+    Reads the options of the command line, which exits with status 2 if one is wrong. The status is 0 after a
+    signal, 2 for a missing or broken model, missing torch or a member that the master rejects, and 1 for any
+    other error. Ctrl-C before the members run
+    gives INTERRUPTED of `runtime_env`.
+    """
 
     def run() -> int:
         """Run the worker until it ends. Return the exit status."""

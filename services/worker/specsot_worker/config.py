@@ -67,6 +67,9 @@ def read_failpoint(text: str) -> Failpoint:
     """Return the failpoint that an option describes. Raises ValueError for any other text.
 
     text: "hang@20", or "worker-1:die@20" for the worker of that name only.
+
+    The fault is `hang` or `die`, and the number that of the frame, counted from 1. Without a name, every
+    worker has the fault.
     """
     match = re.fullmatch(r"(?:(.+):)?(\w+)@(\d+)", text)
     if match is None or match[2] not in FAULTS:

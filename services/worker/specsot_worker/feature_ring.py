@@ -62,6 +62,9 @@ class FeatureRing:
         rows: Which rows of `features` are appended. None: all.
 
         Raises WireError for features of another width.
+
+        `oldest` moves on if the ring is full. Features may be written later, together with those of the next
+        steps; they can be loaded all the same. Appended are the rows in the given order.
         """
         if features.shape[1] != self._rows.shape[1]:
             raise WireError(
@@ -81,6 +84,10 @@ class FeatureRing:
         """Return features, [len(numbers), width].
 
         numbers: Numbers of the features, in any order, none of them below `oldest`.
+
+        Loading features older than those that were appended last writes everything that was put off. The
+        result may be the appended tensor itself, which must not be changed. `numbers` has at least one
+        element.
         """
         first = self.appended - len(self._newest)
         if numbers == [*range(first, self.appended)]:
@@ -96,6 +103,8 @@ class FeatureRing:
         """Copy the features that were put off into the ring. Nothing happens if there are none.
 
         With size 4, the features 2..5 are the rows 2, 3, 0 and 1: two copies, one up to the end of the ring.
+
+        Of more features than the ring holds, only the newest are written.
         """
         if not self._unwritten:
             return

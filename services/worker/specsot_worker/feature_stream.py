@@ -166,6 +166,9 @@ class FeatureStream:
         None for a sequence of which the ring does not hold all these features.
 
         requests: A sequence and a range of its positions each.
+
+        Also None for an unknown sequence, for positions that are not committed yet, for an empty range, and
+        if the drafters read no features. Frames that were left aside during a pause are recorded first.
         """
         self.catch_up()
         found = list[Tensor | None]()
@@ -184,6 +187,8 @@ class FeatureStream:
 
         Sequences of a drafter that is missing now are divided among the others, which are then sent
         everything that belongs to these sequences.
+
+        What was sent to a drafter that stays is remembered; what was sent to a missing drafter is forgotten.
         """
         self.catch_up()
         previous = self._receivers
@@ -204,6 +209,9 @@ class FeatureStream:
 
         A drafter may get several messages: if it does not know the source of a fork yet, the source is sent
         before the fork.
+
+        Drafters that have nothing to be sent are missing in the result. A frame that is recorded later is
+        kept without its hidden states. Frames that were left aside earlier are recorded before this one.
         """
         computed, wall = self._step_clock.step_seconds(frame, now)
         if frame.paused or not self._receivers:
@@ -235,6 +243,8 @@ class FeatureStream:
 
         For each of several drafters, a step takes as long as it does with the trees of the others, which it
         cannot change.
+
+        A tree of an unknown sequence, or of another drafter's sequence, is not counted.
         """
         trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
         if len(self._receivers) == 1 or len(trees) < len(frame.segments):
@@ -249,6 +259,9 @@ class FeatureStream:
         frame: The verified frame.
         num_tokens: Number of its tokens. At least MAX_ROWS_PER_STEP features may be sent, or this number if
             it is larger.
+
+        Trees of a frame during resuming are counted. Closings that were not sent so far come first, in a
+        message of their own.
         """
         receiver.unsent_trees += receiver.drafted_trees(frame) if frame.catching_up else 0
         first_closings = self._pop_closings(receiver)
@@ -266,6 +279,10 @@ class FeatureStream:
         receiver: What the drafter has been sent. It is updated.
         messages: What the drafter is sent about the frame so far.
         timing: A message that has the step's times and nothing else.
+
+        If only closings are to be sent, a message is made for them. The last message also says how many
+        trees were verified during a pause, and whether the drafter must answer: it must if there are several
+        drafters.
         """
         if receiver.unsent_closings:
             messages = messages or [Features(timing.epoch, timing.number)]
@@ -289,6 +306,8 @@ class FeatureStream:
         there are none.
 
         Call it while a device computes, so that steps during a pause do not wait for it.
+
+        The frames are recorded in order, and their closings are applied.
         """
         later = self._deferred
         self._deferred = []
@@ -307,6 +326,8 @@ class FeatureStream:
 
         These closings are sent first, because after a pause the drafter may have no room for new sequences
         before the closed ones are gone.
+
+        The ids are returned in ascending order.
         """
         if not receiver.unsent_closings:
             return ()
@@ -337,6 +358,9 @@ class FeatureStream:
 
             # drafter a drafts for sequence 1, b for 2; then 3 forks from 2
             # -> both have one sequence, so the source decides: b drafts for 3
+
+        In addition, each ancestor of the sequence that does not decode and that the drafter does not have is
+        marked in the drafter's record as not sent. Sequences that the record already has stay as they are.
         """
         source = self._source_of(drafted)
         drafted.drafter = self._least_loaded(source.drafter if source else None)
@@ -364,6 +388,9 @@ class FeatureStream:
         """Return the name of the drafter with the fewest decoding sequences. None if there is no drafter.
 
         preferred: Name of the drafter to choose among equals. None: none is preferred.
+
+        Sequences that have ended do not count. With a single drafter, its name is returned whatever is
+        preferred.
         """
         if len(self._receivers) < 2:
             return next(iter(self._receivers), None)
@@ -383,6 +410,9 @@ class FeatureStream:
         For example:
 
             # tokens [t0 t1 t2 | p0 p1], accepted nodes (0, 2) -> features of tokens [0, 2, 3, 4] are appended
+
+        Openings that are not drafted are skipped. Segments of sequences that are not drafted, or that have
+        ended, append nothing. Nothing is appended without a ring.
         """
         for opening in frame.openings:
             migrated_features = self.migrated.rows(opening) if opening.reused else None
@@ -405,6 +435,11 @@ class FeatureStream:
         opening: What every stage knows about the sequence.
         migrated_features: Features of the tokens after the forked ones, from the previous epoch, [num_reused,
             feature_size]. None: there are none.
+
+        If the opening reuses tokens from the previous epoch but their features are missing, the sequence
+        starts without any features in the ring, and this is logged. A fork shares those features of its
+        source that are still numbered and lie before the fork's length. Without a ring, no features are
+        recorded.
         """
         fork = opening.fork
         if fork and fork.sequence not in self._sequences:
@@ -435,6 +470,10 @@ class FeatureStream:
         number: Number that the feature of its first committed token will have in the ring.
 
         Returns () if the sequence is not drafted or has ended.
+
+        If the outcome ends the sequence, the sequence is marked as ended and () is returned. Otherwise the
+        committed count grows by the number of returned tokens; with an outcome, the wanted draft round
+        becomes the outcome's plus one and its forced tokens are remembered.
         """
         drafted = self._sequences.get(segment.sequence)
         if drafted is None or drafted.ended:
@@ -457,6 +496,9 @@ class FeatureStream:
         sequence is ignored.
 
         sequence: Id of the sequence.
+
+        A drafter that was not even sent the opening is not sent the closing. Migrated features of the
+        sequence are dropped.
         """
         self.migrated.drop(sequence, features=True)
         self._sequences.pop(sequence, None)
@@ -476,6 +518,9 @@ class FeatureStream:
 
         A further message is needed while the drafter still had unknown sequences: these may fork from what
         was just sent. Tokens whose features were overwritten have a message of their own, without features.
+
+        With max_features 0 or less, the result is []. Unknown sequences that have ended are not opened.
+        Openings and ranges without features do not count toward `max_features`.
         """
         messages: list[Features] = []
         while max_features > 0:
@@ -532,6 +577,10 @@ class FeatureStream:
         A fork is opened once the drafter has the source's tokens that the fork shares. If the drafter will
         never get them, because the source has ended, is unknown or belongs to another drafter, the fork is
         opened as a sequence of its own.
+
+        None means that the source is still running but the drafter does not have enough of its tokens.
+        Otherwise the drafter's record of the sequence becomes the number of forked tokens, or 0 without a
+        fork.
         """
         sequence = drafted.opening.sequence
         fork = drafted.opening.fork
@@ -562,6 +611,10 @@ class FeatureStream:
         sequences that lack the fewest come first.
 
             # the drafter has 4 tokens of 9, and the ring holds the last 3 -> [4, 6) is lost, [6, 9) is sent
+
+        Ended sequences, sequences that the drafter does not know, and sequences of which it lacks nothing
+        give no range. With max_features 0 or less, both lists are []. A range is cut where the maximum is
+        reached; its remaining positions stay unsent.
         """
         order = dict.fromkeys(segment.sequence for segment in frame.segments) | self._sequences
         lags = [(lag, one) for one in map(self._sequences.get, order) if one and (lag := receiver.lag(one))]
@@ -607,6 +660,10 @@ class FeatureStream:
             # tokens [a b c d], committed 3, draft round 5 is wanted:
             # part [0, 2) -> tokens (a, b), bonus None, draft round None
             # part [0, 3) -> tokens (a, b, c), bonus d, draft round 5
+
+        `bonus` and the draft round are also None while the sequence's prompt is being fed. While drafting is
+        resuming, a batch up to the newest committed token has a `bonus` and the forced tokens but no draft
+        round.
         """
         drafted = self._sequences[part.sequence]
         tokens = self._tokens[part.sequence]

@@ -57,6 +57,8 @@ def reporting(links: RingLinks, verify: Verify) -> Verify:
 
     Stage 0, whose next step waits for the result, receives it first, with the trees that were drafted on this
     thread. The master is second.
+
+    Stage 0 is sent the result only if it is another process.
     """
 
     def verify_and_report(*frame: Frame) -> VerifiedFrame:

@@ -75,6 +75,10 @@ class StageLoader:
         gpus: Maps a device option, such as cuda, to the names of the devices that it may stand for, by GPU
             id.
         prepare_frame: Called before a stage runs each frame. None: nothing is called.
+
+        Raises InvalidRequest for an unknown quantization, and ModelError if the packages that a quantization
+        needs are missing. InvalidRequest is also raised if the model cannot be split over
+        `tensor_parallel` devices, or if there are too few of them.
         """
         self._options = options = as_published(options, options.base)
         self._name = name
@@ -131,6 +135,10 @@ class StageLoader:
         what the master is to know of this worker: its memory, speed, layers and device.
 
         Raises ModelError if there is no room for the fixed range.
+
+        Without a fixed range, the vocabulary is read now. A model with routed experts reports a copy speed
+        of 0. `hands_over` is False for a model with recurrent states and for tensor parallelism; `lends` is
+        False for borrowed weights and for the format bin.
         """
         config = self._config
         memory = self._memory()
@@ -203,6 +211,9 @@ class StageLoader:
         layers: The layer range to run. Missing layers are loaded.
 
         Raises ModelError if there is no room for it.
+
+        If the configuration names another GPU, the stage moves there first, and what was loaded elsewhere is
+        dropped.
         """
         self._move_to(configuration.gpu)
         fused = configuration.head.width if configuration.head else 0
@@ -217,6 +228,9 @@ class StageLoader:
         returned unchanged.
 
         configuration: The epoch as the master has configured it.
+
+        If the head names taps, they are remembered for later epochs. Without a head, the configuration is
+        returned unchanged.
         """
         head = configuration.head
         self._taps = (head.taps if head else ()) or self._taps
@@ -228,6 +242,8 @@ class StageLoader:
         """Download or borrow the files of these layers. Nothing happens if they are present.
 
         layers: The layer range.
+
+        How much of borrowed weights was fetched is logged.
         """
         if isinstance(self._files(), AbsentWeights):
             files = WeightFiles(self._options.base, self._options.model_format == "bin")
@@ -242,6 +258,9 @@ class StageLoader:
             memory that was free at the beginning stays free, and at least the memory of the KV pages.
 
         Raises ModelError if there is no room for the next of `layers`.
+
+        With None, False is also returned if the weights are still to be fetched, or if the free memory is
+        unknown. The present range stays loaded.
         """
         free = self._free()
         range_to_load = layers or Range(0, self._config.layers)
@@ -266,6 +285,9 @@ class StageLoader:
 
         layer: Range of this one layer.
         free: Free bytes of the device. None: unknown, and the result is False.
+
+        The floor is set at the first call: half of the free bytes, or the bytes of the KV pages if that is
+        more.
         """
         if free is None:
             return False
@@ -279,6 +301,9 @@ class StageLoader:
         stage: The stage of this epoch, which must hold the last layer.
         configuration: The epoch as the master has configured it. If it has no draft head, the verifier keeps
             no features.
+
+        On a GPU, the sampling kernels are compiled now. Without a tokenizer, no token is excluded and
+        sequences have no soft ends.
         """
         self._read_vocabulary()
         decoder = self._load(stage.layers)
@@ -322,6 +347,8 @@ class StageLoader:
         """Use a GPU from now on. What is loaded on another device is dropped.
 
         gpu: Id of the GPU. None, or an unknown id: the device stays.
+
+        Nothing happens if the GPU is the present device.
         """
         device = self._gpus.get(gpu or "", self._device)
         if device != self._device:
@@ -333,6 +360,8 @@ class StageLoader:
     def _free(self) -> int | None:
         """Return the free bytes of the device; with tensor parallelism, of the device that has the least.
         None: unknown.
+
+        Devices whose free bytes are unknown are ignored unless all are.
         """
         devices = devices_of(self._device, self._options.tensor_parallel) or (self._device,)
         found = [self._free_memory(str(device)) for device in devices]
@@ -341,6 +370,8 @@ class StageLoader:
     def _memory(self) -> int | None:
         """Return the bytes that there would be for weights and pages if nothing were loaded yet, at least 0.
         None: unknown.
+
+        The bytes of CUDA graphs for the fixed range, or for all layers, are subtracted.
         """
         free = self._free()
         loaded = self._loaded_bytes(range(self._config.layers))
@@ -374,6 +405,8 @@ class StageLoader:
     def _files(self) -> Weights:
         """Return the weight files, to count what is in them. Nothing is fetched for that, unless one file
         holds all weights.
+
+        If files have still to be fetched, the result knows the names and shapes only.
         """
         if self._absent is None:
             bin_too = self._options.model_format == "bin"
@@ -392,6 +425,8 @@ class StageLoader:
         graphs: Bytes of CUDA graphs.
 
         Raises ModelError if there is too little memory.
+
+        If the free memory is unknown, the check passes.
         """
         if self._decoder is None or self._decoder.layers != layers:
             self._decoder = None
@@ -407,6 +442,9 @@ class StageLoader:
         """Return the decoder of a layer range. Layers that are missing are loaded, others are dropped.
 
         layers: The layer range.
+
+        If the range is the one that is loaded, its decoder is returned as it is. Otherwise `loaded` starts
+        from 0, and each loaded layer is reported.
         """
         if self._decoder is None or self._decoder.layers != layers:
             # As in `_check_fit`, free what is not needed before loading.
@@ -439,6 +477,8 @@ class StageLoader:
         """Record that one more layer has been loaded, and report it.
 
         layers: Number of layers of the range that are loaded by now.
+
+        It is reported by the function `loaded` that the constructor was given, if any.
         """
         self.loaded = layers
         if self._on_layer:

@@ -23,6 +23,9 @@ def add_logprobs(
     queries: The queries from which the outcomes came, with the sequence's options and the numbers of its
         logits.
     logits: Logits of all nodes, [num_nodes, vocab].
+
+    If no sequence asks for them, all outcomes are returned unchanged. Each token gets as many of the
+    likeliest tokens as its sequence asks for.
     """
     num_tops = [query.state.opening.logprobs for query in queries]
     rows = list[int]()
@@ -55,6 +58,8 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], num_top: int) ->
     logits: [n, vocab].
     tokens: The n token ids, one for each row.
     num_top: How many of the likeliest tokens are listed; at most the size of the vocabulary. 0: none.
+
+    The values of the likeliest tokens are not raised.
     """
     logprobs = logits.float().log_softmax(-1)
     token_values = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None]).flatten()

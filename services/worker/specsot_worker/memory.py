@@ -81,6 +81,9 @@ class LayerMemory:
 
         layers: The layer range over which the mean is taken. None: the range is not known yet, so the largest
             layer counts.
+
+        The share is larger the more of `--kv-memory` the states take, because the positions have only the
+        rest.
         """
         every = [Range(layer, layer + 1) for layer in range(self.config.layers)]
         each = max(self._row(one) for one in ([layers] if layers else every))
@@ -132,6 +135,9 @@ class LayerMemory:
 
         configuration: The epoch as the master has configured it.
         layers: The layer range of this worker.
+
+        Features of the ring count only for the last stage, and slices only for layers of this range that are
+        tapped.
         """
         rows = configuration.pages * configuration.page_rows
         taps = sum(len(configuration.taps_of(one)) for one in configuration.stages if one.layers == layers)
@@ -150,6 +156,9 @@ class LayerMemory:
         width: Number of elements of a feature that the layers sum up. 0: none.
         layers: The layer range. None: not known yet. Then all layers count, if their weights fit into `room`.
         room: Bytes that are available. None: unknown.
+
+        Nothing is captured if the device has no such kernels, if the model's layers or quantization cannot
+        be captured, or with tensor parallelism for layers that cannot be fused.
         """
         kind = self.options.quantization
         grouped = self.options.batch_invariant

@@ -53,6 +53,9 @@ class MigratedKV:
         """Set the order that is being carried out.
 
         order: The master's order, which names the sequences to migrate, the senders and the receivers.
+
+        If the order is for a later epoch than the stored KV, everything stored is discarded; if for an
+        earlier one, the same happens.
         """
         # The later epoch was named by a sender only, so the master's order wins.
         if order.epoch < self._epoch:
@@ -72,6 +75,10 @@ class MigratedKV:
 
             # present: positions 0..9; message with first 8 and 4 positions -> positions 10 and 11 are added
             # present: positions 0..9; message with first 12 -> ignored, because 10 and 11 are missing
+
+        A message for an earlier epoch, or for a sequence and layer that were reported as closed, is ignored.
+        A message for a later epoch discards everything stored before. The report that a sequence is closed
+        counts OVER_BYTES, and is ignored if MAX_BYTES would be exceeded.
         """
         self._enter(message.epoch)
         key = (sender, message.sequence, message.layer)
@@ -120,6 +127,9 @@ class MigratedKV:
         A decoding sequence is the only one that needs its KV, so the KV is removed. That of a prefix stays.
 
             # opening: fork of 6 tokens, 4 reused ones -> positions 6..9 of the received KV
+
+        The result has only the positions that the opening reuses, without those that it forks from another
+        sequence. For a decoding sequence the stored KV is removed even if the result is None.
         """
         assert opening.reused is not None
         layer = self._order.model_layers if layer is None else layer
@@ -133,6 +143,8 @@ class MigratedKV:
         """Drop the KV of all other layers: it belongs to an order that was replaced by a later one.
 
         layers: The layers whose KV stays.
+
+        A record that a sequence is closed stays.
         """
         for key in tuple(self._rows):
             if not layers.first <= key[2] < layers.last:
@@ -163,6 +175,8 @@ class MigratedKV:
         nothing happens.
 
         epoch: Number of the epoch for which KV is migrated.
+
+        The number of stored bytes starts from 0 then, and the order stays.
         """
         if epoch > self._epoch:
             self._rows.clear()
@@ -206,6 +220,8 @@ class StageRows:
 
         requests: A sequence with a range of its positions, and a layer of this stage by its number in the
             model.
+
+        Also None if the sequence is unknown.
         """
         found = list[Tensor | None]()
         for request, layer in requests:
@@ -222,6 +238,9 @@ class StageRows:
         frame: The frame that is about to run.
 
         Raises WireError if the KV is not present.
+
+        A sequence's pages are filled once, with its first segment. Received KV of a closed sequence is
+        dropped unless an opening that is not filled yet reuses it.
         """
         self._unfilled |= {one.sequence: one for one in frame.openings if one.reused}
         for segment in frame.segments if self._unfilled else ():
@@ -246,6 +265,8 @@ class StageRows:
 
         closed: Id of the sequence that closes. It is the result itself, unless it had not started and would
             have reused the KV of another sequence; then that sequence is the result.
+
+        An opening of the sequence that has not been filled is forgotten.
         """
         waited = self._unfilled.pop(closed, None)
         return waited.reused.sequence if waited and waited.reused and waited.decodes else closed
@@ -297,6 +318,9 @@ class RowHandover:
         order: The master's order, which names the sequences, the senders and the receivers.
         copies: Copies KV of the running epoch. None if this worker only receives.
         uplink: Link to the master, which is informed when this worker has received everything.
+
+        If the order names this worker as no receiver, nothing is awaited. If it names this worker as no
+        sender, nothing is sent. Sending runs in the background.
         """
         self.stop()
         self.rows.expect(order)
@@ -311,6 +335,8 @@ class RowHandover:
         this worker is dropped.
 
         epoch: Number of the epoch that begins.
+
+        Without an order, or if the newest order names this worker as no receiver, nothing is dropped.
         """
         self.stop()
         self.ready = self.rows
@@ -320,7 +346,10 @@ class RowHandover:
         self._own_layers = None
 
     def stop(self) -> None:
-        """Stop sending, and stop waiting for KV. KV that has been received stays."""
+        """Stop sending, and stop waiting for KV. KV that has been received stays.
+
+        Nothing happens if nothing is being sent or awaited.
+        """
         if self._sending:
             self._sending.cancel()
         self._sending = self._waiting = None
@@ -339,6 +368,10 @@ class RowHandover:
     async def _report_received(self) -> None:
         """Inform the master, once, that all KV of this worker's layers has been received. Nothing happens
         while KV is missing.
+
+        Nothing happens either without an order for this worker's layers, or if the report was sent before.
+        The report names the sequences that the senders have closed. An error of the link to the master is
+        ignored.
         """
         if self._waiting and self.rows.complete(self._waiting[1]):
             (order, layers, uplink) = self._waiting
@@ -356,6 +389,9 @@ class RowHandover:
 
         order: The order that is carried out.
         copies: Copies KV of the running epoch. None: nothing is sent.
+
+        A receiver that shares no layers with this worker is skipped. At the end, the master is informed if
+        this worker, as a receiver, has everything already.
         """
         own_layers = next((order.held_by(one) for one in order.givers if one.name == self._name), None)
         for receiver in order.takers if own_layers and copies else ():
@@ -377,6 +413,8 @@ class RowHandover:
         order: The order that is carried out.
         copies: Copies KV of the running epoch.
         layers: The layers whose KV is sent.
+
+        KV that this worker stores itself is not sent over a link.
         """
         if receiver.name == self._name:
             await _send(order, copies, layers, lambda one: self.take(self._name, one))
@@ -419,6 +457,8 @@ def _jobs(requests: Sequence[RowsOf], layers: Range, model_layers: int) -> Itera
 
         # JOB_ROWS 4096, sequences of 3000 and 2000 positions, layers 0 and 1
         # -> jobs [(3000, layer 0)], [(2000, layer 0)], [(3000, layer 1)], [(2000, layer 1)]
+
+    A job with one sequence and layer may exceed JOB_ROWS.
     """
     job = list[LayerRows]()
     num_positions = 0

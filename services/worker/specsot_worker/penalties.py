@@ -18,6 +18,8 @@ def without_tokens(
     logits: Function from hidden states [num_tokens, hidden_size] to logits [num_tokens, vocab]. It must
         return a new tensor for each call.
     tokens: Ids of the excluded tokens, below the size of the vocabulary. Empty: `logits` itself is returned.
+
+    Tensors of the returned function are those of `logits` changed in place.
     """
     barred: torch.Tensor | None = None
 
@@ -45,6 +47,8 @@ def apply_penalties(logits: torch.Tensor, sampling: Sampling, counts: Mapping[in
     sampling: Sampling parameters of the sequence, with `logit_bias` and the penalties.
     counts: How often the sequence has generated each token, by token id. Tokens of the prompt are present
         with a count of 0. Empty: no penalty applies.
+
+    A bias is applied to its token even if the sequence has not generated it.
     """
     if sampling.logit_bias:
         _bias(logits, sampling.logit_bias)
@@ -74,6 +78,9 @@ def _penalise(logits: torch.Tensor, sampling: Sampling, counts: Mapping[int, int
     The repetition penalty is that of CTRL (Keskar et al. 2019): a positive logit is divided by it, another is
     multiplied. Frequency and presence penalties are OpenAI's and concern tokens that the sequence generated
     itself.
+
+    A repetition penalty of 1, and frequency and presence penalties of 0, change nothing. Tokens of the
+    prompt that were not generated get the repetition penalty only.
     """
     index = torch.tensor(list(counts), device=logits.device)
     num_generated = torch.tensor(list(counts.values()), dtype=logits.dtype, device=logits.device)

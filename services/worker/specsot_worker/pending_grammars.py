@@ -50,6 +50,8 @@ class PendingGrammars:
 
         If any sequence of the frame must wait, the returned frame has no compute times, because they belong
         to the whole frame.
+
+        Openings and closings stay in the returned frame, whose segments may be none.
         """
         if self._compiling.keys().isdisjoint(segment.sequence for segment in frame.segments):
             return frame
@@ -62,6 +64,9 @@ class PendingGrammars:
         """Remove and return what no longer waits: the compiled grammars by sequence, as futures that are
         done, and the segments that waited for them, as one frame with number 0, because no step belongs to
         it. Call it only while `ready` is not empty.
+
+        The frame has the epoch of the newest such segment, and the segments in the order of arrival.
+        Grammars of sequences without held-back segments stay.
         """
         grammars = {sequence: self._compiling.pop(sequence) for sequence in self.ready}
         ready_parts = [part for part in self._held if _sequence(part) in grammars]
@@ -93,6 +98,8 @@ def _split_frame(frame: Frame) -> list[Frame]:
     For example:
 
         # tokens [a0 a1 | b0 | c0 c1] -> frames with hidden states [0:2], [2:3] and [3:5]
+
+    The frames have no openings, closings and compute seconds.
     """
     parts = list[Frame]()
     first = 0

@@ -57,6 +57,8 @@ class PromptScores:
         are skipped, and nothing happens if no sequence has asked.
 
         frame: The frame, with hidden states of the last layer.
+
+        Trees are skipped. Asserts that a frame with a prompt to be scored has hidden states.
         """
         if not self._scores:
             return
@@ -96,6 +98,9 @@ class PromptScores:
         For example:
 
             # chunks [a b c] and [d e]: hidden a, b score b, c; then hidden c, d score d, e
+
+        The chunk's last hidden state is kept for the next chunk. The first token of the prompt gets no
+        entry.
         """
         previous = score.last
         score.last = hidden[-1:].clone()

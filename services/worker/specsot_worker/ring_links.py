@@ -43,7 +43,10 @@ class RingLinks:
         return self.next_stage or self.sequencer
 
     async def close(self) -> None:
-        """Close every link except the one to the master."""
+        """Close every link except the one to the master.
+
+        The links are closed at the same time. Missing links are skipped.
+        """
         links = (self.next_stage, self.sequencer, *self.drafters.values())
         await asyncio.gather(*(link.close() for link in links if link is not None))
 
@@ -52,6 +55,8 @@ def stage_index(configuration: Configuration) -> int:
     """Return this worker's index among the stages of an epoch. Raises Refused if there is no stage for it.
 
     configuration: The epoch as the master has configured it; `you` is this worker's name.
+
+    The index counts from 0, in the order of the ring.
     """
     for index, stage in enumerate(configuration.stages):
         if stage.name == configuration.you:
@@ -68,6 +73,11 @@ def may_send(configuration: Configuration, arrival: Arrival) -> bool:
 
     A sender whose name is neither a stage's nor the master's must be a drafter. Messages of kinds that no
     rule names may come from any member.
+
+    Frames come from the preceding stage only, and never to stage 0. Results come from the last stage. Drafts
+    and taps come from the preceding stage (for stage 0: the last stage) or from a drafter. The report of a
+    loss comes from the lost member itself or from the last stage. Orders, and news of drafters, come from
+    the master.
     """
     index = stage_index(configuration)
     names = [stage.name for stage in configuration.stages]
@@ -91,12 +101,16 @@ def may_send(configuration: Configuration, arrival: Arrival) -> bool:
 
 
 async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) -> RingLinks:
-    """Connect to every member to which this stage sends. Raises Unavailable, which names the member that
-    cannot be reached.
+    """Connect to every member to which this stage sends, and return the links. Raises Unavailable, which
+    names the member that cannot be reached.
 
     configuration: The epoch as the master has configured it.
     dialer: Opens links.
     uplink: Link to the master, which is open already.
+
+    Raises Refused if the configuration has no stage for this worker. Only the last stage dials drafters, and
+    stage 0 if it is not stage 0 itself. The link to the next stage rounds hidden states to 8 bits if the
+    configuration says so.
     """
     index = stage_index(configuration)
     stages = configuration.stages
@@ -156,6 +170,9 @@ class FutureEpochMessages:
 
         epoch: Number of the message's epoch.
         arrival: The message with its sender.
+
+        There is no room if as many messages are kept as allowed, or if their tensors would take more bytes
+        than allowed.
         """
         size = tensor_bytes(arrival.message)
         if epoch <= self._past_epoch:
@@ -173,6 +190,9 @@ class FutureEpochMessages:
         earlier epochs are dropped.
 
         epoch: Number of the epoch, which begins now.
+
+        Messages of later epochs stay. From now on, messages of this epoch and earlier ones are ignored by
+        `hold`.
         """
         released = [arrival for number, arrival in self._held if number == epoch]
         self._held = [one for one in self._held if one[0] > epoch]
@@ -185,6 +205,8 @@ def tensor_bytes(message: object) -> int:
     """Return the size of the tensors in a message, in bytes. 0 for a message without tensors.
 
     message: Any message of the ring.
+
+    Counted are the fields weight, hidden, fused and rows; a value without a size counts 0.
     """
     tensors = (getattr(message, name, None) for name in ("weight", "hidden", "fused", "rows"))
     return sum(int(getattr(tensor, "nbytes", 0)) for tensor in tensors)

@@ -125,6 +125,8 @@ def _rounded(message: Any) -> Any:
     without hidden states, unchanged.
 
     message: Any message of the ring.
+
+    Frames are not changed; a new one is returned.
     """
     if not isinstance(message, Frame) or message.hidden is None:
         return message

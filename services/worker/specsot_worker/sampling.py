@@ -74,6 +74,8 @@ def choose_tokens(
     requests: How each row's token is drawn, one per row. Empty: the argmax of every row.
     meanwhile: Called with all targets on the device, int32 [num_rows], before the host waits for them; on a
         GPU only. None: nothing is called. See `find_targets`.
+
+    Rows with temperature 0 get the argmax. On a CPU, `meanwhile` is not called.
     """
     if logits.is_cuda and HAS_KERNEL:
         from specsot_kernels.gpu.drawing import choose_tokens
@@ -95,6 +97,8 @@ def compile_draws(logits: torch.Tensor) -> None:
     """Compile the GPU's sampling kernels before the first request needs them. Nothing happens on a CPU.
 
     logits: Any logits on the device, [1, vocab].
+
+    Three tokens are drawn and dropped: by the argmax, without truncation, and with top-p.
     """
     if logits.is_cuda:
         for sampling in (Sampling(), Sampling(1.0), Sampling(1.0, top_p=0.9)):
@@ -106,6 +110,8 @@ def draw_setting(request: DrawRequest) -> tuple[float, float, float, float, floa
     for the argmax; the other values are then neutral.
 
     request: How the token is drawn.
+
+    Top-k 0, top-p 1 and min-p 0 are neutral.
     """
     asked = request.sampling
     if asked.temperature == 0:
@@ -145,6 +151,8 @@ def draw_tokens(logits: torch.Tensor, sampling: Sampling, keys: Sequence[int]) -
     logits: [num_rows, vocab]. Masked tokens have logits of -inf.
     sampling: Sampling parameters of all rows. The temperature must be above 0.
     keys: Random bits of each row's draw, from `draw_key`.
+
+    Rows must have finite logits for at least one token.
     """
     tokens, weights = sampling_weights(logits, sampling)
     sums = weights.cumsum(-1, dtype=torch.float64).cpu().numpy()
@@ -165,6 +173,8 @@ def _draw(key: int, tokens: Sequence[int], sums: np.ndarray, size: int) -> int:
 
         # size 4, tokens 0..3 with weights .1 .2 .3 .4: bit 1 is set with probability .7,
         # then bit 0 with probability .4 / .7
+
+    The sums of the weights need not end at 1.
     """
     token = 0
     first = 0
@@ -192,6 +202,8 @@ def sampling_weights(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Te
 
     logits: [num_rows, vocab].
     sampling: Temperature, top-k, top-p and min-p of all rows.
+
+    Without top-k and top-p, only min-p is applied, if it is above 0.
     """
     shifted = logits.float() - logits.amax(-1, keepdim=True)
     weights = shifted.div_(_temperature(sampling)).softmax(-1)
@@ -208,6 +220,9 @@ def _truncated_weights(weights: torch.Tensor, sampling: Sampling) -> tuple[torch
 
     weights: Softmax of the logits, [num_rows, vocab].
     sampling: Top-k, top-p and min-p of all rows.
+
+    At first 2 * top_k tokens are looked at, or NUCLEUS_CANDIDATES without top-k, and eight times more each
+    time.
     """
     size = weights.shape[-1]
     candidates = 2 * sampling.top_k or NUCLEUS_CANDIDATES
@@ -233,6 +248,9 @@ def _weight_floors(values: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     For example:
 
         # weights .5 .3 .1 .1, top_p .7 -> sums before each next token .5 .8 .9 -> floor .3
+
+    Top-k 0 or beyond the number of given weights, top-p 1 and min-p 0 raise no floor. The smallest floor is
+    MIN_WEIGHT.
     """
     floors = torch.full_like(values[:, :1], MIN_WEIGHT)
     if 0 < sampling.top_k < values.shape[-1]:
@@ -283,6 +301,8 @@ class TargetQuery(NamedTuple):
         node: Number of the node in the tree.
         token: Token id. None, which stands for logits that are not finite, is allowed only where there is no
             mask.
+
+        For masks that are built as needed (`TreeMasks`), None is never allowed.
         """
         if isinstance(self.masks, TreeMasks):
             return token is not None and self.masks.allows(node, token)
@@ -290,7 +310,10 @@ class TargetQuery(NamedTuple):
         return mask is None or (token is not None and bool(mask[token]))
 
     def draw_requests(self) -> list[DrawRequest]:
-        """Return how the token after each node is drawn, by node. Nodes of one depth share a request."""
+        """Return how the token after each node is drawn, by node. Nodes of one depth share a request.
+
+        The list has one request for each node of the tree, in order.
+        """
         far = shape_of(self.tree.parents).depths
         by_depth = [self.draw_request(depth) for depth in range(max(far) + 1)]
         return [by_depth[depth] for depth in far]
@@ -325,6 +348,9 @@ def find_targets(
         called.
     mispredicted: Called with the id of each sequence whose targets given to `meanwhile` may be wrong, because
         a mask excluded an argmax, or because a target became an end token.
+
+    If a sequence has a soft end, one of its targets may be replaced by an end token. `mispredicted` is
+    called only if `meanwhile` was.
     """
     at_once = logits.is_cuda if at_once is None else at_once
     # Walks by number of the query.
@@ -397,6 +423,9 @@ class _PathWalk:
     def follow_argmax(self) -> None:
         """Walk on as long as the argmax of the unmasked row is allowed and not lowered by a bias, which needs
         no logits. Nothing happens if no argmax is known, or if the walk has ended.
+
+        The walk stops before a target that the mask excludes, that is a stop token forbidden by
+        `min_tokens`, or that a bias lowers.
         """
         while self.node is not None and self.best is not None:
             target = self.best[self.query.row + self.node]
@@ -411,6 +440,9 @@ class _PathWalk:
         Tokens that are not allowed get -inf.
 
         logits: Logits of the current node, [vocab].
+
+        Without a mask, a ban, biases or penalties the logits stay as they are. The drafted tokens that the
+        walk has passed count for penalties.
         """
         assert self.node is not None
         state = self.query.state
@@ -447,6 +479,8 @@ def _walk(logits: torch.Tensor, walks: Sequence[_PathWalk]) -> list[_PathWalk]:
 
     logits: Logits of the nodes of all queries, [num_rows, vocab].
     walks: Walks that stand at their roots. They are changed.
+
+    Each walk's targets are recorded in the walk itself.
     """
     for walk in walks:
         walk.follow_argmax()

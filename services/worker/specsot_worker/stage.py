@@ -94,6 +94,8 @@ class DecoderStage:
 
         layer: Number of the layer in the model, within this range.
         weight: Slice of the draft head's weights for this layer, [feature_size, hidden_size].
+
+        Call `capture` afterwards for graphs with this tap.
         """
         self._taps[layer] = self._decoder.hold_tap(weight)
         self._graphs = self.next_step = None
@@ -108,6 +110,8 @@ class DecoderStage:
     def capture(self) -> None:
         """Capture CUDA graphs, where the decoder can be captured; elsewhere do nothing. Call it once every
         tap has arrived; it takes seconds on a GPU.
+
+        Graphs of earlier captures are replaced.
         """
         if self._decoder.capturable:
             taps = {layer: tap for layer, tap in self._taps.items() if isinstance(tap, torch.Tensor)}
@@ -118,6 +122,9 @@ class DecoderStage:
         """Run frames in these graphs from now on, as far as they fit, and predict steps if the stage can.
 
         graphs: Runs whole frames, see `Steps`.
+
+        `next_step` is set for a stage that runs the whole model without recurrent states, and None
+        otherwise.
         """
         self._graphs = graphs
         # Speculative launches need the whole model on one device. Layers with recurrent states are excluded:
@@ -137,6 +144,11 @@ class DecoderStage:
 
         Raises WireError if the hidden states that arrived do not match the header, or if token ids are beyond
         the vocabulary.
+
+        If the frame's step was predicted, its outputs are used; otherwise the frame is planned here. Then
+        the step after it is predicted if the stage can. `seconds` of the result are those of the preceding
+        stages followed by this stage's. An error in the transfer of hidden states is raised on the last
+        stage.
         """
         if self._prepare_frame:
             self._prepare_frame()
@@ -166,6 +178,9 @@ class DecoderStage:
         hidden states and fused features, both None for a frame without tokens.
 
         frame: The frame to run.
+
+        KV pages of sequences that the frame closes are cleared. Raises WireError as `run` does, and if
+        migrated KV is missing.
         """
         plan = plan_frame(self._table, frame)
         moves = self._prepare_pages(frame, plan)
@@ -180,6 +195,9 @@ class DecoderStage:
 
         frame: The frame to run.
         step: The predicted step, in the state PREPARED or CONFIRMED.
+
+        Its sequences' reused KV is filled in, and the sequences that the frame closes are closed in the page
+        table and their pages cleared. The returned features include the taps of previous stages.
         """
         assert self.next_step is not None
         entry, earlier_taps = self._inputs(frame, step.rows)
@@ -217,6 +235,9 @@ class DecoderStage:
         model's first layers (`skip_layers`), or has a window per head and layer. It suffices to compare the
         first layer of the range with the last: skipped layers come first, and with windows per head every
         call of `PolicySpan.at` returns a new `sight`, so that no two layers have the same object.
+
+        A frame also runs kernel by kernel without captured graphs, and if its layers see different KV; this
+        is counted, see `_warn_uncaptured`.
         """
         entry, earlier_taps = self._inputs(frame, len(plan.slots))
         end_layers = self.layers.first, self.layers.last - 1
@@ -236,6 +257,9 @@ class DecoderStage:
         num_tokens: Number of tokens of the frame.
         num_sequences: Number of its sequences.
         same_kv: True if tokens see the same KV in all layers, so that only room was lacking.
+
+        Nothing is counted without captured graphs, or for a frame with more tokens than the largest graph
+        for trees, which carries prompts only.
         """
         # Frames with more tokens than that carry prompts only, see `prompt_rows`.
         missed = self._graphs is not None and num_tokens <= BUCKETS[-1]
@@ -254,6 +278,9 @@ class DecoderStage:
         a plan.
 
         spans: For each sequence of the frame, its tokens and the KV that they see.
+
+        Without a span of a KV policy, all layers share one plan. The list has one plan for each layer of the
+        range, in order.
         """
         if not any(isinstance(span, PolicySpan) for span in spans):
             return [self._plan(spans)] * len(self.layers)
@@ -278,6 +305,8 @@ class DecoderStage:
         rows: Inputs, positions, KV slots and KV moves of the frame's tokens.
         plans: Attention plan of each layer.
         earlier_taps: Sum of the taps of previous stages, [num_tokens, feature_size]. None: there are none.
+
+        The KV moves are applied first.
         """
         decoder = self._decoder
         entry = rows.entry
@@ -301,6 +330,9 @@ class DecoderStage:
 
         Raises WireError if the hidden states do not match the frame, or if a token id is beyond the
         vocabulary.
+
+        A missing hidden state raises WireError, too, and so does a negative token id. On the first stage,
+        the hidden states of the frame are ignored.
         """
         if self._decoder.layers.first == 0:
             tokens = [token for segment in frame.segments for token in tokens_of(segment)]
@@ -351,6 +383,9 @@ class DecoderStage:
 
         Returns the moves of accepted KV that remain for whatever runs the tokens. If the frame prunes a
         sequence, the moves are applied at once, because pruning reads the moved KV; then () is returned.
+
+        Trimmed pages are cleared. For a tree whose root is fed once more, the slots from its root on are
+        cleared, because rejected drafts there may not be finite.
         """
         for page in plan.trimmed:
             self._kv.clear_page(page)
@@ -372,6 +407,9 @@ class DecoderStage:
         all layers of the stage precede the first pruned layer.
 
         pruning: Slots before and after, the first layer that is pruned, and each head's share.
+
+        Layers before the first pruned one keep all KV. Without shares per head, every head keeps the same
+        number of slots.
         """
         slots = pruning.sources, pruning.targets
         sources, targets = (torch.tensor(each, device=self._decoder.device) for each in slots)
@@ -417,6 +455,8 @@ def _sum(own_taps: torch.Tensor | None, earlier_taps: torch.Tensor | None) -> to
 
     own_taps: [num_tokens, feature_size], which is changed in place. None: this stage has no taps.
     earlier_taps: [num_tokens, feature_size]. None: no previous stage has taps.
+
+    If both are given, the result is `own_taps`.
     """
     if own_taps is None or earlier_taps is None:
         return earlier_taps if own_taps is None else own_taps

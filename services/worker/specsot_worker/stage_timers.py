@@ -58,6 +58,8 @@ class DeviceTimer(HostTimer):
         host's seconds; see the class docstring. For a frame without tokens, return the host's seconds.
 
         rows: Number of tokens of the frame.
+
+        The events of this frame are read by a later call.
         """
         if not rows:
             return super().end(rows)
@@ -114,6 +116,8 @@ def make_timer(device: torch.device, first: bool, last: bool) -> HostTimer:
     device: The device of the stage.
     first: True if the stage runs the model's first layer.
     last: True if the stage runs the model's last layer.
+
+    The three results are `HostTimer`, `LastStageTimer` and `DeviceTimer`.
     """
     if device.type != "cuda" or (first and last):
         return HostTimer()

@@ -30,6 +30,8 @@ class WorkerTelemetry(WorkerObserver):
 
         observation: The registry of metrics, which may be None, and the tracer.
         every: One step in this many is traced, if it carries a traced sequence.
+
+        Without a registry, metrics are counted but not exported.
         """
         registry = observation.registry
         self._tracer = observation.tracer
@@ -71,6 +73,9 @@ class WorkerTelemetry(WorkerObserver):
 
         frame: The composed frame.
         now: Time in seconds.
+
+        A frame without traced sequences, or with a tracer that is off, gets no span and is returned
+        unchanged. Traced sequences are remembered until a frame closes them.
         """
         opened = {opening.sequence: opening.trace for opening in frame.openings if opening.trace}
         self._traced |= opened
@@ -94,6 +99,8 @@ class WorkerTelemetry(WorkerObserver):
         does nothing.
 
         frame: The frame that is computed.
+
+        That is also so if the tracer is off. The span is a child of the frame's trace.
         """
         if not (frame.trace and self._tracer.on):
             return nullcontext()
@@ -105,6 +112,8 @@ class WorkerTelemetry(WorkerObserver):
 
         frame: The frame.
         seconds: Seconds that this stage computed it.
+
+        Counted are one frame and its number of tokens; the seconds enter a histogram.
         """
         self._frames.inc()
         self._rows.inc(sum(map(rows_of, frame.segments)))
@@ -116,6 +125,8 @@ class WorkerTelemetry(WorkerObserver):
 
         result: The result of the frame.
         now: Time in seconds.
+
+        The mean time of a hop is recorded only for a ring of two or more stages.
         """
         if result.number not in self._in_flight:
             return
@@ -130,7 +141,10 @@ class WorkerTelemetry(WorkerObserver):
             span.end({"specsot.tokens": brought, "specsot.compute_seconds": spent})
 
     def disbanded(self) -> None:
-        """End the spans of lost steps with an error, and report no epoch until the next one begins."""
+        """End the spans of lost steps with an error, and report no epoch until the next one begins.
+
+        Sequences that were traced are forgotten.
+        """
         for _, span in self._in_flight.values():
             if span:
                 span.end(error="the epoch ended")
@@ -143,6 +157,8 @@ class WorkerTelemetry(WorkerObserver):
         to the others. Return None if it carries none.
 
         frame: The frame that is launched.
+
+        Sequences of the frame that are not traced are counted in the span's attributes, but not linked.
         """
         carried = {segment.sequence: self._traced.get(segment.sequence) for segment in frame.segments}
         contexts = list(dict.fromkeys(context for context in carried.values() if context))
@@ -153,7 +169,10 @@ class WorkerTelemetry(WorkerObserver):
         return self._tracer.begin("step", contexts[0], contexts[1:], about)
 
     def _collect(self) -> Iterator[Metric]:
-        """Yield the gauges of the current epoch. Nothing is yielded outside an epoch."""
+        """Yield the gauges of the current epoch. Nothing is yielded outside an epoch.
+
+        The gauges are those of pages, of frames that ran without a CUDA graph, and of this stage's layers.
+        """
         if self._epoch is not None:
             configuration, stage = self._epoch
             yield from epoch_gauges("worker", configuration, stage.table.free)
@@ -166,6 +185,8 @@ def _layers_gauge(configuration: Configuration) -> Metric:
     """Return the gauge with the number of layers that this stage runs.
 
     configuration: The epoch as the master has configured it.
+
+    Its labels are the worker's name, its layer range and the index of its stage.
     """
     index = stage_index(configuration)
     mine = configuration.stages[index]

@@ -64,7 +64,10 @@ class VerifiedFrame:
     drafts: tuple[Drafts, ...] | None = None
 
     def on_host(self) -> VerifiedFrame:
-        """Return the same value, with features that were copied to the host's memory."""
+        """Return the same value, with features that were copied to the host's memory.
+
+        Messages without features are kept as they are.
+        """
         features = {
             drafter: tuple(one if one.rows is None else replace(one, rows=one.rows.cpu()) for one in messages)
             for drafter, messages in self.features.items()
@@ -145,6 +148,9 @@ class Verifier:
 
         Segments of sequences whose grammar is still being compiled are held back; `verify_pending` verifies
         them.
+
+        `features` of the result is {} and `drafts` is set if a drafter on this worker's thread has drafted
+        already. Sequences that the frame closes are forgotten.
         """
         began = time.perf_counter()
         for opening in frame.openings:
@@ -193,6 +199,9 @@ class Verifier:
         features. Call it only while `pending_ready` is True.
 
         The result has frame number 0, because no step belongs to it.
+
+        A sequence whose grammar could not be compiled ends with an error of its own. The sequences that
+        ended are forgotten.
         """
         grammars, frame = self._pending.take_ready()
         for sequence, found in grammars.items():
@@ -209,6 +218,9 @@ class Verifier:
         that is still being compiled is added to the pending ones.
 
         opening: What every stage knows about the sequence.
+
+        A prefix, which does not decode, has only its tokens remembered. The tokens of a fork begin with
+        those of its source up to the fork's length, followed by reused tokens of the previous epoch.
         """
         fork = opening.fork
         tokens = self._tokens[fork.sequence][: fork.length] if fork else []
@@ -234,6 +246,8 @@ class Verifier:
         opening: What every stage knows about the sequence, including the grammar that its request asks for.
 
         An error of `find_grammar` becomes the future's error, so that it ends this sequence alone.
+
+        A grammar that is compiled already gives a future that is done.
         """
         compiling: Future[Grammar] = Future()
         try:
@@ -251,6 +265,8 @@ class Verifier:
         changes nothing.
 
         frame: The frame that is being verified.
+
+        For a decoding sequence, the tokens are also recorded in its state, see `DecodeState.read_prompt`.
         """
         for segment in frame.segments:
             if isinstance(segment, PromptChunk):
@@ -268,6 +284,10 @@ class Verifier:
 
             # a tree of 3 nodes, a final prompt chunk of 4 tokens, and one of 2 tokens that is not final:
             # tokens of the frame [t0 t1 t2 | p0 p1 p2 p3 | q0 q1] -> logits of tokens [0, 1, 2, 6]
+
+        Tokens of prompt chunks are recorded first. Targets are those of `find_targets`; log-probabilities
+        are added for sequences that ask for them. The next step is launched here only if every sequence
+        certainly feeds its one new token and `quiet` returns True.
         """
         self._append_prompt(frame)
         self._scores.read(frame)
@@ -304,6 +324,8 @@ class Verifier:
 
         frame: The frame that is being verified.
         queries: Queries of its decoding segments, in the order of the segments.
+
+        Return False, too, if a segment does not decode, or if a tree has more nodes than its root.
         """
         alone = frame.number and len(queries) == len(frame.segments) and not self._pending
         going = (
@@ -320,6 +342,8 @@ class Verifier:
         found: Targets of each query: one token each, or [None] if the logits are not finite.
 
         Nothing is launched if any logits are not finite, or if every sequence ends with its token.
+
+        The step may refuse to launch, for example for token ids beyond the vocabulary; nothing happens then.
         """
         tokens = [token for (token,) in found if token is not None]
         free = [one.state for one, token in zip(queries, tokens) if token not in one.state.opening.stop_ids]
@@ -353,6 +377,9 @@ class Verifier:
         paused: True if drafting is paused or resuming for the segment's frame.
 
         If the sequence's grammar has failed, the outcome is FAILED and has no tokens.
+
+        The outcome of a final prompt chunk also has the log-probabilities of the prompt's tokens, if they
+        were asked for. The failure of a grammar is logged as an error.
         """
         state = self._decoding[segment.sequence]
         if isinstance(segment, PromptChunk):
@@ -372,6 +399,9 @@ class Verifier:
 
         frame: The verified frame.
         outcomes: Its outcomes by sequence.
+
+        Tokens, pending grammars and prompt scores are dropped only for sequences that the frame closes,
+        because forks of an ended sequence may still need its tokens.
         """
         ended = [sequence for sequence, outcome in outcomes.items() if outcome.end]
         for sequence in (*frame.closings, *ended):
@@ -397,6 +427,9 @@ def _target_query(segment: Segment, state: DecodeState, row: int) -> TargetQuery
     segment: A tree, or a final prompt chunk, which counts as a tree of one node, its last token.
     state: What is remembered of the segment's sequence.
     row: Number of the tree's root among the logits of the frame.
+
+    For a chunk, the position is that of the first token after the prompt. Without a grammar there are no
+    masks.
     """
     masks = grammar_masks(segment, state) if state.grammar else ()
     if isinstance(segment, PromptChunk):
@@ -413,6 +446,8 @@ def _add_verify_time(frame: Frame, seconds: float) -> Frame:
 
     frame: The verified frame, with the compute seconds of its stages.
     seconds: Seconds that the verification took.
+
+    A frame without compute seconds is treated as one whose only stage took 0 seconds.
     """
     *before, last = frame.seconds or (0.0,)
     return replace(frame, seconds=(*before, last + seconds))
@@ -423,6 +458,9 @@ def _result(frame: Frame, outcomes: tuple[Outcome, ...]) -> Result:
 
     frame: The verified frame.
     outcomes: Outcomes of its decoding segments. May be empty.
+
+    The result also has the frame's compute seconds, its number of tokens, the number of trees with more
+    nodes than the root, and the number of drafted nodes, roots excluded.
     """
     rows = sum(map(rows_of, frame.segments))
     drafted = [len(segment.tree) - 1 for segment in frame.segments if isinstance(segment, TreeSegment)]

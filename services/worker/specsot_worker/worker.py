@@ -166,6 +166,9 @@ class Worker:
         Ready is sent to the master once every tap has arrived, too. Messages of this epoch that arrived
         before it are handled at the end. Raises Refused if the configuration has no stage for this worker,
         Unavailable if a member cannot be reached, ModelError if there is no room for the layers.
+
+        Preloading of layers that is still running is cancelled first. Nothing of the new epoch is used if an
+        error is raised before its stage, links and verifier or sequencer exist.
         """
         if self._preloading:
             self._preloading.cancel()
@@ -190,6 +193,11 @@ class Worker:
         index: Index of this worker's stage in the ring.
         own_stage: This worker's stage, with its layer range.
         uplink: Link to the master.
+
+        The previous epoch's verification, if it runs on a thread of its own, is awaited first. On the last
+        stage, a verifier is made and given the drafters and the migrated features; on stage 0, a sequencer
+        is made (both on a ring of one stage). Raises what `make_stage`, `connect` and `make_verifier` raise;
+        the current epoch then stays as it was.
         """
         # Verification of the previous epoch holds memory of that epoch, so wait until it is done.
         if self._verify_thread:
@@ -240,6 +248,8 @@ class Worker:
         nothing is used.
 
         active: The epoch that begins.
+
+        If the configuration says that its head sends taps, all remembered taps are discarded.
         """
         current = active.configuration
         if current.head and current.head.taps:
@@ -254,6 +264,9 @@ class Worker:
         order: StandBy names layers to load for a later epoch; HandOver names KV to migrate. Either replaces
             an earlier order of its kind. Outside an epoch, a HandOver makes this worker receive only.
         uplink: Link to the master, which is sent the progress.
+
+        A StandBy cancels layers that are still being preloaded for an earlier StandBy. A HandOver is carried
+        out for the KV of the current epoch if the stage can migrate KV.
         """
         if isinstance(order, HandOver):
             copies = self._copies_of(self._active) if self._active else None
@@ -270,6 +283,10 @@ class Worker:
         active: The running epoch.
 
         Features are copied on the thread that verifies, because that thread also writes them.
+
+        The returned coroutine function takes requests (a range of positions of one sequence, and a layer
+        number) and returns a tensor or None for each. It computes on the verification thread only for
+        features, and only if frames are verified there.
         """
         stage = active.stage
         verifier = active.verifier
@@ -300,6 +317,12 @@ class Worker:
         Messages of later epochs are kept until that epoch begins. Messages of earlier epochs, messages that
         the sender may not send, and messages that only another stage can handle are dropped. Raises
         Unavailable if the loss of a member ends the epoch, Hung if a frame exceeds its time limit.
+
+        `KvRows` are stored in and outside an epoch, but only from a sender that may act as a worker. A
+        message without an epoch number counts as one of the current epoch. Dropping a message for its
+        sender's role logs a warning. Drafts that reach a worker without a sequencer are forwarded to stage 0
+        if this worker has a link to it, and are dropped otherwise. Open, Close and Lease are dropped on
+        other stages than stage 0; Rejoined and DrafterLost are dropped on other stages than the last.
         """
         active = self._active
         message = arrival.message
@@ -350,8 +373,11 @@ class Worker:
         """Run one turn of the main loop: first what had to wait for the end of a verification, then every
         frame that is due.
 
-        Returns after how many seconds `run_due` must be called again, even if no message arrives. Returns
-        None if it need not be called before the next message, and outside an epoch.
+        Returns after how many seconds `run_due` must be called again, even if no message arrives. Returns None
+        if it need not be called before the next message, and outside an epoch.
+
+        While a frame is being verified on another thread, or while a grammar is being compiled, the result
+        is at most POLL_SECONDS.
         """
         active = self._active
         if active is None:
@@ -368,6 +394,9 @@ class Worker:
         grammars that are now compiled.
 
         active: The current epoch. No verification is running.
+
+        If the grammar of a held-back segment has been compiled, that segment is verified and its result is
+        sent.
         """
         for name in tuple(active.leaving_drafters):
             active.leaving_drafters.discard(name)
@@ -388,6 +417,8 @@ class Worker:
 
         Returns the seconds until the next draft timeout; 0 if a frame was run, so that the caller comes back
         at once; None if no sequence waits for a draft, if this is not stage 0, or while taps are missing.
+
+        Sequences that could not be opened are reported to the master, whether or not a frame was due.
         """
         if active.sequencer is None or active.missing_taps:
             return None
@@ -405,7 +436,10 @@ class Worker:
         return None if deadline is None else max(0.0, deadline - self._clock())
 
     async def disband(self) -> None:
-        """Leave the epoch and close its links. Nothing happens outside an epoch."""
+        """Leave the epoch and close its links. Nothing happens outside an epoch.
+
+        Links are closed in the background, so closing them does not delay the caller.
+        """
         active = self._active
         self._active = None
         if active is not None:
@@ -422,6 +456,10 @@ class Worker:
         frame: The frame from the preceding stage, or, on stage 0, from the sequencer.
 
         Raises Hung if the computation exceeds its time limit.
+
+        On a stage that is not the last, the frame is run and passed on to the next stage. Compute seconds
+        are recorded, except for a frame that is only launched here: its seconds are recorded once it has
+        been verified.
         """
         if active.verifier is None:
             assert active.links.next_stage is not None
@@ -450,6 +488,10 @@ class Worker:
         launched.
 
         launched: The frame whose layers have been launched.
+
+        Its compute seconds are recorded, and then changes that had to wait for the end of a verification are
+        applied. The frame must belong to the current epoch. Raises Hung if verification exceeds the frame's
+        time limit.
         """
         active = self._active
         assert active is not None
@@ -492,6 +534,9 @@ class Worker:
 
         active: The current epoch.
         verified: The result of the frame, with features or with the trees of a drafter on this thread.
+
+        The result is also sent to the master here if the epoch has no separate links for results
+        (`links.results`).
         """
         if active.sequencer:
             self._apply_result(active.sequencer, verified.result, awaits_drafts=verified.drafts is None)
@@ -519,6 +564,9 @@ class Worker:
         active: The current epoch.
         verified: Its `features` are the messages by drafter. Messages to drafters that are not linked are
             dropped.
+
+        If sending to a drafter fails, its remaining messages are dropped, its link is removed, and stage 0
+        is informed.
         """
         links = active.links.drafters
         for drafter, messages in verified.features.items():
@@ -535,6 +583,8 @@ class Worker:
         active: The current epoch.
         drafter: Name of the drafter.
         reason: Why it is lost, for logs and errors.
+
+        Raises Unavailable if the drafter is lost before its taps have arrived, see `_handle_loss`.
         """
         present = active.links.drafters
         if drafter in present:
@@ -548,6 +598,9 @@ class Worker:
         active: The epoch that the drafter joins. If another epoch has started meanwhile, the link is closed
             again.
         joining: Name and address of the drafter.
+
+        A reached drafter is only added to `joining_drafters`, by its name, or by its address if it has no
+        name. It is sent nothing before `_admit_drafters`.
         """
         try:
             link = await self._dialer.dial(joining.address, active.configuration.epoch, "drafter")
@@ -571,6 +624,8 @@ class Worker:
 
         A drafter that was present under the same name is removed first, so that it counts as one that knows
         nothing.
+
+        Admitted drafters no longer count as lost. Without joining drafters, the links stay as they are.
         """
         joining = active.joining_drafters
         active.joining_drafters = {}
@@ -585,6 +640,8 @@ class Worker:
 
         active: The current epoch. This worker has its verifier.
         drafters: Links by name of the drafter. Empty: no drafter is left.
+
+        Sequences of drafters that are missing in `drafters` move to the other ones.
         """
         assert active.verifier is not None
         for name, link in active.links.drafters.items():
@@ -603,6 +660,9 @@ class Worker:
 
         Files are fetched on another thread. The compute thread then loads one layer at a time, so that
         frames, or a configuration, find it free in between.
+
+        Layers are loaded until `StageProvider.preload` returns False. Errors that are no SpecsotError are
+        raised.
         """
         layers = order.layers
         try:
@@ -622,6 +682,8 @@ class Worker:
         """Start a task that is not awaited, keep a reference to it until it is done, and return it.
 
         work: The coroutine to run.
+
+        An error of the coroutine is not raised here.
         """
         task = start(work)
         self._background.add(task)
@@ -634,6 +696,8 @@ class Worker:
 
         active: The current epoch.
         tap: A layer number, and the slice of weights for that layer's input.
+
+        If the slice was the last missing one, Ready is sent to the master.
         """
         if active.configuration.tapping(tap.layer).name != active.configuration.you:
             if active.links.downstream:
@@ -648,6 +712,8 @@ class Worker:
     async def _ready_if_complete(self) -> None:
         """Send Ready to the master if every tap has arrived; otherwise do nothing. The stage captures its
         graphs first.
+
+        Nothing happens outside an epoch.
         """
         active = self._active
         if active and not active.missing_taps:
@@ -663,6 +729,10 @@ class Worker:
 
         Raises Unavailable if the epoch cannot continue: a stage was lost, or the drafter before its taps
         arrived.
+
+        The loss is recorded in `lost_drafters` in any case where nothing is raised. Stage 0 applies the loss
+        to its sequencer each time; another stage informs stage 0 once per drafter, and not at all if it has
+        no link to stage 0. A peer that is not a stage counts as a drafter.
         """
         if lost.peer in {stage.name for stage in active.configuration.stages}:
             raise Unavailable(f"lost {lost.peer}: {lost.reason}")
@@ -695,6 +765,8 @@ def colocated_drafter(configuration: Configuration, links: Mapping[str, RingLink
 
     It is also None if several stages may have several frames in flight: while such a drafter drafts, frames
     of other sequences would wait.
+
+    A link to a drafter in another process, or to several drafters, gives None.
     """
     link = next(iter(links.values())) if len(links) == 1 else None
     return (
@@ -730,6 +802,8 @@ def _make_sequencer(configuration: Configuration, vocabulary: int | None, stage:
     configuration: The epoch as the master has configured it.
     vocabulary: Number of token ids of the base model. None: token ids are not checked.
     stage: The stage of this worker, which says how many tokens a frame of prompts only may have.
+
+    If the epoch has no drafter, no sequence waits for trees.
     """
     budget = FrameBudget(
         configuration.rows, configuration.flight, configuration.slots, stage.prompt_rows(configuration.rows)

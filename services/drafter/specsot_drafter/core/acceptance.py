@@ -51,6 +51,9 @@ class AcceptanceRates:
 
         A tree of 4 levels that is accepted to depth 2 counts as a trial of depths 1, 2 and 3, and as a hit of
         depths 1 and 2. Depth 4 was not tried, because its parent was not accepted.
+
+        The counts of older trees lose weight by DECAY for every tree. The cached results of `by_depth` and
+        `trust` are dropped.
         """
         depths = np.arange(self._counts.shape[1])
         grown, num_masses, deep = (
@@ -77,6 +80,8 @@ class AcceptanceRates:
         numbers. Entry 0 is depth 1.
 
         The prior of each depth is the estimate of the depth above, with the weight of PRIOR_TRIALS trees.
+
+        The result is cached until trees are recorded; callers must not change it.
         """
         if self._chances is not None:
             return self._chances
@@ -100,6 +105,8 @@ class AcceptanceRates:
 
         A factor is at most MAX_TRUST. The factors never rise with depth, so that no node is worth more than
         its parent.
+
+        Without verified trees all factors are 1. The result is cached until trees are recorded.
         """
         if self._factors is not None:
             return self._factors
@@ -148,6 +155,9 @@ class TreeWorth:
 
         Trees that do not reach the deepest level of the step are left out: those are cut because their
         sequences end soon, and say nothing about other sequences.
+
+        The newest step has the weight WORTH_WEIGHT in the means; a depth that grew for the first time begins
+        with the step's own values. If fewer nodes of a depth grew than before, only that many are kept.
         """
         open_to = np.isfinite(values)
         if not open_to.any():
@@ -188,6 +198,10 @@ class TreeWorth:
 
         The values of a row are cumulative: levels worth [.6 .2] and [.3 .1] -> row 0 [.6 .8 .8], row 1 [.6 .9
         1.1] for max_nodes = 3.
+
+        Depths that never grew count as a single node, whose worth is that of the best node above times the
+        chance of the depth. With fewer nodes than columns, the last sum is repeated. The result is cached
+        and must not be changed.
         """
         if self._best.shape != (levels, max_nodes):
             found = self._by_depth[:levels]

@@ -144,6 +144,8 @@ class BudgetPolicy:
         most: Maximum number of nodes of all trees together, roots not counted.
 
         A device can select nodes only if their number is fixed beforehand.
+
+        Never more than the shape has, nor than each tree's equal share of `most`, rounded down.
         """
         return min(self._each, most // live)
 
@@ -218,6 +220,8 @@ class SeedBudget(FixedBudget):
         """Start with the seed's first depth.
 
         shape: The largest tree.
+
+        That is SEED_FIRST_DEPTH levels, even if the shape is less deep, with SEED_FIRST_MEAN as the mean.
         """
         super().__init__(shape)
         self.depth = SEED_FIRST_DEPTH
@@ -239,6 +243,8 @@ class SeedBudget(FixedBudget):
 
         trees: Outcomes of the step's trees. Trees of their root only are skipped.
         spent: Ignored.
+
+        The depth stays in SEED_MIN_DEPTH .. SEED_MAX_DEPTH.
         """
         for tree in trees:
             if tree.grown:

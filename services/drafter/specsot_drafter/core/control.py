@@ -106,6 +106,8 @@ class StepCosts:
         level: (rows, seconds) points of one forward pass of the draft head. An empty curve counts likewise.
         widths: The rows per tree that the head computes for levels 2, 3, ...; level 1 takes one row per tree.
         host_bound: True if the time beyond the curve depends on the sequences instead of the rows.
+
+        Until steps are recorded, all estimates are those of the curves.
         """
         self._host_bound = host_bound
         self._step = CostCurve(step) or UNIT_CURVE
@@ -152,6 +154,8 @@ class StepCosts:
         grown: Number of those sequences for which a tree is grown.
         levels: Levels of each grown tree, at least 1.
         nodes: Number of draft nodes of all trees together, without roots.
+
+        The result has the broadcast shape of `levels` and `nodes`. Levels beyond the widths are not allowed.
         """
         offset, slope = self._growth_line
         growth = offset + slope * self._passes(grown)[np.asarray(levels) - 1]
@@ -202,6 +206,8 @@ class StepCosts:
         seconds: Wall-clock seconds of the step.
         growing: The part of `seconds` that growth took; 0 if that part is unknown, then all of `seconds` is
             attributed to the rows.
+
+        The seconds beyond the curve are recorded as well, by the number of sequences; they may be negative.
         """
         passes = float(self._passes(grown)[levels - 1])
         (offset, slope), curve, extra = self._shown
@@ -213,7 +219,12 @@ class StepCosts:
         self._extra[sequences.bit_length()].append((sequences, computing - self._step.at(rows)))
 
     def learn(self) -> None:
-        """Fit the curves to the recorded steps."""
+        """Fit the curves to the recorded steps.
+
+        Where the host bounds steps, the extra seconds are fitted and the curves of rows stay; elsewhere the
+        curves are fitted. The growth line is fitted in both cases. After HELD_STEPS steps with drafts, the
+        estimates also become the bound of the times that are recorded next.
+        """
         if self._host_bound:
             self._learn_extra()
         else:
@@ -230,6 +241,9 @@ class StepCosts:
 
             # the curve has 2.5 ms for 64 rows and 2.9 ms for 256; 64 sequences took 5.1 ms without drafts and
             # 8.1 ms with trees of 3 nodes -> extra seconds of 64 sequences: 2.6 ms and 5.2 ms
+
+        For steps with drafts, numbers of sequences with fewer than HELD_STEPS steps are ignored, unless
+        there are no others; without any step with drafts, the extra seconds without drafts are used.
         """
         self._baseline_extra = ExtraSeconds(
             [(sequences, seconds - self._step.at(sequences)) for sequences, seconds in steps]
@@ -240,7 +254,11 @@ class StepCosts:
         self._drafted_extra = ExtraSeconds(known or self._extra.values()) or self._baseline_extra
 
     def _learn_curves(self) -> None:
-        """Fit the curves of rows to the recorded steps without drafts and with drafts."""
+        """Fit the curves of rows to the recorded steps without drafts and with drafts.
+
+        Steps with drafts are grouped by half octaves of rows. Without recorded steps, the curves are those
+        measured at startup.
+        """
         self._baseline_curve = self._step.corrected(map(_typical, self._baseline.values()))
         sizes = defaultdict[int, list[Point]](list)
         for rows, seconds in self._drafted:
@@ -255,6 +273,9 @@ class StepCosts:
 
         No new steps are recorded during a pause. If steps that another process slowed down were kept, they
         would make drafting look expensive for the whole pause.
+
+        Growth is compared by observed relative to expected seconds, rows likewise by the measured curve, and
+        extra seconds as they are. Recorded steps without drafts stay.
         """
         self._drafted = _fastest(self._drafted, lambda step: step[1] / self._step.at(step[0]))
         self._grown = _fastest(self._grown, lambda growth: growth[1] / growth[0])
@@ -417,6 +438,8 @@ class DraftPolicy(BudgetPolicy):
         stepwise: True if growth can stop between levels. Then trees start small, and at most double from the
             largest so far, because every node adds to the cost of a step. False if all levels are launched at
             once; then the host may take most of a step, whatever the size of the trees.
+
+        The depth of the shape is cut to the number of widths.
         """
         super().__init__(replace(shape, depth=min(shape.depth, len(widths))))
         self.costs = StepCosts(step, level, widths, host_bound=not stepwise)
@@ -475,6 +498,10 @@ class DraftPolicy(BudgetPolicy):
 
         If growth can stop between levels, the result is `most`, and `is_deeper_profitable` stops it.
         Otherwise the result is the chosen number of levels.
+
+        A result of 0 with `paused_trees` set has one of two reasons: a look is due (LOOK_STEPS steps), or
+        `_choose` found no choice that is covered. If a choice is reused, `holding` becomes True unless
+        growth can stop between levels.
         """
         self.paused_trees = 0
         self.holding = False
@@ -497,6 +524,11 @@ class DraftPolicy(BudgetPolicy):
         live: Number of trees.
         most: Maximum number of levels.
         due: Number of rows of committed tokens to compute first.
+
+        It is reused only for the same numbers of sequences with and without a tree, if its levels are
+        allowed, at most two rows more than its levels are due per tree, the budget covers it or it is sure
+        to gain, the last step had drafts, and it may still be reused: at most HELD_STEPS times, less while
+        few steps are known.
         """
         levels = self._choice[2]
         same = self._choice == (live, self._others, levels) and levels <= most and due <= live * (levels + 2)
@@ -523,6 +555,11 @@ class DraftPolicy(BudgetPolicy):
         Example: a step without drafts takes 10 ms, a step with trees of 3 levels and 3 nodes 15 ms. The cost
             (`stakes`) is 15 / 10 - 1 = 0.5 baseline steps. The choice can gain, because 3 accepted tokens per
             sequence outweigh 0.5, and it is allowed if the budget is at least 0.5.
+
+        Before a pause, LOOK_STEPS is returned instead if the baseline is to be measured anew, and also where
+        no choice can gain but fewer levels than the deepest were allowed. A choice that is sure to gain may
+        be made although the budget does not cover it, if levels are launched at once and the pool is
+        positive. If a choice was made, it is stored, and the cost of catching up is booked in the budget.
         """
         self._learn_acceptance()
         self.costs.learn()
@@ -578,6 +615,9 @@ class DraftPolicy(BudgetPolicy):
 
         A look is due if the baseline of about as many sequences is unknown, or if the time that a look loses
         is small compared with the steps that were drafted since the last look.
+
+        The loss of a look is estimated from the mean gain of drafting so far and the cost of stopping and
+        resuming.
         """
         if not self._timed:
             return False
@@ -594,6 +634,9 @@ class DraftPolicy(BudgetPolicy):
 
         Another level is profitable if the tokens that the level is expected to add exceed the tokens that
         would be written in the same time otherwise.
+
+        The rate of the last choice is what would be written otherwise. At most as many nodes as the frontier
+        is wide are returned.
         """
         live = len(scores)
         trust = self.acceptance.trust()
@@ -638,6 +681,10 @@ class DraftPolicy(BudgetPolicy):
 
         The candidates of all trees compete with each other. Their number is the one with the most expected
         tokens per second, which may be 0.
+
+        At most twice the chosen number of nodes, or twice the largest tree so far, are considered per tree,
+        and never more than the tree shape allows. With `most` 0 or less, no flag is set. Barred candidates
+        are never selected.
         """
         live = len(values)
         open_to = keep_best(values, min(self._each, 2 * max(self._nodes, self._largest)))
@@ -674,6 +721,11 @@ class DraftPolicy(BudgetPolicy):
 
         trees: Outcomes of the step's trees, one per sequence. Empty: nothing happens.
         spent: Duration of the step. Costs are learned only if its wall-clock seconds are known.
+
+        If no tree was grown, only the baseline is recorded (with known wall-clock seconds). The first step
+        after a pause is not learned from; where levels are launched at once, its longer duration is booked
+        in the budget, bounded by REGRET. A step without any duration counts as not timed, so that no look
+        follows.
         """
         if not trees:
             return
@@ -712,6 +764,9 @@ class DraftPolicy(BudgetPolicy):
 
         steps: Number of steps of the pause.
         sequences: Number of sequences per step.
+
+        A pause that follows drafting books the cost of the change in the budget, and forgets slow steps. The
+        steps since the last look and the reuse of the choice start from 0.
         """
         if self._drafts:
             self._regret.record(-self._change * self._regret_stake, 0)
@@ -733,6 +788,8 @@ def make_budget(
     level: (rows, seconds) points of one forward pass of the draft head, see `StepCosts`.
     widths: Rows per tree that the head computes for levels 2, 3, ...
     at_once: True if all levels are launched at once, so that growth cannot stop between levels.
+
+    The name `seed` gives `SeedBudget`, and every other name `DraftPolicy`.
     """
     if shape.fixed or name == "fixed":
         return FixedBudget(shape)

@@ -74,6 +74,8 @@ class Nodes:
         token: Token id.
         parent: Number of its parent; 0 is the root.
         score: Cumulative log-probability from the root.
+
+        Numbers count from 1. The depth of the node is one more than its parent's.
         """
         self.tokens.append(token)
         self.parents.append(parent)
@@ -92,6 +94,8 @@ def pad_rows(candidates: Candidates, present: Sequence[bool]) -> Candidates:
     For example:
 
         # rows [a b], present [True False True] -> rows [a, barred, b]
+
+    All trees of the result have the depths of `candidates`.
     """
     if all(present):
         return candidates
@@ -119,6 +123,9 @@ def merge_trees(
     second tree; their scores are -inf, only their worth is meaningful. Duplicates keep their column, barred.
 
         # own tree: A(parent 0) B(parent 1); other tree: A(0) C(1) -> A(0) B(1) A(barred) C(1)
+
+    A node of the second tree below a node that is barred there is not reached, so barred parents must have
+    barred children.
     """
     num_own = candidates.tokens.shape[1]
     nothing = np.full(other_values.shape, -np.inf)
@@ -159,6 +166,8 @@ def likeliest_paths(scores: Sequence[Sequence[float]], tokens: Sequence[Sequence
     likely.
 
     Probabilities [.6 .3], [.9 .1] of tokens [A B], [C D], 3 nodes -> A (.6), AC (.54), B (.3)
+
+    With `nodes` 0 the tree is empty. Each place offers at most the listed tokens.
     """
     tree = Nodes()
     # (negated score of the prefix, parent's number, place, rank of the token there, score of the parent)
@@ -174,7 +183,7 @@ def likeliest_paths(scores: Sequence[Sequence[float]], tokens: Sequence[Sequence
 
 
 def align_levels(trees: Sequence[Nodes]) -> Candidates:
-    """Combine trees of different shapes into candidates of one shape: every level has as many columns as its
+    """Return trees of different shapes as candidates of one shape: every level has as many columns as its
     widest tree has nodes. Unused columns are barred (score -inf).
 
     trees: The trees. At least one of them has a node.
@@ -183,6 +192,8 @@ def align_levels(trees: Sequence[Nodes]) -> Candidates:
     tree, the columns are:
 
         depths [1 1 2 2]: first tree [a - b c], second tree [d e - -]
+
+    Without any node in any tree the result has no columns. Within a level, a tree's nodes keep their order.
     """
     levels = max((max(tree.depths, default=0) for tree in trees), default=0)
     orders = [sorted(range(len(tree.tokens)), key=tree.depths.__getitem__) for tree in trees]
@@ -237,6 +248,8 @@ def depth_masses(candidates: Candidates, chosen: Flags) -> Floats:
 
     candidates: Candidates of B trees, n each.
     chosen: Flags of the chosen candidates, bool [B, n].
+
+    The probability of a candidate is the exponential of its score.
     """
     rows, nodes = np.nonzero(chosen)
     shape = len(chosen), candidates.levels
@@ -246,12 +259,14 @@ def depth_masses(candidates: Candidates, chosen: Flags) -> Floats:
 
 
 def build_trees(candidates: Candidates, roots: Sequence[int], chosen: Flags) -> tuple[Tree, ...]:
-    """Build one tree per root from its chosen candidates, in the order of the candidates. A tree without
-    chosen candidates is its root alone.
+    """Return one tree per root, built from its chosen candidates in the order of the candidates. A tree
+    without chosen candidates is its root alone.
 
     candidates: Candidates of B trees, n each.
     roots: The token id of each tree's root.
     chosen: Flags of the chosen candidates, bool [B, n]; the parent of every chosen candidate is chosen, too.
+
+    Barred candidates must not be chosen.
     """
     # numbers[b, p] is the node number, in the built tree, of candidate p - 1; column 0 is the root.
     # chosen [1 0 1 1], parents [0 0 1 3] -> numbers [0 1 1 2 3], parents of the kept nodes [0 1 2]
@@ -278,6 +293,8 @@ def best_each(values: Floats, count: int) -> Flags:
     parent comes earlier.
 
         # values [.6 .3 .3 .1], count 2 -> [1 1 0 0]
+
+    A count of n or more chooses every candidate that is not barred.
     """
     if not 0 < count < values.shape[1]:
         return np.isfinite(values) & (count > 0)
@@ -325,6 +342,8 @@ def graft(tree: Tree, tokens: Sequence[int]) -> Tree:
     For example:
 
         # tree root-A-B, tokens [A C D] -> the tree has the nodes root, A, B and, below A, C-D
+
+    If the whole chain exists already, the tree itself is returned.
     """
     if not tokens:
         return tree

@@ -29,6 +29,8 @@ class GrammarState:
         """Advance the state by tokens that the sequence wrote itself. Once the state is None, it stays None.
 
         tokens: Token ids, in order.
+
+        `state` becomes None at the first token that the grammar forbids. Without tokens nothing changes.
         """
         for token in tokens:
             if self.state is not None:
@@ -47,6 +49,8 @@ def own_tokens(opening: Opening, first: int, tokens: Sequence[int]) -> Sequence[
     For example:
 
         # prompt 10, generated 3, first 5: the sequence's own tokens begin at position 7 -> tokens[2:]
+
+    If all tokens are the sequence's own, all are returned.
     """
     return tokens[max(opening.prompt - opening.generated - first, 0) :]
 
@@ -95,6 +99,8 @@ class DraftSequence:
         """Constrain the sequence by a grammar, and apply the grammar to all that was written so far.
 
         grammar: The compiled grammar.
+
+        `compiling` becomes None. If the grammar forbids what was written so far, its state is None.
         """
         self._grammar_state = GrammarState(grammar, grammar.start())
         self.compiling = None
@@ -119,6 +125,9 @@ class DraftSequence:
     def read_prose(self) -> Prose:
         """Return what the sequence has written itself, for `sentences`. Each token is read once. Call it only
         for a sequence with a soft end, whose `sentences` is not None.
+
+        Tokens of the prompt are not read. Without such tokens, a new
+        `Prose` is returned.
         """
         assert self.sentences is not None
         for token in own_tokens(self.opening, self._num_read, self.tokens[self._num_read :]):
@@ -139,6 +148,9 @@ class DraftSequence:
         one has no tokens.
 
         feature_batch: Committed tokens of this sequence.
+
+        A batch that begins where the sequence's committed tokens end continues it, if its first token is the
+        known root or the root is not known.
         """
         continues = bool(feature_batch.tokens) and feature_batch.start == self.committed
         known = self.tokens
@@ -153,6 +165,9 @@ class DraftSequence:
 
             # known tokens [a b c], 2 committed; batch with start 2, tokens (c, d), bonus e
             # -> tokens [a b c d e], 4 committed, root e
+
+        A batch without a bonus token leaves the sequence without a root. If a grammar is compiled, its state
+        advances by the new tokens that the sequence wrote itself.
         """
         tokens = (
             feature_batch.tokens
@@ -197,6 +212,9 @@ class DraftSequences:
         opening: What every stage knows about the sequence.
 
         Raises NotFound if the source of the fork is not known up to the fork.
+
+        A fork of length 0 counts as no fork. The sequence is drafted without its grammar until that is
+        compiled, and without a vocabulary always. A sequence of the same id is replaced.
         """
         opened = DraftSequence(opening)
         if opening.fork and opening.fork.length:
@@ -215,6 +233,8 @@ class DraftSequences:
         none was. Batches of unknown sequences are ignored.
 
         feature_batches: The batches of one message.
+
+        A batch without tokens also counts as missed.
         """
         missed: list[int] = []
         for feature_batch in feature_batches:
@@ -240,6 +260,8 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
     first: Token ids.
     second: Token ids.
+
+    If one sequence begins with the other, the length is that of the shorter one.
     """
     for index, (one, other) in enumerate(zip(first, second)):
         if one != other:

@@ -54,6 +54,8 @@ class SeenTokens:
         """Append tokens, and drop old ones if there are too many.
 
         tokens: Token ids, or BREAK between two sequences.
+
+        Of more tokens than the maximum, only the newest are appended. Without a maximum, nothing is dropped.
         """
         kept = self.tokens
         if self._max_tokens is not None and self._length + len(tokens) > self._max_tokens:
@@ -102,6 +104,8 @@ class SuffixTree(Nodes):
 
         If a node with children is left, the depth below it is known, too: it was not followed. Tree A-B:
         written [A B] -> (2, 2); [A C] -> (1, 2); [A] -> (1, 1), as nothing is known of depth 2.
+
+        For no written tokens the result is (0, 0).
         """
         node = 0
         for depth, token in enumerate(written):
@@ -126,6 +130,9 @@ def grow_suffixes(
     max_places: Number of occurrences that are used: those with the longest match. Of equally long matches
         those of the first array come first, and in each array the newest.
     min_match: Number of tokens that must match.
+
+    The tree is empty, too, if the first array has fewer than `min_match` tokens. Empty arrays are skipped.
+    `matched` of the tree is the longest match.
     """
     last = token_arrays[0][-MAX_MATCH:]
     places: list[tuple[int, list[int]]] = []
@@ -149,6 +156,8 @@ def _matches(tokens: Tokens, last: Tokens, min_match: int) -> tuple[NDArray[np.i
     followed.
 
         # tokens [1 2 3 1 2 4 1 2], last the same, min_match 2 -> ends [2 5], sizes [2 2]; 3 and 4 followed
+
+    At most MAX_MATCH matching tokens are counted, so that a longer match counts as one of that size.
     """
     agrees = tokens[:-1] == last[-1]
     # Comparing two tokens at once removes most candidates early.
@@ -181,6 +190,9 @@ def _best_first(places: Sequence[tuple[int, list[int]]], nodes: int) -> SuffixTr
 
     At each node, the probability is divided among the next tokens by the weights of the places that continue
     there. Places of equal weight that continue [5 6], [5 7] and [8 9], 3 nodes -> 5 (2/3), 8 and 5-6 (1/3).
+
+    A path ends at BREAK and at the end of a place's tokens. Fewer nodes are returned if the places have no
+    more.
     """
     tree = SuffixTree(matched=places[0][0] if places else 0)
     offers: list[tuple[float, int, int, int, list[Place]]] = []

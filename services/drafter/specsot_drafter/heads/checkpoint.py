@@ -59,6 +59,9 @@ class Checkpoint(Weights):
         fields: The fields of the config.
         directory: Where the head is, for messages.
         source: Where the config is, for messages.
+
+        Raises ModelError if two tensors get the same uniform name, or if a nested part of the config is no
+        object.
         """
         self.directory = directory
         self.source = source
@@ -76,6 +79,8 @@ class Checkpoint(Weights):
         allow_pickle_bin: True if pickled weight files may be read, see `WeightFiles`.
 
         Raises ModelError for a format of quantization that is not supported.
+
+        Raises ModelError also if the directory is no model's, or if its config cannot be read.
         """
         source = require_model_directory(directory) / "config.json"
         fields = read_json(source)
@@ -115,6 +120,9 @@ class Checkpoint(Weights):
         """Return the name that the file gives to a tensor, or would give to it if the file had it.
 
         name: Uniform name of the tensor.
+
+        A missing tensor of the first layer gets the prefix under which the file holds that layer; any other
+        missing name is returned unchanged.
         """
         known = self._names.get(f"{FIRST}{PROBE}")
         if name in self._names or known is None or not name.startswith(FIRST):
@@ -184,6 +192,9 @@ def flatten(fields: Mapping[str, Any], source: Path) -> dict[str, Any]:
 
     {"a": 1, "eagle_config": {"a": 2, "b": null}} -> {"a": 2}. Raises ModelError if a nested part is not an
     object.
+
+    The nested parts are those named in NESTED; a missing part counts as empty. Other nested objects stay as
+    values.
     """
     flat = {name: value for name, value in fields.items() if value is not None}
     for part in NESTED:
@@ -202,6 +213,9 @@ def _renamed(names: Iterable[str], directory: Path) -> dict[str, str]:
 
     "model.midlayer.mlp.up_proj.weight" is found as "layers.0.mlp.up_proj.weight". Raises ModelError if two
     tensors have the same uniform name.
+
+    A name may have several of the prefixes, which are replaced in the order of PREFIXES. A name without one
+    of them stays.
     """
     found: dict[str, str] = {}
     for published in names:
@@ -258,6 +272,10 @@ def kind_of(checkpoint: Checkpoint) -> Kind:
     The first layer of EAGLE-3 norms the feature, and reads it together with the token's embedding. The layers
     of DFlash read no feature; one norm outside the layers serves all of them. Raises ModelError if the
     tensors are those of no draft head.
+
+    Returns "eagle3" if the first layer has a norm of the feature or its query projection reads twice the
+    hidden size, "dflash" if there is one such norm outside the layers, and otherwise "eagle1", if there is
+    an fc.
     """
     if checkpoint.layers == 0:
         raise ModelError(
@@ -285,6 +303,8 @@ def read_shape(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
 
     Raises HeadMismatch, with both shapes, if tensors do not fit each other or the base model, and ModelError
     if a tensor is missing.
+
+    Also raises what `kind_of` raises for a checkpoint that is no draft head.
     """
     shape = _read(checkpoint, base)
     for layer in range(shape.layers):
@@ -300,6 +320,10 @@ def _read(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
     base: Config of the base model.
 
     Raises HeadMismatch if the number of heads does not divide the projections.
+
+    Raises HeadMismatch also if the number of heads is missing, no integer or not positive, if the head
+    dimension is odd, or if query and KV heads do not divide each other; and ModelError for a tensor that is
+    missing.
     """
     kind = kind_of(checkpoint)
     hidden = _hidden(checkpoint)
@@ -334,6 +358,8 @@ def _matrix(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
 
     checkpoint: The head.
     name: Uniform name of the tensor.
+
+    Raises ModelError if there is no such tensor.
     """
     found = checkpoint.shape(name)
     if len(found) != 2 or 0 in found:
@@ -349,6 +375,9 @@ def _vocabulary(checkpoint: Checkpoint, base: ModelConfig) -> int:
     base: Config of the base model.
 
     Raises ModelError if the head has neither, and its config names a draft vocabulary of another size.
+
+    A head that shares the base model's lm_head has as many ids as d2t has. A head with a d2t but no lm_head
+    of its own that does not share raises ModelError.
     """
     if checkpoint.flag(SHARES_LM_HEAD) and "d2t" in checkpoint:
         return checkpoint.shape("d2t")[0]
@@ -368,6 +397,8 @@ def _layer_shapes(shape: HeadShape, layer: int) -> Mapping[str, tuple[int, ...]]
 
     shape: Sizes of the head.
     layer: Number of the layer. The first one has other inputs, and no norm of its own before them.
+
+    Layers after the first also have an `input_layernorm`. Biases and norms of heads are not listed.
     """
     hidden = shape.hidden
     keys = shape.kv_heads * shape.head_dim
@@ -400,6 +431,9 @@ def read_offsets(
     A head that drafts the whole vocabulary needs no map; if it has a map, the map is ignored, as in the
     reference. Raises HeadMismatch if the map names an id that the base model does not have, and ModelError if
     two draft ids have the same base id.
+
+    A head that drafts fewer ids and has no d2t raises HeadMismatch or ModelError as well. A d2t of another
+    length raises HeadMismatch.
     """
     if shape.vocab == base.vocab:
         return None
@@ -420,6 +454,9 @@ def check_supported(checkpoint: Checkpoint) -> None:
     """Check that the config asks for nothing that is not supported here. Raises ModelError if it does.
 
     checkpoint: The head.
+
+    The activation must be silu (also called swish; the default). A head in memory with a
+    `quantization_config` is not supported.
     """
     settings: Mapping[str, Any] = checkpoint.settings
     activation = settings.get("hidden_act", "silu")

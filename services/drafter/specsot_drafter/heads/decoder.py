@@ -83,6 +83,8 @@ class DecoderHead(DraftHead):
         features: Ignored, because the model reads no features. A tensor of any shape.
         rows: Positions, slots and attention. The plan must have a query row for every row, not only for asked
             rows.
+
+        Every row writes its keys and values. If `rows.asked` is None, all rows are returned.
         """
         assert rows.plan is not None
         embedded = self._decoder.embed(tokens)

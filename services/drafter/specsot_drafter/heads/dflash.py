@@ -68,6 +68,8 @@ def block_plan(head: Checkpoint, vocabulary: int) -> BlockPlan:
     If the config does not name the direction of attention, layers without a window are bidirectional and
     layers with a window are causal, as in vLLM. Raises ModelError for a bad block size, and HeadMismatch for
     a mask id that the base model does not have.
+
+    A block size outside 2 .. MAX_BLOCK_ROWS is bad, and so is a missing one.
     """
     rows = head.settings.get("block_size")
     if not isinstance(rows, int) or not 2 <= rows <= MAX_BLOCK_ROWS:
@@ -86,6 +88,9 @@ def mask_of(head: Checkpoint, vocabulary: int) -> int:
     vocabulary: Number of token ids of the base model.
 
     Raises HeadMismatch if the config names none, or one that is not below `vocabulary`.
+
+    The first of the fields MASKS that is present counts. A value that is no integer, or negative, is
+    refused, too.
     """
     mask = next((head.settings[name] for name in MASKS if name in head.settings), None)
     if not isinstance(mask, int) or not 0 <= mask < vocabulary:
@@ -101,6 +106,8 @@ def depth_of(head: Checkpoint) -> int | None:
 
     The field is `para_depths`, or `speculative_tokens` of a proposal method in vLLM's speculators. Raises
     ModelError if the field is not a count.
+
+    Of several fields, `para_depths` comes first.
     """
     config = head.settings.get("speculators_config")
     proposals = config.get("proposal_methods") if isinstance(config, dict) else None
@@ -116,6 +123,9 @@ def block_taps(head: Checkpoint) -> list[Any]:
 
     Speculators names these layers; z-lab names the layers before them: outputs of [1, 9] -> inputs of [2,
     10]. Raises HeadMismatch if z-lab's field is not a list of layer numbers.
+
+    The first format has the field `aux_hidden_state_layer_ids`, whose single number counts as a list of one;
+    its values are not checked here. Without both fields, HeadMismatch is raised.
     """
     fields = head.settings
     if (inputs := fields.get("aux_hidden_state_layer_ids")) is not None:
@@ -166,6 +176,9 @@ class BlockHead(EagleHead):
 
         span: The rows of the block.
         window: Number of positions before the block that are visible.
+
+        One span is yielded. For a block that is causal in such layers, a row sees only itself and the rows
+        before it in the block; otherwise it sees what it sees without a window. Positions are cut at 0.
         """
         seen = tuple((2 << row) - 1 for row in range(span.rows)) if self.block.near else span.seen
         nothing = (0,) * span.rows

@@ -91,7 +91,10 @@ class EagleHead(DraftHead):
     decoder: HeadLayers
 
     def __post_init__(self) -> None:
-        """Derive the fields of `DraftHead` from shape, fusion and table."""
+        """Derive the fields of `DraftHead` from shape, fusion and table.
+
+        Sets taps, width, hidden, layers, draft_vocab, kv_heads, head_dim, group, dtype and device.
+        """
         shape = self.shape
         fusion = self.fusion
         table = self.table
@@ -121,6 +124,8 @@ class EagleHead(DraftHead):
 
         spans: For each sequence, its query rows and the KV that they see.
         page_rows: Number of slots of a KV page.
+
+        The result's `sliding` is that further part; it is None without a window.
         """
         packed = self.decoder.packed
         window = self.decoder.window
@@ -181,6 +186,9 @@ class Eagle1Head(EagleHead):
         tokens: Token ids, [rows].
         features: Feature of the position before each token, [rows, hidden].
         rows: Positions, slots and attention of the rows.
+
+        With None as the rows' asked indices, every row is asked for. Norms that the head does not have are
+        left out. Keys and values of all rows are written to the KV pages.
         """
         embedded = look_up(self.table, tokens)
         if self.token_norm is not None:
@@ -235,6 +243,9 @@ class Eagle3Head(EagleHead):
         tokens: Token ids, [rows].
         features: Feature of the position before each token, [rows, hidden].
         rows: Positions, slots and attention of the rows.
+
+        Keys and values of all rows are written to the KV pages. The outputs are normed if `norm_output` is
+        True.
         """
         normed = self.feature_norm(features)
         inputs = torch.cat((self.token_norm(look_up(self.table, tokens)), normed), 1)
@@ -294,6 +305,9 @@ class HeadLayers:
         rotary: The rotary embedding.
         eps: Epsilon of the norms.
         window: The attention window of some layers. None: no layer has one.
+
+        Sets `packed` on every layer, and marks the layers of the window. Raises ModelError if the head lacks
+        a tensor of a layer.
         """
         self.layers = [HeadLayer(fetch, shape, rotary, eps, index) for index in range(shape.layers)]
         self.first, *rest = self.layers
@@ -314,6 +328,8 @@ class HeadLayers:
         inputs: What the first layer reads, [rows, columns of the first layer].
         residual: What the updates of the first layer are added to, [rows, hidden].
         rows: Positions, slots and attention of the rows.
+
+        The rows of the result are those of the last layer; keys and values of all rows are written.
         """
         x = self.first.forward(inputs, residual, rows)
         for norm, layer in self.rest:
@@ -327,6 +343,9 @@ def _pack(layers: Sequence[HeadLayer], dtype: torch.dtype) -> PackedLayers | Non
 
     layers: All layers of the head. At least one.
     dtype: Type of the head's numbers.
+
+    That is so for weights that are not packed, for numbers other than float32, and for the sizes that
+    `can_pack` refuses.
     """
     first = layers[0]
     shape = layers[0].shape
@@ -387,6 +406,9 @@ class HeadLayer:
         rotary: The rotary embedding.
         eps: Epsilon of the norms.
         index: Number of the layer in the head.
+
+        Raises ModelError if the head lacks a tensor of the layer. Norms of heads are used only if the head
+        has them.
         """
         prefix = f"layers.{index}"
         self._index = index
@@ -410,6 +432,9 @@ class HeadLayer:
         inputs: What the projections read, [rows, columns].
         residual: What the updates are added to, [rows, hidden].
         rows: Positions, slots and attention. Without a plan, the residual is returned unchanged.
+
+        If all rows are asked for (`rows.asked` is None or names as many rows), none is left out. A layer
+        with a window attends by the plan's `sliding` part.
         """
         kv = rows.kv
         asked = rows.asked
@@ -439,6 +464,8 @@ class HeadLayer:
         kv: The KV pages.
 
         Columns of one product: [queries of all heads | keys of all KV heads | values of all KV heads].
+
+        Query and key heads are normed first if the layer has such norms.
         """
         heads = self.shape.heads
         pairs = self.shape.kv_heads
@@ -457,6 +484,9 @@ class HeadLayer:
         positions: Position of each row, LongTensor [rows].
         slots: KV slot of each row, LongTensor [rows].
         kv: The KV pages.
+
+        Keys are normed, if the layer has norms for heads, and rotated. With packed layers, CPU kernels do
+        the same.
         """
         if self.packed:
             self.packed.store_kv(inputs, self._index, positions, slots, kv)
@@ -514,6 +544,8 @@ def _projections(fetch: Fetch, prefix: str, shape: HeadShape, index: int) -> tup
     index: Number of the layer. The first layer has other inputs.
 
     The second product is for rows whose outputs are not needed. The rows are ordered as `rotate` expects.
+
+    Both have biases if the query projection has one, and both are quantized as the loader says.
     """
     columns = shape.hidden if index else shape.inputs
     biased = f"{prefix}.q_proj.bias" in fetch
@@ -534,6 +566,8 @@ def _turned(fetch: Fetch, prefix: str, kind: str, columns: tuple[int, ...], shap
     kind: "weight" or "bias".
     columns: (columns,) of a weight; () for a bias.
     shape: Sizes of the head.
+
+    Raises ModelError if the head lacks one of the tensors.
     """
     dim = shape.head_dim
     pairs = shape.kv_heads
@@ -707,6 +741,10 @@ def choose_taps(
     A tap is a layer whose input is read. If the smallest number in the config is 1, the config names layers
     whose outputs are read, and each number is increased by one: [1, 15, 28] -> (2, 16, 29). Raises
     InvalidRequest for impossible wanted taps, and HeadMismatch for impossible taps of the config.
+
+    The default taps are those of `_default_taps`, which raises HeadMismatch for a base model of fewer than
+    MIN_LAYERS layers. Numbers in `given` are never increased by one. Impossible are an empty list, repeated
+    or unordered numbers, a number below 0 and one above `layers`; numbers of the config are sorted first.
     """
     if wanted is not None:
         if complaint := _complaint(wanted, layers):
@@ -744,6 +782,9 @@ def _complaint(taps: tuple[int, ...], layers: int) -> str | None:
 
     taps: Layers whose inputs are to be read.
     layers: Number of layers of the base model.
+
+    Wrong are an empty tuple, repeated or unordered numbers, a number below 0, and one above `layers`; the
+    number `layers` itself is allowed and stands for the output of the last layer.
     """
     if not taps or list(taps) != sorted(set(taps)):
         return f"must be different layers in ascending order, got {list(taps)}"

@@ -39,6 +39,9 @@ class FusedHead:
         """Prepare the kernels.
 
         head: A head for which `fuse_head` has found kernels.
+
+        Asserts that each of the head's matrices has a product that can be captured. Without norms for heads
+        in the layer, none are used.
         """
         from specsot_kernels.gpu.rows import Turning
 
@@ -80,6 +83,8 @@ class FusedHead:
         features: Features from which those of the rows are gathered, [n, hidden].
         origins: Index into `features` for each row, [rows].
         rows: Positions, slots and attention of the rows.
+
+        The outputs are normed if the head's next feature is the normed output.
         """
         from specsot_kernels.gpu.rows import join_rows, norm_rows
 
@@ -107,6 +112,8 @@ class FusedHead:
         """Return the logits of outputs, [rows, draft vocabulary].
 
         outputs: Outputs of `step`, [rows, hidden].
+
+        The last norm is applied here unless the outputs are normed already.
         """
         norm = self.head.norm
         if self.head.norm_output:
@@ -118,6 +125,8 @@ def graph_head(head: DraftHead) -> GraphHead | None:
     """Return a head in a form that runs in graphs. Return None if the head or the machine cannot.
 
     head: Any draft head.
+
+    A small language model that is not capturable gives None.
     """
     if isinstance(head, DecoderHead):
         return head if head.capturable else None
@@ -128,6 +137,9 @@ def fuse_head(head: DraftHead) -> FusedHead | None:
     """Return a head in fused kernels. Return None if the head or the machine has no kernels for that.
 
     head: Any draft head.
+
+    None on a CPU, without triton, for a head that `can_fuse` refuses, and if a matrix has a form for which
+    there is no captured product.
     """
     if head.device.type != "cuda" or find_spec("triton") is None or not can_fuse(head):
         return None
@@ -141,6 +153,8 @@ def _product(linear: Linear) -> CapturedProduct:
     """Return the matrix product in a form that can be captured.
 
     linear: The weights, for which `captured_product` must find a kernel.
+
+    Asserts that there is one.
     """
     product = captured_product(linear)
     assert product is not None, "see fuse_head"
@@ -152,6 +166,8 @@ def can_fuse(head: DraftHead) -> bool:
     output or the MLP. Return False for every head of another family.
 
     head: Any draft head.
+
+    A head with several layers or with a mask gives False.
     """
     if not isinstance(head, Eagle3Head) or head.layers > 1 or head.mask:
         return False

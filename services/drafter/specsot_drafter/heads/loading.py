@@ -69,8 +69,8 @@ def load_head(
     overrides: Overrides = AS_PUBLISHED,
     quantization: Quantization | None = None,
 ) -> EagleHead:
-    """Load an EAGLE-1, EAGLE-2, EAGLE-3, P-EAGLE or DFlash head in any published layout, for its base model.
-    A head's own embeddings take precedence over the base model's.
+    """Load an EAGLE-1, EAGLE-2, EAGLE-3, P-EAGLE or DFlash head in any published layout, for its base model,
+    and return it. A head's own embeddings take precedence over the base model's.
 
     directory: Where the head is.
     base_directory: Where the base model is.
@@ -84,6 +84,8 @@ def load_head(
 
     Raises ModelError for an unusable directory, HeadMismatch with both shapes if the head does not fit the
     base model, and InvalidRequest for an impossible override.
+
+    The result's class is that of the head's family: Eagle1Head, Eagle3Head (also for P-EAGLE) or BlockHead.
     """
     base = Fetch(open_weights(base_directory, allow_pickle_base), dtype, device, quantization)
     edges = stored_edges(read_config(base_directory), base)
@@ -112,6 +114,8 @@ def fit_head(
 
     Raises ModelError for a head that is not supported, HeadMismatch if it does not fit the base model, and
     InvalidRequest for an impossible override.
+
+    The result's class is that of the head's family: Eagle1Head, Eagle3Head (also for P-EAGLE) or BlockHead.
     """
     check_supported(head)
     fetch = Fetch(head, dtype, device, quantization)
@@ -145,6 +149,9 @@ class _HeadLoader:
         """Load an EAGLE-1 or EAGLE-2 head; it reads the base model's last hidden state.
 
         Raises InvalidRequest if the overrides name taps, which such a head does not have.
+
+        Raises HeadMismatch if the head has another hidden size than the base model, or tensors of other
+        shapes. Returns the head.
         """
         if self.overrides.aux_layers is not None:
             raise InvalidRequest(f"{self.head.directory}: an EAGLE-1 head has no aux_layers", "aux_layers")
@@ -167,6 +174,9 @@ class _HeadLoader:
     def eagle3(self) -> Eagle3Head:
         """Load an EAGLE-3 or P-EAGLE head and return it. Raises HeadMismatch if it does not fit the base
         model.
+
+        Raises ModelError if a tensor is missing, and InvalidRequest for impossible taps in the overrides.
+        The mask is None unless it is a P-EAGLE head.
         """
         hidden = self.shape.hidden
         fusion = self._fusion()
@@ -187,7 +197,11 @@ class _HeadLoader:
         )
 
     def dflash(self) -> BlockHead:
-        """Load a DFlash head and return it. Raises HeadMismatch if it does not fit the base model."""
+        """Load a DFlash head and return it. Raises HeadMismatch if it does not fit the base model.
+
+        Raises ModelError for a bad block size or a missing tensor, and InvalidRequest for impossible taps in
+        the overrides.
+        """
         hidden = self.shape.hidden
         taps = taps_of(self.head, self.config.layers, self.overrides)
         return BlockHead(
@@ -208,6 +222,11 @@ class _HeadLoader:
         """Return how states of the base model become features.
 
         fc runs in the stages unless a norm precedes it. Some heads have no fc, and read the last state.
+
+        A head whose config sets `use_aux_hidden_state` to false reads the last state alone, which is
+        `FinalHidden`. Without norms before fc, the result is `SummedTaps`, else `ConcatenatedTaps`. Raises
+        HeadMismatch if fc has another shape than the taps need, and ModelError if the norms exclude each
+        other.
         """
         if not self.head.settings.get("use_aux_hidden_state", True):
             return self._final()
@@ -245,6 +264,9 @@ class _HeadLoader:
         fusion: How states of the base model become features. The mask's hidden states are fused here, once.
 
         Raises HeadMismatch if their number of columns is not that of fc.
+
+        A head has a mask if it has the tensor of the mask's hidden states. Also raises what `mask_of` raises
+        for a mask token that the config does not name or that is out of range.
         """
         if MASK not in self.fetch:
             return None
@@ -263,6 +285,9 @@ class _HeadLoader:
         head has none. Raises ModelError if the config asks for both.
 
         states: Number of hidden states of the base model that are fused.
+
+        A norm over all states has the columns of all of them; each of the other norms has those of one
+        state.
         """
         joint, each = fusion_norms(self.head)
         if joint and each:
@@ -276,6 +301,10 @@ class _HeadLoader:
         """Return the head's own embeddings, projected ones, or the base model's; see EMBEDDING_PROJECTION.
 
         Raises HeadMismatch if the base model's embeddings would be needed and do not fit.
+
+        Own embeddings are used first, and compared with the base model's if the sizes are equal: a
+        difference is only logged. Without own ones, a base model that scales its embeddings raises
+        HeadMismatch, even if the head has a projection.
         """
         wanted = (self.config.vocab, self.shape.hidden)
         if EMBEDDING in self.fetch:
@@ -302,6 +331,9 @@ class _HeadLoader:
 
         The config's flag of tied embeddings is ignored, because it is copied from the base model. Raises
         HeadMismatch if the base model's lm_head would be needed and does not fit.
+
+        With LM_HEAD_PROJECTION, the base model's rows are projected to the head's hidden size, so that
+        another size fits as well. A head that drafts all ids shares the base model's lm_head as it is.
         """
         kind = lm_head_quantization(self.fetch.quantization)
         if "lm_head.weight" in self.fetch:
@@ -323,7 +355,10 @@ class _HeadLoader:
         return Linear(rows, None, kind)
 
     def _layers(self) -> HeadLayers:
-        """Load the decoder layers, with the head's own RoPE settings, and return them."""
+        """Load the decoder layers, with the head's own RoPE settings, and return them.
+
+        Raises ModelError if a layer lacks a tensor. Overrides may replace the theta of RoPE.
+        """
         shape = self.shape
         rotary = Rotary(
             rope_of(self.head, self.overrides), shape.heads, shape.kv_heads, shape.head_dim, self.fetch.device
@@ -333,6 +368,9 @@ class _HeadLoader:
     def _window(self) -> HeadWindow | None:
         """Return the attention window of the head's layers. Return None if no layer has one, or if the config
         switches windows off.
+
+        Raises ModelError if a layer has a window but the config does not give a valid `sliding_window`.
+        Layers beyond the head's are ignored.
         """
         fields = Fields(self.head.source, self.head.settings)
         kinds = self.head.settings.get("layer_types") or ()
@@ -346,6 +384,8 @@ class _HeadLoader:
         """Number of positions that the head drafts for.
 
         These are the base model's, or with dynamic RoPE scaling at most the head's own; see `_dynamic`.
+
+        If the config gives no number of its own, 2048 counts.
         """
         max_positions = self.config.max_positions
         if not _dynamic(self.head):
@@ -365,6 +405,9 @@ def rope_of(head: Checkpoint, overrides: Overrides) -> Rope:
 
     head: The head's checkpoint.
     overrides: Settings that replace those of the config.
+
+    With dynamic scaling, only the theta of the config counts. A theta in the overrides replaces that of the
+    config.
     """
     settings = {"rope_theta": head.settings.get("rope_theta")} if _dynamic(head) else head.settings
     rope = read_rope(settings, head.source)

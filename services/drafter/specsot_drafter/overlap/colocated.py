@@ -34,6 +34,8 @@ class ColocatedHandle:
         observer: Is notified of the work.
         verification: The verification result on the device, which the host has not read. None: there is none,
             and nothing is launched. The result of another epoch is ignored.
+
+        An error of the launch is kept in the epoch.
         """
         self._epoch = epoch
         self._is_current = is_current
@@ -71,6 +73,9 @@ class ColocatedHandle:
 
         features: The messages with the host's verification result, in order. At least one.
         meanwhile: Called once while the device may be computing.
+
+        `meanwhile` is not called after an error in launching, and not if None is returned because the epoch
+        is over.
         """
         epoch = self._epoch
         if not self._usable or features[0].epoch != epoch.configuration.epoch:

@@ -87,6 +87,8 @@ class DeviceGrowth(AsyncGrowth):
         has more tokens than the device handles.
 
         feature_batch: Committed tokens of one sequence, by the host's verification result.
+
+        The batch counts as the sequence's batch of this step from then on, whatever the result is.
         """
         if feature_batch.sequence in self.observed:
             return False
@@ -101,6 +103,9 @@ class DeviceGrowth(AsyncGrowth):
         then confirmed. Otherwise discard the growth, take nothing and return [].
 
         sequences: The sequences whose trees are requested. None stands for a sequence that is not followed.
+
+        The growth is also discarded if it was discarded or confirmed before, if a sequence is None, or if
+        one has no due rows or more than `due`.
         """
         known = [one for one in sequences if one]
         max_due = self.due
@@ -117,6 +122,8 @@ class DeviceGrowth(AsyncGrowth):
         and discard the growth, if the device accepted other tokens than the host for any of them.
 
         due: What `take` returned: the rows of accepted tokens of each sequence, by the host's result.
+
+        The host waits for the device.
         """
         places = [self.places[one.sequence][0] for one in due]
         offer, accepted = self.read()
@@ -141,6 +148,9 @@ class DeviceGrowth(AsyncGrowth):
         max_levels: Maximum number of levels that every one of the sequences can have. The device does not
             check the depth, so it cannot select if the trees have more levels.
         trust: What is added to a candidate's score at each depth, [levels], see `ChoiceNumbers`.
+
+        At most MAX_CHOSEN_NODES nodes per tree are selected, and at most as many as there are candidates and
+        the root.
         """
         found = [self.places.get(one) for one in sequences]
         if self.pool is None or max_levels < self.pool.levels or None in found:
@@ -181,6 +191,9 @@ class VerifiedTreeSender:
         trees: The trees in the order of the frame, with the pages of their sequences.
         targets: Id of the base model's token after each node, int32 [num_tokens] on the device, at least one
             per node of the frame.
+
+        There are too many if the trees have more than MAX_VERIFIED_ROWS nodes together, or are more than the
+        constructor allows. The views are valid until the next call.
         """
         tokens = list[int]()
         parents = list[int]()

@@ -68,6 +68,8 @@ class DeviceChoice(OverlappedWork):
         positions: Gets the position of every node.
         bits: Gets the ancestors of every node as a bit set.
         vocabulary: Number of token ids of the base model.
+
+        The state is LAUNCHED afterwards, even after an error.
         """
         self.apply(OverlapEvent.LAUNCHED)
         try:
@@ -79,6 +81,8 @@ class DeviceChoice(OverlappedWork):
         """Wait for the device and return [trees, n] flags of the selected candidates.
 
         Return None if `choose` was not called. Raises the error that `choose` met.
+
+        After an error, no state changes.
         """
         if self._failure:
             raise self._failure
@@ -115,6 +119,8 @@ class TreeChooser:
         """Compile the kernel, so that no request waits for that.
 
         grown: Candidates of the sizes that will be selected from.
+
+        Makes one selection of a tree of two nodes, whose result is not read.
         """
         token_ids = self._numbers.new_zeros(2)
         rows = TreeRows(token_ids, torch.zeros_like(token_ids), token_ids.new_zeros((2, 1)))
@@ -126,6 +132,8 @@ class TreeChooser:
         choice: The trees, their number of nodes, and the candidates.
         rows: Tensors of the next step that get tokens, positions and ancestors of the nodes.
         vocabulary: Number of token ids of the base model.
+
+        Factors for depths beyond the chooser's levels are ignored.
         """
         from specsot_kernels.gpu.choosing import choose_rows
 

@@ -129,6 +129,8 @@ class GraphSize:
         level: Number of the level, 0 for the roots' children.
 
         With k 4 and widths (4, 2), level 1 has first 4, fed 4 and width 2.
+
+        The level after the last fed one has width k.
         """
         width = self.widths[level] if level < len(self.widths) else self.k
         return LevelPlace(sum(self.level_sizes[:level]), sum(self.widths[:level]), width)
@@ -167,6 +169,10 @@ class TreeGraphs:
         floor: Cumulative log-probability below which a node is not fed.
         level_rows: Maximum number of rows of a level over all trees, so that fewer nodes of each tree are fed
             if there are many trees. None: no limit.
+
+        Graphs are captured for each number of trees with each number of levels in GRAPH_LEVELS below
+        `levels`, and with `levels` itself. For heads with features, the kernels of asynchronous growth are
+        compiled, too.
         """
         self.due = max_due_rows(k, levels)
         self._pages = pages
@@ -227,6 +233,9 @@ class TreeGraphs:
         features: Features in the form that the head takes, [num_tokens of the frame, hidden].
         ids: Number of token ids that may be fed; token 0 is fed instead of any other target.
         levels: Number of levels of the next trees; a deeper graph may be used.
+
+        There is no room if there are more trees than the largest graph has, if the levels are more than the
+        deepest, or if the sequences have too many pages or nodes.
         """
         deep = bucket_of(levels, tuple(self._levels)) or 0
         graph = self._graphs.get((bucket_of(len(trees), self._trees) or 0, deep))
@@ -249,6 +258,10 @@ class TreeGraphs:
 
         More trees than the largest graph has are grown in several runs. Each run is awaited before the next
         one is launched, since all runs of a graph write to the same buffers.
+
+        There is no room if the levels are more than the deepest, or if a tree has too many due rows or
+        pages. If only a later run has no room, None is returned as well, although earlier runs were
+        launched.
         """
         max_trees = max(self._trees)
         grown = list[Grown]()
@@ -416,6 +429,8 @@ class _TreeGraph:
 
         The returned function waits for the candidates and for what the device accepted, [trees, 1 + due]. It
         must be called before the graph is launched again.
+
+        Tables without due and grown rows are sent first; the device fills these in.
         """
         rows = self._pages.table.page_rows
         tables = self._tables([(column // rows * rows, pages) for _, pages, column in trees])
@@ -476,6 +491,8 @@ class _TreeGraph:
         staging: Buffer by which tables are copied to the device.
 
         The returned function waits for the candidates. It must be called before the graph is launched again.
+
+        The tables of due rows, grown rows and pages are copied to the device first.
         """
         filled = self._fill(inputs)
         if filled is None:
@@ -485,7 +502,10 @@ class _TreeGraph:
         return partial(self._read_candidates, len(inputs))
 
     def _run(self) -> None:
-        """Launch the graph, and the copy of its results to the host."""
+        """Launch the graph, and the copy of its results to the host.
+
+        On a GPU, the host does not wait for either; `_read_candidates` does.
+        """
         self._replay()
         self._host.copy_(self._flat, non_blocking=True)
         if self._read_back:
@@ -495,6 +515,8 @@ class _TreeGraph:
         """Wait for the copy of the results, and return the candidates of the first trees.
 
         trees: Number of trees that were grown.
+
+        The arrays are copies of the buffer, [trees, candidates]; `depths` begins at 1.
         """
         if self._read_back:
             self._read_back.synchronize()
@@ -506,6 +528,8 @@ class _TreeGraph:
     def _grow_trees(self) -> Tensor:
         """Compute the due rows, then grow level by level. Return the flat int32 buffer with the candidates,
         see `_pool`. This function is what the graph captures.
+
+        A node whose cumulative log-probability is below the floor is barred from being fed further.
         """
         head = self._head
         size = self._size
@@ -539,6 +563,8 @@ class _TreeGraph:
         bases: Column at which each row's tree begins, int32 [trees * width].
         bits: Ancestors of each row in its tree, as bits, 32 rows per word: int32 [trees * width, words].
         lengths: Number of positions up to each row, itself included, int32 [trees * width].
+
+        The tables of pages are those that were sent for passes with this number of rows.
         """
         from specsot_kernels.gpu.attention import plan_over
 
@@ -556,6 +582,9 @@ class _TreeGraph:
 
         Example: two trees, `due` 3, with 2 and 1 due rows. The due rows take the places [a0 a1 - | b0 - -],
             and `asked` is [1, 3]: the places of the last row of each tree.
+
+        A tree with fewer due rows than `attending` has columns 0 for the missing ones. Unused rows have the
+        slot -1. The grown rows take as many reserved slots as the graph feeds.
         """
         size = self._size
         num_trees = len(inputs)
@@ -598,6 +627,8 @@ class _TreeGraph:
             whole pages, and the pages of its sequence.
 
         The tables are made of whole pages, so that they stay the same for many steps.
+
+        The cache holds the tables of the last call only, also if these were None.
         """
         if trees_read != self._cached_tables[0]:
             self._cached_tables = trees_read, self._tabulate(trees_read)
@@ -609,6 +640,8 @@ class _TreeGraph:
 
         trees_read: For each tree, the number of leading columns that all its rows attend to, and the pages of
             its sequence.
+
+        Also None if the pages of a pass need more pieces than it has room for.
         """
         page_rows = self._pages.kv.page_rows
         tables = list[Numbers]()

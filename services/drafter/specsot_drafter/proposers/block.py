@@ -67,6 +67,9 @@ class BlockProposer(Proposer):
 
         sequence: What the drafter knows of the sequence. If the rows that its fork shares are absent, they
             are skipped. If no KV page is free, the sequence is not followed.
+
+        A fork whose source is not followed, or has skipped rows beyond the fork, starts without shared rows.
+        It is closed if the source does not have the rows.
         """
         fork = sequence.opening.fork
         skipped = self._followed.get(fork.sequence) if fork else None
@@ -108,6 +111,8 @@ class BlockProposer(Proposer):
             head.width].
 
         Raises WireError if the features do not have one row per token and the head's width.
+
+        Batches of sequences that are not followed store nothing.
         """
         rows = list[int]()
         slots = list[int]()
@@ -141,6 +146,9 @@ class BlockProposer(Proposer):
         sequences: The sequences to draft for, in the order of the result.
         levels: Maximum number of levels.
         keep_growing: Not called, since one pass drafts all levels. It may be None.
+
+        Sequences that are not followed or have no free pages get barred candidates, and so do candidates
+        that a grammar forbids.
         """
         rooms = [self._reserve(sequence) for sequence in sequences]
         found = [(sequence, room) for sequence, room in zip(sequences, rooms) if room]
@@ -160,6 +168,9 @@ class BlockProposer(Proposer):
         levels: Number of places that are needed.
 
         A block of 4 rows with the root r: tokens [r m m m] (m is the mask), positions [p p+1 p+2 p+3].
+
+        A graph returns all places of the block, the pass without a graph exactly `levels`. Both arrays are
+        [roots, places, breadth].
         """
         if self._graphs and (best := self._graphs.run(roots, rooms)):
             return best
@@ -181,6 +192,8 @@ class BlockProposer(Proposer):
         sequence is not followed, or if no page is free.
 
         sequence: The sequence that a block is to be drafted for.
+
+        Pages that a window hides are freed first.
         """
         if sequence.id not in self._followed:
             return None
@@ -199,6 +212,8 @@ class BlockProposer(Proposer):
         slots: KV slot of each of these tokens.
 
         Raises WireError if `fused` has another shape.
+
+        Rows of `fused` that `rows` does not name are ignored.
         """
         head = self._head
         if fused is None or tuple(fused.shape) != (num_fused, head.width):

@@ -78,6 +78,9 @@ class EagleProposer(Proposer):
 
         sequences: The sequences whose trees are to grow. Due rows of other sequences are computed when trees
             are requested for those sequences.
+
+        Sequences that are not followed count 0. A sequence whose prompt is being processed counts twice if
+        it is named, too.
         """
         own = [self._followed[sequence.id].due for sequence in sequences if sequence.id in self._followed]
         return sum(own) + sum(one.due for one in self._prefilling())
@@ -87,6 +90,9 @@ class EagleProposer(Proposer):
 
         sequence: What the drafter knows of the sequence. If the rows that its fork shares are not there, they
             are skipped. If no KV page is free, the sequence is not followed.
+
+        If a fork's source is followed only in part, or not at all, the sequence starts anew: rows of its
+        committed tokens are skipped.
         """
         try:
             self._followed[sequence.id] = self._fork(sequence)
@@ -112,6 +118,9 @@ class EagleProposer(Proposer):
         A sequence is dropped if no KV page is free for its features. If the message has no features, the rows
         of its tokens are skipped. Raises WireError if the features do not have one row per token and the
         head's width.
+
+        Batches of sequences that are not followed store nothing. Features that asynchronous growth has
+        stored on the device already are not stored again.
         """
         if batch.rows is None:
             for feature_batch in batch.feature_batches:
@@ -151,6 +160,8 @@ class EagleProposer(Proposer):
 
         followed: The sequence.
         row: The first row that is not computed.
+
+        Nothing happens if the rows before it are computed already. The rows count as computed afterwards.
         """
         due = row - followed.extended
         if due > 0:
@@ -161,6 +172,8 @@ class EagleProposer(Proposer):
 
         followed: The sequence. Its due rows before `start` are computed first.
         start: The first row that is skipped.
+
+        Without rows to skip, due rows before `start` are computed all the same.
         """
         self._compute_before(followed, start)
         followed.extended = followed.skipped = followed.length
@@ -211,6 +224,9 @@ class EagleProposer(Proposer):
         In this order of preference: continue asynchronous growth, launch a graph, or grow level by level when
         the returned function is called. Sequences without free KV pages get barred candidates; if no sequence
         has pages, the function returns None.
+
+        Asynchronous growth that cannot be continued is discarded. Due rows of sequences whose prompts are
+        being processed are computed as well.
         """
         ahead = self._async_growth
         self._async_growth = None
@@ -232,6 +248,8 @@ class EagleProposer(Proposer):
         growing: The sequences, each with the reserved rows of its tree.
         levels: Number of levels to grow.
         keep: Asked before each further level how many nodes to feed. None: all levels grow.
+
+        Sequences with a grammar are guided by it between the levels.
         """
         own, rooms = zip(*growing)
         due = self._take_due([self._followed[sequence.id] for sequence in own])
@@ -245,6 +263,8 @@ class EagleProposer(Proposer):
 
         Otherwise the first requests would wait for compilation, and the policy would take the time of the
         compilation for the cost of drafting.
+
+        The sequence is closed afterwards, so that no page stays in use.
         """
         for rows in WARMUP_ROWS:
             sequence = DraftSequence(Opening(0, prompt=rows, limit=rows))
@@ -269,6 +289,10 @@ class EagleProposer(Proposer):
         The graph grows all levels without asking the policy or a grammar in between: one more level costs
         less than asking whether the level is profitable, and a draft that a grammar forbids costs less than
         asking the grammar. Forbidden candidates are barred afterwards.
+
+        Sequences with more due rows than the graph has room for have them computed beforehand. If the graph
+        has no room, the due rows are computed here. At most as many candidates as a tree may have nodes are
+        checked against a grammar.
         """
         if (graphs := self._graphs) is None:
             return None
@@ -292,6 +316,9 @@ class EagleProposer(Proposer):
         sequences: The sequences to draft for.
         levels: Levels of the trees that grow again if the device's verification result differs from the
             host's. The returned function finds that out, and then discards the growth.
+
+        None means that a sequence did not continue from the growth; the growth is discarded then, and the
+        caller launches another.
         """
         if not (due := ahead.take([self._followed.get(sequence.id) for sequence in sequences])):
             return None
@@ -320,6 +347,9 @@ class EagleProposer(Proposer):
 
         Growth is launched only with graphs, and only if the rows of every sequence are complete up to its
         tree and its pages can be reserved. Outstanding rows are computed first.
+
+        Growth that was launched before is forgotten. Features are converted as the head takes them before
+        they are used.
         """
         self._async_growth = None
         graphs = self._graphs
@@ -374,6 +404,9 @@ class EagleProposer(Proposer):
         the sequence is not followed, or if no page is free.
 
         sequence: The sequence that a tree is to grow for.
+
+        None is also returned if the newest row of the sequence was skipped, because a tree grows from a true
+        feature.
         """
         followed = self._followed.get(sequence.id)
         # A tree grows from a true feature.
@@ -401,6 +434,9 @@ class EagleProposer(Proposer):
         A fork at n shares n - 1 draft rows: row n - 1 pairs feature n - 1 with token n, which differs. Raises
         NotFound if the source is not followed up to the fork or has skipped the last row before it, and
         Overloaded if no page is free.
+
+        The fork's first n - 1 rows count as computed, and it counts as having skipped what the source has
+        skipped.
         """
         fork = sequence.opening.fork
         source = self._followed.get(fork.sequence) if fork else None
@@ -415,6 +451,8 @@ class EagleProposer(Proposer):
         followed. If no KV page is free, the sequence is dropped, and the result is None, too.
 
         feature_batch: Committed tokens of one sequence.
+
+        The slots are those of the batch's positions, in order; pages for them are reserved.
         """
         if not self.follows(feature_batch.sequence):
             return None
@@ -434,6 +472,8 @@ class EagleProposer(Proposer):
         slots: The slot of each stored row.
 
         Raises WireError if `fused` has another shape.
+
+        Features are converted to the head's device and type.
         """
         head = self._head
         shape = tuple(fused.shape)
@@ -451,6 +491,9 @@ def _graphs(head: DraftHead, memory: DraftPages, shape: TreeShape) -> TreeGraphs
     head: The EAGLE head.
     memory: Its KV pages and features.
     shape: The largest tree.
+
+    Capturing takes seconds. If the tree shape is not fixed, a level has at most LEVEL_ROWS rows over all
+    trees.
     """
     fused = fuse_head(head)
     if fused is None:

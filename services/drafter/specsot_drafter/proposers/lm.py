@@ -83,6 +83,9 @@ def beam_shape(options: DraftOptions) -> BeamShape:
 
     5 tokens, linear: breadth 1, widths (1, 1, 1, 1). 4 tokens, breadth 2, 32 nodes: widths (2, 4, 8). With 10
     nodes instead, level 3 may feed 10 - 2 - 4 nodes: widths (2, 4, 4).
+
+    The mode None counts as linear. The floor is -inf unless the mode is pruned; there, a missing or zero
+    threshold counts as 1e-30. Levels that may feed no node are left out, so that the tree has fewer levels.
     """
     tokens = options.depth or DEFAULT_DEPTH
     if options.mode in (None, "linear"):
@@ -143,6 +146,9 @@ class FedTokens:
 
         fed [a b x y], sequence [a b c] -> fed [a b]; c is the root, and due
         fed [a b c x], sequence [a b c] -> fed [a b]; c is fed again, since its output is needed
+
+        Tokens that were confirmed before are not compared again. Sets `confirmed` to the number of tokens
+        that stay.
         """
         end = min(len(self.tokens), len(self.sequence.tokens) - 1)
         while self.confirmed < end and self.tokens[self.confirmed] == self.sequence.tokens[self.confirmed]:
@@ -222,6 +228,8 @@ class LanguageModelProposer(Proposer):
         sequences: The sequences to draft for, in the order of the result.
         levels: Number of levels to grow; a graph may grow more.
         keep_growing: Asked before each further level if no graph is used. None: all levels grow.
+
+        Sequences that are unknown or have no free pages get barred candidates.
         """
         rooms = [self._reserve(sequence) for sequence in sequences]
         growing = [(sequence, ground) for sequence, ground in zip(sequences, rooms) if ground]
@@ -239,6 +247,8 @@ class LanguageModelProposer(Proposer):
         growing: The sequences, each with the reserved rows of its tree.
         levels: Number of levels to grow.
         keep: Asked before each further level how many nodes to feed. None: all levels grow.
+
+        Candidates of a graph that a grammar forbids are barred afterwards.
         """
         draft_sequences, rooms = zip(*growing)
         fed_sequences = [self._fed[sequence.id] for sequence in draft_sequences]
@@ -262,6 +272,10 @@ class LanguageModelProposer(Proposer):
         feds: The sequences, with the tokens that were fed for them.
         rooms: The reserved rows of each tree.
         levels: Number of levels to grow; a deeper graph may be used.
+
+        Sequences with more due tokens than a graph has room for are fed beforehand, also if None is
+        returned. The due tokens of all sequences count as fed afterwards, and so do a chain's drafted
+        tokens.
         """
         if late := [fed for fed in feds if len(fed.due) > graphs.due]:
             self._feed(late)
@@ -279,6 +293,8 @@ class LanguageModelProposer(Proposer):
         sequence is unknown, or if no page is free.
 
         sequence: The sequence. If it is drafted for the first time, it gets its pages here.
+
+        Rows of tokens that the sequence did not take are dropped, and pages that a window hides are freed.
         """
         fed = self._fed.get(sequence.id)
         if fed is None or not (sequence.id in self._table or self._start(fed)):
@@ -292,6 +308,8 @@ class LanguageModelProposer(Proposer):
         to there first. A fork of an unknown sequence shares nothing. Return False if no page is free.
 
         fed: The sequence, for which nothing was fed yet.
+
+        Afterwards a fork's forked tokens count as fed.
         """
         fork = fed.sequence.opening.fork
         sequence = fed.sequence.id
@@ -324,6 +342,8 @@ class LanguageModelProposer(Proposer):
 
         fed: The sequence, with the tokens that were fed for it.
         stop: Number of tokens that are to be fed in all.
+
+        The tokens are appended to the fed ones. Pages that a window hides are freed before each part.
         """
         for start in range(len(fed.tokens), stop, PREFILL_ROWS):
             chunk = fed.sequence.tokens[start : min(start + PREFILL_ROWS, stop)]
@@ -336,6 +356,9 @@ class LanguageModelProposer(Proposer):
         hidden].
 
         feds: The sequences, with the tokens that were fed for them.
+
+        A sequence with more than LONG_PROMPT_ROWS due tokens is fed all but its root beforehand, alone.
+        Raises Overloaded if no page is free for that.
         """
         for fed in feds:
             if len(fed.due) > LONG_PROMPT_ROWS:
@@ -351,6 +374,8 @@ class LanguageModelProposer(Proposer):
         For example:
 
             # parts [a0 a1 a2 | b0 b1] -> outputs of rows [2, 4]
+
+        Keys and values are written to the sequences' slots, which must be reserved.
         """
         table = self._table
         head = self._head
@@ -401,6 +426,8 @@ def _graphs(head: DecoderHead, pages: DraftPages, beam: BeamShape, capture: Capt
     pages: Its KV pages.
     beam: The shape of the trees.
     capture: Captures a function as a graph.
+
+    Graphs are captured for MODEL_TREES numbers of trees.
     """
     if not can_capture_beam(beam):
         return None

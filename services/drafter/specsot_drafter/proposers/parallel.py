@@ -49,6 +49,8 @@ class ParallelProposer(EagleProposer):
 
         Due tokens [t4 t5] and 3 levels -> tokens [t4 t5 m m], the last 3 rows asked: t5 drafts the first
         level, each mask one more.
+
+        At most as many levels are drafted as the mask allows. Candidates that a grammar forbids are barred.
         """
         own, rooms = zip(*growing)
         levels = min(levels, self._grown + 1)

@@ -89,6 +89,9 @@ class SuffixProposer(Proposer):
         """Follow a sequence.
 
         sequence: What the drafter knows of the sequence.
+
+        A sequence of the same id is replaced. A fork shares nothing; its tokens are those that the drafter
+        knows of it.
         """
         self._followed[sequence.id] = _FollowedTokens(sequence)
 
@@ -97,6 +100,9 @@ class SuffixProposer(Proposer):
         Sequences without a suggestion are skipped.
 
         batch: The message; only its feature batches matter.
+
+        How deep the suggestion was right is counted for suggestions with about as many matching tokens. The
+        suggestion is then forgotten.
         """
         for feature_batch in batch.feature_batches:
             followed = self._followed.get(feature_batch.sequence)
@@ -113,6 +119,8 @@ class SuffixProposer(Proposer):
 
         Tokens that a fork shares with its source are left out, as the source keeps them. Only the last
         MAX_MATCH of them are kept, so that the fork's first own tokens can be found by what precedes them.
+
+        Nothing is kept if the proposer keeps no past tokens.
         """
         followed = self._followed.pop(sequence, None)
         if followed and self._shape.past:
@@ -137,6 +145,9 @@ class SuffixProposer(Proposer):
 
         sequence: The sequence.
         max_levels: Maximum number of levels.
+
+        An unknown sequence also gets an empty tree. A tree with nodes is remembered for comparison, and its
+        scores include how far such suggestions have been right.
         """
         followed = self._followed.get(sequence.id)
         levels = min(max_levels, self.max_levels(sequence))

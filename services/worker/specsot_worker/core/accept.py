@@ -37,6 +37,8 @@ def draw_key(seed: int, ordinal: int, position: int) -> int:
     seed: Seed of the request. Any integer; its lowest 64 bits count.
     ordinal: Number of the branch within its request, at least 0.
     position: Position in the sequence at which the drawn token will stand, at least 0.
+
+    Raises struct.error for a negative ordinal or position.
     """
     digest = hashlib.blake2b(_DRAW.pack(seed & _WORD, ordinal, position), digest_size=8, person=_RULE)
     return int.from_bytes(digest.digest(), "little") >> 11
@@ -138,6 +140,8 @@ class DecodeState:
     def __post_init__(self) -> None:
         """Derive `processed`, `greedy`, `lowered` and `place` from the opening, and start the grammar if
         there is one.
+
+        A drafted sequence has a `place` until a grammar takes it away, see `set_grammar`.
         """
         sampling = self.opening.sampling
         biases = sampling.logit_bias
@@ -154,6 +158,8 @@ class DecodeState:
         sequence has generated so far (in a previous epoch, for example).
 
         grammar: The compiled grammar. If it does not allow the tokens so far, `state` becomes None.
+
+        For a sequence that is not greedy, `place` becomes None.
         """
         self.grammar = grammar
         self.state = grammar.start()
@@ -216,6 +222,9 @@ class DecodeState:
         For example:
 
             # stop_ids (2,), write((5, 2, 9)) -> tokens grow by [5, 2], returns End.STOP
+
+        The reasons are those of `_end_at`. A grammar that does not allow a token ends the sequence with
+        FAILED, after that token was appended.
         """
         check_each = self.grammar or self.history or len(tokens) >= self.remaining
         if not check_each and set(tokens).isdisjoint(self.opening.stop_ids):
@@ -250,6 +259,8 @@ class DecodeState:
         For example:
 
             # prompt 10, generated 3: read_prompt(5, 5 tokens) -> 2 belong to the prompt, 3 were generated
+
+        A reason to end that the generated tokens contain is ignored here.
         """
         num_prompt = max(self.opening.prompt - self.opening.generated - start, 0)
         if self.history:
@@ -264,6 +275,9 @@ class DecodeState:
 
         The first reason that applies is returned: STOP for a stop id, FAILED if the grammar does not allow
         the token, GRAMMAR if the grammar is finished, LENGTH if the sequence is at its limit.
+
+        For a grammar, the spelling of the token is recorded in `habits`. A stop id is not read by the
+        grammar. None is returned if no reason applies.
         """
         if token in self.opening.stop_ids:
             return End.STOP
@@ -283,6 +297,8 @@ def accept_prompt(state: DecodeState, target: int | None) -> Outcome:
     state: What is remembered of the sequence. The token is appended to it.
     target: Id of the target token after the prompt. None if its logits are not finite; the outcome is then
         FAILED and has no tokens.
+
+    If the token ends the sequence, the outcome says why and has no forced tokens.
     """
     if target is None:
         return Outcome(state.opening.sequence, 0, (), (), End.FAILED)
@@ -313,6 +329,9 @@ def accept_tree(
     If the logits of the last accepted draft are not finite, that draft is not accepted: its token becomes the
     bonus token and is fed as the next root. If the logits of the root are not finite, a draft may have spoilt
     them: nothing is accepted, and the root is fed once more, alone. If that fails too, the outcome is FAILED.
+
+    The FAILED outcome has the root as its only accepted node and no tokens. The outcome for feeding the root
+    again has no accepted nodes and no tokens. If the sequence ends, the outcome has no forced tokens.
     """
     sequence = state.opening.sequence
     accepted = accept(tree, targets)
@@ -345,6 +364,8 @@ def grammar_masks(segment: PromptChunk | TreeSegment, state: DecodeState) -> Mas
     state: What is remembered of the segment's sequence, before the tree is accepted.
 
     Return () without a grammar, or if the grammar does not allow the tokens so far.
+
+    The masks also bound what may follow by the number of tokens that the sequence may still generate.
     """
     if state.grammar is None or state.state is None:
         return ()
@@ -367,6 +388,8 @@ class TreeMasks(Masks):
         root: The grammar's state after the root's token.
         remaining: Number of tokens that may follow the root.
         tree: The tree: token id and parent of each node.
+
+        States and masks are computed when they are asked for, not here.
         """
         self._grammar = grammar
         self._tree = tree
@@ -432,6 +455,8 @@ class TreeMasks(Masks):
         the node. States are cached.
 
         node: Number of the node.
+
+        `node` is the number of the node; the state of node 0 is that after the root.
         """
         if node not in self._states:
             parent_state = self._state(self._tree.parents[node])

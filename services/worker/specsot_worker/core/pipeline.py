@@ -176,6 +176,8 @@ class PipelineDepth:
         curve: Measured beforehand: seconds of all stages together by number of tokens. Every recorded step
             corrects it. If it has fewer than two points, only ratios of estimates mean anything.
         overlap: True if several frames may be in flight.
+
+        With one stage, frames do not count as overlapping.
         """
         self._measured = CostCurve(curve) if len(curve) > 1 else UNIT_CURVE
         self._stages = stages
@@ -202,6 +204,8 @@ class PipelineDepth:
         elapsed: Seconds from launch to result. Whatever the stages did not compute counts as time of the
             hops.
         was_alone: True if no other frame was in flight meanwhile. Only such steps tell the time of hops.
+
+        The result of a step that was not alone corrects the compute curve and the stages' shares only.
         """
         compute_seconds = sum(seconds)
         if not num_tokens or compute_seconds <= 0 or len(seconds) != self._stages:
@@ -220,6 +224,8 @@ class PipelineDepth:
         were on their way.
 
         seconds: Length of the stay in seconds.
+
+        The gap is an exponential mean that starts at 0.
         """
         self._gap += STEP_WEIGHT * (seconds - self._gap)
 
@@ -254,6 +260,8 @@ class PipelineDepth:
 
             # cycles of 1, 2 and 4 frames: 10, 7 and 6.5 ms -> 2 frames, because 7 <= 6.5 / 0.8 < 10;
             # if 4 frames are used now: 6.5 > 0.9 * 7, so 2 frames all the same
+
+        The result is stored in `parts`. With one sequence it is 1.
         """
         choices = range(1, max(min(num_sequences, max_parts), 1) + 1)
         cycles = {parts: self._cycle_seconds(num_tokens, parts) for parts in choices}
@@ -270,6 +278,8 @@ class PipelineDepth:
 
         prompt_tokens: Number of prompt tokens that are still to be fed.
         max_chunk: Maximum number of tokens of a chunk.
+
+        The estimate is that of `_prefill_seconds`.
         """
         if not self._overlap:
             return max_chunk
@@ -291,6 +301,8 @@ class PipelineDepth:
 
             # one stage, 1 ms per token, 4 decode tokens, none waiting -> limit 2.25 * 4 = 9 ms, so
             # 4 + 5 tokens take 9 ms, but MIN_PROMPT_ROWS applies -> 8 prompt tokens
+
+        At least min(MIN_PROMPT_ROWS, max_tokens) tokens are returned, even if they take too long.
         """
         share = max(self._shares) if self._overlap else 1.0
         limit = MAX_PROMPT_STALL * self._compute_seconds((num_decode_tokens + num_waiting) * share)
@@ -364,6 +376,8 @@ class PipelineDepth:
         measured.
 
         num_tokens: Number of tokens of the step.
+
+        For more tokens than were measured, the seconds of the largest measured number are returned.
         """
         if self._hop_curve is None:
             # Beyond the largest number of tokens that was measured, hops count as taking no longer, because
@@ -406,6 +420,8 @@ class DraftTimeout:
 
         timeout: Seconds to wait for a tree.
         present: True if the ring has a drafter from the beginning.
+
+        Without a drafter, no sequence waits until a drafter has sent something.
         """
         self._timeout = timeout
         self._pause = DraftPause(PauseState.DRAFTING if present else PauseState.ABSENT)
@@ -453,6 +469,8 @@ class DraftTimeout:
         since: Time in seconds since which the sequence has waited.
         drafter: Name of its drafter; "" if no drafter has sent it a tree yet; None if its drafter is lost, so
             that it does not wait.
+
+        Looking up a drafter that has no record creates one without misses.
         """
         present = self._pause.state is not PauseState.ABSENT and drafter is not None
         waits = present and not (self.paused or self._backoff_of(drafter or "").left)
@@ -464,6 +482,9 @@ class DraftTimeout:
 
         since: Time in seconds since which the one sequence has waited.
         drafter: Name of its drafter, "" or None as for `deadline`.
+
+        It is `since` plus SLOW_TREE_FACTOR times the usual wait, or plus the whole timeout while no wait is
+        known, and at most `deadline`.
         """
         usual = self._timeout if self._usual_wait is None else SLOW_TREE_FACTOR * self._usual_wait
         return min(self.deadline(since, drafter), since + usual)
@@ -474,6 +495,8 @@ class DraftTimeout:
         wait_seconds: Seconds that the sequence had waited for the tree. None: unknown, so the usual wait is
             not updated.
         drafter: Name of the drafter.
+
+        The first known wait becomes the usual wait as it is; later ones enter an exponential mean.
         """
         backoff = self._backoff_of(drafter)
         backoff.trees = FIRST_BACKOFF_TREES
@@ -491,6 +514,10 @@ class DraftTimeout:
         For example:
 
             # timeouts at trees 1 and 34 -> no waiting for trees 2..33, then none for 64 trees
+
+        If the drafter is not waited for at present, one tree fewer remains for which it is not waited for.
+        Otherwise the present number of trees is started and the next number doubles, up to
+        MAX_BACKOFF_TREES.
         """
         if self.paused or drafter is None:
             return
@@ -506,6 +533,8 @@ class DraftTimeout:
 
         num_trees: Number of trees of all drafted sequences together after which the pause ends.
         num_drafted: Number of sequences that the drafter drafts for.
+
+        The backlog starts at 0 again.
         """
         self._pause = self._pause.begin(num_trees, num_drafted)
         self._unsent_rows = 0
@@ -530,6 +559,9 @@ class DraftTimeout:
 
         During a pause, the trees count towards its end, and the tokens are added to the backlog. Otherwise
         the backlog shrinks by what can be sent with the frame.
+
+        After MAX_CATCH_UP_STEPS launches without a pause, the drafter counts as caught up in any case.
+        `sends_backlog` becomes True if features of the pause remained before this frame.
         """
         if self.paused:
             self._unsent_rows = min(self._unsent_rows + num_tokens, FEATURE_RING_ROWS)
@@ -550,6 +582,8 @@ class DraftTimeout:
 
         drafter: Name of the drafter. The name of a drafter that has sent nothing, or is lost already, changes
             nothing while another drafter has sent something.
+
+        The misses of the drafter are forgotten.
         """
         self._responsive.discard(drafter)
         self._backoffs.pop(drafter, None)
@@ -563,6 +597,9 @@ class DraftTimeout:
 
         The drafter counts as caught up, unless features of sequences that it never saw remain to be sent. If
         there was no drafter before, drafting begins without misses or backlog.
+
+        Catching up continues while features of sequences that the drafter never saw remain. The drafter
+        counts as one that has sent something.
         """
         self._responsive.add(drafter)
         if self._pause.state is PauseState.ABSENT:
@@ -598,6 +635,12 @@ class StepTimer:
         The wall-clock time is 0 if it is unknown, which is the case for frames with prompts, for sequences
         that were never verified before, during a pause, and for steps without trees of whose kind none was
         measured.
+
+        For a step with trees of more than one node, the two numbers are those of this step, and what was
+        measured of steps without trees is forgotten. For a step whose trees are roots only, they are the
+        medians of recent steps with as many sequences during pauses; a step counts among these if drafting
+        was paused in the previous frame of all its sequences. The wall-clock time is counted from the newest
+        previous verification among the sequences.
         """
         previous = [self._verified.get(one.sequence) for one in frame.segments]
         self._note(frame, now)

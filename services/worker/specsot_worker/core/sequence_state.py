@@ -123,6 +123,8 @@ class SequenceState:
 
             # prompt of 10 tokens, 6 of them forked: self.prompt holds tokens 6..9.
             # fed = 8, max_tokens = 512 -> offset 8 - (10 - 4) = 2 -> tokens 8 and 9, final
+
+        The chunk is final if no prompt token is left after it.
         """
         start = self.fed
         if self.opening.pruning:
@@ -139,6 +141,9 @@ class SequenceState:
         tokens, the root alone. It is cut to the depth that the KV policy allows and to its first nodes.
 
         max_nodes: Maximum number of nodes, at least 1 for the root.
+
+        Afterwards no tree is stored, the sequence does not wait for one, and `root_only` is False. The
+        stored tree of the next draft round stays.
         """
         assert self.root is not None
         tree = self.tree or (chain((self.root, *self.forced)) if self.forced else single(self.root))
@@ -160,6 +165,8 @@ class SequenceState:
 
         draft_paused: True while drafting is paused or resuming, so that the drafter is not asked for the next
             tree.
+
+        `drafter_informed` becomes the opposite of `draft_paused`.
         """
         self.drafter_informed = not draft_paused
         return self.opening.drafted and self.in_flight
@@ -173,6 +180,10 @@ class SequenceState:
         awaits_drafts: False if the drafter has already answered this result, so that no tree is awaited.
 
         A tree that arrived before this result is offered now.
+
+        The sequence waits for a tree from `now` on only if it is drafted, the drafter was informed of the
+        newest segment, a tree is awaited, and the outcome has tokens. The next draft round is the outcome's
+        plus one. `keep` becomes the accepted nodes, and the root the last new token.
         """
         self.tree_frames.finish(outcome.draft_round, outcome.dropped)
         self.committed += len(outcome.accepted)
@@ -196,6 +207,8 @@ class SequenceState:
         tree is in flight.
 
         draft: The tree that the drafter proposed for this sequence, with its draft round.
+
+        While the prompt is being fed there is no newest token, so that a draft of round 0 has a wrong root.
         """
         return (
             draft.draft_round == self.draft_round and not self.in_flight and draft.tree.tokens[0] != self.root
@@ -211,6 +224,9 @@ class SequenceState:
         builds on: a tree for round `self.draft_round + 1` is stored as `next_tree`. A tree for the current
         round is stored only if its round is not in flight, no tree is stored yet (the first one wins), the
         root is not to be fed alone, and its root is the sequence's root. Any other tree is dropped.
+
+        A tree that is stored for the current round ends the waiting. A tree for the next
+        round replaces one that is stored for it.
         """
         if draft_round == self.draft_round + 1:
             # The root of this round is not known yet; `apply_outcome` offers the tree again, which checks it.

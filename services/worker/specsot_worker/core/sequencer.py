@@ -112,6 +112,8 @@ class Sequencer:
             ids beyond the vocabulary is rejected, see `rejections`. Orders for unknown sequences, and for
             those that have ended, are ignored. An order to close a sequence of the previous epoch, whose KV
             was kept, has the next frame close it.
+
+        A lease only grows: a smaller position than the present one is ignored.
         """
         match order:
             case Open(opening, tokens, lease):
@@ -133,6 +135,9 @@ class Sequencer:
         now: Time in seconds.
         awaits_drafts: False if the drafter has already answered this result, so that its sequences wait for
             no tree.
+
+        If `PipelineDepth` is given and the frame was in flight, its step time is recorded. A result whose
+        frame is not in flight, such as number 0, still has its outcomes applied.
         """
         if result.epoch != self._epoch:
             return
@@ -164,6 +169,9 @@ class Sequencer:
         it was sent at once: if it answers one sequence of a result, the other sequences that wait since that
         result stop waiting. If the drafter pauses (`drafts.paused_trees`), no tree is asked for until the
         pause is over.
+
+        Trees of unknown sequences are skipped. A known sequence belongs to this drafter from now on, even if
+        its tree is unusable. A tree that grows from an unverified node (`parent` is set) is unusable here.
         """
         if drafts.epoch != self._epoch:
             return
@@ -204,6 +212,8 @@ class Sequencer:
 
         state: The sequence.
         draft_round: Number of the draft round for which the unusable tree was sent.
+
+        A lost drafter (None) gets no miss.
         """
         if draft_round == state.draft_round and state.waiting_since is not None:
             state.waiting_since = None
@@ -216,6 +226,8 @@ class Sequencer:
 
         drafter: Name of the lost drafter. If it is unknown or lost already, only sequences without a drafter
             stop waiting.
+
+        Sequences of other drafters keep waiting.
         """
         self._draft_timeout.record_drafter_loss(drafter)
         for state in self._sequences.values():
@@ -225,6 +237,8 @@ class Sequencer:
     def rejections(self) -> tuple[Outcome, ...]:
         """Return a FAILED outcome for every sequence that could not be opened since the last call, for the
         master. Return () if there is none.
+
+        The outcomes are forgotten, so that each is returned once.
         """
         rejected = tuple(self._rejected)
         self._rejected = []
@@ -239,6 +253,9 @@ class Sequencer:
         With one frame at a time, also return None while a sequence waits for its tree within its family
         deadline: a frame that left without that sequence would delay it by a whole step. `deadline` explains
         both deadlines.
+
+        A frame may carry openings or closings without any tokens. Within the call, sequences that cannot be
+        opened are rejected, see `rejections`.
         """
         self._composed = now
         max_in_flight = self._max_in_flight()
@@ -260,6 +277,9 @@ class Sequencer:
         Return None if no sequence waits for a draft, or if no frame may be launched before the next result
         arrives. Deadlines that had passed when `compose` was called last are left out, because that call
         already took them into account.
+
+        Both the draft timeout of a sequence and that of its family count. Sequences that cannot decode now,
+        for lack of a lease for example, are left out.
         """
         if len(self._in_flight) >= self._max_in_flight():
             return None
@@ -288,6 +308,8 @@ class Sequencer:
 
         Closed sequences of the previous epoch are kept back while a queued sequence is still to reuse their
         KV.
+
+        The ids that are kept back stay queued.
         """
         reused_kv = (one.opening.reused for one in self._sequences.values() if not one.opened)
         reused_sequences = {kept.sequence for kept in reused_kv if kept}
@@ -301,6 +323,9 @@ class Sequencer:
 
         frame: The composed frame.
         now: Time in seconds.
+
+        The frame's number becomes the newest one, and each of its sequences is marked as sent. Counts of
+        drafted trees and of tokens are recorded for the draft timeout.
         """
         for sequence in frame.closings:
             self._table.close(sequence)
@@ -325,6 +350,9 @@ class Sequencer:
 
         segments: The segments of the frame.
         now: Time in seconds at which the frame is launched.
+
+        Frames that were in flight before no longer count as alone; the new frame counts as alone if none was
+        in flight. Without tree segments whose sequences have had a result, no stay is recorded.
         """
         tree_states = [self._sequences[one.sequence] for one in segments if isinstance(one, TreeSegment)]
         for earlier in self._in_flight.values():
@@ -366,6 +394,10 @@ class Sequencer:
         each other through the stages.
 
             # 8 sequences over 2 frames -> share 4: a frame leaves as soon as 4 of them can decode
+
+        With several frames in flight, a family gives nothing while as many of its frames are in flight as it
+        may be spread over, or while fewer sequences than its share can decode and the family still waits for
+        a tree.
         """
         # Nothing is in flight and no family waits: `compose` has checked both.
         if self._budget.max_in_flight == 1:
@@ -392,6 +424,8 @@ class Sequencer:
     def _families(self) -> dict[int, list[SequenceState]]:
         """Return the sequences that have finished their prompts, by family id. In each family, the sequence
         whose last result arrived first comes first. Return {} if no prompt is finished.
+
+        A sequence without a result counts as having arrived first.
         """
         families: dict[int, list[SequenceState]] = {}
         decoding = (state for state in self._sequences.values() if state.root is not None)
@@ -416,6 +450,9 @@ class Sequencer:
         members: The decoding sequences of the family.
         num_other_families: Number of other families. Their frames take precedence over splitting this family
             further.
+
+        A family's number of tokens is estimated from the trees that its sequences have now; a sequence
+        without a tree counts as average, and without any tree each counts one token.
         """
         if self._depth is None or len(members) < 2:
             return 1
@@ -436,6 +473,10 @@ class Sequencer:
         leave, of which every one keeps one token for its root. If pages are short, a tree is also cut to the
         pages that its sequence can have. A sequence whose tree was not truncated moves to the end of the
         order; see the example in the class docstring.
+
+        A sequence that cannot have a token, for lack of tokens or pages, is left out and keeps its turn. A
+        sequence that is scheduled without the tree for which it waited counts as a miss of its drafter.
+        Pages for the scheduled nodes are reserved, and pages that the KV policy drops are freed.
         """
         ready = self._ready_sequences(now)
         segments = dict[int, TreeSegment]()
@@ -481,6 +522,8 @@ class Sequencer:
         the free pages. Return 0 if the prompt is fed, the source is not fed far enough, or pages are short.
 
         state: The sequence.
+
+        A sequence that is not open yet counts only if its pages fit.
         """
         num_unfed = state.opening.prompt - state.fed
         if not num_unfed:
@@ -498,6 +541,9 @@ class Sequencer:
         in the same frame.
 
         num_tree_tokens: Number of tree nodes that the frame carries already.
+
+        A prompt gets no chunk if no token or page is left for it. Pages for the chunks are reserved.
+        Sequences that can never be opened are rejected.
         """
         openings = list[Opening]()
         chunks = list[PromptChunk]()
@@ -536,6 +582,9 @@ class Sequencer:
 
         If no sequence decodes, this is the larger budget `FrameBudget.alone`. Otherwise it is what the trees
         leave, or less if decoding sequences would stall for too long. Return 0 if the trees fill the frame.
+
+        A sequence with a finished prompt counts as decoding even if it has no tree in this frame. Without
+        `PipelineDepth`, nothing but the budget bounds the number.
         """
         num_decode_tokens = max(
             num_tree_tokens, sum(state.root is not None for state in self._sequences.values())
@@ -578,6 +627,8 @@ class Sequencer:
 
         A fork of a sequence that has ended, or of a sequence with a grammar, is rejected. So is an opening
         that the page table refuses.
+
+        If it was opened, its state says so, and the page table has it.
         """
         opening = state.opening
         fork = state.opening.fork
@@ -612,6 +663,9 @@ class Sequencer:
         more than that bound.
 
         opening: Opening of the sequence.
+
+        A prefix, which does not decode, needs no pages for a tree. Only whole pages are shared with the fork
+        source.
         """
         shared = opening.forked // self._table.page_rows
         slots = self._budget.max_tree_nodes if opening.decodes else 0
@@ -644,6 +698,8 @@ class Sequencer:
 
         If it was not opened, and was to decode from reused KV of the previous epoch, the next frame closes
         that KV instead.
+
+        If it was neither opened nor reuses KV, nothing is left to close.
         """
         state = self._sequences.pop(sequence, None)
         if state and state.opened:

@@ -25,6 +25,9 @@ class SoftEndRule:
 
         opening: Opening of the sequence. It must have a soft end, whose token is one of its stop ids.
         sentences: Recognizes the ends of sentences in the model's tokens.
+
+        The sequence may end softly after the larger of the soft end's `after` and the request's
+        `min_tokens`.
         """
         assert opening.soft_end is not None
         self._sentences = sentences
@@ -50,6 +53,9 @@ class SoftEndRule:
 
             # after 3, generated [It rains .], tree [. -> The -> sun], targets [The, sun, shines]
             #   -> [end, sun, shines], of which acceptance reaches only the first
+
+        The targets also stay if even the deepest node is too early, or if acceptance ends before such a
+        token.
         """
         written = len(generated)
         if written + max_depth(tree) < self._after:
@@ -101,6 +107,8 @@ def make_rule(opening: Opening, sentences: SentenceEnds | None) -> SoftEndRule |
 
     opening: Opening of the sequence, with its soft end, stop ids and grammar.
     sentences: Recognizes the ends of sentences in the model's tokens. None: the model has no tokenizer.
+
+    A plan and a format both count as grammar.
     """
     soft = opening.soft_end
     if (

@@ -68,6 +68,8 @@ class AsyncVerifier(Generic[Verified]):
         name: Name of the worker, for errors.
         executor: Executor of one thread.
         on_launched: Verifies and announces one frame; awaited for each frame in order.
+
+        Must be called on the event loop, where the task runs.
         """
         self._compute = Compute(name, executor)
         self._on_launched = on_launched
@@ -104,6 +106,8 @@ class AsyncVerifier(Generic[Verified]):
         verify: Verifies one frame, or, without a frame, what was held back.
         launched: The frame whose `passed` is given to `verify`. None: `verify` is called without arguments.
         time_limit: Seconds that it may take. None: no limit.
+
+        It may be called for held-back segments while no frame is being verified.
         """
         return await self._compute.run(self._verify, verify, launched, timeout_seconds=time_limit)
 
@@ -115,7 +119,10 @@ class AsyncVerifier(Generic[Verified]):
             self._task.exception()
 
     async def _verify_in_order(self) -> None:
-        """Verify queued frames, one at a time, until the task is cancelled or a verification fails."""
+        """Verify queued frames, one at a time, until the task is cancelled or a verification fails.
+
+        An error of `on_launched` ends the task; `busy` raises it.
+        """
         while True:
             await self._on_launched(await self._queue.get())
             self._unverified -= 1
@@ -129,6 +136,9 @@ class AsyncVerifier(Generic[Verified]):
 
         Tensors made on that stream must not be used on other streams, so features leave as copies on the
         host.
+
+        A CUDA stream is used once a frame with an event has been verified; before that, and on a CPU, work
+        runs on the current stream.
         """
         with self._side_stream(launched):
             verified = (verify(launched.passed) if launched else verify()).on_host()
@@ -142,6 +152,8 @@ class AsyncVerifier(Generic[Verified]):
         states are computed. Without CUDA the context does nothing.
 
         launched: The frame to verify. None: nothing is waited for.
+
+        The stream is created for the first frame with an event, and used for every later call.
         """
         if launched and launched.computed:
             assert launched.passed.hidden is not None

@@ -63,6 +63,8 @@ class DraftedStep:
         grammar forces tokens, because the host adds those to the trees.
 
         handle: The trees, which grow on the device.
+
+        If the step cannot be launched with the trees, `selected` stays None.
         """
         forced = any(one.forced for one in self._outcomes.values())
         trees = handle.select(self._segments) if self._segments and not forced else None
@@ -73,6 +75,8 @@ class DraftedStep:
         """Prepare the step while the trees grow, with the shapes of the frame's own trees. Nothing happens if
         no segments are predicted, or if the device has selected the trees. If preparing is refused, no step
         is predicted any more.
+
+        A sequence without a tree in the frame is expected to have its root alone.
         """
         if self._segments and not self.selected:
             segments = self._frame.segments
@@ -88,6 +92,9 @@ class DraftedStep:
 
         Nothing happens unless there is a draft for every sequence that continues, with the expected draft
         round and root. `NextStep.state` is CONFIRMED if the step runs with these trees.
+
+        If the trees were selected on the device but the drafter did not confirm them, the step is not
+        confirmed either.
         """
         found = {draft.sequence: draft for draft in drafts.drafts}
         trees = list[Tree]()
@@ -116,6 +123,8 @@ class DraftedStep:
         For example:
 
             # tree at committed 12, accepted (0, 2), tokens (x, y) -> root y at committed 14, keep (0, 2)
+
+        Each segment's draft round is the outcome's plus one, and its root the newest token.
         """
         following = list[TreeSegment]()
         places = list[Any]()
@@ -166,6 +175,9 @@ class ColocatedDrafts:
 
         This is done only for frames of trees followed by prompt chunks, with features, while drafting is
         active. Otherwise nothing happens.
+
+        A tree of a sequence whose next tree may not be the drafter's, or a frame without trees, is not
+        started from. Drafts that were started before are forgotten.
         """
         self._handle = None
         if (
@@ -196,6 +208,10 @@ class ColocatedDrafts:
 
         frame: The verified frame.
         outcomes: Its outcomes by sequence.
+
+        None is also returned without a stage that launches steps, for frame number 0, and if a segment's
+        next tree is not certain to be the drafter's. The step is launched here only if the drafts run on the
+        device and `is_quiet` returns True.
         """
         step = self._stage.next_step if self._stage else None
         if not (frame.number and step and self.drafter):
@@ -219,6 +235,9 @@ class ColocatedDrafts:
 
         Return None if the drafter is on another thread, if there are no features, or if the drafter accepts
         none this way now; the features must then be sent to it as messages.
+
+        The step is launched or confirmed only if it has been launched with trees of the device, or if
+        `is_quiet` returns True. Drafts that `start` has begun are used up.
         """
         handle = self._handle
         self._handle = None

@@ -106,6 +106,8 @@ class SpeculativeStep(OverlappedWork):
         For example:
 
             # tokens [a0 a1 | b0 | c0 c1 c2], closed [b] -> outputs of tokens [0, 1, 3, 4, 5]
+
+        The step must have been launched. If none of the ids is part of the step, nothing changes.
         """
         assert self.outputs is not None
         firsts = accumulate(map(len, self.trees), initial=0)
@@ -129,6 +131,8 @@ class SpeculativeStep(OverlappedWork):
         The frame must have no openings, and the predicted segments with the same kept nodes and tree shapes.
         If the step was launched, it must be confirmed and its tokens must be those of the frame. Closings are
         allowed.
+
+        Return False also for a frame without segments, or with another number of segments than the step.
         """
         if self.state not in (OverlapState.PREPARED, OverlapState.CONFIRMED):
             return False
@@ -192,6 +196,9 @@ class NextStep:
         frame: The frame that has arrived or was composed.
 
         A returned step is PREPARED or CONFIRMED: in the first case, call `run_prepared`.
+
+        Sequences that the frame closes are first left out of a confirmed step. None is returned as well if
+        no step is predicted.
         """
         step = self._step
         if step is None:
@@ -215,6 +222,8 @@ class NextStep:
 
             # the last tree had its root in slot 10; accepted nodes (0, 2) were moved to slots 10 and 11
             # segment with committed 12, keep (0, 2) -> keep (0,), which moves nothing
+
+        What is remembered of sequences that the frame closes, or that have a segment in it, is dropped.
         """
         self._forget(frame.closings)
         if not self._moved_to:
@@ -229,6 +238,9 @@ class NextStep:
 
         One token per sequence is expected if all trees of the frame are single nodes and no drafter will
         answer: either drafting is paused or resuming, or the previous frame had single-node trees as well.
+
+        A frame without trees, or with a segment that no tree follows, predicts nothing. A frame whose step
+        cannot be prepared leaves a step in the state IDLE.
         """
         had_single_nodes = self._single_nodes
         trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
@@ -248,6 +260,8 @@ class NextStep:
         tokens: Token ids, one per predicted segment, in their order. At least one.
 
         The step is confirmed at once, because the host knows the tokens.
+
+        The timer starts unless a token id is beyond the vocabulary.
         """
         if max(tokens) >= self._vocabulary:
             return False
@@ -262,6 +276,9 @@ class NextStep:
 
         segments: Their trees have the expected shapes; the tokens are open. If the shapes of trees changed in
             the previous step, preparing is left to `launch_drafts`.
+
+        A step that was predicted before is discarded. True is also returned if pages or graphs have no room
+        for the step; `launch_drafts` then returns False.
         """
         self._discard()
         if self._all_continue and self._shapes_repeat:
@@ -278,6 +295,9 @@ class NextStep:
         trees: The drafter's trees, one per predicted segment, in their order.
 
         The step is prepared again if the shapes differ from the expected ones.
+
+        The timer starts, and whether the shapes were as expected is remembered for the next `prepare`,
+        unless no step is predicted or a token id is beyond the vocabulary.
         """
         step = self._step
         if step is None or max(max(tree.tokens) for tree in trees) >= self._vocabulary:
@@ -304,6 +324,9 @@ class NextStep:
         deepest trees that so many nodes can form. Call `confirm` when the host knows the trees.
 
             # nodes 4, draft rounds [3, 5, 1] -> chains of 4, 4 and 1 tokens are planned
+
+        Returns False, too, if a segment of the newest frame is followed by no tree, or if pages or graphs
+        have no room. A step that was predicted before is discarded.
         """
         self._discard()
         if not (self._all_continue and self._steps.accepts_device_trees):
@@ -333,6 +356,8 @@ class NextStep:
         step is discarded when the next frame arrives.
 
         trees: The trees that the host has read, one per segment of the step, in their order.
+
+        The timer starts in any case. After True, the state is CONFIRMED.
         """
         self._start_timer()
         step = self._step
@@ -359,6 +384,8 @@ class NextStep:
 
         step: A step in the state PREPARED.
         entry: Ids of its tokens, or hidden states [num_tokens, hidden_size] that enter the layers.
+
+        The timer is not started here.
         """
         assert step.filled is not None
         step.outputs = self._steps.launch(step.filled, entry)
@@ -370,6 +397,9 @@ class NextStep:
         is the predicted one now. If pages are too few, or if no graph has room, it stays in the state IDLE.
 
         segments: The predicted tree segments.
+
+        A step in the state IDLE has reserved no pages if pages were too few; if only a graph had no room,
+        its pages stay reserved until it is discarded.
         """
         table = self._table
         step = SpeculativeStep(segments, [one.tree for one in segments])
@@ -395,6 +425,8 @@ class NextStep:
         if no step is prepared, or if it has another number of tokens.
 
         tokens: Token ids of all its trees, in frame order.
+
+        After True the state is CONFIRMED and the step's time counts.
         """
         step = self._step
         if step is None or step.state is not OverlapState.PREPARED or len(tokens) != step.rows:
@@ -409,6 +441,8 @@ class NextStep:
 
         If the step was launched, its pages are cleared, because it may have written to them; and the KV moves
         that it has applied are remembered for its sequences.
+
+        Afterwards no step is predicted. A step that was prepared or launched is in the state DISCARDED.
         """
         step = self._step
         self._step = None
@@ -437,6 +471,8 @@ class NextStep:
         segment itself. What is remembered for its sequence is dropped.
 
         segment: A segment of the frame that runs instead.
+
+        Prompt chunks, segments without moves, and segments at another position are returned unchanged.
         """
         moved = self._moved_to.pop(segment.sequence, None)
         if isinstance(segment, TreeSegment) and segment.keep and segment.committed == moved:
@@ -448,6 +484,8 @@ class NextStep:
         a window. Return False for a prompt chunk that is not final.
 
         segment: A segment of the newest frame.
+
+        Return True for every tree and for a final prompt chunk, if the sequence has no policy or a window.
         """
         if not (isinstance(segment, TreeSegment) or segment.final):
             return False
