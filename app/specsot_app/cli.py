@@ -132,6 +132,7 @@ class Group(click.Group):
         points below the prefix.
 
         ctx: Click's context, which is not used.
+        Each name is listed once. Without a prefix, installed entry points are not listed.
         """
         known = [name for names in self._commands_by_heading.values() for name in names]
         installed = (path.rpartition(".")[2] for path in paths_below(self._prefix)) if self._prefix else ()
@@ -144,6 +145,8 @@ class Group(click.Group):
 
         ctx: Click's context, which is not used.
         cmd_name: Name of the subcommand, without the group's name.
+        "completion" and "version" are defined in this module, names in GROUPS are groups of their own, and
+        all others are imported.
         """
         if cmd_name not in self.list_commands(ctx):
             return None
@@ -169,6 +172,8 @@ class Group(click.Group):
         ctx: Click's context, which raises the usage error.
         args: The words after the group's name; the first one names the subcommand.
         Raises click.UsageError for an unknown name.
+        A name that begins with "-" is left to click, which reports an unknown option. Without a similar name
+        the error suggests none.
         """
         name = args[0]
         known = self.get_command(ctx, name) is not None
@@ -236,7 +241,11 @@ SHELLS = (
 
 @command(CompletionOptions, examples=SHELLS)
 def completion(options: CompletionOptions) -> int:
-    """Print a completion script for bash, zsh or fish."""
+    """Print a completion script for bash, zsh or fish.
+
+    \f The options name the shell. The script is printed on stdout, and the exit status is 0. A shell that is
+    none of the three is refused before, as a wrong argument.
+    """
     shell_class = get_completion_class(options.shell)
     assert shell_class is not None
     source = shell_class(specsot(), {}, "specsot", COMPLETE).source()
@@ -247,7 +256,11 @@ def completion(options: CompletionOptions) -> int:
 
 @click.command(short_help=COMMANDS["Shell"]["version"])
 def version() -> int:
-    """Print the versions of SpecSoT, Python and torch, for a bug report."""
+    """Print the versions of SpecSoT, Python and torch, for a bug report.
+
+    \f The line is printed on stdout, with the platform; without torch it says "no torch". The exit status is
+    0.
+    """
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as version_of
     from platform import platform, python_version
@@ -293,6 +306,7 @@ class Warnings:
         category: The warning's class. A class other than InactiveOption is passed on to `show_other`.
         location: File name and line number of the code that warned.
         further: Further arguments that the warnings module passes, such as `file` and `line`.
+        The line is "specsot: " and the message.
         """
         if not issubclass(category, InactiveOption):
             self._show_other(message, category, *location, **further)
@@ -311,6 +325,8 @@ def run(words: list[str], only: click.Command | None = None) -> int:
 
     words: Arguments of the command, without the program's name.
     only: The command to run; None: the whole `specsot` command.
+    An OSError is printed with its file's name, if it has one. A command that was called without its
+    arguments prints its help on stderr and gives WRONG_INPUT. A result that is no whole number counts as 0.
     """
     try:
         command = only or specsot()
@@ -404,6 +420,8 @@ def _refusing(path: str) -> click.Command:
     """Return a command that accepts any arguments and fails with InvalidRequest, which says what to install.
 
     path: Path of the command, such as "bench.load"; it decides between a new install and the lab's install.
+    A command of BENCH is part of SpecSoT itself, so that the message asks for a new install of SpecSoT;
+    every other command belongs to the lab.
     """
     missing = "a new install: pip install ." if path in BENCH else "the lab: pip install ./lab"
     message = f"`specsot {path.replace('.', ' ')}` needs {missing}, in SpecSoT's repository"

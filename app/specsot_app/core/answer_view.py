@@ -75,6 +75,8 @@ def draw(view: View, size: Size) -> RenderableType:
 
     view: The state after the newest event.
     size: The terminal's size.
+    If the terminal is too low for both texts before the branches, only the answer's text is shown (the
+    plan's, if the answer has none yet).
     """
     if not view.planned:
         texts = [(name, text) for name, text in (("answer", view.merged), ("plan", view.titles)) if text]
@@ -92,6 +94,8 @@ def is_merging(view: View) -> bool:
     True.
 
     view: The state after the newest event.
+    While the merged text is no longer than its introduction, or while a branch has not ended, the result is
+    False.
     """
     written = len(view.merged) > view.introduced
     return not view.panels or (written and all(panel.reason for panel in view.panels))
@@ -131,6 +135,8 @@ def _span(seconds: float | None, low: float | None, high: float | None) -> str |
 
     seconds: The expected duration; None if the way has no prediction.
     low, high: Its likely range in seconds; None if unknown.
+    A range is shown only if both bounds are known and `high` is more than MIN_RANGE_RATIO times `low`;
+    otherwise the expected duration is shown with "~".
     """
     if seconds is None:
         return None
@@ -162,6 +168,8 @@ def text_frame(title: str, text: str, size: Size) -> Frame:
     title: Written into the frame's upper border.
     text: The whole text so far.
     size: The terminal's size, which bounds the number of lines. At least MIN_PANEL_LINES lines are shown.
+    The text is wrapped to the terminal's width minus 4 columns, and at most the terminal's height minus 4
+    lines are shown.
     """
     lines = max(MIN_PANEL_LINES, size.height - 4)
     body = last_lines(text, size.width - 4, lines)
@@ -175,8 +183,12 @@ def panels(branches: tuple[Panel, ...], size: Size) -> list[RenderableType]:
     If even that does not fit, return a line for each branch, those being written first, and leave out those
     that exceed the terminal's height.
 
-    branches: The branches in the plan's order.
+    branches: The branches in the plan's order, at least one.
     size: The terminal's size.
+    One grid needs at least MIN_PANEL_LINES text lines for each branch. The grid of the branches being
+    written needs only 1 line each. In the last case at least one line is returned, and at most the
+    terminal's height minus 2. Without branches, the list must not be asked for: `branches` has at least one
+    entry.
     """
     busy = tuple(panel for panel in branches if panel.writing)
     idle = tuple(panel for panel in branches if not panel.writing)
@@ -218,6 +230,7 @@ def grid(branches: tuple[Panel, ...], lines: int, size: Size) -> RenderableType:
     branches: The branches in the order in which rows are filled.
     lines: Text lines of each panel.
     size: The terminal's size.
+    The last row may have fewer panels than the others.
     """
     columns = columns_for(len(branches), size.width)
     table = Table.grid(expand=True)
@@ -262,6 +275,8 @@ def one_line(panel: Panel) -> Text:
     """Return one branch as a line: number, state, title, and the end of its text while it is written.
 
     panel: The branch.
+    The text's end is made of its last 200 characters, with every run of white space as one space; it is
+    shown only while the branch is written. A branch that has not started is dim.
     """
     style = STYLES[panel.reason] if panel.started else "dim"
     line = f"{panel.point.id:>3} {state(panel):<12} {title_of(panel)}"
@@ -277,6 +292,9 @@ def state(panel: Panel) -> str:
     tokens, and tokens per step; one that ended says its tokens or why it ended.
 
     panel: The branch.
+    Examples: "after 1, 2" (waits for points 1 and 2), "12 tokens · 1.8 a step" (being written; without the
+    pace if no step has run), "✓ 40 tokens" (ended by itself), "cut at 40 tokens" (reached its limit), else
+    the words of ENDS.
     """
     if not panel.started:
         return f"after {', '.join(map(str, panel.point.needs))}" if panel.point.needs else "waiting"
@@ -293,6 +311,8 @@ def status(view: View) -> Text:
     tokens together.
 
     view: The state after the newest event.
+    A branch counts as done if it is neither being written nor waiting to start, whatever the reason of its
+    end.
     """
     branches = view.panels
     writing = sum(panel.writing for panel in branches)
@@ -320,6 +340,7 @@ def interrupted_picture(view: View) -> RenderableType:
     The result is empty if nothing was written.
 
     view: The state after the last event that arrived.
+    Branches without text are left out, and the introduction of the answer, if there is one, comes first.
     """
     text = view.merged
     if not is_merging(view):
@@ -360,6 +381,7 @@ class _Code(CodeBlock):
         are not used.
 
         console, options: Arguments that rich passes; they are not used.
+        White space at the end of the code is dropped.
         """
         code = str(self.text).rstrip()
         yield Syntax(code, self.lexer_name, theme=self.theme, word_wrap=True, padding=(1, 0))
@@ -412,6 +434,8 @@ def _lines(text: str) -> Iterator[str]:
     indentation is made of KEPT_SPACE. Other lines are yielded unchanged. An empty text yields nothing.
 
     text: The answer's text, without control characters.
+    A line that begins or ends fenced code (```) is itself yielded unchanged; a fence that is never closed
+    makes all following lines code.
     """
     fenced = False
     for line in text.splitlines():
@@ -435,6 +459,9 @@ def summary(
     other_end: The last event of the same question answered the other way (planned or direct); None: no
         comparison.
     comparing_command: The command that asked for the comparison, such as "/compare".
+    The parts are separated by "; ": the duration (with the tokens if there is a comparison), how the way was
+    decided (left out if unknown), the comparison (left out without `other_end`), the work, the cost of
+    polishing, and an end other than the model's own.
     """
     if view.finished is None:
         return "the answer did not end"
@@ -526,6 +553,9 @@ def describe_work(statistics: Statistics, drafter: bool) -> list[str]:
 
     statistics: Statistics of the finished request.
     drafter: True if the fleet has a drafter.
+    If a plan was tried and dropped, its tokens are named too. If there is no branch, the merged tokens stand
+    in the place of the branches. Drafts are mentioned if they brought at least MIN_SHOWN_PACE tokens per
+    step and branch, and, with a drafter, whenever a step ran.
     """
     branches = with_noun(statistics.branches, "branch", "branches")
     tokens = with_noun(statistics.merged_tokens, "token")
@@ -545,6 +575,9 @@ def unusual_end(view: View, finished: Finished) -> list[str]:
 
     view: The state after the last event, whose branches are counted by their ends.
     finished: The last event.
+    The text is "ended in time" if the answer was shortened to end in its time. If branches ended for the
+    same reason as the answer, the text counts them, unless the answer was cancelled. An answer that was
+    cancelled before any branch or merged text gives "stopped before anything was written".
     """
     if finished.reason is Reason.STOP:
         return []
@@ -580,6 +613,7 @@ def last_lines(text: str, width: int, lines: int) -> Text:
     text: The whole text so far.
     width: Cells of a line; fewer than 8 count as 8.
     lines: Maximum number of lines, at least 1.
+    An empty text gives an empty result. Control characters are removed.
     """
     jump = max(width, 8) * lines * 2
     start = max(0, len(text) // jump - 1) * jump

@@ -64,6 +64,7 @@ class ClientOptions:
 
         master: The master's address, host:port.
         Raises Unavailable if it does not answer, InvalidRequest if the token file cannot be read.
+        Without a token file and token, no token is sent; without `tls_ca`, the connection has no TLS.
         """
         from specsot.transport.grpc_client import connect
 
@@ -102,6 +103,9 @@ def _on_several_stages(given: Mapping[str, Any]) -> dict[str, Any]:
 
     given: Values by flag, such as "layer-splits".
     Raises InvalidRequest if an option says one stage.
+    The number is taken as given by `stages`, or by the length of `layers`, `layer-splits` or `devices`;
+    "stages" is then set to the given number, or None if only the others say it. Only if none of the four is
+    given, "stages" is 2. A number of stages of 0 or less raises as well.
     """
     counts = {
         "stages": given.get("stages"),
@@ -123,6 +127,10 @@ def _on_one_stage(given: Mapping[str, Any]) -> dict[str, Any]:
 
     given: Values by flag, such as "layer-splits".
     Raises InvalidRequest for a value that no model could have.
+    "layers" and "layer-splits" are always removed, but only several layer ranges, and any splits, cause the
+    warning. Of several devices the first stays, unless `replicas` is given, since several rings of one stage
+    each use all of them. Raises InvalidRequest also for a stage count below 1, ranges out of order, and a
+    malformed device.
     """
     stages = given.get("stages")
     splits = given.get("layer-splits")
@@ -287,6 +295,8 @@ def resolved(options: FleetOptions, models: Models) -> FleetOptions:
 
     options: Options of the fleet.
     models: The directories that were found.
+    Published weights keep their form unless places were chosen: options are then only renamed. Without a
+    draft model, `draft_model` becomes None. `drafter` becomes the one in use.
     """
     draft_address = models.draft and address_of_model(models.draft)
     if not models.places and read_config(models.base).published:
@@ -305,6 +315,9 @@ def models_of(options: FleetOptions) -> Models:
 
     options: Options of the fleet.
     Raises ModelError, InvalidRequest.
+    Raises ModelError if torch or a model is missing, InvalidRequest for an option with an impossible value,
+    for layer ranges that do not cover the model, for a head of another kind than `use_eagle3` says, and for
+    places on other machines. Without `model`, the bundled small pair is meant.
     """
     require_torch()
     check_choices(options)
@@ -326,6 +339,8 @@ def warn_of_processes(options: FleetOptions) -> None:
     """Warn of options for several processes if the fleet runs in this process.
 
     options: Options of the fleet.
+    Only `transport`, `comm_mode` and `hop_dtype` are looked at. Without any of them, or with kind
+    "processes", nothing happens.
     """
     given = [(name, getattr(options, name)) for name in ("transport", "comm_mode", "hop_dtype")]
     parts = [f"{name} {value}" for name, value in given if value]
@@ -340,6 +355,8 @@ def check_choices(options: FleetOptions) -> None:
     """Raise InvalidRequest if an option with fixed choices has another value.
 
     options: Options of the fleet.
+    A value that equals the option's default is accepted without a check, and so are options of nested option
+    classes, such as those of the client.
     """
     for entry in entries_of(FleetOptions):
         if entry.kind.choices and len(entry.path) == 1:
@@ -358,6 +375,10 @@ def draft_of(options: FleetOptions, base: Path) -> Path | None:
     base: The base model's directory.
     Raises ModelError if a model cannot be found, InvalidRequest if the drafter needs a model and none is
         given.
+    A drafter that needs no model (MODELLESS) gives None, even if `draft_model` is given. `draft_model` is
+    the name of a bundled head, a path, or a Hub repository. Without `model` and `draft_model`, the bundled
+    small pair's head drafts, unless the drafter is "model". If no head ships for the base, None is returned
+    without a `drafter`, and InvalidRequest is raised with one.
     """
     if options.drafter in MODELLESS:
         return None
@@ -377,6 +398,7 @@ def _named_head(options: FleetOptions) -> Path | None:
     head.
 
     options: Options of the fleet.
+    Drafter "model", a name with a slash and the name of an existing path give None at once.
     """
     name = str(options.draft_model)
     if options.drafter == "model" or "/" in name or Path(name).exists():
@@ -390,6 +412,8 @@ def check_head(options: FleetOptions, draft: Path | None) -> None:
 
     options: Options of the fleet, of which `use_eagle3` and `drafter` are compared with the head.
     draft: The head's directory; None: no head.
+    Only the kind "eagle3" counts as EAGLE-3: a DFlash head and a head of EAGLE-1 or EAGLE-2 both match
+    `use_eagle3` False.
     """
     if options.use_eagle3 is None or draft is None or options.drafter not in (None, "eagle"):
         return
@@ -427,6 +451,8 @@ def places_of(options: FleetOptions) -> tuple[HostDevice, ...]:
 
     options: Options of the fleet.
     Raises InvalidRequest for a malformed place.
+    Only if `distributed` is False and the only place is a GPU that this machine lacks, the result is () in
+    spite of `devices`, after a warning.
     """
     places = parse_devices(options.devices) if options.devices else ()
     if options.distributed is not False or not needs_missing_gpu(places):
@@ -439,6 +465,7 @@ def needs_missing_gpu(places: Sequence[HostDevice]) -> bool:
     """Return whether the only place is a GPU of this machine, which has none; False for several places.
 
     places: Places of the stages; may be empty.
+    No place, a place on the CPU and a place on another machine give False.
     """
     if len(places) != 1 or places[0].device == "cpu" or not local_hosts([places[0].host]):
         return False
@@ -453,6 +480,7 @@ def local_devices(options: FleetOptions, ranges: int) -> tuple[HostDevice, ...]:
     options: Options of the fleet.
     ranges: Number of chosen layer ranges; 0: none are chosen.
     Raises InvalidRequest for a place on another machine, or another number of places than stages.
+    Without places the number of stages is not compared with anything.
     """
     places = places_of(options)
     check_stages(ranges or options.stages, places)
@@ -488,6 +516,7 @@ def _is_local_host(host: str) -> bool:
 
     host: Name or address of the host, an IPv6 address perhaps in brackets.
     Raises InvalidRequest if the host cannot be resolved.
+    An address to which no socket can be bound, whatever the reason, counts as another machine.
     """
     try:
         addresses = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_DGRAM)

@@ -61,6 +61,9 @@ class ChildProcess:
 
         The error is a ModelError if the child's input was unusable, else Unavailable. Its text is the exit
         status if the child printed nothing, and the signal's number if a signal ended it.
+        A signal takes precedence over the last line. The text begins with the service's name, and the
+        program's own prefix "specsot-KIND: " is removed from the line. Calling it again after the end
+        returns an equal error.
         """
         status = await self._process.wait()
         # `wait` does not cancel the reading if this waiter is cancelled, so that the next waiter gets the
@@ -77,6 +80,7 @@ class ChildProcess:
     async def end(self) -> None:
         """Ask the child to end (SIGTERM), wait for the service's grace period, then kill it. Returns at once
         if it has ended.
+        The call returns once the output has been read to its end.
         """
         if self._process.returncode is None:
             self._process.terminate()
@@ -132,10 +136,10 @@ Watch = Callable[[str, int, int], None]
 # Called with the services of other machines that have not joined yet.
 OnMissing = Callable[[Sequence[Service]], None]
 
-# Number of ends. A member that ends so often in a row, each time within SOON seconds of its start, is not
-# started again. Untuned.
+# Number of ends. A member that ends so often in a row, each time within SHORT_LIFE seconds of its start, is
+# not started again. Untuned.
 MAX_SHORT_LIVES = 3
-# Seconds. An end within this time of the start counts towards ENDS. Untuned.
+# Seconds. An end within this time of the start counts towards MAX_SHORT_LIVES. Untuned.
 SHORT_LIFE = 1800.0
 # Seconds between checks of a ring that is not complete yet. Untuned.
 PAUSE = 0.05
@@ -204,6 +208,9 @@ class ProcessFleet:
         on_missing: Called with the services of other machines that have not joined, at first and whenever
             they change.
         Raises what a service died of, in one line; then no process is left running.
+        Raises Unavailable if another process listens at the master's address. Services of other machines are
+        not started but awaited, without limit. If this call fails, all processes that it started are ended.
+        The sockets' temporary folder is removed when the fleet is closed.
         """
         port = port or free_port()
         # If another process listened there, the members would join it.
@@ -255,6 +262,7 @@ def free_port() -> int:
 
     The port lies below the ports that Linux gives to outgoing connections (32768 and up), so that no
     connection takes it in the second that a master needs until it listens.
+    The port is 20,000 to 32,767. Raises StopIteration if 64 random ports are all taken.
     """
     random_ports = (secrets.choice(range(20_000, 32_768)) for _ in range(64))
     return next(port for port in random_ports if is_free(port))
@@ -265,6 +273,7 @@ def is_free(port: int, host: str = LOOPBACK) -> bool:
 
     port: A TCP port.
     host: Address to try, without a port.
+    An address that cannot be bound counts as taken.
     """
     try:
         check_free(address_of(host, port))
@@ -287,6 +296,9 @@ async def ready_client(
     on_progress: Called with "services", how many have joined, and their total; None: nothing is reported.
     on_missing: Called with the services of other machines that have not joined, at first and whenever they
         change.
+    `on_progress` is called after every answered query; the master counts as joined once the ring is ready. A
+    master that does not answer is asked again after PAUSE seconds; other errors are passed on. `on_missing`
+    is called once at first even if no service is missing.
     """
     master, *members = services
     missing = [service for service in members if service.host is not None]
@@ -315,6 +327,9 @@ async def unless_one_ends(children: list[ChildProcess], coroutine: Coroutine[Any
     children: The processes to watch.
     coroutine: The coroutine to run meanwhile.
     Raises what a child reported as the reason of its end, or what the coroutine raises.
+    If the coroutine succeeds at the same time as a child ends, its result is returned. If it fails, children
+    get EXIT_REPORT_TIMEOUT seconds to end, and the error of one that does is raised instead of the
+    coroutine's.
     """
     working = asyncio.ensure_future(coroutine)
     ending = asyncio.ensure_future(first_end(children))
@@ -347,11 +362,13 @@ async def keep_running(
     """Restart members that end, while the others continue.
 
     Return an error when one of the first `num_vital` children ends, or a member ends that cannot be
-    restarted: one with unusable input, or one that ended ENDS times in a row soon after its start.
+    restarted: one with unusable input, or one that ended MAX_SHORT_LIVES times in a row,
+    each time within SHORT_LIFE seconds of its start.
 
     children: The processes; a restarted one takes the place of its predecessor in this list.
     on_line: Called with a service's name and each line of its output, and with a line for each restart.
     num_vital: Number of the first children that are never restarted: 1 if the first one is the master.
+    The reason of every restart, and of giving up, is passed to `on_line`.
     """
     now = asyncio.get_running_loop().time
     short_lives = ShortLives()
@@ -382,11 +399,13 @@ class ShortLives:
         self._short = Counter[int]()
 
     def record_end(self, index: int, seconds: float) -> bool:
-        """Record that a member ended; return whether restarting it is pointless, since it ended ENDS times in
-        a row within SOON seconds of its start.
+        """Record that a member ended; return whether restarting it is pointless, since it ended
+        MAX_SHORT_LIVES times in a row within SHORT_LIFE seconds of its start.
 
         index: The member's index among the children.
         seconds: Seconds for which the member ran.
+        A member that ran for SHORT_LIFE seconds or longer begins again at 0. True only at exactly
+        MAX_SHORT_LIVES short lives in a row.
         """
         self._short[index] = self._short[index] + 1 if seconds < SHORT_LIFE else 0
         return self._short[index] == MAX_SHORT_LIVES
@@ -396,6 +415,8 @@ async def first_end(children: list[ChildProcess]) -> tuple[int, SpecsotError]:
     """Wait until a child ends; return its index among the children, and why it ended.
 
     children: At least one process.
+    If several children have ended, the first of them in the list is returned. No child is ended by this
+    call.
     """
     endings = [asyncio.ensure_future(child.wait_ended()) for child in children]
     try:

@@ -55,6 +55,8 @@ def wrapped_help(help_text: str, columns: int) -> str:
 
     help_text: Lines, of which those that begin with "/" have an explanation from column HELP_COLUMN on.
     columns: Width of the terminal, in characters.
+    A line that does not begin with "/" continues in the first column. The indentation is at most half of
+    `columns`.
     """
     indent = " " * min(HELP_COLUMN, columns // 2)
     lines = ((line, indent if line.startswith("/") else "") for line in help_text.splitlines())
@@ -124,6 +126,7 @@ class ChatHistory:
 
         question: The text that the user sent.
         answer: The merged text of the answer.
+        An answer of white space alone counts as empty.
         """
         if not answer.strip():
             return self
@@ -169,6 +172,10 @@ def read_messages(history: ChatHistory, text: str) -> ChatHistory:
     history: The present chat.
     text: JSON as `write_messages` returns it.
     Raises ValueError if the text is no list of messages, or questions and answers do not take turns.
+    A first message with the role "system" becomes the system message; without such a message, the system
+    message is removed. An empty list gives a chat without messages. Every question must have its answer: an
+    odd number of turns raises ValueError too. Invalid JSON raises json.JSONDecodeError, which is a
+    ValueError.
     """
     try:
         messages = tuple(
@@ -236,6 +243,8 @@ class RunningAnswer:
         history: The conversation before the question.
         question: The text that the user sent.
         Raises what the request raises, and CancelledError if it was stopped before it began.
+        The returned history is the one that was sent: if the conversation did not fit the context, it lacks
+        the oldest exchanges, and the number of these is passed to the function that shows the events.
         """
         self._task = asyncio.current_task()
         sent_history, first_event, later_events = await self._send(history, question)
@@ -250,6 +259,7 @@ class RunningAnswer:
     async def stop(self) -> None:
         """Cancel the request, and let the text that was written arrive. Before the request began, and at a
         second call, end at once: `show` then raises CancelledError.
+        If `show` was not called yet, nothing happens.
         """
         if self._request is not None and not self._stopping:
             self._stopping = True
@@ -267,6 +277,9 @@ class RunningAnswer:
 
         history: The conversation before the question.
         question: The text that the user sent.
+        With earlier turns, the request asks explicitly for the usual number of new tokens, so that the
+        oldest exchanges are left out instead of the answer being shortened. Every other error of the request
+        is raised unchanged.
         """
         while True:
             ask = self._make_ask(history, question)
@@ -288,6 +301,7 @@ class RunningAnswer:
 
         first_event: The first event, which has the id unless the request failed.
         later_events: The events after the first one.
+        If the first event is not `Started`, no id is recorded.
         """
         if isinstance(first_event.event, Started):
             self._request = first_event.event.request
@@ -337,6 +351,9 @@ class Chat:
         """Run until the user leaves; return 1 if a question was not answered, else 0.
 
         history: The conversation to begin with.
+        An empty line is ignored. A command with a wrong argument, or an unknown one, only prints a remark.
+        "/exit", "/quit", the end of the input and Ctrl-C at the prompt end the loop. A later answer does not
+        undo a failed one. "/retry" and "/compare" before the first answer print a remark.
         """
         while (line := self._next_line(history)) is not None:
             match parse_line(line):
@@ -394,6 +411,8 @@ class Chat:
         history: The conversation.
         command_word: "/save" or "/load".
         file: Path of the file.
+        After loading, there is no last question for "/retry" and "/compare". An existing file is overwritten
+        by "/save".
         """
         try:
             if command_word == "/save":
@@ -414,6 +433,8 @@ class Chat:
         Ctrl-C.
 
         history: The conversation, whose mode is shown in the prompt.
+        Ctrl-C also ends the line on the error stream. The prompt is "> " in mode auto, else the mode's name
+        and "> ".
         """
         if self._typed_lines:
             return self._typed_lines.popleft()
@@ -429,6 +450,8 @@ class Chat:
         history: The conversation before the question.
         question: The text that the user sent.
         differently: True if another answer than before is wanted.
+        An answer that ended is remembered for "/retry" and "/compare". An answer without text leaves the
+        turns as they were sent, perhaps without the oldest exchanges.
         """
         answered = self._ask(history, question, lambda view: summary(view, self._has_drafter), differently)
         if answered is None:
@@ -441,6 +464,8 @@ class Chat:
 
         If no question was answered yet, or if the last answer's plan was dropped, a remark says so and
         nothing is asked.
+        The other way is "direct" if the last answer had branches, else "sot". The question is asked with the
+        conversation that was sent the first time. The last answer stays the one that was compared.
         """
         if self._last is None:
             self._print_remark("no question was answered yet")
@@ -468,6 +493,9 @@ class Chat:
         question: The text that the user sent.
         make_summary: Makes the line that is shown below the answer.
         differently: True if another answer than before is wanted.
+        The remark is "stopped before anything was written" if the user stopped the request before it began,
+        else the error's text. An error, an answer without a last event and an answer that failed make `run`
+        return 1; a stopped one does not.
         """
 
         def make_ask(history: ChatHistory, question: str) -> Ask:
@@ -524,6 +552,7 @@ def describe_left_out(exchanges: int, max_positions: int | None) -> str:
 
     exchanges: Number of exchanges that were left out, at least 1.
     max_positions: Number of positions of the context; None if unknown.
+    Without `max_positions`, the remark leaves out the context's size.
     """
     noun, fit, was = (
         ("exchange", "fits", "was") if exchanges == 1 else (f"{exchanges} exchanges", "fit", "were")
