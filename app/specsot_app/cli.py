@@ -131,8 +131,9 @@ class Group(click.Group):
         """Return the names of all subcommands: first those of `commands_by_heading`, then installed entry
         points below the prefix.
 
-        ctx: Click's context, which is not used.
         Each name is listed once. Without a prefix, installed entry points are not listed.
+
+        ctx: Click's context, which is not used.
         """
         known = [name for names in self._commands_by_heading.values() for name in names]
         installed = (path.rpartition(".")[2] for path in paths_below(self._prefix)) if self._prefix else ()
@@ -143,10 +144,11 @@ class Group(click.Group):
 
         A known command that is not installed is returned as a command that fails with what to install.
 
-        ctx: Click's context, which is not used.
-        cmd_name: Name of the subcommand, without the group's name.
         "completion" and "version" are defined in this module, names in GROUPS are groups of their own, and
         all others are imported.
+
+        ctx: Click's context, which is not used.
+        cmd_name: Name of the subcommand, without the group's name.
         """
         if cmd_name not in self.list_commands(ctx):
             return None
@@ -169,11 +171,12 @@ class Group(click.Group):
         Click allows None for the first two; this group returns None only during shell completion, for an
         unknown name.
 
+        A name that begins with "-" is left to click, which reports an unknown option. Without a similar name
+        the error suggests none.
+
         ctx: Click's context, which raises the usage error.
         args: The words after the group's name; the first one names the subcommand.
         Raises click.UsageError for an unknown name.
-        A name that begins with "-" is left to click, which reports an unknown option. Without a similar name
-        the error suggests none.
         """
         name = args[0]
         known = self.get_command(ctx, name) is not None
@@ -302,11 +305,12 @@ class Warnings:
     ) -> None:
         """Show one warning. The arguments are those of `warnings.showwarning`.
 
+        The line is "specsot: " and the message.
+
         message: The warning. A message of an inactive option that was shown before is not shown again.
         category: The warning's class. A class other than InactiveOption is passed on to `show_other`.
         location: File name and line number of the code that warned.
         further: Further arguments that the warnings module passes, such as `file` and `line`.
-        The line is "specsot: " and the message.
         """
         if not issubclass(category, InactiveOption):
             self._show_other(message, category, *location, **further)
@@ -323,10 +327,11 @@ def run(words: list[str], only: click.Command | None = None) -> int:
     exception is passed on. If the environment variable COMPLETE is set, completions for the shell are printed
     instead.
 
-    words: Arguments of the command, without the program's name.
-    only: The command to run; None: the whole `specsot` command.
     An OSError is printed with its file's name, if it has one. A command that was called without its
     arguments prints its help on stderr and gives WRONG_INPUT. A result that is no whole number counts as 0.
+
+    words: Arguments of the command, without the program's name.
+    only: The command to run; None: the whole `specsot` command.
     """
     try:
         command = only or specsot()
@@ -419,9 +424,10 @@ def _load(entry_point: EntryPoint) -> click.Command | None:
 def _refusing(path: str) -> click.Command:
     """Return a command that accepts any arguments and fails with InvalidRequest, which says what to install.
 
-    path: Path of the command, such as "bench.load"; it decides between a new install and the lab's install.
     A command of BENCH is part of SpecSoT itself, so that the message asks for a new install of SpecSoT;
     every other command belongs to the lab.
+
+    path: Path of the command, such as "bench.load"; it decides between a new install and the lab's install.
     """
     missing = "a new install: pip install ." if path in BENCH else "the lab: pip install ./lab"
     message = f"`specsot {path.replace('.', ' ')}` needs {missing}, in SpecSoT's repository"

@@ -47,6 +47,7 @@ def ip(*words: str) -> None:
 def network() -> Generator[None]:
     """Within the context, which yields None, there are four namespaces with one address each, all connected
     to one switch, which is a namespace too.
+
     Namespaces of these names that exist already are removed first, and everything is removed at the end,
     with all processes that run in it. Raises CalledProcessError if a command of iproute2 fails.
     """
@@ -69,8 +70,9 @@ def network() -> Generator[None]:
 def remove_namespace(space: str) -> None:
     """Remove a namespace with everything that still runs in it; a missing namespace is no error.
 
-    space: Name of the namespace.
     Processes are ended by SIGKILL.
+
+    space: Name of the namespace.
     """
     running = subprocess.run(["ip", "netns", "pids", space], check=False, capture_output=True, text=True)
     for process in running.stdout.split():
@@ -119,12 +121,13 @@ class Hosts:
         """Start a service and record its lines. `serve` names the services in its own lines, so that its
         lines get no name.
 
-        name: Name of the process, by which it is found later.
-        host: Host on which it runs, a key of ADDRESSES; empty: this machine itself.
-        command: The command and its arguments.
         The output of the process, stdout and stderr together, is recorded until it ends. The call returns
         once the process runs; a later process of the same name replaces the earlier one in the table of
         processes, which is not ended.
+
+        name: Name of the process, by which it is found later.
+        host: Host on which it runs, a key of ADDRESSES; empty: this machine itself.
+        command: The command and its arguments.
         """
         self._commands[name] = host, command
         process = await asyncio.create_subprocess_exec(
@@ -192,8 +195,9 @@ def parse_start_line(line: str) -> tuple[str, str, list[str]] | None:
     """Return (name, host, command) of a line such as "on 10.77.0.2: specsot-worker ... --name worker-0 ...";
     None for any other line.
 
-    line: A line that `specsot serve` printed.
     Raises StopIteration if the address is none of ADDRESSES, ValueError if the command has no `--name`.
+
+    line: A line that `specsot serve` printed.
     """
     if not line.startswith("on "):
         return None
@@ -207,12 +211,13 @@ async def serve(hosts: Hosts, master: str, stages: Iterable[str], *tls_files: st
     """Start a fleet as a person would: what `specsot serve` prints is typed on the other hosts. Return once
     it is ready.
 
+    If `specsot serve` fails, its line "specsot: ..." ends the first wait, and the second one raises
+    TimeoutError after LIMIT seconds.
+
     hosts: Starts the processes, and records their lines.
     master: Host of the master.
     stages: Host of each stage, in ring order.
     tls_files: Further flags of `specsot serve`, such as those of TLS.
-    If `specsot serve` fails, its line "specsot: ..." ends the first wait, and the second one raises
-    TimeoutError after LIMIT seconds.
     """
     devices = ",".join(f"{ADDRESSES[host]}#cpu" for host in stages)
     words = ("--devices", devices, "--fleet-listen", f"{ADDRESSES[master]}:50060", *tls_files)
@@ -293,9 +298,10 @@ def freeze_steps(hosts: Hosts, name: str) -> tuple[Step, ...]:
 def stall_steps(hosts: Hosts, name: str) -> tuple[Step, ...]:
     """Return the two steps that freeze a process for a second.
 
+    The second step waits for a second before it sends SIGCONT.
+
     hosts: The running processes.
     name: Name of the process.
-    The second step waits for a second before it sends SIGCONT.
     """
     stop = hosts.signal_act(name, signal.SIGSTOP)
     resume = hosts.signal_act(name, signal.SIGCONT)
@@ -311,10 +317,11 @@ def stall_steps(hosts: Hosts, name: str) -> tuple[Step, ...]:
 async def main(tls_files: list[str]) -> int:
     """Run all trials; return 0 if all answers were the same, else 1.
 
-    tls_files: The folder of certificates as the only entry; empty: no TLS.
     The first run has three workers and a drafter; a second run adds a standby worker, and runs even if an
     answer of the first one differed. All processes are ended before the call returns or raises; SIGTERM
     cancels the trials.
+
+    tls_files: The folder of certificates as the only entry; empty: no TLS.
     """
     hosts = Hosts()
     this_task = asyncio.current_task()

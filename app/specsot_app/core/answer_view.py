@@ -73,10 +73,11 @@ def draw(view: View, size: Size) -> RenderableType:
     written: the heading, their panels, a status line. Once only the merged text grows: the heading and the
     end of that text.
 
-    view: The state after the newest event.
-    size: The terminal's size.
     If the terminal is too low for both texts before the branches, only the answer's text is shown (the
     plan's, if the answer has none yet).
+
+    view: The state after the newest event.
+    size: The terminal's size.
     """
     if not view.planned:
         texts = [(name, text) for name, text in (("answer", view.merged), ("plan", view.titles)) if text]
@@ -93,9 +94,10 @@ def is_merging(view: View) -> bool:
     """Return whether every branch has ended and only the merged text grows. A request without branches gives
     True.
 
-    view: The state after the newest event.
     While the merged text is no longer than its introduction, or while a branch has not ended, the result is
     False.
+
+    view: The state after the newest event.
     """
     written = len(view.merged) > view.introduced
     return not view.panels or (written and all(panel.reason for panel in view.panels))
@@ -133,10 +135,11 @@ def describe_forecast(forecast: Forecast) -> str:
 def _span(seconds: float | None, low: float | None, high: float | None) -> str | None:
     """Return predicted seconds in words, such as "~8 s" or "6-25 s"; None if `seconds` is None.
 
-    seconds: The expected duration; None if the way has no prediction.
-    low, high: Its likely range in seconds; None if unknown.
     A range is shown only if both bounds are known and `high` is more than MIN_RANGE_RATIO times `low`;
     otherwise the expected duration is shown with "~".
+
+    seconds: The expected duration; None if the way has no prediction.
+    low, high: Its likely range in seconds; None if unknown.
     """
     if seconds is None:
         return None
@@ -165,11 +168,12 @@ def describe_start(started: Started) -> str:
 def text_frame(title: str, text: str, size: Size) -> Frame:
     """Return a frame as wide as the terminal that shows the last lines of a text.
 
+    Lines are wrapped at the terminal's width minus 4 columns. The limit is the terminal's height minus 4
+    lines, or MIN_PANEL_LINES if that is more; a shorter text gives a lower frame.
+
     title: Written into the frame's upper border.
     text: The whole text so far.
     size: The terminal's size, which bounds the number of lines. At least MIN_PANEL_LINES lines are shown.
-    The text is wrapped to the terminal's width minus 4 columns, and at most the terminal's height minus 4
-    lines are shown.
     """
     lines = max(MIN_PANEL_LINES, size.height - 4)
     body = last_lines(text, size.width - 4, lines)
@@ -183,12 +187,12 @@ def panels(branches: tuple[Panel, ...], size: Size) -> list[RenderableType]:
     If even that does not fit, return a line for each branch, those being written first, and leave out those
     that exceed the terminal's height.
 
-    branches: The branches in the plan's order, at least one.
-    size: The terminal's size.
     One grid needs at least MIN_PANEL_LINES text lines for each branch. The grid of the branches being
     written needs only 1 line each. In the last case at least one line is returned, and at most the
-    terminal's height minus 2. Without branches, the list must not be asked for: `branches` has at least one
-    entry.
+    terminal's height minus 2.
+
+    branches: The branches in the plan's order, at least one.
+    size: The terminal's size.
     """
     busy = tuple(panel for panel in branches if panel.writing)
     idle = tuple(panel for panel in branches if not panel.writing)
@@ -227,10 +231,11 @@ def lines_per_panel(count: int, size: Size) -> int:
 def grid(branches: tuple[Panel, ...], lines: int, size: Size) -> RenderableType:
     """Return the panels of these branches as a grid that fills the width.
 
+    The last row may have fewer panels than the others.
+
     branches: The branches in the order in which rows are filled.
     lines: Text lines of each panel.
     size: The terminal's size.
-    The last row may have fewer panels than the others.
     """
     columns = columns_for(len(branches), size.width)
     table = Table.grid(expand=True)
@@ -274,9 +279,10 @@ def title_of(panel: Panel) -> str:
 def one_line(panel: Panel) -> Text:
     """Return one branch as a line: number, state, title, and the end of its text while it is written.
 
-    panel: The branch.
     The text's end is made of its last 200 characters, with every run of white space as one space; it is
     shown only while the branch is written. A branch that has not started is dim.
+
+    panel: The branch.
     """
     style = STYLES[panel.reason] if panel.started else "dim"
     line = f"{panel.point.id:>3} {state(panel):<12} {title_of(panel)}"
@@ -291,10 +297,11 @@ def state(panel: Panel) -> str:
     A branch that has not started says which points it waits for, or "waiting"; one that is written says its
     tokens, and tokens per step; one that ended says its tokens or why it ended.
 
-    panel: The branch.
     Examples: "after 1, 2" (waits for points 1 and 2), "12 tokens · 1.8 a step" (being written; without the
     pace if no step has run), "✓ 40 tokens" (ended by itself), "cut at 40 tokens" (reached its limit), else
     the words of ENDS.
+
+    panel: The branch.
     """
     if not panel.started:
         return f"after {', '.join(map(str, panel.point.needs))}" if panel.point.needs else "waiting"
@@ -310,9 +317,10 @@ def status(view: View) -> Text:
     """Return the line below the panels: how many branches are being written, wait and are done, and their
     tokens together.
 
-    view: The state after the newest event.
     A branch counts as done if it is neither being written nor waiting to start, whatever the reason of its
     end.
+
+    view: The state after the newest event.
     """
     branches = view.panels
     writing = sum(panel.writing for panel in branches)
@@ -339,8 +347,9 @@ def interrupted_picture(view: View) -> RenderableType:
 
     The result is empty if nothing was written.
 
-    view: The state after the last event that arrived.
     Branches without text are left out, and the introduction of the answer, if there is one, comes first.
+
+    view: The state after the last event that arrived.
     """
     text = view.merged
     if not is_merging(view):
@@ -380,8 +389,9 @@ class _Code(CodeBlock):
         """Yield the block with highlighted syntax, without indentation; console and options are rich's, and
         are not used.
 
-        console, options: Arguments that rich passes; they are not used.
         White space at the end of the code is dropped.
+
+        console, options: Arguments that rich passes; they are not used.
         """
         code = str(self.text).rstrip()
         yield Syntax(code, self.lexer_name, theme=self.theme, word_wrap=True, padding=(1, 0))
@@ -433,9 +443,10 @@ def _lines(text: str) -> Iterator[str]:
     code, lists, tables and headings therefore ends in two spaces, which is Markdown's line break, and its
     indentation is made of KEPT_SPACE. Other lines are yielded unchanged. An empty text yields nothing.
 
-    text: The answer's text, without control characters.
     A line that begins or ends fenced code (```) is itself yielded unchanged; a fence that is never closed
     makes all following lines code.
+
+    text: The answer's text, without control characters.
     """
     fenced = False
     for line in text.splitlines():
@@ -454,14 +465,15 @@ def summary(
 
     Returns "the answer did not end" if there was no last event.
 
+    The parts are separated by "; ": the duration (with the tokens if there is a comparison), how the way was
+    decided (left out if unknown), the comparison (left out without `other_end`), the work, the cost of
+    polishing, and an end other than the model's own.
+
     view: The state after the last event.
     drafter: True if the fleet has a drafter.
     other_end: The last event of the same question answered the other way (planned or direct); None: no
         comparison.
     comparing_command: The command that asked for the comparison, such as "/compare".
-    The parts are separated by "; ": the duration (with the tokens if there is a comparison), how the way was
-    decided (left out if unknown), the comparison (left out without `other_end`), the work, the cost of
-    polishing, and an end other than the model's own.
     """
     if view.finished is None:
         return "the answer did not end"
@@ -551,11 +563,12 @@ def describe_work(statistics: Statistics, drafter: bool) -> list[str]:
     The tokens are those of each branch, 1.0 without drafts. If drafting was paused in at least
     MIN_PAUSED_SHARE of the steps, the text says that instead.
 
-    statistics: Statistics of the finished request.
-    drafter: True if the fleet has a drafter.
     If a plan was tried and dropped, its tokens are named too. If there is no branch, the merged tokens stand
     in the place of the branches. Drafts are mentioned if they brought at least MIN_SHOWN_PACE tokens per
     step and branch, and, with a drafter, whenever a step ran.
+
+    statistics: Statistics of the finished request.
+    drafter: True if the fleet has a drafter.
     """
     branches = with_noun(statistics.branches, "branch", "branches")
     tokens = with_noun(statistics.merged_tokens, "token")
@@ -573,11 +586,12 @@ def describe_work(statistics: Statistics, drafter: bool) -> list[str]:
 def unusual_end(view: View, finished: Finished) -> list[str]:
     """Return one text that says why the answer ended, or no text if the model ended it.
 
-    view: The state after the last event, whose branches are counted by their ends.
-    finished: The last event.
     The text is "ended in time" if the answer was shortened to end in its time. If branches ended for the
     same reason as the answer, the text counts them, unless the answer was cancelled. An answer that was
     cancelled before any branch or merged text gives "stopped before anything was written".
+
+    view: The state after the last event, whose branches are counted by their ends.
+    finished: The last event.
     """
     if finished.reason is Reason.STOP:
         return []
@@ -610,10 +624,11 @@ def last_lines(text: str, width: int, lines: int) -> Text:
     of 40 cells and 10 lines, a jump is 800 characters: while the text grows from 1,600 to 2,399 characters,
     it is wrapped from character 800.
 
+    An empty text gives an empty result. Control characters are removed.
+
     text: The whole text so far.
     width: Cells of a line; fewer than 8 count as 8.
     lines: Maximum number of lines, at least 1.
-    An empty text gives an empty result. Control characters are removed.
     """
     jump = max(width, 8) * lines * 2
     start = max(0, len(text) // jump - 1) * jump

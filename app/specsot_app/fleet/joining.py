@@ -59,11 +59,12 @@ class Authority:
     def __init__(self, folder: Path) -> None:
         """Open the authority in a folder, or create it there.
 
+        If ca.key is missing, a new key and certificate are made, and a ca.pem without its key is
+        overwritten. If ca.key exists, both files are only read.
+
         folder: Folder of ca.key and ca.pem; created if missing.
         Raises InvalidRequest if the folder has no usable key and certificate, OSError if it cannot be
             written.
-        If ca.key is missing, a new key and certificate are made, and a ca.pem without its key is
-        overwritten. If ca.key exists, both files are only read.
         """
         self._folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -84,9 +85,10 @@ class Authority:
     def write(self, role: str) -> None:
         """Write a new key and certificate of one of this machine's roles into a folder of the role's name.
 
-        role: Name of the role: "master", "worker", "drafter" or JOIN_ROLE.
         The folder lies in the authority's folder and is created if missing. Older files own.key, own.pem and
         ca.pem in it are replaced.
+
+        role: Name of the role: "master", "worker", "drafter" or JOIN_ROLE.
         """
         key = write_key(self._folder / role)
         write_identity(self._folder / role, self.sign(request_of(key), role), self.pem)
@@ -94,11 +96,12 @@ class Authority:
     def sign(self, request: str, role: str) -> str:
         """Return a certificate (PEM) for a role, whatever name the request has.
 
+        The certificate is valid for MEMBER_DAYS days, for the DNS name `role` and for this machine's own
+        names (HERE), as a server's and as a client's. Names and extensions of the request are ignored.
+
         request: A certificate request as PEM text, whose signature is checked.
         role: Name to write into the certificate.
         Raises InvalidRequest for anything but a valid request.
-        The certificate is valid for MEMBER_DAYS days, for the DNS name `role` and for this machine's own
-        names (HERE), as a server's and as a client's. Names and extensions of the request are ignored.
         """
         try:
             parsed = x509.load_pem_x509_csr(request.encode())
@@ -187,10 +190,11 @@ def write_identity(folder: Path, certificate: str, ca: str) -> None:
 def is_valid(folder: Path, now: datetime) -> bool:
     """Return whether the folder has a certificate that is valid for at least another day.
 
-    folder: Folder of own.pem; without that file the result is False.
-    now: The present time, with a time zone.
     A file that cannot be read, or is no certificate, also gives False. Who signed the certificate is not
     checked.
+
+    folder: Folder of own.pem; without that file the result is False.
+    now: The present time, with a time zone.
     """
     try:
         certificate = x509.load_pem_x509_certificate((folder / "own.pem").read_bytes())
@@ -256,10 +260,11 @@ class JoinCode:
 def parse_code(code_text: str) -> JoinCode:
     """Return a code from its printed text.
 
-    code_text: The text that `specsot serve --share` printed; white space around it is ignored.
-    Raises InvalidRequest for a text that is incomplete or no code.
     The text must end in "/" and base64 of exactly PIN_BYTES + SECRET_BYTES bytes, and the address before it
     in ":" and a decimal port; anything else raises.
+
+    code_text: The text that `specsot serve --share` printed; white space around it is ignored.
+    Raises InvalidRequest for a text that is incomplete or no code.
     """
     address, _, encoded = code_text.strip().rpartition("/")
     try:
@@ -331,10 +336,11 @@ class JoinServer:
         A connection that ends early, or takes longer than EXCHANGE_TIMEOUT seconds, is dropped without a
         line.
 
-        reader, writer: The two directions of the connection.
         A refused machine gets {"refused": why}, and the line that is printed names its address and the
         reason. After an admitted machine, the invitation with the new code is printed as well. The
         connection is closed in every case, and no exception of a dropped connection is raised.
+
+        reader, writer: The two directions of the connection.
         """
         self._num_connections += 1
         try:
@@ -362,10 +368,11 @@ class JoinServer:
         """Return the answer to a machine's message: a certificate, or why it is refused. If a certificate is
         granted, a new code is drawn.
 
-        message: The machine's message, with its secret and its certificate request.
         The result is {"refused": why} for a secret that is missing, mistyped or used already, and for an
         invalid certificate request; the code then stays valid. Otherwise it has the certificate (PEM), the
         master's address and the shared flags. The certificate is always one of a worker.
+
+        message: The machine's message, with its secret and its certificate request.
         """
         shown_secret = str(message.get("secret", "")).encode()
         if not hmac.compare_digest(shown_secret, b64encode(self.code.secret)):
@@ -402,6 +409,9 @@ async def open_join_server(
 ) -> AsyncGenerator[JoinServer]:
     """Run the join server within the context.
 
+    The context yields the server, whose attribute `code` is the code that is valid now. At the end of the
+    context it stops listening.
+
     folder: Folder of the authority, created if missing.
     roles: Roles of this machine, whose certificates are made anew.
     address: Address to listen at, host:port.
@@ -409,8 +419,6 @@ async def open_join_server(
     flags: Command-line flags that workers share.
     print_line: Called with lines for the user, the invitation first.
     Raises InvalidRequest for a folder without a usable CA, Unavailable if the address is taken.
-    The context yields the server, whose attribute `code` is the code that is valid now. At the end of the
-    context it stops listening.
     """
     authority = Authority(folder)
     for role in (JOIN_ROLE, *roles):
@@ -436,11 +444,12 @@ async def join_fleet(code_text: str, folder: Path) -> tuple[JoinedFleet, Tls]:
     A code that this machine has already used is not presented again. Another code of the same fleet is, since
     the fleet may have another address or other flags by now.
 
+    A stored certificate is used only if it is valid for at least another day and place.json exists;
+    otherwise a new one is requested with the code.
+
     code_text: The code as it was printed.
     folder: Folder that gets a folder for each code, with key, certificate and place.json.
     Raises InvalidRequest for a text that is no code, Refused and Unavailable, each in one line.
-    A stored certificate is used only if it is valid for at least another day and place.json exists;
-    otherwise a new one is requested with the code.
     """
     code = parse_code(code_text)
     code_folder = folder / hashlib.sha256(str(code).encode()).hexdigest()[:32]

@@ -62,9 +62,10 @@ class ClientOptions:
     async def connect(self, master: str) -> MasterClient:
         """Return a client of a running master. The token file takes precedence over the token.
 
+        Without a token file and token, no token is sent; without `tls_ca`, the connection has no TLS.
+
         master: The master's address, host:port.
         Raises Unavailable if it does not answer, InvalidRequest if the token file cannot be read.
-        Without a token file and token, no token is sent; without `tls_ca`, the connection has no TLS.
         """
         from specsot.transport.grpc_client import connect
 
@@ -101,11 +102,12 @@ def with_stages(distributed: bool, given: Mapping[str, Any]) -> dict[str, Any]:
 def _on_several_stages(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return `given` with at least two stages; unchanged if another option says how many.
 
-    given: Values by flag, such as "layer-splits".
-    Raises InvalidRequest if an option says one stage.
     The number is taken as given by `stages`, or by the length of `layers`, `layer-splits` or `devices`;
     "stages" is then set to the given number, or None if only the others say it. Only if none of the four is
     given, "stages" is 2. A number of stages of 0 or less raises as well.
+
+    given: Values by flag, such as "layer-splits".
+    Raises InvalidRequest if an option says one stage.
     """
     counts = {
         "stages": given.get("stages"),
@@ -125,12 +127,13 @@ def _on_several_stages(given: Mapping[str, Any]) -> dict[str, Any]:
 def _on_one_stage(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return `given` with one stage, without the options that split the model, of which a warning tells.
 
-    given: Values by flag, such as "layer-splits".
-    Raises InvalidRequest for a value that no model could have.
     "layers" and "layer-splits" are always removed, but only several layer ranges, and any splits, cause the
     warning. Of several devices the first stays, unless `replicas` is given, since several rings of one stage
     each use all of them. Raises InvalidRequest also for a stage count below 1, ranges out of order, and a
     malformed device.
+
+    given: Values by flag, such as "layer-splits".
+    Raises InvalidRequest for a value that no model could have.
     """
     stages = given.get("stages")
     splits = given.get("layer-splits")
@@ -293,10 +296,11 @@ def resolved(options: FleetOptions, models: Models) -> FleetOptions:
     """Return options that name the models as other processes find them, and the form in which published
     weights are held.
 
-    options: Options of the fleet.
-    models: The directories that were found.
     Published weights keep their form unless places were chosen: options are then only renamed. Without a
     draft model, `draft_model` becomes None. `drafter` becomes the one in use.
+
+    options: Options of the fleet.
+    models: The directories that were found.
     """
     draft_address = models.draft and address_of_model(models.draft)
     if not models.places and read_config(models.base).published:
@@ -313,11 +317,12 @@ def models_of(options: FleetOptions) -> Models:
     """Return the directories that a local fleet loads, and its layer ranges and places, after checking all
     options that need no loading.
 
-    options: Options of the fleet.
-    Raises ModelError, InvalidRequest.
     Raises ModelError if torch or a model is missing, InvalidRequest for an option with an impossible value,
     for layer ranges that do not cover the model, for a head of another kind than `use_eagle3` says, and for
     places on other machines. Without `model`, the bundled small pair is meant.
+
+    options: Options of the fleet.
+    Raises ModelError, InvalidRequest.
     """
     require_torch()
     check_choices(options)
@@ -338,9 +343,10 @@ def models_of(options: FleetOptions) -> Models:
 def warn_of_processes(options: FleetOptions) -> None:
     """Warn of options for several processes if the fleet runs in this process.
 
-    options: Options of the fleet.
     Only `transport`, `comm_mode` and `hop_dtype` are looked at. Without any of them, or with kind
     "processes", nothing happens.
+
+    options: Options of the fleet.
     """
     given = [(name, getattr(options, name)) for name in ("transport", "comm_mode", "hop_dtype")]
     parts = [f"{name} {value}" for name, value in given if value]
@@ -354,9 +360,10 @@ def warn_of_processes(options: FleetOptions) -> None:
 def check_choices(options: FleetOptions) -> None:
     """Raise InvalidRequest if an option with fixed choices has another value.
 
-    options: Options of the fleet.
     A value that equals the option's default is accepted without a check, and so are options of nested option
     classes, such as those of the client.
+
+    options: Options of the fleet.
     """
     for entry in entries_of(FleetOptions):
         if entry.kind.choices and len(entry.path) == 1:
@@ -371,14 +378,15 @@ def draft_of(options: FleetOptions, base: Path) -> Path | None:
 
     Without `draft_model`, the head that ships with SpecSoT for this base is used, if there is one.
 
-    options: Options of the fleet.
-    base: The base model's directory.
-    Raises ModelError if a model cannot be found, InvalidRequest if the drafter needs a model and none is
-        given.
     A drafter that needs no model (MODELLESS) gives None, even if `draft_model` is given. `draft_model` is
     the name of a bundled head, a path, or a Hub repository. Without `model` and `draft_model`, the bundled
     small pair's head drafts, unless the drafter is "model". If no head ships for the base, None is returned
     without a `drafter`, and InvalidRequest is raised with one.
+
+    options: Options of the fleet.
+    base: The base model's directory.
+    Raises ModelError if a model cannot be found, InvalidRequest if the drafter needs a model and none is
+        given.
     """
     if options.drafter in MODELLESS:
         return None
@@ -397,8 +405,9 @@ def _named_head(options: FleetOptions) -> Path | None:
     """Return the bundled head that `draft_model` names; None if it names a path, a Hub repository, or no
     head.
 
-    options: Options of the fleet.
     Drafter "model", a name with a slash and the name of an existing path give None at once.
+
+    options: Options of the fleet.
     """
     name = str(options.draft_model)
     if options.drafter == "model" or "/" in name or Path(name).exists():
@@ -410,10 +419,11 @@ def check_head(options: FleetOptions, draft: Path | None) -> None:
     """Raise InvalidRequest if the head is not of the kind that `use_eagle3` says; return if nothing is said
     or no head drafts.
 
-    options: Options of the fleet, of which `use_eagle3` and `drafter` are compared with the head.
-    draft: The head's directory; None: no head.
     Only the kind "eagle3" counts as EAGLE-3: a DFlash head and a head of EAGLE-1 or EAGLE-2 both match
     `use_eagle3` False.
+
+    options: Options of the fleet, of which `use_eagle3` and `drafter` are compared with the head.
+    draft: The head's directory; None: no head.
     """
     if options.use_eagle3 is None or draft is None or options.drafter not in (None, "eagle"):
         return
@@ -449,10 +459,11 @@ def places_of(options: FleetOptions) -> tuple[HostDevice, ...]:
     The seeds' table of parameters names GPU 0 even if the model is not distributed. On a machine without a
     GPU, that entry then has no effect except a warning, and the CPU computes.
 
-    options: Options of the fleet.
-    Raises InvalidRequest for a malformed place.
     Only if `distributed` is False and the only place is a GPU that this machine lacks, the result is () in
     spite of `devices`, after a warning.
+
+    options: Options of the fleet.
+    Raises InvalidRequest for a malformed place.
     """
     places = parse_devices(options.devices) if options.devices else ()
     if options.distributed is not False or not needs_missing_gpu(places):
@@ -464,8 +475,9 @@ def places_of(options: FleetOptions) -> tuple[HostDevice, ...]:
 def needs_missing_gpu(places: Sequence[HostDevice]) -> bool:
     """Return whether the only place is a GPU of this machine, which has none; False for several places.
 
-    places: Places of the stages; may be empty.
     No place, a place on the CPU and a place on another machine give False.
+
+    places: Places of the stages; may be empty.
     """
     if len(places) != 1 or places[0].device == "cpu" or not local_hosts([places[0].host]):
         return False
@@ -477,10 +489,11 @@ def needs_missing_gpu(places: Sequence[HostDevice]) -> bool:
 def local_devices(options: FleetOptions, ranges: int) -> tuple[HostDevice, ...]:
     """Return the place of each stage, all on this machine; () if they are not chosen.
 
+    Without places the number of stages is not compared with anything.
+
     options: Options of the fleet.
     ranges: Number of chosen layer ranges; 0: none are chosen.
     Raises InvalidRequest for a place on another machine, or another number of places than stages.
-    Without places the number of stages is not compared with anything.
     """
     places = places_of(options)
     check_stages(ranges or options.stages, places)
@@ -514,9 +527,10 @@ def local_hosts(hosts: Iterable[str]) -> frozenset[str]:
 def _is_local_host(host: str) -> bool:
     """Return whether a host is this machine: only an address of this machine can be bound.
 
+    An address to which no socket can be bound, whatever the reason, counts as another machine.
+
     host: Name or address of the host, an IPv6 address perhaps in brackets.
     Raises InvalidRequest if the host cannot be resolved.
-    An address to which no socket can be bound, whatever the reason, counts as another machine.
     """
     try:
         addresses = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_DGRAM)

@@ -61,6 +61,7 @@ class ChildProcess:
 
         The error is a ModelError if the child's input was unusable, else Unavailable. Its text is the exit
         status if the child printed nothing, and the signal's number if a signal ended it.
+
         A signal takes precedence over the last line. The text begins with the service's name, and the
         program's own prefix "specsot-KIND: " is removed from the line. Calling it again after the end
         returns an equal error.
@@ -80,6 +81,7 @@ class ChildProcess:
     async def end(self) -> None:
         """Ask the child to end (SIGTERM), wait for the service's grace period, then kill it. Returns at once
         if it has ended.
+
         The call returns once the output has been read to its end.
         """
         if self._process.returncode is None:
@@ -198,6 +200,10 @@ class ProcessFleet:
         """Start every service that runs on this machine, and wait until the ring is complete and all members
         have joined.
 
+        Raises Unavailable if another process listens at the master's address. Services of other machines are
+        not started but awaited, without limit. If this call fails, all processes that it started are ended.
+        The sockets' temporary folder is removed when the fleet is closed.
+
         options: Options of the fleet.
         models: The model directories to load.
         port: Port of the master; None takes a free one.
@@ -208,9 +214,6 @@ class ProcessFleet:
         on_missing: Called with the services of other machines that have not joined, at first and whenever
             they change.
         Raises what a service died of, in one line; then no process is left running.
-        Raises Unavailable if another process listens at the master's address. Services of other machines are
-        not started but awaited, without limit. If this call fails, all processes that it started are ended.
-        The sockets' temporary folder is removed when the fleet is closed.
         """
         port = port or free_port()
         # If another process listened there, the members would join it.
@@ -262,6 +265,7 @@ def free_port() -> int:
 
     The port lies below the ports that Linux gives to outgoing connections (32768 and up), so that no
     connection takes it in the second that a master needs until it listens.
+
     The port is 20,000 to 32,767. Raises StopIteration if 64 random ports are all taken.
     """
     random_ports = (secrets.choice(range(20_000, 32_768)) for _ in range(64))
@@ -271,9 +275,10 @@ def free_port() -> int:
 def is_free(port: int, host: str = LOOPBACK) -> bool:
     """Return whether no process listens at this port at this moment.
 
+    An address that cannot be bound counts as taken.
+
     port: A TCP port.
     host: Address to try, without a port.
-    An address that cannot be bound counts as taken.
     """
     try:
         check_free(address_of(host, port))
@@ -291,14 +296,15 @@ async def ready_client(
     """Return a client of the master once all rings are complete and all members have joined; wait without
     limit.
 
+    `on_progress` is called after every answered query; the master counts as joined once the ring is ready. A
+    master that does not answer is asked again after PAUSE seconds; other errors are passed on. `on_missing`
+    is called once at first even if no service is missing.
+
     services: All services of the fleet, the master first.
     client_options: Options of the client: what it trusts, and the token that it sends.
     on_progress: Called with "services", how many have joined, and their total; None: nothing is reported.
     on_missing: Called with the services of other machines that have not joined, at first and whenever they
         change.
-    `on_progress` is called after every answered query; the master counts as joined once the ring is ready. A
-    master that does not answer is asked again after PAUSE seconds; other errors are passed on. `on_missing`
-    is called once at first even if no service is missing.
     """
     master, *members = services
     missing = [service for service in members if service.host is not None]
@@ -324,12 +330,13 @@ async def ready_client(
 async def unless_one_ends(children: list[ChildProcess], coroutine: Coroutine[Any, Any, T]) -> T:
     """Return the coroutine's result, unless a child ends first; the coroutine is then cancelled.
 
-    children: The processes to watch.
-    coroutine: The coroutine to run meanwhile.
-    Raises what a child reported as the reason of its end, or what the coroutine raises.
     If the coroutine succeeds at the same time as a child ends, its result is returned. If it fails, children
     get EXIT_REPORT_TIMEOUT seconds to end, and the error of one that does is raised instead of the
     coroutine's.
+
+    children: The processes to watch.
+    coroutine: The coroutine to run meanwhile.
+    Raises what a child reported as the reason of its end, or what the coroutine raises.
     """
     working = asyncio.ensure_future(coroutine)
     ending = asyncio.ensure_future(first_end(children))
@@ -365,10 +372,11 @@ async def keep_running(
     restarted: one with unusable input, or one that ended MAX_SHORT_LIVES times in a row,
     each time within SHORT_LIFE seconds of its start.
 
+    The reason of every restart, and of giving up, is passed to `on_line`.
+
     children: The processes; a restarted one takes the place of its predecessor in this list.
     on_line: Called with a service's name and each line of its output, and with a line for each restart.
     num_vital: Number of the first children that are never restarted: 1 if the first one is the master.
-    The reason of every restart, and of giving up, is passed to `on_line`.
     """
     now = asyncio.get_running_loop().time
     short_lives = ShortLives()
@@ -402,10 +410,11 @@ class ShortLives:
         """Record that a member ended; return whether restarting it is pointless, since it ended
         MAX_SHORT_LIVES times in a row within SHORT_LIFE seconds of its start.
 
-        index: The member's index among the children.
-        seconds: Seconds for which the member ran.
         A member that ran for SHORT_LIFE seconds or longer begins again at 0. True only at exactly
         MAX_SHORT_LIVES short lives in a row.
+
+        index: The member's index among the children.
+        seconds: Seconds for which the member ran.
         """
         self._short[index] = self._short[index] + 1 if seconds < SHORT_LIFE else 0
         return self._short[index] == MAX_SHORT_LIVES
@@ -414,9 +423,10 @@ class ShortLives:
 async def first_end(children: list[ChildProcess]) -> tuple[int, SpecsotError]:
     """Wait until a child ends; return its index among the children, and why it ended.
 
-    children: At least one process.
     If several children have ended, the first of them in the list is returned. No child is ended by this
     call.
+
+    children: At least one process.
     """
     endings = [asyncio.ensure_future(child.wait_ended()) for child in children]
     try:

@@ -53,10 +53,11 @@ def wrapped_help(help_text: str, columns: int) -> str:
     """Return a help text wrapped between words to a terminal's width; explanations that continue are
     indented.
 
-    help_text: Lines, of which those that begin with "/" have an explanation from column HELP_COLUMN on.
-    columns: Width of the terminal, in characters.
     A line that does not begin with "/" continues in the first column. The indentation is at most half of
     `columns`.
+
+    help_text: Lines, of which those that begin with "/" have an explanation from column HELP_COLUMN on.
+    columns: Width of the terminal, in characters.
     """
     indent = " " * min(HELP_COLUMN, columns // 2)
     lines = ((line, indent if line.startswith("/") else "") for line in help_text.splitlines())
@@ -124,9 +125,10 @@ class ChatHistory:
     def with_exchange(self, question: str, answer: str) -> ChatHistory:
         """Return the conversation with this exchange; with an empty answer, the conversation stays as it was.
 
+        An answer of white space alone counts as empty.
+
         question: The text that the user sent.
         answer: The merged text of the answer.
-        An answer of white space alone counts as empty.
         """
         if not answer.strip():
             return self
@@ -169,13 +171,14 @@ def write_messages(history: ChatHistory) -> str:
 def read_messages(history: ChatHistory, text: str) -> ChatHistory:
     """Return the chat with the messages of a saved one; its mode and seed stay.
 
-    history: The present chat.
-    text: JSON as `write_messages` returns it.
-    Raises ValueError if the text is no list of messages, or questions and answers do not take turns.
     A first message with the role "system" becomes the system message; without such a message, the system
     message is removed. An empty list gives a chat without messages. Every question must have its answer: an
     odd number of turns raises ValueError too. Invalid JSON raises json.JSONDecodeError, which is a
     ValueError.
+
+    history: The present chat.
+    text: JSON as `write_messages` returns it.
+    Raises ValueError if the text is no list of messages, or questions and answers do not take turns.
     """
     try:
         messages = tuple(
@@ -240,11 +243,12 @@ class RunningAnswer:
     async def show(self, history: ChatHistory, question: str) -> AnsweredQuestion:
         """Send a request, show its events, and return the question with its answer.
 
+        The returned history is the one that was sent: if the conversation did not fit the context, it lacks
+        the oldest exchanges, and the number of these is passed to the function that shows the events.
+
         history: The conversation before the question.
         question: The text that the user sent.
         Raises what the request raises, and CancelledError if it was stopped before it began.
-        The returned history is the one that was sent: if the conversation did not fit the context, it lacks
-        the oldest exchanges, and the number of these is passed to the function that shows the events.
         """
         self._task = asyncio.current_task()
         sent_history, first_event, later_events = await self._send(history, question)
@@ -259,6 +263,7 @@ class RunningAnswer:
     async def stop(self) -> None:
         """Cancel the request, and let the text that was written arrive. Before the request began, and at a
         second call, end at once: `show` then raises CancelledError.
+
         If `show` was not called yet, nothing happens.
         """
         if self._request is not None and not self._stopping:
@@ -275,11 +280,12 @@ class RunningAnswer:
         The oldest exchanges are left out, one by one, while the model's context is too short for all of them
         and an answer of the usual length. Raises InvalidRequest if the question alone does not fit.
 
-        history: The conversation before the question.
-        question: The text that the user sent.
         With earlier turns, the request asks explicitly for the usual number of new tokens, so that the
         oldest exchanges are left out instead of the answer being shortened. Every other error of the request
         is raised unchanged.
+
+        history: The conversation before the question.
+        question: The text that the user sent.
         """
         while True:
             ask = self._make_ask(history, question)
@@ -299,9 +305,10 @@ class RunningAnswer:
     ) -> AsyncGenerator[Numbered]:
         """Yield all events, and record the request's id, which `stop` needs.
 
+        If the first event is not `Started`, no id is recorded.
+
         first_event: The first event, which has the id unless the request failed.
         later_events: The events after the first one.
-        If the first event is not `Started`, no id is recorded.
         """
         if isinstance(first_event.event, Started):
             self._request = first_event.event.request
@@ -350,10 +357,11 @@ class Chat:
     def run(self, history: ChatHistory) -> int:
         """Run until the user leaves; return 1 if a question was not answered, else 0.
 
-        history: The conversation to begin with.
         An empty line is ignored. A command with a wrong argument, or an unknown one, only prints a remark.
         "/exit", "/quit", the end of the input and Ctrl-C at the prompt end the loop. A later answer does not
         undo a failed one. "/retry" and "/compare" before the first answer print a remark.
+
+        history: The conversation to begin with.
         """
         while (line := self._next_line(history)) is not None:
             match parse_line(line):
@@ -408,11 +416,12 @@ class Chat:
 
         If the file cannot be written or read, the reason is printed and the conversation stays as it was.
 
+        After loading, there is no last question for "/retry" and "/compare". An existing file is overwritten
+        by "/save".
+
         history: The conversation.
         command_word: "/save" or "/load".
         file: Path of the file.
-        After loading, there is no last question for "/retry" and "/compare". An existing file is overwritten
-        by "/save".
         """
         try:
             if command_word == "/save":
@@ -432,9 +441,10 @@ class Chat:
         """Return the next line: first those typed during the last answer; None at the end of the input or at
         Ctrl-C.
 
-        history: The conversation, whose mode is shown in the prompt.
         Ctrl-C also ends the line on the error stream. The prompt is "> " in mode auto, else the mode's name
         and "> ".
+
+        history: The conversation, whose mode is shown in the prompt.
         """
         if self._typed_lines:
             return self._typed_lines.popleft()
@@ -447,11 +457,12 @@ class Chat:
     def _answer(self, history: ChatHistory, question: str, differently: bool = False) -> ChatHistory:
         """Return the conversation with this exchange, or unchanged if there was no answer.
 
+        An answer that ended is remembered for "/retry" and "/compare". An answer without text leaves the
+        turns as they were sent, perhaps without the oldest exchanges.
+
         history: The conversation before the question.
         question: The text that the user sent.
         differently: True if another answer than before is wanted.
-        An answer that ended is remembered for "/retry" and "/compare". An answer without text leaves the
-        turns as they were sent, perhaps without the oldest exchanges.
         """
         answered = self._ask(history, question, lambda view: summary(view, self._has_drafter), differently)
         if answered is None:
@@ -464,6 +475,7 @@ class Chat:
 
         If no question was answered yet, or if the last answer's plan was dropped, a remark says so and
         nothing is asked.
+
         The other way is "direct" if the last answer had branches, else "sot". The question is asked with the
         conversation that was sent the first time. The last answer stays the one that was compared.
         """
@@ -489,13 +501,14 @@ class Chat:
 
         Lines that are typed meanwhile are kept for later, except "/stop", which ends the answer.
 
+        The remark is "stopped before anything was written" if the user stopped the request before it began,
+        else the error's text. An error, an answer without a last event and an answer that failed make `run`
+        return 1; a stopped one does not.
+
         history: The conversation before the question.
         question: The text that the user sent.
         make_summary: Makes the line that is shown below the answer.
         differently: True if another answer than before is wanted.
-        The remark is "stopped before anything was written" if the user stopped the request before it began,
-        else the error's text. An error, an answer without a last event and an answer that failed make `run`
-        return 1; a stopped one does not.
         """
 
         def make_ask(history: ChatHistory, question: str) -> Ask:
@@ -550,9 +563,10 @@ class Chat:
 def describe_left_out(exchanges: int, max_positions: int | None) -> str:
     """Return the remark about exchanges that were left out, since they do not fit the model's context.
 
+    Without `max_positions`, the remark leaves out the context's size.
+
     exchanges: Number of exchanges that were left out, at least 1.
     max_positions: Number of positions of the context; None if unknown.
-    Without `max_positions`, the remark leaves out the context's size.
     """
     noun, fit, was = (
         ("exchange", "fits", "was") if exchanges == 1 else (f"{exchanges} exchanges", "fit", "were")

@@ -48,9 +48,10 @@ def lines_of(info: Info) -> list[str]:
 def status_rows(info: Info) -> list[tuple[str, str]]:
     """Return (name, value) of everything to show, in order; what the fleet does not have is left out.
 
-    info: State of the fleet.
     Always shown are the models, the members and the epoch (with "ready" or "not ready"), and the version
     last; pages, plan, requests, steps, rings ("replica") and what the fleet waits for only if they exist.
+
+    info: State of the fleet.
     """
     models = [
         ("model", f"{entry.name} · {entry.layers} layers · {entry.max_positions} positions")
@@ -72,10 +73,11 @@ def describe_member(member: MemberInfo, info: Info) -> str:
     """Return a member in one line: name and address, then, as far as they exist, its layers, milliseconds of
     a step, and ring, and whether it is a standby.
 
-    member: The member.
-    info: State of the member's fleet.
     The milliseconds are those of the stage's part of a step; "at least" follows if a minimum was measured. A
     member of the only ring has no ring number.
+
+    member: The member.
+    info: State of the member's fleet.
     """
     layers = f" · layers {member.layers}" if member.layers else ""
     seconds = stage_seconds(member, info)
@@ -90,11 +92,12 @@ def describe_member(member: MemberInfo, info: Info) -> str:
 def stage_seconds(member: MemberInfo, info: Info) -> float | None:
     """Return a worker's seconds per step; None before the first step, and for members without layers.
 
-    member: The member.
-    info: State of the member's fleet, which has the times of each ring's stages in order.
     The steps of the member's own ring are used; a member whose ring is not among `info.replicas` uses those
     of the whole fleet. None also if the number of measured stages differs from the number of workers that
     have layers in the ring.
+
+    member: The member.
+    info: State of the member's fleet, which has the times of each ring's stages in order.
     """
     workers = [entry for entry in info.members if entry.layers and entry.replica == member.replica]
     ranges = sorted(entry.layers.first for entry in workers if entry.layers)
@@ -129,9 +132,10 @@ def describe_pages(pages: PagesInfo) -> str:
 def describe_requests(requests: RequestsInfo) -> str:
     """Return in one line the current requests, and ends and reused prompt tokens since the master began.
 
-    requests: Counts of requests, sequences and prompt tokens.
     The share of cached prompt tokens is 0 % before the first prompt token. Ends are counted by reason.
     Refused requests are named only if there are any.
+
+    requests: Counts of requests, sequences and prompt tokens.
     """
     share = requests.cached_tokens / requests.prompt_tokens if requests.prompt_tokens else 0.0
     ended = " · ".join(f"{count} {reason}" for reason, count in requests.ended)
@@ -160,8 +164,9 @@ def draw_status(status: StatusView) -> RenderableType:
     """Return the facts as a table, with used pages as a bar and the pace as a curve; the last line says how
     to leave, or why the newest query failed.
 
-    status: The view after the newest query.
     Without pages there is no bar, and without steps no curve.
+
+    status: The view after the newest query.
     """
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True, min_width=LABEL_WIDTH)
@@ -179,9 +184,10 @@ def draw_status(status: StatusView) -> RenderableType:
 def curve(values: Sequence[float]) -> str:
     """Return one character for each value, as high as the value relative to the highest: [1, 2, 4] -> "▃▅█".
 
+    The highest value gets the highest character.
+
     values: Numbers that are not negative; if all are 0, every character is the lowest; no values give an
         empty text.
-    The highest value gets the highest character.
     """
     highest = max(values, default=0.0)
     if not highest:
@@ -205,11 +211,12 @@ async def watch(query: Query, wait: Wait, console: Console) -> None:
 
     A master that is lost is queried again.
 
+    The screen is drawn anew after each query; the call never returns.
+
     query: Asks the master for its state.
     wait: Waits until the next query.
     console: Console of the terminal.
     Raises SpecsotError if the first query fails.
-    The screen is drawn anew after each query; the call never returns.
     """
     with Live(console=console, auto_refresh=False) as live:
         async for status in status_views(query, wait):
@@ -221,11 +228,12 @@ async def status_views(query: Query, wait: Wait) -> AsyncIterator[StatusView]:
 
     If a later query fails, the last state is yielded again with the reason.
 
+    With a failed query the pace stays as it was; the reason also says that the query is repeated and how to
+    leave.
+
     query: Asks the master for its state.
     wait: Waits until the next query.
     Raises what the first query raises.
-    With a failed query the pace stays as it was; the reason also says that the query is repeated and how to
-    leave.
     """
     status = with_pace(StatusView(await get_info(query)))
     while True:
@@ -240,9 +248,10 @@ async def status_views(query: Query, wait: Wait) -> AsyncIterator[StatusView]:
 async def get_info(query: Query) -> Info:
     """Return the master's state.
 
+    Raises also what the query raises, unchanged.
+
     query: Asks the master for its state.
     Raises Unavailable if there is no answer within INFO_TIMEOUT.
-    Raises also what the query raises, unchanged.
     """
     try:
         async with asyncio.timeout(INFO_TIMEOUT):
