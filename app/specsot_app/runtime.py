@@ -45,6 +45,8 @@ async def guarded(coroutine: Coroutine[Any, Any, T]) -> T:
 
     The command `timeout` sends the signal twice.
 
+    Raises CancelledError after the SIGTERM, and what the coroutine raises.
+
     coroutine: The coroutine to run.
     """
     task, loop = asyncio.ensure_future(coroutine), asyncio.get_running_loop()
@@ -112,6 +114,8 @@ class BackgroundLoop:
         """Yield the items of an async generator that runs on the background loop, one by one, so that a slow
         reader slows the generator down.
 
+        Raises what the generator raises.
+
         generator: The generator, which runs on the background loop; it is closed when this iterator ends, is
             closed or fails.
         """
@@ -126,6 +130,8 @@ class BackgroundLoop:
     def stop(self) -> None:
         """Cancel what still runs on the loop, as `asyncio.run` would, then stop the loop and wait for its
         thread.
+
+        Returns once the thread has ended; afterwards `gone` is True and nothing can be started.
         """
         self.run(_end_all())
         self._loop.call_soon_threadsafe(self._loop.stop)

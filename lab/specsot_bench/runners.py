@@ -90,6 +90,9 @@ class StepRecorder(WorkerWatch):
     def computed(self, frame: Frame, seconds: float) -> None:
         """Record memory and evictions after a frame. The page table is in the state that the frame left.
 
+        A sequence's evictions count a step in which its number of evicted pages grew by any number as one.
+        Sequences that are no longer open are left out. Requires that `formed` was called.
+
         frame: The frame that was computed.
         seconds: Duration of the frame, which is not used.
         """
@@ -107,6 +110,9 @@ class StepRecorder(WorkerWatch):
 
     def returned(self, result: Result, now: float) -> None:
         """Record the tokens of a result.
+
+        A result without tokens adds no sample. Outcomes without a tree (of prompts) add tokens, but neither
+        steps nor accepted drafts.
 
         result: Result of the last stage.
         now: Time of the result, which is not used, since the recorder has its own clock.
@@ -240,6 +246,8 @@ class Runners:
     def __init__(self, models: ModelSet, rows: int = ROWS) -> None:
         """Prepare the shared weights.
 
+        The base's weights are loaded here. Raises ModelError if they cannot be.
+
         models: Models of the run, and their precision.
         rows: Number of KV positions that a fleet has pages for.
         """
@@ -282,6 +290,8 @@ class Runners:
     ) -> Recording:
         """Return one answer of so many tokens, whatever end tokens come.
 
+        Steps are recorded by the fleet's recorder, or by Transformers' process for a method of Transformers.
+
         method: The method that writes.
         question: The question as plain text.
         tokens: Number of tokens of the answer.
@@ -307,6 +317,9 @@ class Runners:
     async def write_together(self, method: Method, questions: Sequence[str], tokens: int) -> float:
         """Return the seconds until all questions, asked at once, have direct answers of so many tokens.
 
+        Raises Unavailable if one of the answers ended with an error; the time includes no loading unless the
+        fleet is opened by this call, before the clock starts.
+
         method: The method that writes.
         questions: Questions as plain texts.
         tokens: Number of tokens of each answer.
@@ -325,6 +338,9 @@ class Runners:
         self, method: Method, question: str, tokens: int, seconds: float | None
     ) -> Recording:
         """Return Transformers' answer, with the memory that its KV cache takes at each step.
+
+        The last step of Transformers has no sample. Without the assistant, only the base's KV counts as
+        memory; with it, the small model's KV and weights are added.
 
         method: The method, which says whether the small model assists.
         question: The question as plain text.
@@ -371,6 +387,9 @@ class Runners:
 
     async def _open(self, drafter: DrafterName, options: DraftOptions) -> tuple[EmbeddedFleet, StepRecorder]:
         """Open a fleet that shares the base's weights, and return it with its recorder.
+
+        A drafter for which no model is given, or needed, has no member of its own. The fleet is closed with
+        these runners.
 
         drafter: Kind of drafter.
         options: Options of drafting.
@@ -419,6 +438,8 @@ class Runners:
         self, drafter: DrafterName, options: DraftOptions
     ) -> tuple[drafters.DraftLoader | None, DraftRecorder | None]:
         """Load the model that drafts, and return (its loader, its recorder); (None, None) if no model drafts.
+
+        The KV memory is that of SMALL_MODEL_ROWS positions for a small model, else HEAD_MEMORY bytes.
 
         drafter: Kind of drafter.
         options: Options of drafting.

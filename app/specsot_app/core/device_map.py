@@ -80,6 +80,9 @@ def parse_planned(devices: str | Sequence[str]) -> tuple[PlannedPlace, ...]:
 
     "10.0.0.1#0=24G@1008" -> GPU 0 with 24 GiB free and 1008 GB/s.
 
+    A size without a unit, and what units exist, is decided by the MEMORY kind of options. Bandwidths are
+    given in GB/s and returned in bytes a second. Missing memory or bandwidth is None.
+
     devices: HOST#GPU=MEMORY@BANDWIDTH, of which the last two may be left out; separated by commas or as a
         sequence.
     Raises InvalidRequest for a malformed place or size.
@@ -148,6 +151,8 @@ def address_of(host: str, port: int) -> str:
 def parse_ranges(ranges_text: str | Sequence[str], layers: int) -> tuple[Range, ...]:
     """Return one layer range for each stage, in ring order.
 
+    The text in the error is what was given.
+
     ranges_text: Ranges such as "0:4,4:8", as one text or as a sequence; the last range may lack its end.
     layers: Number of layers of the model.
     Raises InvalidRequest unless the ranges follow each other from layer 0 to the model's last.
@@ -167,6 +172,9 @@ def contiguous_ranges(ranges_text: str, layers: int) -> tuple[Range, ...]:
 
     ("0:14,14:", 28) -> 0:14 and 14:28.
 
+    The result is also () for an empty range, a malformed part, and an end beyond `layers`. White space
+    around a range is ignored.
+
     ranges_text: Ranges such as "0:14,14:", separated by commas; a missing end means `layers`.
     layers: Number of layers of the model.
     """
@@ -182,6 +190,9 @@ def contiguous_ranges(ranges_text: str, layers: int) -> tuple[Range, ...]:
 def check_order(ranges_text: str | Sequence[str]) -> None:
     """Raise InvalidRequest unless a model could have these layer ranges, whatever its number of layers.
 
+    A text without any number raises as well. If the last range has no end, the model is taken to have at
+    least one layer more.
+
     ranges_text: Ranges such as "0:14,14:28,28:", as one text or as a sequence.
     """
     text = ranges_text if isinstance(ranges_text, str) else ",".join(map(str, ranges_text))
@@ -196,6 +207,8 @@ def check_order(ranges_text: str | Sequence[str]) -> None:
 
 def split_ranges(splits: str, layers: int) -> tuple[Range, ...]:
     """Return the ranges into which --layer-splits cuts a model: ("14", 28) -> 0:14 and 14:28.
+
+    White space around a number is ignored. There is one range more than there are numbers.
 
     splits: The first layer of each stage after the first, separated by commas.
     layers: Number of layers of the model.

@@ -55,6 +55,10 @@ def choose_for(
     torch is missing. If --device names a device, the options are returned unchanged; in the other two cases
     they name the CPU.
 
+    The number of stages that is compared with the GPUs is `options.stages`, else the number of layer ranges,
+    else 1, each times `rings`. If this machine has no usable GPU, the model's size is not counted, and the
+    choice is the CPU. A model whose size cannot be read is taken to fit.
+
     options: Options of a fleet.
     rings: Number of complete rings, at least 1.
     find_gpus_here: Finds this machine's GPUs; None: `find_gpus`.
@@ -87,6 +91,8 @@ def print_choice(choice: ChosenDevice, out: TextIO) -> None:
 
 def local_device(device: str, out: TextIO) -> str:
     """Return the device of a machine that joins another one's fleet, whose model's size it does not know yet.
+
+    The choice is made as if the model fits on any GPU.
 
     device: A torch device, which is returned as it is, or AUTO.
     out: Stream that gets the reason of a choice, if this machine has a GPU.
@@ -125,6 +131,8 @@ def count_memory(options: FleetOptions) -> int:
 def find_gpus() -> FoundGpus:
     """Return the GPUs that torch can use and that the driver knows, without making a CUDA context. On a
     machine without a GPU, the result has no GPUs.
+
+    GPUs beyond those that torch counts are left out. `hidden` is also True if no GPU is installed.
     """
     import torch
 

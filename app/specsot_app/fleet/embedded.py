@@ -113,6 +113,9 @@ class EmbeddedFleet:
         """Load all members and wait until the ring is complete. Raises what loading raises, after closing
         everything.
 
+        Raises Unavailable if a member ended without an error before the ring was complete. If this call is
+        cancelled, everything is closed as well.
+
         options: Options that say what to load, and where.
         member_makers: Makers of the members by name, which replace those that the options describe (tests
             pass fakes); None or empty: those of the options.
@@ -184,6 +187,8 @@ class EmbeddedFleet:
         reason. A member that hangs ends all of them, since other members wait for the same thread. Nothing
         happens if the fleet is being closed, or the member ended without an error.
 
+        A cancelled member is ignored as well. Members other than the ended one continue if a worker is left.
+
         name: The member's name.
         member: Its task, which is done.
         """
@@ -200,6 +205,8 @@ class EmbeddedFleet:
 
     async def _complete(self, with_drafter: bool) -> None:
         """Wait for the ring to be complete. If a member fails before that, raise its error.
+
+        If several members have failed, the error of the first in the list is raised.
 
         with_drafter: True: also wait for a drafter.
         Raises Unavailable if a member ended without an error before the ring was complete.
@@ -299,6 +306,8 @@ def _executor_for(options: EmbeddedOptions, threads: Threads, name: str) -> Exec
     If the master chooses among GPUs, it is not known yet which members share one, and each member has its own
     thread.
 
+    Only the device "cuda" without a number leaves the choice to the master.
+
     options: Options of the fleet.
     threads: The threads of the fleet; a missing one is made.
     name: The member's name.
@@ -354,6 +363,8 @@ def _ranges(options: EmbeddedOptions) -> tuple[Range | None, ...]:
 
 def _member_makers(options: EmbeddedOptions, on_loaded: Loaded | None) -> dict[str, MemberMaker]:
     """Return the makers of the members by name: workers in ring order, then the drafter, if there is one.
+
+    Making a member imports torch and loads its weights, so call it on the member's thread.
 
     options: Options of the fleet.
     on_loaded: Called with a worker's name and its number of loaded layers; None: nothing is reported.

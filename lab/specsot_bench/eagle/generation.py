@@ -144,6 +144,9 @@ class StepLoop:
     ) -> None:
         """Connect the parts of one ring.
 
+        With an engine, the verifier uses this loop as its drafter; it stays quiet about drafts while prompt
+        rows are still to be computed.
+
         stage: Runs frames through all layers.
         verifier: Computes target tokens and accepts drafts.
         sequencer: Composes frames, and has opened sequences.
@@ -161,6 +164,8 @@ class StepLoop:
     def turn(self, enter_phase: Phases = untimed) -> Step:
         """Compute everything that is ready in one forward pass, then draft below what was written; return the
         frame and its result.
+
+        `trees` then holds the trees that were proposed in this turn; it is empty if none were.
 
         enter_phase: Returns the context of a phase by its name. It is entered around compose, layers and
             lm_head; and within lm_head around learn, draft and arrange.
@@ -229,6 +234,8 @@ class LoopHandle:
         """Let the drafter observe features, propose trees, and return the messages for stage 0: one message,
         or none if there is nothing to report.
 
+        Nothing to report means no tree, no paused sequence, and a drafter whose drafting is paused.
+
         features: Messages with the host's verification result, in order.
         meanwhile: Called once while the GPU may be computing.
         """
@@ -269,6 +276,9 @@ def open_loop(
     make_stage: StageMaker = DecoderStage,
 ) -> StepLoop:
     """Return the loop of a batch of sequences, all opened at once; each may be decoded up to its lease.
+
+    Without a draft model, nothing is drafted, the loop has no engine, and frames never wait for trees.
+    Raises what the stage raises if its pages do not fit into memory.
 
     models: Target and draft.
     shape: Shape of the trees.
@@ -386,6 +396,9 @@ class Generation:
     def pieces(self) -> Iterator[Piece]:
         """Yield the tokens that each sequence writes, step by step, until every sequence has ended. Call it
         once.
+
+        One step may yield several pieces, one for each sequence that the result names, also such that wrote
+        no token.
         """
         while any(sequence.end is None for sequence in self._sequences):
             began = self._clock()
@@ -415,6 +428,9 @@ class Generation:
 
     def _apply(self, step: Step) -> Iterator[Piece]:
         """Record a step, and yield its pieces, one for each sequence that wrote.
+
+        Drafted nodes are counted without the roots. All sequences are updated before the first piece is
+        yielded.
 
         step: The computed frame and its result.
         """
@@ -500,6 +516,8 @@ def measure(
     batches: Sequence[Prompts], speculate: Run, decode: Run, num_steps: int, num_warm_up: int = 1
 ) -> EagleBenchmark:
     """Return the comparison of all batches with and without drafts, run in the order AB BA AB ....
+
+    Raises IndexError without batches.
 
     batches: Batches of prompts, at least one.
     speculate: Runs a batch with drafts.
