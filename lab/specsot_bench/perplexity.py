@@ -38,6 +38,8 @@ def losses(
 
     Each token is predicted from the tokens before it, as far as the policy keeps them.
 
+    The result has len(tokens) - first_scored entries.
+
     decoder: The whole model.
     tokens: Token ids of the text.
     policy: Policy of the earlier positions that are attended to; None: all are.

@@ -37,6 +37,9 @@ def picture(
     """Yield the panels of a picture, side by side; at the end of the context, add one legend of their labels
     and write a PNG.
 
+    Labels that are equal appear once in the legend; without labels there is no legend. If the context
+    raises, no file is written.
+
     file: Path of the PNG.
     title: Title above the panels.
     size: Width and height in inches.
@@ -71,6 +74,8 @@ def bars(
 ) -> None:
     """Draw a bar for each value, the first on top, with a label after it.
 
+    The labels' order is that of the values.
+
     panel: Axes object of matplotlib.
     names: Names to the left of the bars.
     values: Lengths of the bars.
@@ -96,6 +101,8 @@ def bars(
 def draw(rows: Sequence[Row], title: str, stem: Path) -> None:
     """Write `stem`-speed.png and `stem`-memory.png, with a panel for every length; nothing if no row was
     measured.
+
+    Existing files are replaced. Skipped rows are not drawn.
 
     rows: Rows of a table.
     title: Title above the panels.
@@ -171,6 +178,8 @@ def _methods(
 def _colour(row: Row) -> str:
     """Return a method's colour, one of the keys of MEANING: by whether Transformers wrote the answer, whether
     the method is the baseline, and whether it must write the baseline's text.
+
+    Transformers takes precedence over the baseline, and the baseline over the text.
 
     row: Figures of the method by key.
     """

@@ -317,8 +317,8 @@ class Runners:
     async def write_together(self, method: Method, questions: Sequence[str], tokens: int) -> float:
         """Return the seconds until all questions, asked at once, have direct answers of so many tokens.
 
-        Raises Unavailable if one of the answers ended with an error; the time includes no loading unless the
-        fleet is opened by this call, before the clock starts.
+        If the fleet is opened by this call, the opening is not counted. Raises Unavailable if one of the
+        answers ended with an error.
 
         method: The method that writes.
         questions: Questions as plain texts.

@@ -82,8 +82,8 @@ class EAGLEInference:
     ) -> None:
         """Load the models, or keep those that are in memory.
 
-        For a target without a method `to`, such as a directory, `device` is passed on to the loading;
-        InvalidRequest is raised if the target is a `Decoder` that has a device of its own.
+        A target that has a method `to` is moved to `device`. For any other target `device` is passed on to
+        `Eagle`, which raises InvalidRequest if the target is not a directory.
 
         draft_model: An EAGLE head: its directory, or a loaded head.
         target_model: A directory in the Hugging Face layout, a `Decoder` of all layers, or a Transformers

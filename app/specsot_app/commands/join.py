@@ -55,6 +55,9 @@ def join(options: JoinOptions) -> int:
     """Run layers of a model that another machine shares with `specsot serve --share`. Ctrl-C leaves.
 
     Certificates come with the code, layers from the other machine; no files have to be copied.
+
+    \f The exit status is 0 after Ctrl-C or SIGTERM; what the worker ended with, or what joining raises, is
+    passed on. Log lines and the worker's output go to stderr.
     """
     from specsot_app.fleet.devices import local_device
 

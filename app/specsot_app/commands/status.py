@@ -153,8 +153,7 @@ def rebalance(options: RebalanceOptions) -> int:
     memory, or the ring is not complete in time.
 
     \f Prints one line with the epoch and the plan on stdout, "as it was" if nothing changed, and returns 0.
-    What fails is raised: Refused if there is not enough memory, Unavailable if the ring is not complete in
-    `wait` seconds.
+    What the master refuses is raised, and Unavailable if the ring is not complete in `wait` seconds.
     """
     rebalanced = run_until_signal(rebalance_and_wait(options))
     print(f"epoch {rebalanced.epoch}{'' if rebalanced.changed else ', as it was'} · {rebalanced.plan}")

@@ -124,9 +124,9 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
     """Return how the fleet would be placed, and what each device would hold.
 
     InvalidRequest is also raised without a model, for a number of places that differs from the number of
-    stages, for a place on another machine without its memory, and for a drafter that lacks its model. A
-    device whose memory is too small for its stage, its drafter and its KV together is not refused here:
-    `FleetPlan.lacking` names it.
+    stages, for a place on another machine without its memory, and for a drafter that lacks its model. If the
+    layers can be placed but a device still lacks memory, nothing is raised: `FleetPlan.lacking` names the
+    device.
 
     options: Options of the fleet; only the config and the headers of its weight files are read.
     Raises Refused if layers do not fit, with the sizes in words; ModelError; InvalidRequest.
@@ -457,8 +457,8 @@ def _form_in_words(base: Path, layer_memory: LayerMemory) -> str:
     """Return the form of the weights in words: "bf16", "int8, computed in bf16", or, for a model that was
     published in fewer bits, the published form and what is done with it.
 
-    Examples for a published model: "mxfp4, as they are in int8, computed in bf16" if a quantization holds
-    them, else "mxfp4, decoded to bf16".
+    The words for a published form P are "P, as they are in KIND, computed in bf16" if the quantization KIND
+    holds the weights, else "P, decoded to bf16".
 
     base: Directory of the base model.
     layer_memory: Sizes of the layers, with the number format and quantization.

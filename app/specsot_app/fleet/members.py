@@ -42,6 +42,8 @@ def _command_lines(arguments: Sequence[str]) -> list[list[str]]:
     """Return the members' command lines: (a, x, --, b) -> [[a, x], [b]]. Without arguments there is one empty
     line.
 
+    Two separators in a row give an empty line between them.
+
     arguments: The members' command lines, separated by BETWEEN.
     """
     command_lines = list[list[str]]([[]])

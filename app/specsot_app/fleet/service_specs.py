@@ -462,7 +462,8 @@ def with_member_server(serving: Serving, fleet_listen: str | None, insecure: boo
     """Return a serving with a server for members that other machines reach, if some stages run there.
 
     If all stages are on this machine, the server exists only with `fleet_listen` or with certificates.
-    Otherwise every place must be an address that other machines can reach, a loopback address is refused.
+    Otherwise every place must be an address that other machines can reach: a loopback address raises
+    InvalidRequest.
 
     serving: Addresses and places of the services.
     fleet_listen: Address of the server, if chosen.

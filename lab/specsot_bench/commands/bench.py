@@ -106,6 +106,10 @@ def full(options: TablesOptions) -> int:
 def measure(name: str, options: TablesOptions) -> int:
     """Run a table and publish it; return the exit status. `quick` and `full` differ in their methods alone.
 
+    The exit status is 0. Without `minutes` there is no limit. The bundled small model is not given a text
+    for perplexity unless `text` names one. Raises ModelError if a model is missing, InvalidRequest for
+    questions or a text that cannot be read.
+
     name: Name of the table, "quick" or "full".
     options: Options of the command.
     """

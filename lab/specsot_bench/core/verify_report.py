@@ -80,6 +80,10 @@ def settings_to_try(
 ) -> tuple[Overrides, ...]:
     """Return settings worth trying: every tap one layer off, and other bases of the head's rotary positions.
 
+    The layers are tried one lower and one higher each, and left out where a layer would be below 0 or above
+    `layers`; without taps none are tried. The rotary bases tried are `base_theta` and USUAL_ROPE_THETAS,
+    each once, the head's own included.
+
     given_settings: Settings that are given already; they stay, apart from the one that is tried.
     taps: Layers that the head reads; None for a head that reads only the last hidden state.
     layers: Number of layers of the base.
@@ -98,6 +102,8 @@ def settings_to_try(
 def as_flags(settings: Overrides) -> str:
     """Return settings as command-line flags; an empty text if nothing is set.
 
+    Layers come first: "--aux-layers 2,14,26 --drafter-rope-theta 10000".
+
     settings: Settings that replace those of the head's config.
     """
     layers = settings.aux_layers
@@ -110,6 +116,8 @@ def choose_trial(
     own_log_probs: Sequence[float], log_probs_of_trials: Mapping[Overrides, Sequence[float]]
 ) -> Overrides | None:
     """Return the settings that explain the same text best, if they do so beyond doubt; else None.
+
+    Best means the largest mean gain per token. None is also returned without trials.
 
     own_log_probs: Log-probability that the head gives each token of the base's text, under its own settings.
     log_probs_of_trials: Log-probabilities of the same tokens under other settings, by these settings.
@@ -125,6 +133,8 @@ def choose_trial(
 def _is_sure(gains: Sequence[float]) -> bool:
     """Return whether the mean gain is large enough, and large compared with its standard error; False for
     fewer than two tokens.
+
+    The mean must exceed MIN_GAIN nats, and GAIN_ERRORS times the standard error of the mean.
 
     gains: Gain of each token under the other settings, in nats.
     """
@@ -241,6 +251,10 @@ class Report:
 def lines_of(report: Report, spell: Spell) -> Iterator[str]:
     """Yield the report as lines.
 
+    An answer counts as the same if rounding explains all its differences. Further lines say that there are
+    too many near ties, that no draft was accepted although a drafter was asked for, what the base is, and
+    how the head fits; each is left out where it does not apply.
+
     report: Result of the verification.
     spell: Returns a token id's text.
     """
@@ -280,6 +294,8 @@ def _difference_in_words(difference: TokenDifference, reference: str, spell: Spe
 def _lines_of_fit(fit: HeadFit) -> Iterator[str]:
     """Yield the lines about the head: its family, its acceptance, and whether it fits.
 
+    If another setting is better, its acceptance and its flags are named.
+
     fit: Fit of the head to the base.
     """
     for number, line in enumerate(fit.about):
@@ -305,6 +321,8 @@ def _acceptance_in_words(accepted: Acceptance) -> str:
 
 def as_json(report: Report) -> dict[str, Any]:
     """Return a report as an object for JSON; "head" is None if no head was examined.
+
+    "near" is the gap below which a difference counts as a tie.
 
     report: Result of the verification.
     """

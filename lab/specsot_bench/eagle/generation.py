@@ -144,8 +144,8 @@ class StepLoop:
     ) -> None:
         """Connect the parts of one ring.
 
-        With an engine, the verifier uses this loop as its drafter; it stays quiet about drafts while prompt
-        rows are still to be computed.
+        With an engine, the verifier uses this loop as its colocated drafter; without, it has none. The
+        verifier's `quiet` returns whether no prompt rows are due.
 
         stage: Runs frames through all layers.
         verifier: Computes target tokens and accepts drafts.
@@ -517,7 +517,7 @@ def measure(
 ) -> EagleBenchmark:
     """Return the comparison of all batches with and without drafts, run in the order AB BA AB ....
 
-    Raises IndexError without batches.
+    Raises IndexError if there are no batches to warm up with.
 
     batches: Batches of prompts, at least one.
     speculate: Runs a batch with drafts.
