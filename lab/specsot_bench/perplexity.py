@@ -72,6 +72,8 @@ def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator
     """Yield the start of every chunk of the text, and the logits [chunk_tokens, vocab_size] after each of its
     tokens.
 
+    A chunk has at most CHUNK tokens. A text without tokens yields nothing.
+
     decoder: The whole model.
     tokens: Token ids of the text.
     policy: Policy of the earlier positions that are attended to; None: all are. A pruning policy also
@@ -120,6 +122,9 @@ class Scores:
     def __init__(self, models: ModelSet, reference: str | None) -> None:
         """Prepare the reference text.
 
+        At most MAX_REFERENCE_TOKENS tokens of the text are used, or as many as the model has positions. The
+        base is not loaded here.
+
         models: Models of the run, of which the base is used.
         reference: Text for the second perplexity; None: that perplexity is not computed.
         Raises InvalidRequest for a text of fewer than two tokens.
@@ -140,6 +145,10 @@ class Scores:
     def quality(self, runs: Runs) -> Perplexities:
         """Return the perplexities of a method. Its own text is read without a window, as far as the base's
         context reaches; the reference text is read with the method's window.
+
+        The second perplexity is None without a reference text, the first one without any written token.
+        Texts of Transformers' methods are read without a window. Losses that were computed before are not
+        computed again.
 
         runs: The texts that the method wrote, with their prompts.
         """

@@ -246,7 +246,8 @@ class Runners:
     def __init__(self, models: ModelSet, rows: int = ROWS) -> None:
         """Prepare the shared weights.
 
-        The base's weights are loaded here. Raises ModelError if they cannot be.
+        The base's configuration is read, but its weights are not loaded yet. Raises ModelError if the base
+        cannot be used.
 
         models: Models of the run, and their precision.
         rows: Number of KV positions that a fleet has pages for.

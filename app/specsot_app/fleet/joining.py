@@ -463,6 +463,11 @@ async def join_fleet(code_text: str, folder: Path) -> tuple[JoinedFleet, Tls]:
 async def _request_certificate(code: JoinCode, code_folder: Path) -> None:
     """Check the fleet's CA against the code, present the code, and write the certificate.
 
+    The CA is read on a first connection that trusts any certificate; the version and the answer are read on
+    a second one that is verified with this CA. The key is new each time. Refused is also raised for flags
+    that workers do not share; the certificate is then written, but place.json is not. Each connection may
+    take EXCHANGE_TIMEOUT seconds.
+
     code: The code that the user was shown.
     code_folder: Folder that gets key, certificate, CA and place.json; created if missing.
     Raises Refused (another CA, another version, or the code is not accepted), Unavailable.
@@ -499,6 +504,9 @@ async def _request_certificate(code: JoinCode, code_folder: Path) -> None:
 def _checked_flags(flags: Any) -> tuple[str, ...]:
     """Return the flags, if they are flags that workers of a ring share, with plain words as values.
 
+    The names must be in SHARED, each with a value of 1 to 16 lower-case letters and digits. No flags give
+    ().
+
     flags: Names and values in turn, as the first machine sent them.
     Raises Refused for any other flag, so that a fleet cannot make this machine read files.
     """
@@ -514,6 +522,10 @@ async def _connection(
     address: str, context: ssl.SSLContext
 ) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Connect to a join server; yield the reader and writer of the connection within the context.
+
+    The whole context may take EXCHANGE_TIMEOUT seconds; after that, Unavailable says "no answer". The
+    connection is closed at the end of the context. The server must have the name JOIN_ROLE if its
+    certificate is verified.
 
     address: Address of the join server, host:port.
     context: TLS settings, which decide whether the server's certificate is verified.
@@ -549,6 +561,8 @@ async def _send_message(writer: asyncio.StreamWriter, message: dict[str, Any]) -
 async def _read_message(reader: asyncio.StreamReader) -> dict[str, Any]:
     """Return the next message.
 
+    A line longer than MAX_LINE_BYTES, or one that is not JSON, raises as well.
+
     reader: The incoming direction of the connection.
     Raises Unavailable if there is no whole line that is a JSON object.
     """
@@ -563,6 +577,8 @@ async def _read_message(reader: asyncio.StreamReader) -> dict[str, Any]:
 
 def own_address() -> str:
     """Return the address at which other machines reach this one: that of its default route. Nothing is sent.
+
+    The address is an IPv4 address without a port.
 
     Raises InvalidRequest if this machine has no such route.
     """
