@@ -176,6 +176,9 @@ class SpecSoT:
     def tokenizer(self) -> Any:
         """Return the model's own tokenizer, as Transformers loads it; it is loaded at its first use.
 
+        Raises ModelError if the model is not found, and what Transformers raises if it cannot load the
+        tokenizer.
+
         Raises Unavailable for a remote fleet.
         """
         if self._options.master is not None:
@@ -216,7 +219,10 @@ class SpecSoT:
         self.close()
 
     async def __aenter__(self) -> SpecSoT:
-        """Open the fleet and return this model. If opening fails, close the model and raise the error."""
+        """Open the fleet and return this model. If opening fails, close the model and raise the error.
+
+        Cancelling this call closes the model as well.
+        """
         try:
             return await self
         except BaseException:
@@ -311,6 +317,8 @@ class SpecSoT:
     async def _events(self, ask: Ask) -> AsyncGenerator[Event]:
         """Yield the events of a request in order. Runs on the background loop; closing the generator cancels
         the request.
+
+        Raises what opening the fleet raises, and what the request raises.
 
         ask: The request.
         """

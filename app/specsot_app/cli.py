@@ -192,6 +192,8 @@ class Group(click.Group):
 
         Help lines come from `commands_by_heading`, so that no command is imported for its help.
 
+        A subcommand without a help line, such as an installed one, is completed without help.
+
         ctx: Click's context.
         incomplete: The typed beginning of a word; empty matches every name.
         """
@@ -278,6 +280,10 @@ def version() -> int:
 
 def main(arguments: Sequence[str] | None = None, only: click.Command | None = None) -> int:
     """Run one command; return the exit status, for which see `run`.
+
+    Before the command runs, settings of the runtime are set, and warnings of options without effect are
+    printed as one line each; other warnings are shown as usual. An exception that `run` does not know is
+    passed on.
 
     arguments: The words after the program's name; None takes those of this process.
     only: The command to run, whose name is then not among `arguments`; None: the whole `specsot` command.
@@ -409,6 +415,8 @@ def _points() -> dict[str, EntryPoint]:
 def _load(entry_point: EntryPoint) -> click.Command | None:
     """Import the command of an entry point. Return None if its distribution is still registered but its files
     are gone.
+
+    The distribution's own package missing gives None; any other missing module is an error.
 
     entry_point: The entry point; its object is a click command.
     Raises ModuleNotFoundError if the command's own imports are missing.

@@ -28,6 +28,8 @@ def run_until_signal(
 ) -> T:
     """Run the coroutine on a new event loop and return its result.
 
+    The loop is closed afterwards. A coroutine that cancels itself also raises KeyboardInterrupt.
+
     coroutine: The coroutine to run; Ctrl-C and the first SIGTERM cancel it.
     make_loop: Makes the event loop.
     Raises KeyboardInterrupt if a signal ended the coroutine, and what the coroutine raises.
@@ -90,6 +92,8 @@ class BackgroundLoop:
         loop.
 
         Ctrl-C, or any other exception in the waiting thread, cancels the coroutine.
+
+        The caller must not be a coroutine on this same loop, which would wait for itself.
 
         coroutine: The coroutine to run.
         Raises what the coroutine raises.
@@ -218,6 +222,9 @@ def no_import_warnings() -> Generator[None]:
     yields None.
 
     The warnings concern kernels that this process does not call.
+
+    Records of the level WARNING and below are dropped, for all threads of the process; afterwards nothing is
+    disabled, also not what was disabled before.
     """
     logging.disable(logging.WARNING)
     try:

@@ -37,6 +37,8 @@ def command(*words: str) -> Act:
     """Return an act that runs a command and waits for it. The act raises CalledProcessError if the command
     fails.
 
+    The command's output is dropped.
+
     words: The command and its arguments.
     """
 

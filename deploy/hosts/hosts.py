@@ -84,6 +84,9 @@ def remove_namespace(space: str) -> None:
 def plug_in(host: str, address: str) -> None:
     """Connect a host's namespace to the switch.
 
+    The host's end is eth0 in the host's namespace, the switch's end is called "to-HOST". Raises
+    CalledProcessError if a command of iproute2 fails.
+
     host: Name of the host, a key of HOSTS.
     address: Address of the host.
     """
@@ -96,6 +99,8 @@ def plug_in(host: str, address: str) -> None:
 
 def cable_act(host: str, state: str) -> Act:
     """Return an act that pulls a host's cable, or plugs it in again.
+
+    The act raises CalledProcessError if the state cannot be set.
 
     host: Name of the host, a key of HOSTS.
     state: "down" to pull the cable, "up" to plug it in.
@@ -146,6 +151,9 @@ class Hosts:
     def signal_act(self, name: str, number: signal.Signals) -> Act:
         """Return an act that sends a signal to a process.
 
+        The process is looked up when the act runs. The act raises KeyError if no process of this name was
+        started, and ProcessLookupError if the process has ended.
+
         name: Name of the process.
         number: The signal to send.
         """
@@ -158,6 +166,9 @@ class Hosts:
 
     def restart_act(self, name: str) -> Act:
         """Return an act that waits until a process has ended, and runs its command once more.
+
+        The command runs on the same host as before, under the same name. The act waits without limit for the
+        end.
 
         name: Name of the process.
         """

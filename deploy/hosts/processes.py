@@ -111,6 +111,8 @@ def breaking_steps(hosts: Hosts, member_name: MemberName, signal_sent: signal.Si
 def stall_steps(hosts: Hosts, member_name: MemberName) -> tuple[Step, ...]:
     """Return the step that freezes a member for STALL seconds.
 
+    The member's name is looked up when the step runs.
+
     hosts: The running processes.
     member_name: Returns the name of the member.
     """

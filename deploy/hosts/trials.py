@@ -413,6 +413,9 @@ def without_repeats(report: Report) -> list[str]:
 def trial_lines(first: Report, report: Report) -> list[str]:
     """Return the lines about one trial: how it ended, and what each service wrote.
 
+    The first line has the trial's name, its result, the seconds and the longest silence; the services' lines
+    follow without repeats.
+
     first: Report of the undisturbed answer.
     report: Report of the trial.
     """
@@ -424,6 +427,8 @@ def trial_lines(first: Report, report: Report) -> list[str]:
 
 def table(reports: Sequence[Report]) -> list[str]:
     """Return a table of all trials, in Markdown.
+
+    Each trial has one row: its name, its result in words, seconds, and the longest silence in seconds.
 
     reports: Reports of all trials, the undisturbed one first.
     """

@@ -162,6 +162,9 @@ class HfModel:
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     """Return a model without end tokens, so that all answers are equally long.
 
+    Raises ModelError if Transformers cannot load the model. Warnings of Transformers are silenced in this
+    process.
+
     folder: The model's directory.
     dtype: Data type of its weights.
     device: A torch device.

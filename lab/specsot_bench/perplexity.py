@@ -96,6 +96,8 @@ def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator
 def _named(policy: Policy) -> dict[str, Any]:
     """Return the fields of an opening that set a policy; without a policy, a window that is None.
 
+    Policies for each head give "heads" (windows), or "pruning" with "importance"; a window gives "window".
+
     policy: Policy of the earlier positions that are attended to; None: all are.
     """
     match policy:

@@ -136,6 +136,8 @@ def draw_if_possible(draw: Callable[[], object]) -> None:
 def _speeds(panel: Any, rows: Sequence[Row]) -> None:
     """Draw the speedup of each row, with its range.
 
+    The label of a bar is its tokens per second, and a line marks the speed of the baseline, 1.
+
     panel: Axes object of matplotlib.
     rows: Measured rows of one length.
     """

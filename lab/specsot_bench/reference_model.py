@@ -79,6 +79,8 @@ def load_in_transformers(folder: Path, dtype: torch.dtype) -> Any:
 def _one_gguf(folder: Path) -> Path:
     """Return the model's GGUF file.
 
+    The families that Transformers reads are GGUF_READ.
+
     folder: Directory of the model, with a file that points to its GGUF files.
     Raises ValueError if Transformers cannot read the file: it has several parts, or is of another family.
     """

@@ -316,6 +316,8 @@ def _why_too_long(task: TableRun, runners: Runners, tokens: int) -> str | None:
 
     A window could write more, but there would be no baseline to compare it with.
 
+    Needed are the longest prompt of all rounds, the answer, and DRAFT_POSITIONS.
+
     task: Methods, models and questions of the run.
     runners: Answers questions, and has the model's context.
     tokens: Number of tokens of each answer.
@@ -409,6 +411,9 @@ def _description(name: str, settings: Row) -> str:
 
 def precision_of(settings: Row) -> str:
     """Return the precision in words, as far as it differs from the default.
+
+    The parts are the data type, the quantization, "int8 KV" and the drafter's precision, separated by
+    commas; what is not set is left out.
 
     settings: Settings of a run by name.
     """

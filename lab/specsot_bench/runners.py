@@ -64,7 +64,11 @@ class StepRecorder(WorkerWatch):
         self.begin()
 
     def begin(self) -> None:
-        """Start the record of another request. No sequence of an earlier request may be open."""
+        """Start the record of another request. No sequence of an earlier request may be open.
+
+        All counts and samples become empty, also those of the drafter's recorder, and the clock starts
+        again.
+        """
         self._watch = Stopwatch(self._clock)
         self._evicted_pages = dict[int, int]()
         self._evicted = dict[int, int]()
@@ -229,6 +233,8 @@ class ModelSet(DraftModelOptions):
     def lacks(self, method: Method) -> str | None:
         """Return which model is missing for a method, in words; None if the method can be measured.
 
+        The small model is named first if both are missing.
+
         method: The method.
         """
         if method.small and self.small is None:
@@ -369,7 +375,10 @@ class Runners:
         return Recording(samples, output.tokens, output.seconds, prompt=prompt)
 
     def _elsewhere(self) -> HfBaseline:
-        """Return the process with Transformers, started at its first use."""
+        """Return the process with Transformers, started at its first use.
+
+        The process ends with these runners.
+        """
         if self._hf_baseline is None:
             models = self.models
             self._hf_baseline = HfBaseline(models.base, self._numbers, models.device, models.small)
@@ -378,6 +387,8 @@ class Runners:
 
     async def _fleet_of(self, method: Method) -> tuple[EmbeddedFleet, StepRecorder]:
         """Return the fleet of a method, opened at its first use, and the fleet's recorder.
+
+        Raises what loading raises; the next call then tries again.
 
         method: The method; methods that draft alike share a fleet.
         """

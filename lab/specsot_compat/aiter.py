@@ -276,6 +276,8 @@ def _in_buffer(buffer: Tensor | None, computed: Tensor) -> Tensor:
     """Return a computed tensor. If there is a buffer, the values are copied to its beginning, and the buffer
     is returned.
 
+    Entries of the buffer beyond the computed tensor keep their values.
+
     buffer: A tensor that is at least as long; None: no copy is made.
     computed: The computed tensor.
     """

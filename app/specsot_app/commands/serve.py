@@ -374,6 +374,9 @@ def closing_lines(model: str, serving: Serving, master_address: str, http_port: 
 def announce_missing() -> OnMissing:
     """Return a callback that prints, once for each service, how services of other machines are started, and
     each time which are still missing. It prints nothing if none is missing.
+
+    Each service is announced by "on HOST: COMMAND" once; the last line is "waiting for NAME on HOST, ..." at
+    every call with missing services.
     """
     from specsot_app.fleet.service_specs import command_of
 

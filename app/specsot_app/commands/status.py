@@ -123,6 +123,8 @@ def status(options: StatusOptions) -> int:
 async def show_live(options: StatusOptions) -> None:
     """Show the state until cancelled.
 
+    Raises Unavailable if the master does not answer the first query.
+
     options: Options of the command, which say which master to ask, and how often.
     """
     from rich.console import Console

@@ -490,6 +490,9 @@ def comparison_line(other: Finished, comparing_command: str) -> str:
     dropped, the line says that there is nothing to compare; if it ended otherwise than by itself or at its
     limit, the line says why.
 
+    The line is the other way ("planned" or "direct"), the command, and the other answer's seconds and
+    tokens.
+
     other: The last event of the other answer.
     comparing_command: The command that asked for the other answer, such as "/compare".
     """

@@ -301,6 +301,8 @@ def biases_of(given: Any) -> tuple[tuple[int, float], ...]:
 def refuse_unknown(options: Iterable[str]) -> None:
     """Raise InvalidRequest for the first name that is not in OPTIONS; return if there is none.
 
+    The error lists all known names.
+
     options: Names of keywords.
     """
     for name in options:
@@ -491,6 +493,8 @@ def request_with(preset: str | None, given: Mapping[str, Any]) -> dict[str, Any]
 
 def settings_of(preset: str | None) -> Settings:
     """Return the settings of a preset.
+
+    The error lists the known presets.
 
     preset: The preset's name; None gives empty settings.
     Raises InvalidRequest for an unknown name.

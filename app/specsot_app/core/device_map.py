@@ -48,6 +48,9 @@ def parse_devices(devices: str | Sequence[str]) -> tuple[HostDevice, ...]:
 def _place(written: str) -> HostDevice:
     """Return the place that a text such as "10.0.0.1#0" names.
 
+    A GPU has a number of 1 to 3 digits and becomes "cuda:N"; "cpu" stays. A host must not contain "#" or
+    white space.
+
     written: One place as --devices writes it; white space around it is ignored.
     Raises InvalidRequest for a malformed text.
     """

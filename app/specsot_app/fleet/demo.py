@@ -256,6 +256,8 @@ def _folder(name: str) -> Path:
     """Return the folder of a bundled model from the first of PLACES that has it. Raises ModelError if none
     has it.
 
+    A folder counts only if it has a config.json.
+
     name: Path below `models`, such as "smollm2/eagle3".
     """
     for folder in PLACES:

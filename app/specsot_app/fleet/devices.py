@@ -34,6 +34,9 @@ DEVICE_HELP = {
 def with_device(options: FleetOptions, out: TextIO) -> FleetOptions:
     """Return options that name a device; unchanged if they do already.
 
+    The line is printed only if a choice was made and it is notable, that is, if this machine has an NVIDIA
+    GPU, whether it is used or not.
+
     options: Options of a fleet.
     out: Stream that gets the line which says which device was chosen and why, if this machine has a GPU.
     """
@@ -151,6 +154,8 @@ def find_gpus() -> FoundGpus:
 def _installed_gpus() -> list[tuple[str, FoundGpu]]:
     """Return (UUID, GPU) of all GPUs that the driver knows; empty without the library, a driver or
     permission.
+
+    Any other failure of the library also gives an empty list.
     """
     try:
         import pynvml
@@ -164,6 +169,8 @@ def _installed_gpus() -> list[tuple[str, FoundGpu]]:
 
 def _read_gpu(number: int) -> tuple[str, FoundGpu]:
     """Return one GPU's UUID, name and free memory.
+
+    Free memory is in bytes. Raises what NVIDIA's library raises.
 
     number: Number of the GPU as nvidia-smi counts.
     """

@@ -251,6 +251,9 @@ class MemberUplink:
 def _connect(membership: Membership, inbox: Inbox) -> Connect:
     """Return the function with which members of this process register at the master.
 
+    The returned function raises what the master refuses a member with; it returns a link over which the
+    member sends to the master.
+
     membership: The master's side of all members.
     inbox: The member's inbox, which receives the master's messages.
     """
@@ -290,6 +293,8 @@ class Threads:
 def _before_sending(options: EmbeddedOptions) -> Prepare | None:
     """Return a function that prepares a message before it is sent, so that tensors can move to another GPU.
     Return None if tensors never change their GPU.
+
+    Tensors may change their GPU only if several workers compute on GPUs.
 
     options: Options of the fleet.
     """

@@ -112,6 +112,8 @@ class FleetPlan:
     def lacking(self) -> dict[str, int]:
         """Return the missing bytes by device. Devices with enough room, or whose free memory is unknown, are
         left out.
+
+        The needs of all stages at the same place are added. Without a lacking device, the result is empty.
         """
         rooms = {stage.place: stage.room for stage in self.stages if stage.room is not None}
         needs = Counter[str]()

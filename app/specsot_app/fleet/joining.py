@@ -153,6 +153,9 @@ def write_key(folder: Path, name: str = "own.key") -> ec.EllipticCurvePrivateKey
     """Write a new private key that only this user can read, and return it; an older key of this name is
     replaced.
 
+    The file has the mode 0600 and the key in PEM without a password; a new folder has the mode 0700. Raises
+    OSError if it cannot be written.
+
     folder: Folder of the file, created if missing.
     name: Name of the file.
     """
@@ -205,6 +208,8 @@ def is_valid(folder: Path, now: datetime) -> bool:
 
 def _certificate_builder(name: str, issuer: x509.Name, valid_days: int) -> x509.CertificateBuilder:
     """Return a certificate builder with names, serial number and validity, which begins an hour ago.
+
+    The builder has no public key yet.
 
     name: Common name that the certificate gets.
     issuer: Name of the CA.

@@ -76,6 +76,8 @@ class ClientOptions:
     async def connected(self, master: str) -> AsyncGenerator[MasterClient]:
         """Yield a client of a master, which is closed at the end of the context.
 
+        The client is closed also if the context raises.
+
         master: The master's address, host:port.
         Raises Unavailable if the master does not answer, InvalidRequest if the token file cannot be read.
         """
@@ -440,6 +442,8 @@ def check_head(options: FleetOptions, draft: Path | None) -> None:
 
 def layers_of(options: FleetOptions, base: Path) -> tuple[Range, ...]:
     """Return the layer range of each stage, or () if they are not chosen.
+
+    Only `layers` is read here; `stages` is compared with the number of ranges if it is given.
 
     options: Options of the fleet.
     base: The base model's directory, whose number of layers is read.

@@ -96,6 +96,9 @@ class ChildProcess:
     async def _read_output(self) -> None:
         """Read the child's output to its end, so that the child never blocks on a full pipe; empty lines are
         dropped.
+
+        Bytes that are not UTF-8 are replaced. Each line is kept among the newest 20 and passed to the
+        callback.
         """
         assert self._process.stdout is not None
         async for raw in self._process.stdout:

@@ -242,6 +242,8 @@ def processes_of(services: Sequence[Service]) -> list[Service]:
 def _with_guests(service: Service, guests: Sequence[Service]) -> Service:
     """Return a service that runs the guests in its process, too; the service itself if there are no guests.
 
+    The result's command runs the service first, then the guests in their order.
+
     service: The service that has the process.
     guests: The services that share this process.
     """
@@ -491,6 +493,8 @@ def with_member_server(serving: Serving, fleet_listen: str | None, insecure: boo
 
 def _endpoint(hosts: Iterable[str], own_hosts: frozenset[str], remote_host: str) -> str:
     """Return the address of the members' server: that of the first host that is this machine.
+
+    The port is FLEET_PORT.
 
     hosts: The hosts of all stages.
     own_hosts: The hosts that are this machine.

@@ -207,6 +207,8 @@ def _done_or_interrupt(future: Future[Any]) -> Generator[socket.socket]:
 def _done_sender(sender: socket.socket) -> Callable[[Any], None]:
     """Return a callback for a future, which sends DONE over a socket and returns None.
 
+    An error of sending is ignored, since the receiving side may be closed already.
+
     sender: Sending side of the socket.
     """
 

@@ -111,6 +111,8 @@ def describe_replica(replica: ReplicaInfo) -> str:
     """Return the state of one of several rings in one line: number, epoch, free pages, requests, steps per
     second. Values that the ring does not have yet are left out.
 
+    An example is "0 · epoch 3 · ready · 20 of 64 pages free · 2 running, 0 waiting · 41.0 steps/s".
+
     replica: State of the ring.
     """
     parts = [f"{replica.number} · epoch {replica.epoch} · {'ready' if replica.ready else 'not ready'}"]
@@ -151,6 +153,9 @@ def describe_requests(requests: RequestsInfo) -> str:
 
 def describe_steps(steps: StepsInfo) -> str:
     """Return in one line the steps of the last seconds, and the totals since the master began.
+
+    The line has steps per second, tokens and rows of a step, tokens per second, and the numbers of all steps
+    and tokens.
 
     steps: Counts and speeds of steps.
     """

@@ -66,6 +66,9 @@ class Method:
     def family(self) -> str:
         """Return the family, one of FAMILIES: by whether Transformers writes, then by plan, drafter and
         window; PLAIN without any of these.
+
+        A method with the small model is named by its draft mode ("linear", "tree", "pruned"), with "-window"
+        if it has a window; "window" alone is a method without drafts.
         """
         if self.rival:
             return "transformers"

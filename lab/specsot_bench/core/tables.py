@@ -153,6 +153,8 @@ def latex(caption: str, columns: Sequence[Column], rows: Iterable[Row]) -> str:
 def _latex_line(columns: Sequence[Column], row: Row) -> str:
     """Return one line of the LaTeX table; the reason of a skipped row spans all columns but the first.
 
+    Cells are escaped; the line ends in a row break.
+
     columns: Columns of the table.
     row: Figures of the row by key.
     """

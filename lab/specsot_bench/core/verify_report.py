@@ -345,6 +345,9 @@ def as_json(report: Report) -> dict[str, Any]:
 def _fit_as_json(fit: HeadFit) -> dict[str, Any]:
     """Return the head's part of the report; "better" is None if no other setting was better.
 
+    "verdict" is "fits", "off" or "unfit". "better" has the other settings and their acceptance, also if the
+    gain is too small for the verdict "off".
+
     fit: Fit of the head to the base.
     """
     better = None

@@ -138,6 +138,8 @@ def _checkpoint(draft: Any, load_options: LoadOptions) -> Checkpoint:
     """Return a published head's checkpoint: of its directory, or of the module into which another library
     loaded it.
 
+    A module must have `state_dict` and `config`. Raises ModelError if the directory has no readable head.
+
     draft: The directory or module.
     load_options: Options with which a directory is loaded; they decide whether pytorch_model.bin is read,
         too.

@@ -72,6 +72,9 @@ def describe_base(config: ModelConfig) -> str:
     """Return in one line what a base is, which layer ranges and positions it has, and whether CUDA graphs run
     it.
 
+    A model that also reads images is named by its text part, with "(text only)". Weights that were published
+    in fewer bits are named.
+
     config: Config of the base model.
     """
     stored = f", {config.published} weights" if config.published else ""
@@ -327,6 +330,8 @@ async def _ask(
     fleet: FleetClient, prompts: Prompts, question: str, drafter: DrafterName, max_tokens: int
 ) -> FleetAnswer:
     """Return the greedy answer to one question.
+
+    The answer is not planned, and its temperature is 0.
 
     fleet: The client that answers.
     prompts: Builds the token ids of a question.
