@@ -136,7 +136,7 @@ class HfModel:
     ) -> HfOutput:
         """Write greedily; return fewer tokens if the time runs out.
 
-        Without an assistant, `assisted` must be False.
+        With `assisted` but no assistant, Transformers gets None as the assistant.
 
         prompt: Token ids of the prompt.
         max_new_tokens: Number of tokens to write.

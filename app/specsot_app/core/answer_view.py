@@ -159,6 +159,8 @@ def _figure(seconds: float) -> str:
 def describe_start(started: Started) -> str:
     """Return model, mode, seed and number of prompt tokens of a request, in one line.
 
+    A model without a name is called "model".
+
     started: The request's first event.
     """
     model = started.model or "model"
@@ -251,6 +253,8 @@ def grid(branches: tuple[Panel, ...], lines: int, size: Size) -> RenderableType:
 def frame(panel: Panel, text_width: int, lines: int) -> Frame:
     """Return the panel of one branch: its title at the top, the end of its text, its state at the bottom. A
     branch that has not started has a dim border.
+
+    The border has the colour of the branch's state (STYLES); a title that is too long ends in an ellipsis.
 
     panel: The branch.
     text_width: Number of columns for text inside the border.

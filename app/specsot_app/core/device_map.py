@@ -124,6 +124,8 @@ def check_stages(stages: int | None, places: Sequence[HostDevice], rings: int = 
     """Raise InvalidRequest unless there is one place for each stage of each ring; return if no places are
     given.
 
+    Without `stages`, the number of places must be a multiple of `rings`.
+
     stages: Number of stages of each ring; None: as many as the places allow.
     places: Places of --devices, ring by ring; empty if not given.
     rings: Number of complete rings, at least 1.

@@ -298,8 +298,8 @@ def resolved(options: FleetOptions, models: Models) -> FleetOptions:
     """Return options that name the models as other processes find them, and the form in which published
     weights are held.
 
-    Published weights keep their form unless places were chosen: options are then only renamed. Without a
-    draft model, `draft_model` becomes None. `drafter` becomes the one in use.
+    The form of published weights is filled in only if no places were chosen. Without a draft model,
+    `draft_model` becomes None. `drafter` becomes the one in use.
 
     options: Options of the fleet.
     models: The directories that were found.

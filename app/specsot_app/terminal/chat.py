@@ -70,6 +70,9 @@ def with_retry_temperature(ask: Ask) -> Ask:
     """Return the request so that it may get another answer: with temperature RETRY_TEMPERATURE if its
     temperature is 0 and no seed is given.
 
+    With temperature 0 and a seed, the answer would be the same, and the request stays unchanged all the
+    same.
+
     ask: The request. If it has a temperature or a seed, it is returned unchanged.
     """
     if ask.sampling.temperature or ask.seed is not None:
@@ -154,6 +157,8 @@ def is_seed(text: str) -> bool:
 
     The text's length is checked first, since Python refuses to read thousands of digits.
 
+    A sign, a fraction and an empty text give False.
+
     text: Argument of "/seed", without a sign.
     """
     return text.isdecimal() and len(text) < 100 and int(text) <= MAX_SEED
@@ -161,6 +166,8 @@ def is_seed(text: str) -> bool:
 
 def write_messages(history: ChatHistory) -> str:
     """Return the conversation, with the system message, as JSON: a list of objects with role and content.
+
+    Without a system message, the list begins with the first question. The text ends in a line break.
 
     history: The conversation.
     """

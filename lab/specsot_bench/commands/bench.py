@@ -41,6 +41,10 @@ class OutputOptions:
     def place(self) -> Path | None:
         """Return the output file, or None, after checking that it can be written before anything is measured.
 
+        InvalidRequest is raised for a folder, for the endings .md, .tex and .png, and for a file or folder
+        without write permission. Missing folders are created; the file itself is not. None means that no
+        output file was asked for.
+
         Raises InvalidRequest, also for names of the files that are written beside it.
         """
         file = self.output

@@ -176,6 +176,8 @@ def name_of(method: Method, tokens: int) -> str:
 def skipped(method: Method, tokens: int, reason: str) -> dict[str, object]:
     """Return the row of a method that was not measured.
 
+    The row has the keys "name", "method", "tokens" and "skipped".
+
     method: The method.
     tokens: Number of tokens of each answer.
     reason: Why it was not measured, in words.
@@ -278,6 +280,8 @@ def runs_of(answers: Mapping[tuple[str, int], Sequence[Recording]], table: Metho
 
 def baseline_of(runs: Sequence[Runs], tokens: int) -> Runs:
     """Return the baseline's runs at one length.
+
+    The baseline is the method called PLAIN.
 
     runs: Runs of all methods.
     tokens: The length.

@@ -143,7 +143,7 @@ def read_batch(input_ids: Any, attention_mask: Any, vocab_size: int) -> Batch:
 def _rows(given: Any, name: str) -> Rows:
     """Return one list of numbers for each sequence.
 
-    No sequence at all raises as well. A bool counts as an integer, and becomes 0 or 1.
+    An empty list gives one empty sequence. A bool counts as an integer, and becomes 0 or 1.
 
     given: The argument as the caller gave it: lists, arrays or a tensor, of one or several sequences.
     name: Name of the argument, for the error.

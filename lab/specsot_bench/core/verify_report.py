@@ -82,7 +82,7 @@ def settings_to_try(
 
     The layers are tried one lower and one higher each, and left out where a layer would be below 0 or above
     `layers`; without taps none are tried. The rotary bases tried are `base_theta` and USUAL_ROPE_THETAS,
-    each once, the head's own included.
+    each once, even if the head uses that base already.
 
     given_settings: Settings that are given already; they stay, apart from the one that is tried.
     taps: Layers that the head reads; None for a head that reads only the last hidden state.

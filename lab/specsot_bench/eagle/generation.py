@@ -277,8 +277,7 @@ def open_loop(
 ) -> StepLoop:
     """Return the loop of a batch of sequences, all opened at once; each may be decoded up to its lease.
 
-    Without a draft model, nothing is drafted, the loop has no engine, and frames never wait for trees.
-    Raises what the stage raises if its pages do not fit into memory.
+    Without a draft model, nothing is drafted, and the loop has no engine.
 
     models: Target and draft.
     shape: Shape of the trees.
