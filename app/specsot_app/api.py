@@ -191,7 +191,10 @@ class SpecSoT:
         return self._tokenizer
 
     def __await__(self) -> Generator[Any, Any, SpecSoT]:
-        """Open the fleet now, unless it is open, and return this model. Raises what opening raises."""
+        """Open the fleet now, unless it is open, and return this model. Raises what opening raises.
+
+        Raises Unavailable if the model is closed.
+        """
         yield from self._loop().await_(self._fleet()).__await__()
         return self
 

@@ -199,7 +199,10 @@ def log_to_stderr() -> None:
 
 
 def quiet_logs() -> None:
-    """Write errors alone, to stderr, unless this process has configured its logs elsewhere."""
+    """Write errors alone, to stderr, unless this process has configured its logs elsewhere.
+
+    A process whose logs were configured by `log_to_stderr` is changed, any other configuration stays.
+    """
     if not structlog.is_configured() or structlog.get_config()["logger_factory"] is _make_stderr_logger:
         _configure_logs(logging.ERROR)
 

@@ -168,6 +168,8 @@ class Scores:
     def _losses(self, tokens: tuple[int, ...], first_scored: int, window: Window | None) -> tuple[float, ...]:
         """Return the losses of a text; without a window, of as much as fits the context.
 
+        Raises InvalidRequest if no token is left to score.
+
         tokens: Token ids of the text.
         first_scored: Index of the first token that is scored, at least 1.
         window: Window of positions that are attended to; None: all are.

@@ -125,6 +125,8 @@ def draw(rows: Sequence[Row], title: str, stem: Path) -> None:
 def draw_if_possible(draw: Callable[[], object]) -> None:
     """Call a function that draws; if matplotlib is missing, print a line instead.
 
+    Every InvalidRequest is printed, on stderr; other exceptions are passed on.
+
     draw: Draws and writes pictures; it takes no arguments.
     """
     try:

@@ -185,7 +185,8 @@ async def write_rounds(
 
     A method that failed once is not written again, and its earlier answers are dropped. The first round
     always runs; a later one begins only if it would end in `task.seconds`, estimated from the mean of
-    the rounds so far. In the first round a method that is reached after that time fails with "not reached in time".
+    the rounds so far. In the first round a method that is reached after that time fails with
+    "not reached in time".
 
     task: Methods, models and questions of the run.
     writer: Answers a question with a method.

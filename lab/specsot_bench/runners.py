@@ -134,6 +134,8 @@ class StepRecorder(WorkerWatch):
     def _sample(self) -> StepSample:
         """Return the sample of the step that has just ended. Without a drafter, only KV pages count as
         memory.
+
+        Requires that `formed` was called.
         """
         assert self._table is not None
         pages = self._pages * self._table.page_rows * self._row_bytes

@@ -140,6 +140,8 @@ def read_schema(schema: str) -> str:
 def with_other_mode(ask: Ask, planned: bool = False) -> Ask:
     """Return the same question with a plan, or without one if the first answer was planned.
 
+    The second answer without a plan is not polished.
+
     ask: The first request.
     planned: True if its answer was planned.
     Raises InvalidRequest if the request cannot have a plan.

@@ -73,6 +73,9 @@ def _row(stage: StagePlan) -> tuple[str, ...]:
 def _ring_lines(plan: FleetPlan) -> list[str]:
     """Return the two lines about KV positions and speed of the whole ring.
 
+    The first line has the positions of all sequences, the pages, and the longest sequence that fits, which
+    the model's context bounds too.
+
     plan: The fleet as it would be loaded.
     """
     pages = f"{plan.positions // plan.page_rows} pages of {plan.page_rows}"

@@ -224,6 +224,8 @@ def serve(options: ServeOptions) -> int:
 def with_layer_splits(models: Models, layer_splits: str | None) -> Models:
     """Return the models with the layer ranges of --layer-splits; unchanged if it is not given.
 
+    InvalidRequest is also raised for a part that is no number.
+
     models: The model directories to load.
     layer_splits: First layer of each stage after the first, such as "14,28"; None if not given.
     Raises InvalidRequest if a range would be empty.

@@ -107,6 +107,8 @@ def heading(view: View) -> Text:
     """Return the dim first line: forecast, model, mode and seed. Before the request has started, the line
     says "waiting".
 
+    The line ends in an ellipsis if the terminal is too narrow.
+
     view: The state after the newest event.
     """
     parts = [describe_forecast(view.forecast)] if view.forecast else []

@@ -157,6 +157,8 @@ def asked(*options: object) -> dict[str, Any]:
     """Return the options that have a value, as keywords of `ask_of`; options that are None or () are left
     out.
 
+    False and 0 count as values. If two groups have a field of the same name, the later one is taken.
+
     options: Dataclasses of options, such as RequestOptions and SamplingOptions.
     """
     given = {
@@ -419,6 +421,9 @@ LEGACY_MODES = {"sot": "specsot", "direct": "eagle"}
 
 def stats_of(answer: Answer, tokens: int) -> dict[str, Any]:
     """Return the statistics of an answer as a dict, under our names and under those of the seeds.
+
+    Times are in milliseconds under "time_ms" and in seconds under "total_time"; "mode" is "specsot" for a
+    planned answer and "eagle" for a direct one.
 
     answer: The answer.
     tokens: Number of tokens that are returned to the caller; it becomes the entry "tokens".

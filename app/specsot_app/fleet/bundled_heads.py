@@ -54,6 +54,8 @@ def head_for(base: Path, folders: Sequence[Path], known_names: Sequence[str] = N
 def _folder(name: str, folders: Sequence[Path]) -> Path | None:
     """Return the head's folder in the first of the folders that has it; None if none has it.
 
+    A head counts only if it has a config.json.
+
     name: Name of the base model.
     folders: Folders that may hold bundled models, searched in order.
     """

@@ -82,6 +82,8 @@ class EmbeddedOptions:
     def member_options(self, member: str) -> DraftModelOptions:
         """Return the options with which one member loads: its device and its KV memory are filled in.
 
+        Without a chosen KV memory it is KV_MEMORY bytes.
+
         member: The member's name, "drafter" or "worker-0", "worker-1" and so on.
         """
         weights = self.weights
@@ -175,6 +177,8 @@ class EmbeddedFleet:
     async def close(self) -> None:
         """Let every member leave, and wait until all have left. Requests that are still waiting end with an
         error.
+
+        Errors of members are dropped.
         """
         self._master.end("the fleet is closed")
         self._leaving.set()
@@ -408,6 +412,8 @@ def _member_makers(options: EmbeddedOptions, on_loaded: Loaded | None) -> dict[s
 
 def _device(options: EmbeddedOptions, name: str) -> str:
     """Return a member's device; the drafter runs on the last worker's.
+
+    Without `devices`, every member has the device of the weights.
 
     options: Options of the fleet.
     name: The member's name, "drafter" or "worker-0", "worker-1" and so on.

@@ -30,6 +30,8 @@ def joined_arguments(lines: Sequence[Sequence[str]]) -> tuple[str, ...]:
 def main(arguments: Sequence[str]) -> int:
     """Run the members in this process until they end; return the exit status.
 
+    The exit status is that of `run_members`. An unknown module raises ModuleNotFoundError.
+
     arguments: The members' command lines, separated by BETWEEN.
     """
     programs = [_program(*line) for line in _command_lines(arguments)]

@@ -334,6 +334,8 @@ def places_of_roles(serving: Serving, device: str, roles: Sequence[Role]) -> lis
 def worker_flags(options: FleetOptions, models: Models, stage: int) -> tuple[str, ...]:
     """Return the command-line flags of the worker of one stage.
 
+    Without chosen layer ranges there is no --layers, and the master decides.
+
     options: Options with which the worker loads its layers.
     models: The model directories, with the layer range of each stage, if chosen.
     stage: The stage's number within its ring.
@@ -402,6 +404,9 @@ def with_cores(services: Sequence[Service], num_rings: int | None) -> list[Servi
 def threads_per_process(num_processes: int) -> int:
     """Return the threads of each of several processes that share this machine's cores: OMP_NUM_THREADS if it
     is set, else at least 1.
+
+    Otherwise the machine's cores are divided by the number of processes, rounded down. A value of
+    OMP_NUM_THREADS that is no whole number is ignored.
 
     num_processes: Number of processes that compute at the same time.
     """

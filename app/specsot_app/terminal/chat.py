@@ -90,6 +90,8 @@ def parse_line(line: str) -> tuple[str, str]:
     Only a line that begins like a command, such as "/mode direct", is one; a path or pasted text is a
     question.
 
+    A command without an argument has the argument "". Whether a command exists is not checked.
+
     line: The text that the user sent, which may have several lines.
     """
     stripped = line.strip()

@@ -119,6 +119,8 @@ def page_of(title: str, description: str, rows: Sequence[Row], advice: Sequence[
 def latex_of(title: str, rows: Sequence[Row]) -> str:
     """Return the same tables for a paper, in LaTeX.
 
+    A comment line with the title and the needed packages comes first.
+
     title: Title of each caption.
     rows: Rows of the tables.
     """

@@ -69,6 +69,9 @@ class HeadFit:
     def verdict(self) -> Literal["fits", "off", "unfit"]:
         """Return "off" if one setting is wrong, and `trial` says which; else "fits", or "unfit" if hardly a
         draft is accepted.
+
+        "off" requires that the other setting raises the tokens per step by the factor MIN_SPEEDUP. "fits"
+        requires that at least the fraction MIN_ACCEPTANCE of the steps accepts a draft.
         """
         if self.better is not None and self.better.per_step >= MIN_SPEEDUP * self.as_is.per_step:
             return "off"
@@ -312,6 +315,8 @@ def _lines_of_fit(fit: HeadFit) -> Iterator[str]:
 
 def _acceptance_in_words(accepted: Acceptance) -> str:
     """Return the tokens of a step, and the fraction of steps that accept at least so many drafts.
+
+    If no draft was accepted, the text ends in "one draft: none".
 
     accepted: The acceptance.
     """

@@ -295,6 +295,8 @@ class Eagle:
     def _stops(self, eos_token_id: int | Sequence[int] | None) -> tuple[int, ...]:
         """Return the token ids that end a sequence.
 
+        The result is empty if nothing ends a sequence.
+
         eos_token_id: One token id or several; None takes the model's.
         """
         if eos_token_id is None:

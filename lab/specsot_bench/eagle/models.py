@@ -185,6 +185,8 @@ def decoder_from_transformers(model: Any) -> Decoder:
     Embeddings, norms and single projections share the model's memory; fused projections (and on CPUs all
     packed ones) are copies.
 
+    A model that is spread over several devices raises as well.
+
     model: A model of Transformers.
     Raises ModelError for a model that is not supported.
     """
