@@ -401,7 +401,7 @@ def without_repeats(report: Report) -> list[str]:
     """Return the lines of a report without repeated ones, each with its seconds since the first step.
 
     Times of day (hh:mm:ss) are removed before lines are compared. Of equal lines the first stays. If the
-    report has no times, the lines stand without seconds.
+    report has no times, the lines are returned without seconds.
 
     report: Report of the trial.
     """

@@ -299,7 +299,8 @@ class Runners:
     ) -> Recording:
         """Return one answer of so many tokens, whatever end tokens come.
 
-        Steps are recorded by the fleet's recorder, or by Transformers' process for a method of Transformers.
+        A method of Transformers writes in another process. Any other method writes through a fleet of its
+        drafter: with a plan if the method plans, else directly.
 
         method: The method that writes.
         question: The question as plain text.

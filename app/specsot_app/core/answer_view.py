@@ -323,8 +323,7 @@ def status(view: View) -> Text:
     """Return the line below the panels: how many branches are being written, wait and are done, and their
     tokens together.
 
-    A branch counts as done if it is neither being written nor waiting to start, whatever the reason of its
-    end.
+    A branch that ended counts as done, whatever the reason of its end.
 
     view: The state after the newest event.
     """

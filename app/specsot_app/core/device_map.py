@@ -83,8 +83,8 @@ def parse_planned(devices: str | Sequence[str]) -> tuple[PlannedPlace, ...]:
 
     "10.0.0.1#0=24G@1008" -> GPU 0 with 24 GiB free and 1008 GB/s.
 
-    A size without a unit, and what units exist, is decided by the MEMORY kind of options. Bandwidths are
-    given in GB/s and returned in bytes a second. Missing memory or bandwidth is None.
+    Sizes are written as for the options of memory, such as 512M or 24G. Bandwidths are given in GB/s and
+    returned in bytes a second. Missing memory or bandwidth is None.
 
     devices: HOST#GPU=MEMORY@BANDWIDTH, of which the last two may be left out; separated by commas or as a
         sequence.

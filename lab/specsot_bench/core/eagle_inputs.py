@@ -38,8 +38,8 @@ class EagleConfig:
         """Check every value.
 
         The three sizes must be integers (no bool): `topk` and `num_steps` at least 1, `num_draft_tokens` at
-        least 2, and not more than a tree of these levels can have. Mask mode and sampling are checked after
-        them.
+        least 2, and at most 1 plus the number of candidates that `topk` and `num_steps` offer. Mask mode and
+        sampling are checked after them.
 
         Raises InvalidRequest that names the first impossible value.
         """
