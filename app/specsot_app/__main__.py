@@ -10,6 +10,9 @@ def main() -> int:
 
     The command is imported inside `interruptible`, so that Ctrl-C during the slow imports also ends the
     process with one line.
+
+    The status is that of `specsot_app.cli.main`, or what `interruptible` returns after Ctrl-C during the
+    imports.
     """
 
     def run() -> int:

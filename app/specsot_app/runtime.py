@@ -28,6 +28,8 @@ def run_until_signal(
 ) -> T:
     """Run the coroutine on a new event loop and return its result.
 
+    The loop is closed afterwards. A coroutine that cancels itself also raises KeyboardInterrupt.
+
     coroutine: The coroutine to run; Ctrl-C and the first SIGTERM cancel it.
     make_loop: Makes the event loop.
     Raises KeyboardInterrupt if a signal ended the coroutine, and what the coroutine raises.
@@ -44,6 +46,8 @@ async def guarded(coroutine: Coroutine[Any, Any, T]) -> T:
     not interrupt the cleanup.
 
     The command `timeout` sends the signal twice.
+
+    Raises CancelledError after the SIGTERM, and what the coroutine raises.
 
     coroutine: The coroutine to run.
     """
@@ -89,6 +93,8 @@ class BackgroundLoop:
 
         Ctrl-C, or any other exception in the waiting thread, cancels the coroutine.
 
+        The caller must not be a coroutine on this same loop, which would wait for itself.
+
         coroutine: The coroutine to run.
         Raises what the coroutine raises.
         """
@@ -112,6 +118,8 @@ class BackgroundLoop:
         """Yield the items of an async generator that runs on the background loop, one by one, so that a slow
         reader slows the generator down.
 
+        Raises what the generator raises.
+
         generator: The generator, which runs on the background loop; it is closed when this iterator ends, is
             closed or fails.
         """
@@ -126,6 +134,8 @@ class BackgroundLoop:
     def stop(self) -> None:
         """Cancel what still runs on the loop, as `asyncio.run` would, then stop the loop and wait for its
         thread.
+
+        Returns once the thread has ended; afterwards `gone` is True and nothing can be started.
         """
         self.run(_end_all())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -189,7 +199,10 @@ def log_to_stderr() -> None:
 
 
 def quiet_logs() -> None:
-    """Write errors alone, to stderr, unless this process has configured its logs elsewhere."""
+    """Write errors alone, to stderr, unless this process has configured its logs elsewhere.
+
+    A process whose logs were configured by `log_to_stderr` is changed, any other configuration stays.
+    """
     if not structlog.is_configured() or structlog.get_config()["logger_factory"] is _make_stderr_logger:
         _configure_logs(logging.ERROR)
 
@@ -212,6 +225,9 @@ def no_import_warnings() -> Generator[None]:
     yields None.
 
     The warnings concern kernels that this process does not call.
+
+    Records of the level WARNING and below are dropped, for all threads of the process; afterwards nothing is
+    disabled, also not what was disabled before.
     """
     logging.disable(logging.WARNING)
     try:

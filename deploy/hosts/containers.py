@@ -37,6 +37,8 @@ def command(*words: str) -> Act:
     """Return an act that runs a command and waits for it. The act raises CalledProcessError if the command
     fails.
 
+    The command's output is dropped.
+
     words: The command and its arguments.
     """
 
@@ -50,6 +52,8 @@ def command(*words: str) -> Act:
 def crash() -> Act:
     """Return an act that ends the victim's process from outside, as a fault would: compose starts it again,
     unlike after `docker kill`.
+
+    The act raises CalledProcessError if the container is not found or the process cannot be killed.
     """
 
     async def act() -> None:
@@ -78,6 +82,9 @@ def trials() -> list[Trial]:
 def scaled(client: list[str]) -> list[Trial]:
     """Return the trials with MORE_WORKERS workers.
 
+    The victim is killed and started again once the ring is complete without it; then the layers are
+    redistributed while an answer is written.
+
     client: Words of the `specsot` command, as it reaches the master.
     """
     restart = Step("docker start", docker("start", VICTIM), r"master.*ring complete")
@@ -103,6 +110,9 @@ def breaking_steps(breaking_words: tuple[str, ...], repairing_words: tuple[str, 
 
 async def main(client: list[str]) -> int:
     """Run all trials; return 0 if all answers were the same, else 1.
+
+    The trials of `trials` run first, then further workers are started, and the trials of `scaled` run, even
+    if an answer differed. The logs are read until the end.
 
     client: Words of the `specsot` command, as it reaches the master.
     """

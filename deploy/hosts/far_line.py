@@ -27,6 +27,9 @@ MTU = 1500
 def far_hosts() -> Generator[tuple[int, int]]:
     """Yield the file descriptors of both ends of the line between FAR_HOSTS, whose namespaces exist within
     the context.
+
+    Leftovers of a killed run are removed first. At the end both ends are closed and the namespaces are
+    removed, also after an exception.
     """
     spaces = [f"specsot-{host}" for host in FAR_HOSTS]
     ends: list[int] = []
@@ -48,6 +51,8 @@ def _plug_in(space: str, address: str) -> int:
     """Return the file descriptor of a new device, which stays ours when the device moves to the namespace,
     where it has the namespace's name.
 
+    Raises OSError if the device cannot be made, CalledProcessError if a command of iproute2 fails.
+
     space: Name of the namespace.
     address: Address of the device in the namespace.
     """
@@ -63,6 +68,8 @@ def _plug_in(space: str, address: str) -> int:
 def delayed(ends: tuple[int, int], seconds: float) -> Generator[None]:
     """Within the context, which yields None, carry packets between the ends with a delay each way, while the
     event loop runs. The loop's timers must be exact.
+
+    Packets that are still on their way at the end of the context are delivered if the event loop continues.
 
     ends: File descriptors of both ends of the line.
     seconds: Delay of one direction, in seconds.

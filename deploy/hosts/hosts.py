@@ -47,6 +47,9 @@ def ip(*words: str) -> None:
 def network() -> Generator[None]:
     """Within the context, which yields None, there are four namespaces with one address each, all connected
     to one switch, which is a namespace too.
+
+    Namespaces of these names that exist already are removed first, and everything is removed at the end,
+    with all processes that run in it. Raises CalledProcessError if a command of iproute2 fails.
     """
     spaces = [SWITCH, *(f"specsot-{host}" for host in HOSTS)]
     try:
@@ -67,6 +70,8 @@ def network() -> Generator[None]:
 def remove_namespace(space: str) -> None:
     """Remove a namespace with everything that still runs in it; a missing namespace is no error.
 
+    Processes are ended by SIGKILL.
+
     space: Name of the namespace.
     """
     running = subprocess.run(["ip", "netns", "pids", space], check=False, capture_output=True, text=True)
@@ -78,6 +83,9 @@ def remove_namespace(space: str) -> None:
 
 def plug_in(host: str, address: str) -> None:
     """Connect a host's namespace to the switch.
+
+    The host's end is eth0 in the host's namespace, the switch's end is called "to-HOST". Raises
+    CalledProcessError if a command of iproute2 fails.
 
     host: Name of the host, a key of HOSTS.
     address: Address of the host.
@@ -91,6 +99,8 @@ def plug_in(host: str, address: str) -> None:
 
 def cable_act(host: str, state: str) -> Act:
     """Return an act that pulls a host's cable, or plugs it in again.
+
+    The act raises CalledProcessError if the state cannot be set.
 
     host: Name of the host, a key of HOSTS.
     state: "down" to pull the cable, "up" to plug it in.
@@ -116,6 +126,10 @@ class Hosts:
         """Start a service and record its lines. `serve` names the services in its own lines, so that its
         lines get no name.
 
+        The output of the process, stdout and stderr together, is recorded until it ends. The call returns
+        once the process runs; a later process of the same name replaces the earlier one in the table of
+        processes, which is not ended.
+
         name: Name of the process, by which it is found later.
         host: Host on which it runs, a key of ADDRESSES; empty: this machine itself.
         command: The command and its arguments.
@@ -137,6 +151,9 @@ class Hosts:
     def signal_act(self, name: str, number: signal.Signals) -> Act:
         """Return an act that sends a signal to a process.
 
+        The process is looked up when the act runs. The act raises KeyError if no process of this name was
+        started, and ProcessLookupError if the process has ended.
+
         name: Name of the process.
         number: The signal to send.
         """
@@ -150,6 +167,9 @@ class Hosts:
     def restart_act(self, name: str) -> Act:
         """Return an act that waits until a process has ended, and runs its command once more.
 
+        The command runs on the same host as before, under the same name. The act waits without limit for the
+        end.
+
         name: Name of the process.
         """
 
@@ -162,7 +182,11 @@ class Hosts:
         return act
 
     async def end(self) -> None:
-        """Ask all processes to end, frozen ones too, and wait for them."""
+        """Ask all processes to end, frozen ones too, and wait for them.
+
+        Processes that have ended already are skipped. A process that ignores SIGTERM is waited for without
+        limit.
+        """
         for process in self._running.values():
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGCONT)
@@ -182,6 +206,8 @@ def parse_start_line(line: str) -> tuple[str, str, list[str]] | None:
     """Return (name, host, command) of a line such as "on 10.77.0.2: specsot-worker ... --name worker-0 ...";
     None for any other line.
 
+    Raises StopIteration if the address is none of ADDRESSES, ValueError if the command has no `--name`.
+
     line: A line that `specsot serve` printed.
     """
     if not line.startswith("on "):
@@ -195,6 +221,9 @@ def parse_start_line(line: str) -> tuple[str, str, list[str]] | None:
 async def serve(hosts: Hosts, master: str, stages: Iterable[str], *tls_files: str) -> None:
     """Start a fleet as a person would: what `specsot serve` prints is typed on the other hosts. Return once
     it is ready.
+
+    If `specsot serve` fails, its line "specsot: ..." ends the first wait, and the second one raises
+    TimeoutError after LIMIT seconds.
 
     hosts: Starts the processes, and records their lines.
     master: Host of the master.
@@ -280,6 +309,8 @@ def freeze_steps(hosts: Hosts, name: str) -> tuple[Step, ...]:
 def stall_steps(hosts: Hosts, name: str) -> tuple[Step, ...]:
     """Return the two steps that freeze a process for a second.
 
+    The second step waits for a second before it sends SIGCONT.
+
     hosts: The running processes.
     name: Name of the process.
     """
@@ -296,6 +327,10 @@ def stall_steps(hosts: Hosts, name: str) -> tuple[Step, ...]:
 
 async def main(tls_files: list[str]) -> int:
     """Run all trials; return 0 if all answers were the same, else 1.
+
+    The first run has three workers and a drafter; a second run adds a standby worker, and runs even if an
+    answer of the first one differed. All processes are ended before the call returns or raises; SIGTERM
+    cancels the trials.
 
     tls_files: The folder of certificates as the only entry; empty: no TLS.
     """

@@ -41,6 +41,9 @@ class Answer:
     def pace(self, start: float, end: float) -> float:
         """Return the tokens a second between two moments; not a number for fewer than two events.
 
+        The first event's tokens do not count, since the time before it is unknown. Events at the moments
+        themselves count.
+
         start, end: Times of the monotonic clock, in seconds.
         """
         events = [(time, count) for time, count in zip(self.times, self.tokens) if start <= time <= end]
@@ -65,6 +68,8 @@ class Answer:
     def longest_gap(self, start: float, end: float) -> float:
         """Return the longest time without text, in seconds; 0 without gaps.
 
+        The gap's end may lie after `end`.
+
         start, end: Times of the monotonic clock. A gap counts if it begins within [start, end].
         """
         gaps = (late - soon for soon, late in pairwise(self.times) if start <= soon <= end)
@@ -73,6 +78,8 @@ class Answer:
 
 async def ask(options: argparse.Namespace, enough_events: asyncio.Event) -> Answer:
     """Return the answer that a client of its own receives. Raise SystemExit if there is no answer.
+
+    With fewer events than --before, `enough_events` is never set. Only events of merged text count.
 
     options: The options of this script.
     enough_events: Event that is set once --before events with text have come.
@@ -103,6 +110,8 @@ async def ask(options: argparse.Namespace, enough_events: asyncio.Event) -> Answ
 async def worker(hosts: Hosts, options: argparse.Namespace, name: str, *command: str) -> None:
     """Start a worker or drafter.
 
+    Without --quantization, it computes in fp32.
+
     hosts: Starts the process.
     options: The options of this script.
     name: Name of the member.
@@ -116,6 +125,10 @@ async def worker(hosts: Hosts, options: argparse.Namespace, name: str, *command:
 async def measure(hosts: Hosts, options: argparse.Namespace, cache: str) -> bool:
     """Let a second machine join while an answer is written, print how it went, and return whether both
     answers are the same.
+
+    Without --rebalance the second worker loads its layers from the first; with it, the second worker stands
+    by until `specsot rebalance`. Raises TimeoutError if the ring is not complete within LIMIT seconds, and
+    SystemExit if there is no answer, or the second machine was not in the ring before the answer ended.
 
     hosts: Starts the processes.
     options: The options of this script.
@@ -189,6 +202,8 @@ def time_of_line(hosts: Hosts, pattern: str, num_earlier: int, end: float) -> fl
     """Return when a service first wrote a line with a pattern. Ends this script if no such line came before
     the answer ended.
 
+    The time is that of the monotonic clock, in seconds.
+
     hosts: The running processes.
     pattern: Regular expression.
     num_earlier: Number of earlier lines, which do not count.
@@ -212,6 +227,9 @@ async def main(options: argparse.Namespace) -> int:
 async def once(options: argparse.Namespace) -> int:
     """Measure once with processes of its own; return 0 if both answers are the same, else 1.
 
+    If something fails, the services' lines are printed, and the exception is passed on. All processes are
+    ended in every case.
+
     options: The options of this script.
     """
     hosts = Hosts()
@@ -226,7 +244,11 @@ async def once(options: argparse.Namespace) -> int:
 
 
 def read() -> argparse.Namespace:
-    """Return the parsed command line."""
+    """Return the parsed command line.
+
+    The options are those in the module's docstring, and --slower: seconds for each frame of the slower
+    machine. Exits with status 2 for an unknown option.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="models/demo/base")
     parser.add_argument("--head", help="of a drafter; without it nothing is drafted")

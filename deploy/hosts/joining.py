@@ -45,6 +45,8 @@ class Machines:
     def specsot(self, host: str, *words: str, code: str | None = None) -> list[str]:
         """Return the words that run `specsot` with a host's own state and cache.
 
+        Host a keeps the usual cache, since it has the model; any other host has a cache of its own.
+
         host: Name of the host.
         words: Arguments of `specsot`.
         code: Python code that runs instead of `specsot`; None: `specsot` itself.
@@ -83,6 +85,8 @@ class Machines:
     async def try_to_join(self, host: str, joined_code: str, code: str | None = None) -> str:
         """Return the last line that a machine prints which may not join, and its exit status.
 
+        Raises TimeoutError if the command runs longer than LIMIT seconds, IndexError if it prints nothing.
+
         host: Name of the host.
         joined_code: The code to join with.
         code: Python code that runs instead of `specsot`; None: `specsot` itself.
@@ -113,6 +117,9 @@ def code_of_other_fleet(code: str) -> str:
 async def refusals(machines: Machines) -> Rows:
     """Return pairs of (what was tried, what came of it) for wrong codes and versions.
 
+    The rows are a mistyped code, the code of another fleet, an old version, and a port without a server. A
+    refused code stays valid.
+
     machines: The machines, of which the first one shares its fleet.
     """
     code = await machines.code()
@@ -126,6 +133,8 @@ async def refusals(machines: Machines) -> Rows:
 async def fetching(machines: Machines) -> Rows:
     """Return pairs of (what was tried, what came of it): b joins over a slow line, and its cable is pulled
     while its layers come; then c shows the same code.
+
+    Raises TimeoutError if one of the expected lines does not come within LIMIT seconds.
 
     machines: The machines, of which the first one shares its fleet.
     """
@@ -152,6 +161,9 @@ async def fetching(machines: Machines) -> Rows:
 
 async def main(options: argparse.Namespace, words: list[str]) -> int:
     """Run everything, print it, and return 0 if the answers were the same, else 1.
+
+    The rows are printed as a table. All processes are ended before the call returns or raises, and the
+    services' lines are then written to the log's file, if there is one.
 
     options: Parsed options, which name the log's file.
     words: Further arguments of `specsot serve`.

@@ -28,6 +28,10 @@ def trials(hosts: Hosts, standby: bool) -> list[Trial]:
     """Return the trials of each member; a member that is gone comes back once the answer is written, so that
     nothing waits for it.
 
+    With a standby worker, only the two stages are broken, and nothing is stalled. Without, the drafter is
+    broken too, and stages, drafter and master are each stalled for STALL seconds, which must not declare
+    anyone lost.
+
     hosts: The running processes.
     standby: True if a further worker is registered.
     """
@@ -60,6 +64,8 @@ def worker_of_stage(hosts: Hosts, stage: int) -> MemberName:
     """Return a function that returns the name of the worker that runs a stage now, by the master's newest
     line.
 
+    The returned function raises StopIteration if no ring was complete yet.
+
     hosts: The running processes, with the master's lines.
     stage: Number of the stage; -1: the last one.
     """
@@ -76,6 +82,8 @@ def worker_of_stage(hosts: Hosts, stage: int) -> MemberName:
 
 def breaking_steps(hosts: Hosts, member_name: MemberName, signal_sent: signal.Signals) -> tuple[Step, ...]:
     """Return the two steps that kill a member and start it again, or freeze it until the answer is written.
+
+    The name is looked up when the first step runs, and kept for the second one.
 
     hosts: The running processes.
     member_name: Returns the name of the member.
@@ -103,6 +111,8 @@ def breaking_steps(hosts: Hosts, member_name: MemberName, signal_sent: signal.Si
 def stall_steps(hosts: Hosts, member_name: MemberName) -> tuple[Step, ...]:
     """Return the step that freezes a member for STALL seconds.
 
+    The member's name is looked up when the step runs.
+
     hosts: The running processes.
     member_name: Returns the name of the member.
     """
@@ -119,6 +129,8 @@ def stall_steps(hosts: Hosts, member_name: MemberName) -> tuple[Step, ...]:
 
 async def serve(hosts: Hosts, options: argparse.Namespace) -> None:
     """Start master, workers and drafter, and wait until the ring is complete.
+
+    Without --head, no drafter is started. Raises TimeoutError after LIMIT seconds.
 
     hosts: Starts the processes, and records their lines.
     options: The options of this script.
@@ -148,6 +160,8 @@ async def start(hosts: Hosts, name: str, options: argparse.Namespace, *words: st
     """Start a service by the same interpreter; each process computes with one thread, as there are fewer
     cores than members.
 
+    The program is specsot-master, specsot-worker or specsot-drafter, by the name; "spare" is a worker.
+
     hosts: Starts the process.
     name: Name of the member.
     options: The options of this script.
@@ -160,6 +174,10 @@ async def start(hosts: Hosts, name: str, options: argparse.Namespace, *words: st
 
 async def main(options: argparse.Namespace) -> int:
     """Run all trials that were chosen; return 0 if all answers were the same, else 1.
+
+    First come the trials without a standby worker, then a further worker is started and its trials run.
+    --only leaves out trials whose name lacks these words; a group without trials is skipped. All processes
+    are ended before the call returns or raises.
 
     options: The options of this script.
     """
@@ -187,7 +205,11 @@ async def main(options: argparse.Namespace) -> int:
 
 
 def read() -> argparse.Namespace:
-    """Return the parsed command line."""
+    """Return the parsed command line.
+
+    The options name the model, the head (empty: nothing is drafted), the mode, the number of tokens, and a
+    part of the trials' names. Exits with status 2 for an unknown option.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="models/demo/base")
     parser.add_argument("--head", default="models/demo/eagle3", help="empty: nothing is drafted")

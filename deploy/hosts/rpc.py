@@ -48,6 +48,9 @@ async def json_of(*command: str) -> Any:
     """Return the last output of a command on the near host, parsed as JSON. Ends this script if the command
     fails.
 
+    Output that begins with "[" is parsed whole, any other by its last line. Raises TimeoutError after LIMIT
+    seconds.
+
     command: The command and its arguments.
     """
     process = await asyncio.create_subprocess_exec(
@@ -61,6 +64,9 @@ async def json_of(*command: str) -> Any:
 
 async def measure_llamacpp(options: argparse.Namespace) -> list[float]:
     """Return llama.cpp's tokens a second in each round while it writes one text, prompts not counted.
+
+    Half of the layers run on the far host. Raises TimeoutError if its server does not start within LIMIT
+    seconds.
 
     options: The options of this script.
     """
@@ -91,6 +97,10 @@ async def measure_llamacpp(options: argparse.Namespace) -> list[float]:
 
 async def measure_specsot(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """Return the statistics of whole requests, prompts included, by way; the ways take turns.
+
+    A planned answer may have four times as many tokens as a direct one. The first round is not among the
+    statistics. If something fails, the services' lines are printed on stderr, and the exception is passed
+    on.
 
     options: The options of this script.
     """
@@ -130,6 +140,8 @@ def rows_of(
 ):
     """Return one row for each way of answering, that of llama.cpp first. "tau" and "branches" are None where
     they do not apply.
+
+    "ratio" is the median rate divided by llama.cpp's median rate of both runs.
 
     rtt: Delay of both directions together, in milliseconds.
     before: Tokens a second of llama.cpp in each round before our runs.
@@ -176,6 +188,9 @@ COLUMNS = (
 async def main(options: argparse.Namespace, ends: tuple[int, int]) -> None:
     """Measure every distance, and print a table after each.
 
+    llama.cpp is measured before and after SpecSoT at each distance. Each table has the rows of all distances
+    so far.
+
     options: The options of this script.
     ends: File descriptors of both ends of the line between the hosts.
     """
@@ -192,7 +207,11 @@ async def main(options: argparse.Namespace, ends: tuple[int, int]) -> None:
 
 
 def read() -> argparse.Namespace:
-    """Return the parsed command line."""
+    """Return the parsed command line.
+
+    The options name llama.cpp's folder, the model, the head, the quantization, the round-trip times in
+    milliseconds, the number of tokens and of rounds. Exits with status 2 for an unknown or missing option.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -102,6 +102,9 @@ class Report:
     def late(self) -> bool:
         """Return whether the answer was written before anything broke: a client may read long after the
         master wrote. False if no step was run.
+
+        True also if the answer was finished before a member was declared lost, or if the first step ran but
+        no line says that the answer was finished.
         """
         first_step = self._first(STEP_PREFIX)
         lost_member = self._first("member lost")
@@ -131,6 +134,8 @@ class ServiceLog:
     async def listen(self, process: Process, name: str | None = None) -> None:
         """Record a process's lines until it ends.
 
+        Every waiting `wait_for` then looks at the lines again.
+
         process: The process; its output is a pipe.
         name: Name that is put before each line; None: the lines have a name already.
         """
@@ -149,6 +154,8 @@ class ServiceLog:
 
     async def wait_for(self, pattern: str, num_earlier: int) -> str:
         """Return the first line that has a pattern; wait for such a line, without limit.
+
+        Lines that were recorded after the first `num_earlier` lines count even if they precede this call.
 
         pattern: Regular expression.
         num_earlier: Number of earlier lines, which do not count.
@@ -171,6 +178,10 @@ async def run(
 ) -> bool:
     """Run all trials, print them, and return whether all answers are the same.
 
+    Returns False at once if the undisturbed answer, the first one, could not be had. Each trial starts once
+    the fleet is complete; TimeoutError is raised if that takes more than LIMIT seconds. Besides the answer's
+    text, the result requires that no answer was late and no member was declared lost for nothing.
+
     trials: The trials, which run after one without steps.
     specsot: Words of the `specsot` command, as a client runs it.
     service_log: Lines of the services.
@@ -192,6 +203,8 @@ async def run(
 async def wait_complete(specsot: Sequence[str], members: int, stages: int | None = None) -> None:
     """Wait until the fleet is complete, by asking its master again and again, without limit.
 
+    A query that fails, because the master does not answer for example, is repeated.
+
     specsot: Words of the `specsot` command, as a client runs it.
     members: Number of members that have joined when the ring is complete.
     stages: Number of members that have layers; None: any number.
@@ -207,6 +220,9 @@ async def wait_complete(specsot: Sequence[str], members: int, stages: int | None
 
 def is_complete(info: dict[str, Any], members: int, stages: int | None) -> bool:
     """Return whether all members have joined, and as many of them as there are stages have layers.
+
+    The result is False too while the fleet says that it waits for something ("waiting_for" is not empty).
+    Drafters with layers do not count as stages.
 
     info: State of the fleet as `specsot info --json` prints it.
     members: Number of members that must have joined.
@@ -226,6 +242,9 @@ async def run_trial(
     request_arguments: Sequence[str] = DEFAULT_REQUEST,
 ) -> Report:
     """Ask the question, run the trial's steps while the answer is written, and return the report.
+
+    The report has only the lines recorded since the call. Times count from the first step, from the first
+    line if no step ran.
 
     trial: The trial.
     specsot: Words of the `specsot` command, as a client runs it.
@@ -256,6 +275,9 @@ async def run_trial(
 async def run_steps(trial: Trial, writing: asyncio.Event, service_log: ServiceLog, num_earlier: int) -> None:
     """Run the trial's steps, each after the line that it waits for.
 
+    An exception of an act is passed on, and the steps after it do not run. The wait for a line has no limit
+    of its own.
+
     trial: The trial.
     writing: Event that is set once an answer is being written; the first step waits for it.
     service_log: Lines of the services, to which a line for each step is added.
@@ -271,6 +293,12 @@ async def run_steps(trial: Trial, writing: asyncio.Event, service_log: ServiceLo
 
 async def ask(specsot: Sequence[str], writing: asyncio.Event, request_arguments: Sequence[str]) -> Outcome:
     """Return how the answer to the question ended, asked by a client of its own.
+
+    If there is no answer within LIMIT seconds, the client is killed, and the outcome has no text and says
+    so. With fewer than FIRST_STEP_EVENTS lines, `writing` is never set. Seconds count from the client's
+    first line to its end.
+
+    Raises ValueError if the client wrote no line at all, since there are then no two times to compare.
 
     specsot: Words of the `specsot` command, as a client runs it.
     writing: Event that is set after FIRST_STEP_EVENTS events of the answer.
@@ -319,6 +347,9 @@ async def lines_of(process: Process) -> AsyncIterator[str]:
 def outcome_of(last_line: str, seconds: float, silence: float) -> Outcome:
     """Return the outcome that the last line of a client reports.
 
+    A line that is no JSON becomes the error ("no output" if it is empty). JSON whose event is not "finished"
+    gives the error "the answer ended with ...". Only a "finished" event gives a text.
+
     last_line: Last line that the client wrote; empty if it wrote none.
     seconds: Seconds from the first event to the end.
     silence: Longest time between two events, in seconds.
@@ -351,6 +382,9 @@ def result_in_words(first: Report, report: Report) -> str:
     """Return in words what became of the trial: the error, that it came too late, that a member was declared
     lost for nothing, or whether the answer is the undisturbed one.
 
+    The error takes precedence over lateness, and lateness over a member that was declared lost for nothing.
+    The result is "identical" or "**another one**" in the other cases.
+
     first: Report of the undisturbed answer.
     report: Report of the trial.
     """
@@ -366,6 +400,9 @@ def result_in_words(first: Report, report: Report) -> str:
 def without_repeats(report: Report) -> list[str]:
     """Return the lines of a report without repeated ones, each with its seconds since the first step.
 
+    Times of day (hh:mm:ss) are removed before lines are compared. Of equal lines the first stays. If the
+    report has no times, the lines are returned without seconds.
+
     report: Report of the trial.
     """
     words = [re.sub(r"\d\d:\d\d:\d\d ", "", line) for line in report.lines]
@@ -375,6 +412,9 @@ def without_repeats(report: Report) -> list[str]:
 
 def trial_lines(first: Report, report: Report) -> list[str]:
     """Return the lines about one trial: how it ended, and what each service wrote.
+
+    The first line has the trial's name, its result, the seconds and the longest silence; the services' lines
+    follow without repeats.
 
     first: Report of the undisturbed answer.
     report: Report of the trial.
@@ -387,6 +427,8 @@ def trial_lines(first: Report, report: Report) -> list[str]:
 
 def table(reports: Sequence[Report]) -> list[str]:
     """Return a table of all trials, in Markdown.
+
+    Each trial has one row: its name, its result in words, seconds, and the longest silence in seconds.
 
     reports: Reports of all trials, the undisturbed one first.
     """

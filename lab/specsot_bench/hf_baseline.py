@@ -63,6 +63,9 @@ class HfBaseline:
     ) -> HfOutput:
         """Write exactly so many tokens after a prompt; an end-of-sequence token counts as any other.
 
+        The call blocks until the tokens are there. The first call also waits for the loading, which
+        `timeout` does not include.
+
         prompt: Token ids of the prompt.
         max_new_tokens: Number of tokens to write.
         assisted: True if the small model drafts.
@@ -101,6 +104,8 @@ class TokenTimes:
     def put(self, value: torch.Tensor) -> None:
         """Record the time of some tokens. The first call brings the prompt, which is not recorded.
 
+        Several tokens that are decided at once are recorded as one entry.
+
         value: Token ids that were decided at once.
         """
         if self._prompt:
@@ -131,6 +136,8 @@ class HfModel:
     ) -> HfOutput:
         """Write greedily; return fewer tokens if the time runs out.
 
+        With `assisted` but no assistant, Transformers gets None as the assistant.
+
         prompt: Token ids of the prompt.
         max_new_tokens: Number of tokens to write.
         assisted: True if the small model drafts.
@@ -155,6 +162,9 @@ class HfModel:
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     """Return a model without end tokens, so that all answers are equally long.
 
+    Raises ModelError if Transformers cannot load the model. Warnings of Transformers are silenced in this
+    process.
+
     folder: The model's directory.
     dtype: Data type of its weights.
     device: A torch device.
@@ -174,6 +184,8 @@ _held: list[HfModel | str] = []
 def _load(model: Path, dtype: torch.dtype, device: str, assistant: Path | None) -> None:
     """Load the models in the child process, and keep them, or the reason of a failure, in `_held`.
 
+    No exception is raised.
+
     model: Directory of the model.
     dtype: Data type of the weights.
     device: A torch device.
@@ -187,6 +199,8 @@ def _load(model: Path, dtype: torch.dtype, device: str, assistant: Path | None) 
 
 def _write(prompt: Ids, max_new_tokens: int, assisted: bool, timeout: float | None) -> HfOutput | str:
     """Write in the child process. An error is returned as a string, since not every exception can be pickled.
+
+    The string is the reason for which the models could not be loaded, or the error of this call.
 
     prompt: Token ids of the prompt.
     max_new_tokens: Number of tokens to write.

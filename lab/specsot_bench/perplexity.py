@@ -38,6 +38,8 @@ def losses(
 
     Each token is predicted from the tokens before it, as far as the policy keeps them.
 
+    The result has len(tokens) - first_scored entries.
+
     decoder: The whole model.
     tokens: Token ids of the text.
     policy: Policy of the earlier positions that are attended to; None: all are.
@@ -70,6 +72,8 @@ def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator
     """Yield the start of every chunk of the text, and the logits [chunk_tokens, vocab_size] after each of its
     tokens.
 
+    A chunk has at most CHUNK tokens. A text without tokens yields nothing.
+
     decoder: The whole model.
     tokens: Token ids of the text.
     policy: Policy of the earlier positions that are attended to; None: all are. A pruning policy also
@@ -91,6 +95,8 @@ def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator
 
 def _named(policy: Policy) -> dict[str, Any]:
     """Return the fields of an opening that set a policy; without a policy, a window that is None.
+
+    Policies for each head give "heads" (windows), or "pruning" with "importance"; a window gives "window".
 
     policy: Policy of the earlier positions that are attended to; None: all are.
     """
@@ -118,6 +124,9 @@ class Scores:
     def __init__(self, models: ModelSet, reference: str | None) -> None:
         """Prepare the reference text.
 
+        At most MAX_REFERENCE_TOKENS tokens of the text are used, or as many as the model has positions. The
+        base is not loaded here.
+
         models: Models of the run, of which the base is used.
         reference: Text for the second perplexity; None: that perplexity is not computed.
         Raises InvalidRequest for a text of fewer than two tokens.
@@ -141,6 +150,10 @@ class Scores:
         """Return the perplexities of a method. Its own text is read without a window, as far as the base's
         context reaches; the reference text is read with the method's window.
 
+        The second perplexity is None without a reference text, the first one without any written token.
+        Texts of Transformers' methods are read without a window. Losses that were computed before are not
+        computed again.
+
         runs: The texts that the method wrote, with their prompts.
         """
         written_texts = [excerpt.token_ids for excerpt in runs.excerpts]
@@ -156,6 +169,8 @@ class Scores:
 
     def _losses(self, tokens: tuple[int, ...], first_scored: int, window: Window | None) -> tuple[float, ...]:
         """Return the losses of a text; without a window, of as much as fits the context.
+
+        Raises InvalidRequest if no token is left to score.
 
         tokens: Token ids of the text.
         first_scored: Index of the first token that is scored, at least 1.

@@ -37,6 +37,9 @@ def picture(
     """Yield the panels of a picture, side by side; at the end of the context, add one legend of their labels
     and write a PNG.
 
+    Labels that are equal appear once in the legend; without labels there is no legend. If the context
+    raises, no file is written.
+
     file: Path of the PNG.
     title: Title above the panels.
     size: Width and height in inches.
@@ -71,6 +74,8 @@ def bars(
 ) -> None:
     """Draw a bar for each value, the first on top, with a label after it.
 
+    The labels' order is that of the values.
+
     panel: Axes object of matplotlib.
     names: Names to the left of the bars.
     values: Lengths of the bars.
@@ -97,6 +102,8 @@ def draw(rows: Sequence[Row], title: str, stem: Path) -> None:
     """Write `stem`-speed.png and `stem`-memory.png, with a panel for every length; nothing if no row was
     measured.
 
+    Existing files are replaced. Skipped rows are not drawn.
+
     rows: Rows of a table.
     title: Title above the panels.
     stem: Path of the pictures without their ending.
@@ -118,6 +125,8 @@ def draw(rows: Sequence[Row], title: str, stem: Path) -> None:
 def draw_if_possible(draw: Callable[[], object]) -> None:
     """Call a function that draws; if matplotlib is missing, print a line instead.
 
+    Every InvalidRequest is printed, on stderr; other exceptions are passed on.
+
     draw: Draws and writes pictures; it takes no arguments.
     """
     try:
@@ -128,6 +137,8 @@ def draw_if_possible(draw: Callable[[], object]) -> None:
 
 def _speeds(panel: Any, rows: Sequence[Row]) -> None:
     """Draw the speedup of each row, with its range.
+
+    The label of a bar is its tokens per second, and a line marks the speed of the baseline, 1.
 
     panel: Axes object of matplotlib.
     rows: Measured rows of one length.
@@ -171,6 +182,8 @@ def _methods(
 def _colour(row: Row) -> str:
     """Return a method's colour, one of the keys of MEANING: by whether Transformers wrote the answer, whether
     the method is the baseline, and whether it must write the baseline's text.
+
+    Transformers takes precedence over the baseline, and the baseline over the text.
 
     row: Figures of the method by key.
     """

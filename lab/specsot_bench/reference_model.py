@@ -47,6 +47,9 @@ def load_in_transformers(folder: Path, dtype: torch.dtype) -> Any:
     A GGUF file is read and dequantized by Transformers itself, but with our config: Transformers overlooks
     how Llama 3 scales rotary positions, and head sizes of Qwen3.
 
+    A model that also reads images is loaded with its image part. Nothing is fetched from the hub. A GGUF
+    model in several parts, or of a family that is not in GGUF_READ, raises ModelError.
+
     folder: The model's directory.
     dtype: Data type of its weights.
     """
@@ -76,6 +79,8 @@ def load_in_transformers(folder: Path, dtype: torch.dtype) -> Any:
 def _one_gguf(folder: Path) -> Path:
     """Return the model's GGUF file.
 
+    The families that Transformers reads are GGUF_READ.
+
     folder: Directory of the model, with a file that points to its GGUF files.
     Raises ValueError if Transformers cannot read the file: it has several parts, or is of another family.
     """
@@ -91,6 +96,8 @@ def _one_gguf(folder: Path) -> Path:
 def feed_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tuple[Tensor, Tensor | None]:
     """Return the hidden states [num_tokens, hidden_size] after the last layer, and the sum [num_tokens,
     head_hidden_size] over the taps, or None without taps.
+
+    The result has the data type and device of the model.
 
     base: The whole model.
     tokens: [num_tokens] token ids of one text.
@@ -108,6 +115,8 @@ def feed_head(
     head: EagleHead, tokens: Tensor, features: Tensor, free_rows: int = 0
 ) -> tuple[Tensor, KVPages]:
     """Return the head's outputs [num_tokens, hidden_size], and its KV in one page.
+
+    Each token sees itself and all tokens before it.
 
     head: The draft head.
     tokens: [num_tokens] token ids.
@@ -157,6 +166,9 @@ def compare(
     """Return every token that is not the reference's choice after the tokens before it.
 
     If there is none, greedy decoding by the reference writes exactly these tokens.
+
+    An answer that ended although the reference would not end gives a last difference with `ours` None and
+    the index len(answer). The gap is that of the reference's two largest logits at the same position.
 
     reference: Computes the reference's logits.
     prompt, answer: Token ids of the prompt and of the answer that is compared.

@@ -71,6 +71,8 @@ def publish(
     """Print the page. If an output file is given, write the figures to it as JSON, and the page and plots to
     files of the same name with other endings.
 
+    Without `output`, nothing is written or drawn. Existing files are replaced.
+
     bench: Name of the benchmark.
     settings: Settings of the run by name.
     rows: Figures of each row by name.

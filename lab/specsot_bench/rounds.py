@@ -84,6 +84,9 @@ class TableRun:
 def models_of(options: FleetOptions, small_model: str | None) -> ModelSet:
     """Return the models of a run; the demo model brings a head and a small model.
 
+    The demo's models are used only if the fleet's options name no model; a draft model or small model that
+    is given then replaces the demo's. With a model, a missing draft or small model stays missing (None).
+
     options: Options of the fleet.
     small_model: Directory or name of the small language model; None: no small model.
     Raises ModelError if a model is not found.
@@ -104,6 +107,8 @@ def models_of(options: FleetOptions, small_model: str | None) -> ModelSet:
 def read_reference(file: Path | None) -> str:
     """Return a text for perplexity: the file's, or passages of an encyclopedia without a file.
 
+    The passages are joined by line breaks, without their first lines.
+
     file: Path of a UTF-8 text; None: no file was given.
     Raises InvalidRequest for a file that is not UTF-8, OSError for a file that cannot be read.
     """
@@ -119,6 +124,9 @@ def read_reference(file: Path | None) -> str:
 def measure(table_run: TableRun) -> tuple[Row, list[Row]]:
     """Run everything; return the settings and the rows of the table, those of skipped methods last.
 
+    Raises ModelError if the baseline cannot write, InvalidRequest for a reference text that cannot be used,
+    and KeyboardInterrupt at Ctrl-C.
+
     table_run: Methods, models and questions of the run.
     """
     quiet_logs()
@@ -131,6 +139,9 @@ def measure(table_run: TableRun) -> tuple[Row, list[Row]]:
 async def _write(task: TableRun) -> tuple[Row, Answers, list[Row]]:
     """Load everything and write all answers; return the settings, the answers, and the rows that were left
     out.
+
+    Rows are left out for methods that lack a model or cannot write, for lengths that exceed the context, and
+    for methods that failed during the rounds.
 
     task: Methods, models and questions of the run.
     Raises ModelError if the baseline cannot write.
@@ -171,6 +182,11 @@ async def write_rounds(
     """Return all answers, and why there are none of a method that failed on any question or was not reached.
 
     The methods are written in the order of `order`, so that a drifting machine affects all alike.
+
+    A method that failed once is not written again, and its earlier answers are dropped. The first round
+    always runs; a later one begins only if it would end in `task.seconds`, estimated from the mean of
+    the rounds so far. In the first round a method that is reached after that time fails with
+    "not reached in time".
 
     task: Methods, models and questions of the run.
     writer: Answers a question with a method.
@@ -220,6 +236,8 @@ async def _recording_or_reason(
 ) -> Recording | str:
     """Return an answer, or why there is none.
 
+    The reason is "not finished in time" after the limit, else "cannot write: " and the error.
+
     writer: Answers a question with a method.
     method: The method that writes.
     question: The question as plain text.
@@ -253,6 +271,8 @@ def _lengths_to_write(method: Method, lengths: Sequence[int], names_left_out: se
 async def _warm_up(task: TableRun, runners: Runners) -> dict[str, str]:
     """Load every method and let it write once; return why methods cannot write, by their names.
 
+    A method that lacks a model is not tried. A method that can write has no entry.
+
     task: Methods, models and questions of the run.
     runners: Opens fleets and answers questions.
     Raises ModelError if the baseline cannot write.
@@ -277,6 +297,8 @@ async def _warm_up(task: TableRun, runners: Runners) -> dict[str, str]:
 def _left_out(task: TableRun, runners: Runners, method: Method, failures: dict[str, str]) -> list[Row]:
     """Return the rows of a method that cannot be measured, one for each length.
 
+    A failure takes precedence over a length that is too long. A method that can be measured gives no rows.
+
     task: Methods, models and questions of the run.
     runners: Answers questions, and has the model's context.
     method: The method.
@@ -295,6 +317,8 @@ def _why_too_long(task: TableRun, runners: Runners, tokens: int) -> str | None:
 
     A window could write more, but there would be no baseline to compare it with.
 
+    Needed are the longest prompt of all rounds, the answer, and DRAFT_POSITIONS.
+
     task: Methods, models and questions of the run.
     runners: Answers questions, and has the model's context.
     tokens: Number of tokens of each answer.
@@ -309,6 +333,8 @@ def _why_too_long(task: TableRun, runners: Runners, tokens: int) -> str | None:
 
 def _rows(task: TableRun, answers: Answers, scores: Scores) -> list[Row]:
     """Return the measured rows, by length, then in the methods' order.
+
+    A bar on stderr counts the rows.
 
     task: Methods, models and questions of the run.
     answers: Answers by the method's name and requested length.
@@ -353,6 +379,8 @@ def _settings(task: TableRun, runners: Runners) -> Row:
 def publish(table_run: TableRun, name: str, output: Path | None = None) -> int:
     """Measure, show and save; return the exit status 0.
 
+    The page is printed; see `results.publish`. With `output`, an existing file is replaced.
+
     table_run: Methods, models and questions of the run.
     name: Name of the benchmark, "quick" or "full".
     output: Path of the JSON file; Markdown, LaTeX and plots get the same name with other endings. None:
@@ -384,6 +412,9 @@ def _description(name: str, settings: Row) -> str:
 
 def precision_of(settings: Row) -> str:
     """Return the precision in words, as far as it differs from the default.
+
+    The parts are the data type, the quantization, "int8 KV" and the drafter's precision, separated by
+    commas; what is not set is left out.
 
     settings: Settings of a run by name.
     """

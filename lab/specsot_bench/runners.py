@@ -64,7 +64,11 @@ class StepRecorder(WorkerWatch):
         self.begin()
 
     def begin(self) -> None:
-        """Start the record of another request. No sequence of an earlier request may be open."""
+        """Start the record of another request. No sequence of an earlier request may be open.
+
+        All counts and samples become empty, also those of the drafter's recorder, and the clock starts
+        again.
+        """
         self._watch = Stopwatch(self._clock)
         self._evicted_pages = dict[int, int]()
         self._evicted = dict[int, int]()
@@ -90,6 +94,9 @@ class StepRecorder(WorkerWatch):
     def computed(self, frame: Frame, seconds: float) -> None:
         """Record memory and evictions after a frame. The page table is in the state that the frame left.
 
+        A sequence's evictions count a step in which its number of evicted pages grew by any number as one.
+        Sequences that are no longer open are left out. Requires that `formed` was called.
+
         frame: The frame that was computed.
         seconds: Duration of the frame, which is not used.
         """
@@ -108,6 +115,9 @@ class StepRecorder(WorkerWatch):
     def returned(self, result: Result, now: float) -> None:
         """Record the tokens of a result.
 
+        A result without tokens adds no sample. Outcomes without a tree (of prompts) add tokens, but neither
+        steps nor accepted drafts.
+
         result: Result of the last stage.
         now: Time of the result, which is not used, since the recorder has its own clock.
         """
@@ -124,6 +134,8 @@ class StepRecorder(WorkerWatch):
     def _sample(self) -> StepSample:
         """Return the sample of the step that has just ended. Without a drafter, only KV pages count as
         memory.
+
+        Requires that `formed` was called.
         """
         assert self._table is not None
         pages = self._pages * self._table.page_rows * self._row_bytes
@@ -223,6 +235,8 @@ class ModelSet(DraftModelOptions):
     def lacks(self, method: Method) -> str | None:
         """Return which model is missing for a method, in words; None if the method can be measured.
 
+        The small model is named first if both are missing.
+
         method: The method.
         """
         if method.small and self.small is None:
@@ -239,6 +253,9 @@ class Runners:
 
     def __init__(self, models: ModelSet, rows: int = ROWS) -> None:
         """Prepare the shared weights.
+
+        The base's configuration is read, but its weights are not loaded yet. Raises ModelError if the base
+        cannot be used.
 
         models: Models of the run, and their precision.
         rows: Number of KV positions that a fleet has pages for.
@@ -282,6 +299,9 @@ class Runners:
     ) -> Recording:
         """Return one answer of so many tokens, whatever end tokens come.
 
+        A method of Transformers writes in another process. Any other method writes through a fleet of its
+        drafter: with a plan if the method plans, else directly.
+
         method: The method that writes.
         question: The question as plain text.
         tokens: Number of tokens of the answer.
@@ -307,6 +327,9 @@ class Runners:
     async def write_together(self, method: Method, questions: Sequence[str], tokens: int) -> float:
         """Return the seconds until all questions, asked at once, have direct answers of so many tokens.
 
+        If the fleet is opened by this call, the opening is not counted. Raises Unavailable if one of the
+        answers ended with an error.
+
         method: The method that writes.
         questions: Questions as plain texts.
         tokens: Number of tokens of each answer.
@@ -325,6 +348,9 @@ class Runners:
         self, method: Method, question: str, tokens: int, seconds: float | None
     ) -> Recording:
         """Return Transformers' answer, with the memory that its KV cache takes at each step.
+
+        The last step of Transformers has no sample. Without the assistant, only the base's KV counts as
+        memory; with it, the small model's KV and weights are added.
 
         method: The method, which says whether the small model assists.
         question: The question as plain text.
@@ -352,7 +378,10 @@ class Runners:
         return Recording(samples, output.tokens, output.seconds, prompt=prompt)
 
     def _elsewhere(self) -> HfBaseline:
-        """Return the process with Transformers, started at its first use."""
+        """Return the process with Transformers, started at its first use.
+
+        The process ends with these runners.
+        """
         if self._hf_baseline is None:
             models = self.models
             self._hf_baseline = HfBaseline(models.base, self._numbers, models.device, models.small)
@@ -361,6 +390,8 @@ class Runners:
 
     async def _fleet_of(self, method: Method) -> tuple[EmbeddedFleet, StepRecorder]:
         """Return the fleet of a method, opened at its first use, and the fleet's recorder.
+
+        Raises what loading raises; the next call then tries again.
 
         method: The method; methods that draft alike share a fleet.
         """
@@ -371,6 +402,9 @@ class Runners:
 
     async def _open(self, drafter: DrafterName, options: DraftOptions) -> tuple[EmbeddedFleet, StepRecorder]:
         """Open a fleet that shares the base's weights, and return it with its recorder.
+
+        A drafter for which no model is given, or needed, has no member of its own. The fleet is closed with
+        these runners.
 
         drafter: Kind of drafter.
         options: Options of drafting.
@@ -419,6 +453,8 @@ class Runners:
         self, drafter: DrafterName, options: DraftOptions
     ) -> tuple[drafters.DraftLoader | None, DraftRecorder | None]:
         """Load the model that drafts, and return (its loader, its recorder); (None, None) if no model drafts.
+
+        The KV memory is that of SMALL_MODEL_ROWS positions for a small model, else HEAD_MEMORY bytes.
 
         drafter: Kind of drafter.
         options: Options of drafting.

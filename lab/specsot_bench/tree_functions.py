@@ -35,6 +35,8 @@ def _checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Resul
     """Return a function with the same arguments and result, with a kernel's InvalidArguments turned into
     InvalidRequest.
 
+    Every other exception is passed on unchanged.
+
     function: A function of `specsot_kernels`.
     """
 

@@ -82,6 +82,9 @@ class EAGLEInference:
     ) -> None:
         """Load the models, or keep those that are in memory.
 
+        A target that has a method `to` is moved to `device`. For any other target `device` is passed on to
+        `Eagle`, which raises InvalidRequest if the target is not a directory.
+
         draft_model: An EAGLE head: its directory, or a loaded head.
         target_model: A directory in the Hugging Face layout, a `Decoder` of all layers, or a Transformers
             model in memory, which is moved to `device`.
@@ -108,6 +111,9 @@ class EAGLEInference:
         """Return the prompts followed by what was generated, and the statistics of `figures_of`, or None in
         place of the statistics if they are not wanted.
 
+        This call's sampling does not change the object's config. Raises InvalidRequest as `Eagle.generate`
+        does.
+
         input_ids: Token ids of the prompts, [num_tokens] or [num_sequences, num_tokens].
         max_new_tokens: Maximum number of new tokens of each sequence.
         temperature, top_p, top_k: Sampling of this call; None takes the config's value.
@@ -123,6 +129,9 @@ class EAGLEInference:
     def benchmark(self, test_data: Sequence[Any], max_new_tokens: int = 100) -> dict[str, float]:
         """Compare with decoding of the same target without drafts; `speedup` is the median ratio of the
         speeds.
+
+        "identical" is the number of sequences that both ways wrote alike, of "sequences". Raises
+        InvalidRequest without prompts.
 
         test_data: Prompts as token ids, each one or several.
         max_new_tokens: Maximum number of new tokens of each answer.
@@ -146,6 +155,8 @@ def figures_of(stats: EagleStats) -> dict[str, float]:
     The entry "speedup" is the number of target forwards that decoding without drafts would take, divided by
     the number that were run. `EAGLEInference.benchmark` measures seconds instead.
 
+    Without sequences or steps, the speedup is 0 or the number of tokens divided by 1.
+
     stats: Statistics that `Eagle.generate` returned.
     """
     trees = stats.trees
@@ -168,6 +179,8 @@ def figures_of(stats: EagleStats) -> dict[str, float]:
 def either_spelling(call: Call) -> Call:
     """Return a function that accepts `retrieve_index` as well as `retrive_index`, since SGLang uses both
     spellings.
+
+    Other keywords are passed on as they are.
 
     call: The function to wrap; its parameters are spelled `retrive_...`.
     """
@@ -205,6 +218,9 @@ def build_tree_efficient_triton(
 
     There are bs requests, S levels of drafting, k candidates below each node that was drafted from, and n
     nodes of each tree, the root included.
+
+    The result has the buffers themselves where they were given; they may be longer than needed, and only
+    their beginning is written.
 
     verified_id: Newest token of each request, [bs].
     parent_list: Parent of each group of k candidates, [bs, k * (S - 1) + 1]; -1 is the root. SGLang's empty
@@ -260,6 +276,8 @@ def _in_buffer(buffer: Tensor | None, computed: Tensor) -> Tensor:
     """Return a computed tensor. If there is a buffer, the values are copied to its beginning, and the buffer
     is returned.
 
+    Entries of the buffer beyond the computed tensor keep their values.
+
     buffer: A tensor that is at least as long; None: no copy is made.
     computed: The computed tensor.
     """
@@ -289,6 +307,8 @@ def sgl_build_tree_kernel_efficient(
     There are bs requests, S levels of drafting, k candidates below each node that was drafted from, and n
     nodes of each tree. A full mask may be longer than the trees need; entries that belong to no tree become
     True.
+
+    The keywords may also be spelled `retrieve_...`.
 
     parent_list: Parent of each group of k candidates, [bs, k * (S - 1) + 1], or the empty list [bs, 0].
     selected_index: Flat numbers of the chosen candidates, ascending, [bs, n - 1].
@@ -331,6 +351,9 @@ def verify_tree_greedy_func(
 
     A path goes down as many levels as accept_index has columns, less one. There are bs requests and trees of
     n nodes.
+
+    Entries for which nothing was accepted keep the caller's values. The keywords may also be spelled
+    `retrieve_...`.
 
     predicts: Output. Token after each row on the accepted path, at least [bs * n].
     accept_index: Output. Rows of the accepted nodes, the root first, [bs, S + 1].
@@ -383,6 +406,9 @@ def tree_speculative_sampling_target_only(
     """Run `specsot_kernels.tree_speculative_sampling` into the first three arrays.
 
     There are bs requests, trees of n nodes, and V tokens in the vocabulary.
+
+    Returns None. Entries for which nothing was accepted keep the caller's values. The keywords may also be
+    spelled `retrieve_...`.
 
     predicts: Output. Token after each row on the accepted path, at least [bs * n].
     accept_index: Output. Rows of the accepted nodes, the root first, [bs, S + 1].
@@ -462,6 +488,8 @@ def sample_from_logits(
 
     top_k applies first. top_p keeps the fewest most likely tokens that reach it together, at least one.
 
+    A top_k beyond the vocabulary counts as all. Rows are drawn independently, by torch's global generator.
+
     logits: Logits over a vocabulary of V tokens, [bs, V].
     temperature: Divisor of the logits; 0 takes the most likely token.
     top_p: Probability mass that is kept; None: all.
@@ -492,6 +520,8 @@ def calculate_acceptance_rate(accept_lengths: Tensor, num_draft_tokens: int) -> 
 
 def pad_to_alignment(tensor: Tensor, alignment: int, dim: int = 0, value: float = 0.0) -> Tensor:
     """Return a tensor padded at the end of a dimension; the tensor itself if its size fits already.
+
+    The original values come first; the tensor itself is never changed.
 
     tensor: The tensor.
     alignment: The dimension's size becomes a multiple of this number, at least 1.

@@ -45,6 +45,9 @@ class GenerateBody(BaseModel):
 def legacy_routes(context: HttpContext) -> APIRouter:
     """Return the router with the endpoints /generate, /health, /ping and /info.
 
+    POST /generate answers one request as JSON; GET /health and GET /ping answer 200 or 503 with the state,
+    and with the used GPU memory in MiB; GET /info names the model, its head or drafter, and its positions.
+
     context: Values that all HTTP endpoints share: requests, model, tokenizer, health.
     """
     router = APIRouter(tags=["as before"], route_class=JsonRoute)
@@ -90,6 +93,9 @@ def legacy_routes(context: HttpContext) -> APIRouter:
 def legacy_ask(body: GenerateBody) -> Ask:
     """Return the request that a body describes.
 
+    A mode "auto" or "direct" follows from `enable_parallel`. A top_p of 0 becomes 1. Without a maximum the
+    default of new tokens is GENERATE_TOKENS.
+
     body: The parsed body of POST /generate.
     Raises InvalidRequest for an impossible value.
     """
@@ -105,6 +111,8 @@ def legacy_ask(body: GenerateBody) -> Ask:
 async def last_of(events: Any) -> Finished:
     """Return the last event of a request.
 
+    Raises AssertionError if the events end without a Finished event.
+
     events: Asynchronous iterator of (index of the stream, numbered event); a Finished event is the last.
     """
     finished: Finished | None = None
@@ -119,6 +127,9 @@ def generated(finished: Finished, text: Text) -> dict[str, Any]:
     """Return the response body with the predecessors' field names.
 
     The entry "tokens" counts the tokens of the returned text.
+
+    Of an answer that was not planned, "tokens" is the number of merged tokens, otherwise the text is
+    tokenized again. The mode is "specsot" with a plan, else "eagle". Durations are in milliseconds.
 
     finished: The request's last event.
     text: The model's tokenizer.
@@ -139,6 +150,8 @@ def generated(finished: Finished, text: Text) -> dict[str, Any]:
 def health_status(context: HttpContext) -> str:
     """Return one word for the state of the service: "leaving" while it closes, "waiting" while the ring is
     not complete, "healthy", or "stuck" if requests are not answered.
+
+    The words are tested in this order.
 
     context: Values that all HTTP endpoints share.
     """

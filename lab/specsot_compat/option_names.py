@@ -57,6 +57,8 @@ def devices_of(gpus: Any) -> str:
 def device_of(device_map: Any) -> str:
     """Return the torch device that Transformers' `device_map` means: 1 -> "cuda:1", "cpu" -> "cpu".
 
+    A mapping without entries raises as well. A text of digits counts as a number.
+
     device_map: Number or name of a device, or a mapping from modules to a single device.
     Raises InvalidRequest if a mapping has several devices.
     """

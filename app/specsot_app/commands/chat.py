@@ -66,6 +66,10 @@ def chat(options: ChatOptions) -> int:
     """Hold a conversation: questions and answers in turn, until Ctrl-D. /help lists the commands.
 
     Ctrl-C stops the answer that is being written; between answers it leaves the chat.
+
+    \f The exit status is 1 if a question was not answered, TERMINATED after SIGTERM, else 0. Options that no
+    request could have raise InvalidRequest before anything is loaded. The questions are kept in a file of
+    this user's state, for the next chat.
     """
     fleet = options.fleet
     keywords = asked(options.request, options.sampling, options.attention) | {
@@ -105,6 +109,10 @@ def converse(
 ) -> int:
     """Open the fleet, run the chat, and close the fleet; return the exit status: 1 if a question was not
     answered, else 0.
+
+    At a terminal, a line on the error stream names the model and its positions first. Polishing is left out
+    in mode "direct". The fleet is closed and the background loop stopped in every case; what opening raises
+    is passed on.
 
     options: Options of the fleet to open.
     history: The conversation to begin with.

@@ -38,6 +38,10 @@ def demo(options: FetchOptions) -> int:
     """Fetch SmolLM2-135M-Instruct, which answers without --model, and print where it is.
 
     Exit status 1 if it cannot be fetched.
+
+    \f The path of the file is printed on stdout; nothing is fetched if the file exists already. Raises
+    Unavailable or OSError with the reason if it cannot be fetched or written. Lines about the download go to
+    stderr.
     """
     print(files.fetch(options.dir or cache_folder(), sys.stderr))
     return 0

@@ -41,6 +41,9 @@ def health(options: HealthOptions) -> int:
     """Check the health of one service.
 
     Exit status 0: serving; 1: not serving, or no answer.
+
+    \f The line on stdout is the address and the state, such as "SERVING". No answer within `timeout` seconds
+    also gives 1.
     """
     from specsot.transport.grpc_channel import probe
 

@@ -79,7 +79,12 @@ EXAMPLES = (
 
 @command(InferOptions, examples=EXAMPLES)
 def infer(options: InferOptions) -> int:
-    """Answer one question: show the plan, its branches side by side, the merged answer and statistics."""
+    """Answer one question: show the plan, its branches side by side, the merged answer and statistics.
+
+    \f The exit status is 1 if the request failed, else 0, also for an answer that was cut at its limit.
+    InvalidRequest is raised for an empty question, a missing question at a terminal, and, with --compare, a
+    request that cannot have a plan, before anything is loaded. Ctrl-C raises KeyboardInterrupt.
+    """
     fleet = options.fleet
     schema = options.form.json_schema
     keywords = asked(options.request, options.sampling, options.attention, options.form) | {
@@ -117,6 +122,8 @@ def read_schema(schema: str) -> str:
 
     The file is read up to one byte more than MAX_FORM_BYTES, so that a longer one is refused later.
 
+    Spaces before "{" are ignored. A file that is not UTF-8 raises as well.
+
     schema: A text that begins with "{", or the name of a file.
     Raises InvalidRequest for a name of no readable file.
     """
@@ -132,6 +139,8 @@ def read_schema(schema: str) -> str:
 
 def with_other_mode(ask: Ask, planned: bool = False) -> Ask:
     """Return the same question with a plan, or without one if the first answer was planned.
+
+    The second answer without a plan is not polished.
 
     ask: The first request.
     planned: True if its answer was planned.
@@ -152,6 +161,9 @@ async def answer(
 ) -> int:
     """Open the fleet, show the answer to one request, close the fleet; return 1 if the request failed, else
     0.
+
+    With `compare`, a first answer whose plan was dropped gives a remark and no second answer. The exit
+    status depends on the first answer alone. The fleet is closed in every case; what it raises is passed on.
 
     ask: The request.
     options: Options of the fleet to open.

@@ -55,6 +55,9 @@ def join(options: JoinOptions) -> int:
     """Run layers of a model that another machine shares with `specsot serve --share`. Ctrl-C leaves.
 
     Certificates come with the code, layers from the other machine; no files have to be copied.
+
+    \f The exit status is 0 after Ctrl-C or SIGTERM; what the worker ended with, or what joining raises, is
+    passed on. Log lines and the worker's output go to stderr.
     """
     from specsot_app.fleet.devices import local_device
 
@@ -68,6 +71,8 @@ def join(options: JoinOptions) -> int:
 
 async def run_worker(options: JoinOptions) -> None:
     """Join the fleet, then run a worker until it is stopped, or until it ends and cannot be restarted.
+
+    The worker's output goes to stderr. The worker is ended in every case; the call never returns normally.
 
     options: Options of the command; its device is chosen, so that it is not "auto".
     Raises why the worker ended, and what joining raises.
@@ -86,6 +91,9 @@ async def run_worker(options: JoinOptions) -> None:
 
 def worker_service(options: JoinOptions, joined_fleet: JoinedFleet, tls: Tls) -> Service:
     """Return the worker's service. It has no model files: the layers come from workers that have them.
+
+    The port is the first free one of the 100 from FIRST_PORT on, or any free one if the fleet is on this
+    same machine (the host is the loopback address). Raises StopIteration if none of the 100 is free.
 
     options: Options of the command.
     joined_fleet: The addresses and flags that the first machine sent.

@@ -24,6 +24,8 @@ TITLES = ("device", "layers", "weights", "KV", "graphs", "drafter", "together", 
 def lines_of(plan: FleetPlan) -> list[str]:
     """Return the plan as lines: models, a table of stages, KV and speed, what is missing.
 
+    A line "missing" follows for each device that lacks memory.
+
     plan: The fleet as it would be loaded.
     """
     rows = [TITLES, *map(_row, plan.stages)]
@@ -35,6 +37,9 @@ def lines_of(plan: FleetPlan) -> list[str]:
 
 def _model_lines(plan: FleetPlan) -> list[str]:
     """Return the line about the base model, and a second line about the drafter if a model drafts.
+
+    The bytes in other forms are named if there are any, and what the drafter copies from the base if that is
+    more than 0.
 
     plan: The fleet as it would be loaded.
     """
@@ -68,6 +73,9 @@ def _row(stage: StagePlan) -> tuple[str, ...]:
 def _ring_lines(plan: FleetPlan) -> list[str]:
     """Return the two lines about KV positions and speed of the whole ring.
 
+    The first line has the positions of all sequences, the pages, and the longest sequence that fits, which
+    the model's context bounds too.
+
     plan: The fleet as it would be loaded.
     """
     pages = f"{plan.positions // plan.page_rows} pages of {plan.page_rows}"
@@ -80,6 +88,9 @@ def _ring_lines(plan: FleetPlan) -> list[str]:
 
 def _speed(stages: Sequence[StagePlan], tokens_per_second: float | None) -> str:
     """Return the predicted speed in words, or why there is none.
+
+    The speed is that of one sequence without drafts and network, in tokens per second; the bandwidths are
+    named in GB/s.
 
     stages: The planned stages of the ring.
     tokens_per_second: The prediction; None if the bandwidth of a device is unknown.
@@ -138,6 +149,10 @@ def plan(options: PlanOptions) -> int:
     """Show what each device would hold of layers, KV pages, graphs and draft model, without loading it.
 
     Reads only the config and the headers of the weight files. Exit status 1 if the model does not fit.
+
+    \f The plan is printed on stdout, as lines or as one JSON object, also if the model does not fit. Raises
+    Refused if the layers cannot be placed, ModelError and InvalidRequest for models and options that cannot
+    be used.
     """
     require_torch()
     from specsot_app.fleet.fitting import plan_fleet

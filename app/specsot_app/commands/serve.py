@@ -159,6 +159,10 @@ def serve(options: ServeOptions) -> int:
 
     With --devices on other machines, prints the commands to run there and waits for them; with --share, waits
     for machines that join with a code.
+
+    \f The exit status is 0 after Ctrl-C or SIGTERM; what keeps the fleet from starting, or ends it, is
+    raised. A taken port, an unreadable token file and options that contradict each other are reported before
+    any process starts. Each process's output goes to stderr, after its name.
     """
     from specsot.transport.grpc_server import check_free
     from specsot.transport.security import first_token
@@ -220,6 +224,8 @@ def serve(options: ServeOptions) -> int:
 def with_layer_splits(models: Models, layer_splits: str | None) -> Models:
     """Return the models with the layer ranges of --layer-splits; unchanged if it is not given.
 
+    InvalidRequest is also raised for a part that is no number.
+
     models: The model directories to load.
     layer_splits: First layer of each stage after the first, such as "14,28"; None if not given.
     Raises InvalidRequest if a range would be empty.
@@ -231,6 +237,8 @@ def with_layer_splits(models: Models, layer_splits: str | None) -> Models:
 
 def http_port_of(requested: int | None) -> int | None:
     """Return the master's HTTP port; None if no port was asked for and the HTTP packages are not installed.
+
+    A port that was asked for is returned even if it is taken.
 
     requested: Value of the option; None: HTTP_PORT, or any free port if that is taken; 0: any free port.
     """
@@ -252,6 +260,9 @@ async def run_fleet(
     open_page: Callable[[str], object] | None = None,
 ) -> None:
     """Run the fleet until it is stopped, or its master ends; print how to use it once it is ready.
+
+    With machines that join later, the ports are checked before the code is printed. The fleet is closed in
+    every case; the call never returns normally.
 
     options: Options of the fleet.
     models: The model directories to load.
@@ -285,6 +296,9 @@ async def run_fleet(
 
 def join_server_of(options: FleetOptions, serving: Serving) -> AbstractAsyncContextManager[object]:
     """Return the context in which the join server runs, with which other machines join.
+
+    If the certificates are used by members alone, those of master, worker and drafter are made anew;
+    otherwise only that of the join server.
 
     options: Options of the fleet, whose flags for workers are passed on as far as all workers share them.
     serving: Addresses of the services; it has certificates and the address of the members' server.
@@ -324,6 +338,9 @@ def closing_lines(model: str, serving: Serving, master_address: str, http_port: 
     """Return the lines that say what a user can do now. Each works as it is, in the folder where `serve` was
     started.
 
+    The first line is "ready: " and the model; then follow page, API and curl (with HTTP), terminal and
+    grpcurl. Each shows the CA and the token if clients need them.
+
     model: The model's public name.
     serving: Addresses, TLS files and tokens.
     master_address: The master's host:port for gRPC.
@@ -359,6 +376,9 @@ def closing_lines(model: str, serving: Serving, master_address: str, http_port: 
 def announce_missing() -> OnMissing:
     """Return a callback that prints, once for each service, how services of other machines are started, and
     each time which are still missing. It prints nothing if none is missing.
+
+    Each service is announced by "on HOST: COMMAND" once; the last line is "waiting for NAME on HOST, ..." at
+    every call with missing services.
     """
     from specsot_app.fleet.service_specs import command_of
 

@@ -64,6 +64,8 @@ def info(options: InfoOptions) -> int:
 def show(options: MasterOptions, as_json: bool) -> int:
     """Print the state once; return 0 if the ring is complete, else 1.
 
+    Raises Unavailable if the master does not answer.
+
     options: Options of the command, which say which master to ask.
     as_json: True: print one JSON object instead of lines.
     """
@@ -108,6 +110,8 @@ def status(options: StatusOptions) -> int:
 
     Prints the state once with --once or --json, or if the output is not a terminal; the exit status is then 1
     if the ring is not complete.
+
+    \f Raises Unavailable if the first query fails; later ones are repeated. Ctrl-C gives the exit status 0.
     """
     if options.once or options.json or not sys.stdout.isatty():
         return show(options, options.json)
@@ -118,6 +122,8 @@ def status(options: StatusOptions) -> int:
 
 async def show_live(options: StatusOptions) -> None:
     """Show the state until cancelled.
+
+    Raises Unavailable if the master does not answer the first query.
 
     options: Options of the command, which say which master to ask, and how often.
     """
@@ -147,6 +153,9 @@ def rebalance(options: RebalanceOptions) -> int:
 
     Running requests continue. Returns when the ring is complete again. Exit status 1 if there is not enough
     memory, or the ring is not complete in time.
+
+    \f Prints one line with the epoch and the plan on stdout, "as it was" if nothing changed, and returns 0.
+    What the master refuses is raised, and Unavailable if the ring is not complete in `wait` seconds.
     """
     rebalanced = run_until_signal(rebalance_and_wait(options))
     print(f"epoch {rebalanced.epoch}{'' if rebalanced.changed else ', as it was'} · {rebalanced.plan}")
@@ -155,6 +164,9 @@ def rebalance(options: RebalanceOptions) -> int:
 
 async def rebalance_and_wait(options: RebalanceOptions) -> Rebalanced:
     """Redistribute the layers, wait for the new ring, and return what the master reported.
+
+    Waits at most `wait` seconds for the master's answer, and again as long for the ring. Raises what the
+    master refuses.
 
     options: Options of the command, which say which master to ask, and how long to wait.
     Raises Unavailable if the ring is not complete in time.
@@ -184,6 +196,8 @@ def is_complete(info: Info, epoch: int) -> bool:
 
 async def wait_complete(master: MasterClient, epoch: int, timeout: float) -> None:
     """Wait until the ring of this epoch is complete.
+
+    What is missing is what the master named last, or "the master" if it has not answered.
 
     master: A client of the master.
     epoch: The epoch to wait for; a later one counts as well.

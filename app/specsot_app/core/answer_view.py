@@ -73,6 +73,9 @@ def draw(view: View, size: Size) -> RenderableType:
     written: the heading, their panels, a status line. Once only the merged text grows: the heading and the
     end of that text.
 
+    If the terminal is too low for both texts before the branches, only the answer's text is shown (the
+    plan's, if the answer has none yet).
+
     view: The state after the newest event.
     size: The terminal's size.
     """
@@ -91,6 +94,9 @@ def is_merging(view: View) -> bool:
     """Return whether every branch has ended and only the merged text grows. A request without branches gives
     True.
 
+    While the merged text is no longer than its introduction, or while a branch has not ended, the result is
+    False.
+
     view: The state after the newest event.
     """
     written = len(view.merged) > view.introduced
@@ -100,6 +106,8 @@ def is_merging(view: View) -> bool:
 def heading(view: View) -> Text:
     """Return the dim first line: forecast, model, mode and seed. Before the request has started, the line
     says "waiting".
+
+    The line ends in an ellipsis if the terminal is too narrow.
 
     view: The state after the newest event.
     """
@@ -129,6 +137,9 @@ def describe_forecast(forecast: Forecast) -> str:
 def _span(seconds: float | None, low: float | None, high: float | None) -> str | None:
     """Return predicted seconds in words, such as "~8 s" or "6-25 s"; None if `seconds` is None.
 
+    A range is shown only if both bounds are known and `high` is more than MIN_RANGE_RATIO times `low`;
+    otherwise the expected duration is shown with "~".
+
     seconds: The expected duration; None if the way has no prediction.
     low, high: Its likely range in seconds; None if unknown.
     """
@@ -150,6 +161,8 @@ def _figure(seconds: float) -> str:
 def describe_start(started: Started) -> str:
     """Return model, mode, seed and number of prompt tokens of a request, in one line.
 
+    A model without a name is called "model".
+
     started: The request's first event.
     """
     model = started.model or "model"
@@ -158,6 +171,9 @@ def describe_start(started: Started) -> str:
 
 def text_frame(title: str, text: str, size: Size) -> Frame:
     """Return a frame as wide as the terminal that shows the last lines of a text.
+
+    Lines are wrapped at the terminal's width minus 4 columns. The limit is the terminal's height minus 4
+    lines, or MIN_PANEL_LINES if that is more; a shorter text gives a lower frame.
 
     title: Written into the frame's upper border.
     text: The whole text so far.
@@ -175,7 +191,11 @@ def panels(branches: tuple[Panel, ...], size: Size) -> list[RenderableType]:
     If even that does not fit, return a line for each branch, those being written first, and leave out those
     that exceed the terminal's height.
 
-    branches: The branches in the plan's order.
+    One grid needs at least MIN_PANEL_LINES text lines for each branch. The grid of the branches being
+    written needs only 1 line each. In the last case at least one line is returned, and at most the
+    terminal's height minus 2.
+
+    branches: The branches in the plan's order, at least one.
     size: The terminal's size.
     """
     busy = tuple(panel for panel in branches if panel.writing)
@@ -215,6 +235,8 @@ def lines_per_panel(count: int, size: Size) -> int:
 def grid(branches: tuple[Panel, ...], lines: int, size: Size) -> RenderableType:
     """Return the panels of these branches as a grid that fills the width.
 
+    The last row may have fewer panels than the others.
+
     branches: The branches in the order in which rows are filled.
     lines: Text lines of each panel.
     size: The terminal's size.
@@ -233,6 +255,8 @@ def grid(branches: tuple[Panel, ...], lines: int, size: Size) -> RenderableType:
 def frame(panel: Panel, text_width: int, lines: int) -> Frame:
     """Return the panel of one branch: its title at the top, the end of its text, its state at the bottom. A
     branch that has not started has a dim border.
+
+    The border has the colour of the branch's state (STYLES); a title that is too long ends in an ellipsis.
 
     panel: The branch.
     text_width: Number of columns for text inside the border.
@@ -261,6 +285,9 @@ def title_of(panel: Panel) -> str:
 def one_line(panel: Panel) -> Text:
     """Return one branch as a line: number, state, title, and the end of its text while it is written.
 
+    The text's end is made of its last 200 characters, with every run of white space as one space; it is
+    shown only while the branch is written. A branch that has not started is dim.
+
     panel: The branch.
     """
     style = STYLES[panel.reason] if panel.started else "dim"
@@ -275,6 +302,10 @@ def state(panel: Panel) -> str:
 
     A branch that has not started says which points it waits for, or "waiting"; one that is written says its
     tokens, and tokens per step; one that ended says its tokens or why it ended.
+
+    Examples: "after 1, 2" (waits for points 1 and 2), "12 tokens · 1.8 a step" (being written; without the
+    pace if no step has run), "✓ 40 tokens" (ended by itself), "cut at 40 tokens" (reached its limit), else
+    the words of ENDS.
 
     panel: The branch.
     """
@@ -291,6 +322,8 @@ def state(panel: Panel) -> str:
 def status(view: View) -> Text:
     """Return the line below the panels: how many branches are being written, wait and are done, and their
     tokens together.
+
+    A branch that ended counts as done, whatever the reason of its end.
 
     view: The state after the newest event.
     """
@@ -318,6 +351,8 @@ def interrupted_picture(view: View) -> RenderableType:
     branches were written, each branch's heading and text.
 
     The result is empty if nothing was written.
+
+    Branches without text are left out, and the introduction of the answer, if there is one, comes first.
 
     view: The state after the last event that arrived.
     """
@@ -358,6 +393,8 @@ class _Code(CodeBlock):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the block with highlighted syntax, without indentation; console and options are rich's, and
         are not used.
+
+        White space at the end of the code is dropped.
 
         console, options: Arguments that rich passes; they are not used.
         """
@@ -411,6 +448,9 @@ def _lines(text: str) -> Iterator[str]:
     code, lists, tables and headings therefore ends in two spaces, which is Markdown's line break, and its
     indentation is made of KEPT_SPACE. Other lines are yielded unchanged. An empty text yields nothing.
 
+    A line that begins or ends fenced code (```) is itself yielded unchanged; a fence that is never closed
+    makes all following lines code.
+
     text: The answer's text, without control characters.
     """
     fenced = False
@@ -429,6 +469,10 @@ def summary(
     """Return one line about an answer: seconds, tokens and steps, what drafts added, and an unusual end.
 
     Returns "the answer did not end" if there was no last event.
+
+    The parts are separated by "; ": the duration (with the tokens if there is a comparison), how the way was
+    decided (left out if unknown), the comparison (left out without `other_end`), the work, the cost of
+    polishing, and an end other than the model's own.
 
     view: The state after the last event.
     drafter: True if the fleet has a drafter.
@@ -450,6 +494,9 @@ def comparison_line(other: Finished, comparing_command: str) -> str:
     """Return the comparison with the same question answered the other way. If the other answer's plan was
     dropped, the line says that there is nothing to compare; if it ended otherwise than by itself or at its
     limit, the line says why.
+
+    The line is the other way ("planned" or "direct"), the command, and the other answer's seconds and
+    tokens.
 
     other: The last event of the other answer.
     comparing_command: The command that asked for the other answer, such as "/compare".
@@ -524,6 +571,10 @@ def describe_work(statistics: Statistics, drafter: bool) -> list[str]:
     The tokens are those of each branch, 1.0 without drafts. If drafting was paused in at least
     MIN_PAUSED_SHARE of the steps, the text says that instead.
 
+    If a plan was tried and dropped, its tokens are named too. If there is no branch, the merged tokens stand
+    in the place of the branches. Drafts are mentioned if they brought at least MIN_SHOWN_PACE tokens per
+    step and branch, and, with a drafter, whenever a step ran.
+
     statistics: Statistics of the finished request.
     drafter: True if the fleet has a drafter.
     """
@@ -542,6 +593,10 @@ def describe_work(statistics: Statistics, drafter: bool) -> list[str]:
 
 def unusual_end(view: View, finished: Finished) -> list[str]:
     """Return one text that says why the answer ended, or no text if the model ended it.
+
+    The text is "ended in time" if the answer was shortened to end in its time. If branches ended for the
+    same reason as the answer, the text counts them, unless the answer was cancelled. An answer that was
+    cancelled before any branch or merged text gives "stopped before anything was written".
 
     view: The state after the last event, whose branches are counted by their ends.
     finished: The last event.
@@ -576,6 +631,8 @@ def last_lines(text: str, width: int, lines: int) -> Text:
     Wrapping begins at a place that moves in jumps, so that lines do not reflow as the text grows. At a width
     of 40 cells and 10 lines, a jump is 800 characters: while the text grows from 1,600 to 2,399 characters,
     it is wrapped from character 800.
+
+    An empty text gives an empty result. Control characters are removed.
 
     text: The whole text so far.
     width: Cells of a line; fewer than 8 count as 8.

@@ -157,6 +157,8 @@ def asked(*options: object) -> dict[str, Any]:
     """Return the options that have a value, as keywords of `ask_of`; options that are None or () are left
     out.
 
+    False and 0 count as values. If two groups have a field of the same name, the later one is taken.
+
     options: Dataclasses of options, such as RequestOptions and SamplingOptions.
     """
     given = {
@@ -198,6 +200,11 @@ Turns = Sequence[params.Message | Mapping[str, str]]
 
 def ask_of(prompt: str | Turns, **options: Any) -> params.Ask:
     """Return one request; options that are None are left at their defaults.
+
+    A prompt that is a string, or no iterable, becomes `prompt`; any other iterable becomes `messages`. Flags
+    must be True or False, and a single string for `stop`, `tools` or a single number for `stop_token_ids`
+    counts as a list of one. A window or a pruning is set only if one of its options is given; the others of
+    the group then have their defaults.
 
     prompt: The question, or the messages of a conversation.
     options: Values by the names in OPTIONS; scalars of NumPy and torch are converted.
@@ -246,6 +253,9 @@ def is_scalar(value: Any) -> bool:
 def form_of(given: Mapping[str, Any]) -> params.Form | None:
     """Return the form that the answer must have, or None if no option asks for one.
 
+    A schema that is no text is written as JSON. A single text for `choice` counts as one choice. json_object
+    False counts as not given.
+
     given: Options by name, of which json_schema (text, or a schema as a mapping), json_object (True or
         False), regex (text) and choice (texts) are read.
     Raises InvalidRequest if several forms are given, or a schema is not JSON.
@@ -273,6 +283,8 @@ def form_of(given: Mapping[str, Any]) -> params.Form | None:
 def biases_of(given: Any) -> tuple[tuple[int, float], ...]:
     """Return (token id, bias) pairs by ascending token id.
 
+    An entry that is no pair, or has no integer and number, raises as well. Duplicate ids are kept.
+
     given: {token id: bias}, or one or several "ID=BIAS" strings.
     Raises InvalidRequest for anything else.
     """
@@ -290,6 +302,8 @@ def biases_of(given: Any) -> tuple[tuple[int, float], ...]:
 
 def refuse_unknown(options: Iterable[str]) -> None:
     """Raise InvalidRequest for the first name that is not in OPTIONS; return if there is none.
+
+    The error lists all known names.
 
     options: Names of keywords.
     """
@@ -378,6 +392,8 @@ class Answer:
 def answer_of(view: View) -> Answer:
     """Return the answer to a finished request.
 
+    A request that failed gives an answer too, whose `reason` says so.
+
     view: The state after the last event.
     Raises Unavailable if the stream of events ended before the request did.
     """
@@ -406,6 +422,9 @@ LEGACY_MODES = {"sot": "specsot", "direct": "eagle"}
 def stats_of(answer: Answer, tokens: int) -> dict[str, Any]:
     """Return the statistics of an answer as a dict, under our names and under those of the projects that this
     one grew from (docs/seeds.md).
+
+    Times are in milliseconds under "time_ms" and in seconds under "total_time"; "mode" is "specsot" for a
+    planned answer and "eagle" for a direct one.
 
     answer: The answer.
     tokens: Number of tokens that are returned to the caller; it becomes the entry "tokens".
@@ -481,6 +500,8 @@ def request_with(preset: str | None, given: Mapping[str, Any]) -> dict[str, Any]
 def settings_of(preset: str | None) -> Settings:
     """Return the settings of a preset.
 
+    The error lists the known presets.
+
     preset: The preset's name; None gives empty settings.
     Raises InvalidRequest for an unknown name.
     """
@@ -495,6 +516,9 @@ def settings_of(preset: str | None) -> Settings:
 def filled(preset: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a command's options, completed by the preset's options of fleet and request. Options that were
     given take precedence over the preset.
+
+    Options that were given as None are filled in. If a KV policy other than a window is given, the preset's
+    options of the request are left out.
 
     preset: Name of a preset.
     given: Values by flag without leading dashes, such as "draft-depth"; the result has the same form.

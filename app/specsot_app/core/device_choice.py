@@ -85,6 +85,10 @@ def choose_device(
     Two GPUs with 20 and 70 GiB free: a model of 60 GiB -> cuda:1; the same in 2 stages -> cuda:1, as half of
     it does not fit on the first GPU; of 30 GiB in 2 stages -> cuda, and each stage gets its own GPU; of 80
     GiB in 2 stages -> cuda, as the master gives the second GPU more layers; of 80 GiB in one stage -> cpu.
+
+    Without a usable GPU, the CPU is chosen and the reason says why. With several shards, GPUs are chosen
+    even if the model does not fit. With one stage, the GPU with the most free memory of those that hold the
+    model is chosen; a GPU whose free memory is unknown counts as large enough, but as the smallest.
     """
     if not gpus_found.gpus:
         return _without_gpu(gpus_found)
@@ -133,6 +137,9 @@ def _used(gpus: Sequence[FoundGpu], needed_bytes: int | None) -> str:
 def _too_small(gpus: Sequence[FoundGpu], needed_bytes: int, stages: int) -> str:
     """Return the line that says why no GPU is used: how much is needed, how much is free, and what to do.
 
+    With fewer stages than GPUs, or with a single GPU, the line names the GPU with the most free memory;
+    otherwise the free memory of all together.
+
     gpus: All usable GPUs, at least one.
     needed_bytes: Bytes of the whole model.
     stages: Number of layer ranges. If there are several, the GPUs could have held the model together.
@@ -148,6 +155,8 @@ def _sharded(gpus: Sequence[FoundGpu], needed_bytes: int | None, shards: int) ->
 
     If they are too few or too small, they are chosen anyway: loading the model then refuses what was asked
     for.
+
+    The device is always "cuda:0". If a GPU is too small, the reason names the first such GPU.
 
     gpus: All usable GPUs, at least one.
     needed_bytes: Bytes of the whole model; None if unknown.
@@ -165,6 +174,8 @@ def _sharded(gpus: Sequence[FoundGpu], needed_bytes: int | None, shards: int) ->
 def _without_gpu(gpus_found: FoundGpus) -> ChosenDevice:
     """Choose the CPU, and say why no GPU can be used: none exists, torch is built for CPUs,
     CUDA_VISIBLE_DEVICES hides them, or torch cannot use them.
+
+    Only without any NVIDIA GPU the line is not notable.
 
     gpus_found: GPUs of this machine, and the installed torch, which can use none of them.
     """
@@ -194,6 +205,8 @@ def visible_gpus(installed: Sequence[tuple[str, FoundGpu]], visible: str | None)
     memory.
 
     GPUs 0 and 1, "1,0" -> 1 as cuda:0, 0 as cuda:1; "1,7,0" -> 1 as cuda:0 alone; "" -> none.
+
+    Spaces around a name are ignored. A name that is repeated is counted again.
     """
     if visible is None:
         return tuple(gpu for _, gpu in installed)
@@ -212,6 +225,8 @@ def visible_gpus(installed: Sequence[tuple[str, FoundGpu]], visible: str | None)
 
 def _named(installed: Sequence[tuple[str, FoundGpu]], name: str) -> FoundGpu | None:
     """Return the GPU with this name; None if there is none.
+
+    Numbers are those of nvidia-smi; "GPU-" and the beginning of a UUID name the first GPU that fits.
 
     installed: UUID and description of each GPU of the machine.
     name: One part of CUDA_VISIBLE_DEVICES: a number, or the beginning of a UUID.

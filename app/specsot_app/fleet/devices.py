@@ -34,6 +34,9 @@ DEVICE_HELP = {
 def with_device(options: FleetOptions, out: TextIO) -> FleetOptions:
     """Return options that name a device; unchanged if they do already.
 
+    The line is printed only if a choice was made and it is notable, that is, if this machine has an NVIDIA
+    GPU, whether it is used or not.
+
     options: Options of a fleet.
     out: Stream that gets the line which says which device was chosen and why, if this machine has a GPU.
     """
@@ -54,6 +57,10 @@ def choose_for(
     The choice is None if there was none to make: the fleet is elsewhere, --device or --devices are given, or
     torch is missing. If --device names a device, the options are returned unchanged; in the other two cases
     they name the CPU.
+
+    The number of stages that is compared with the GPUs is `options.stages`, else the number of layer ranges,
+    else 1, each times `rings`. If this machine has no usable GPU, the model's size is not counted, and the
+    choice is the CPU. A model whose size cannot be read is taken to fit.
 
     options: Options of a fleet.
     rings: Number of complete rings, at least 1.
@@ -87,6 +94,8 @@ def print_choice(choice: ChosenDevice, out: TextIO) -> None:
 
 def local_device(device: str, out: TextIO) -> str:
     """Return the device of a machine that joins another one's fleet, whose model's size it does not know yet.
+
+    The choice is made as if the model fits on any GPU.
 
     device: A torch device, which is returned as it is, or AUTO.
     out: Stream that gets the reason of a choice, if this machine has a GPU.
@@ -125,6 +134,8 @@ def count_memory(options: FleetOptions) -> int:
 def find_gpus() -> FoundGpus:
     """Return the GPUs that torch can use and that the driver knows, without making a CUDA context. On a
     machine without a GPU, the result has no GPUs.
+
+    GPUs beyond those that torch counts are left out. `hidden` is also True if no GPU is installed.
     """
     import torch
 
@@ -143,6 +154,8 @@ def find_gpus() -> FoundGpus:
 def _installed_gpus() -> list[tuple[str, FoundGpu]]:
     """Return (UUID, GPU) of all GPUs that the driver knows; empty without the library, a driver or
     permission.
+
+    Any other failure of the library also gives an empty list.
     """
     try:
         import pynvml
@@ -156,6 +169,8 @@ def _installed_gpus() -> list[tuple[str, FoundGpu]]:
 
 def _read_gpu(number: int) -> tuple[str, FoundGpu]:
     """Return one GPU's UUID, name and free memory.
+
+    Free memory is in bytes. Raises what NVIDIA's library raises.
 
     number: Number of the GPU as nvidia-smi counts.
     """

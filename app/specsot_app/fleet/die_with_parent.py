@@ -22,6 +22,8 @@ def end_with(parent: int) -> None:
 
     On other systems than Linux, only the second part is done.
 
+    That exit has the status 0.
+
     parent: Process id of the expected parent.
     """
     if sys.platform == "linux":

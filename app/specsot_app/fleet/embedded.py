@@ -82,6 +82,8 @@ class EmbeddedOptions:
     def member_options(self, member: str) -> DraftModelOptions:
         """Return the options with which one member loads: its device and its KV memory are filled in.
 
+        Without a chosen KV memory it is KV_MEMORY bytes.
+
         member: The member's name, "drafter" or "worker-0", "worker-1" and so on.
         """
         weights = self.weights
@@ -112,6 +114,9 @@ class EmbeddedFleet:
     ) -> EmbeddedFleet:
         """Load all members and wait until the ring is complete. Raises what loading raises, after closing
         everything.
+
+        Raises Unavailable if a member ended without an error before the ring was complete. If this call is
+        cancelled, everything is closed as well.
 
         options: Options that say what to load, and where.
         member_makers: Makers of the members by name, which replace those that the options describe (tests
@@ -172,6 +177,8 @@ class EmbeddedFleet:
     async def close(self) -> None:
         """Let every member leave, and wait until all have left. Requests that are still waiting end with an
         error.
+
+        Errors of members are dropped.
         """
         self._master.end("the fleet is closed")
         self._leaving.set()
@@ -183,6 +190,8 @@ class EmbeddedFleet:
         If no ring can form any more (no worker is left), every current and later request fails with the
         reason. A member that hangs ends all of them, since other members wait for the same thread. Nothing
         happens if the fleet is being closed, or the member ended without an error.
+
+        A cancelled member is ignored as well. Members other than the ended one continue if a worker is left.
 
         name: The member's name.
         member: Its task, which is done.
@@ -200,6 +209,8 @@ class EmbeddedFleet:
 
     async def _complete(self, with_drafter: bool) -> None:
         """Wait for the ring to be complete. If a member fails before that, raise its error.
+
+        If several members have failed, the error of the first in the list is raised.
 
         with_drafter: True: also wait for a drafter.
         Raises Unavailable if a member ended without an error before the ring was complete.
@@ -244,6 +255,9 @@ class MemberUplink:
 def _connect(membership: Membership, inbox: Inbox) -> Connect:
     """Return the function with which members of this process register at the master.
 
+    The returned function raises what the master refuses a member with; it returns a link over which the
+    member sends to the master.
+
     membership: The master's side of all members.
     inbox: The member's inbox, which receives the master's messages.
     """
@@ -284,6 +298,8 @@ def _before_sending(options: EmbeddedOptions) -> Prepare | None:
     """Return a function that prepares a message before it is sent, so that tensors can move to another GPU.
     Return None if tensors never change their GPU.
 
+    Tensors may change their GPU only if several workers compute on GPUs.
+
     options: Options of the fleet.
     """
     if not options.crosses_gpus:
@@ -298,6 +314,8 @@ def _executor_for(options: EmbeddedOptions, threads: Threads, name: str) -> Exec
 
     If the master chooses among GPUs, it is not known yet which members share one, and each member has its own
     thread.
+
+    Only the device "cuda" without a number leaves the choice to the master.
 
     options: Options of the fleet.
     threads: The threads of the fleet; a missing one is made.
@@ -355,6 +373,8 @@ def _ranges(options: EmbeddedOptions) -> tuple[Range | None, ...]:
 def _member_makers(options: EmbeddedOptions, on_loaded: Loaded | None) -> dict[str, MemberMaker]:
     """Return the makers of the members by name: workers in ring order, then the drafter, if there is one.
 
+    Making a member imports torch and loads its weights, so call it on the member's thread.
+
     options: Options of the fleet.
     on_loaded: Called with a worker's name and its number of loaded layers; None: nothing is reported.
     """
@@ -392,6 +412,8 @@ def _member_makers(options: EmbeddedOptions, on_loaded: Loaded | None) -> dict[s
 
 def _device(options: EmbeddedOptions, name: str) -> str:
     """Return a member's device; the drafter runs on the last worker's.
+
+    Without `devices`, every member has the device of the weights.
 
     options: Options of the fleet.
     name: The member's name, "drafter" or "worker-0", "worker-1" and so on.

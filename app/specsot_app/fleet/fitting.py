@@ -112,6 +112,8 @@ class FleetPlan:
     def lacking(self) -> dict[str, int]:
         """Return the missing bytes by device. Devices with enough room, or whose free memory is unknown, are
         left out.
+
+        The needs of all stages at the same place are added. Without a lacking device, the result is empty.
         """
         rooms = {stage.place: stage.room for stage in self.stages if stage.room is not None}
         needs = Counter[str]()
@@ -122,6 +124,11 @@ class FleetPlan:
 
 def plan_fleet(options: FleetOptions) -> FleetPlan:
     """Return how the fleet would be placed, and what each device would hold.
+
+    InvalidRequest is also raised without a model, for a number of places that differs from the number of
+    stages, for a place on another machine without its memory, and for a drafter that lacks its model. If the
+    layers can be placed but a device still lacks memory, nothing is raised: `FleetPlan.lacking` names the
+    device.
 
     options: Options of the fleet; only the config and the headers of its weight files are read.
     Raises Refused if layers do not fit, with the sizes in words; ModelError; InvalidRequest.
@@ -180,6 +187,9 @@ def count_on_gpu(options: FleetOptions) -> int:
 
     No GPU is queried; room for graphs is counted as on a GPU that is large enough.
 
+    Without a drafter that is a model, nothing is added for drafting. The drafter's KV pages count as many
+    bytes as those of the ring.
+
     options: Options of the fleet.
     Raises ModelError, HeadMismatch, InvalidRequest.
     """
@@ -212,6 +222,9 @@ def _planned_places(options: FleetOptions, ranges: int) -> tuple[PlannedPlace, .
     """Return one place for each stage: those of --devices, else this machine's --device; stages on GPUs are
     counted through cuda:0, cuda:1 and so on.
 
+    A device "cuda:1" without --devices is used by every stage; "cuda" gives stage 0 cuda:0, stage 1 cuda:1
+    and so on. Without ranges and `stages` there is one place.
+
     options: Options of the fleet.
     ranges: Number of layer ranges that were chosen; 0 if none were.
     """
@@ -228,6 +241,8 @@ def _planned_places(options: FleetOptions, ranges: int) -> tuple[PlannedPlace, .
 def _with_measured(planned: PlannedPlace) -> PlannedPlace:
     """Return the place with free memory and bandwidth of this machine's device, measured unless they were
     given.
+
+    The free memory of a CPU is counted as well as that of a GPU. A given bandwidth is kept.
 
     planned: The place as the user described it. If its memory is given, it is returned unchanged.
     Raises InvalidRequest for a place on another machine without its memory.
@@ -248,6 +263,9 @@ def _worker_registration(
 
     Its measured curve is replaced by the time that reading a step's weights takes; it has none if the
     bandwidth is unknown.
+
+    The memory is None if it is unknown; otherwise it is the free memory without what CUDA graphs take, at
+    least 0.
 
     stage: Number of the place in ring order, which becomes the worker's name.
     planned: The place, with its memory and bandwidth, as far as they are known.
@@ -282,6 +300,8 @@ def _worker_registration(
 def _without_drafter_memory(worker: Registration, draft_memory: DraftMemory | None) -> Registration:
     """Return the worker with less free memory: that of the drafter on its device is subtracted. Unchanged
     without a drafter, or if the free memory is unknown.
+
+    The result's memory is at least 0.
 
     worker: Registration of the last worker, on whose device the drafter runs.
     draft_memory: Sizes of the drafter; None: no model drafts.
@@ -318,6 +338,9 @@ def _drafter_registration(
 def _draft_memory(options: FleetOptions, layer_memory: LayerMemory) -> DraftMemory | None:
     """Return the sizes of the drafter: weights, graphs and bytes per KV row. Return None if no model drafts.
 
+    A drafter of MODELLESS gives None even if a draft model is named. Without a draft model any other drafter
+    raises InvalidRequest. A small language model ("model") is counted with its beam, a head with its tree.
+
     options: Options of the fleet, with the device of the last place.
     layer_memory: Sizes of the layers at the last place, whose weight files the head may borrow from.
     Raises ModelError, HeadMismatch, InvalidRequest.
@@ -351,6 +374,8 @@ def _draft_memory(options: FleetOptions, layer_memory: LayerMemory) -> DraftMemo
 def open_head(folder: Path, bin_too: bool) -> Checkpoint:
     """Return a head opened for its shapes alone. Of a head on the hub only the file's header is fetched.
 
+    Any other head is opened from its files.
+
     folder: The head's folder.
     bin_too: True: also read pytorch_model.bin.
     """
@@ -365,6 +390,9 @@ def _placed_stages(
     workers: Sequence[Registration], ring_config: RingConfig, forms: dict[str, int]
 ) -> tuple[Stage, ...]:
     """Return the stages in ring order, placed as the master would.
+
+    If the ring is incomplete, Refused says what it lacks. Without other forms, the error has no sizes of
+    them.
 
     workers: Registrations of the planned workers.
     ring_config: Config of the ring.
@@ -389,6 +417,8 @@ def _stage_plan(
     draft_memory: DraftMemory | None,
 ) -> StagePlan:
     """Return a placed stage with its bytes.
+
+    `drafter` includes the drafter's KV of all positions, and is 0 without a drafter.
 
     stage: The stage that the master's placement returned.
     planned: The place at which it runs.
@@ -429,6 +459,9 @@ def _form_in_words(base: Path, layer_memory: LayerMemory) -> str:
     """Return the form of the weights in words: "bf16", "int8, computed in bf16", or, for a model that was
     published in fewer bits, the published form and what is done with it.
 
+    The words for a published form P are "P, as they are in KIND, computed in bf16" if the quantization KIND
+    holds the weights, else "P, decoded to bf16".
+
     base: Directory of the base model.
     layer_memory: Sizes of the layers, with the number format and quantization.
     """
@@ -447,6 +480,8 @@ def _form_in_words(base: Path, layer_memory: LayerMemory) -> str:
 def _other_forms(base: Path, layer_memory: LayerMemory) -> dict[str, int]:
     """Return the bytes of all layers in each other quantization; empty for a model that was published in
     fewer bits.
+
+    The present quantization is left out; no quantization at all is not among the forms.
 
     base: Directory of the base model.
     layer_memory: Sizes of the layers, with the present form and the weight files.

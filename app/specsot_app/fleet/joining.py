@@ -59,6 +59,9 @@ class Authority:
     def __init__(self, folder: Path) -> None:
         """Open the authority in a folder, or create it there.
 
+        If ca.key is missing, a new key and certificate are made, and a ca.pem without its key is
+        overwritten. If ca.key exists, both files are only read.
+
         folder: Folder of ca.key and ca.pem; created if missing.
         Raises InvalidRequest if the folder has no usable key and certificate, OSError if it cannot be
             written.
@@ -82,6 +85,9 @@ class Authority:
     def write(self, role: str) -> None:
         """Write a new key and certificate of one of this machine's roles into a folder of the role's name.
 
+        The folder lies in the authority's folder and is created if missing. Older files own.key, own.pem and
+        ca.pem in it are replaced.
+
         role: Name of the role: "master", "worker", "drafter" or JOIN_ROLE.
         """
         key = write_key(self._folder / role)
@@ -89,6 +95,9 @@ class Authority:
 
     def sign(self, request: str, role: str) -> str:
         """Return a certificate (PEM) for a role, whatever name the request has.
+
+        The certificate is valid for MEMBER_DAYS days, for the DNS name `role` and for this machine's own
+        names (HERE), as a server's and as a client's. Names and extensions of the request are ignored.
 
         request: A certificate request as PEM text, whose signature is checked.
         role: Name to write into the certificate.
@@ -113,7 +122,11 @@ class Authority:
         return signed.public_bytes(serialization.Encoding.PEM).decode()
 
     def _make(self) -> None:
-        """Create key and certificate of the authority in its folder. An older key is replaced."""
+        """Create key and certificate of the authority in its folder. An older key is replaced.
+
+        The certificate is valid for AUTHORITY_DAYS days and may sign members' certificates, but no further
+        CAs.
+        """
         key = write_key(self._folder, "ca.key")
         name = _x509_name("SpecSoT fleet")
         builder = _certificate_builder("SpecSoT fleet", name, AUTHORITY_DAYS).public_key(key.public_key())
@@ -139,6 +152,9 @@ def pin(ca: str) -> bytes:
 def write_key(folder: Path, name: str = "own.key") -> ec.EllipticCurvePrivateKey:
     """Write a new private key that only this user can read, and return it; an older key of this name is
     replaced.
+
+    The file has the mode 0600 and the key in PEM without a password; a new folder has the mode 0700. Raises
+    OSError if it cannot be written.
 
     folder: Folder of the file, created if missing.
     name: Name of the file.
@@ -177,6 +193,9 @@ def write_identity(folder: Path, certificate: str, ca: str) -> None:
 def is_valid(folder: Path, now: datetime) -> bool:
     """Return whether the folder has a certificate that is valid for at least another day.
 
+    A file that cannot be read, or is no certificate, also gives False. Who signed the certificate is not
+    checked.
+
     folder: Folder of own.pem; without that file the result is False.
     now: The present time, with a time zone.
     """
@@ -189,6 +208,8 @@ def is_valid(folder: Path, now: datetime) -> bool:
 
 def _certificate_builder(name: str, issuer: x509.Name, valid_days: int) -> x509.CertificateBuilder:
     """Return a certificate builder with names, serial number and validity, which begins an hour ago.
+
+    The builder has no public key yet.
 
     name: Common name that the certificate gets.
     issuer: Name of the CA.
@@ -243,6 +264,9 @@ class JoinCode:
 
 def parse_code(code_text: str) -> JoinCode:
     """Return a code from its printed text.
+
+    The text must end in "/" and base64 of exactly PIN_BYTES + SECRET_BYTES bytes, and the address before it
+    in ":" and a decimal port; anything else raises.
 
     code_text: The text that `specsot serve --share` printed; white space around it is ignored.
     Raises InvalidRequest for a text that is incomplete or no code.
@@ -317,6 +341,10 @@ class JoinServer:
         A connection that ends early, or takes longer than EXCHANGE_TIMEOUT seconds, is dropped without a
         line.
 
+        A refused machine gets {"refused": why}, and the line that is printed names its address and the
+        reason. After an admitted machine, the invitation with the new code is printed as well. The
+        connection is closed in every case, and no exception of a dropped connection is raised.
+
         reader, writer: The two directions of the connection.
         """
         self._num_connections += 1
@@ -344,6 +372,10 @@ class JoinServer:
     def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a machine's message: a certificate, or why it is refused. If a certificate is
         granted, a new code is drawn.
+
+        The result is {"refused": why} for a secret that is missing, mistyped or used already, and for an
+        invalid certificate request; the code then stays valid. Otherwise it has the certificate (PEM), the
+        master's address and the shared flags. The certificate is always one of a worker.
 
         message: The machine's message, with its secret and its certificate request.
         """
@@ -382,6 +414,9 @@ async def open_join_server(
 ) -> AsyncGenerator[JoinServer]:
     """Run the join server within the context.
 
+    The context yields the server, whose attribute `code` is the code that is valid now. At the end of the
+    context it stops listening.
+
     folder: Folder of the authority, created if missing.
     roles: Roles of this machine, whose certificates are made anew.
     address: Address to listen at, host:port.
@@ -414,6 +449,9 @@ async def join_fleet(code_text: str, folder: Path) -> tuple[JoinedFleet, Tls]:
     A code that this machine has already used is not presented again. Another code of the same fleet is, since
     the fleet may have another address or other flags by now.
 
+    A stored certificate is used only if it is valid for at least another day and place.json exists;
+    otherwise a new one is requested with the code.
+
     code_text: The code as it was printed.
     folder: Folder that gets a folder for each code, with key, certificate and place.json.
     Raises InvalidRequest for a text that is no code, Refused and Unavailable, each in one line.
@@ -429,6 +467,11 @@ async def join_fleet(code_text: str, folder: Path) -> tuple[JoinedFleet, Tls]:
 
 async def _request_certificate(code: JoinCode, code_folder: Path) -> None:
     """Check the fleet's CA against the code, present the code, and write the certificate.
+
+    The CA is read on a first connection that trusts any certificate; the version and the answer are read on
+    a second one that is verified with this CA. The key is new each time. Refused is also raised for flags
+    that workers do not share; the certificate is then written, but place.json is not. Each connection may
+    take EXCHANGE_TIMEOUT seconds.
 
     code: The code that the user was shown.
     code_folder: Folder that gets key, certificate, CA and place.json; created if missing.
@@ -466,6 +509,9 @@ async def _request_certificate(code: JoinCode, code_folder: Path) -> None:
 def _checked_flags(flags: Any) -> tuple[str, ...]:
     """Return the flags, if they are flags that workers of a ring share, with plain words as values.
 
+    The names must be in SHARED, each with a value of 1 to 16 lower-case letters and digits. No flags give
+    ().
+
     flags: Names and values in turn, as the first machine sent them.
     Raises Refused for any other flag, so that a fleet cannot make this machine read files.
     """
@@ -481,6 +527,10 @@ async def _connection(
     address: str, context: ssl.SSLContext
 ) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Connect to a join server; yield the reader and writer of the connection within the context.
+
+    The whole context may take EXCHANGE_TIMEOUT seconds; after that, Unavailable says "no answer". The
+    connection is closed at the end of the context. The server must have the name JOIN_ROLE if its
+    certificate is verified.
 
     address: Address of the join server, host:port.
     context: TLS settings, which decide whether the server's certificate is verified.
@@ -516,6 +566,8 @@ async def _send_message(writer: asyncio.StreamWriter, message: dict[str, Any]) -
 async def _read_message(reader: asyncio.StreamReader) -> dict[str, Any]:
     """Return the next message.
 
+    A line longer than MAX_LINE_BYTES, or one that is not JSON, raises as well.
+
     reader: The incoming direction of the connection.
     Raises Unavailable if there is no whole line that is a JSON object.
     """
@@ -530,6 +582,8 @@ async def _read_message(reader: asyncio.StreamReader) -> dict[str, Any]:
 
 def own_address() -> str:
     """Return the address at which other machines reach this one: that of its default route. Nothing is sent.
+
+    The address is an IPv4 address without a port.
 
     Raises InvalidRequest if this machine has no such route.
     """

@@ -30,6 +30,8 @@ def joined_arguments(lines: Sequence[Sequence[str]]) -> tuple[str, ...]:
 def main(arguments: Sequence[str]) -> int:
     """Run the members in this process until they end; return the exit status.
 
+    The exit status is that of `run_members`. An unknown module raises ModuleNotFoundError.
+
     arguments: The members' command lines, separated by BETWEEN.
     """
     programs = [_program(*line) for line in _command_lines(arguments)]
@@ -41,6 +43,8 @@ def main(arguments: Sequence[str]) -> int:
 def _command_lines(arguments: Sequence[str]) -> list[list[str]]:
     """Return the members' command lines: (a, x, --, b) -> [[a, x], [b]]. Without arguments there is one empty
     line.
+
+    Two separators in a row give an empty line between them.
 
     arguments: The members' command lines, separated by BETWEEN.
     """

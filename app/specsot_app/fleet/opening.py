@@ -59,6 +59,9 @@ class FleetClient(Protocol):
 async def final_view(fleet: FleetClient, ask: Ask) -> View:
     """Send a request to the fleet, wait for its end, and return the view after the last event.
 
+    Raises what the fleet raises. If the events end early, `finished` of the view is None. If this call is
+    cancelled, so is the request.
+
     fleet: The client that answers.
     ask: The request.
     """
@@ -71,6 +74,8 @@ async def final_view(fleet: FleetClient, ask: Ask) -> View:
 
 async def finished_answer(fleet: FleetClient, ask: Ask) -> Finished:
     """Send a request to the fleet, and return its last event.
+
+    Unavailable is raised as well if the events end without a last event.
 
     fleet: The client that answers.
     ask: The request.
@@ -87,6 +92,9 @@ def with_demo(options: FleetOptions, out: TextIO) -> FleetOptions:
 
     Options with a master, a model or demo="small" are returned unchanged; so are options for which SmolLM2
     cannot be fetched, and then the small bundled model is used.
+
+    A `draft_model` that is given is kept. The bundled head is named only if `drafter` is None or "eagle".
+    Log lines go to stderr from now on, unless this process has configured its logs.
 
     options: As the user gave them.
     out: Stream that gets a line if SmolLM2 is being fetched, or cannot be fetched.
@@ -108,6 +116,8 @@ def with_demo(options: FleetOptions, out: TextIO) -> FleetOptions:
 def prepared(options: FleetOptions, out: TextIO) -> FleetOptions:
     """Return the options with model and device chosen, after a check of everything that can be checked before
     anything is loaded.
+
+    With a `master`, no model is looked up, and the device becomes "cpu" if it is "auto".
 
     options: As the user gave them.
     out: Stream that gets a line about the model or the device that was chosen.
@@ -135,6 +145,9 @@ async def open_fleet(options: FleetOptions, on_progress: Watch | None = None) ->
     """Open the fleet that the options describe: connect to a master, start processes, or load it into this
     process.
 
+    A `master` takes precedence over `kind`. The call returns once the ring is complete and all members have
+    joined, or, with a `master`, once it answers.
+
     options: Options of the fleet, with model and device chosen, as `prepared` returns them.
     on_progress: Called with what is counted ("layers" or "services"), how many are ready, and their total,
         perhaps on another thread; None: nothing is reported.
@@ -156,6 +169,9 @@ async def open_embedded(
     options: FleetOptions, models: Models, on_progress: Watch | None = None
 ) -> FleetClient:
     """Load a fleet into this process, and return it once its ring is complete.
+
+    Without `stages` and places, the layer ranges decide on the number of workers, else one worker has all
+    layers. From now on only errors are logged. Raises what loading raises.
 
     options: Options of the fleet, with model and device chosen, as `prepared` returns them.
     models: The directories to load.
@@ -181,6 +197,9 @@ def ring_of(options: FleetOptions) -> RingOptions:
     """Return the ring's options. If trees are fixed, stage 0 waits for each tree, however busy the machine
     is.
 
+    A fixed tuner (`drafting.tuner`) also makes stage 0 wait for each tree, at most WHOLE_TREE_TIMEOUT
+    seconds.
+
     options: Options of the fleet, of which tree, layout, plan style and drafting are read.
     """
     from specsot_master.core.ring.ring_state import EngineConfig, RingOptions
@@ -199,6 +218,8 @@ def ring_of(options: FleetOptions) -> RingOptions:
 def summed_progress(on_progress: Watch, layers: int) -> Callable[[str, int], None]:
     """Return a callback, which returns None, that adds up the layers that all workers have loaded, and
     reports the sum.
+
+    A worker's newer count replaces its older one.
 
     on_progress: Called with "layers", the sum so far, and `layers`.
     layers: Number of layers of the model; a larger sum is reported as this number.

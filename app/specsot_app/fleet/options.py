@@ -62,6 +62,8 @@ class ClientOptions:
     async def connect(self, master: str) -> MasterClient:
         """Return a client of a running master. The token file takes precedence over the token.
 
+        Without a token file and token, no token is sent; without `tls_ca`, the connection has no TLS.
+
         master: The master's address, host:port.
         Raises Unavailable if it does not answer, InvalidRequest if the token file cannot be read.
         """
@@ -73,6 +75,8 @@ class ClientOptions:
     @asynccontextmanager
     async def connected(self, master: str) -> AsyncGenerator[MasterClient]:
         """Yield a client of a master, which is closed at the end of the context.
+
+        The client is closed also if the context raises.
 
         master: The master's address, host:port.
         Raises Unavailable if the master does not answer, InvalidRequest if the token file cannot be read.
@@ -100,6 +104,10 @@ def with_stages(distributed: bool, given: Mapping[str, Any]) -> dict[str, Any]:
 def _on_several_stages(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return `given` with at least two stages; unchanged if another option says how many.
 
+    The number is taken as given by `stages`, or by the length of `layers`, `layer-splits` or `devices`;
+    "stages" is then set to the given number, or None if only the others say it. Only if none of the four is
+    given, "stages" is 2. A number of stages of 0 or less raises as well.
+
     given: Values by flag, such as "layer-splits".
     Raises InvalidRequest if an option says one stage.
     """
@@ -120,6 +128,11 @@ def _on_several_stages(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _on_one_stage(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return `given` with one stage, without the options that split the model, of which a warning tells.
+
+    "layers" and "layer-splits" are always removed, but only several layer ranges, and any splits, cause the
+    warning. Of several devices the first stays, unless `replicas` is given, since several rings of one stage
+    each use all of them. Raises InvalidRequest also for a stage count below 1, ranges out of order, and a
+    malformed device.
 
     given: Values by flag, such as "layer-splits".
     Raises InvalidRequest for a value that no model could have.
@@ -285,6 +298,9 @@ def resolved(options: FleetOptions, models: Models) -> FleetOptions:
     """Return options that name the models as other processes find them, and the form in which published
     weights are held.
 
+    The form of published weights is filled in only if no places were chosen. Without a draft model,
+    `draft_model` becomes None. `drafter` becomes the one in use.
+
     options: Options of the fleet.
     models: The directories that were found.
     """
@@ -302,6 +318,10 @@ def resolved(options: FleetOptions, models: Models) -> FleetOptions:
 def models_of(options: FleetOptions) -> Models:
     """Return the directories that a local fleet loads, and its layer ranges and places, after checking all
     options that need no loading.
+
+    Raises ModelError if torch or a model is missing, InvalidRequest for an option with an impossible value,
+    for layer ranges that do not cover the model, for a head of another kind than `use_eagle3` says, and for
+    places on other machines. Without `model`, the bundled small pair is meant.
 
     options: Options of the fleet.
     Raises ModelError, InvalidRequest.
@@ -325,6 +345,9 @@ def models_of(options: FleetOptions) -> Models:
 def warn_of_processes(options: FleetOptions) -> None:
     """Warn of options for several processes if the fleet runs in this process.
 
+    Only `transport`, `comm_mode` and `hop_dtype` are looked at. Without any of them, or with kind
+    "processes", nothing happens.
+
     options: Options of the fleet.
     """
     given = [(name, getattr(options, name)) for name in ("transport", "comm_mode", "hop_dtype")]
@@ -338,6 +361,9 @@ def warn_of_processes(options: FleetOptions) -> None:
 
 def check_choices(options: FleetOptions) -> None:
     """Raise InvalidRequest if an option with fixed choices has another value.
+
+    A value that equals the option's default is accepted without a check, and so are options of nested option
+    classes, such as those of the client.
 
     options: Options of the fleet.
     """
@@ -353,6 +379,11 @@ def draft_of(options: FleetOptions, base: Path) -> Path | None:
     model is needed.
 
     Without `draft_model`, the head that ships with SpecSoT for this base is used, if there is one.
+
+    A drafter that needs no model (MODELLESS) gives None, even if `draft_model` is given. `draft_model` is
+    the name of a bundled head, a path, or a Hub repository. Without `model` and `draft_model`, the bundled
+    small pair's head drafts, unless the drafter is "model". If no head ships for the base, None is returned
+    without a `drafter`, and InvalidRequest is raised with one.
 
     options: Options of the fleet.
     base: The base model's directory.
@@ -376,6 +407,8 @@ def _named_head(options: FleetOptions) -> Path | None:
     """Return the bundled head that `draft_model` names; None if it names a path, a Hub repository, or no
     head.
 
+    Drafter "model", a name with a slash and the name of an existing path give None at once.
+
     options: Options of the fleet.
     """
     name = str(options.draft_model)
@@ -387,6 +420,9 @@ def _named_head(options: FleetOptions) -> Path | None:
 def check_head(options: FleetOptions, draft: Path | None) -> None:
     """Raise InvalidRequest if the head is not of the kind that `use_eagle3` says; return if nothing is said
     or no head drafts.
+
+    Only the kind "eagle3" counts as EAGLE-3: a DFlash head and a head of EAGLE-1 or EAGLE-2 both match
+    `use_eagle3` False.
 
     options: Options of the fleet, of which `use_eagle3` and `drafter` are compared with the head.
     draft: The head's directory; None: no head.
@@ -407,6 +443,8 @@ def check_head(options: FleetOptions, draft: Path | None) -> None:
 def layers_of(options: FleetOptions, base: Path) -> tuple[Range, ...]:
     """Return the layer range of each stage, or () if they are not chosen.
 
+    Only `layers` is read here; `stages` is compared with the number of ranges if it is given.
+
     options: Options of the fleet.
     base: The base model's directory, whose number of layers is read.
     Raises InvalidRequest for ranges that do not cover the model, or are not as many as the stages.
@@ -425,6 +463,9 @@ def places_of(options: FleetOptions) -> tuple[HostDevice, ...]:
     The seeds' table of parameters names GPU 0 even if the model is not distributed. On a machine without a
     GPU, that entry then has no effect except a warning, and the CPU computes.
 
+    Only if `distributed` is False and the only place is a GPU that this machine lacks, the result is () in
+    spite of `devices`, after a warning.
+
     options: Options of the fleet.
     Raises InvalidRequest for a malformed place.
     """
@@ -438,6 +479,8 @@ def places_of(options: FleetOptions) -> tuple[HostDevice, ...]:
 def needs_missing_gpu(places: Sequence[HostDevice]) -> bool:
     """Return whether the only place is a GPU of this machine, which has none; False for several places.
 
+    No place, a place on the CPU and a place on another machine give False.
+
     places: Places of the stages; may be empty.
     """
     if len(places) != 1 or places[0].device == "cpu" or not local_hosts([places[0].host]):
@@ -449,6 +492,8 @@ def needs_missing_gpu(places: Sequence[HostDevice]) -> bool:
 
 def local_devices(options: FleetOptions, ranges: int) -> tuple[HostDevice, ...]:
     """Return the place of each stage, all on this machine; () if they are not chosen.
+
+    Without places the number of stages is not compared with anything.
 
     options: Options of the fleet.
     ranges: Number of chosen layer ranges; 0: none are chosen.
@@ -485,6 +530,8 @@ def local_hosts(hosts: Iterable[str]) -> frozenset[str]:
 
 def _is_local_host(host: str) -> bool:
     """Return whether a host is this machine: only an address of this machine can be bound.
+
+    An address to which no socket can be bound, whatever the reason, counts as another machine.
 
     host: Name or address of the host, an IPv6 address perhaps in brackets.
     Raises InvalidRequest if the host cannot be resolved.

@@ -61,6 +61,10 @@ class ChildProcess:
 
         The error is a ModelError if the child's input was unusable, else Unavailable. Its text is the exit
         status if the child printed nothing, and the signal's number if a signal ended it.
+
+        A signal takes precedence over the last line. The text begins with the service's name, and the
+        program's own prefix "specsot-KIND: " is removed from the line. Calling it again after the end
+        returns an equal error.
         """
         status = await self._process.wait()
         # `wait` does not cancel the reading if this waiter is cancelled, so that the next waiter gets the
@@ -77,6 +81,8 @@ class ChildProcess:
     async def end(self) -> None:
         """Ask the child to end (SIGTERM), wait for the service's grace period, then kill it. Returns at once
         if it has ended.
+
+        The call returns once the output has been read to its end.
         """
         if self._process.returncode is None:
             self._process.terminate()
@@ -90,6 +96,9 @@ class ChildProcess:
     async def _read_output(self) -> None:
         """Read the child's output to its end, so that the child never blocks on a full pipe; empty lines are
         dropped.
+
+        Bytes that are not UTF-8 are replaced. Each line is kept among the newest 20 and passed to the
+        callback.
         """
         assert self._process.stdout is not None
         async for raw in self._process.stdout:
@@ -132,10 +141,10 @@ Watch = Callable[[str, int, int], None]
 # Called with the services of other machines that have not joined yet.
 OnMissing = Callable[[Sequence[Service]], None]
 
-# Number of ends. A member that ends so often in a row, each time within SOON seconds of its start, is not
-# started again. Untuned.
+# Number of ends. A member that ends so often in a row, each time within SHORT_LIFE seconds of its start, is
+# not started again. Untuned.
 MAX_SHORT_LIVES = 3
-# Seconds. An end within this time of the start counts towards ENDS. Untuned.
+# Seconds. An end within this time of the start counts towards MAX_SHORT_LIVES. Untuned.
 SHORT_LIFE = 1800.0
 # Seconds between checks of a ring that is not complete yet. Untuned.
 PAUSE = 0.05
@@ -193,6 +202,10 @@ class ProcessFleet:
     ) -> ProcessFleet:
         """Start every service that runs on this machine, and wait until the ring is complete and all members
         have joined.
+
+        Raises Unavailable if another process listens at the master's address. Services of other machines are
+        not started but awaited, without limit. If this call fails, all processes that it started are ended.
+        The sockets' temporary folder is removed when the fleet is closed.
 
         options: Options of the fleet.
         models: The model directories to load.
@@ -255,6 +268,8 @@ def free_port() -> int:
 
     The port lies below the ports that Linux gives to outgoing connections (32768 and up), so that no
     connection takes it in the second that a master needs until it listens.
+
+    The port is 20,000 to 32,767. Raises StopIteration if 64 random ports are all taken.
     """
     random_ports = (secrets.choice(range(20_000, 32_768)) for _ in range(64))
     return next(port for port in random_ports if is_free(port))
@@ -262,6 +277,8 @@ def free_port() -> int:
 
 def is_free(port: int, host: str = LOOPBACK) -> bool:
     """Return whether no process listens at this port at this moment.
+
+    An address that cannot be bound counts as taken.
 
     port: A TCP port.
     host: Address to try, without a port.
@@ -281,6 +298,10 @@ async def ready_client(
 ) -> MasterClient:
     """Return a client of the master once all rings are complete and all members have joined; wait without
     limit.
+
+    `on_progress` is called after every answered query; the master counts as joined once the ring is ready. A
+    master that does not answer is asked again after PAUSE seconds; other errors are passed on. `on_missing`
+    is called once at first even if no service is missing.
 
     services: All services of the fleet, the master first.
     client_options: Options of the client: what it trusts, and the token that it sends.
@@ -311,6 +332,10 @@ async def ready_client(
 
 async def unless_one_ends(children: list[ChildProcess], coroutine: Coroutine[Any, Any, T]) -> T:
     """Return the coroutine's result, unless a child ends first; the coroutine is then cancelled.
+
+    If the coroutine succeeds at the same time as a child ends, its result is returned. If it fails, children
+    get EXIT_REPORT_TIMEOUT seconds to end, and the error of one that does is raised instead of the
+    coroutine's.
 
     children: The processes to watch.
     coroutine: The coroutine to run meanwhile.
@@ -347,7 +372,10 @@ async def keep_running(
     """Restart members that end, while the others continue.
 
     Return an error when one of the first `num_vital` children ends, or a member ends that cannot be
-    restarted: one with unusable input, or one that ended ENDS times in a row soon after its start.
+    restarted: one with unusable input, or one that ended MAX_SHORT_LIVES times in a row,
+    each time within SHORT_LIFE seconds of its start.
+
+    The reason of every restart, and of giving up, is passed to `on_line`.
 
     children: The processes; a restarted one takes the place of its predecessor in this list.
     on_line: Called with a service's name and each line of its output, and with a line for each restart.
@@ -382,8 +410,11 @@ class ShortLives:
         self._short = Counter[int]()
 
     def record_end(self, index: int, seconds: float) -> bool:
-        """Record that a member ended; return whether restarting it is pointless, since it ended ENDS times in
-        a row within SOON seconds of its start.
+        """Record that a member ended; return whether restarting it is pointless, since it ended
+        MAX_SHORT_LIVES times in a row within SHORT_LIFE seconds of its start.
+
+        A member that ran for SHORT_LIFE seconds or longer begins again at 0. True only at exactly
+        MAX_SHORT_LIVES short lives in a row.
 
         index: The member's index among the children.
         seconds: Seconds for which the member ran.
@@ -394,6 +425,9 @@ class ShortLives:
 
 async def first_end(children: list[ChildProcess]) -> tuple[int, SpecsotError]:
     """Wait until a child ends; return its index among the children, and why it ended.
+
+    If several children have ended, the first of them in the list is returned. No child is ended by this
+    call.
 
     children: At least one process.
     """

@@ -130,6 +130,8 @@ class Serving:
         """Return the TLS flags of a service; no flags without certificates. On another machine the folder has
         the same name.
 
+        The flags name the CA (ca.pem), the certificate (own.pem) and the key (own.key) in the role's folder.
+
         role: Subfolder of the certificates for this kind of service: "master", "worker" or "drafter".
         """
         if self.certificates is None:
@@ -168,6 +170,13 @@ def services_of(
 ) -> list[Service]:
     """Return all services of a fleet: the master first; then, for each ring, its workers in order and its
     drafter.
+
+    The number of stages is that of the chosen layer ranges, else that of the places of one ring and of the
+    stages left to joining machines, else `options.stages`, else STAGES. Stages that are left to joining
+    machines get no service. Places in `models` replace those of `serving`. Members listen at unix sockets in
+    `folder` if all run on this machine, else at TCP ports. A drafter shares a worker's process if it is on
+    this machine and the fleet has one worker only, or the stages take turns. Services of other machines have
+    `host` set.
 
     options: Options of the fleet.
     models: The model directories to load.
@@ -233,6 +242,8 @@ def processes_of(services: Sequence[Service]) -> list[Service]:
 def _with_guests(service: Service, guests: Sequence[Service]) -> Service:
     """Return a service that runs the guests in its process, too; the service itself if there are no guests.
 
+    The result's command runs the service first, then the guests in their order.
+
     service: The service that has the process.
     guests: The services that share this process.
     """
@@ -244,6 +255,9 @@ def _with_guests(service: Service, guests: Sequence[Service]) -> Service:
 
 def roles_of(replicas: int, stages: int, with_drafter: bool) -> list[Role]:
     """Return the members of all rings, ring by ring: workers in the order of their stages, then the drafter.
+
+    Workers are numbered through all rings: the second ring of two stages has worker-2 and worker-3. The
+    first drafter is called "drafter", that of ring n "drafter-n".
 
     replicas: Number of rings.
     stages: Number of workers of each ring.
@@ -266,6 +280,9 @@ def master_of(
     stages_take_turns: bool,
 ) -> Service:
     """Return the master's service.
+
+    Flags whose value is None are left out. With `private` certificates, clients need no TLS. The grace
+    period is EXIT_GRACE plus `serving.grace`, in seconds.
 
     options: The fleet's options.
     models: The directories to load.
@@ -300,6 +317,8 @@ def places_of_roles(serving: Serving, device: str, roles: Sequence[Role]) -> lis
 
     Unless places were chosen, all members run on `device` of this machine.
 
+    Workers for which no place is left run on `device` of this machine.
+
     serving: The chosen places, ring by ring.
     device: A torch device.
     roles: The members, ring by ring.
@@ -314,6 +333,8 @@ def places_of_roles(serving: Serving, device: str, roles: Sequence[Role]) -> lis
 
 def worker_flags(options: FleetOptions, models: Models, stage: int) -> tuple[str, ...]:
     """Return the command-line flags of the worker of one stage.
+
+    Without chosen layer ranges there is no --layers, and the master decides.
 
     options: Options with which the worker loads its layers.
     models: The model directories, with the layer range of each stage, if chosen.
@@ -365,6 +386,9 @@ def with_cores(services: Sequence[Service], num_rings: int | None) -> list[Servi
 
     OMP_NUM_THREADS of this process's environment takes precedence.
 
+    Members on other machines get the same variable. The variables of the `specsot` command
+    (HIDDEN_VARIABLES) are emptied for members; the master is returned unchanged.
+
     services: All services, the master first.
     num_rings: Number of rings among which the cores are divided, if stages take turns; None: the cores are
         divided among the member processes of this machine.
@@ -380,6 +404,9 @@ def with_cores(services: Sequence[Service], num_rings: int | None) -> list[Servi
 def threads_per_process(num_processes: int) -> int:
     """Return the threads of each of several processes that share this machine's cores: OMP_NUM_THREADS if it
     is set, else at least 1.
+
+    Otherwise the machine's cores are divided by the number of processes, rounded down. A value of
+    OMP_NUM_THREADS that is no whole number is ignored.
 
     num_processes: Number of processes that compute at the same time.
     """
@@ -399,6 +426,10 @@ def command_of(service: Service) -> str:
 
 def with_join_server(serving: Serving, stages: int | None, device: str, fleet_listen: str | None) -> Serving:
     """Return a serving with a server for members, and with stages left to machines that join.
+
+    The given places are replaced by the address under which other machines reach this one. Without
+    certificates, a folder of this user's state is used, and only members need TLS. InvalidRequest is also
+    raised for several rings and for places on other machines.
 
     serving: Addresses and flags of the services, without stages on other machines.
     stages: Number of stages; None: one more than the places of this machine.
@@ -437,6 +468,10 @@ _TLS_FILES = (
 def with_member_server(serving: Serving, fleet_listen: str | None, insecure: bool) -> Serving:
     """Return a serving with a server for members that other machines reach, if some stages run there.
 
+    If all stages are on this machine, the server exists only with `fleet_listen` or with certificates.
+    Otherwise every place must be an address that other machines can reach: a loopback address raises
+    InvalidRequest.
+
     serving: Addresses and places of the services.
     fleet_listen: Address of the server, if chosen.
     insecure: True: other machines may connect without certificates.
@@ -463,6 +498,8 @@ def with_member_server(serving: Serving, fleet_listen: str | None, insecure: boo
 
 def _endpoint(hosts: Iterable[str], own_hosts: frozenset[str], remote_host: str) -> str:
     """Return the address of the members' server: that of the first host that is this machine.
+
+    The port is FLEET_PORT.
 
     hosts: The hosts of all stages.
     own_hosts: The hosts that are this machine.

@@ -53,6 +53,9 @@ def wrapped_help(help_text: str, columns: int) -> str:
     """Return a help text wrapped between words to a terminal's width; explanations that continue are
     indented.
 
+    A line that does not begin with "/" continues in the first column. The indentation is at most half of
+    `columns`.
+
     help_text: Lines, of which those that begin with "/" have an explanation from column HELP_COLUMN on.
     columns: Width of the terminal, in characters.
     """
@@ -66,6 +69,9 @@ def wrapped_help(help_text: str, columns: int) -> str:
 def with_retry_temperature(ask: Ask) -> Ask:
     """Return the request so that it may get another answer: with temperature RETRY_TEMPERATURE if its
     temperature is 0 and no seed is given.
+
+    With temperature 0 and a seed, the answer would be the same, and the request stays unchanged all the
+    same.
 
     ask: The request. If it has a temperature or a seed, it is returned unchanged.
     """
@@ -83,6 +89,8 @@ def parse_line(line: str) -> tuple[str, str]:
 
     Only a line that begins like a command, such as "/mode direct", is one; a path or pasted text is a
     question.
+
+    A command without an argument has the argument "". Whether a command exists is not checked.
 
     line: The text that the user sent, which may have several lines.
     """
@@ -122,6 +130,8 @@ class ChatHistory:
     def with_exchange(self, question: str, answer: str) -> ChatHistory:
         """Return the conversation with this exchange; with an empty answer, the conversation stays as it was.
 
+        An answer of white space alone counts as empty.
+
         question: The text that the user sent.
         answer: The merged text of the answer.
         """
@@ -149,6 +159,8 @@ def is_seed(text: str) -> bool:
 
     The text's length is checked first, since Python refuses to read thousands of digits.
 
+    A sign, a fraction and an empty text give False.
+
     text: Argument of "/seed", without a sign.
     """
     return text.isdecimal() and len(text) < 100 and int(text) <= MAX_SEED
@@ -156,6 +168,8 @@ def is_seed(text: str) -> bool:
 
 def write_messages(history: ChatHistory) -> str:
     """Return the conversation, with the system message, as JSON: a list of objects with role and content.
+
+    Without a system message, the list begins with the first question. The text ends in a line break.
 
     history: The conversation.
     """
@@ -165,6 +179,11 @@ def write_messages(history: ChatHistory) -> str:
 
 def read_messages(history: ChatHistory, text: str) -> ChatHistory:
     """Return the chat with the messages of a saved one; its mode and seed stay.
+
+    A first message with the role "system" becomes the system message; without such a message, the system
+    message is removed. An empty list gives a chat without messages. Every question must have its answer: an
+    odd number of turns raises ValueError too. Invalid JSON raises json.JSONDecodeError, which is a
+    ValueError.
 
     history: The present chat.
     text: JSON as `write_messages` returns it.
@@ -233,6 +252,9 @@ class RunningAnswer:
     async def show(self, history: ChatHistory, question: str) -> AnsweredQuestion:
         """Send a request, show its events, and return the question with its answer.
 
+        The returned history is the one that was sent: if the conversation did not fit the context, it lacks
+        the oldest exchanges, and the number of these is passed to the function that shows the events.
+
         history: The conversation before the question.
         question: The text that the user sent.
         Raises what the request raises, and CancelledError if it was stopped before it began.
@@ -250,6 +272,8 @@ class RunningAnswer:
     async def stop(self) -> None:
         """Cancel the request, and let the text that was written arrive. Before the request began, and at a
         second call, end at once: `show` then raises CancelledError.
+
+        If `show` was not called yet, nothing happens.
         """
         if self._request is not None and not self._stopping:
             self._stopping = True
@@ -264,6 +288,10 @@ class RunningAnswer:
 
         The oldest exchanges are left out, one by one, while the model's context is too short for all of them
         and an answer of the usual length. Raises InvalidRequest if the question alone does not fit.
+
+        With earlier turns, the request asks explicitly for the usual number of new tokens, so that the
+        oldest exchanges are left out instead of the answer being shortened. Every other error of the request
+        is raised unchanged.
 
         history: The conversation before the question.
         question: The text that the user sent.
@@ -285,6 +313,8 @@ class RunningAnswer:
         self, first_event: Numbered, later_events: AsyncGenerator[Numbered]
     ) -> AsyncGenerator[Numbered]:
         """Yield all events, and record the request's id, which `stop` needs.
+
+        If the first event is not `Started`, no id is recorded.
 
         first_event: The first event, which has the id unless the request failed.
         later_events: The events after the first one.
@@ -335,6 +365,10 @@ class Chat:
 
     def run(self, history: ChatHistory) -> int:
         """Run until the user leaves; return 1 if a question was not answered, else 0.
+
+        An empty line is ignored. A command with a wrong argument, or an unknown one, only prints a remark.
+        "/exit", "/quit", the end of the input and Ctrl-C at the prompt end the loop. A later answer does not
+        undo a failed one. "/retry" and "/compare" before the first answer print a remark.
 
         history: The conversation to begin with.
         """
@@ -391,6 +425,9 @@ class Chat:
 
         If the file cannot be written or read, the reason is printed and the conversation stays as it was.
 
+        After loading, there is no last question for "/retry" and "/compare". An existing file is overwritten
+        by "/save".
+
         history: The conversation.
         command_word: "/save" or "/load".
         file: Path of the file.
@@ -413,6 +450,9 @@ class Chat:
         """Return the next line: first those typed during the last answer; None at the end of the input or at
         Ctrl-C.
 
+        Ctrl-C also ends the line on the error stream. The prompt is "> " in mode auto, else the mode's name
+        and "> ".
+
         history: The conversation, whose mode is shown in the prompt.
         """
         if self._typed_lines:
@@ -425,6 +465,9 @@ class Chat:
 
     def _answer(self, history: ChatHistory, question: str, differently: bool = False) -> ChatHistory:
         """Return the conversation with this exchange, or unchanged if there was no answer.
+
+        An answer that ended is remembered for "/retry" and "/compare". An answer without text leaves the
+        turns as they were sent, perhaps without the oldest exchanges.
 
         history: The conversation before the question.
         question: The text that the user sent.
@@ -441,6 +484,9 @@ class Chat:
 
         If no question was answered yet, or if the last answer's plan was dropped, a remark says so and
         nothing is asked.
+
+        The other way is "direct" if the last answer had branches, else "sot". The question is asked with the
+        conversation that was sent the first time. The last answer stays the one that was compared.
         """
         if self._last is None:
             self._print_remark("no question was answered yet")
@@ -463,6 +509,10 @@ class Chat:
         why.
 
         Lines that are typed meanwhile are kept for later, except "/stop", which ends the answer.
+
+        The remark is "stopped before anything was written" if the user stopped the request before it began,
+        else the error's text. An error, an answer without a last event and an answer that failed make `run`
+        return 1; a stopped one does not.
 
         history: The conversation before the question.
         question: The text that the user sent.
@@ -521,6 +571,8 @@ class Chat:
 
 def describe_left_out(exchanges: int, max_positions: int | None) -> str:
     """Return the remark about exchanges that were left out, since they do not fit the model's context.
+
+    Without `max_positions`, the remark leaves out the context's size.
 
     exchanges: Number of exchanges that were left out, at least 1.
     max_positions: Number of positions of the context; None if unknown.

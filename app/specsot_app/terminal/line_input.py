@@ -86,6 +86,8 @@ class TerminalInput:
         """Return the next question, which may have several lines, or None at the end (Ctrl-D). Raises
         KeyboardInterrupt.
 
+        Without a prompt on the output, the prompt goes to stderr, and the line is read with its newline.
+
         prompt: Text shown in front of the first line.
         """
         if self._session is None:
@@ -116,6 +118,8 @@ def input_from(lines: TextIO, out: TextIO, history: Path) -> LineInput:
 
 def _session(history: Path) -> PromptSession[str]:
     """Return a prompt session with Enter, Alt-Enter and a history that only this user can read.
+
+    Enter sends, and Alt-Enter inserts a line break.
 
     history: File of the history, created if missing; if that fails, the history is kept in memory.
     """
@@ -157,6 +161,10 @@ def _lines_until_done(future: Future[Any], terminal: int | None) -> Iterator[str
 
     A terminal that is closed meanwhile yields nothing more.
 
+    Several lines that arrive at once are yielded one by one, without their newlines; an unfinished line
+    counts as a line. Several Ctrl-C that arrive together yield INTERRUPT once. The end of the work takes
+    precedence over lines that arrive with it: these stay unread.
+
     future: Future of the work; it is done when the work is.
     terminal: File descriptor of the terminal; None: only Ctrl-C is watched.
     """
@@ -184,6 +192,9 @@ def _done_or_interrupt(future: Future[Any]) -> Generator[socket.socket]:
     """Yield a socket that receives DONE when the future is done, and the signal's number at Ctrl-C, which
     raises no exception meanwhile.
 
+    A future that is done already sends DONE at once. Both sockets are closed and SIGINT is handled as before
+    at the end of the context.
+
     future: Future of the work; it is done when the work is.
     """
     receiver, sender = socket.socketpair()
@@ -195,6 +206,8 @@ def _done_or_interrupt(future: Future[Any]) -> Generator[socket.socket]:
 
 def _done_sender(sender: socket.socket) -> Callable[[Any], None]:
     """Return a callback for a future, which sends DONE over a socket and returns None.
+
+    An error of sending is ignored, since the receiving side may be closed already.
 
     sender: Sending side of the socket.
     """
@@ -215,6 +228,9 @@ def _done_sender(sender: socket.socket) -> Callable[[Any], None]:
 def _signals_to(file_descriptor: int) -> Generator[None]:
     """Within the context, which yields None, let signals write their number to a file descriptor, and let
     Ctrl-C raise no exception.
+
+    The former handler and descriptor are restored at the end, also after an exception. Must run on the main
+    thread.
 
     file_descriptor: File descriptor of a socket that does not block.
     """
@@ -240,6 +256,8 @@ def _ignore_interrupt(number: int, frame: FrameType | None) -> None:
 def _without_echo(terminal: int) -> Generator[None]:
     """Turn the terminal's echo off within the context, which yields None, since typed characters would
     disturb the display.
+
+    The former settings are restored at the end, also after an exception.
 
     terminal: File descriptor of the terminal.
     """

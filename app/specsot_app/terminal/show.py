@@ -53,6 +53,9 @@ def format_for(streams: Streams, json: bool) -> OutputFormat:
     """Return JSON if it is asked for, panels on a terminal that can move its cursor, and plain text
     otherwise.
 
+    JSON takes precedence over a terminal. A terminal that cannot move its cursor (TERM=dumb) gets plain
+    text.
+
     streams: The streams of the output, of which `out` may be a terminal.
     json: True if JSON was asked for.
     """
@@ -69,6 +72,8 @@ async def show(
     make_summary: Summary = summary,
 ) -> View:
     """Read the events to their end, and show each; return the view after the last one.
+
+    Raises what the events raise.
 
     events: Events of one request.
     output_format: Format in which the events are shown: live panels, plain text or JSON lines.
@@ -87,6 +92,8 @@ async def show(
 async def show_json(events: AsyncIterator[Numbered], streams: Streams) -> View:
     """Print one JSON object a line; the last one is `finished`. Return the view after the last event.
 
+    If the events raise, the lines so far stay and the exception is passed on. There is no summary.
+
     events: Events of one request.
     streams: The streams of answers and of remarks; only the first is used.
     """
@@ -102,6 +109,10 @@ async def show_text(
 ) -> View:
     """Print the merged answer as it grows; a forecast and the summary go to the error stream. Return the view
     after the last event.
+
+    The forecast is printed when the request starts, if there is one. A line break follows an answer that
+    does not end in one; without any text, nothing is printed to the answer's stream. If the events raise, no
+    summary is printed.
 
     events: Events of one request.
     streams: The streams of answers and of remarks.
@@ -148,6 +159,8 @@ async def show_live(
     event.
 
     If the request is interrupted or fails, print what was written so far, and re-raise.
+
+    Nothing is printed for an interrupted request that has not written anything.
 
     events: Events of one request.
     console: Console of the terminal.
@@ -205,6 +218,9 @@ def weights_of(options: FleetOptions) -> str:
     """Return names and size of the weight files that are loaded, such as "model.safetensors, 513 MiB". Return
     the model's name alone if there are no weight files.
 
+    Several files are shown by their number and the model's name. `model` may be a file itself. The size is
+    that of all files together.
+
     options: Options of the fleet; without a model, the bundled small model is meant.
     """
     model = Path(options.model or small_pair() / "base")
@@ -217,6 +233,8 @@ def weights_of(options: FleetOptions) -> str:
 
 def open_with_progress(err: TextIO) -> Opener:
     """Return `open_fleet` with a progress bar while the fleet loads.
+
+    The returned function raises what `open_fleet` raises; the bar is then removed.
 
     err: Stream to draw on.
     """

@@ -48,6 +48,9 @@ def lines_of(info: Info) -> list[str]:
 def status_rows(info: Info) -> list[tuple[str, str]]:
     """Return (name, value) of everything to show, in order; what the fleet does not have is left out.
 
+    Always shown are the models, the members and the epoch (with "ready" or "not ready"), and the version
+    last; pages, plan, requests, steps, rings ("replica") and what the fleet waits for only if they exist.
+
     info: State of the fleet.
     """
     models = [
@@ -70,6 +73,9 @@ def describe_member(member: MemberInfo, info: Info) -> str:
     """Return a member in one line: name and address, then, as far as they exist, its layers, milliseconds of
     a step, and ring, and whether it is a standby.
 
+    The milliseconds are those of the stage's part of a step; "at least" follows if a minimum was measured. A
+    member of the only ring has no ring number.
+
     member: The member.
     info: State of the member's fleet.
     """
@@ -86,6 +92,10 @@ def describe_member(member: MemberInfo, info: Info) -> str:
 def stage_seconds(member: MemberInfo, info: Info) -> float | None:
     """Return a worker's seconds per step; None before the first step, and for members without layers.
 
+    The steps of the member's own ring are used; a member whose ring is not among `info.replicas` uses those
+    of the whole fleet. None also if the number of measured stages differs from the number of workers that
+    have layers in the ring.
+
     member: The member.
     info: State of the member's fleet, which has the times of each ring's stages in order.
     """
@@ -100,6 +110,8 @@ def stage_seconds(member: MemberInfo, info: Info) -> float | None:
 def describe_replica(replica: ReplicaInfo) -> str:
     """Return the state of one of several rings in one line: number, epoch, free pages, requests, steps per
     second. Values that the ring does not have yet are left out.
+
+    An example is "0 · epoch 3 · ready · 20 of 64 pages free · 2 running, 0 waiting · 41.0 steps/s".
 
     replica: State of the ring.
     """
@@ -122,6 +134,9 @@ def describe_pages(pages: PagesInfo) -> str:
 def describe_requests(requests: RequestsInfo) -> str:
     """Return in one line the current requests, and ends and reused prompt tokens since the master began.
 
+    The share of cached prompt tokens is 0 % before the first prompt token. Ends are counted by reason.
+    Refused requests are named only if there are any.
+
     requests: Counts of requests, sequences and prompt tokens.
     """
     share = requests.cached_tokens / requests.prompt_tokens if requests.prompt_tokens else 0.0
@@ -139,6 +154,9 @@ def describe_requests(requests: RequestsInfo) -> str:
 def describe_steps(steps: StepsInfo) -> str:
     """Return in one line the steps of the last seconds, and the totals since the master began.
 
+    The line has steps per second, tokens and rows of a step, tokens per second, and the numbers of all steps
+    and tokens.
+
     steps: Counts and speeds of steps.
     """
     tokens = steps.per_second * steps.tokens_per_step
@@ -150,6 +168,8 @@ def describe_steps(steps: StepsInfo) -> str:
 def draw_status(status: StatusView) -> RenderableType:
     """Return the facts as a table, with used pages as a bar and the pace as a curve; the last line says how
     to leave, or why the newest query failed.
+
+    Without pages there is no bar, and without steps no curve.
 
     status: The view after the newest query.
     """
@@ -168,6 +188,8 @@ def draw_status(status: StatusView) -> RenderableType:
 
 def curve(values: Sequence[float]) -> str:
     """Return one character for each value, as high as the value relative to the highest: [1, 2, 4] -> "▃▅█".
+
+    The highest value gets the highest character.
 
     values: Numbers that are not negative; if all are 0, every character is the lowest; no values give an
         empty text.
@@ -194,6 +216,8 @@ async def watch(query: Query, wait: Wait, console: Console) -> None:
 
     A master that is lost is queried again.
 
+    The screen is drawn anew after each query; the call never returns.
+
     query: Asks the master for its state.
     wait: Waits until the next query.
     console: Console of the terminal.
@@ -208,6 +232,9 @@ async def status_views(query: Query, wait: Wait) -> AsyncIterator[StatusView]:
     """Yield the fleet's state, with its recent speeds, after each query, without end.
 
     If a later query fails, the last state is yielded again with the reason.
+
+    With a failed query the pace stays as it was; the reason also says that the query is repeated and how to
+    leave.
 
     query: Asks the master for its state.
     wait: Waits until the next query.
@@ -225,6 +252,8 @@ async def status_views(query: Query, wait: Wait) -> AsyncIterator[StatusView]:
 
 async def get_info(query: Query) -> Info:
     """Return the master's state.
+
+    Raises also what the query raises, unchanged.
 
     query: Asks the master for its state.
     Raises Unavailable if there is no answer within INFO_TIMEOUT.

@@ -41,6 +41,10 @@ class OutputOptions:
     def place(self) -> Path | None:
         """Return the output file, or None, after checking that it can be written before anything is measured.
 
+        InvalidRequest is raised for a folder, for the endings .md, .tex and .png, and for a file or folder
+        without write permission. Missing folders are created; the file itself is not. None means that no
+        output file was asked for.
+
         Raises InvalidRequest, also for names of the files that are written beside it.
         """
         file = self.output
@@ -105,6 +109,10 @@ def full(options: TablesOptions) -> int:
 
 def measure(name: str, options: TablesOptions) -> int:
     """Run a table and publish it; return the exit status. `quick` and `full` differ in their methods alone.
+
+    The exit status is 0. Without `minutes` there is no limit. The bundled small model is not given a text
+    for perplexity unless `text` names one. Raises ModelError if a model is missing, InvalidRequest for
+    questions or a text that cannot be read.
 
     name: Name of the table, "quick" or "full".
     options: Options of the command.

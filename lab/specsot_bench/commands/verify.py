@@ -66,6 +66,9 @@ def verify(options: VerifyOptions) -> int:
 
     Exit status 0: all answers agree, and the head fits. A quantized model is compared with itself, computed
     in one pass.
+
+    \f Prints the report as lines, or as one JSON object with --json. The exit status is 1 if an answer
+    differs by more than rounding, or the head does not fit. Errors of opening and loading are raised.
     """
     require_torch()
     from specsot_app.terminal.show import open_with_progress

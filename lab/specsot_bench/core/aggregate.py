@@ -101,6 +101,8 @@ class Recording:
 
         With steps that end at 1, 3, 6 tokens, up_to(4) is the state at 6 tokens.
 
+        Raises IndexError if there are no samples.
+
         tokens: Number of tokens.
         """
         first, last = self.samples[0].seconds, self.samples[-1]
@@ -174,6 +176,8 @@ def name_of(method: Method, tokens: int) -> str:
 def skipped(method: Method, tokens: int, reason: str) -> dict[str, object]:
     """Return the row of a method that was not measured.
 
+    The row has the keys "name", "method", "tokens" and "skipped".
+
     method: The method.
     tokens: Number of tokens of each answer.
     reason: Why it was not measured, in words.
@@ -186,6 +190,9 @@ def unwritten(
 ) -> list[dict[str, object]]:
     """Return rows for answers that do not exist, and for the shorter lengths that would have been read off
     them.
+
+    A planned method has a row only for the length that failed; any other method has one for each of its
+    lengths. If it failed at several lengths, the first reason is used.
 
     table: Methods and lengths.
     failures: Reasons why there is no answer, by the method's name and the requested length.
@@ -204,6 +211,9 @@ def unwritten(
 def row_of(runs: Runs, baseline: Runs, quality: Perplexities) -> dict[str, object]:
     """Return a row of the table, by the names of its figures. Figures that were not measured are None, and so
     is the standard deviation of a single run.
+
+    Rates are tokens per second, and `speedup` is the median of the ratios to the baseline in the same round.
+    "as_plain" is the number of rounds whose tokens equal the baseline's.
 
     runs: The runs of the method at one length, at least one.
     baseline: The baseline's runs at the same length; a ratio is taken within its round.
@@ -247,6 +257,8 @@ def runs_of(answers: Mapping[tuple[str, int], Sequence[Recording]], table: Metho
     """Return the measured runs, by length and then in the methods' order; methods without answers are left
     out.
 
+    A length that is longer than what was written is left out as well.
+
     answers: Answers by the method's name and requested length, one for each round. Plans were written for
         every length; of other methods only the longest was written, and the shorter ones are its prefixes.
     table: Methods and lengths.
@@ -269,6 +281,8 @@ def runs_of(answers: Mapping[tuple[str, int], Sequence[Recording]], table: Metho
 def baseline_of(runs: Sequence[Runs], tokens: int) -> Runs:
     """Return the baseline's runs at one length.
 
+    The baseline is the method called PLAIN.
+
     runs: Runs of all methods.
     tokens: The length.
     Raises StopIteration if the baseline was not measured at this length.
@@ -278,6 +292,8 @@ def baseline_of(runs: Sequence[Runs], tokens: int) -> Runs:
 
 def perplexity(losses_of_texts: Iterable[Sequence[float]]) -> float | None:
     """Return exp of the mean negative log-likelihood over the tokens of all texts; None without tokens.
+
+    Every token counts alike, whatever the length of its text.
 
     losses_of_texts: Losses (nats) of the tokens of each text.
     """
@@ -296,6 +312,8 @@ def _same(first: Sequence[int], second: Sequence[int]) -> bool:
 def _percent(drafts: Sequence[tuple[int | None, int | None]]) -> float | None:
     """Return accepted drafts as a percentage of proposed drafts; the bonus token counts as neither. None if
     nothing was proposed or it is unknown.
+
+    Answers that proposed nothing, or whose numbers are unknown, are left out. The result has one decimal.
 
     drafts: Numbers of accepted and of proposed drafts of each answer; None if unknown.
     """

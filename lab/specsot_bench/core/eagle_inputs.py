@@ -37,6 +37,10 @@ class EagleConfig:
     def __post_init__(self) -> None:
         """Check every value.
 
+        The three sizes must be integers (no bool): `topk` and `num_steps` at least 1, `num_draft_tokens` at
+        least 2, and at most 1 plus the number of candidates that `topk` and `num_steps` offer. Mask mode and
+        sampling are checked after them.
+
         Raises InvalidRequest that names the first impossible value.
         """
         for name in ("topk", "num_steps", "num_draft_tokens"):
@@ -88,6 +92,8 @@ class Batch:
         For a tensor, return a tensor [num_sequences, longest], or [longest] for a single sequence, on the
         same device, filled with `pad_token`. What was written begins in the same column of every row.
 
+        Lists are not padded.
+
         new_tokens: Token ids that each sequence wrote.
         pad_token: Token id with which shorter rows of a tensor are filled.
         """
@@ -106,6 +112,9 @@ def read_batch(input_ids: Any, attention_mask: Any, vocab_size: int) -> Batch:
 
     input_ids [[0, 5, 6], [7, 8, 9]] with attention_mask [[0, 1, 1], [1, 1, 1]] -> prompts (5, 6) and (7, 8,
     9).
+
+    InvalidRequest is also raised if the mask has another shape, or if a value is no integer. Padding may be
+    on either side.
 
     input_ids: Token ids as the caller gave them.
     attention_mask: Mask of the same shape; 0 marks padding; None: nothing is padding.
@@ -134,6 +143,8 @@ def read_batch(input_ids: Any, attention_mask: Any, vocab_size: int) -> Batch:
 def _rows(given: Any, name: str) -> Rows:
     """Return one list of numbers for each sequence.
 
+    An empty list gives one empty sequence. A bool counts as an integer, and becomes 0 or 1.
+
     given: The argument as the caller gave it: lists, arrays or a tensor, of one or several sequences.
     name: Name of the argument, for the error.
     Raises InvalidRequest for anything but integers, in one or two dimensions.
@@ -148,6 +159,8 @@ def _rows(given: Any, name: str) -> Rows:
 
 def _is_nested(value: Any) -> bool:
     """Return whether several sequences were given: lists within a list, or a tensor of two dimensions.
+
+    An empty list gives False.
 
     value: The argument as the caller gave it.
     """

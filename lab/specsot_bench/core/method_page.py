@@ -90,6 +90,8 @@ def by_length(rows: Sequence[Row]) -> dict[int, list[Row]]:
     """Return the rows of each number of tokens, in ascending order; skipped rows are last. No rows give an
     empty mapping.
 
+    Within a length, rows keep their order otherwise.
+
     rows: Rows of all lengths.
     """
     rows_by_length: dict[int, list[Row]] = {tokens: [] for tokens in sorted({row["tokens"] for row in rows})}
@@ -100,6 +102,8 @@ def by_length(rows: Sequence[Row]) -> dict[int, list[Row]]:
 
 def page_of(title: str, description: str, rows: Sequence[Row], advice: Sequence[Row]) -> str:
     """Return a page of Markdown: what was done, a table for every length, and recommended settings.
+
+    The notes that explain the columns precede the recommendations.
 
     title: Heading of the page.
     description: Paragraph that says what was measured.
@@ -114,6 +118,8 @@ def page_of(title: str, description: str, rows: Sequence[Row], advice: Sequence[
 
 def latex_of(title: str, rows: Sequence[Row]) -> str:
     """Return the same tables for a paper, in LaTeX.
+
+    A comment line with the title and the needed packages comes first.
 
     title: Title of each caption.
     rows: Rows of the tables.
@@ -156,6 +162,9 @@ def recommend(rows: Sequence[Row]) -> list[Row]:
     """Return the best of our methods for every length and goal: of all, and of those that keep the baseline's
     text.
 
+    For each goal and length there is one row for any text and, if some method keeps the baseline's text, a
+    second one. Without measured rows, the result is empty.
+
     rows: Measured rows; skipped rows and those of Transformers are left out.
     """
     ours = [row for row in rows if "skipped" not in row and not row["rival"]]
@@ -170,6 +179,8 @@ def recommend(rows: Sequence[Row]) -> list[Row]:
 def _recommendations_for(goal: Goal, tokens: int, rows: Sequence[Row]) -> list[Row]:
     """Return the recommendations for a goal at a length: one among all rows, one among those that keep the
     text.
+
+    A group without rows has no recommendation.
 
     goal: The goal, which names the column that counts.
     tokens: Length of the answers.
@@ -186,6 +197,9 @@ def _recommendations_for(goal: Goal, tokens: int, rows: Sequence[Row]) -> list[R
 
 def best_for(goal: Goal, rows: Sequence[Row]) -> Row:
     """Return the fastest of the rows that are within the goal's slack of the best.
+
+    Speed is the number of tokens a second; of equally fast rows the first is returned. With a slack of 0
+    only rows with the best value are considered.
 
     goal: The goal, which names the column that counts.
     rows: Measured rows, at least one.

@@ -66,6 +66,9 @@ class Method:
     def family(self) -> str:
         """Return the family, one of FAMILIES: by whether Transformers writes, then by plan, drafter and
         window; PLAIN without any of these.
+
+        A method with the small model is named by its draft mode ("linear", "tree", "pruned"), with "-window"
+        if it has a window; "window" alone is a method without drafts.
         """
         if self.rival:
             return "transformers"
@@ -98,6 +101,8 @@ class MethodTable:
     def lengths_of(self, method: Method) -> tuple[int, ...]:
         """Return the numbers of tokens at which a method is measured: all, or the shortest alone.
 
+        A method whose `lengthy` is False is measured at the shortest length alone.
+
         method: A method of the table.
         """
         return self.lengths if method.lengthy else self.lengths[:1]
@@ -105,6 +110,8 @@ class MethodTable:
 
 def read_families(families: str) -> tuple[str, ...]:
     """Return the families of methods in a text: "linear,window" -> ("linear", "window").
+
+    White space around a name is ignored. The error names the first unknown name.
 
     families: Names separated by commas.
     Raises ValueError for a name that is not in FAMILIES.
@@ -175,6 +182,8 @@ class TableOptions:
 def linear(tokens: int, lengthy: bool = False, window: int | None = None) -> Method:
     """Return a method that always drafts a chain of so many tokens.
 
+    The method's name is "linear K=4", with ", window 256" if there is a window.
+
     tokens: K, the drafted tokens of a step.
     lengthy: True: the method is measured at every length.
     window: Number of tokens that are attended to; None: all.
@@ -204,6 +213,9 @@ def pruned(
     depth: int, breadth: int, threshold: float, lengthy: bool = False, window: int | None = None
 ) -> Method:
     """Return tree V2: nodes less likely than the threshold have no children.
+
+    A tree has at most 32 nodes. The method's name is "tree V2 D=5 B=2 p=0.03", with ", window 256" if there
+    is a window.
 
     depth: Number of levels of a tree.
     breadth: Number of children of a node.
@@ -252,6 +264,8 @@ EVERY_TREE = Method("EAGLE, every tree", "eagle", DraftOptions(tuner="fixed", bl
 def quick(options: TableOptions = TableOptions()) -> MethodTable:
     """Return the table of a run of minutes on two cores.
 
+    By default there are 2 rounds of 200 and 400 tokens.
+
     options: Options that replace the default rows.
     """
     drafting_methods = (
@@ -270,6 +284,8 @@ def quick(options: TableOptions = TableOptions()) -> MethodTable:
 def full(options: TableOptions = TableOptions()) -> MethodTable:
     """Return the table of all methods.
 
+    By default there are 2 rounds of 500, 1000 and 2000 tokens.
+
     options: Options that replace the default rows.
     """
     methods = (PLAINLY, *HF_BASELINES, *_drafting_methods(), *HEAD, EVERY_TREE)
@@ -277,7 +293,11 @@ def full(options: TableOptions = TableOptions()) -> MethodTable:
 
 
 def _drafting_methods() -> Iterator[Method]:
-    """Yield the drafting and window methods; each family's usual member is measured at every length."""
+    """Yield the drafting and window methods; each family's usual member is measured at every length.
+
+    These are chains of 4 to 8 tokens, three trees V1, four trees V2, three windows, a tree V2 with a window,
+    and two chains with a window.
+    """
     yield from (linear(tokens, lengthy=tokens == DEPTH) for tokens in range(4, 9))
     yield from (tree(DEPTH, BREADTH, lengthy=True), tree(4, 3), tree(6, BREADTH))
     yield pruned(DEPTH, BREADTH, THRESHOLD, lengthy=True)
@@ -292,6 +312,11 @@ def _with_options(default_table: MethodTable, options: TableOptions) -> MethodTa
 
     Methods that were asked for are measured at every length. Chains with windows are every K with every
     window.
+
+    Without an option, the default rows stay. `windows` replaces the windows, the pruned trees with a window
+    and the chains with a window; `chains` replaces the chains, and also the chains with a window if that
+    family is asked for. Families filter the rows last, and the baseline always stays. Lengths are sorted,
+    and duplicates dropped.
 
     default_table: The table without options.
     options: Options that replace the default rows.
@@ -321,6 +346,8 @@ def _with_family(
     methods: Sequence[Method], family: str, replacements: Iterable[Method]
 ) -> tuple[Method, ...]:
     """Return the methods with other members of a family, in the families' order.
+
+    Methods of the same family keep their order.
 
     methods: Methods of the table.
     family: Name of the family that is replaced.

@@ -57,6 +57,8 @@ class Comparison:
     def spread(self) -> tuple[float, float]:
         """Return the first and third quartile of the ratios; with a single pair, its ratio twice.
 
+        The ratios are A's speed divided by B's.
+
         Raises statistics.StatisticsError without pairs.
         """
         if len(self.a) < 2:

@@ -42,6 +42,8 @@ def text(heading: str, key: str) -> Column:
 def figure(heading: str, key: str, digits: int = 2, scale: float = 1.0) -> Column:
     """Return a column of figures; the cell is NONE where nothing was measured.
 
+    A missing key counts as a figure that was not measured.
+
     heading: Heading of the column.
     key: Key of the entry in a row.
     digits: Number of decimals. A scaled figure from EXPONENT_FROM on is written with an exponent.
@@ -63,6 +65,8 @@ def figure(heading: str, key: str, digits: int = 2, scale: float = 1.0) -> Colum
 
 def cells(columns: Sequence[Column], row: Row) -> list[str]:
     """Return a row's cells. A skipped row has its text columns, then why it was skipped, then empty cells.
+
+    The row's columns of text must come first.
 
     columns: Columns of the table.
     row: Figures of the row by key; "skipped" is the reason why nothing was measured.
@@ -86,6 +90,9 @@ def markdown(columns: Sequence[Column], rows: Iterable[Row]) -> str:
 def pipes(headings: Sequence[str], rows: Iterable[Sequence[str]], num_text_columns: int = 1) -> str:
     """Return a Markdown table with aligned columns, so that its source is readable, too.
 
+    Figures are as wide as the widest cell of their column in the rows that have figures; text columns as
+    wide as their widest cell of all rows.
+
     headings: Headings of the columns.
     rows: Cells of each row. A row whose last cells are empty ends with a reason that spans them.
     num_text_columns: Number of text columns, at least 1; the figures after them are right-aligned.
@@ -107,6 +114,9 @@ def pipes(headings: Sequence[str], rows: Iterable[Sequence[str]], num_text_colum
 def _line(line: Sequence[str], widths: Sequence[int], num_text_columns: int) -> str:
     """Return one line of the table, text left-aligned and figures right-aligned.
 
+    A line whose last cell is empty is a skipped row: the reason follows its names, and the remaining cells
+    are empty and not padded.
+
     line: Cells of the line.
     widths: Widths of the columns, in characters.
     num_text_columns: Number of columns that are left-aligned.
@@ -122,6 +132,8 @@ def _line(line: Sequence[str], widths: Sequence[int], num_text_columns: int) -> 
 
 def latex(caption: str, columns: Sequence[Column], rows: Iterable[Row]) -> str:
     """Return a LaTeX table for booktabs, as wide as the page.
+
+    The first column is left-aligned, all others are right-aligned.
 
     caption: Caption as plain text.
     columns: Columns of the table, text columns first.
@@ -140,6 +152,8 @@ def latex(caption: str, columns: Sequence[Column], rows: Iterable[Row]) -> str:
 
 def _latex_line(columns: Sequence[Column], row: Row) -> str:
     """Return one line of the LaTeX table; the reason of a skipped row spans all columns but the first.
+
+    Cells are escaped; the line ends in a row break.
 
     columns: Columns of the table.
     row: Figures of the row by key.

@@ -69,6 +69,9 @@ class HeadFit:
     def verdict(self) -> Literal["fits", "off", "unfit"]:
         """Return "off" if one setting is wrong, and `trial` says which; else "fits", or "unfit" if hardly a
         draft is accepted.
+
+        "off" requires that the other setting raises the tokens per step by the factor MIN_SPEEDUP. "fits"
+        requires that at least the fraction MIN_ACCEPTANCE of the steps accepts a draft.
         """
         if self.better is not None and self.better.per_step >= MIN_SPEEDUP * self.as_is.per_step:
             return "off"
@@ -79,6 +82,10 @@ def settings_to_try(
     given_settings: Overrides, taps: tuple[int, ...] | None, layers: int, base_theta: float
 ) -> tuple[Overrides, ...]:
     """Return settings worth trying: every tap one layer off, and other bases of the head's rotary positions.
+
+    The layers are tried one lower and one higher each, and left out where a layer would be below 0 or above
+    `layers`; without taps none are tried. The rotary bases tried are `base_theta` and USUAL_ROPE_THETAS,
+    each once, even if the head uses that base already.
 
     given_settings: Settings that are given already; they stay, apart from the one that is tried.
     taps: Layers that the head reads; None for a head that reads only the last hidden state.
@@ -98,6 +105,8 @@ def settings_to_try(
 def as_flags(settings: Overrides) -> str:
     """Return settings as command-line flags; an empty text if nothing is set.
 
+    Layers come first: "--aux-layers 2,14,26 --drafter-rope-theta 10000".
+
     settings: Settings that replace those of the head's config.
     """
     layers = settings.aux_layers
@@ -110,6 +119,8 @@ def choose_trial(
     own_log_probs: Sequence[float], log_probs_of_trials: Mapping[Overrides, Sequence[float]]
 ) -> Overrides | None:
     """Return the settings that explain the same text best, if they do so beyond doubt; else None.
+
+    Best means the largest mean gain per token. None is also returned without trials.
 
     own_log_probs: Log-probability that the head gives each token of the base's text, under its own settings.
     log_probs_of_trials: Log-probabilities of the same tokens under other settings, by these settings.
@@ -125,6 +136,8 @@ def choose_trial(
 def _is_sure(gains: Sequence[float]) -> bool:
     """Return whether the mean gain is large enough, and large compared with its standard error; False for
     fewer than two tokens.
+
+    The mean must exceed MIN_GAIN nats, and GAIN_ERRORS times the standard error of the mean.
 
     gains: Gain of each token under the other settings, in nats.
     """
@@ -241,6 +254,10 @@ class Report:
 def lines_of(report: Report, spell: Spell) -> Iterator[str]:
     """Yield the report as lines.
 
+    An answer counts as the same if rounding explains all its differences. Further lines say that there are
+    too many near ties, that no draft was accepted although a drafter was asked for, what the base is, and
+    how the head fits; each is left out where it does not apply.
+
     report: Result of the verification.
     spell: Returns a token id's text.
     """
@@ -280,6 +297,8 @@ def _difference_in_words(difference: TokenDifference, reference: str, spell: Spe
 def _lines_of_fit(fit: HeadFit) -> Iterator[str]:
     """Yield the lines about the head: its family, its acceptance, and whether it fits.
 
+    If another setting is better, its acceptance and its flags are named.
+
     fit: Fit of the head to the base.
     """
     for number, line in enumerate(fit.about):
@@ -297,6 +316,8 @@ def _lines_of_fit(fit: HeadFit) -> Iterator[str]:
 def _acceptance_in_words(accepted: Acceptance) -> str:
     """Return the tokens of a step, and the fraction of steps that accept at least so many drafts.
 
+    If no draft was accepted, the text ends in "one draft: none".
+
     accepted: The acceptance.
     """
     shares = ", ".join(f"{depth}: {share:.0%}" for depth, share in enumerate(accepted.by_depth, start=1))
@@ -305,6 +326,8 @@ def _acceptance_in_words(accepted: Acceptance) -> str:
 
 def as_json(report: Report) -> dict[str, Any]:
     """Return a report as an object for JSON; "head" is None if no head was examined.
+
+    "near" is the gap below which a difference counts as a tie.
 
     report: Result of the verification.
     """
@@ -326,6 +349,9 @@ def as_json(report: Report) -> dict[str, Any]:
 
 def _fit_as_json(fit: HeadFit) -> dict[str, Any]:
     """Return the head's part of the report; "better" is None if no other setting was better.
+
+    "verdict" is "fits", "off" or "unfit". "better" has the other settings and their acceptance, also if the
+    gain is too small for the verdict "off".
 
     fit: Fit of the head to the base.
     """

@@ -53,6 +53,9 @@ class Eagle:
     ) -> None:
         """Load the models, or keep those that are in memory.
 
+        InvalidRequest is also raised if the config's `topk` is more than the number of tokens that the head
+        can draft.
+
         draft: An EAGLE head: its directory, or a loaded head; None decodes without drafts.
         target: A directory in the Hugging Face layout, a `Decoder` of all layers, or a Transformers model in
             memory, whose dtype and device are then kept.
@@ -81,6 +84,10 @@ class Eagle:
         on_piece: Callable[[Piece], object] | None = None,
     ) -> tuple[Ids, EagleStats]:
         """Return the prompts followed by the new tokens of each, and the statistics.
+
+        InvalidRequest is raised for malformed ids, a token outside of the vocabulary, a maximum below 1, a
+        seed outside of [0, 2**63), and a prompt that does not fit the model's positions together with its
+        answer. The end token is part of what is returned.
 
         input_ids: One prompt or several: a tensor [tokens] or [sequences, tokens] gives a tensor, padded with
             `pad_token_id`; lists of any lengths give lists.
@@ -112,6 +119,8 @@ class Eagle:
     ) -> Iterator[Piece]:
         """Yield pieces while they are written; leaving the loop stops the generation.
 
+        The prompts are not among the pieces.
+
         input_ids: One prompt or several, as for `generate`.
         max_new_tokens: Maximum number of new tokens of each sequence, at least 1.
         attention_mask: Mask of the shape of input_ids, 0 where it is padding; None: nothing is padding.
@@ -132,6 +141,8 @@ class Eagle:
         eos_token_id: int | Sequence[int] | None = None,
     ) -> EagleBenchmark:
         """Compare speculation with decoding of the same target without drafts, on these prompts.
+
+        One pass of each over the first batch comes first and does not count. The last batch may be smaller.
 
         data: Prompts as token ids; each entry is one prompt or several.
         max_new_tokens: Maximum number of new tokens of each sequence.
@@ -157,6 +168,8 @@ class Eagle:
         The tensors are on the target's device; see `specsot_kernels`. The config determines the mask's
         layout.
 
+        Room for `num_steps` + 2 more tokens is required in the model's positions.
+
         input_ids: Prompts as token ids, one or several.
         attention_mask: Mask of the shape of input_ids, 0 where it is padding; None: nothing is padding.
         seed: Seed of the draw of the next token.
@@ -174,6 +187,8 @@ class Eagle:
 
     def _arranged(self, trees: Sequence[Tree], prompts: Prompts) -> TreeArrays:
         """Return the trees as tensors.
+
+        The arrays have one row for each prompt, in the order of the prompts.
 
         trees: Drafted tree of each prompt, all of the same size.
         prompts: Token ids of each prompt; a prompt's length is the position of its root.
@@ -239,6 +254,9 @@ class Eagle:
     ) -> Generation:
         """Start a generation.
 
+        A bool, or a float without a fraction, is no integer here and raises. A prompt that leaves no room
+        for its answer raises as well.
+
         models: Target and draft.
         prompts: Token ids of each prompt.
         max_new_tokens: Maximum number of new tokens of each sequence, at least 1.
@@ -260,6 +278,8 @@ class Eagle:
     def _check_room(self, prompts: Prompts, max_new_tokens: int) -> None:
         """Raise InvalidRequest if a prompt and its answer do not fit the model's positions.
 
+        The error names the first such prompt by its index.
+
         prompts: Token ids of each prompt.
         max_new_tokens: Maximum number of new tokens of each sequence.
         """
@@ -274,6 +294,8 @@ class Eagle:
 
     def _stops(self, eos_token_id: int | Sequence[int] | None) -> tuple[int, ...]:
         """Return the token ids that end a sequence.
+
+        The result is empty if nothing ends a sequence.
 
         eos_token_id: One token id or several; None takes the model's.
         """

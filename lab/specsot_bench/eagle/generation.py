@@ -144,6 +144,9 @@ class StepLoop:
     ) -> None:
         """Connect the parts of one ring.
 
+        With an engine, the verifier uses this loop as its colocated drafter; without, it has none. The
+        verifier's `quiet` returns whether no prompt rows are due.
+
         stage: Runs frames through all layers.
         verifier: Computes target tokens and accepts drafts.
         sequencer: Composes frames, and has opened sequences.
@@ -161,6 +164,8 @@ class StepLoop:
     def turn(self, enter_phase: Phases = untimed) -> Step:
         """Compute everything that is ready in one forward pass, then draft below what was written; return the
         frame and its result.
+
+        `trees` then holds the trees that were proposed in this turn; it is empty if none were.
 
         enter_phase: Returns the context of a phase by its name. It is entered around compose, layers and
             lm_head; and within lm_head around learn, draft and arrange.
@@ -229,6 +234,8 @@ class LoopHandle:
         """Let the drafter observe features, propose trees, and return the messages for stage 0: one message,
         or none if there is nothing to report.
 
+        Nothing to report means no tree, no paused sequence, and a drafter whose drafting is paused.
+
         features: Messages with the host's verification result, in order.
         meanwhile: Called once while the GPU may be computing.
         """
@@ -269,6 +276,8 @@ def open_loop(
     make_stage: StageMaker = DecoderStage,
 ) -> StepLoop:
     """Return the loop of a batch of sequences, all opened at once; each may be decoded up to its lease.
+
+    Without a draft model, nothing is drafted, and the loop has no engine.
 
     models: Target and draft.
     shape: Shape of the trees.
@@ -346,6 +355,9 @@ class _WrittenSequence:
     def append(self, outcome: Outcome) -> None:
         """Add the outcome of a step: its tokens, its end, and how many drafts were accepted.
 
+        An outcome without accepted nodes belongs to no tree, and adds no number of accepted drafts. The root
+        is not counted.
+
         outcome: Outcome of this sequence in one step.
         """
         self.tokens += outcome.tokens
@@ -386,6 +398,9 @@ class Generation:
     def pieces(self) -> Iterator[Piece]:
         """Yield the tokens that each sequence writes, step by step, until every sequence has ended. Call it
         once.
+
+        One step may yield several pieces, one for each sequence that the result names, also such that wrote
+        no token.
         """
         while any(sequence.end is None for sequence in self._sequences):
             began = self._clock()
@@ -415,6 +430,9 @@ class Generation:
 
     def _apply(self, step: Step) -> Iterator[Piece]:
         """Record a step, and yield its pieces, one for each sequence that wrote.
+
+        Drafted nodes are counted without the roots. All sequences are updated before the first piece is
+        yielded.
 
         step: The computed frame and its result.
         """
@@ -482,7 +500,11 @@ class EagleBenchmark:
         return self.comparison.ratio
 
     def __str__(self) -> str:
-        """Return the comparison as four lines."""
+        """Return the comparison as four lines.
+
+        The lines are the speed ratio with its quartiles, tokens per second of both, accepted drafts per tree
+        and by depth, and the number of identical sequences.
+        """
         low, high = self.comparison.spread
         fast, plain = self.comparison.rates
         depths = " ".join(f"{rate:.2f}" for rate in self.trees.depth_rates)
@@ -500,6 +522,8 @@ def measure(
     batches: Sequence[Prompts], speculate: Run, decode: Run, num_steps: int, num_warm_up: int = 1
 ) -> EagleBenchmark:
     """Return the comparison of all batches with and without drafts, run in the order AB BA AB ....
+
+    Raises IndexError if there are no batches to warm up with.
 
     batches: Batches of prompts, at least one.
     speculate: Runs a batch with drafts.

@@ -61,6 +61,9 @@ class LoadOptions:
 def load_models(draft: Any, target: Any, load_options: LoadOptions) -> TargetAndDraft:
     """Return target and draft, loaded or taken from memory.
 
+    Only a target that is a directory has token ids that are never written. InvalidRequest is also raised if
+    `dtype` or `device` is given for a target in memory.
+
     draft: An EAGLE head: its directory, or a loaded head; None: no head.
     target: A directory, a `Decoder` or a Transformers model.
     load_options: Options with which directories are loaded.
@@ -74,6 +77,8 @@ def load_models(draft: Any, target: Any, load_options: LoadOptions) -> TargetAnd
 
 def _target(target: Any, load_options: LoadOptions) -> Decoder:
     """Return the target as a decoder with all layers.
+
+    A `Decoder` without all layers of its model raises InvalidRequest.
 
     target: A directory, a `Decoder` or a Transformers model.
     load_options: Options for a directory; dtype and device must be None for anything else.
@@ -113,6 +118,9 @@ def _read_target(directory: Path, load_options: LoadOptions) -> Decoder:
 def _draft(draft: Any, target: Decoder, load_options: LoadOptions) -> DraftHead | None:
     """Return the draft head, or None without one.
 
+    A head of this package must have the target's dtype and device. Raises HeadMismatch if the head does not
+    fit, ModelError if it cannot be read, InvalidRequest for any other object.
+
     draft: A directory, a head of this package, or a module of another library.
     target: The loaded target, which the head must fit.
     load_options: Options with which a directory is loaded.
@@ -130,6 +138,8 @@ def _checkpoint(draft: Any, load_options: LoadOptions) -> Checkpoint:
     """Return a published head's checkpoint: of its directory, or of the module into which another library
     loaded it.
 
+    A module must have `state_dict` and `config`. Raises ModelError if the directory has no readable head.
+
     draft: The directory or module.
     load_options: Options with which a directory is loaded; they decide whether pytorch_model.bin is read,
         too.
@@ -145,6 +155,8 @@ def _checkpoint(draft: Any, load_options: LoadOptions) -> Checkpoint:
 
 def _fitting(head: DraftHead, target: Decoder) -> DraftHead:
     """Return a head that was loaded elsewhere, if it fits the target.
+
+    The width of the layers that the head reads is compared as well.
 
     head: The loaded head.
     target: The loaded target.
@@ -173,6 +185,8 @@ def decoder_from_transformers(model: Any) -> Decoder:
     Embeddings, norms and single projections share the model's memory; fused projections (and on CPUs all
     packed ones) are copies.
 
+    A model that is spread over several devices raises as well.
+
     model: A model of Transformers.
     Raises ModelError for a model that is not supported.
     """
@@ -184,6 +198,9 @@ def decoder_from_transformers(model: Any) -> Decoder:
 def config_of(model: Any) -> ModelConfig:
     """Return the configuration of a model of Transformers, with its end tokens.
 
+    A model without a generation config has the end tokens of its config alone. Raises ModelError for a model
+    of an unsupported family.
+
     model: The loaded model.
     """
     generation = getattr(model, "generation_config", None)
@@ -194,6 +211,8 @@ def config_of(model: Any) -> ModelConfig:
 def _published(model: Any) -> Mapping[str, Tensor]:
     """Return a model's tensors under the names under which such models are published; Transformers holds some
     under other names.
+
+    With a version of Transformers that has no such conversion, the names are returned as they are.
 
     model: A loaded model of Transformers.
     """
@@ -208,6 +227,8 @@ def _published(model: Any) -> Mapping[str, Tensor]:
 
 def _on_one_device(tensors: Mapping[str, Tensor], model: Any) -> Mapping[str, Tensor]:
     """Return the tensors. Raises ModelError if they are on several devices.
+
+    The tensors are returned unchanged, and an empty mapping is accepted.
 
     tensors: Tensors by name.
     model: The model that the error names.

@@ -72,6 +72,9 @@ def describe_base(config: ModelConfig) -> str:
     """Return in one line what a base is, which layer ranges and positions it has, and whether CUDA graphs run
     it.
 
+    A model that also reads images is named by its text part, with "(text only)". Weights that were published
+    in fewer bits are named.
+
     config: Config of the base model.
     """
     stored = f", {config.published} weights" if config.published else ""
@@ -84,6 +87,8 @@ def describe_base(config: ModelConfig) -> str:
 def describe(head: EagleHead) -> tuple[str, ...]:
     """Return in a few lines the head's family, how it drafts and from what, and what of this package works
     with it.
+
+    The last line is the same for every head, except for CUDA graphs.
 
     head: The loaded head.
     """
@@ -124,6 +129,9 @@ def load_trial(options: DraftModelOptions, overrides: Overrides) -> EagleHead:
 def measure_fit(options: DraftModelOptions, written_texts: WrittenTexts) -> HeadFit:
     """Return the acceptance of the head; and settings that explain the base's text better, if there are any.
 
+    A block head (DFlash) is measured with its own settings alone. A head that reads only the final hidden
+    state has no taps to try. Without better settings, `trial` and `better` keep their defaults.
+
     options: Options that name base and head, and their precision.
     written_texts: Token ids of each prompt, and of the answer that the base wrote.
     """
@@ -151,6 +159,9 @@ def measure_acceptance(
 ) -> Acceptance:
     """Return the accepted drafts of every step while so many tokens are written after each prompt, all in one
     batch.
+
+    Trees have the default size always. Each entry's last step may write more than the wanted tokens, and
+    counts whole. Without entries of at least one token, the result has no lengths.
 
     base: The loaded base, with all layers.
     head: The loaded head.
@@ -182,6 +193,9 @@ def log_probs_of(base: Decoder, head: EagleHead, written_texts: WrittenTexts) ->
 
     Tokens that the head cannot draft are left out.
 
+    The order is that of the texts, and within a text that of the written tokens. A text whose prompt has
+    fewer than 2 tokens gives nothing.
+
     base: The loaded base, with all layers.
     head: The loaded head.
     written_texts: Token ids of each prompt, and of the answer that the base wrote.
@@ -204,6 +218,9 @@ def _log_probs_of(
 
     With a prompt of 3 tokens and 2 written ones there are rows 0..2; rows 1 and 2 predict the written tokens
     3 and 4. Without a row to read, the result is empty.
+
+    Tokens that the head cannot draft are left out. A prompt of fewer than 2 tokens also gives an empty
+    result.
 
     base: The loaded base, with all layers.
     head: The loaded head.
@@ -280,6 +297,8 @@ async def ask_all(
 ) -> list[FleetAnswer]:
     """Ask every question once, MAX_CONCURRENT at a time; return the answers in the order of the questions.
 
+    If one answer fails, the others are cancelled, and its error is raised.
+
     fleet: The client that answers.
     prompts: Builds the token ids of a question.
     questions: Questions as plain texts.
@@ -312,6 +331,8 @@ async def _ask(
 ) -> FleetAnswer:
     """Return the greedy answer to one question.
 
+    The answer is not planned, and its temperature is 0.
+
     fleet: The client that answers.
     prompts: Builds the token ids of a question.
     question: The question as plain text.
@@ -341,6 +362,9 @@ def verify(
     """Print the report of a verification; return 0 if every answer is the reference's and the head, if any,
     fits, else 1.
 
+    The exit status is also 0 if differences are only a matter of rounding, as `Report.holds` decides. Raises
+    what opening and loading raise.
+
     options: Options of the fleet, and where its models lie on this machine (a remote master has its own
         copies).
     prompts_file: File of questions, one a line; None: the built-in questions are asked.
@@ -364,6 +388,9 @@ def examine(
 ) -> Report:
     """Ask the fleet, then the reference, then the head; return what was found. Raises what opening and
     loading raise.
+
+    The head is measured only if a head is loaded, "eagle" drafts, and some answer has tokens; otherwise the
+    report has no fit.
 
     options: Options of the fleet.
     questions: Questions as plain texts.
@@ -398,6 +425,8 @@ async def _answers_of_fleet(
 ) -> list[FleetAnswer]:
     """Open the fleet, ask all questions, and close it; return the answers in the order of the questions.
 
+    The fleet is closed even if a question fails.
+
     options: Options of the fleet.
     base: Directory of the base model.
     questions: Questions as plain texts.
@@ -416,6 +445,10 @@ async def _answers_of_fleet(
 
 def _compare(options: FleetOptions, fleet_answers: list[FleetAnswer]) -> tuple[CheckedAnswer, ...]:
     """Return the answers with their differences from the reference.
+
+    A base whose quantization or KV format rounds is compared with SpecSoT's own decoder of the same
+    precision, any other with Transformers. The end token is compared only where the model ended the answer
+    by itself.
 
     options: Options that name the base model and its precision.
     fleet_answers: Answers of the fleet.
