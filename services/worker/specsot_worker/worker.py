@@ -373,8 +373,8 @@ class Worker:
         """Run one turn of the main loop: first what had to wait for the end of a verification, then every
         frame that is due.
 
-        Returns after how many seconds `run_due` must be called again, even if no message arrives. Returns None
-        if it need not be called before the next message, and outside an epoch.
+        Returns after how many seconds `run_due` must be called again, even if no message arrives. Returns
+        None if it need not be called before the next message, and outside an epoch.
 
         While a frame is being verified on another thread, or while a grammar is being compiled, the result
         is at most POLL_SECONDS.
