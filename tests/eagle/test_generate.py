@@ -118,7 +118,7 @@ def test_a_batch_is_one_forward_a_step(base: Path) -> None:
 def test_a_drafter_that_says_nothing_is_not_heard() -> None:
     """While it rests, or catches up, stage 0 must not take it for awake."""
     engine = SimpleNamespace(begin=lambda: None, finish=tuple, paused_trees=0, awake=False)
-    verifier, heard = SimpleNamespace(near=SimpleNamespace()), list[int]()
+    verifier, heard = SimpleNamespace(colocated=SimpleNamespace()), list[int]()
     loop = StepLoop(None, verifier, None, engine)  # type: ignore[arg-type]
     for rest, awake in ((0, False), (3, False), (0, False), (0, True)):
         engine.paused_trees, engine.awake = rest, awake

@@ -154,7 +154,7 @@ def test_the_last_stage_keeps_features_in_the_same_memory():
     left = (1 << 20) - FEATURE_RING_ROWS * 16 * 4
     assert count_pages(members, stages, members[2:], WISHES) == left // (4 * 64 * 256)
     poor = [members[0], replace(members[1], kv_bytes=9), members[2]]
-    with pytest.raises(Refused, match="holds 0 pages"):
+    with pytest.raises(Refused, match="0 pages of 256 rows fit"):
         count_pages(poor, stages, poor[2:], WISHES)
 
 

@@ -181,8 +181,8 @@ def test_paused_steps_have_no_drafts() -> None:
     decoder = small_decoder()
     head = made_up_head(decoder, replace(head_shape(decoder.config), vocab=decoder.config.vocab))
     loop = GpuLoop(decoder, 40, 64, Drafting(head, TreeShape(3, 4, 12, fixed=True), 0.8, 30))
-    assert set(loop.run(20, 3, 10, paused=True).rows) == {3}
-    assert max(loop.run(20, 3, 10).rows) > 3
+    assert set(loop.run(20, 3, 10, paused=True).step_rows) == {3}
+    assert max(loop.run(20, 3, 10).step_rows) > 3
 
 
 @pytest.mark.parametrize("at_once", [False, True])

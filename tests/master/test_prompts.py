@@ -402,7 +402,7 @@ def test_the_words_of_the_model_itself_come_before_ours(tmp_path: Path) -> None:
     assert (prompts.style, prompts.listed) == ("markers", False)
     conversation = ask_all(prompts)
     assert "Write the plan." in words(TEXT, conversation.skeleton.tokens)
-    assert conversation.told is None, "its plan is no list"
+    assert conversation.instructions is None, "its plan is no list"
 
 
 def test_a_model_that_writes_markers_is_told_the_limits_of_the_plan(tmp_path: Path) -> None:

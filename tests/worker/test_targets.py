@@ -101,7 +101,7 @@ def test_biases_that_only_lower_tokens_leave_a_sequence_greedy():
     state = opened([0], Sampling(logit_bias=((1, -100.0),)), 1)
     asked = question(state, 0, Tree((0, 2), (0, 0)), 1)
     wrong = []
-    found = find_targets(logits, [asked], meanwhile=lambda _: None, astray=wrong.append)
+    found = find_targets(logits, [asked], meanwhile=lambda _: None, mispredicted=wrong.append)
     assert (found, wrong) == ([[2, 3]], [1])
     assert state.greedy
     assert not opened([0], Sampling(logit_bias=((1, 1.0),)), 1).greedy
