@@ -399,7 +399,7 @@ def can_capture(
     Experts must also have sizes that a grouped product supports.
 
     config: The model's config.
-    kernels: True if the device has GPU kernels (`runs_kernels`).
+    kernels: True if the device has GPU kernels (`runs_kernels`); without them, False is returned.
     any_quantized: True if something is quantized; False is then returned unless `all_in_8_bits` is true.
     all_in_8_bits: True if matrices are in 8 bits, nothing else is rounded, and the GPU multiplies 8-bit
         numbers. The model must then have the fused kernels' form and sizes that are multiples of 16.

@@ -214,7 +214,7 @@ def best_for(goal: Goal, rows: Sequence[Row]) -> Row:
 
 
 def _number(row: Row, column: str) -> float:
-    """Return a row's figure in a column.
+    """Return a row's figure in a column. Fails if the row has no such column, or if its figure is no number.
 
     row: Figures of the row by key.
     column: Key of the column, whose figure is a number.

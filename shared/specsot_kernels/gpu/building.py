@@ -209,7 +209,7 @@ def _build(
     groups: number of entries of each request in `parent_list`.
     size: numbers of the mask.
     mode: layout of the mask; see `TreeMaskMode`.
-    tile: nodes of a tile.
+    tile: number of nodes that are computed at once; the nodes of a tree are taken in runs of this length.
     """
     b = tl.program_id(0).to(tl.int64)
     tokens = tokens + b * nodes

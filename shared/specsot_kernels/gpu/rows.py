@@ -531,7 +531,8 @@ def _shorten(
     x, weight, y, own, columns, short, scales, size, from_x, eps, room: tl.constexpr, normed: tl.constexpr,
     added: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Quantize one row, after adding a scaled product and norming it if asked to.
+    """Quantize one row, after adding a scaled product and norming it if asked to. The sum is written back to
+    `x`; the normed row is not.
 
     x: [rows, size], the rows; `from_x` numbers from one row to the next.
     weight: [size], weight of the norm, if `normed`.
