@@ -185,6 +185,17 @@ def test_a_template_that_renders_no_calls_has_no_form() -> None:
     assert derive(render_of("{{ raise_exception('no') }}")) is None
 
 
+def test_a_template_that_refuses_some_arguments_has_no_form() -> None:
+    """It renders calls, but raises for an argument with a line break, so that calls could be lost."""
+    refuses = "{% for v in c.function.arguments.values() if v is string and '\n' in v %}"
+    refuses += "{{ raise_exception('one line') }}{% endfor %}"
+    call = f"{refuses}<call>{{{{ c.function | tojson }}}}</call>"
+    calls = f"{{% for c in m.tool_calls %}}{call}{{% endfor %}}"
+    whole = f"{_TOOLS}{_TURNS}{{% if m.tool_calls %}}{calls}{{% endif %}}{_END}"
+    assert derive(render_of(whole.replace(refuses, ""))) is not None
+    assert derive(render_of(whole)) is None
+
+
 XML = "<tool_call>\n<function=f>\n<parameter=p>\nv\n</parameter>\n</function>\n</tool_call>"
 
 

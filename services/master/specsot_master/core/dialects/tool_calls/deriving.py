@@ -127,10 +127,10 @@ def derive(render: Render) -> CallForm | None:
         try:
             probe = _Probe(render, as_text)
             form = _form_of(probe)
+            if form is not None and _reads_back(form, probe):
+                return replace(form, arguments_as_text=as_text, texts=_texts_of(form, probe))
         except (InvalidRequest, _Absent):
             continue
-        if form is not None and _reads_back(form, probe):
-            return replace(form, arguments_as_text=as_text, texts=_texts_of(form, probe))
     return _instructed_form(render)
 
 
