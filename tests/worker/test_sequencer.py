@@ -251,6 +251,13 @@ def test_a_prompt_with_ids_that_the_base_lacks_is_rejected_alone(wrong):
     assert [one.sequence for one in frame.segments] == [1]
 
 
+def test_a_second_opening_of_a_sequence_changes_nothing_whatever_its_ids():
+    sequencer = answered()
+    sequencer.apply_order(order_of(1, [1, VOCABULARY], 30))
+    assert sequencer.rejections() == ()
+    assert [one.sequence for one in there(sequencer.compose(0.5)).segments] == [1]
+
+
 def test_a_family_goes_out_whole():
     sequencer = Sequencer(1, FrameBudget(64, 3, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     sequencer.apply_order(order_of(1, [1, 2, 3], 1, decodes=False))

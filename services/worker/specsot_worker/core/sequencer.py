@@ -117,7 +117,9 @@ class Sequencer:
         """
         match order:
             case Open(opening, tokens, lease):
-                self._sequences.setdefault(opening.sequence, SequenceState(opening, tokens, lease))
+                if opening.sequence in self._sequences:
+                    return
+                self._sequences[opening.sequence] = SequenceState(opening, tokens, lease)
                 if not self._valid_ids(tokens):
                     self._reject(opening.sequence)
             case Close(sequence, kept):
