@@ -55,7 +55,7 @@ class Engine(Effects):
     def handle(self, event: inputs.Input) -> None:
         """Handle one input of the engine, then start the actions that the input has made possible. An error
         that concerns one request ends that request only. The client's errors are delivered by its
-        subscription. Further sequences are started only after inputs of `inputs.Opening`, after a change of
+        subscription. Further sequences are started only after an `inputs.UnblockingInput`, after a change of
         the quarantine, and if pages were freed.
 
         event: an object of one of the classes in `core.inputs`, or a result of the ring. A request that it
@@ -85,8 +85,9 @@ class Engine(Effects):
             case _:
                 with self._isolate(event.request):
                     self._apply(event.request, react(event))
-        # A result starts something new only through the pages that it frees: a complete plan, for example,
-        # closes its skeleton's sequence, and the pages of that sequence are then free for its branches.
+        # A result starts something new only through the pages that it frees. For example, when a plan is
+        # used, a sequence closes: its skeleton, or with a speculative plan the direct answer after its
+        # introduction. The pages of that sequence are then free for the branches.
         if isinstance(event, inputs.UnblockingInput) or self._quarantine.has_changed() or self._tables.freed:
             self._advance()
 

@@ -47,7 +47,7 @@ TURN_CHARACTERS = 24
 class Intake:
     """Validates requests and encodes their prompts, several requests at the same time.
 
-    The attribute `inside` is the number of requests that are being validated.
+    The attribute `num_validating` is the number of requests that are being validated.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class Intake:
 
     async def _make_turn(self, request: RequestState, command: OpenBranch) -> None:
         """Encode a branch's prompt in a thread, then send `PromptMade` to the request's engine, with the
-        error if there was one. While it runs, `has_turn` starts no second thread for the same branch.
+        error if there was one. While it runs, `has_prompt` starts no second thread for the same branch.
 
         request: the request that opens the branch.
         command: the command that opens the branch.
