@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from specsot_master.core.plans.short_answers import MAX_PARAGRAPH_TOKENS, ONE_LINER_TOKENS, ShortAnswer
+from specsot_master.core.plans.short_answers import ONE_LINER_TOKENS, ShortAnswer
 from specsot_master.core.plans.text_pieces import TextPiece
+from specsot_master.core.plans.wording import PARAGRAPH_TOKENS
 
 RIVERS = "Europe has many long rivers. Here are some of them:"
 LONG = "the Danube, which rises in the Black Forest and has its mouth at the coast of the Black Sea."
@@ -38,7 +39,7 @@ def read(text: str) -> tuple[bool | None, int]:
         (f"{RIVERS}\n- Danube\n- Rhine\n", True),
         (f"{RIVERS}\n\n1. Danube\n\n2. Rhine\n\n3", True),
         ("以下是一些河流：\n\n1、多瑙河\n2、莱茵河\n", True),
-        ("word " * MAX_PARAGRAPH_TOKENS, True),
+        ("word " * PARAGRAPH_TOKENS, True),
         (f"{RIVERS}\n\n1. {LONG}", False),
         (f"{RIVERS}\n\n1. Danube\n2. {LONG}", False),
         # A line that announces items of its own is no one-liner.
@@ -56,6 +57,21 @@ def test_an_answer_is_short_if_it_is_one_paragraph_or_a_list_of_one_liners(
     text: str, short: bool | None
 ) -> None:
     assert read(text)[0] is short
+
+
+def test_a_long_paragraph_is_not_short_for_a_model_that_answers_in_long_paragraphs() -> None:
+    """The plan is complete after 40 tokens: the answer that has as many is not short, however it goes on."""
+    answer = ShortAnswer(paragraph_tokens=None)
+    told = list[bool | None]()
+    for piece in pieces_of("word " * PARAGRAPH_TOKENS):
+        answer.read(piece)
+        told.append(answer.is_short(40, plan_complete=True))
+    assert told[:39] == [None] * 39
+    assert set(told[39:]) == {False}
+    ended = ShortAnswer(paragraph_tokens=None)
+    ended.read(TextPiece(1, "Yes."))
+    ended.end()
+    assert ended.is_short(40, plan_complete=False) is True
 
 
 # What Qwen2.5-Coder-1.5B-Instruct answered to "What should a good README contain?", in 60 tokens.

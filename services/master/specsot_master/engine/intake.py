@@ -363,6 +363,7 @@ class Intake:
             prompt.points,
             prompt.speculates,
             self._prompts.wording.answer_tokens,
+            self._prompts.wording.paragraph_tokens,
             self._prompts.style == "markers" and self._prompts.listed,
         )
         plan = ForkPlan(ask, id, seed, model, since, prompt.tags) if prompt.tags else None

@@ -65,9 +65,11 @@ from specsot_master.core.plans.router import (
     judge_by,
     points_asked,
 )
+from specsot_master.core.plans.short_answers import ShortAnswer
 from specsot_master.core.plans.speculation import NO_ROOM, PLAN_ORDINAL, Speculation, Verdict
 from specsot_master.core.plans.text_pieces import TextPiece
 from specsot_master.core.plans.time_limit import TimeLimit
+from specsot_master.core.plans.wording import PARAGRAPH_TOKENS
 from specsot_master.core.stats import OutputTokens, RequestTally
 
 # Tokens. Bounds the prompt logprobs in one event, so that with 20 candidates per token an event still fits a
@@ -102,6 +104,7 @@ class RequestPlan:
         most: int | None = None,
         speculates: bool = False,
         answer_tokens: int | None = None,
+        paragraph_tokens: int | None = PARAGRAPH_TOKENS,
         shows_markers: bool = False,
     ) -> None:
         """Create the plan of a request. Nothing is decided or opened before `start`.
@@ -121,6 +124,8 @@ class RequestPlan:
         speculates: True if a planned answer is begun together with the direct answer.
         answer_tokens: the length in tokens that a speculative planned answer aims at; None for no aim. It has
             no effect if the plan is not speculative.
+        paragraph_tokens: a direct answer whose first paragraph has so many tokens is not planned; None if the
+            model answers in long paragraphs.
         shows_markers: True if the client reads a plan that the model wrote as a list in the language of
             markers. The skeleton's text is then sent once, when the plan is used, and has no logprobs.
         """
@@ -152,6 +157,7 @@ class RequestPlan:
         self._stop_token: int | None = None
         self._speculates = speculates
         self._answer_tokens = answer_tokens if speculates else None
+        self._paragraph_tokens = paragraph_tokens
         # The skeleton and the direct answer that are decoded at the same time; None if only one of them is.
         self._speculation: Speculation | None = None
         self._solo = self._make_solo()
@@ -354,7 +360,9 @@ class RequestPlan:
         limit = min(skeleton_limit(self._ask, self._listed, self._speculates), rest)
         if not self._speculates:
             return [OpenSkeleton(limit, self._rules, self._ask.constraint)]
-        self._speculation = Speculation(self._solo, points_asked(question_of(self._ask)))
+        self._speculation = Speculation(
+            self._solo, points_asked(question_of(self._ask)), ShortAnswer(self._paragraph_tokens)
+        )
         self._solo = self._begin_text(rest, loops=DIRECT_LOOPS if ends_loops(self._ask) else None)
         self._solo.visible = 0
         return [OpenAnswer(rest), OpenSkeleton(limit, self._rules, self._ask.constraint, PLAN_ORDINAL)]

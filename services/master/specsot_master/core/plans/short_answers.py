@@ -12,10 +12,8 @@ from typing import Final
 
 from specsot_master.core.limits import MIN_AIM
 from specsot_master.core.plans.text_pieces import TextPiece
+from specsot_master.core.plans.wording import PARAGRAPH_TOKENS
 
-# Tokens. A first paragraph of so many tokens is taken for the whole answer. Chosen by measurement: in 58
-# direct answers of Qwen2.5-Coder-1.5B-Instruct, the longest first paragraph that others follow has 101.
-MAX_PARAGRAPH_TOKENS: Final = 112
 # Tokens. An item of a list with fewer is a one-liner. A point of a plan would have at least twice as many.
 ONE_LINER_TOKENS: Final = MIN_AIM // 2
 # Items. A list whose first so many items are one-liners has nothing else. Untuned.
@@ -36,6 +34,9 @@ class ShortAnswer:
         "Rivers are long.\\n\\n1. The Danube, which rises in the Black Forest and has" -> not short
     """
 
+    # A first paragraph of so many tokens is taken for the whole answer; None if the model's answers may be
+    # long paragraphs, see `Wording.paragraph_tokens`.
+    paragraph_tokens: int | None = PARAGRAPH_TOKENS
     # True or False once the tokens tell, None before.
     _short: bool | None = None
     # Tokens of the text up to those that told, and of the current line.
@@ -72,16 +73,17 @@ class ShortAnswer:
         whichever of answer and plan is decoded first.
 
         A single paragraph is short whatever the plan's length; one-liners make the answer short only if they
-        were complete within `plan_tokens` tokens. Return False if the text tells so, or if the first
-        paragraph is complete, the plan too, and the answer has as many tokens as the plan without being
-        short.
+        were complete within `plan_tokens` tokens. Return False if the text tells so, or if the plan is
+        complete and the answer has as many tokens as the plan without being short; the first paragraph must
+        also be complete then, unless the model's answers may be long paragraphs.
 
         plan_tokens: how many tokens the plan has so far.
         plan_complete: True if the plan has no further tokens.
         """
         if self._short and (not self._broken or self._tokens <= plan_tokens):
             return True
-        late = self._broken and plan_complete and self._tokens >= plan_tokens
+        readable = self._broken or self.paragraph_tokens is None
+        late = readable and plan_complete and self._tokens >= plan_tokens
         return False if late or self._short is False else None
 
     def _end_line(self, line: str) -> None:
@@ -104,14 +106,15 @@ class ShortAnswer:
                 self._short = True
 
     def _judge_line(self) -> None:
-        """Decide by the incomplete last line, if it suffices. A first paragraph of MAX_PARAGRAPH_TOKENS
-        tokens is short. After that, a line that cannot become an item of a list, or that has ONE_LINER_TOKENS
+        """Decide by the incomplete last line, if it suffices. A first paragraph of `paragraph_tokens` tokens
+        is short. After that, a line that cannot become an item of a list, or that has ONE_LINER_TOKENS
         tokens, tells that the answer is not short.
         """
         if self._short is not None:
             return
         if not self._broken:
-            self._short = True if self._tokens >= MAX_PARAGRAPH_TOKENS else None
+            most = self.paragraph_tokens
+            self._short = True if most is not None and self._tokens >= most else None
             return
         may_be_item = _ITEM.match(self._line) or _MAY_BECOME_ITEM.match(self._line)
         if not may_be_item or self._line_tokens >= ONE_LINER_TOKENS:

@@ -55,6 +55,7 @@ class Speculation:
 
     skeleton: reads the plan's text.
     asked: how many points the question asks for, or None.
+    length: tells from the direct answer's tokens whether it is short.
     introduction: what is known of the direct answer's introduction.
     points: the points of the plan that the guards kept, () if there are too few, None while the plan grows.
     cut: True if a limit ended the plan.
@@ -64,6 +65,7 @@ class Speculation:
 
     skeleton: FirstSequence
     asked: int | None = None
+    length: ShortAnswer = field(default_factory=ShortAnswer)
     introduction: Introduction = field(default_factory=Introduction)
     points: tuple[Point, ...] | None = None
     cut: bool = False
@@ -73,7 +75,6 @@ class Speculation:
     _text: str = ""
     # The number of these tokens.
     _tokens: int = 0
-    _length: ShortAnswer = field(default_factory=ShortAnswer)
 
     def read_direct(self, pieces: Iterable[TextPiece]) -> None:
         """Add pieces of the direct answer, one token at a time, until its introduction is known, and whether
@@ -83,7 +84,7 @@ class Speculation:
         pieces: the next pieces of the direct answer.
         """
         for piece in pieces:
-            self._length.read(piece)
+            self.length.read(piece)
             if self.introduction.complete:
                 continue
             self._text += piece.text
@@ -95,7 +96,7 @@ class Speculation:
         was complete before does not change.
         """
         self.direct_ended = True
-        self._length.end()
+        self.length.end()
         if not self.introduction.complete:
             self.introduction = find_introduction(self._text, self._tokens, ended=True)
 
@@ -122,7 +123,7 @@ class Speculation:
     @property
     def _is_short(self) -> bool | None:
         """Whether the direct answer is short, or None if that is not known yet."""
-        return self._length.is_short(self.skeleton.written, self.points is not None)
+        return self.length.is_short(self.skeleton.written, self.points is not None)
 
     @property
     def _lacks_points(self) -> bool:
