@@ -144,7 +144,7 @@ async def test_a_wrong_code_is_refused_and_the_right_one_stays_good(first: Path,
         await join_fleet(str(right), second)
 
 
-async def test_the_secret_is_shown_to_nobody_but_the_fleet_of_the_code(first: Path, second: Path) -> None:
+async def test_the_secret_is_shown_only_to_the_fleet_of_the_code(first: Path, second: Path) -> None:
     other = Authority(second / "other")
     async with saying(first, {}, {}) as (code, heard):
         with pytest.raises(Refused):
@@ -168,7 +168,7 @@ async def test_another_version_is_refused_in_one_line_before_the_code_is_spent(
 @pytest.mark.parametrize(
     "words", [(), ({},), ({}, {"certificate": 1, "master": "a:1", "flags": ["--model", "x"]})]
 )
-async def test_a_cut_in_the_middle_leaves_nothing_behind(
+async def test_a_connection_cut_midway_leaves_no_files(
     first: Path, second: Path, words: tuple[dict[str, Any], ...]
 ) -> None:
     async with saying(first, *words) as (code, _):

@@ -66,7 +66,7 @@ def test_a_rebalanced_ring_is_settled_when_the_newest_and_all_others_are_complet
     assert not is_complete(replace(INFO, replicas=half), 2)
 
 
-def test_several_rings_are_told_apart() -> None:
+def test_several_rings_are_distinguished() -> None:
     rings = tuple(
         ReplicaInfo(n, n + 5, n == 0, (), PagesInfo(8, 6, 16), StepsInfo(1, 1, 2.5, stages=(0.002 + n,)))
         for n in range(2)

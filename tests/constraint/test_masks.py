@@ -243,7 +243,7 @@ def test_forced_stretches_are_accepted(name: str, rule: str, seed: int, extra: i
         assert following is not None
 
 
-def test_an_end_token_may_stand_behind_the_second_title_of_a_list_and_behind_its_line() -> None:
+def test_an_end_token_may_follow_the_second_title_of_a_list_and_its_line() -> None:
     end = SINGLE.bytes.index(None)
     machine = TokenAutomaton(SINGLE, RULES["list"], (end,))
     state: State | None = machine.start()
@@ -327,7 +327,7 @@ def test_a_vocabulary_that_cannot_write_the_language_is_refused() -> None:
         TokenAutomaton(describe([bytes([byte]) for byte in range(256) if byte != ord("]")]), PlanRules())
 
 
-def test_a_character_that_cannot_be_completed_is_not_begun() -> None:
+def test_a_character_that_cannot_be_completed_is_not_started() -> None:
     machine = automaton(NARROW, PlanRules())
     lead = NARROW.bytes.index(b"\xe7")
     state: State | None = machine.start()
