@@ -113,7 +113,7 @@ def test_a_value_that_was_not_reported_is_left_empty() -> None:
     assert row["ppl"] is None
 
 
-def test_perplexity_is_over_tokens_not_over_documents() -> None:
+def test_perplexity_is_over_tokens_not_over_sequences() -> None:
     assert perplexity([[0.0], [0.6931471805599453] * 3]) == pytest.approx(2**0.75)
     assert perplexity([]) is None
 
@@ -241,7 +241,7 @@ def test_where_figures_go_is_known_before_they_are_measured(tmp_path: Path) -> N
 
 
 @pytest.mark.torch
-def test_a_one_word_sequence_shows_nothing_about_a_method() -> None:
+def test_a_reference_text_of_fewer_than_two_tokens_is_refused() -> None:
     from specsot_bench.perplexity import Scores
     from specsot_bench.rounds import models_of
 
@@ -284,7 +284,7 @@ def test_a_token_that_leaves_the_window_is_counted_at_once() -> None:
     assert evicted_by(window, 64) == evicted_by(None, 10_000) == 0
 
 
-def test_a_page_has_no_column_for_a_dataset_that_was_not_read() -> None:
+def test_a_page_has_no_column_for_a_reference_text_that_was_not_scored() -> None:
     told = {"ppl_reference": None}, {"ppl_reference": 3.5}
     assert ["PPL text" in {column.heading for column in columns_of([one])} for one in told] == [False, True]
     assert "PPL text" in {column.heading for column in columns_of(told)}

@@ -145,7 +145,7 @@ async def test_large_bodies_leave_room_for_small_ones() -> None:
     assert app.sent == []
 
 
-async def test_a_body_without_room_is_heard_out_and_holds_nothing() -> None:
+async def test_an_oversized_body_is_drained_and_holds_no_memory() -> None:
     """Who is answered and cut while it still speaks sees a connection that was reset, and no status."""
     app, pieces = Recorder(), [b"x" * 100] * 5
     scope, _, send = call(b"", app)
@@ -179,7 +179,7 @@ async def test_a_plain_completion_is_no_larger_than_what_its_model_can_hold(hous
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
-async def test_a_packed_body_is_told_so(house: Served, coding: str) -> None:
+async def test_a_compressed_body_is_refused_as_such(house: Served, coding: str) -> None:
     async with house.client() as client:
         answer = await client.post(CHAT, content=b"\x1f\x8b", headers={**JSON, "content-encoding": coding})
     assert answer.status_code == 415

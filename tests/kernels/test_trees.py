@@ -79,7 +79,7 @@ def test_trees_are_those_of_linked_nodes(coarse: bool, k: int, steps: int, nodes
 
 
 @pytest.mark.parametrize(("k", "steps", "nodes"), SHAPES)
-def test_a_full_mask_has_every_column_of_the_text_in_front(k: int, steps: int, nodes: int) -> None:
+def test_a_full_mask_has_every_column_of_the_preceding_sequence(k: int, steps: int, nodes: int) -> None:
     draftings = batch_of(2, k, steps)
     _, arrays, lengths = built(draftings, k, steps, nodes, TreeMaskMode.FULL_MASK)
     mask = arrays.tree_mask
