@@ -154,7 +154,7 @@ def test_what_the_form_of_a_question_tells_decides_before_other_answers() -> Non
         ([10, 12, 50, 60, 500], 50),
     ],
 )
-def test_most_answers_are_near_what_is_told(lengths: list[float], told: float) -> None:
+def test_most_answers_are_near_the_forecast(lengths: list[float], told: float) -> None:
     assert likeliest(lengths) == told
 
 
@@ -213,7 +213,7 @@ def test_one_answer_gives_no_forecast_and_more_of_them_the_range_of_what_was_mis
     assert (later.direct_min, later.direct_max) == pytest.approx((4.0, 6.0), abs=0.5)
 
 
-def test_nothing_is_told_to_last_longer_than_its_limit() -> None:
+def test_no_forecast_exceeds_the_limit_of_its_request() -> None:
     told = Outlook(sure(model(*DIRECTLY)), Workload(0, Limits(max_new_tokens=95))).of_both(0.0)
     assert told is not None
     assert told.direct == pytest.approx(4.75)
@@ -221,7 +221,7 @@ def test_nothing_is_told_to_last_longer_than_its_limit() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.2, 0.3, 0.6])
-def test_a_range_holds_eight_of_ten_answers_to_later_questions_and_is_narrow_or_not_told(
+def test_a_reported_range_is_narrow_and_holds_eight_of_ten_later_answers(
     noise: float,
 ) -> None:
     chance = random.Random(7)

@@ -132,7 +132,7 @@ def test_nobody_waits_for_a_suspect_that_left() -> None:
     assert all(quarantine.admits(one) for one in held)
 
 
-def test_one_break_keeps_nobody_out() -> None:
+def test_one_failure_quarantines_no_request() -> None:
     quarantine, records = Quarantine(), [BreakHistory() for _ in range(3)]
     quarantine.on_break(records)
     for one in records:

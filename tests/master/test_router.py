@@ -382,7 +382,7 @@ def test_a_low_score_is_followed_by_a_direct_answer() -> None:
     play.check_stream()
 
 
-def test_a_request_whose_score_fails_ends_there() -> None:
+def test_a_request_with_a_failing_score_ends_there() -> None:
     assert scored_play(0.6, 0.2, End.FAILED).finished.reason is Reason.FAILED
 
 

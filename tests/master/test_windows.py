@@ -45,7 +45,7 @@ def test_a_window_must_fit_the_context() -> None:
     assert refused.value.field == "window"
 
 
-def test_what_one_request_has_behind_a_window_no_other_one_finds() -> None:
+def test_windowed_kv_of_one_request_is_not_found_by_another() -> None:
     tree = PrefixTree()
     tree.add(PrefixNode(1, (1, 2, 3), 1, own=True))
     assert tree.longest_match((1, 2, 3), drafted=True).node is None
