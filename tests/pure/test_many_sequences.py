@@ -28,7 +28,7 @@ def test_texts_that_share_no_page_are_tabulated_together() -> None:
         assert mine.tolist() == theirs.tolist()
 
 
-def test_whether_texts_share_a_page_is_seen() -> None:
+def test_whether_sequences_share_a_page_is_detected() -> None:
     assert page_runs_unshared([1, 1], [(3, 4), (3, 5)], PAGE) is None
 
 

@@ -186,7 +186,7 @@ async def test_what_the_ring_does_not_carry() -> None:
         await link.close()
 
 
-async def test_a_loss_is_told_while_messages_flow_both_ways() -> None:
+async def test_a_loss_is_reported_while_messages_flow_both_ways() -> None:
     """Two members, two links; one dies."""
     one, two = Inbox(), Inbox()
     async with listening(one, "one") as (_, first), listening(two, "two") as (endpoint, second):

@@ -96,7 +96,7 @@ async def test_a_drafter_in_a_workers_name_ends_nothing(authority: Authority) ->
 
 
 @pytest.mark.parametrize("how", ["in the clear", "without a certificate", "by another CA"])
-async def test_who_has_no_papers_is_not_even_heard(authority: Authority, how: str) -> None:
+async def test_a_peer_without_a_certificate_is_not_even_read(authority: Authority, how: str) -> None:
     other = Authority.at(authority.folder / "other").issue("worker")
     tls = {
         "in the clear": PLAIN,

@@ -30,7 +30,7 @@ TOLD = Configuration(1, "b", TWO, pages=4, page_rows=4, slots=2, rows=4, drafter
 @pytest.mark.parametrize(
     ("drafts", "posted"), [(None, [RESULT]), ((DRAFTS,), [RESULT, DRAFTS]), ((), [RESULT])]
 )
-def test_stage_0_is_told_what_was_drafted_behind_the_result(drafts: Any, posted: list[Any]) -> None:
+def test_stage_0_receives_the_drafts_after_the_result(drafts: Any, posted: list[Any]) -> None:
     """And then the master."""
     said = list[Any]()
     first, master = (SimpleNamespace(post=lambda told, to=to: said.append((to, told))) for to in ("0", "m"))

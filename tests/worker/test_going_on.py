@@ -67,7 +67,7 @@ class Provider:
 
 
 @pytest.mark.parametrize(("arrived", "turns"), [(False, 4), (True, 31)])
-async def test_a_worker_goes_on_by_itself_while_nobody_wants_anything(
+async def test_a_worker_continues_by_itself_while_no_message_has_arrived(
     decoder: Decoder, arrived: bool, turns: int
 ) -> None:
     """Step for step it takes what has arrived, else, and nothing is begun that this might change."""

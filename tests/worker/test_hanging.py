@@ -75,7 +75,7 @@ def test_work_that_began_must_end(work: Callable[[], None], seconds: int) -> Non
     allow(1.0)  # nobody's work: nothing comes of it
 
 
-def test_work_whose_turn_has_not_come_may_wait() -> None:
+def test_work_that_is_not_due_yet_may_wait() -> None:
     """Members of one process share a thread, and one of them may load a model meanwhile."""
 
     async def waits() -> None:
