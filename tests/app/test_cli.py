@@ -150,7 +150,7 @@ def test_a_missing_head_is_reported_in_one_line(demo_model, capsys) -> None:
     assert said.endswith("a small language model drafts by --drafter model\n")
 
 
-def test_nobody_at_an_address_is_one_line(capsys) -> None:
+def test_an_address_without_a_process_is_reported_in_one_line(capsys) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -213,7 +213,7 @@ def test_on_the_first_machine_a_port_is_taken_that_its_members_do_not_want(tmp_p
     assert port != FIRST_PORT  # which is free here, but not for long
 
 
-async def test_nobody_is_invited_where_a_port_is_taken() -> None:
+async def test_no_invitation_is_shown_if_a_port_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Unavailable, match=f"cannot listen at 127.0.0.1:{port}: address already in use"):

@@ -135,7 +135,7 @@ async def test_a_master_that_was_never_there_is_an_error() -> None:
 
 
 @pytest.mark.processes
-def test_somebody_watches_a_master_that_goes_away(demo_model: Path) -> None:
+def test_status_retries_if_its_master_is_lost(demo_model: Path) -> None:
     words = ["--model", str(demo_model / "base"), "--listen", "127.0.0.1:0"]
     master, lines = started("specsot_master", *words, "--log-format", "json")
     with lines:

@@ -256,7 +256,7 @@ def test_trees_are_those_that_are_grown_when_the_host_knows(
 
 
 @pytest.mark.parametrize("unread", [False, True], ids=["chosen by the host", "chosen by the device"])
-def test_texts_that_are_held_go_on_as_early(
+def test_constrained_sequences_continue_with_asynchronous_growth(
     pair: Path,
     late: tuple[Seen, list[bool], int, EagerSteps],
     monkeypatch: pytest.MonkeyPatch,

@@ -258,7 +258,7 @@ def test_no_node_lies_beyond_the_context(
     assert deepest[1] > 0
 
 
-def test_features_that_do_not_match_their_lessons_are_refused(text: Text, engine: DraftEngine) -> None:
+def test_features_that_do_not_match_their_batches_are_refused(text: Text, engine: DraftEngine) -> None:
     open_with(engine, opening(1, 10))
     batch = text.feature_batch(1, 0, 10)
     wrong = Features(1, 0, (), batch.feature_batches, (), text.rows[:9], 10, 0.0)

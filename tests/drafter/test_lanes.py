@@ -119,7 +119,7 @@ def test_each_sequence_is_drafted_by_whom_it_named() -> None:
     assert first.followed == second.followed == set()
 
 
-def test_while_one_rests_the_others_draft_and_it_is_left_alone() -> None:
+def test_while_one_drafter_is_paused_the_others_draft_and_it_receives_nothing() -> None:
     busy, idle = Parrot(7), Parrot(8)
     engine = engine_with({"eagle": (busy, cheap()), "model": (idle, dear())})
     teach(engine, 1, [1, 2, 3])

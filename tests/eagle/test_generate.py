@@ -126,7 +126,7 @@ def test_a_drafter_that_answers_nothing_does_not_count_as_active() -> None:
     assert heard == [3, 0]
 
 
-def test_long_prompts_are_fed_in_stretches(base: Path, head: Path) -> None:
+def test_long_prompts_are_fed_in_segments(base: Path, head: Path) -> None:
     rng = random.Random(1)
     prompts = [[rng.randrange(200) for _ in range(length)] for length in (300, 7, 280, 256)]
     check(base, Eagle(head, base, EagleConfig(2, 2, 5), dtype="fp32"), prompts)

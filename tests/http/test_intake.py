@@ -239,7 +239,7 @@ async def test_a_connection_that_never_asks(house: Served, monkeypatch: pytest.M
     assert (await house.get("/version")).status_code == 200
 
 
-async def test_the_servers_name_is_nobodys_business(house: Served) -> None:
+async def test_responses_do_not_name_the_server(house: Served) -> None:
     assert "server" not in (await house.get("/version")).headers
 
 

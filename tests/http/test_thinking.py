@@ -132,7 +132,7 @@ async def test_a_client_that_leaves_during_reasoning_leaves_no_state(house: Serv
         {"chat_template_kwargs": {"thinking": False}, "reasoning_effort": "high"},
     ],
 )
-async def test_nobody_thinks_who_was_not_asked_to(house: Served, more: Any) -> None:
+async def test_a_model_reasons_only_if_requested(house: Served, more: Any) -> None:
     message = (await ask(house, **more))["choices"][0]["message"]
     assert message["content"] == "At once."
     assert "reasoning_content" not in message

@@ -58,7 +58,7 @@ async def test_an_error_ends_all() -> None:
     assert all(stream.closed for stream in streams)
 
 
-async def test_nobody_runs_ahead_of_the_reader() -> None:
+async def test_no_stream_runs_ahead_of_the_reader() -> None:
     streams = [Told(100), Told(100)]
     events = merged_events([stream.events() for stream in streams])
     for _ in range(10):

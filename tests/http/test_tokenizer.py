@@ -49,7 +49,7 @@ async def test_a_conversations_tokens_are_what_is_counted_for_it(house: Served) 
         ("/v1/completions", {"prompt": "What is it?"}),
     ],
 )
-async def test_texts_are_tokenised_in_a_thread(
+async def test_requests_are_tokenised_in_a_thread(
     house: Served, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
     """Four megabytes take seconds, in which members would miss the master."""

@@ -245,7 +245,7 @@ def test_a_long_sequence_is_split_among_short_ones() -> None:
         assert longest(spans, 4, 8)[0] <= 4096
 
 
-def test_texts_are_not_cut_for_a_second_wave_that_saves_little() -> None:
+def test_sequences_are_not_split_for_a_second_wave_that_saves_little() -> None:
     assert longest(texts(60, [8192] * 8, 64), 4, 8) == (8252, 32)
 
 

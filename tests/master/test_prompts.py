@@ -374,7 +374,7 @@ def test_an_instruction_starts_a_new_paragraph_after_a_question_that_ends_with_t
     assert append_words("exercise", "Say it.") == "exercise\n\nSay it."
 
 
-def test_behind_a_turn_that_is_not_the_users_the_words_are_a_turn(speak: Speak) -> None:
+def test_after_a_turn_that_is_not_the_users_the_instruction_is_its_own_turn(speak: Speak) -> None:
     text, prompts = speak(QWEN)
     talk = (Message("user", QUESTION), Message("assistant", "It has four."))
     assert words(text, ask_all(prompts, *talk).skeleton.tokens).count("<|im_start|>user") == 2

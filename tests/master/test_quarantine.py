@@ -119,7 +119,7 @@ def test_rings_that_break_for_other_reasons_as_well(seed: int) -> None:
     assert rings.given_up == [culprit]
 
 
-def test_nobody_waits_for_a_suspect_that_left() -> None:
+def test_no_request_waits_for_a_suspect_that_left() -> None:
     quarantine, records = Quarantine(), [BreakHistory() for _ in range(3)]
     for _ in range(2):
         assert quarantine.on_break(records) is None

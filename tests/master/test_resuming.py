@@ -172,7 +172,7 @@ async def test_the_newest_reader_reads_on() -> None:
     stage.assert_clean()
 
 
-async def test_nobody_waits_for_a_reader_that_is_away() -> None:
+async def test_no_request_waits_for_a_disconnected_reader() -> None:
     """Unlike for one that is there and does not read: what it misses is kept anyway."""
     stage = Stage(SAYS, config=replace(CONFIG, lease=32, unread=10), burst=2)
     ask = replace(COUNT, resumable=True)

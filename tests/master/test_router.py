@@ -480,5 +480,5 @@ def test_a_comparison_is_recognised(question: str, compared: bool) -> None:
         (Ask("Write a Python function that prints a table."), False),
     ],
 )
-def test_loops_end_only_where_nothing_says_that_text_repeats_itself(ask: Ask, ended: bool) -> None:
+def test_loops_end_only_if_no_option_expects_repeated_text(ask: Ask, ended: bool) -> None:
     assert ends_loops(ask) is ended

@@ -66,7 +66,7 @@ async def test_every_form_is_tried_once() -> None:
     assert tried == [good, bad]
 
 
-async def test_old_verdicts_are_forgotten() -> None:
+async def test_old_check_results_are_evicted() -> None:
     tried: list[Form] = []
     forms = GrammarSandbox(lambda form: tried.append(form) or "")
     for number in range(MAX_CACHED_CHECKS + 1):

@@ -26,7 +26,7 @@ def ask(window: Window | None, tokens: int) -> Ask:
     return Ask(tokens=(1, 2, 3), mode="direct", limits=Limits(max_new_tokens=tokens), window=window)
 
 
-def test_behind_a_window_an_answer_may_be_longer_than_the_context_and_costs_no_more_pages() -> None:
+def test_with_a_window_an_answer_may_exceed_the_context_and_takes_no_more_pages() -> None:
     with pytest.raises(InvalidRequest, match=r"context length is 100 tokens\. However, you requested 1003"):
         grant_answer(3, ask(None, 1000), RING)
     pages = grant_answer(3, ask(WINDOW, 1000), RING)

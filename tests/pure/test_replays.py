@@ -249,14 +249,14 @@ def test_a_sequence_that_advances_frees_its_own_former_state(rows: int, shared: 
     assert again.start == (rows if stays else 0)
 
 
-def test_texts_of_one_frame_that_begin_at_one_state_leave_it() -> None:
+def test_sequences_of_one_frame_that_start_at_one_state_do_not_change_it() -> None:
     kept = CachedStates(8, 64, 1)
     run(kept, RowSpan(64, 0, 64, (0,)))
     assert run(kept, *(RowSpan(2, 64, 2, (0, own)) for own in (1, 2))) == [64, 64]
     assert run(kept, RowSpan(2, 64, 2, (0, 3))) == [64]
 
 
-def test_texts_that_are_written_push_out_no_state_of_an_idle_prefix() -> None:
+def test_decoding_sequences_evict_no_state_of_an_idle_prefix() -> None:
     """As many states are counted for their rows as they keep."""
     rows, written = 30_016, 4_400
     kept = CachedStates(states_for(rows + 4 * (written + 64)) - 1, 64, 1)

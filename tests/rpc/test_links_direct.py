@@ -218,7 +218,7 @@ def test_rows_are_sent_only_over_a_path_that_is_private_to_the_user(tmp_path: Pa
         _checked_path(Endpoint(path=str(tmp_path / "rows-0")), "10.0.0.1:5")
 
 
-def test_nobody_at_the_other_end(tmp_path: Path) -> None:
+def test_a_channel_without_a_receiver_is_unavailable(tmp_path: Path) -> None:
     channel = Channel(tmp_path / "rows", SENDER, timeout_seconds=0.2)
     with pytest.raises(Unavailable, match="the channel for rows broke"):
         channel.deliver(HIDDEN)

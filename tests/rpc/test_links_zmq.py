@@ -256,7 +256,7 @@ async def relay(port: int | None) -> AsyncIterator[tuple[int, asyncio.Event]]:
     server.close()
 
 
-async def test_nobody_at_the_place_that_was_named() -> None:
+async def test_a_named_address_without_a_peer_is_unavailable() -> None:
     async with meeting("127.0.0.1:0") as there:
         place = await there.host.expect(Peer("x", 1, None), Keys.generate().public)
         await there.host.close()
@@ -278,7 +278,7 @@ async def test_nobody_at_the_place_that_was_named() -> None:
         ),
     ],
 )
-def test_nobody_is_sent_where_no_keys_are_asked_for(address: str, place: Endpoint, complaint: str) -> None:
+def test_an_endpoint_without_keys_is_refused(address: str, place: Endpoint, complaint: str) -> None:
     with pytest.raises(WireError, match=complaint):
         endpoint_of(address, place)
 

@@ -302,7 +302,7 @@ async def test_who_cannot_enter_the_folder_of_the_socket_speaks_by_the_stream(
     await master.close()
 
 
-async def test_nobody_there() -> None:
+async def test_an_address_without_a_process_is_unavailable() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -310,7 +310,7 @@ async def test_nobody_there() -> None:
         await join(address, WORKER, Inbox())
 
 
-async def test_somebody_who_is_no_master() -> None:
+async def test_joining_a_process_that_is_no_master_fails() -> None:
     endpoint = await open_server("127.0.0.1:0", {})
     with pytest.raises(Unavailable, match="Method not found"):
         await join(f"127.0.0.1:{endpoint.port}", WORKER, Inbox())

@@ -56,7 +56,7 @@ async def test_who_dials_is_checked_by_role(authority: Authority, names: tuple[s
     assert inbox.pop() is None
 
 
-async def test_nobody_speaks_out_of_its_role(authority: Authority) -> None:
+async def test_no_member_sends_messages_outside_its_role(authority: Authority) -> None:
     """A drafter may draft, and not pose as the stage before: the link ends, and both ends hear why."""
     inbox, own = Inbox(), Inbox()
     async with listening(authority.issue("worker"), inbox) as address:
@@ -72,7 +72,7 @@ async def test_nobody_speaks_out_of_its_role(authority: Authority) -> None:
     assert inbox.pop() is None
 
 
-async def test_nobody_says_hello_as_the_master(authority: Authority) -> None:
+async def test_no_peer_may_connect_as_the_master(authority: Authority) -> None:
     inbox = Inbox()
     async with listening(authority.issue("worker"), inbox) as address:
         with pytest.raises(Refused, match="a peer must not have the name master"):

@@ -81,7 +81,7 @@ async def test_a_drafter_is_asked_by_its_own_thread_alone() -> None:
         (PromptChunk(9, 3, (5, 6), True), Outcome(9, 0, (), (8,)), None, False),  # nobody drafts for it
     ],
 )
-def test_behind_a_prompt_its_root_goes_with_the_trees_that_others_have(
+def test_after_a_prompt_its_root_is_scheduled_with_the_trees_of_others(
     chunk: PromptChunk, outcome: Outcome | None, place: tuple[int, int] | None, begins: bool
 ) -> None:
     """The next step begins with those trees, which grow behind the same verdict."""

@@ -132,7 +132,7 @@ async def pair_of(
     return part, drafter, provider, said, inbox
 
 
-async def test_a_drafter_on_the_same_thread_is_asked_by_who_judged(decoder: Decoder) -> None:
+async def test_a_drafter_on_the_same_thread_is_queried_by_the_verifying_stage(decoder: Decoder) -> None:
     """Nothing is sent to it; and a result leaves when the next step has begun."""
     wanted, *_ = write(decoder, ahead=False)
     part, _, provider, said, inbox = await pair_of(decoder, Erring(wanted))

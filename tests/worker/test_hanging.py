@@ -99,7 +99,7 @@ class HungPart(EagerPart):
         raise Hung("w hangs")
 
 
-async def test_who_hangs_tells_the_master_and_ends() -> None:
+async def test_a_hanging_member_reports_to_the_master_and_exits() -> None:
     told = list[object]()
     with pytest.raises(Hung):
         await live(HungPart(asyncio.Event()), "a word", told=told)

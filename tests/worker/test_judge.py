@@ -142,7 +142,7 @@ class Wordy(Countdown):
         return () if state == 99 else (state, 1)
 
 
-def test_forced_stretches_are_spelled_as_the_base_spelled_them_before():
+def test_forced_runs_are_tokenised_as_the_base_model_did_before():
     habits, rules = SpellingHabits(), Wordy(6)
     assert habits.forced(rules, 6) == (6,)
     assert accept_prompt(DecodeState(Opening(1, 4, limit=9), rules, habits), 16).end is None

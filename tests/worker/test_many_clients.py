@@ -127,7 +127,7 @@ def test_few_who_write_let_the_others_in(prompt):
         (clients_of(64, (30, 100), 32), 4),
     ],
 )
-def test_whoever_writes_pauses_at_most_three_times_the_usual(clients, stages):
+def test_a_decoding_sequence_waits_at_most_three_times_the_usual(clients, stages):
     Clock(clients, stages)
     gaps = gaps_of(clients)
     assert quantile(gaps, 0.99) <= 3 * median(gaps)

@@ -73,6 +73,6 @@ def test_forbidden_and_finished_nodes_and_those_after_the_limit_have_no_mask() -
     assert [mask is None for mask in short[:2]] == [False, True]
 
 
-def test_free_text_has_no_masks() -> None:
+def test_an_unconstrained_sequence_has_no_masks() -> None:
     free = DecodeState(Opening(1, 5, limit=9), None)
     assert not grammar_masks(tree_of((0, 0), (1, 0)), free)

@@ -343,7 +343,7 @@ def test_prompts_alone_run_in_wide_frames_but_no_decoding_sequence_waits_for_one
     assert fed(3) == {2: 1, 3: 15}
 
 
-def test_nobody_forks_kept_rows_that_are_not_in_pages_yet():
+def test_no_sequence_forks_reused_rows_that_are_not_in_pages_yet():
     """A stage puts them there with the first rows that are fed behind them."""
     stage = PageTable(PAGES, ROWS)
     sequencer = Sequencer(1, FrameBudget(8, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.0))

@@ -147,7 +147,7 @@ def test_frames_in_flight_share_the_time_that_a_sequence_may_wait_for_prompts():
     assert rows == [21, 21], "8 and 21 rows take at most 2.25 times as long as 13"
 
 
-def test_whoever_waits_for_another_is_not_among_those_who_soon_write():
+def test_a_fork_that_waits_for_its_prefix_is_not_counted_as_soon_decoding():
     steps = Steps(64, 1, PipelineDepth(1, ((1, 1.0), (64, 64.0))))
     for sequence in range(9):
         steps.open(sequence)

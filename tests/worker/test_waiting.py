@@ -43,7 +43,7 @@ def test_without_launch_credits_no_sequence_has_a_deadline():
     assert sequencer.deadline() is None
 
 
-def test_nobody_wakes_up_for_a_patience_that_is_lost():
+def test_no_deadline_is_set_for_a_timeout_that_cannot_help():
     """A branch of a family of which another is under way: only the result helps, looking again does not."""
     sequencer = Sequencer(1, FrameBudget(2, 3, 1), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     sequencer.apply_order(order_of(1, [1, 2], 9, decodes=False))
@@ -170,7 +170,7 @@ def test_a_pause_ends_with_the_last_of_the_sequences_that_it_started_with():
     assert (patience.paused, patience.catching_up) == (False, True)
 
 
-def test_nobody_rests_for_a_drafter_that_is_gone():
+def test_a_pause_ends_with_the_loss_of_its_drafter():
     patience = DraftTimeout(0.5)
     patience.start_pause(9)
     patience.record_drafter_loss()
