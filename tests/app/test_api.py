@@ -158,7 +158,7 @@ def test_a_fleet_that_failed_to_open_may_be_tried_again(place: Place) -> None:
 def test_generation_in_a_forked_process_raises_because_the_model_stays_with_the_parent(
     model: SpecSoT,
 ) -> None:
-    """Nobody would answer there."""
+    """No process would answer in the forked process."""
     model.generate_sync("Why?")
     child = os.fork()
     if not child:

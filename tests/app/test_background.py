@@ -29,7 +29,7 @@ def test_what_still_runs_is_ended_before_the_loop_is() -> None:
 
 
 async def test_cancelling_a_step_closes_its_source() -> None:
-    """A step that is cancelled may still have to say goodbye to somebody."""
+    """A cancelled step may still have to close a connection."""
     background, begun, ended = BackgroundLoop(), asyncio.Event(), list[str]()
     loop = asyncio.get_running_loop()
 

@@ -297,7 +297,7 @@ def test_a_sequence_that_is_fed_again_has_features_of_its_own_step() -> None:
 
 
 def test_nothing_is_used_of_a_batch_unless_all_its_sequences_continue() -> None:
-    """What is due of them is asked for once more, in another way."""
+    """The due rows of these sequences are requested again, without asynchronous growth."""
     texts = [FollowedSequence(begun(sequence), extended=at) for sequence, at in ((7, 2), (8, 3))]
     nobody = FollowedSequence(begun(9), extended=2)
     for asked in (texts, [texts[0], None], [texts[0], nobody]):
@@ -473,7 +473,7 @@ def test_nodes_that_the_device_selected_before_a_pause_are_discarded_after_it() 
 
 
 def test_a_failure_of_device_selection_is_raised_when_the_drafter_reads_the_result() -> None:
-    """Not to the worker, whose step asks for it."""
+    """The failure is not raised in the worker step that requests the growth."""
     chosen = DeviceChoice((1,), 3, (0,), grown=None, trust=np.zeros(2))  # type: ignore[arg-type]
     chosen.choose(*[torch.zeros(1)] * 3, 9)
     with pytest.raises(AttributeError):

@@ -324,7 +324,7 @@ def test_what_nodes_are_worth_is_known_by_depth_whatever_grew_last() -> None:
 
 
 def test_trees_truncated_by_the_end_of_their_sequence_do_not_lower_the_value_of_others() -> None:
-    """Else eight texts send fewer nodes whenever one of them ends."""
+    """Otherwise eight sequences send fewer nodes whenever one of them ends."""
     alone, beside = TreeWorth(AcceptanceRates(4)), TreeWorth(AcceptanceRates(4))
     value, depths = np.array([0.8, 0.1, 0.6, 0.05]), np.array([1, 1, 2, 2])
     barred = np.full(2, -np.inf)

@@ -289,7 +289,7 @@ def test_a_drafter_that_does_not_pay_says_so_and_draws_nothing(head: DraftHead, 
 def test_alongside_other_drafters_it_answers_with_roots_instead_of_a_pause(
     head: DraftHead, text: Text
 ) -> None:
-    """A rest stops the whole ring's drafts, those of the others included."""
+    """A pause stops the drafts of the whole ring, those of the other drafters included."""
     engine = make(head, shape=TreeShape(3, 3, 12), curve=STEEP)
     open_with(engine, opening(1, 10))
     engine.observe(replace(text.feature_batch(1, 0, 10, 1, final=True), must_answer=True))
@@ -301,7 +301,7 @@ def test_alongside_other_drafters_it_answers_with_roots_instead_of_a_pause(
 
 
 def test_features_that_arrive_after_a_pause_are_learned_in_one_batch(head: DraftHead, text: Text) -> None:
-    """Thirty steps as one lesson: nothing of it counts as accepted, and the text is followed on."""
+    """Thirty steps arrive as one feature batch: none counts as accepted, and the sequence continues."""
     engine = eager(head)
     open_with(engine, opening(1, 10))
     engine.observe(text.feature_batch(1, 0, 10, 1, final=True))

@@ -244,7 +244,7 @@ def test_only_what_the_sequence_wrote_counts(first: int, tokens: list[int], own:
 
 
 def test_a_late_grammar_starts_at_the_current_position_of_the_sequence(rules: TokenAutomaton) -> None:
-    """Until then the text counts as free."""
+    """Until then the sequence counts as free."""
     coming: Future[Grammar] = Future()
     text, written = DraftSequences(None).open(opening(1, len(PROMPT))), plan_text(rules, 6)
     text.compiling = coming

@@ -199,7 +199,7 @@ def test_a_pause_ends_for_new_sequences_but_not_for_one_among_others(hope: bool)
 
 
 @pytest.mark.parametrize("rule", [cheap, lambda: FixedBudget(SHAPE)], ids=["tuned", "always"])
-def test_suffix_drafts_are_added_if_a_drafter_measures_what_is_profitable(rule) -> None:  # type: ignore[no-untyped-def]
+def test_suffix_drafts_are_added_if_a_drafter_measures_profit(rule) -> None:  # type: ignore[no-untyped-def]
     engine = engine_with({"eagle": (Parrot(7), rule())}, blend=ngrams(4))
     teach(engine, 1, [1, 2, 5, 6, 1, 2])
     (tree,) = trees(engine).values()

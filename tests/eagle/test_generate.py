@@ -116,7 +116,7 @@ def test_a_batch_is_one_forward_a_step(base: Path) -> None:
 
 
 def test_a_drafter_that_answers_nothing_does_not_count_as_active() -> None:
-    """While it rests, or catches up, stage 0 must not take it for awake."""
+    """While the drafter is paused or catches up, stage 0 must not take it for active."""
     engine = SimpleNamespace(begin=lambda: None, finish=tuple, paused_trees=0, awake=False)
     verifier, heard = SimpleNamespace(colocated=SimpleNamespace()), list[int]()
     loop = StepLoop(None, verifier, None, engine)  # type: ignore[arg-type]

@@ -146,7 +146,7 @@ async def test_large_bodies_leave_room_for_small_ones() -> None:
 
 
 async def test_an_oversized_body_is_drained_and_holds_no_memory() -> None:
-    """Who is answered and cut while it still speaks sees a connection that was reset, and no status."""
+    """A client that is answered and cut off while it still sends sees a reset connection and no status."""
     app, pieces = Recorder(), [b"x" * 100] * 5
     scope, _, send = call(b"", app)
     intake = BodyLimits(app, lambda _: 1000, budget_bytes=250)

@@ -203,7 +203,7 @@ ESCAPING = (
 
 @pytest.mark.parametrize("template", [None, ESCAPING], ids=["verbatim", "escaping"])
 async def test_a_long_prompt_is_built_once_and_outside_the_event_loop(template: str | None) -> None:
-    """Also where a branch's prompt cannot be had from its own words alone, and when the ring comes anew."""
+    """This also holds if a branch's prompt needs more than its own words, and after the ring is re-formed."""
     text = Counted()
     if template is not None:
         text._template = ChatTemplate(template)

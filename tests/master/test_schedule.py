@@ -95,7 +95,7 @@ def test_priorities_go_first_but_waiting_raises(claims: list[Claim], winner: str
 
 
 def test_no_request_waits_forever_for_higher_priorities() -> None:
-    """One place, taken for a second each time, and always somebody new of the highest priority."""
+    """One slot is taken for a second each time, and a new request of the highest priority always waits."""
     patient, turns = claim("patient", -10), 0
     while True:
         new = [claim(f"new {turns}", 10, arrival=turns + 1)]

@@ -120,7 +120,7 @@ async def test_without_time_for_repairs_it_fails_at_once() -> None:
 
 
 async def test_requests_wait_for_a_ring_that_is_re_formed_to_improve_and_none_is_blamed() -> None:
-    """Whatever `--repair-for` says, and however often."""
+    """This holds for any value of `--repair-for`, and however often the ring is re-formed."""
     stage = Stage(SAYS, config=EngineConfig(model="demo", repair_for=0.0))
     client = stage.listen(COUNT)
     await stage.step()

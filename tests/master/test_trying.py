@@ -122,7 +122,7 @@ async def test_any_number_may_wait_for_the_same_form() -> None:
 
 
 async def test_a_cancelled_trial_keeps_its_turn() -> None:
-    """It cannot be stopped; a client that comes and goes would else start one beside the other."""
+    """A trial cannot be stopped; otherwise a client that connects and leaves would start several at once."""
     held = Held()
     forms = GrammarSandbox(held)
     gone = asyncio.create_task(forms.check(regex(0)))

@@ -153,7 +153,7 @@ def test_a_header_carries_no_rows() -> None:
 
 
 async def test_a_lost_peer_leaves_no_receiver_waiting_for_its_rows() -> None:
-    """Its header has come, its rows have not."""
+    """The header has arrived, the rows have not."""
     async with meeting() as there:
         link: Any = await there.dialer.dial(there.address, 7)
         sending = asyncio.create_task(link.send(frame(1)))

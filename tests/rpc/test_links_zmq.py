@@ -278,7 +278,9 @@ async def test_a_named_address_without_a_peer_is_unavailable() -> None:
         ),
     ],
 )
-def test_an_endpoint_without_keys_is_refused(address: str, place: Endpoint, complaint: str) -> None:
+def test_an_endpoint_that_names_another_kind_of_address_is_refused(
+    address: str, place: Endpoint, complaint: str
+) -> None:
     with pytest.raises(WireError, match=complaint):
         endpoint_of(address, place)
 

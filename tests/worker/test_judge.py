@@ -121,7 +121,7 @@ def test_every_node_is_masked_by_its_own_state():
 
 
 def test_forced_tokens_are_reported_up_to_the_last_token_that_may_be_generated():
-    """Of drafted sequences alone: nobody drafts for the others."""
+    """Only drafted sequences report forced tokens, because no drafter drafts for the others."""
     for limit, forced in ((100, (5, 4, 3, 2, 1, 0)), (4, (5, 4)), (2, ()), (1, ())):
         assert accept_prompt(written(limit=limit, grammar=Countdown(6)), 6).forced == forced
     undrafted = DecodeState(Opening(3, 4, limit=100, drafted=False), Countdown(6))

@@ -429,7 +429,7 @@ def test_law_1_steps_with_trees_that_no_host_had_read_write_the_same(
 def test_only_the_first_step_of_a_pause_is_launched_late(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody drafts behind it, nor behind the one that wakes the drafter up."""
+    """No drafts follow a paused step, nor the step that resumes the drafter."""
     wanted, *_ = write(decoder, ahead=False, due={0: [opened(2)]})
     begun, frames, run = begun_of(monkeypatch, "launch"), list[Frame](), DecoderStage.run
     monkeypatch.setattr(DecoderStage, "run", lambda self, one: frames.append(one) or run(self, one))

@@ -176,7 +176,7 @@ def test_a_known_sequence_closed_during_a_pause_is_reported_before_others_are_op
 
 
 def test_forks_of_a_late_sent_prefix_are_sent_after_it():
-    """Even where the prefix is closed by then."""
+    """This holds even if the prefix is closed by then."""
     script = Script()
     prefix, branches = Opening(1, 6, decodes=False), [Opening(n, 9, Fork(1, 6)) for n in (2, 3)]
     script.tell(script.chunk(1, 6, final=False), openings=[prefix], paused=True)
@@ -307,7 +307,7 @@ def test_the_features_of_a_frame_are_sent_even_if_they_are_more_than_the_ring_ho
 
 
 def test_a_tree_is_requested_even_if_all_features_of_its_sequence_were_overwritten():
-    """Its drafter answers with the root, and stage 0 waits for no more."""
+    """The drafter answers with the root, and stage 0 does not wait for more."""
     script, heard = Script(size=8), {}
     script.tell(script.chunk(1, 4), script.chunk(2, 4), openings=[Opening(1, 4), Opening(2, 4)])
     script.tell(script.grow(1), script.grow(2), paused=True)

@@ -73,7 +73,7 @@ def test_a_drafter_that_has_answered_already_is_not_waited_for():
 
 
 def test_after_a_pause_no_sequence_waits_for_a_tree_that_was_not_requested():
-    """Some texts are told of one step later: its answer holds those alone that it knows."""
+    """Some sequences are reported one step later: the drafter answers only for those that it knows."""
     sequencer = Sequencer(1, FrameBudget(2 * MAX_ROWS_PER_STEP, 1, 9), PageTable(400, 8), DraftTimeout(0.5))
     for sequence in (1, 2):
         sequencer.apply_order(order_of(sequence, [1, 2], 30))
