@@ -155,8 +155,10 @@ def test_a_fleet_that_failed_to_open_may_be_tried_again(place: Place) -> None:
         assert model.generate_sync("Why?").text == MERGED
 
 
-def test_a_forked_process_is_told_that_the_model_stayed_behind(model: SpecSoT) -> None:
-    """Nobody would answer there."""
+def test_generation_in_a_forked_process_raises_because_the_model_stays_with_the_parent(
+    model: SpecSoT,
+) -> None:
+    """No process would answer in the forked process."""
     model.generate_sync("Why?")
     child = os.fork()
     if not child:

@@ -15,7 +15,7 @@ from specsot_app.core.ask import SAMPLING, ask_of
 from specsot_app.core.device_map import parse_ranges
 
 
-def test_nothing_said_is_the_default() -> None:
+def test_an_omitted_option_takes_its_default() -> None:
     assert ask_of("Why?", mode=None, temperature=None, stop=None) == Ask("Why?")
 
 

@@ -28,8 +28,8 @@ def test_what_still_runs_is_ended_before_the_loop_is() -> None:
     assert ended == ["specsot"]
 
 
-async def test_who_leaves_amid_a_step_ends_the_source_behind_it() -> None:
-    """A step that is cancelled may still have to say goodbye to somebody."""
+async def test_cancelling_a_step_closes_its_source() -> None:
+    """A cancelled step may still have to close a connection."""
     background, begun, ended = BackgroundLoop(), asyncio.Event(), list[str]()
     loop = asyncio.get_running_loop()
 

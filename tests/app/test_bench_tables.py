@@ -104,7 +104,7 @@ def test_a_row_has_every_figure() -> None:
     assert (row["as_plain"], row["runs"]) == (2, 2)
 
 
-def test_what_nobody_tells_is_not_made_up() -> None:
+def test_a_value_that_was_not_reported_is_left_empty() -> None:
     row = row_of(
         Runs(HF_BASELINES[0], 4, (PLAIN.up_to(4),)), Runs(PLAINLY, 4, (PLAIN.up_to(4),)), Perplexities()
     )
@@ -113,7 +113,7 @@ def test_what_nobody_tells_is_not_made_up() -> None:
     assert row["ppl"] is None
 
 
-def test_perplexity_is_over_tokens_not_texts() -> None:
+def test_perplexity_is_over_tokens_not_over_sequences() -> None:
     assert perplexity([[0.0], [0.6931471805599453] * 3]) == pytest.approx(2**0.75)
     assert perplexity([]) is None
 
@@ -158,7 +158,7 @@ def test_lengths_chains_windows_and_families_are_as_asked() -> None:
     assert all(table.lengths_of(method) == (500, 2000) for method in table.methods)
 
 
-def test_chains_behind_windows_need_no_windows_of_their_own() -> None:
+def test_chains_after_windows_need_no_windows_of_their_own() -> None:
     table = quick(TableOptions(chains=(3,), families=("linear-window",)))
     assert [method.name for method in table.methods] == ["plain", "linear K=3, window 256"]
 
@@ -169,7 +169,7 @@ def test_nothing_asked_for_is_the_usual_table_and_every_method_has_a_family() ->
     assert everything.methods == quick().methods
 
 
-def test_a_reason_runs_over_the_last_columns_behind_all_names() -> None:
+def test_a_reason_spans_the_last_columns_after_all_names() -> None:
     shown = pipes(
         ("a", "what", "x", "y"), [["one", "two", "1", "2"], ["three", "four", "none", ""]], num_text_columns=2
     )
@@ -241,7 +241,7 @@ def test_where_figures_go_is_known_before_they_are_measured(tmp_path: Path) -> N
 
 
 @pytest.mark.torch
-def test_a_text_of_a_word_says_nothing_of_a_method() -> None:
+def test_a_reference_text_of_fewer_than_two_tokens_is_refused() -> None:
     from specsot_bench.perplexity import Scores
     from specsot_bench.rounds import models_of
 
@@ -284,7 +284,7 @@ def test_a_token_that_leaves_the_window_is_counted_at_once() -> None:
     assert evicted_by(window, 64) == evicted_by(None, 10_000) == 0
 
 
-def test_a_page_has_no_column_for_a_text_that_was_not_read() -> None:
+def test_a_page_has_no_column_for_a_reference_text_that_was_not_scored() -> None:
     told = {"ppl_reference": None}, {"ppl_reference": 3.5}
     assert ["PPL text" in {column.heading for column in columns_of([one])} for one in told] == [False, True]
     assert "PPL text" in {column.heading for column in columns_of(told)}

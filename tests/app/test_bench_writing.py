@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.mark.torch
-def test_what_transformers_can_not_load_is_told_and_ends_no_run(
+def test_a_model_that_transformers_cannot_load_is_reported_and_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
@@ -136,7 +136,7 @@ def test_methods_of_every_kind_write(tmp_path: Path) -> None:
     assert output.with_name("run-memory.png").exists()
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_what_is_missing_is_reported(tmp_path: Path) -> None:
     models = ModelSet(tmp_path)
     assert models.lacks(linear(4)) == "needs --small-model"
     assert models.lacks(HEAD[0]) == "needs --draft-model, an EAGLE head"

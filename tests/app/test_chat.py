@@ -59,7 +59,7 @@ class Session:
         return [message.content for message in self.fleet.asked[number].messages]
 
 
-def test_every_question_comes_with_all_that_was_said() -> None:
+def test_every_question_is_sent_with_the_whole_conversation() -> None:
     session = Session("a?", "/mode sot", "b?", "/clear", "c?", system="Be brief.")
     assert session.out == "yes, a?\nyes, b?\nyes, c?\n"
     assert session.sent(1) == ["Be brief.", "a?", "yes, a?", "b?"]
@@ -97,7 +97,7 @@ def test_an_answer_is_tried_again_in_its_place() -> None:
     assert session.err.startswith("no question was answered yet\n")
 
 
-def test_what_cannot_be_done_is_said_and_the_rest_is_done() -> None:
+def test_an_option_that_cannot_be_applied_is_reported_and_the_others_apply() -> None:
     lines = [
         "/mode fast",
         "/mode",
@@ -141,7 +141,7 @@ def test_what_is_typed_during_an_answer_comes_after_it() -> None:
     assert session.out == "yes, long one\nyes, next?\nyes, last?\n"
 
 
-def test_the_oldest_exchanges_are_left_out_where_they_do_not_fit_and_that_is_said() -> None:
+def test_the_oldest_exchanges_are_dropped_if_they_do_not_fit_and_that_is_reported() -> None:
     session = Session("1234567890?", "abcdefghij?", "ABCDEFGHIJ?", positions=50)
     assert session.sent(2) == ["abcdefghij?", "yes, abcdefghij?", "ABCDEFGHIJ?"]
     said = "the oldest exchange no longer fits the model's context of 50 positions, and was left out"
@@ -185,7 +185,7 @@ def test_remarks_are_not_part_of_the_conversation() -> None:
         (["Why?"], "Why?"),
     ],
 )
-def test_what_cannot_be_is_told_before_anything_is_loaded(
+def test_impossible_options_are_refused_before_anything_is_loaded(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["chat", *words]) == 2

@@ -80,7 +80,7 @@ def test_what_is_pasted_is_one_question_and_kept_for_the_next_conversation(tmp_p
     assert (tmp_path / "questions").stat().st_mode & 0o077 == 0
 
 
-def test_told_to_end_during_an_answer_it_ends() -> None:
+def test_it_ends_if_it_is_terminated_during_an_answer() -> None:
     with Screen(ECHO) as screen:
         screen.wait_for(PROMPT)
         screen.type("long one\n")

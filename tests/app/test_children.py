@@ -172,7 +172,7 @@ async def test_a_call_that_an_ending_child_cut_off_does_not_hide_why_it_ended() 
     await asyncio.gather(*(child.end() for child in children))
 
 
-async def test_a_master_without_the_http_extra_lets_nobody_in(tmp_path: Path) -> None:
+async def test_a_master_without_the_http_extra_accepts_no_member(tmp_path: Path) -> None:
     (tmp_path / "fastapi.py").write_text("raise ModuleNotFoundError(name='fastapi')")
     ear, port = Ear(), str(free_port())
     flags = (
@@ -224,7 +224,7 @@ def test_a_fleet_is_a_master_workers_and_a_drafter(tmp_path) -> None:
     assert flags["--served-model-name"] == "demo"
 
 
-def test_a_fleet_s_services_are_told_all_that_variables_could_mean_otherwise(
+def test_a_fleets_services_get_every_option_that_a_variable_could_change(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The command's variables reach its children; what they would mean there must not count."""

@@ -142,7 +142,7 @@ def test_ctrl_c_is_no_mistake(monkeypatch, capsys) -> None:
     assert capsys.readouterr() == ("", "\n")
 
 
-def test_no_head_is_told_in_one_line(demo_model, capsys) -> None:
+def test_a_missing_head_is_reported_in_one_line(demo_model, capsys) -> None:
     base = demo_model / "base"
     assert main(["infer", "--model", str(base), "--draft-model", str(base), "--mode", "direct", "x"]) == 2
     said = capsys.readouterr().err
@@ -150,7 +150,7 @@ def test_no_head_is_told_in_one_line(demo_model, capsys) -> None:
     assert said.endswith("a small language model drafts by --drafter model\n")
 
 
-def test_nobody_at_an_address_is_one_line(capsys) -> None:
+def test_an_address_without_a_process_is_reported_in_one_line(capsys) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -162,7 +162,7 @@ def test_nobody_at_an_address_is_one_line(capsys) -> None:
     assert printed.err == f"specsot: no process answers at {address}\n" * 2
 
 
-def test_an_address_of_the_other_endpoint_is_told_so(capsys) -> None:
+def test_an_address_of_the_other_endpoint_is_reported_as_such(capsys) -> None:
     """A page's address in the place of gRPC's."""
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as page:
@@ -365,7 +365,7 @@ def test_a_question_that_is_no_text_is_refused_in_a_line() -> None:
     assert (done.returncode, done.stderr) == (2, b"specsot: prompt must be Unicode text, encoded as UTF-8\n")
 
 
-def test_completion_behind_a_word_that_is_no_command_says_nothing() -> None:
+def test_completion_after_an_unknown_command_offers_nothing() -> None:
     asked = {"COMP_WORDS": "specsot nosuch ", "COMP_CWORD": "2", "_SPECSOT_COMPLETE": "bash_complete"}
     command = [sys.executable, "-m", "specsot_app"]
     done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, check=False)
@@ -386,7 +386,7 @@ def test_completion_behind_a_word_that_is_no_command_says_nothing() -> None:
         ),
     ],
 )
-def test_what_the_system_refuses_is_told_without_its_number(
+def test_an_os_error_is_reported_without_its_number(
     words: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) in (1, 2)

@@ -41,7 +41,7 @@ async def answers(wanted: FleetOptions, *drafters: str | None) -> list[str]:
         await fleet.close()
 
 
-async def test_the_answer_is_the_same_whoever_drafts(demo_model):
+async def test_the_answer_is_the_same_with_every_drafter(demo_model):
     base = str(demo_model / "base")
     (plain,) = await answers(FleetOptions(dtype="fp32", drafter="none"), None)
     for wanted, drafters in (
@@ -55,7 +55,7 @@ async def test_the_answer_is_the_same_whoever_drafts(demo_model):
         assert await answers(wanted, *drafters) == [plain] * len(drafters), wanted
 
 
-async def test_an_embedded_drafter_is_told_on_the_thread_that_verifies(demo_model):
+async def test_an_embedded_drafter_is_updated_on_the_thread_that_verifies(demo_model):
     told, threads = set[str](), Threads()
 
     class Near(Drafter):
@@ -95,14 +95,14 @@ async def test_a_drafter_the_fleet_has_not_is_refused_naming_those_it_has():
         ({"tuner": "guess"}, "tuner"),
     ],
 )
-def test_what_cannot_be_is_told_before_anything_is_loaded(demo_model, wrong, field):
+def test_impossible_options_are_refused_before_anything_is_loaded(demo_model, wrong, field):
     given = {name: str(demo_model / "base") if value == "BASE" else value for name, value in wrong.items()}
     with pytest.raises(InvalidRequest) as refused:
         models_of(fleet_of(given))
     assert refused.value.field == field
 
 
-def test_processes_are_told_what_the_embedded_drafter_is_told(tmp_path, demo_model):
+def test_drafter_processes_get_the_options_of_the_embedded_drafter(tmp_path, demo_model):
     sizes = dict(draft_depth=6, draft_breadth=3, draft_nodes=40, draft_threshold=0.2)
     how = dict(drafter="model", draft_mode="pruned", tuner="seed", blend=False, **sizes)
     wanted = fleet_of(dict(draft_model=str(demo_model / "base"), **how))

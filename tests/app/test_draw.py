@@ -155,7 +155,7 @@ def test_one_line_tells_about_an_answer(view: View, drafter: bool, line: str) ->
     assert summary(view, drafter) == f"8.1 s; {line}"
 
 
-def test_an_answer_the_other_way_is_told_beside_the_first() -> None:
+def test_an_answer_by_the_other_method_is_reported_alongside_the_first() -> None:
     assert summary(PLAN, True, CUT.finished, "/compare") == (
         "8.1 s (392 tokens); direct, by /compare: 8.1 s (1,020 tokens); "
         "6 branches in 71 steps, drafts brought 1.8 tokens a step"
@@ -200,7 +200,7 @@ def test_a_forecast_stands_above_what_is_written() -> None:
     assert "planned ~8 s · demo" in render(draw(planned, SIZES[1]), SIZES[1])
 
 
-def test_a_wide_range_is_told_in_place_of_one_figure() -> None:
+def test_a_wide_range_is_reported_in_place_of_one_figure() -> None:
     assert describe_forecast(Forecast(9.0, 6.0, 4.6, 25.0, 5.2, 8.9)) == "direct 4.6-25 s, planned 5-9 s"
 
 

@@ -51,7 +51,9 @@ def ask(model: SpecSoT, limit: int = 80, **options: Any) -> Any:
         ({"choice": ["light sleep", "REM 😴"]}, Form("choice", ("light sleep", "REM 😴"))),
     ], 2, 5),
 )  # fmt: skip
-def test_the_answer_has_its_form_whoever_drafts(model: SpecSoT, options: dict[str, Any], form: Form) -> None:
+def test_the_answer_has_its_form_with_every_drafter(
+    model: SpecSoT, options: dict[str, Any], form: Form
+) -> None:
     answer = ask(model, temperature=1, **options)
     assert answer.reason is Reason.STOP
     assert answer.statistics.mode == "direct"

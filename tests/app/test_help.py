@@ -35,7 +35,7 @@ def flags_of(program: str) -> set[str]:
 
 
 @pytest.mark.parametrize(("program", "most"), [("serve", 22), ("infer", 18), ("chat", 18)])
-def test_help_shows_few_options_and_help_all_the_rest(
+def test_help_shows_few_options_and_help_all_the_others(
     program: str, most: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([program, "--help"]) == 0

@@ -144,7 +144,7 @@ async def test_a_wrong_code_is_refused_and_the_right_one_stays_good(first: Path,
         await join_fleet(str(right), second)
 
 
-async def test_the_secret_is_shown_to_nobody_but_the_fleet_of_the_code(first: Path, second: Path) -> None:
+async def test_the_secret_is_shown_only_to_the_fleet_of_the_code(first: Path, second: Path) -> None:
     other = Authority(second / "other")
     async with saying(first, {}, {}) as (code, heard):
         with pytest.raises(Refused):
@@ -168,7 +168,7 @@ async def test_another_version_is_refused_in_one_line_before_the_code_is_spent(
 @pytest.mark.parametrize(
     "words", [(), ({},), ({}, {"certificate": 1, "master": "a:1", "flags": ["--model", "x"]})]
 )
-async def test_a_cut_in_the_middle_leaves_nothing_behind(
+async def test_a_connection_cut_midway_leaves_no_files(
     first: Path, second: Path, words: tuple[dict[str, Any], ...]
 ) -> None:
     async with saying(first, *words) as (code, _):
@@ -213,7 +213,7 @@ def test_on_the_first_machine_a_port_is_taken_that_its_members_do_not_want(tmp_p
     assert port != FIRST_PORT  # which is free here, but not for long
 
 
-async def test_nobody_is_invited_where_a_port_is_taken() -> None:
+async def test_no_invitation_is_shown_if_a_port_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Unavailable, match=f"cannot listen at 127.0.0.1:{port}: address already in use"):

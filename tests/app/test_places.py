@@ -79,7 +79,7 @@ def test_members_of_one_host_have_ports_of_their_own() -> None:
     assert ports_of(["a", "b", "a", "a", "b"]) == (50051, 50051, 50052, 50053, 50052)
 
 
-def test_this_machine_is_told_from_others() -> None:
+def test_this_machine_is_distinguished_from_others() -> None:
     assert local_hosts(["127.0.0.1", "localhost", "192.0.2.1"]) == {"127.0.0.1", "localhost"}
     with pytest.raises(InvalidRequest, match=r"cannot resolve the host nowhere\.invalid"):
         local_hosts(["nowhere.invalid"])
@@ -93,7 +93,7 @@ def test_this_machine_is_told_from_others() -> None:
         ("10.0.0.2#0", (), "10.0.0.2 is another machine"),
     ],
 )
-def test_what_is_missing_is_said(devices: str, here, said: str) -> None:
+def test_what_is_missing_is_reported(devices: str, here, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         with_member_server(
             replace(PRIVATE, places=parse_devices(devices), own_hosts=frozenset(here)), None, False

@@ -154,7 +154,7 @@ def test_names_and_routes_of_other_systems_come_with_the_product(plain: Install)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_command_whose_entry_point_is_missing_says_what_to_install() -> None:
+def test_a_command_without_its_entry_point_reports_what_to_install() -> None:
     """As after an update of a checkout that was installed as editable."""
     assert "needs a new install: pip install ." in str(_refusing("verify").help)
     assert "needs the lab: pip install ./lab" in str(_refusing("bench.load").help)

@@ -185,7 +185,7 @@ def test_layers_go_where_a_master_would_put_them(demo_model: Path) -> None:
     assert plan.lacking == {}
 
 
-def test_what_does_not_fit_is_told_with_what_would(demo_model: Path) -> None:
+def test_a_plan_that_does_not_fit_is_reported_with_one_that_would(demo_model: Path) -> None:
     with pytest.raises(Refused, match=r"need 17.0 MiB, workers offer 4.0 MiB .* in int8, .* in int4"):
         planned(demo_model / "base", "a#cpu=20M")
     plan = planned(demo_model / "base", "a#cpu=20M,b#cpu=1G", layers="0:4,4:8")

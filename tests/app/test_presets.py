@@ -76,12 +76,12 @@ def test_in_python_a_preset_is_for_every_question() -> None:
     ("field", "value"),
     [("quantization", "int3"), ("kv_cache_dtype", "fp8"), ("draft_dtype", "fp8"), ("draft_quantization", "")],
 )
-def test_a_word_that_nobody_knows_is_refused(field: str, value: str) -> None:
+def test_an_unknown_word_is_refused(field: str, value: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{field} must be one of .*, got {value!r}"):
         fleet_of({field: value})
 
 
-def test_base_and_head_hear_of_their_own(tmp_path: Path) -> None:
+def test_base_and_head_receive_their_own_settings(tmp_path: Path) -> None:
     given = {"kind": "processes", "dtype": "fp32", "draft_dtype": "bf16"}
     wanted = made_of(FleetOptions, given | {"preset": "small"})
     master, *workers, drafter = services_of(wanted, models_of(wanted), 1, tmp_path)
@@ -93,14 +93,14 @@ def test_base_and_head_hear_of_their_own(tmp_path: Path) -> None:
     assert "kv-cache-dtype auto" in " ".join(workers[0].arguments)
 
 
-def test_workers_hear_of_the_same_bits(tmp_path: Path) -> None:
+def test_workers_receive_the_same_number_of_bits(tmp_path: Path) -> None:
     wanted = FleetOptions(kind="processes", batch_invariant=True)
     _, *workers, drafter = services_of(wanted, models_of(wanted), 1, tmp_path)
     assert all("--batch-invariant on" in " ".join(worker.arguments) for worker in workers)
     assert "--batch-invariant" not in drafter.arguments
 
 
-def test_every_member_hears_how_much_memory_its_pages_may_take(tmp_path: Path) -> None:
+def test_every_member_receives_the_memory_limit_of_its_pages(tmp_path: Path) -> None:
     wanted = made_of(FleetOptions, {"kind": "processes", "kv_memory": "64M"})
     master, *members = services_of(wanted, models_of(wanted), 1, tmp_path)
     assert all("--kv-memory 64M" in " ".join(member.arguments) for member in members)

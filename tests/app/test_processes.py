@@ -104,7 +104,7 @@ def test_a_broken_head_is_one_line_and_nothing_is_left_running(
 SMALL = ("serve", "--stages", "1", "--drafter", "none")
 
 
-def test_a_fleet_serves_until_it_is_told_to_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fleet_serves_until_it_is_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With a journal, which no second one gets."""
     words = [*SMALL, "--port", "0", "--journal", str(tmp_path)]
     fleet = subprocess.Popen(
@@ -145,7 +145,7 @@ def test_a_fleet_serves_until_it_is_told_to_stop(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.full
-def test_what_is_being_answered_ends_before_a_fleet_that_is_told_to_stop(tmp_path: Path) -> None:
+def test_running_requests_end_before_a_fleet_that_is_being_stopped(tmp_path: Path) -> None:
     """The master goes first: its members stay until the answer is written, and nothing is formed anew.
 
     The worker stands still until the fleet is leaving, so that the answer cannot be written before.
@@ -223,7 +223,7 @@ async def test_a_drafter_may_be_a_part_of_its_workers_process(
     assert drafted.statistics.mean_accepted > 1.2
 
 
-def test_a_drafter_beside_the_only_worker_or_where_all_take_turns_is_a_part_of_its_process(
+def test_a_drafter_of_the_only_worker_or_of_workers_in_turn_runs_within_the_worker_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

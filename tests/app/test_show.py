@@ -34,7 +34,7 @@ async def test_plain_writes_the_answer_to_one_stream_and_a_line_to_the_other(str
     assert MERGED not in streams.err.getvalue()
 
 
-async def test_a_forecast_is_told_before_the_answer(streams: Streams) -> None:
+async def test_a_forecast_is_shown_before_the_answer(streams: Streams) -> None:
     story = (replace(DIRECT[0], forecast=Forecast(24.2, None, 22.0, 26.0)), *DIRECT[1:])
     await show(tell(story), "plain", streams)
     assert streams.err.getvalue().startswith("direct ~24 s\n")

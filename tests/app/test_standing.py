@@ -66,7 +66,7 @@ def test_a_rebalanced_ring_is_settled_when_the_newest_and_all_others_are_complet
     assert not is_complete(replace(INFO, replicas=half), 2)
 
 
-def test_several_rings_are_told_apart() -> None:
+def test_several_rings_are_distinguished() -> None:
     rings = tuple(
         ReplicaInfo(n, n + 5, n == 0, (), PagesInfo(8, 6, 16), StepsInfo(1, 1, 2.5, stages=(0.002 + n,)))
         for n in range(2)
@@ -135,7 +135,7 @@ async def test_a_master_that_was_never_there_is_an_error() -> None:
 
 
 @pytest.mark.processes
-def test_somebody_watches_a_master_that_goes_away(demo_model: Path) -> None:
+def test_status_retries_if_its_master_is_lost(demo_model: Path) -> None:
     words = ["--model", str(demo_model / "base"), "--listen", "127.0.0.1:0"]
     master, lines = started("specsot_master", *words, "--log-format", "json")
     with lines:

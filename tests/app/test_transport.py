@@ -22,7 +22,9 @@ def test_within_one_process_nothing_is_carried(demo_model: Path, asked: dict[str
         models_of(FleetOptions(kind="processes", model=base, **asked))
 
 
-def test_the_master_is_told_and_tells_the_members(demo_model: Path, tmp_path: Path) -> None:
+def test_the_master_gets_the_transport_option_and_passes_it_to_the_members(
+    demo_model: Path, tmp_path: Path
+) -> None:
     wanted = FleetOptions(kind="processes", model=str(demo_model / "base"), transport="zmq", comm_mode="ring")
     master, *members = services_of(wanted, models_of(wanted), 5, tmp_path, None, PRIVATE)
     words = " ".join(master.arguments)

@@ -105,7 +105,7 @@ def test_a_difference_counts_unless_the_reference_nearly_tied() -> None:
     assert lines[3].startswith("1 of 2 answers are what Transformers writes, token for token (200 tok")
 
 
-def test_the_verdict_on_the_head_is_said_plainly() -> None:
+def test_the_assessment_of_the_head_is_stated_plainly() -> None:
     assert list(lines_of(report(fit=HeadFit(GOOD)), str))[-1] == "the head fits"
     off = report(fit=HeadFit(POOR, THETA, GOOD))
     advice = "the head is OFF by one setting: run it with --drafter-rope-theta 10000"
@@ -120,7 +120,7 @@ def test_the_verdict_on_the_head_is_said_plainly() -> None:
     assert told["head"]["accepted_by_depth"] == [0.2]
 
 
-def test_a_fleet_that_never_drafted_is_told() -> None:
+def test_a_fleet_that_never_drafted_is_reported() -> None:
     idle = Report((CheckedAnswer("Why?", 9, 1.0, ()),), 1e-4, "eagle")
     assert "only the split into stages was tested" in list(lines_of(idle, str))[-1]
     assert not replace(idle, drafter="none").idle

@@ -55,7 +55,7 @@ def test_a_direct_answer_has_no_panels() -> None:
     assert view.merged == "Yes, it is."
 
 
-def test_a_text_said_again_is_not_doubled() -> None:
+def test_a_repeated_text_is_not_doubled() -> None:
     events = [BranchStarted(1, "One", 9), BranchText(1, 0, "ab"), BranchText(1, 1, "bc")]
     assert watch(events).panels[0].text == "abc"
     assert watch([MergedText(0, "ab"), MergedText(0, "abc")]).merged == "abc"
@@ -67,7 +67,7 @@ def test_logprobs_gather_in_the_order_of_the_merged_answer() -> None:
     assert watch(events).logprobs == tuple(told)
 
 
-def test_a_line_says_nothing_of_logprobs_nobody_asked_for() -> None:
+def test_a_line_has_no_logprobs_unless_they_were_requested() -> None:
     told = TokenLogprobs(Candidate(4, b"\xe4x", -0.5))
     with_them, without = (
         json.loads(line_of(Numbered(3, event))) for event in (MergedText(0, "a", (told,)), MergedText(0, "a"))

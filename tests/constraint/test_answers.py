@@ -234,7 +234,7 @@ def test_where_no_choice_fits_the_budget_all_stay_open() -> None:
     assert machine.mask(machine.start(), 2).sum() == 2
 
 
-def test_texts_of_one_form_do_not_disturb_each_other() -> None:
+def test_sequences_of_one_grammar_do_not_affect_each_other() -> None:
     machine = AnswerAutomaton(DEMO, FORMS["person"])
     alone = [write(machine, seed) for seed in range(4)]
     places, tokens = [machine.start() for _ in alone], [list(one) for one in alone]

@@ -119,7 +119,7 @@ def test_rules_narrow_the_language() -> None:
     assert run("[PLAN]\n1.<1><None>[-]x\n2.<1><None>[-]x\n3", SMALL) is None
 
 
-def test_every_character_of_a_title_is_judged_as_the_standard_library_does() -> None:
+def test_every_character_of_a_title_is_classified_as_in_the_standard_library() -> None:
     points = [*range(0x800), *range(0x1640, 0x16C0), *range(0x1FC0, 0x2080), *range(0x2FC0, 0x3040)]
     points += [0x1000, 0x4000, 0xD7FF, 0xE000, 0xFEFF, 0xFFFD, 0x10000, 0x1F634, 0xFFFFF, 0x10FFFF]
     for character in map(chr, points):

@@ -20,7 +20,7 @@ class Numbers:
         return (state,)
 
 
-def test_strangers_stretches_do_not_add_up() -> None:
+def test_forced_runs_of_other_grammars_do_not_accumulate() -> None:
     habits, rules = SpellingHabits(), Numbers()
     for state in range(MAX_FORCED_RUNS):
         habits.record(rules, state, state + 1)

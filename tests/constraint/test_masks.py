@@ -233,7 +233,7 @@ def test_the_demo_tokenizer_writes_what_the_grammar_allows(text: str, demo_model
 
 @given(names, rule_names, st.integers(0, 2**32), st.integers(10, 120))
 @settings(max_examples=examples(40), deadline=None, derandomize=True)
-def test_forced_stretches_are_accepted(name: str, rule: str, seed: int, extra: int) -> None:
+def test_forced_runs_are_accepted(name: str, rule: str, seed: int, extra: int) -> None:
     machine = automaton(VOCABULARIES[name], RULES[rule])
     for state, _, _ in walk(machine, random.Random(seed), machine.minimum() + extra):
         following: State | None = state
@@ -243,7 +243,7 @@ def test_forced_stretches_are_accepted(name: str, rule: str, seed: int, extra: i
         assert following is not None
 
 
-def test_an_end_token_may_stand_behind_the_second_title_of_a_list_and_behind_its_line() -> None:
+def test_an_end_token_may_follow_the_second_title_of_a_list_and_its_line() -> None:
     end = SINGLE.bytes.index(None)
     machine = TokenAutomaton(SINGLE, RULES["list"], (end,))
     state: State | None = machine.start()
@@ -262,7 +262,7 @@ def test_an_end_token_may_stand_behind_the_second_title_of_a_list_and_behind_its
     assert machine.advance(machine.start(), end) is None, "whoever counts ends sees them"
 
 
-def test_forced_is_the_longest_stretch() -> None:
+def test_forced_is_the_longest_run() -> None:
     machine = automaton(CROSSING, RULES["plan"])
     assert text_of(CROSSING, list(machine.forced(machine.start()))) == b"[PLAN]\n1.<"
     assert len(machine.forced(machine.start())) == 1
@@ -327,7 +327,7 @@ def test_a_vocabulary_that_cannot_write_the_language_is_refused() -> None:
         TokenAutomaton(describe([bytes([byte]) for byte in range(256) if byte != ord("]")]), PlanRules())
 
 
-def test_a_character_that_cannot_be_completed_is_not_begun() -> None:
+def test_a_character_that_cannot_be_completed_is_not_started() -> None:
     machine = automaton(NARROW, PlanRules())
     lead = NARROW.bytes.index(b"\xe7")
     state: State | None = machine.start()

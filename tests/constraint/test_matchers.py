@@ -80,7 +80,7 @@ def test_who_wears_one_out_finds_the_next_one_compiled() -> None:
     assert house.here == 0
 
 
-def test_one_renewal_is_for_all_whose_copies_are_worn_out() -> None:
+def test_one_renewal_serves_every_matcher_with_a_worn_out_copy() -> None:
     house = House()
     house.work()
     taken = [house.matchers.copy_matcher(failed_batch=0) for _ in range(8)]
@@ -145,7 +145,7 @@ def test_a_choice_counts_its_spellings_once_when_it_is_compiled() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_choice_leaves_the_tokens_behind_which_one_of_its_texts_can_be_ended(seed: int) -> None:
+def test_a_choice_allows_the_tokens_after_which_one_of_its_options_can_be_completed(seed: int) -> None:
     dice = random.Random(seed)
     texts = ["".join(dice.choices("ab", k=dice.randrange(1, 9))) for _ in range(dice.randrange(1, 6))]
     written = dice.choice(texts)[: dice.randrange(4)].encode()

@@ -256,7 +256,7 @@ def test_trees_are_those_that_are_grown_when_the_host_knows(
 
 
 @pytest.mark.parametrize("unread", [False, True], ids=["chosen by the host", "chosen by the device"])
-def test_texts_that_are_held_go_on_as_early(
+def test_constrained_sequences_continue_with_asynchronous_growth(
     pair: Path,
     late: tuple[Seen, list[bool], int, EagerSteps],
     monkeypatch: pytest.MonkeyPatch,
@@ -290,14 +290,14 @@ def test_features_beyond_what_the_device_stores_are_the_hosts() -> None:
     assert not early.covers(FeatureBatch(7, 4, (1, 2, 3), 4, 1))
 
 
-def test_a_text_that_is_fed_once_more_has_features_of_its_own_step() -> None:
+def test_a_sequence_that_is_fed_again_has_features_of_its_own_step() -> None:
     early = DeviceGrowth.launched({7: (0, 4)}, 2, lambda: pytest.fail("nobody reads"))
     assert early.covers(FeatureBatch(7, 4, (1, 2), 3, 1))
     assert not early.covers(FeatureBatch(7, 4, (1, 2), 3, 2))
 
 
-def test_of_texts_that_do_not_all_go_on_nothing_is_taken() -> None:
-    """What is due of them is asked for once more, in another way."""
+def test_nothing_is_used_of_a_batch_unless_all_its_sequences_continue() -> None:
+    """The due rows of these sequences are requested again, without asynchronous growth."""
     texts = [FollowedSequence(begun(sequence), extended=at) for sequence, at in ((7, 2), (8, 3))]
     nobody = FollowedSequence(begun(9), extended=2)
     for asked in (texts, [texts[0], None], [texts[0], nobody]):
@@ -412,7 +412,7 @@ def test_a_step_is_learned_from_while_a_device_is_at_the_next_one() -> None:
     assert tuner.heard == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "what was begun is of no use"
 
 
-def test_a_device_chooses_where_nobody_else_had_candidates() -> None:
+def test_the_device_selects_nodes_if_no_other_drafter_had_candidates() -> None:
     """For the step before; and of what grows early alone, as deep as it may go behind what was accepted."""
     own, others = Ahead(), Ahead()
     own.offer = OFFER
@@ -458,7 +458,7 @@ def test_what_a_device_chose_is_looked_at_no_further_while_a_choice_is_held() ->
         assert len(tuner.worth) == looked
 
 
-def test_what_a_device_chose_before_a_rest_is_nobodys_behind_it() -> None:
+def test_nodes_that_the_device_selected_before_a_pause_are_discarded_after_it() -> None:
     tuner, own = Learning(), Ahead()
     own.offer, text = OFFER, begun(1)
     lane = Speculator(own, tuner, None, lambda: 0.0)
@@ -472,8 +472,8 @@ def test_what_a_device_chose_before_a_rest_is_nobodys_behind_it() -> None:
     assert growth.state is OverlapState.DISCARDED
 
 
-def test_what_fails_where_a_device_chooses_is_told_when_its_drafter_takes_that() -> None:
-    """Not to the worker, whose step asks for it."""
+def test_a_failure_of_device_selection_is_raised_when_the_drafter_reads_the_result() -> None:
+    """The failure is not raised in the worker step that requests the growth."""
     chosen = DeviceChoice((1,), 3, (0,), grown=None, trust=np.zeros(2))  # type: ignore[arg-type]
     chosen.choose(*[torch.zeros(1)] * 3, 9)
     with pytest.raises(AttributeError):

@@ -125,7 +125,7 @@ def test_round_after_round_what_grows_is_what_grows_from_scratch(decoder: Decode
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 33])
-def test_forks_share_what_is_common_and_disturb_nobody(decoder: Decoder, length: int) -> None:
+def test_forks_share_their_common_prefix_and_change_no_other_sequence(decoder: Decoder, length: int) -> None:
     texts, drafter = DraftSequences(None), make(decoder, FORMS["linear"])
     prefix = [(n * 37) % 200 for n in range(40)]
     drafter.open(texts.open(opening(1, 40, decodes=False)))
@@ -144,7 +144,7 @@ def test_forks_share_what_is_common_and_disturb_nobody(decoder: Decoder, length:
     assert drafter.free_pages == PAGES
 
 
-def test_without_room_a_text_goes_undrafted(decoder: Decoder) -> None:
+def test_without_room_a_sequence_runs_undrafted(decoder: Decoder) -> None:
     texts, drafter = (
         DraftSequences(None),
         LanguageModelProposer(DecoderHead(decoder, 200, 512), beam_shape(FORMS["linear"]), 2, 16),

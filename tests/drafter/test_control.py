@@ -149,7 +149,7 @@ def test_a_choice_is_held_as_long_as_nothing_changes() -> None:
     assert 40 // (HELD_STEPS + 1) <= held.count(False) <= 12
 
 
-def test_steps_beside_prompts_are_not_looked_at() -> None:
+def test_steps_that_include_prompts_are_not_measured() -> None:
     one = policy()
     one.record_step([TreeOutcome(1, 2, (0.9,), 1)] * 4)
     assert not one.looks_next(4)
@@ -323,8 +323,8 @@ def test_what_nodes_are_worth_is_known_by_depth_whatever_grew_last() -> None:
     assert worth.best(2, 5)[1, 4] == worth.best(2, 4)[1, 3], "there are no more"
 
 
-def test_trees_cut_short_by_their_texts_ends_say_nothing_of_what_others_are_worth() -> None:
-    """Else eight texts send fewer nodes whenever one of them ends."""
+def test_trees_truncated_by_the_end_of_their_sequence_do_not_lower_the_value_of_others() -> None:
+    """Otherwise eight sequences send fewer nodes whenever one of them ends."""
     alone, beside = TreeWorth(AcceptanceRates(4)), TreeWorth(AcceptanceRates(4))
     value, depths = np.array([0.8, 0.1, 0.6, 0.05]), np.array([1, 1, 2, 2])
     barred = np.full(2, -np.inf)

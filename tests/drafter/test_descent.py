@@ -182,7 +182,7 @@ def test_only_heads_as_published_are_fused(folder: Path) -> None:
 
 @pytest.mark.parametrize(("wrong", "skipped"), [(False, 0), (True, 0), (False, 21)])
 @torch.inference_mode()
-def test_a_device_grows_behind_a_verdict_that_its_host_has_not_seen(
+def test_the_device_grows_trees_after_a_verification_result_that_the_host_has_not_read(
     folder: Path, wrong: bool, skipped: int
 ) -> None:
     """What grows is what grows once the host knows; features are stored; who is over is left out."""

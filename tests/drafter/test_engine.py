@@ -137,7 +137,7 @@ def test_a_fork_leaves_its_source_as_it_was(head: DraftHead, text: Text, engine:
     assert drafts_of(engine) == (Draft(1, 1, expected(head, text, 40)),)
 
 
-def test_after_every_round_the_tree_is_that_of_the_whole_text(
+def test_after_every_round_the_tree_is_that_of_the_whole_sequence(
     head: DraftHead, text: Text, engine: DraftEngine
 ) -> None:
     """What was grown leaves no trace."""
@@ -195,7 +195,9 @@ def test_sequences_it_never_saw_open_get_their_root_back(text: Text, engine: Dra
     engine.observe(Features(1, 0, closings=(9, 10, 11)))
 
 
-def test_a_missed_lesson_ends_the_following_without_an_error(text: Text, engine: DraftEngine) -> None:
+def test_a_missed_feature_batch_stops_drafting_of_the_sequence_without_an_error(
+    text: Text, engine: DraftEngine
+) -> None:
     open_with(engine, opening(1, 10))
     engine.observe(text.feature_batch(1, 0, 10, 1, final=True))
     engine.observe(text.feature_batch(1, 11, 13, 3, final=True))
@@ -256,7 +258,7 @@ def test_no_node_lies_beyond_the_context(
     assert deepest[1] > 0
 
 
-def test_features_that_do_not_match_their_lessons_are_refused(text: Text, engine: DraftEngine) -> None:
+def test_features_that_do_not_match_their_batches_are_refused(text: Text, engine: DraftEngine) -> None:
     open_with(engine, opening(1, 10))
     batch = text.feature_batch(1, 0, 10)
     wrong = Features(1, 0, (), batch.feature_batches, (), text.rows[:9], 10, 0.0)
@@ -284,8 +286,10 @@ def test_a_drafter_that_does_not_pay_says_so_and_draws_nothing(head: DraftHead, 
     assert engine.paused_trees == 0, "nobody asked"
 
 
-def test_beside_other_drafters_it_answers_with_roots_instead_of_a_rest(head: DraftHead, text: Text) -> None:
-    """A rest stops the whole ring's drafts, those of the others included."""
+def test_alongside_other_drafters_it_answers_with_roots_instead_of_a_pause(
+    head: DraftHead, text: Text
+) -> None:
+    """A pause stops the drafts of the whole ring, those of the other drafters included."""
     engine = make(head, shape=TreeShape(3, 3, 12), curve=STEEP)
     open_with(engine, opening(1, 10))
     engine.observe(replace(text.feature_batch(1, 0, 10, 1, final=True), must_answer=True))
@@ -296,8 +300,8 @@ def test_beside_other_drafters_it_answers_with_roots_instead_of_a_rest(head: Dra
     assert engine.paused_trees > 0, "it is the only one again"
 
 
-def test_what_comes_behind_a_rest_is_learned_in_one(head: DraftHead, text: Text) -> None:
-    """Thirty steps as one lesson: nothing of it counts as accepted, and the text is followed on."""
+def test_features_that_arrive_after_a_pause_are_learned_in_one_batch(head: DraftHead, text: Text) -> None:
+    """Thirty steps arrive as one feature batch: none counts as accepted, and the sequence continues."""
     engine = eager(head)
     open_with(engine, opening(1, 10))
     engine.observe(text.feature_batch(1, 0, 10, 1, final=True))
@@ -312,7 +316,7 @@ def test_what_comes_behind_a_rest_is_learned_in_one(head: DraftHead, text: Text)
     assert len(draft.tree) > 2
 
 
-def test_behind_a_rest_it_says_when_it_has_caught_up_and_draws_once_it_is_asked(
+def test_after_a_pause_it_reports_that_it_has_caught_up_and_samples_once_it_is_asked(
     head: DraftHead, text: Text
 ) -> None:
     engine = eager(head)
@@ -329,7 +333,7 @@ def test_behind_a_rest_it_says_when_it_has_caught_up_and_draws_once_it_is_asked(
     assert draft.tree.tokens[0] == text.tokens[41]
 
 
-def test_a_rest_that_its_ring_ends_too_early_goes_on(head: DraftHead, text: Text) -> None:
+def test_a_pause_that_its_ring_ends_too_early_continues(head: DraftHead, text: Text) -> None:
     engine = make(head, shape=TreeShape(3, 3, 12), curve=STEEP)
     open_with(engine, opening(1, 10))
     engine.observe(text.feature_batch(1, 0, 10, 1, final=True))
@@ -344,7 +348,7 @@ def test_a_rest_that_its_ring_ends_too_early_goes_on(head: DraftHead, text: Text
     assert engine.paused_trees == paused_trees - 3
 
 
-def test_sequences_it_never_saw_open_let_it_rest(head: DraftHead, text: Text) -> None:
+def test_sequences_it_never_saw_open_do_not_end_its_pause(head: DraftHead, text: Text) -> None:
     engine = make(head, shape=TreeShape(3, 3, 12), curve=STEEP)
     engine.observe(text.feature_batch(9, 10, 12, 4, final=True))
     assert drafts_of(engine) == ()

@@ -35,7 +35,7 @@ def test_what_was_forced_would_have_come_without_a_drafter() -> None:
     assert (back.accepted, back.own) == (1, 2)  # type: ignore[attr-defined]
 
 
-def test_only_the_lesson_behind_it_tells() -> None:
+def test_a_result_that_does_not_match_the_flight_gives_the_root_only() -> None:
     assert landed(FLIGHT, 5, 6, start=11) is ROOT_ONLY
     assert landed(FLIGHT, 5, 6, bonus=None) is ROOT_ONLY
 

@@ -23,7 +23,7 @@ def measured_figures(name: str) -> Figures:
 
 
 @pytest.mark.parametrize("name", [*map(str, CHOSEN)])
-def test_no_trace_is_far_behind_the_best_fixed_setting(name: str) -> None:
+def test_no_trace_is_much_slower_than_with_the_best_fixed_setting(name: str) -> None:
     """What the gate asks for is 0.97 on average and 0.90 of each; one noisy trace has 0.87."""
     fixed, _ = known()[name]["fixed"]
     assert measured_figures(name).all >= 0.86 * fixed

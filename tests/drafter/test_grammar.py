@@ -149,7 +149,7 @@ def test_every_node_may_follow_in_an_answer_with_a_form(
                 assert ahead is not None or (behind is not None and held.mask(behind, 99)[token])
 
 
-def test_without_a_vocabulary_text_counts_as_free(head: DraftHead, rules: TokenAutomaton) -> None:
+def test_without_a_vocabulary_a_sequence_counts_as_free(head: DraftHead, rules: TokenAutomaton) -> None:
     """And then the head's noise is not valid: the test above can fail."""
     engine = make_engine(head, configuration(SHAPE, 8, 64), None)
     written = plan_text(rules, 3)
@@ -161,7 +161,7 @@ def test_without_a_vocabulary_text_counts_as_free(head: DraftHead, rules: TokenA
     assert any(rules.advance(state, token) is None for token in firsts)
 
 
-def test_what_is_forced_hangs_in_the_tree_beside_what_was_grown(
+def test_forced_tokens_are_added_to_the_tree_alongside_drafted_ones(
     head: DraftHead, vocabulary: Vocabulary, rules: TokenAutomaton
 ) -> None:
     written, shape = plan_text(rules, 9), TreeShape(depth=3, top_k=4, nodes=8, fixed=True)
@@ -211,7 +211,7 @@ def test_what_may_be_is_the_best_there_is_of_it(rules: TokenAutomaton) -> None:
     assert not np.isfinite(filter_candidates(offer, [text], 9).scores).any(), "it broke its grammar"
 
 
-def test_a_free_text_drafts_the_same_beside_a_constrained_one(
+def test_a_free_sequence_drafts_the_same_alongside_a_constrained_one(
     head: DraftHead, vocabulary: Vocabulary, rules: TokenAutomaton, grown: list[Unguided]
 ) -> None:
     """And as many passes of the head are run for it."""
@@ -243,8 +243,8 @@ def test_only_what_the_sequence_wrote_counts(first: int, tokens: list[int], own:
     assert own_tokens(opening(1, 5, generated=2), first, tokens) == own
 
 
-def test_a_grammar_that_comes_late_stands_where_the_text_is(rules: TokenAutomaton) -> None:
-    """Until then the text counts as free."""
+def test_a_late_grammar_starts_at_the_current_position_of_the_sequence(rules: TokenAutomaton) -> None:
+    """Until then the sequence counts as free."""
     coming: Future[Grammar] = Future()
     text, written = DraftSequences(None).open(opening(1, len(PROMPT))), plan_text(rules, 6)
     text.compiling = coming

@@ -100,7 +100,7 @@ def test_a_narrow_head_needs_embeddings_and_lm_head_of_its_own(folder: Path) -> 
         load(folder)
 
 
-def test_a_base_with_too_few_layers_is_refused_unless_told_what_to_tap(folder: Path) -> None:
+def test_a_base_with_too_few_layers_is_refused_unless_the_tapped_layers_are_given(folder: Path) -> None:
     write_base(folder / "base", Shape(layers=6))
     with pytest.raises(HeadMismatch, match="6 layers"):
         load(folder)

@@ -24,7 +24,7 @@ def test_an_eagle_3_head_says_what_the_ring_must_know(folder: Path) -> None:
     )
 
 
-def test_an_eagle_1_head_reads_the_last_state_behind_the_base_s_norm(first: Path) -> None:
+def test_an_eagle_1_head_reads_the_last_state_after_the_base_models_norm(first: Path) -> None:
     head, states = load(first), torch.randn(3, 64)
     assert (head.kind, head.taps, head.width, head.draft_vocab) == ("eagle1", (9,), 64, 200)
     assert torch.equal(head.tap_slices()[9], torch.eye(64))
@@ -51,7 +51,7 @@ def test_the_slices_are_the_head_s_fc(folder: Path) -> None:
     )
 
 
-def test_states_behind_a_norm_travel_side_by_side(folder: Path) -> None:
+def test_states_after_a_norm_are_sent_alongside_each_other(folder: Path) -> None:
     change(folder, lambda tensors: tensors.update({"input_norm.weight": torch.ones(192)}))
     head, states = load(folder), torch.randn(5, 192)
     parts = zip(states.chunk(3, 1), head.tap_slices().values())
@@ -110,7 +110,7 @@ def test_a_nested_config_is_read(folder: Path) -> None:
     torch.testing.assert_close(answer(load(folder)), same)
 
 
-def test_embeddings_of_its_own_win_and_strange_ones_are_told(folder: Path) -> None:
+def test_embeddings_of_its_own_take_precedence_and_unknown_ones_are_reported(folder: Path) -> None:
     table = load_file(folder / "base" / "model.safetensors")["model.embed_tokens.weight"]
     same = answer(load(folder))
     change(folder, lambda tensors: tensors.update({"embed_tokens.weight": table.clone()}))

@@ -119,7 +119,7 @@ def test_each_sequence_is_drafted_by_whom_it_named() -> None:
     assert first.followed == second.followed == set()
 
 
-def test_while_one_rests_the_others_draft_and_it_is_left_alone() -> None:
+def test_while_one_drafter_is_paused_the_others_draft_and_it_receives_nothing() -> None:
     busy, idle = Parrot(7), Parrot(8)
     engine = engine_with({"eagle": (busy, cheap()), "model": (idle, dear())})
     teach(engine, 1, [1, 2, 3])
@@ -140,7 +140,7 @@ def test_while_one_rests_the_others_draft_and_it_is_left_alone() -> None:
     assert idle.asked == []
 
 
-def test_when_all_rest_the_ring_is_told_for_how_long() -> None:
+def test_if_all_drafters_pause_the_ring_receives_the_length_of_the_pause() -> None:
     one, other = Parrot(7), Parrot(8)
     engine = engine_with({"eagle": (one, dear()), "model": (other, dear())})
     teach(engine, 1, [1, 2, 3])
@@ -183,7 +183,7 @@ class Hopes(FixedBudget):
 
 
 @pytest.mark.parametrize("hope", [True, False])
-def test_a_rest_ends_for_new_texts_but_not_for_one_beside_others(hope: bool) -> None:
+def test_a_pause_ends_for_new_sequences_but_not_for_one_among_others(hope: bool) -> None:
     budget = Hopes(False, hope)
     engine = engine_with({"eagle": (Parrot(7), budget)})
     teach(engine, 1, [1, 2, 3])
@@ -199,7 +199,7 @@ def test_a_rest_ends_for_new_texts_but_not_for_one_beside_others(hope: bool) -> 
 
 
 @pytest.mark.parametrize("rule", [cheap, lambda: FixedBudget(SHAPE)], ids=["tuned", "always"])
-def test_what_the_text_suggests_joins_where_somebody_looks_at_what_pays(rule) -> None:  # type: ignore[no-untyped-def]
+def test_suffix_drafts_are_added_if_a_drafter_measures_profit(rule) -> None:  # type: ignore[no-untyped-def]
     engine = engine_with({"eagle": (Parrot(7), rule())}, blend=ngrams(4))
     teach(engine, 1, [1, 2, 5, 6, 1, 2])
     (tree,) = trees(engine).values()
@@ -208,7 +208,7 @@ def test_what_the_text_suggests_joins_where_somebody_looks_at_what_pays(rule) ->
 
 
 @pytest.mark.parametrize(("least", "joins"), [(0.5, True), (9.0, False)])
-def test_where_trees_grow_early_what_the_text_suggests_joins_if_it_brings_much(
+def test_with_asynchronous_growth_suffix_drafts_are_added_only_if_they_save_much(
     least: float, joins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the host would choose trees that a device has chosen already."""
@@ -293,7 +293,7 @@ class Tired(FixedBudget):
         return 0
 
 
-def test_behind_a_rest_all_texts_count_though_some_are_told_of_with_later_steps() -> None:
+def test_after_a_pause_all_sequences_count_though_some_are_reported_with_later_steps() -> None:
     """Else rests were for those few, and over for all 64 after a third of their steps."""
     proposer, tuner = Parrot(7), Tired()
     lane = Speculator(proposer, tuner, None, lambda: 0.0)

@@ -39,7 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_base(folder / "base"), write_head(folder / "head")
 
 
-def test_a_head_in_fewer_bits_guesses_nearly_the_same(models: tuple[Path, Path]) -> None:
+def test_a_head_in_fewer_bits_predicts_nearly_the_same(models: tuple[Path, Path]) -> None:
     base, head = models
     whole = load_head(head, base, torch.float32, "cpu")
     outputs = torch.randn(40, whole.hidden, generator=torch.Generator().manual_seed(0))
@@ -115,7 +115,7 @@ def test_a_kernel_drafts_what_its_layers_would(tmp_path: Path, kind: Quantizatio
     torch.testing.assert_close(few, run([2, 8], kept), rtol=1e-3, atol=1e-3)
 
 
-def test_beside_a_base_in_few_bits_drafts_are_in_8(models: tuple[Path, Path]) -> None:
+def test_alongside_a_base_in_few_bits_the_drafter_uses_8(models: tuple[Path, Path]) -> None:
     given = DraftModelOptions(models[0], draft_model=models[1], quantization="int4")
     assert given.drafter_quantization == "int8"
     assert replace(given, draft_quantization="int4").drafter_quantization == "int4"

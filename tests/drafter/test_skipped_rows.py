@@ -131,7 +131,7 @@ def test_a_block_is_drafted_over_the_tokens_that_have_features(base: Path) -> No
     assert found != pytest.approx(drafted_block(head, [(0, 24, False), (24, 40, True)]), abs=1e-3)
 
 
-def test_a_block_is_drafted_for_a_fork_whose_source_lacks_rows(base: Path) -> None:
+def test_a_block_is_drafted_for_a_fork_of_a_source_that_lacks_features(base: Path) -> None:
     head = loaded(PUBLISHED, base)
     source = [(0, 2, True), (2, 6, False)]
     alone = drafted_block(head, [(0, 6, False), (6, 9, True)])

@@ -51,7 +51,7 @@ async def form(link: SlowLink, uplink: Uplink) -> None:
     await drafter.configure(Configuration(1, "d", stages, 4, 4, 4, head=Head(TAPS, 8)), uplink)
 
 
-def test_a_master_hears_of_every_slice_that_a_stage_has() -> None:
+def test_a_master_receives_every_slice_that_a_stage_has() -> None:
     uplink = Uplink()
     run(form(SlowLink(), uplink))
     told = [message for _, message in uplink.said]

@@ -71,7 +71,7 @@ def test_a_chain_is_no_longer_than_asked_for_or_of_use() -> None:
     assert chain(texts, drafter, 2) == list(LONG[2:8])
 
 
-def test_a_fork_finds_what_its_prefix_said_and_leaves_the_prefix_alone() -> None:
+def test_a_fork_finds_the_tokens_of_its_prefix_and_does_not_change_the_prefix() -> None:
     texts, drafter = DraftSequences(None), ngrams(8)
     drafter.open(texts.open(opening(1, len(LONG), decodes=False)))
     texts.observe([FeatureBatch(1, 0, LONG, None, None)])
@@ -113,7 +113,7 @@ def test_what_is_right_gains_trust_as_deep_as_it_was_right() -> None:
     assert np.all(np.diff(offer.scores[0]) <= 0)
 
 
-def test_of_several_texts_each_gets_its_own() -> None:
+def test_each_of_several_sequences_gets_its_own_draft() -> None:
     texts, drafter = DraftSequences(None), ngrams(8)
     taught(texts, drafter, 1, (1, 2, 3, 4, 1, 2), limit=100)
     taught(texts, drafter, 2, (1, 2, 3), limit=100)
@@ -160,7 +160,7 @@ def test_a_log_keeps_at_least_the_newer_half_of_what_it_may() -> None:
         assert len(log) >= min(len(told), 8)
 
 
-def test_a_text_that_is_over_is_drafted_from() -> None:
+def test_a_finished_sequence_is_drafted_from() -> None:
     texts, drafter = DraftSequences(None), SuffixProposer(SUFFIXES)
     taught(texts, drafter, 1, LONG, limit=100)
     taught(texts, drafter, 2, (7, 50), limit=100)

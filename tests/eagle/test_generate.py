@@ -71,7 +71,7 @@ def check(base: Path, eagle: Eagle, prompts: list[list[int]]) -> Any:
 @pytest.mark.parametrize(
     "tree", some([(tree,) for tree in TREES], 0, 7), ids=lambda t: "k{}s{}n{}".format(*t)
 )
-def test_a_batch_behind_a_random_head_is_plain_decoding(
+def test_a_batch_with_a_random_head_equals_plain_decoding(
     base: Path, head: Path, tree: tuple[int, int, int], warm: dict[str, float]
 ) -> None:
     check(base, Eagle(head, base, EagleConfig(*tree, **warm), dtype="fp32"), prompts_of(8))
@@ -115,8 +115,8 @@ def test_a_batch_is_one_forward_a_step(base: Path) -> None:
     assert len(set(alone)) > 1
 
 
-def test_a_drafter_that_says_nothing_is_not_heard() -> None:
-    """While it rests, or catches up, stage 0 must not take it for awake."""
+def test_a_drafter_that_answers_nothing_does_not_count_as_active() -> None:
+    """While the drafter is paused or catches up, stage 0 must not take it for active."""
     engine = SimpleNamespace(begin=lambda: None, finish=tuple, paused_trees=0, awake=False)
     verifier, heard = SimpleNamespace(colocated=SimpleNamespace()), list[int]()
     loop = StepLoop(None, verifier, None, engine)  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def test_a_drafter_that_says_nothing_is_not_heard() -> None:
     assert heard == [3, 0]
 
 
-def test_long_prompts_are_fed_in_stretches(base: Path, head: Path) -> None:
+def test_long_prompts_are_fed_in_segments(base: Path, head: Path) -> None:
     rng = random.Random(1)
     prompts = [[rng.randrange(200) for _ in range(length)] for length in (300, 7, 280, 256)]
     check(base, Eagle(head, base, EagleConfig(2, 2, 5), dtype="fp32"), prompts)

@@ -35,7 +35,7 @@ def test_lists_come_back_as_lists() -> None:
     assert read_batch(np.array([[1, 2]]), None, 10).extended([[3]], 0) == [[1, 2, 3]]
 
 
-def test_tensors_come_back_as_tensors_padded_behind_what_was_written() -> None:
+def test_tensors_come_back_as_tensors_padded_after_the_written_tokens() -> None:
     given = torch.tensor([[0, 0, 5], [1, 2, 3]], dtype=torch.int32)
     batch = read_batch(given, torch.tensor([[0, 0, 1], [1, 1, 1]]), 10)
     assert batch.prompts == ((5,), (1, 2, 3))

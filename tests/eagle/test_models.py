@@ -76,7 +76,7 @@ def test_every_way_to_give_the_same_pair_writes_and_drafts_the_same(folder: Path
 
 
 @pytest.mark.parametrize("name", some(KINDS, *(list(KINDS).index(name) for name in COVER)))
-def test_a_model_in_memory_of_every_family_writes_its_own_text(name: str, tmp_path: Path) -> None:
+def test_a_model_in_memory_of_every_family_generates_its_own_tokens(name: str, tmp_path: Path) -> None:
     kind, changes = KINDS[name]
     model = write_model(tmp_path, kind, **changes)
     ids, stats = Eagle(None, model).generate([PROMPT, PROMPT[:2]], 16, eos_token_id=())

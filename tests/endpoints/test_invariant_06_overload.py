@@ -49,7 +49,7 @@ async def first(calls: list[asyncio.Task[object]], count: int) -> list[asyncio.T
     return done
 
 
-async def test_invariant_6_nobody_admitted_starves() -> None:
+async def test_invariant_6_no_admitted_request_starves() -> None:
     """A stream of newcomers does not keep back who is in the ring, or has waited longest."""
     async with front(config=EngineConfig(model="demo", live=2, queue=4)) as one:
         client = await one.client()

@@ -94,7 +94,7 @@ def poisoned(one: Front, ordinal: int) -> list[int]:
     return [o.sequence for o in asked if o.ordinal == ordinal and o.sequence in one.stage.ring.live]
 
 
-async def test_invariant_7_a_connection_that_says_nothing_harms_nobody() -> None:
+async def test_invariant_7_a_silent_connection_harms_no_other_client() -> None:
     async with front() as one:
         host, port = one.address.split(":")
         mute = [socket.create_connection((host, int(port))) for _ in range(20)]

@@ -76,7 +76,9 @@ async def test_invariant_10_running_requests_finish(monkeypatch: pytest.MonkeyPa
         assert master.status == 0
 
 
-async def test_invariant_10_what_does_not_finish_hears_why(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_invariant_10_an_unfinished_request_receives_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with fleet(monkeypatch, "0.2") as opened:
         master = opened.children[0]
         client = await connect(master.service.address)

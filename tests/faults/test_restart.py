@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 KEPT = [ask for ask in ASKS if ask.resumable]
 
 
-def test_nobody_can_tell_that_it_was_another_master() -> None:
+def test_a_restarted_master_is_indistinguishable_from_the_previous_one() -> None:
     """Some are away when it dies, some have everything, some have only been told that they began."""
     habits = (Habit(), Habit(pause=0.2), Habit(leave=15, back=4.0), Habit())
     clients = tuple((0.6 * n, KEPT[n % len(KEPT)], habit) for n, habit in enumerate(habits))

@@ -145,7 +145,7 @@ def test_a_drafter_that_does_not_come_is_not_waited_for():
     run(without())
 
 
-async def test_a_lost_drafter_disturbs_nobody():
+async def test_a_lost_drafter_interrupts_no_request():
     stand = await stand_with(drafter(), worker("a"), worker("b"))
     stand.all_ready(1, "a", "b", "d")
     assert stand.fleet.ring.drafter == "d:1"
@@ -164,7 +164,7 @@ async def test_a_lost_drafter_may_still_be_named():
     assert stand.fleet.state().drafters == ("eagle", "ngram")
 
 
-async def test_a_late_drafter_is_taken_in_when_nobody_is_disturbed():
+async def test_a_late_drafter_is_admitted_once_no_request_would_be_interrupted():
     stand = await stand_with(worker("a"), worker("b"))
     stand.all_ready(1, "a", "b")
     stand.at_work = 1
@@ -185,7 +185,7 @@ async def test_results_of_a_past_epoch_are_dropped():
     assert stand.results == [Result(1, 1)]
 
 
-async def test_a_new_ring_is_newer_than_all_that_members_have_heard_of():
+async def test_a_new_ring_has_a_later_epoch_than_any_that_members_know():
     """Another master, whose clock was ahead, may have led them before."""
     stand = await stand_with(worker("a", epoch=7), worker("b", epoch=9))
     assert [stand.told(name)[0].epoch for name in ("a", "b")] == [10, 10]
@@ -247,7 +247,7 @@ async def test_results_come_from_the_last_stage_and_rejections_from_the_first():
     assert stand.results == [answer, late, rejection, rejection]
 
 
-async def test_a_member_that_breaks_is_heard_and_one_that_leaves_is_let_go():
+async def test_a_failing_member_is_reported_and_a_leaving_one_is_released():
     stand = await stand_with(worker("a"), worker("b"))
     stand.all_ready(1, "a", "b")
     stand.fleet.on_message("a", Broken(1, "out of memory"))
@@ -318,7 +318,7 @@ async def test_faster_ones_are_taken_in_amid_requests_once_all_have_the_layers_f
     assert ranges(stand.told("c")[-1]) == ({"c": "0:8"} if alone else {"a": "0:4", "c": "4:8"})
 
 
-async def test_a_stage_whose_range_moves_loads_it_ahead_too():
+async def test_a_stage_with_a_moved_range_also_preloads_it():
     """Three share what two had: the second one gets layers of the first one's."""
     names = [worker(name, host=name) for name in "ab"]
     stand = await stand_with(*names, wishes=replace(WISHES, workers=2, max_stages=3))
@@ -334,7 +334,7 @@ async def test_a_stage_whose_range_moves_loads_it_ahead_too():
     assert ranges(stand.told("a")[-1]) == {"a": "0:3", "b": "3:6", "c": "6:8"}
 
 
-async def test_where_nobody_has_room_it_is_said_what_is_missing():
+async def test_if_no_worker_has_room_the_missing_memory_is_reported():
     small = {"memory": 6 * MIB, "kv_bytes": MIB, "weights": WeightBytes(MIB, 0, 0)}
     stand = await stand_with(worker("a", **small), worker("b", **small), wishes=HASTY)
     stand.all_ready(1, "a", "b")
@@ -359,7 +359,7 @@ async def test_where_nobody_has_room_it_is_said_what_is_missing():
         ),
     ],
 )
-async def test_too_little_memory_is_told_to_who_waits_for_the_ring(small, said):
+async def test_too_little_memory_is_reported_to_requests_that_wait_for_the_ring(small, said):
     stand = await stand_with(worker("a", **small), worker("b", **small))
     assert stand.complaints[-1] == said
 

@@ -74,7 +74,7 @@ def test_who_does_not_belong_is_refused_with_both_values(joining, members, words
         (worker("w"), worker("v", quantization="int8"), Refused),
     ],
 )
-def test_who_would_belong_here_without_one_member_hears_that(joining, member, kind):
+def test_a_worker_that_one_member_keeps_out_is_refused_with_that_reason(joining, member, kind):
     with pytest.raises(Refused) as refused:
         check_joining(joining, [member], WISHES)
     assert refused.type is kind
@@ -113,7 +113,7 @@ def test_pages_are_what_the_tightest_member_holds():
         count_pages([worker("a", kv_bytes=1), worker("b")], stages, [], WISHES)
 
 
-def test_every_member_hears_the_same_ring_under_its_own_name():
+def test_every_member_receives_the_same_ring_under_its_own_name():
     members = [worker("a"), worker("b"), drafter()]
     plans = configurations_of(3, members, next_stages(members, WISHES), WISHES)
     assert set(plans) == {"a", "b", "d"}

@@ -41,7 +41,7 @@ async def test_a_ring_grows_amid_requests_where_one_waits_for_a_larger_one():
     assert stand.fleet._planned_stages == ()
 
 
-async def test_who_waits_for_a_larger_ring_has_it_formed_where_layers_find_no_room_beside_others():
+async def test_a_waiting_request_has_a_larger_ring_formed_if_layers_do_not_fit_alongside_the_loaded_ones():
     stand = await one_is_left()
     stand.needs = [1, LARGE]
     await stand.join(worker("a"))

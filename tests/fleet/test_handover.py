@@ -112,7 +112,7 @@ async def test_stages_that_do_not_keep_rows_alike_read_everything(
     assert stand.ends == ["a worker joined"]
 
 
-async def test_few_rows_are_read_and_of_many_the_longest_texts_with_room_are_handed_over(
+async def test_few_tokens_are_recomputed_and_of_many_the_longest_sequences_that_fit_are_migrated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert (await amid({5: handover.MAX_RECOMPUTED_ROWS})).ends == ["a worker joined"]
@@ -139,13 +139,13 @@ async def test_of_a_drafter_that_is_lost_meanwhile_no_features_are_asked_for_any
     assert (told.features, told.rows) == (False, (RowsOf(5, 0, 100),))
 
 
-async def test_what_is_said_of_an_order_before_does_not_count() -> None:
+async def test_a_reply_to_a_previous_order_does_not_count() -> None:
     stand = await amid({5: 100})
     migrated(stand, "a", "c", number=2)
     assert stand.fleet._handover._lacking == {"a", "c"}
 
 
-async def test_a_sequence_that_has_ended_where_nobody_has_heard_of_it_is_read() -> None:
+async def test_a_sequence_is_recomputed_if_the_report_of_its_end_was_lost() -> None:
     """Its end is on the way while rows are asked for, and is lost with the epoch."""
     stand = await amid({5: 100, 6: 100})
     migrated(stand, "a")
@@ -182,7 +182,7 @@ async def rebalancing(final: dict[int, int]) -> tuple[Stand, asyncio.Task[Rebala
 
 
 @pytest.mark.parametrize("done", [4, 0], ids=["loaded ahead", "no room for both"])
-async def test_a_rebalance_hands_rows_over_too_and_returns_when_the_next_epoch_has_begun(done: int) -> None:
+async def test_a_rebalance_also_migrates_kv_and_returns_once_the_next_epoch_has_started(done: int) -> None:
     stand, task = await rebalancing({5: 100})
     stand.fleet.on_message("c", Progress(1, done, 4, layers=Range(4, 8)))
     await stand.calm()
@@ -214,7 +214,7 @@ async def test_one_without_room_for_both_ranges_waits_for_a_rebalance() -> None:
 
 
 @pytest.mark.parametrize("lost", ["a", "c"])
-async def test_a_rebalance_ends_with_whoever_was_to_take_part(lost: str) -> None:
+async def test_a_rebalance_ends_if_a_participant_is_lost(lost: str) -> None:
     stand, task = await rebalancing({5: 100})
     stand.fleet.on_disconnect(lost, "killed")
     with pytest.raises(Unavailable, match=f"the ring is not rebalanced: {lost} is gone: killed"):
@@ -256,7 +256,7 @@ async def test_a_taker_that_is_another_process_by_now_is_given_all_rows_again() 
     assert not stand.ends
 
 
-def test_who_never_has_its_rows_holds_nobody_up_for_ever() -> None:
+def test_a_member_that_never_gets_its_kv_does_not_block_the_others_forever() -> None:
     async def wait() -> None:
         stand = await amid({5: 100})
         migrated(stand, "a")

@@ -98,7 +98,7 @@ class Context:
         return {}
 
 
-async def test_what_an_old_stream_still_says_is_nobodys():
+async def test_messages_of_a_replaced_stream_are_ignored():
     stand = await stand_with(worker("a", began=1), worker("b"))
     old = stand.fleet._table["a"].downlink
     await stand.join(worker("a", began=2))

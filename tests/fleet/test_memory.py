@@ -32,7 +32,7 @@ def test_weights_grow_with_layers_and_nothing_else(demo_model: Path, layers: Ran
     assert weights_of(files, config, layers, WeightForm(4)) == each.layer * len(layers) + edges
 
 
-def test_memory_is_told_as_if_nothing_were_loaded(demo_model: Path) -> None:
+def test_memory_is_reported_as_if_nothing_were_loaded(demo_model: Path) -> None:
     source = StageLoader(
         ModelOptions(demo_model / "base", dtype="fp32"), "w", free_memory=lambda device: FREE
     )

@@ -131,7 +131,7 @@ def test_a_refusal_says_what_is_needed_offered_and_missing(workers, words):
         placed(*workers)
 
 
-def test_room_for_a_range_counts_what_stands_beside_it():
+def test_room_for_a_range_counts_other_members_of_the_same_host():
     a, b = site("a", gib=10, host="x"), site("b", gib=10, host="x")
     assert fits(a, Range(4, 20), (), PLAIN)
     assert not fits(a, Range(4, 20), (b,), PLAIN)

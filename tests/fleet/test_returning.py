@@ -142,7 +142,7 @@ async def test_a_replica_with_the_address_of_a_live_member_is_refused_and_change
     assert stand.told("x")[-1].epoch == 1, "once the first one is lost, its address is free"
 
 
-async def test_another_drafter_waits_until_nobody_is_disturbed() -> None:
+async def test_another_drafter_waits_until_no_request_would_be_interrupted() -> None:
     """With less room than the one before, for whom the ring would have fewer pages."""
     stand = await drafting()
     stand.fleet.on_disconnect("d", "killed")

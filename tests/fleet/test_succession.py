@@ -75,7 +75,7 @@ def test_the_ring_after_a_loss(members, patient, expected):
     assert told(next_stages(members, WISHES, BEFORE, patient)) == expected
 
 
-def test_one_that_failed_steps_back_only_where_somebody_else_can():
+def test_a_failed_member_is_passed_over_only_if_another_can_take_its_place():
     assert (
         told(next_stages(workers("abcde"), WISHES, BEFORE, failed_names={"b"})) == "a=0:2 e=2:4 c=4:6 d=6:8"
     )

@@ -66,7 +66,7 @@ def house() -> Iterator[Served]:
 
 @DOORS.parametrize()
 @settings(max_examples=CALLS, deadline=None, suppress_health_check=list(HealthCheck))
-def test_whatever_is_said(case: schemathesis.Case, house: Served) -> None:
+def test_any_call_gets_a_documented_answer(case: schemathesis.Case, house: Served) -> None:
     check_call(case, house)
 
 
@@ -75,7 +75,9 @@ if is_full():  # its thousands of calls are made before any test begins
     @pytest.mark.full
     @document_of(corners=True).parametrize()
     @settings(deadline=None, suppress_health_check=list(HealthCheck))
-    def test_whatever_is_said_at_every_corner(case: schemathesis.Case, house: Served) -> None:
+    def test_any_call_gets_a_documented_answer_at_every_corner_case(
+        case: schemathesis.Case, house: Served
+    ) -> None:
         check_call(case, house)
 
 

@@ -76,7 +76,7 @@ async def test_a_responses_events_come_in_openais_order() -> None:
         )
 
 
-async def test_openais_client_goes_on_behind_a_call() -> None:
+async def test_openais_client_continues_after_a_call() -> None:
     async with served(CALLS) as house:
         client = house.openai().responses
         first = await client.create(model="demo", input=QUESTION, tools=FLAT)

@@ -179,7 +179,7 @@ async def test_nulls_and_unknown_names_are_tolerated(house: Served) -> None:
     assert house.opened()[0].sampling == Sampling()
 
 
-async def test_what_nobody_knows_is_named_in_the_log_once(house: Served) -> None:
+async def test_an_unknown_field_is_named_in_the_log_once(house: Served) -> None:
     """What says nothing about an answer is not; nor is anything refused beside what it resembles."""
     idle = {"prediction": {"type": "content", "content": "x"}, "safety_identifier": "a", "store": False}
     odd = {"flavour": 0.5, "models": ["demo"], "model": "demo", "min_keep": None}
@@ -229,7 +229,7 @@ async def test_logprobs(house: Served) -> None:
     assert all(one.top_logprobs == [] for piece in pieces for one in piece)
 
 
-async def test_a_plan_is_told_in_order_to_those_who_do_not_ask_for_branches(house: Served) -> None:
+async def test_a_plan_is_streamed_in_order_to_clients_that_do_not_request_branches(house: Served) -> None:
     told = await chunks(house, LETTERS, "sot")
     assert text_of(told) == ANSWER
     assert [hasattr(chunk.choices[0], "specsot") for chunk in told] == [False] * (len(told) - 1) + [True]

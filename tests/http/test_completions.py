@@ -22,7 +22,7 @@ async def go_on(house: Served, prompt: Any = "Once upon", **more: Any) -> Any:
     return await house.openai().completions.create(model="demo", prompt=prompt, **more)
 
 
-async def test_a_text_goes_on_as_it_stands() -> None:
+async def test_a_completion_continues_the_prompt_as_it_stands() -> None:
     async with served(SAYS) as house:
         answer = await go_on(house)
         assert (answer.object, answer.choices[0].text) == ("text_completion", SAYS["Once upon"])
@@ -44,7 +44,7 @@ async def test_a_streamed_one() -> None:
         assert told[-1].usage.completion_tokens == len(house.stage.text.encode(SAYS["Once upon"])) + 1
 
 
-async def test_sixteen_tokens_unless_told_otherwise() -> None:
+async def test_sixteen_tokens_unless_another_limit_is_given() -> None:
     async with served({"Once upon": "word " * 40}) as house:
         assert (await go_on(house)).usage.completion_tokens == 16
         assert (await go_on(house, max_tokens=20)).usage.completion_tokens == 20
@@ -131,7 +131,7 @@ async def test_echo_with_logprobs_tells_those_of_the_prompt(tokens: int) -> None
         house.stage.assert_clean()
 
 
-async def test_an_echo_is_the_prompt_itself_and_offsets_lie_in_the_text() -> None:
+async def test_an_echo_is_the_prompt_itself_and_offsets_refer_to_the_text() -> None:
     """Special tokens show in the echo of a text that holds them, and not in that of ids."""
     prompt = "<|im_start|>Once upon"
     async with served({prompt: SAYS["Once upon"], "Once upon": SAYS["Once upon"]}) as house:

@@ -145,8 +145,8 @@ async def test_large_bodies_leave_room_for_small_ones() -> None:
     assert app.sent == []
 
 
-async def test_a_body_without_room_is_heard_out_and_holds_nothing() -> None:
-    """Who is answered and cut while it still speaks sees a connection that was reset, and no status."""
+async def test_an_oversized_body_is_drained_and_holds_no_memory() -> None:
+    """A client that is answered and cut off while it still sends sees a reset connection and no status."""
     app, pieces = Recorder(), [b"x" * 100] * 5
     scope, _, send = call(b"", app)
     intake = BodyLimits(app, lambda _: 1000, budget_bytes=250)
@@ -179,7 +179,7 @@ async def test_a_plain_completion_is_no_larger_than_what_its_model_can_hold(hous
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
-async def test_a_packed_body_is_told_so(house: Served, coding: str) -> None:
+async def test_a_compressed_body_is_refused_as_such(house: Served, coding: str) -> None:
     async with house.client() as client:
         answer = await client.post(CHAT, content=b"\x1f\x8b", headers={**JSON, "content-encoding": coding})
     assert answer.status_code == 415
@@ -239,7 +239,7 @@ async def test_a_connection_that_never_asks(house: Served, monkeypatch: pytest.M
     assert (await house.get("/version")).status_code == 200
 
 
-async def test_the_servers_name_is_nobodys_business(house: Served) -> None:
+async def test_responses_do_not_name_the_server(house: Served) -> None:
     assert "server" not in (await house.get("/version")).headers
 
 

@@ -111,14 +111,14 @@ async def test_between_two_large_bodies_the_loop_is_for_others() -> None:
     assert turns[-1] - turns[0] > 2 * len(turns)
 
 
-async def test_small_bodies_wait_for_nobody_and_middling_ones_not_for_the_largest() -> None:
+async def test_small_bodies_do_not_wait_and_medium_ones_do_not_wait_for_the_largest() -> None:
     largest, middling, small = 8 << 20, 2 * LARGE_BYTES, LARGE_BYTES // 2
     sizes = [size for size, _ in await heard_of(*[largest] * 4, middling, small)]
     assert sizes[0] == small
     assert sizes.index(middling) < 3
 
 
-async def test_a_request_that_is_cancelled_while_it_waits_holds_nobody_up() -> None:
+async def test_a_request_that_is_cancelled_while_it_waits_blocks_no_other() -> None:
     heard: list[tuple[int, int]] = []
     app = application(heard, [0])
     posts = [asyncio.create_task(post(app, LARGE_BYTES)) for _ in range(4)]

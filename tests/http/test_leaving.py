@@ -106,7 +106,7 @@ async def test_a_seed_client_goes_away(house: Served) -> None:
     house.going.set()
 
 
-async def test_random_ends_leave_nothing_behind(house: Served) -> None:
+async def test_random_ends_leave_no_state(house: Served) -> None:
     """Invariant 5, at this endpoint."""
     import random
 
@@ -323,7 +323,7 @@ async def test_the_endpoint_closes_though_a_client_does_not_go() -> None:
         house.stage.assert_clean()
 
 
-async def test_one_clients_end_is_nobody_elses() -> None:
+async def test_the_end_of_one_client_ends_no_other() -> None:
     async with served(SAYS) as house:
         tasks = [asyncio.create_task(house.post(CHAT, LONG)) for _ in range(6)]
         await begun(house)

@@ -131,7 +131,7 @@ async def test_a_direct_answer_by_settings_that_stay(house: Served) -> None:
         assert "Be brief." in prompts(house)[0]
 
 
-async def test_thoughts_are_told_apart_and_fold_away() -> None:
+async def test_reasoning_is_shown_separately_and_can_be_folded() -> None:
     async with served(THINKS, text=Scripted(QWEN)) as house, opened(house) as page:
         await page.click("#open-settings")
         await page.select_option("[name=thinking]", "low")
@@ -279,7 +279,7 @@ async def test_the_server_is_lost_and_comes_back_and_the_ring_breaks(house: Serv
     house.going.set()
 
 
-async def test_no_ring_is_told_kindly(house: Served) -> None:
+async def test_a_missing_ring_is_explained_on_the_page(house: Served) -> None:
     house.stage.ring.now, state = None, house.stage.ring.now
     house.standing.info = replace(INFO, ready=False, waiting_for=("1 of 2 workers",))
     async with opened(house) as page:

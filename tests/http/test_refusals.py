@@ -232,7 +232,7 @@ async def test_no_such_place(house: Served, method: str, path: str, status: int)
         (PLAIN, {"prompt": "x" * 600_000}, "prompt"),
     ],
 )
-async def test_what_is_too_long_is_told_in_the_words_that_clients_look_for(
+async def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_clients_look_for(
     house: Served, path: str, asked: dict[str, Any], part: str
 ) -> None:
     told = (await house.post(path, {**asked, "max_tokens": 15})).json()["error"]
@@ -343,7 +343,7 @@ async def test_nothing_of_python_reaches_a_client() -> None:
     assert body_of(KeyError("/home/somebody/secret"))["error"]["message"] == "internal error"
 
 
-async def test_a_fault_of_ours_is_told_as_such() -> None:
+async def test_an_internal_error_is_reported_as_such() -> None:
     class Broken:
         async def open(self, *_: Any) -> Any:
             raise KeyError("/home/somebody/secret")

@@ -31,7 +31,7 @@ async def test_generate(house: Served) -> None:
     assert answer["stats"]["finish_reason"] == "stop"
 
 
-async def test_generate_plans_unless_told_otherwise(house: Served) -> None:
+async def test_generate_plans_unless_another_mode_is_given(house: Served) -> None:
     answer = (await house.post("/generate", {"prompt": "Letters?"})).json()
     assert (answer["text"], answer["mode"]) == (ANSWER, "specsot")
     assert answer["tokens"] == len(house.stage.text.encode(ANSWER))

@@ -77,7 +77,7 @@ async def ask(house: Served, **more: Any) -> Any:
 @pytest.mark.parametrize(
     "more", [ON, {"reasoning_effort": "low"}, {"thinking_token_budget": 50}, {**ON, "n": 2}]
 )
-async def test_a_thought_is_told_apart_and_the_answer_follows_it(house: Served, more: Any) -> None:
+async def test_reasoning_is_reported_separately_and_the_answer_follows_it(house: Served, more: Any) -> None:
     told = await ask(house, **more)
     for choice in told["choices"]:
         assert choice["message"]["reasoning_content"] == THOUGHT
@@ -107,7 +107,7 @@ async def test_a_thought_streams_before_its_answer(house: Served) -> None:
     assert all(not one["content"] for one in deltas[: last + 1])
 
 
-async def test_who_leaves_while_the_model_thinks_leaves_nothing_behind(house: Served) -> None:
+async def test_a_client_that_leaves_during_reasoning_leaves_no_state(house: Served) -> None:
     house.going.clear()
     chat = house.openai().chat.completions
     opening = asyncio.create_task(chat.create(model="demo", messages=ASKED, stream=True, extra_body=ON))
@@ -132,7 +132,7 @@ async def test_who_leaves_while_the_model_thinks_leaves_nothing_behind(house: Se
         {"chat_template_kwargs": {"thinking": False}, "reasoning_effort": "high"},
     ],
 )
-async def test_nobody_thinks_who_was_not_asked_to(house: Served, more: Any) -> None:
+async def test_a_model_reasons_only_if_requested(house: Served, more: Any) -> None:
     message = (await ask(house, **more))["choices"][0]["message"]
     assert message["content"] == "At once."
     assert "reasoning_content" not in message
@@ -184,7 +184,7 @@ def test_every_turn_of_a_plan_is_asked_for_the_final_channel() -> None:
     assert text.render_turns(told, [], with_thinking=True).endswith("assistant<|channel|>analysis<|message|>")
 
 
-async def test_a_model_without_a_switch_thinks_unless_it_is_told_not_to() -> None:
+async def test_a_model_without_a_thinking_switch_thinks_unless_thinking_is_disabled() -> None:
     async with served(THINKS, text=Scripted(R1)) as house:
         message = (await ask(house))["choices"][0]["message"]
         assert (message["reasoning_content"], message["content"]) == (THOUGHT, SAYS["What is"])
@@ -268,7 +268,7 @@ async def test_a_model_that_cannot_think_says_so(more: Any) -> None:
         assert "not supported" in error["message"]
 
 
-async def test_agents_hear_thoughts_in_their_own_words(house: Served) -> None:
+async def test_agent_apis_report_reasoning_in_their_own_format(house: Served) -> None:
     body = {"messages": ASKED, "max_tokens": 200, "thinking": {"type": "enabled", "budget_tokens": 100}}
     blocks = (await house.post("/v1/messages", body)).json()["content"]
     assert [(one["type"], one.get("thinking") or one["text"]) for one in blocks] == [
@@ -335,7 +335,7 @@ async def test_a_model_that_forks_its_thoughts_tells_them_in_order(more: dict[st
         house.stage.assert_clean()
 
 
-async def test_such_a_model_thinks_in_one_sequence_or_not_at_all_where_it_is_told_to() -> None:
+async def test_such_a_model_thinks_in_one_sequence_or_not_at_all_as_requested() -> None:
     async with served(FORKS, text=Text(TAUGHT), kind=Forking, style="tags", mode="auto") as house:
         message = (await ask(house, reasoning_effort="none"))["choices"][0]["message"]
         assert (message["content"], message.get("reasoning_content")) == ("At once.", None)

@@ -32,7 +32,7 @@ class Told:
 
 
 @pytest.mark.parametrize("counts", [(3,), (3, 0), (5, 2, 7), (0, 0), (1,) * 20])
-async def test_everything_is_told_once_and_in_order(counts: tuple[int, ...]) -> None:
+async def test_every_event_is_delivered_once_and_in_order(counts: tuple[int, ...]) -> None:
     streams = [Told(count) for count in counts]
     got = [one async for one in merged_events([stream.events() for stream in streams])]
     for place, count in enumerate(counts):
@@ -58,7 +58,7 @@ async def test_an_error_ends_all() -> None:
     assert all(stream.closed for stream in streams)
 
 
-async def test_nobody_runs_ahead_of_the_reader() -> None:
+async def test_no_stream_runs_ahead_of_the_reader() -> None:
     streams = [Told(100), Told(100)]
     events = merged_events([stream.events() for stream in streams])
     for _ in range(10):

@@ -49,7 +49,7 @@ async def test_a_conversations_tokens_are_what_is_counted_for_it(house: Served) 
         ("/v1/completions", {"prompt": "What is it?"}),
     ],
 )
-async def test_texts_are_tokenised_in_a_thread(
+async def test_requests_are_tokenised_in_a_thread(
     house: Served, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
     """Four megabytes take seconds, in which members would miss the master."""
@@ -72,7 +72,7 @@ async def test_texts_are_tokenised_in_a_thread(
         ("/v1/messages", {"messages": [{"role": "user", "content": "word " * 40_000}], "max_tokens": 5}),
     ],
 )
-async def test_of_a_text_that_is_far_too_long_a_part_is_looked_at(
+async def test_only_a_part_of_a_far_too_long_text_is_tokenised(
     house: Served, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
     """Two million characters of a model of 8,192 positions held a thread for 4 to 7 seconds."""
@@ -88,7 +88,7 @@ async def test_of_a_text_that_is_far_too_long_a_part_is_looked_at(
     assert sum(seen) <= CHARACTERS_PER_POSITION * 2048
 
 
-async def test_short_texts_do_not_wait_for_others_long_ones(
+async def test_short_texts_do_not_wait_for_long_ones_of_other_requests(
     house: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of which there may be more than threads: 24 of half a megabyte held them for 6 seconds."""
@@ -113,7 +113,7 @@ async def test_short_texts_do_not_wait_for_others_long_ones(
     assert {answer.status_code for answer in await asyncio.gather(*long)} == {200}
 
 
-async def test_a_long_text_of_long_words_is_looked_at_whole(house: Served) -> None:
+async def test_a_long_text_of_long_words_is_tokenised_whole(house: Served) -> None:
     """Blanks, say, of which the next token takes many; and what a template leaves out is not there."""
     turn = {"role": "user", "content": "What is it?" + " " * 20_000}
     answer = await house.post("/v1/chat/completions", {"messages": [turn]})

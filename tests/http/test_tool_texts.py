@@ -123,7 +123,7 @@ HISTORIES: dict[str, Any] = {
     ],
 )
 @pytest.mark.parametrize("path", HISTORIES)
-async def test_a_conversation_goes_on_after_a_call_that_is_not_json_text(path: str, written: Any) -> None:
+async def test_a_conversation_continues_after_a_call_that_is_not_json_text(path: str, written: Any) -> None:
     async with served({"warm": "It is warm."}) as house:
         answer = await house.post(path, HISTORIES[path](written) | {"tools": BODIES[path]["tools"]})
         assert answer.status_code == 200, answer.text

@@ -137,7 +137,7 @@ async def test_a_forced_call_of_any_function_begins_with_the_models_own_mark() -
             assert house.stage.prompts_seen[-1][1].endswith("<tool_call>\n")
 
 
-async def test_the_conversation_goes_on_behind_what_a_tool_said() -> None:
+async def test_the_conversation_continues_after_the_result_of_a_tool() -> None:
     async with served(SAYS) as house:
         first = (await ask(house)).choices[0].message
         said = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "sunny, 21 degrees"}

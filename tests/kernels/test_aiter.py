@@ -143,7 +143,7 @@ def test_the_kernels_of_sglang_write_into_given_arrays(mode: TreeMaskMode) -> No
     ))  # fmt: skip
 
 
-def test_a_mask_of_the_callers_says_how_long_the_texts_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_from_the_caller_gives_the_lengths_of_the_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a device's lengths are read on the host, which no captured graph allows."""
     drafted, told = Drafted(1), list[Any]()
     made = aiter.build_tree_structure

@@ -144,7 +144,7 @@ def test_the_same_pages_may_be_read_through_another_window() -> None:
         assert pieces[pieces[:, 5] < 0, 3].tolist() == [sinks] * bool(sinks)
 
 
-def test_a_graph_has_room_for_sinks_beside_all_else() -> None:
+def test_a_graph_has_room_for_sinks_in_addition_to_everything_else() -> None:
     """As many texts as rows, each behind a window."""
     for rows in (1, 16, 64, 256):
         spans = [

@@ -109,7 +109,7 @@ def check(
 @pytest.mark.parametrize(
     ("kv_heads", "g", "dim"), some([(2, 1, 64), (1, 4, 80), (1, 7, 96), (1, 8, 128)], 0, 2)
 )
-def test_trees_behind_a_shared_prefix(kv_heads: int, g: int, dim: int, kind: torch.dtype) -> None:
+def test_trees_after_a_shared_prefix(kv_heads: int, g: int, dim: int, kind: torch.dtype) -> None:
     check(branches(random.Random(g), 2, 5, 6), kv_heads, g, dim, kind)
 
 
@@ -169,7 +169,7 @@ def test_pieces_are_taken_one_after_another(
     assert np.linalg.norm(found - wanted) < NEAR[kind] * np.linalg.norm(wanted)
 
 
-def test_time_of_a_window_does_not_grow_with_the_text() -> None:
+def test_time_of_a_window_does_not_grow_with_the_sequence() -> None:
     window = 3 * PAGE
     for pages in (10, 40):
         spans = [RowSpan(3, (pages - 1) * PAGE + 5, 3, tuple(range(pages)), (1, 3, 5))]
@@ -240,14 +240,14 @@ def test_fewer_heads_are_read_by_more_pieces_each() -> None:
     assert pieces * 4 >= 132
 
 
-def test_a_long_text_is_cut_among_short_ones() -> None:
+def test_a_long_sequence_is_split_among_short_ones() -> None:
     for spans in (texts(1, [*[300] * 40, 32768], 64), texts(32, [32768, *[300] * 11], 64)):
         assert longest(spans, 4, 8)[0] <= 4096
 
 
-def test_texts_are_not_cut_for_a_second_wave_that_saves_little() -> None:
+def test_sequences_are_not_split_for_a_second_wave_that_saves_little() -> None:
     assert longest(texts(60, [8192] * 8, 64), 4, 8) == (8252, 32)
 
 
-def test_a_short_text_is_cut_finely() -> None:
+def test_a_short_sequence_is_split_finely() -> None:
     assert longest(texts(24, [256], 64), 4, 8)[0] == 128

@@ -66,7 +66,7 @@ def test_it_is_the_product(rows: int, parts: int, outputs: int, inputs: int, gat
     assert torch.equal(into.double(), wanted + residual)
 
 
-def test_how_inputs_are_cut_is_said_by_the_matrix_alone() -> None:
+def test_the_split_of_inputs_depends_on_the_matrix_alone() -> None:
     assert [parts_of(*size) for size in SIZES] == [1, 4, 8, 2, 1, 4]
     assert all(inputs // parts_of(outputs, inputs) >= MIN_PART_INPUTS or parts_of(outputs, inputs) == 1
                for outputs, inputs in SIZES)  # fmt: skip

@@ -44,7 +44,7 @@ def made(
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.itemsize == 2])
 @pytest.mark.parametrize(("g", "page_rows", "dim"), [(4, 16, 64), (7, 64, 128)])
-def test_prompts_of_any_length_behind_any_number_of_rows(
+def test_prompts_of_any_length_after_any_number_of_cached_tokens(
     monkeypatch: pytest.MonkeyPatch, g: int, page_rows: int, dim: int, kind: torch.dtype
 ) -> None:
     monkeypatch.setattr(attention, "MIN_PROMPT_ROWS", 2)

@@ -79,7 +79,7 @@ def test_trees_are_those_of_linked_nodes(coarse: bool, k: int, steps: int, nodes
 
 
 @pytest.mark.parametrize(("k", "steps", "nodes"), SHAPES)
-def test_a_full_mask_has_every_column_of_the_text_in_front(k: int, steps: int, nodes: int) -> None:
+def test_a_full_mask_has_every_column_of_the_preceding_sequence(k: int, steps: int, nodes: int) -> None:
     draftings = batch_of(2, k, steps)
     _, arrays, lengths = built(draftings, k, steps, nodes, TreeMaskMode.FULL_MASK)
     mask = arrays.tree_mask
@@ -191,7 +191,7 @@ def test_the_published_example() -> None:
     assert arrays.retrieve_next_sibling.tolist() == [[-1, 2] + [-1] * 6, [-1, -1, 3, 4, 5, -1, -1, -1]]
 
 
-def test_an_orphan_is_nobodys_child() -> None:
+def test_an_orphan_is_linked_to_no_parent() -> None:
     """Candidate 4 (below candidate 0, which was not chosen) hangs on nothing."""
     parents, selected = np.array([[-1, 0, 1]]), np.array([[1, 2]])
     given = (np.array([7]), parents, selected, np.array([[5, 6]]), np.array([4]))

@@ -75,13 +75,13 @@ def test_what_is_measured_in_turns_has_names_of_its_own_and_is_kept_as_it_comes(
     assert [row["name"] for row in log.rows] == ["a, rows 1", "b", "a, rows 1, turn 2"]
 
 
-def test_a_part_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_part_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     with pytest.raises(InvalidRequest, match="got tides"):
         measure(GpuRun(("Qwen3-4B",), only=("steps", "tides")), None)
 
 
-def test_a_shape_nobody_knows_is_refused() -> None:
+def test_an_unknown_shape_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="only Llama"):
         config_of("Llama")
 
@@ -225,7 +225,7 @@ def test_a_node_is_worth_what_it_adds() -> None:
         assert sum(brought) / 400 == pytest.approx(tau, rel=0.03)
 
 
-def test_the_text_that_is_told_is_a_plan_and_a_list() -> None:
+def test_the_given_text_is_a_plan_and_a_list() -> None:
     """Token for token what the grammars allow, from the first on."""
     vocabulary = vocabulary_with(4000, 300, plan_pieces())
     rules, state = automaton(vocabulary, RULES), automaton(vocabulary, RULES).start()

@@ -151,7 +151,7 @@ def test_resident_memory_is_read_in_bytes() -> None:
         (["--master", "127.0.0.1:1", "--clients", "1"], "no process answers at 127.0.0.1:1"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(
+def test_an_impossible_option_is_reported_in_one_line(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "load", *arguments]) != 0

@@ -42,7 +42,7 @@ def test_every_row_is_explained_and_changes_something(table: str) -> None:
     assert all(replace(FleetOptions(), **dict(side.fleet)) for side in sides), "of options there are"
 
 
-def test_rows_on_the_demo_model_and_files_beside_the_json(tmp_path: Path) -> None:
+def test_rows_on_the_demo_model_and_files_alongside_the_json(tmp_path: Path) -> None:
     file = tmp_path / "ablation.json"
     assert measure(options_of("ablation", "drafting", "ngram"), file) == 0
     rows = json.loads(file.read_text())["rows"]
@@ -124,6 +124,6 @@ def test_what_needs_a_head_says_so() -> None:
     assert "not measured: needs --draft-model" in page_of([row])
 
 
-def test_a_row_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_row_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "ablation", "--only", "luck"]) == 2
     assert "got 'luck'" in capsys.readouterr().err

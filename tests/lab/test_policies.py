@@ -49,7 +49,7 @@ def test_losses_are_those_of_one_plain_pass(decoder) -> None:
 
 
 @pytest.mark.parametrize(("length", "policy"), [(257, None), (33, Pruning(1, 16, 0))], ids=str)
-def test_a_last_token_that_is_read_alone_has_none_to_foresee(
+def test_a_last_token_that_is_read_alone_has_none_to_predict(
     decoder: Decoder, length: int, policy: Policy
 ) -> None:
     assert len(losses(decoder, TEXT[:length], policy)) == length - 1

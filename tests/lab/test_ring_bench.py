@@ -91,7 +91,7 @@ def test_what_is_delayed_by_less_than_a_loop_can_tell_arrives_all_the_same():
         runner.run(talk())
 
 
-async def test_where_nobody_listens_the_connection_ends():
+async def test_without_a_listener_the_connection_ends():
     proxy = DelayProxy(1)
     await proxy.open()
     reader, _ = await connected(proxy)
@@ -104,7 +104,7 @@ def written(*texts: tuple[int, ...]) -> Written:
     return Written(texts, 1, 1.0, (1,), (), (0.0,), 0)
 
 
-def test_on_hosts_of_their_own_no_frame_waits_and_no_stage_computes_beside_another():
+def test_on_separate_hosts_no_frame_waits_and_no_stages_share_compute():
     """Two frames beside each other take twice as long at either stage, and wait for 0.2 s each."""
     alone = StepTimes(1, 1.0, (0.1, 0.3))
     met = StepTimes(1, 1.6, (0.2, 0.6), alone=False)
@@ -120,7 +120,7 @@ def test_on_hosts_of_their_own_no_frame_waits_and_no_stage_computes_beside_anoth
     assert with_own_hosts(written((1,))) == written((1,)), "no step, nothing to compute from"
 
 
-def test_a_probe_knows_which_frames_flew_beside_others():
+def test_a_probe_knows_which_frames_overlapped_with_others():
     probe = StepProbe(lambda: None)
     for number in (1, 2):
         probe.launched(Frame(1, number), 0.0)
@@ -131,7 +131,7 @@ def test_a_probe_knows_which_frames_flew_beside_others():
     assert [step.alone for step in probe.steps] == [False, False, True]
 
 
-def test_different_texts_are_found_out():
+def test_different_sequences_are_detected():
     check_equal_texts([written((1, 2, 3)), written((1, 2), (7,))], "ring")
     with pytest.raises(TextsDiffer, match="branch 0"):
         check_equal_texts([written((1, 2, 3)), written((1, 9))], "ring")
@@ -241,7 +241,7 @@ async def test_a_ring_that_breaks_ends_the_run_with_a_word():
             await writing
 
 
-def test_stages_are_heard_in_the_rings_order_whoever_joined_first():
+def test_stages_are_read_in_ring_order_whatever_order_they_joined_in():
     ring = RingFleet(set_up("mock", 2, 1, 1, small_weights())[0], Line())
     ring.hosts.probes += [StepProbe(ring.wake), StepProbe(ring.wake)]
     stages = tuple(Stage(name, name, Range(n, n + 1)) for n, name in enumerate(("late", "early")))

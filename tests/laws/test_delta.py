@@ -16,7 +16,7 @@ pytestmark = pytest.mark.torch
 LIMIT, SHARED = 10, 70  # tokens written; tokens of the forked prefix, within a page and behind a kept state
 
 
-async def test_law_1_a_text_with_a_state_is_that_of_plain_decoding(tmp_path: Path) -> None:
+async def test_law_1_a_sequence_with_a_recurrent_state_equals_plain_decoding(tmp_path: Path) -> None:
     """Trees of a drafter that is often right, then of a hostile one; three branches of a prefix."""
     write_model(tmp_path, "qwen3_next", vocab_size=200, num_hidden_layers=6, layer_types=None)
     prompts, excuses = prompts_of(3, SHARED), Excuses()

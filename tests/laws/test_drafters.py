@@ -106,7 +106,7 @@ MET = [
 @pytest.mark.parametrize(
     ("drafter", "tuner", "sampling"), some([(one, *way) for one in DRAFTERS for way in TUNERS], *MET)
 )
-async def test_law_1_whoever_decides_how_much_is_drafted(models, tmp_path, drafter, tuner, sampling):
+async def test_law_1_whichever_policy_decides_how_much_is_drafted(models, tmp_path, drafter, tuner, sampling):
     base, head, small = models
     draft = {"eagle": head, "model": small}.get(drafter)
     if drafter in ("dflash", "causal"):
@@ -136,7 +136,7 @@ async def test_law_1_every_request_with_a_drafter_of_its_own(models, links):
     ("stages", "links", "sampling"),
     some([(1, "local", GREEDY), (1, "local", WARM), (2, "grpc", GREEDY)], 1, 2),
 )
-async def test_law_1_and_4_a_hostile_drafter_changes_no_token_and_stops_nobody(
+async def test_law_1_and_4_a_hostile_drafter_changes_no_token_and_stops_no_sequence(
     models, stages, links, sampling
 ):
     """Ids that nobody has, other roots, trees of later steps, too deep, too large, twice, for strangers."""
@@ -161,9 +161,7 @@ async def test_law_1_and_4_a_hostile_drafter_changes_no_token_and_stops_nobody(
 @pytest.mark.parametrize("layout", ["packed", "batched"])
 @pytest.mark.parametrize("spoilt", some([float("nan"), float("inf"), -float("inf")], 0))
 @pytest.mark.parametrize("stages", some([1, 2], 1))
-async def test_law_1_a_draft_whose_rows_are_not_finite_changes_no_token(
-    models, tmp_path, stages, spoilt, layout
-):
+async def test_law_1_a_draft_with_non_finite_rows_changes_no_token(models, tmp_path, stages, spoilt, layout):
     """Only as a draft is that token ever fed: its rows meet the root's in one product, and later rows too."""
     prompts, excuses = prompts_of(5, 17), Excuses()
     wanted = [write_plainly(models[0], tuple(one), LIMIT, GREEDY, 7, n) for n, one in enumerate(prompts)]

@@ -44,7 +44,7 @@ async def settle(ring, pages):
 
 
 @pytest.mark.parametrize("links", some(["local", "grpc"], 1))
-async def test_law_5_random_ends_leave_nothing_behind(models, links, ends):
+async def test_law_5_random_ends_leave_no_state(models, links, ends):
     base, head = models
     rng = random.Random(17)
     async with ring_of(Setup(base, head, 2, links=links)) as ring:
@@ -91,7 +91,7 @@ async def test_law_4_a_stage_that_goes_ends_the_epoch_with_a_reason_and_no_hang(
 
 
 @pytest.mark.parametrize("layout", ["packed", "batched"])
-async def test_law_6_a_sequence_whose_numbers_break_fails_alone(tmp_path, layout):
+async def test_law_6_a_sequence_with_non_finite_logits_fails_alone(tmp_path, layout):
     poison = 199
     base = write_base(tmp_path / "base", SHALLOW, poison=poison)
     head = write_head(tmp_path / "head", SHALLOW)

@@ -169,7 +169,7 @@ async def test_law_1_by_a_drafter_that_is_held_too(models, stages, layout, sampl
 
 
 @pytest.mark.parametrize("sampling", some([GREEDY, WARM], 1), ids=["T0", "T1"])
-async def test_law_1_by_a_drafter_that_guesses_well_and_breaks_the_form_often(models, sampling):
+async def test_law_1_with_a_drafter_that_predicts_well_and_often_violates_the_grammar(models, sampling):
     base, _, vocabulary = models
     known = [[*prompt, *plain.tokens] for (prompt, _), (plain, _) in zip(asked(), oracle(base, sampling))]
     shape = TreeShape(6, 2, 14, fixed=True)

@@ -274,7 +274,7 @@ LETTERS = Form("regex", ("[a-z ]{300,400}",))
         pytest.param([ask_of("direct", 0, form=LETTERS)], None, 12, True, id="a grammar, a head"),
     ],
 )
-async def test_a_worker_that_joins_gets_the_rows_and_the_text_is_the_same(
+async def test_a_worker_that_joins_gets_the_kv_and_the_sequence_is_the_same(
     demo_model: Path, asks: list[Ask], bits: Quantization | None, frames: int, drafts: bool
 ) -> None:
     """Two requests are written faster by two equal workers; one by one that is clearly faster."""
@@ -293,7 +293,7 @@ async def test_a_worker_that_joins_gets_the_rows_and_the_text_is_the_same(
     assert again <= (AGAIN + SHAPE.slots * drafts) * len(asks)
 
 
-async def test_a_head_is_told_all_features_that_were_handed_over_and_nobody_waits_for_that(
+async def test_a_head_receives_all_migrated_features_and_no_sequence_waits_for_them(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit those that were computed before, but for the prompt's last; over several steps."""
@@ -320,7 +320,7 @@ BLOWS = "cancel", "late cancel", "end", "fork", "second order", "giver", "taker"
 
 
 @pytest.mark.parametrize("blow", some(BLOWS, 1, 3, 4, 5))
-async def test_whatever_happens_while_rows_are_handed_over_no_text_changes_and_no_rows_stay(
+async def test_no_failure_during_kv_migration_changes_a_sequence_or_leaks_kv(
     demo_model: Path, blow: str
 ) -> None:
     asks = [ask_of("direct", 0), ask_of("direct", 1, tokens=30 if blow == "end" else 64)]

@@ -31,7 +31,7 @@ QUESTION = "Give an overview of Stages of Sleep."
 ROUNDING = 5e-4
 
 
-async def test_law_4_lost_members_change_nothing_while_somebody_can_take_over(demo_model, monkeypatch):
+async def test_law_4_lost_members_change_nothing_while_another_member_can_take_over(demo_model, monkeypatch):
     """The drafter; a worker that stands still, and has an heir; one whose layers the last one takes."""
     monkeypatch.setenv("SPECSOT_REPAIR_FOR", "3")
     monkeypatch.setenv("SPECSOT_TAKE_OVER_AFTER", "4")
@@ -161,7 +161,7 @@ async def test_law_1_processes_write_what_one_process_writes_at_any_temperature(
         await inside.close()
 
 
-async def test_law_5_ends_over_processes_leave_nothing_behind(fleet, ends):
+async def test_law_5_ends_over_processes_leave_no_state(fleet, ends):
     rng = random.Random(31)
     await answer(fleet, **SHORT)
     before = {child.pid: open_files(child.pid) for child in fleet.children}

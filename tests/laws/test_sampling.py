@@ -184,7 +184,7 @@ async def test_law_1_every_processor_and_logprobs_by_any_drafter(models):
                 assert [p for _, p in other.top] == pytest.approx(logprobs, abs=1e-4)
 
 
-async def test_nobody_is_told_chances_who_did_not_ask(models):
+async def test_logprobs_are_sent_only_to_clients_that_requested_them(models):
     base, head = models
     async with ring_of(Setup(base, head)) as ring:
         asks = await ring.open([5, 6], limit=6, logprobs=0)

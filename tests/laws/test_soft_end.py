@@ -149,7 +149,7 @@ async def test_law_1_with_trees_of_a_head(models, sampling):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=NAMES)
-async def test_law_1_with_a_drafter_that_knows_how_the_text_goes_on(models, sampling):
+async def test_law_1_with_a_drafter_that_knows_the_continuation(models, sampling):
     base, _ = models
     known = [
         [*prompt, *write_softly(base, prompt, LIMIT, least, sampling, number)[0].tokens]

@@ -104,7 +104,7 @@ async def test_what_sequences_are_opened_with() -> None:
     assert written + sum(one.limit for one in branches) == 1024
 
 
-async def test_a_dependent_branch_starts_behind_its_parent_and_sees_its_text() -> None:
+async def test_a_dependent_branch_starts_after_its_parent_and_sees_its_text() -> None:
     stage = Stage(SAYS)
     events = await stage.answer(SOT)
     child = next(event for event in of(BranchStarted, events) if event.branch == 3)
@@ -202,8 +202,8 @@ ESCAPING = (
 
 
 @pytest.mark.parametrize("template", [None, ESCAPING], ids=["verbatim", "escaping"])
-async def test_a_long_prompt_is_made_beside_the_loop_and_once(template: str | None) -> None:
-    """Also where a branch's prompt cannot be had from its own words alone, and when the ring comes anew."""
+async def test_a_long_prompt_is_built_once_and_outside_the_event_loop(template: str | None) -> None:
+    """This also holds if a branch's prompt needs more than its own words, and after the ring is re-formed."""
     text = Counted()
     if template is not None:
         text._template = ChatTemplate(template)

@@ -111,7 +111,7 @@ async def test_a_greedy_client_makes_room_in_the_queue() -> None:
     stage.assert_clean()
 
 
-async def test_who_is_refused_displaces_nobody() -> None:
+async def test_a_refused_request_displaces_no_other() -> None:
     stage = Stage(SAYS, config=EngineConfig(model="demo", live=1, queue=4))
     greedy = [stage.listen(DIRECT, f"g{n}", "greedy") for n in range(5)]
     await stage.settle()

@@ -103,14 +103,16 @@ MEANT = PlanError("no plan", "raw")
         (KeyError(3), SpecsotError, "internal error"),
     ],
 )
-def test_a_client_hears_what_is_meant_for_it(error: Exception, kind: type[SpecsotError], told: str) -> None:
+def test_a_client_receives_only_errors_that_are_meant_for_it(
+    error: Exception, kind: type[SpecsotError], told: str
+) -> None:
     failure = failure_of(error, SpecsotError("internal error"))
     assert type(failure) is kind
     assert str(failure).startswith(told)
     assert (failure is error) == (error is MEANT)
 
 
-def test_a_failure_of_the_journal_is_told_as_it_was() -> None:
+def test_a_failure_of_the_journal_is_reported_as_it_was() -> None:
     (command,) = request_of().play(records.FailedRecord("Unavailable", "the ring broke"))
     assert isinstance(command, FailRequest)
     assert isinstance(command.error, Unavailable)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("steps", [0, 1, 5, 12, 20, 24])
-async def test_cancel_leaves_nothing_behind(steps: int) -> None:
+async def test_cancel_leaves_no_state(steps: int) -> None:
     stage = Stage(SAYS, seed=1)
     client = stage.listen(SOT, "mine")
     await stage.settle()
@@ -112,7 +112,7 @@ async def test_an_order_that_cannot_be_sent_breaks_the_request_off() -> None:
     assert stage.engine.idle
 
 
-async def test_a_failed_branch_ends_its_children_and_nobody_else() -> None:
+async def test_a_failed_branch_ends_only_its_children() -> None:
     stage = Stage(SAYS)
     client = stage.listen(SOT)
     while len(openings(stage)) < 4:

@@ -108,7 +108,7 @@ def test_text_is_shown_by_whole_sentences_and_lines() -> None:
         (9.7, ("It ends.",), 1, True),  # and none for a sentence of eight tokens, two a turn
     ],
 )
-def test_a_text_is_over_shortly_before_the_end(
+def test_a_sequence_ends_shortly_before_the_time_limit(
     now: float, texts: tuple[str, ...], kept: int, over: bool
 ) -> None:
     limit = TimeLimit(10.0, 10.0, Outlook(model(), Workload(0, Limits())))
@@ -130,7 +130,7 @@ def test_where_nothing_was_measured_the_last_pause_counts() -> None:
 @pytest.mark.parametrize(
     ("ordinal", "whole", "rest"), [(1, True, [" Then", " not"]), (1, False, []), (2, False, ["Then", " so"])]
 )
-def test_what_ends_no_sentence_is_shown_of_a_text_that_ended_by_itself_or_where_else_there_were_none(
+def test_an_unfinished_sentence_is_shown_if_the_sequence_ended_by_itself_or_has_no_other(
     ordinal: int, whole: bool, rest: list[str]
 ) -> None:
     limit = TimeLimit(10.0, 10.0)

@@ -121,7 +121,7 @@ def rounded(told: Forecast | None) -> Forecast:
         (DIRECTLY + PLAN, Limits(max_parallel=2), Forecast(5.0, 0.5 + 5.0)),
     ],
 )  # fmt: skip
-def test_both_ways_are_foreseen(events: tuple[Event, ...], limits: Limits, forecast: Forecast) -> None:
+def test_both_methods_are_forecast(events: tuple[Event, ...], limits: Limits, forecast: Forecast) -> None:
     assert rounded(model(*events).forecast(Workload(0, limits))) == forecast
 
 
@@ -135,7 +135,7 @@ def test_answers_of_one_kind_tell_of_another_of_it() -> None:
     assert costs.forecast(Workload(0, Limits(), kind="code")).direct is None
 
 
-def test_what_the_form_of_a_question_tells_decides_before_other_answers() -> None:
+def test_the_form_of_a_question_takes_precedence_over_other_answers() -> None:
     """A greeting is not forecast as long as an essay, and does not make essays look short."""
     costs = model(*DIRECTLY)
     for kind, tokens in SHORT_ANSWERS.items():
@@ -154,7 +154,7 @@ def test_what_the_form_of_a_question_tells_decides_before_other_answers() -> Non
         ([10, 12, 50, 60, 500], 50),
     ],
 )
-def test_most_answers_are_near_what_is_told(lengths: list[float], told: float) -> None:
+def test_most_answers_are_near_the_forecast(lengths: list[float], told: float) -> None:
     assert likeliest(lengths) == told
 
 
@@ -177,7 +177,7 @@ def test_a_branch_that_a_limit_cut_has_no_end_of_its_own() -> None:
     assert model(*cut).branches(Workload(0, Limits(max_new_tokens=400)), POINTS[:1]) == pytest.approx(20.0)
 
 
-def test_a_direct_answer_where_plans_are_usual_is_foreseen_by_its_like_alone() -> None:
+def test_a_direct_answer_among_plans_is_forecast_from_direct_answers_alone() -> None:
     """Which else are those to small talk and sums."""
     costs, several = model(*DIRECTLY), Workload(0, Limits(), kind=SEVERAL_POINTS)
     assert costs.forecast(several).direct is None
@@ -213,7 +213,7 @@ def test_one_answer_gives_no_forecast_and_more_of_them_the_range_of_what_was_mis
     assert (later.direct_min, later.direct_max) == pytest.approx((4.0, 6.0), abs=0.5)
 
 
-def test_nothing_is_told_to_last_longer_than_its_limit() -> None:
+def test_no_forecast_exceeds_the_limit_of_its_request() -> None:
     told = Outlook(sure(model(*DIRECTLY)), Workload(0, Limits(max_new_tokens=95))).of_both(0.0)
     assert told is not None
     assert told.direct == pytest.approx(4.75)
@@ -221,7 +221,7 @@ def test_nothing_is_told_to_last_longer_than_its_limit() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.2, 0.3, 0.6])
-def test_a_range_holds_eight_of_ten_answers_to_later_questions_and_is_narrow_or_not_told(
+def test_a_reported_range_is_narrow_and_holds_eight_of_ten_later_answers(
     noise: float,
 ) -> None:
     chance = random.Random(7)
@@ -272,7 +272,7 @@ def test_a_busy_master_writes_now_and_then(tmp_path: Path) -> None:
     assert file.exists()
 
 
-def test_a_plan_that_leaves_no_tokens_for_its_branches_is_not_foreseen() -> None:
+def test_a_plan_that_leaves_no_tokens_for_its_branches_is_not_forecast() -> None:
     costs = model(*DIRECTLY, *PLAN)
     assert costs.forecast(Workload(0, Limits(max_new_tokens=2))).planned is None
     assert costs.branches(Workload(0, Limits(max_new_tokens=9)), POINTS, 9) is None
@@ -290,7 +290,7 @@ def test_what_has_passed_already_counts() -> None:
     assert Outlook(Forecaster(), Workload(0, Limits())).of_both(2.0) is None
 
 
-async def test_nothing_is_foreseen_before_something_like_it_has_ended() -> None:
+async def test_nothing_is_forecast_before_a_similar_request_has_ended() -> None:
     stage = Stage(SAYS)
     (first,) = of(Started, await stage.answer(DIRECT))
     assert first.forecast is None

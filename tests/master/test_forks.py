@@ -216,7 +216,7 @@ async def test_more_threads_than_may_run_follow_each_other(text: Text) -> None:
     stage.assert_clean()
 
 
-async def test_who_cancels_while_threads_run_has_their_texts_in_order(text: Text) -> None:
+async def test_cancelling_while_threads_run_returns_their_texts_in_order(text: Text) -> None:
     stage = Forking({}, text=text, style="tags")
     client = stage.listen(ASK, "mine")
     await until_threads(stage)
@@ -234,7 +234,7 @@ async def test_who_cancels_while_threads_run_has_their_texts_in_order(text: Text
     stage.assert_clean()
 
 
-async def test_a_stop_string_in_a_thread_ends_the_answer_behind_the_threads(text: Text) -> None:
+async def test_a_stop_string_in_a_thread_ends_the_answer_after_the_threads(text: Text) -> None:
     stage = Forking({}, text=text, style="tags")
     events = await stage.answer(replace(ASK, stop=("them",)))
     end = finished(events)

@@ -29,7 +29,7 @@ def test_good_titles_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("again", ["better sleep", "Better  sleep!", "The better sleep", "Sleep, better"])
-def test_what_was_said_before_is_no_point(again: str) -> None:
+def test_a_repeated_title_is_no_point(again: str) -> None:
     assert kept("Better sleep", again, "More energy") == ["Better sleep", "More energy"]
 
 
@@ -105,7 +105,9 @@ def test_a_title_with_another_one_s_words_says_nothing_new(before: str, title: s
         (["World Cup, 2014", "World Cup, 2018"], ["World Cup, 2014", "World Cup, 2018"]),
     ],
 )
-def test_figures_behind_a_title_go_unless_they_tell_two_apart(titles: list[str], left: list[str]) -> None:
+def test_figures_after_a_title_are_removed_unless_they_distinguish_two_titles(
+    titles: list[str], left: list[str]
+) -> None:
     assert kept(*titles) == left
 
 
@@ -315,7 +317,7 @@ def test_our_words_are_no_points_in_any_order_and_form(question: str, ours: list
     assert [point.title for point in keep_points(points, question, told)] == ["Muskeln", "Salud"]
 
 
-def test_what_a_question_names_side_by_side_stays_beside_other_points() -> None:
+def test_points_that_a_question_names_together_are_kept_alongside_others() -> None:
     question = "What are the pros and cons of electric cars?"
     assert kept("Pros", "Cons", "Range", "Cost", question=question) == ["Pros", "Cons", "Range", "Cost"]
     assert kept("Cars: electric", "Range", "Cost", question="What of electric cars?") == ["Range", "Cost"]

@@ -121,7 +121,7 @@ class Odd(JournalFile):
         raise ValueError("not one of sqlite's")
 
 
-async def test_nobody_waits_for_a_journal_that_broke(tmp_path: Path) -> None:
+async def test_no_request_waits_for_a_failed_journal(tmp_path: Path) -> None:
     journal = Journal(Odd(tmp_path, "model"), ThreadPoolExecutor(1))
     journal.put(KEPT.id, KEPT)
     async with asyncio.timeout(60):

@@ -169,7 +169,7 @@ def test_a_list_that_broke_is_no_reason_to_answer_plainly(end: End) -> None:
     assert play.finished.reason is (Reason.FAILED if end is End.FAILED else Reason.CANCELLED)
 
 
-def test_a_branch_that_repeats_itself_ends_and_its_tokens_are_those_of_its_text() -> None:
+def test_a_branch_that_repeats_itself_ends_and_its_tokens_match_its_text() -> None:
     play = Play("sot", told=TOLD, max_new_tokens=900)
     play.write(0, " Better sleep\n2. More energy")
     play.end(0)

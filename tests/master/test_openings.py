@@ -62,7 +62,7 @@ def shown(play: Play) -> dict[int, str]:
     return texts
 
 
-def test_a_branch_is_withheld_until_earlier_ones_have_begun() -> None:
+def test_a_branch_is_withheld_until_earlier_ones_have_started() -> None:
     play = begin()
     step(play, {2: "Beta comes second. ", 3: "Gamma comes third. "})
     assert not shown(play)
@@ -182,7 +182,7 @@ PLANNED = (
 
 @pytest.mark.parametrize("seed", seeds(10, quick=4))
 @pytest.mark.parametrize("burst", [1, 4, 40])
-async def test_the_text_is_the_same_whichever_branch_is_faster(seed: int, burst: int) -> None:
+async def test_the_answer_is_the_same_whichever_branch_is_faster(seed: int, burst: int) -> None:
     theatre = stage(seed, burst=burst)
     events = await theatre.answer(ASK)
     assert finished(events).text == PLANNED

@@ -26,6 +26,6 @@ def test_who_is_not_here_is_refused_naming_who_is(here, named, said):
     assert refused.value.field == "drafter"
 
 
-def test_what_nobody_knows_is_no_drafter_at_all():
+def test_an_unknown_drafter_is_refused():
     with pytest.raises(InvalidRequest, match="one of eagle, model, suffix, ngram, none"):
         Ask(prompt="x", drafter="magic")  # type: ignore[arg-type]

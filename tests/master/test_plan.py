@@ -223,7 +223,7 @@ def test_logprobs_come_with_their_text(step: int) -> None:
     assert play.finished.text == "Say ST. Then "
 
 
-def test_nobody_hears_of_logprobs_who_did_not_ask() -> None:
+def test_logprobs_are_reported_only_if_they_were_requested() -> None:
     play = Play("direct")
     play.said += play.plan.on_text(0, [TextPiece(72, "H"), TextPiece(None, "i")], now=2.0)
     play.end(0)

@@ -100,7 +100,7 @@ def test_nothing_is_shared_with_other_requests(policy: dict[str, object]) -> Non
     assert answer_prefix(tuple(range(200)), ask(), RING).tokens
 
 
-async def test_the_ring_hears_of_it() -> None:
+async def test_the_ring_receives_the_policy() -> None:
     stage = Stage(SAYS)
     asked = replace(DIRECT, pruning=Pruning(0.7, 32, 1))
     await stage.answer(replace(asked, pruning=None))  # leaves a beginning that others could fork

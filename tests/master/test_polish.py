@@ -100,7 +100,7 @@ def test_a_loop_ends_it() -> None:
     assert play.finished.reason is Reason.STOP
 
 
-def test_cancelled_before_it_the_branches_so_far_are_told() -> None:
+def test_cancelling_before_the_polish_reports_the_branches_so_far() -> None:
     play = polishing(max_new_tokens=1200)
     play.open_ready()
     play.write(1, "One")
@@ -134,7 +134,7 @@ def test_who_asks_for_it_by_http_asks_for_a_plan(planning: dict[str, object], mo
     assert (ask.polish, ask.mode) == (True, mode)
 
 
-async def test_its_prompt_has_the_question_and_the_texts() -> None:
+async def test_its_prompt_has_the_question_and_the_texts_of_the_branches() -> None:
     stage = Stage(WROTE)
     (end,) = of(Finished, events := await stage.answer(POLISHED))
     assert end.text == JOINED

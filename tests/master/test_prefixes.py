@@ -159,7 +159,7 @@ class TestWays:
         assert self.ways_of(80, far, False) == [(16, 80, 8), (16, 0, 0), (0, 80, 10), (0, 0, 0)]
         assert self.ways_of(80, PrefixMatch(), False, keeps=False) == [(0, 0, 0)]
 
-    def test_a_template_is_shared_and_a_short_question_behind_it_not_kept(self) -> None:
+    def test_a_template_is_shared_and_a_short_question_after_it_is_not_cached(self) -> None:
         template = PrefixMatch(self.node(47), 26)
         assert self.ways_of(46, template, False) == [(26, 0, 0), (0, 46, 6), (0, 0, 0)]
         assert self.ways_of(46, template, True) == [(0, 46, 6)], "a prefix would wait for it"

@@ -61,7 +61,7 @@ async def test_once_a_master_listens_no_collection_stops_it_for_what_it_has_load
         gc.unfreeze()
 
 
-async def test_tasks_beside_end_with_what_they_are_beside() -> None:
+async def test_tasks_that_run_alongside_a_block_end_with_it() -> None:
     ended = asyncio.Event()
 
     async def tend() -> None:
@@ -78,7 +78,7 @@ async def test_tasks_beside_end_with_what_they_are_beside() -> None:
             raise ValueError("mine")
 
 
-async def test_a_background_tasks_failure_is_logged_and_told() -> None:
+async def test_a_background_tasks_failure_is_logged_and_reported() -> None:
     told = asyncio.Queue[BaseException]()
 
     async def fail() -> None:

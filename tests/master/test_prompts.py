@@ -285,7 +285,7 @@ def test_a_branch_that_spells_a_token_the_model_does_not_have(tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", MARKERS)
-def test_a_branch_tokenises_what_is_behind_the_prefix(name: str, form: Form) -> None:
+def test_a_branch_tokenises_what_follows_the_prefix(name: str, form: Form) -> None:
     """Where the family puts an instruction into the last user turn, that is behind it, too."""
     text, _ = taught(name)
     talk = (Message("user", "Hi " * 30_000), Message("assistant", "Hello."), Message("user", QUESTION))
@@ -325,7 +325,7 @@ def test_whole_renderings_where_nothing_can_be_left_out(tmp_path: Path, template
     assert turn.tokens[: turn.shared] == conversation.prefix[: turn.shared]
 
 
-def test_the_words_stand_behind_the_question_in_its_own_turn(speak: Speak) -> None:
+def test_the_instruction_follows_the_question_in_its_own_turn(speak: Speak) -> None:
     text, prompts = speak(QWEN)
     conversation = ask_all(prompts)
     plan = words(text, conversation.skeleton.tokens)
@@ -346,7 +346,7 @@ def test_the_words_stand_behind_the_question_in_its_own_turn(speak: Speak) -> No
     assert f'{QUESTION} Tell me about "Deep" in two or three sentences.' in branch
 
 
-def test_in_turns_the_point_is_asked_for_behind_the_list(speak: Speak) -> None:
+def test_in_turns_style_the_point_is_requested_after_the_list(speak: Speak) -> None:
     text, _ = speak(QWEN)
     conversation = ask_in("turns", text)
     branch = words(text, conversation.branch(POINTS[1], POINTS, [], 60).tokens)
@@ -367,14 +367,14 @@ def test_a_template_without_a_second_question_is_asked_in_one_turn(tmp_path: Pat
     assert "Answer with these headings" in branch
 
 
-def test_a_question_with_a_text_is_not_gone_on_with() -> None:
+def test_an_instruction_starts_a_new_paragraph_after_a_question_that_ends_with_text() -> None:
     assert append_words("Why?", "Say it.") == "Why? Say it."
     assert append_words("Why?", "Say it.", paragraph=True) == "Why?\n\nSay it."
     assert append_words("Name these\n- a.", "Say it.") == "Name these\n- a.\n\nSay it."
     assert append_words("exercise", "Say it.") == "exercise\n\nSay it."
 
 
-def test_behind_a_turn_that_is_not_the_users_the_words_are_a_turn(speak: Speak) -> None:
+def test_after_a_turn_that_is_not_the_users_the_instruction_is_its_own_turn(speak: Speak) -> None:
     text, prompts = speak(QWEN)
     talk = (Message("user", QUESTION), Message("assistant", "It has four."))
     assert words(text, ask_all(prompts, *talk).skeleton.tokens).count("<|im_start|>user") == 2
@@ -405,7 +405,7 @@ def test_the_words_of_the_model_itself_come_before_ours(tmp_path: Path) -> None:
     assert conversation.instructions is None, "its plan is no list"
 
 
-def test_a_model_that_writes_markers_is_told_the_limits_of_the_plan(tmp_path: Path) -> None:
+def test_the_prompt_of_a_model_that_writes_markers_gives_the_limits_of_the_plan(tmp_path: Path) -> None:
     text, _ = with_template(tmp_path, QWEN)
     turns = {"skeleton_turn": "At most {points} points; tools: {tools}.", "branch_turn": "{plan}{title}"}
     (tmp_path / "specsot.json").write_text(json.dumps(turns))
@@ -462,7 +462,7 @@ class TestTheDemoModel:
             f"<|endoftext|><|im_start|>user\n{QUESTION}<|im_end|>\n{head}"
         )
 
-    def test_parents_stand_behind_the_plan(self) -> None:
+    def test_parents_follow_the_plan(self) -> None:
         turn = ask_all(self.prompts).branch(POINTS[1], POINTS, [(POINTS[0], "It is.")], 60)
         assert "2. Deep\n\n1. Light\nIt is.\n\nWrite point 2: Deep" in self.said(turn.suffix)
 
@@ -471,7 +471,7 @@ class TestTheDemoModel:
         turn = ask_all(self.prompts).branch(odd, [odd], [(odd, "{id}")], 10)
         assert "Write point 1: A {plan} of {0}" in self.said(turn.suffix)
 
-    def test_the_callers_system_words_come_behind_its_own(self) -> None:
+    def test_the_callers_system_prompt_follows_the_built_in_one(self) -> None:
         conversation = ask_all(self.prompts, Message("system", "Be brief."), Message("user", "Why?"))
         assert "each point.\n\nBe brief.<|im_end|>" in self.said(conversation.prefix)
 
@@ -543,7 +543,7 @@ def test_a_comparison_is_asked_for_aspects(speak: Speak) -> None:
         assert asked in told[0]
 
 
-def test_parts_need_a_template_that_puts_turns_behind_each_other(tmp_path: Path) -> None:
+def test_parts_need_a_template_that_puts_turns_after_each_other(tmp_path: Path) -> None:
     (tmp_path / "specsot.json").write_text(
         json.dumps({"skeleton_turn": "Plan.", "branch_turn": "{id}"}), encoding="utf-8"
     )

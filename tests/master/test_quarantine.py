@@ -119,7 +119,7 @@ def test_rings_that_break_for_other_reasons_as_well(seed: int) -> None:
     assert rings.given_up == [culprit]
 
 
-def test_nobody_waits_for_a_suspect_that_left() -> None:
+def test_no_request_waits_for_a_suspect_that_left() -> None:
     quarantine, records = Quarantine(), [BreakHistory() for _ in range(3)]
     for _ in range(2):
         assert quarantine.on_break(records) is None
@@ -132,7 +132,7 @@ def test_nobody_waits_for_a_suspect_that_left() -> None:
     assert all(quarantine.admits(one) for one in held)
 
 
-def test_one_break_keeps_nobody_out() -> None:
+def test_one_failure_quarantines_no_request() -> None:
     quarantine, records = Quarantine(), [BreakHistory() for _ in range(3)]
     quarantine.on_break(records)
     for one in records:

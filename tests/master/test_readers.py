@@ -70,7 +70,7 @@ async def test_a_client_that_reads_nothing_is_dropped() -> None:
     stage.assert_clean()
 
 
-async def test_a_client_that_is_told_nothing_is_not_dropped() -> None:
+async def test_a_client_without_events_to_read_is_not_dropped() -> None:
     stage = Stage(SAYS, config=EngineConfig(model="demo", unread_for=20.0))
     client = stage.listen(COUNT)
     for _ in range(5):

@@ -164,7 +164,7 @@ async def test_an_epoch_that_is_over_takes_no_orders() -> None:
     assert finished(events).text == SAYS["Count"]
 
 
-def test_what_was_told_of_a_prompt_is_not_asked_for_again() -> None:
+def test_reported_prompt_logprobs_are_not_requested_again() -> None:
     ask = Ask(prompt="?", mode="direct", prompt_logprobs=2, min_tokens=3)
     factory = SequenceFactory((2,))
     first = factory.decoding_opening(5, ask, 7, ordinal=0, limit=9)

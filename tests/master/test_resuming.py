@@ -172,7 +172,7 @@ async def test_the_newest_reader_reads_on() -> None:
     stage.assert_clean()
 
 
-async def test_nobody_waits_for_a_reader_that_is_away() -> None:
+async def test_no_request_waits_for_a_disconnected_reader() -> None:
     """Unlike for one that is there and does not read: what it misses is kept anyway."""
     stage = Stage(SAYS, config=replace(CONFIG, lease=32, unread=10), burst=2)
     ask = replace(COUNT, resumable=True)
@@ -186,7 +186,7 @@ async def test_nobody_waits_for_a_reader_that_is_away() -> None:
     stage.assert_clean()
 
 
-async def test_a_cancelled_one_tells_so_to_whoever_resumes() -> None:
+async def test_a_cancelled_request_reports_that_to_a_client_that_resumes() -> None:
     stage = Stage(SAYS, config=CONFIG)
     await stage.play(reading(stage.requests.generate(KEPT, Caller("mine")), 3))
     assert stage.engine.cancel("mine")
@@ -199,7 +199,7 @@ async def test_a_cancelled_one_tells_so_to_whoever_resumes() -> None:
     stage.assert_clean()
 
 
-async def test_what_ended_it_ends_whoever_resumes_too() -> None:
+async def test_an_error_that_ended_a_request_is_raised_on_resume() -> None:
     stage = Stage(SAYS, config=CONFIG)
     await stage.play(reading(stage.requests.generate(KEPT, Caller("mine")), 3))
     stage.engine.handle(MasterLeaving("worker-2 is gone"))
@@ -225,7 +225,7 @@ async def test_the_newest_deadline_counts() -> None:
     stage.assert_clean()
 
 
-async def test_a_request_of_its_own_id_is_resumed_by_what_started_told() -> None:
+async def test_a_request_without_a_chosen_id_is_resumed_by_the_id_in_its_started_event() -> None:
     stage = Stage(SAYS, config=CONFIG)
     (first,) = await stage.play(reading(stage.requests.generate(KEPT), 1))
     started = first[0].event
@@ -307,7 +307,7 @@ async def test_a_request_is_of_the_token_that_opened_it(over: bool) -> None:
     assert not stage.engine.cancel("mine", "alice")
 
 
-async def test_without_tokens_whoever_knows_the_id_has_it() -> None:
+async def test_without_tokens_any_caller_with_the_id_can_resume_a_request() -> None:
     stage = Stage(SAYS, config=CONFIG)
     await stage.play(reading(stage.requests.generate(KEPT, Caller("mine")), 3))
     (rest,) = await stage.play(reading(stage.requests.generate(None, Caller("mine", owner="anybody"), 3)))

@@ -382,7 +382,7 @@ def test_a_low_score_is_followed_by_a_direct_answer() -> None:
     play.check_stream()
 
 
-def test_a_request_whose_score_fails_ends_there() -> None:
+def test_a_request_with_a_failing_score_ends_there() -> None:
     assert scored_play(0.6, 0.2, End.FAILED).finished.reason is Reason.FAILED
 
 
@@ -480,5 +480,5 @@ def test_a_comparison_is_recognised(question: str, compared: bool) -> None:
         (Ask("Write a Python function that prints a table."), False),
     ],
 )
-def test_loops_end_only_where_nothing_says_that_text_repeats_itself(ask: Ask, ended: bool) -> None:
+def test_loops_end_only_if_no_option_expects_repeated_text(ask: Ask, ended: bool) -> None:
     assert ends_loops(ask) is ended

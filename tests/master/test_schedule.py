@@ -31,7 +31,7 @@ def point(id: int, length: int, *needs: int) -> Point:
 DIAMOND = (point(1, 10), point(2, 50), point(3, 20, 1), point(4, 5, 2, 3), point(5, 40))
 
 
-def test_a_critical_path_is_the_longest_chain_behind_a_point() -> None:
+def test_a_critical_path_is_the_longest_chain_after_a_point() -> None:
     assert critical_paths(DIAMOND) == {1: 35, 2: 55, 3: 25, 4: 5, 5: 40}
 
 
@@ -94,8 +94,8 @@ def test_priorities_go_first_but_waiting_raises(claims: list[Claim], winner: str
         assert found.request == winner
 
 
-def test_nobody_waits_for_ever_behind_higher_priorities() -> None:
-    """One place, taken for a second each time, and always somebody new of the highest priority."""
+def test_no_request_waits_forever_for_higher_priorities() -> None:
+    """One slot is taken for a second each time, and a new request of the highest priority always waits."""
     patient, turns = claim("patient", -10), 0
     while True:
         new = [claim(f"new {turns}", 10, arrival=turns + 1)]
@@ -202,7 +202,9 @@ def test_budgets(lengths: tuple[int, ...], total: int, cap: int | None, shares: 
     st.integers(0, 5000),
     st.none() | st.integers(1, 300),
 )
-def test_budgets_use_everything_and_leave_nobody_out(lengths: list[int], spare: int, cap: int | None) -> None:
+def test_budgets_use_all_tokens_and_leave_no_point_out(
+    lengths: list[int], spare: int, cap: int | None
+) -> None:
     points = [point(id, length) for id, length in enumerate(lengths, 1)]
     total = len(points) + spare
     whole = split_budget(points, total)

@@ -87,7 +87,7 @@ async def test_those_who_come_together_share_too() -> None:
     stage.assert_clean()
 
 
-async def test_of_a_beginning_whose_clients_have_gone_the_rest_is_not_computed() -> None:
+async def test_a_prefix_without_remaining_clients_is_not_computed_further() -> None:
     """8 long prompts that were given up kept a short question waiting for 142 s."""
     stage = Stage(SAYS, state=PLAIN)
     first, second = (stage.listen(direct(RULES, question)) for question in ("What is it?", "What is that?"))
@@ -102,7 +102,7 @@ async def test_of_a_beginning_whose_clients_have_gone_the_rest_is_not_computed()
     stage.assert_clean()
 
 
-async def test_what_was_written_behind_stays_whoever_goes() -> None:
+async def test_a_cached_prefix_is_kept_if_a_client_that_reuses_it_leaves() -> None:
     stage = Stage(SAYS, state=PLAIN)
     await stage.answer(direct(RULES, "What is it?"))
     kept = stage.engine.kept
@@ -151,7 +151,7 @@ async def test_it_can_be_switched_off() -> None:
     assert stage.ring.free_pages == PLAIN.pages
 
 
-async def test_whoever_must_have_pages_gets_those_nobody_needs() -> None:
+async def test_a_request_that_needs_pages_gets_the_unused_cached_ones() -> None:
     """A large request after many small ones: what is kept makes room, oldest first, and no more than must."""
     state = replace(PLAIN, pages=24)
     stage = Stage(SAYS, state=state)
@@ -167,7 +167,7 @@ async def test_whoever_must_have_pages_gets_those_nobody_needs() -> None:
     stage.assert_clean()
 
 
-async def test_a_branch_gets_pages_that_nobody_needs() -> None:
+async def test_a_branch_gets_unused_cached_pages() -> None:
     plan = "[PLAN]\n" + "".join(f"{n}.<20><None>[-]P{n}\n" for n in range(1, 9)) + "[END]"
     says = {**SAYS, "Write the plan.": plan, **{f"Write point {n}": "Some text." for n in range(1, 9)}}
     state = replace(PLAIN, pages=32)
@@ -213,7 +213,7 @@ async def test_a_new_epoch_begins_with_nothing() -> None:
     stage.assert_clean()
 
 
-async def test_what_broke_is_not_begun_with_again() -> None:
+async def test_a_failed_sequence_is_not_forked_from_again() -> None:
     """A sequence whose numbers are none may have them from what it was forked from."""
     stage = Stage(SAYS, state=PLAIN)
     await stage.answer(SOT)

@@ -71,7 +71,7 @@ async def test_it_goes_on_from_its_log_in_a_ring_that_is_large_enough() -> None:
     stage.assert_clean()
 
 
-async def test_it_is_told_that_it_is_too_large_once_it_has_waited() -> None:
+async def test_a_request_is_refused_as_too_large_once_it_has_waited() -> None:
     stage, (client,) = await begun(LONG)
     assert waits(stage)
     stage.time.advance(25)
@@ -86,7 +86,7 @@ async def test_it_is_told_that_it_is_too_large_once_it_has_waited() -> None:
     stage.assert_clean()
 
 
-async def test_where_its_ring_broke_again_it_hears_what_is_missing() -> None:
+async def test_if_its_ring_broke_again_a_request_receives_what_is_missing() -> None:
     stage, (client,) = await begun(LONG)
     stage.ring.break_off()
     stage.engine.handle(RingLost("worker-1 is gone"))
@@ -96,7 +96,7 @@ async def test_where_its_ring_broke_again_it_hears_what_is_missing() -> None:
     assert stage.engine.idle
 
 
-async def test_rings_that_never_get_ready_give_nobody_more_time() -> None:
+async def test_rings_that_never_get_ready_extend_no_deadline() -> None:
     stage = Stage(SAYS)
     client = stage.listen(COUNT)
     await stage.step()
@@ -119,8 +119,8 @@ async def test_without_time_for_repairs_it_fails_at_once() -> None:
     stage.assert_clean()
 
 
-async def test_a_ring_that_is_formed_anew_to_be_better_is_waited_for_and_nobody_is_blamed() -> None:
-    """Whatever `--repair-for` says, and however often."""
+async def test_requests_wait_for_a_ring_that_is_re_formed_to_improve_and_none_is_blamed() -> None:
+    """This holds for any value of `--repair-for`, and however often the ring is re-formed."""
     stage = Stage(SAYS, config=EngineConfig(model="demo", repair_for=0.0))
     client = stage.listen(COUNT)
     await stage.step()
@@ -195,7 +195,7 @@ async def test_a_client_that_leaves_takes_it_along() -> None:
     stage.assert_clean()
 
 
-async def test_who_has_not_begun_waits_too_and_is_passed_by_those_who_fit() -> None:
+async def test_a_request_that_has_not_started_also_waits_and_smaller_ones_overtake_it() -> None:
     stage = Stage(LONG_SAYS, config=EngineConfig(model="demo", live=1))
     running = stage.listen(COUNT, "r1")
     await stage.step()
@@ -210,7 +210,7 @@ async def test_who_has_not_begun_waits_too_and_is_passed_by_those_who_fit() -> N
     stage.assert_clean()
 
 
-async def test_one_on_trial_that_must_wait_keeps_nobody_out() -> None:
+async def test_a_request_on_trial_that_must_wait_blocks_no_other() -> None:
     """Rings broke under both before they wrote a word; who came last is tried alone, and has no room now."""
     stage = Stage(LONG_SAYS)
     small, large = stage.listen(COUNT), stage.listen(LONG, "r0")
@@ -272,7 +272,7 @@ async def test_a_plan_goes_on_or_waits_whatever_the_ring_has_become(pages: int) 
     stage.assert_clean()
 
 
-async def test_branches_that_were_all_open_follow_each_other_while_somebody_waits() -> None:
+async def test_branches_that_were_all_open_run_in_turn_while_another_request_waits() -> None:
     """Within the grant, which is needed though the plan opens nothing more."""
     stage = Stage(
         {**SAYS, "Write point 2": repeat("b", 90)}, config=EngineConfig(model="demo", live=1), burst=1

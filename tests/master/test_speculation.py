@@ -227,7 +227,7 @@ def test_a_direct_answer_that_ended_first_is_replaced_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("end", [End.FAILED, End.CANCELLED])
-def test_a_plan_whose_sequence_fails_loses_nothing(end: End) -> None:
+def test_a_plan_with_a_failed_sequence_loses_nothing(end: End) -> None:
     play = begin()
     play.write(0, DIRECT[:60], step=5)
     play.write(PLAN_ORDINAL, LIST[:9])
@@ -318,7 +318,7 @@ def test_logprobs_are_those_of_the_delivered_tokens() -> None:
         assert told == list(play.finished.tokens)
 
 
-def test_the_plan_is_told_while_it_is_written() -> None:
+def test_the_plan_is_reported_while_it_is_generated() -> None:
     play = begin()
     write_plan(play)
     assert "".join(event.text for event in play.of(SkeletonText)) == "1." + LIST
@@ -333,7 +333,7 @@ def stage(seed: int = 0, says: dict[str, str] = SAYS, **changes: object) -> Stag
 
 @pytest.mark.parametrize("seed", seeds(8, quick=3))
 @pytest.mark.parametrize("burst", [1, 4, 40])
-async def test_the_text_is_the_same_whatever_the_steps_accept(seed: int, burst: int) -> None:
+async def test_the_answer_is_the_same_whatever_the_steps_accept(seed: int, burst: int) -> None:
     """The fake ring advances some of the sequences by some tokens, so either of the two is ready first."""
     theatre = stage(seed, burst=burst)
     events = await theatre.answer(ASK)

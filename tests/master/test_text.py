@@ -80,7 +80,7 @@ def test_byte_fallback_and_sentencepiece_spaces() -> None:
     assert [behind.feed((token,)) for token in (2, 1)] == [" world", " Hello"], "a text goes on"
 
 
-def test_a_text_goes_on_within_a_character() -> None:
+def test_a_detokenizer_continues_within_a_character() -> None:
     *first, last = TEXT.encode("ab 🎉")
     assert TEXT.detokenizer(preceding_tokens=first).feed((last,)) == "🎉"
     first += TEXT.encode("<|im_start|>")
@@ -151,7 +151,7 @@ def test_stop_strings(stops: tuple[str, ...], fed: list[str], shown: str, hit: s
 
 
 @given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.data())
-def test_a_stop_string_never_leaks_however_the_text_is_cut(
+def test_a_stop_string_never_leaks_however_the_text_is_split(
     whole: str, stops: list[str], data: st.DataObject
 ) -> None:
     watch, shown, rest = StopStrings(stops), "", whole
@@ -281,7 +281,7 @@ def test_fill_in_the_middle_ends_where_a_tokenizer_names_its_ends(tmp_path: Path
 
 
 @pytest.mark.parametrize("has_template", [True, False])
-def test_a_model_without_a_chat_template_is_told_once(tmp_path: Path, has_template: bool) -> None:
+def test_a_model_without_a_chat_template_is_reported_once(tmp_path: Path, has_template: bool) -> None:
     """In the log, and in what the page reads."""
     base = shutil.copytree(BASE, tmp_path / "base")
     config = json.loads((base / "tokenizer_config.json").read_text())
@@ -398,7 +398,7 @@ def test_a_saved_truncation_cuts_no_prompt(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_others_go_on_while_a_text_is_tokenised() -> None:
+def test_other_threads_run_while_a_text_is_tokenised() -> None:
     """A thread counts in Python; while the tokenizer holds the interpreter it cannot."""
     counted, over = [0], threading.Event()
 
@@ -486,7 +486,7 @@ class TestControlTokens:
         text = Text(tmp_path)
         assert text.encode(text.render([Message("user", self.HOSTILE)], for_answer=False)).count(1) == 1
 
-    def test_a_vocabulary_whose_merges_spell_one(self, tmp_path: Path) -> None:
+    def test_a_vocabulary_with_merges_that_spell_a_special_token(self, tmp_path: Path) -> None:
         """As SentencePiece's do: there `</s>` is a word like others."""
         words = ["<", "/", "s", ">", "</", "s>", "</s>", "a", "<unk>"]
         merges = [("<", "/"), ("s", ">"), ("</", "s>")]

@@ -66,7 +66,7 @@ async def test_every_form_is_tried_once() -> None:
     assert tried == [good, bad]
 
 
-async def test_old_verdicts_are_forgotten() -> None:
+async def test_old_check_results_are_evicted() -> None:
     tried: list[Form] = []
     forms = GrammarSandbox(lambda form: tried.append(form) or "")
     for number in range(MAX_CACHED_CHECKS + 1):
@@ -94,7 +94,7 @@ def regex(number: int) -> Form:
     return Form("regex", (str(number),))
 
 
-async def test_who_comes_when_too_many_wait_is_told_to_come_again() -> None:
+async def test_a_check_that_arrives_when_too_many_wait_is_refused_with_a_retry() -> None:
     forms = GrammarSandbox(lambda form: "")
     checks = [asyncio.create_task(forms.check(regex(n), f"c{n % 3}")) for n in range(MAX_WAITING_FORMS + 3)]
     results = await asyncio.gather(*checks, return_exceptions=True)
@@ -121,8 +121,8 @@ async def test_any_number_may_wait_for_the_same_form() -> None:
     assert tried == [regex(1)]
 
 
-async def test_a_trial_that_nobody_waits_for_keeps_its_turn() -> None:
-    """It cannot be stopped; a client that comes and goes would else start one beside the other."""
+async def test_a_cancelled_trial_keeps_its_turn() -> None:
+    """A trial cannot be stopped; otherwise a client that connects and leaves would start several at once."""
     held = Held()
     forms = GrammarSandbox(held)
     gone = asyncio.create_task(forms.check(regex(0)))

@@ -195,7 +195,7 @@ def test_at_its_longest_a_branch_without_a_whole_sentence_is_cut() -> None:
     assert (made[1].reason, made[1].mark) == (Reason.LENGTH, "…")
 
 
-def test_a_branch_whose_share_is_below_its_longest_was_cut_by_the_client() -> None:
+def test_a_branch_with_a_share_below_its_maximum_was_cut_by_the_client() -> None:
     made = aimed(6, budget=8)
     assert write(made, WORDS[:8], Reason.LENGTH) == "Light is fast."
     assert made[1].reason is Reason.LENGTH

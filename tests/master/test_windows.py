@@ -26,7 +26,7 @@ def ask(window: Window | None, tokens: int) -> Ask:
     return Ask(tokens=(1, 2, 3), mode="direct", limits=Limits(max_new_tokens=tokens), window=window)
 
 
-def test_behind_a_window_an_answer_may_be_longer_than_the_context_and_costs_no_more_pages() -> None:
+def test_with_a_window_an_answer_may_exceed_the_context_and_takes_no_more_pages() -> None:
     with pytest.raises(InvalidRequest, match=r"context length is 100 tokens\. However, you requested 1003"):
         grant_answer(3, ask(None, 1000), RING)
     pages = grant_answer(3, ask(WINDOW, 1000), RING)
@@ -45,7 +45,7 @@ def test_a_window_must_fit_the_context() -> None:
     assert refused.value.field == "window"
 
 
-def test_what_one_request_has_behind_a_window_no_other_one_finds() -> None:
+def test_windowed_kv_of_one_request_is_not_found_by_another() -> None:
     tree = PrefixTree()
     tree.add(PrefixNode(1, (1, 2, 3), 1, own=True))
     assert tree.longest_match((1, 2, 3), drafted=True).node is None

@@ -51,7 +51,7 @@ async def answer_of(fleet, ask) -> Finished:
     return events[-1]
 
 
-async def test_who_is_answered_while_a_fleet_is_closed_hears_of_it(demo_model):
+async def test_a_request_that_runs_while_its_fleet_is_closed_fails_as_unavailable(demo_model):
     mock = Simulator(demo_model / "base", VOICE, sleep=unslept)
     options = EmbeddedOptions(DraftModelOptions(demo_model / "base"))
     fleet = await EmbeddedFleet.start(options, {"worker-0": partial(mock_worker, mock)})
@@ -93,7 +93,7 @@ def nexts(frame: Frame) -> list[int]:
 
 
 @pytest.mark.torch
-def test_every_row_of_a_prompt_and_a_tree_sees_its_own_text():
+def test_every_token_of_a_prompt_and_node_of_a_tree_sees_its_own_sequence():
     ring, prompt = stages(), (1, 2, 3, 4, 5)
     fed = through(ring, Frame(1, 1, (Opening(1, 5),), (PromptChunk(1, 0, prompt, True),)))
     assert nexts(fed) == [VOICE.write(prompt[: n + 1], 1)[0] for n in range(5)]

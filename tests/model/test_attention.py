@@ -155,7 +155,7 @@ def test_batched_sorts_and_pads_what_then_lies_side_by_side() -> None:
     assert [span.seen for span in group.spans] == [(1, 3, 7), (1, 3, 3)]
 
 
-def test_one_row_beside_a_long_prompt_is_not_padded() -> None:
+def test_one_token_alongside_a_long_prompt_is_not_padded() -> None:
     spans = [RowSpan(1, 3, 1, (0,)), RowSpan(90, 0, 90, tuple(range(1, 14)))]
     assert len(plan_reads(spans, PAGE, "batched").groups) == 2
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from specsot.checkpoint.cache import UNUSED_SECONDS, USED, remove_unused, use
 
 
-def test_a_folder_is_forgotten_when_nobody_has_used_it_for_a_month(tmp_path: Path) -> None:
+def test_a_folder_is_removed_if_it_is_unused_for_a_month(tmp_path: Path) -> None:
     for name, age in (("used", UNUSED_SECONDS + 60), ("old", UNUSED_SECONDS + 60), ("new", 60)):
         (tmp_path / name / "blocks").mkdir(parents=True)
         use(tmp_path / name).close()

@@ -43,7 +43,9 @@ def measure_there(folder: Path, order: list[str]) -> None:
         order.append("second")
 
 
-def test_whoever_keeps_the_device_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_does_not_wait_for_a_process_that_keeps_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(device_speed, "WAIT_SECONDS", 0.0)
     with (tmp_path / "specsot-measuring-cpu").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

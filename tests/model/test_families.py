@@ -148,7 +148,7 @@ ALIKE = (
 
 
 @pytest.mark.parametrize("name", some(KINDS, *(n for n, name in enumerate(KINDS) if name not in ALIKE)))
-def test_logits_and_greedy_text_are_those_of_transformers(
+def test_logits_and_greedy_tokens_are_those_of_transformers(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     kind, changes = KINDS[name]

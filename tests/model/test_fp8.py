@@ -170,7 +170,7 @@ def test_members_say_what_is_rounded() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_codes_that_others_rounded_are_handed_to_the_same_kernels(rows: int) -> None:
+def test_codes_that_were_rounded_elsewhere_run_in_the_same_kernels(rows: int) -> None:
     """Bit for bit what a weight gives that is rounded here, if the codes are the same."""
     weight, hidden, gains = normal(96, 64, seed=0), normal(rows, 64, seed=2), normal(64, seed=3)
     own, scale = Fp8(weight), Fp8(weight)._scales[:, None]

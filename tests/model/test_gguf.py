@@ -243,7 +243,7 @@ def test_a_folder_with_one_model_is_that_model(model, tmp_path: Path) -> None:
         resolve_model(place)
 
 
-def test_files_beside_a_gguf_file_are_the_models_own(model, tmp_path: Path) -> None:
+def test_files_alongside_a_gguf_file_are_the_models_own(model, tmp_path: Path) -> None:
     made = resolve_model(write_gguf(tmp_path / "m.gguf", model))
     assert (folder_of_model(made), folder_of_model(tmp_path / "hf")) == (tmp_path, tmp_path / "hf")
 
@@ -319,7 +319,7 @@ BROKEN: dict[str, tuple[dict[str, Any], Callable[[Path], object] | None, str]] =
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_cannot_be_read_is_told_in_one_line(name: str, model, tmp_path: Path, cache) -> None:
+def test_an_unreadable_file_is_reported_in_one_line(name: str, model, tmp_path: Path, cache) -> None:
     written, harm, said = BROKEN[name]
     file = write_gguf(tmp_path / "m.gguf", model, **written)
     if harm:
@@ -331,7 +331,7 @@ def test_what_cannot_be_read_is_told_in_one_line(name: str, model, tmp_path: Pat
     assert not list(cache.rglob("*.json"))
 
 
-def test_a_missing_tensor_or_package_is_told_in_one_line(model, tmp_path: Path, monkeypatch) -> None:
+def test_a_missing_tensor_or_package_is_reported_in_one_line(model, tmp_path: Path, monkeypatch) -> None:
     del model.model.layers[1].mlp.up_proj
     file = write_gguf(tmp_path / "m.gguf", model)
     with pytest.raises(ModelError, match=r"no tensor model\.layers\.1\.mlp\.up_proj\.weight"):

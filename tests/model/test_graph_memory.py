@@ -130,7 +130,7 @@ def test_no_more_is_taken_than_is_counted() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @torch.inference_mode()
-def test_a_text_whose_states_are_lost_takes_no_more_than_is_counted() -> None:
+def test_a_sequence_that_lost_its_states_takes_no_more_memory_than_is_counted() -> None:
     """However long it is: what follows the last state runs in blocks."""
     config = make_config({**TWO_KINDS, "mlp_only_layers": list(range(8))}, {}, Path("made up"))
     files, device = AbsentWeights((f"{config.names.embedding}.weight",), config), torch.device("cuda", 0)

@@ -162,10 +162,8 @@ def test_what_is_in_the_cache_serves_without_the_hub(hub: LocalHub, tmp_path, mo
     assert hub.fetched() == {}
 
 
-def test_a_hub_that_cannot_be_reached_is_told_in_one_line(
-    hub: LocalHub, tmp_path, monkeypatch, capsys
-) -> None:
-    """What is in the cache serves, though nobody said that this is offline."""
+def test_an_unreachable_hub_is_reported_in_one_line(hub: LocalHub, tmp_path, monkeypatch, capsys) -> None:
+    """Cached models are used although offline mode was not requested."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     hub.add("acme/one", write_base(tmp_path / "one", Shape(layers=4)))
     (tmp_path / "gguf").mkdir()

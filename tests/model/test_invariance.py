@@ -77,7 +77,7 @@ class Texts:
     [(torch.bfloat16, None), (torch.float16, None), (torch.float32, None), (torch.bfloat16, "int8")],
 )
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_a_text_is_the_same_bits_in_any_company(
+def test_a_sequence_is_bitwise_equal_in_any_batch(
     tmp_path: Path, family: str, kind: torch.dtype, held: Quantization | None
 ) -> None:
     sizes: dict[str, Any] = {
@@ -158,7 +158,7 @@ def test_what_layers_are_tapped_for_is_the_same_bits_within_their_call(tmp_path:
     ("heads", "kv_heads", "dim"),
     [(1, 1, 64), (4, 2, 80), (3, 1, 64), (8, 2, 16), (5, 1, 32), (7, 1, 64), (8, 1, 128)],
 )
-def test_rows_of_64_texts_are_those_of_each_alone_and_near_what_other_operations_give(
+def test_rows_of_64_sequences_equal_those_of_each_alone_and_are_near_other_operations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heads: int, kv_heads: int, dim: int
 ) -> None:
     """Keys and values in fp16, however many queries read one of them, and wherever their pages lie."""

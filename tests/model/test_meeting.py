@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(find_spec("numba") is None, reason="needs numba"
 THREADS, TIMES = 3, 200
 
 
-def test_who_waits_goes_to_sleep_and_nobody_goes_on_before_all_have_come() -> None:
+def test_a_waiting_thread_sleeps_and_none_continues_before_all_have_arrived() -> None:
     import numba
 
     from specsot_kernels.cpu import vectors as v

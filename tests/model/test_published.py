@@ -219,7 +219,9 @@ COMPRESSED = {"quant_method": "compressed-tensors", "config_groups": {}}
         ({**COMPRESSED, "sparsity_config": {"format": "sparse-24"}}, "sparsity_config is not supported"),
     ],
 )
-def test_what_nobody_reads_is_refused_in_one_line(config: Any, message: str, tmp_path: Path) -> None:
+def test_an_unsupported_quantization_is_refused_in_one_line(
+    config: Any, message: str, tmp_path: Path
+) -> None:
     source = tmp_path / "config.json"
     said = json.loads((KEPT / "awq" / "config.json").read_text())
     source.write_text(json.dumps({**said, "quantization_config": config}))

@@ -276,7 +276,7 @@ def test_prompts_alone_have_graphs_of_their_own(tmp_path: Path) -> None:
         *(0, 1, 4, 6, 8),
     ),
 )  # fmt: skip
-def test_texts_of_a_few_rows_each_have_graphs_of_their_own(
+def test_sequences_of_a_few_rows_each_have_graphs_of_their_own(
     sizes: Sequence[int], rows: int, kept: KvDtype, tmp_path: Path
 ) -> None:
     """Not one text of as many rows, nor one that is long beside others, nor where a smaller graph does. Of

@@ -43,7 +43,7 @@ def test_tensors_of_all_shards_by_name(sharded: Path) -> None:
     assert "c" not in files
 
 
-def test_a_shard_nobody_asks_for_is_not_opened(sharded: Path) -> None:
+def test_a_shard_that_is_not_needed_is_not_opened(sharded: Path) -> None:
     (sharded / "two.safetensors").write_bytes(b"not tensors")
     files = WeightFiles(sharded)
     assert files.shape("a") == (2, 3)
@@ -131,7 +131,7 @@ def test_what_is_not_in_memory_is_named() -> None:
         held.expect("a", (3,), torch.float32, "cpu")
 
 
-def test_what_was_read_of_a_file_does_not_stay_mapped_beside_its_copies(tmp_path: Path) -> None:
+def test_pages_of_a_file_do_not_stay_mapped_alongside_their_copies(tmp_path: Path) -> None:
     tensors = {name: torch.full((1 << 20,), float(n)) for n, name in enumerate("abc")}
     save_file(tensors, tmp_path / "model.safetensors")
     files = WeightFiles(tmp_path, remap_bytes=6 << 20)

@@ -262,7 +262,7 @@ def test_as_many_workers_as_the_master_waits_for() -> None:
     assert sorted(ranges["data"]) == [str(number) for number in range(worker["spec"]["replicas"])]
 
 
-def test_the_drafter_runs_beside_the_last_stage() -> None:
+def test_the_drafter_runs_next_to_the_last_stage() -> None:
     drafter = workloads(rendered("overlays/pinned"))["specsot-drafter"]
     (rule,) = drafter["spec"]["template"]["spec"]["affinity"]["podAffinity"][
         "preferredDuringSchedulingIgnoredDuringExecution"

@@ -103,7 +103,7 @@ def test_what_is_counted_is_what_is_held_in_fewer_bits(
         ({"quantization": "int8"}, 2 * 64, f"{describe_rounding('int8', 'cpu')}, fp16 KV"),
     ],
 )
-def test_rows_in_fewer_bits_take_what_is_told(
+def test_rows_in_fewer_bits_take_the_registered_number_of_bytes(
     demo_model: Path, held: dict[str, Any], row: int, words: str
 ) -> None:
     """So more pages go into the same memory."""
@@ -135,7 +135,7 @@ def test_slices_of_a_head_count_also_those_of_an_earlier_epoch(demo_model: Path)
         worker(demo_model / "base", 256 * MIB).make_stage(replace(told, head=Head((1, 3), 1 << 20)), layers)
 
 
-def test_a_range_that_fits_is_told_and_loaded(demo_model: Path) -> None:
+def test_a_range_that_fits_is_reported_and_loaded(demo_model: Path) -> None:
     with structlog.testing.capture_logs() as lines:
         stage = worker(demo_model / "base", 1 << 30).make_stage(configuration(Range(0, 4)), Range(0, 4))
     assert len(stage.layers) == 4
@@ -168,7 +168,7 @@ def test_a_range_that_is_here_takes_no_more(demo_model: Path) -> None:
     assert free == []
 
 
-def test_where_nobody_knows_it_is_tried(demo_model: Path) -> None:
+def test_if_the_free_memory_is_unknown_a_range_is_loaded(demo_model: Path) -> None:
     assert worker(demo_model / "base", None).make_stage(configuration(Range(0, 1)), Range(0, 1))
 
 

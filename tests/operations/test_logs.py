@@ -18,7 +18,7 @@ from tests.master.letters import DIRECT, SAYS, SOT
 from tests.master.stage import Stage
 
 
-def test_a_line_from_any_thread_says_whose(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_from_any_thread_names_its_service(capsys: pytest.CaptureFixture[str]) -> None:
     write_logs("worker", "json", "info")
     log = structlog.get_logger()
     thread = threading.Thread(target=lambda: log.info("fits", what="layers 0:4", trace_id=None))
@@ -39,7 +39,7 @@ def test_people_get_one_short_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "service" not in line
 
 
-def test_people_are_told_the_time_of_their_clock_and_machines_that_of_everywhere(
+def test_console_lines_use_local_time_and_json_lines_use_utc(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TZ", "JST-9")
@@ -69,7 +69,7 @@ def test_what_a_peer_says_stays_on_one_line_and_moves_no_cursor(capsys: pytest.C
 
 
 @pytest.mark.parametrize("format", ["console", "json"])
-def test_a_failure_is_told_without_the_values_of_its_frames(
+def test_a_failure_is_logged_without_the_values_of_its_frames(
     format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_logs("master", format, "info")

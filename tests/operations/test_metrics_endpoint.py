@@ -52,7 +52,7 @@ def read(url: str, accept: str = "", context: ssl.SSLContext | None = None) -> s
 
 
 @pytest.mark.parametrize("accept", ["", PROMETHEUS_2, PROMETHEUS_3])
-def test_names_keep_their_colons_whoever_asks(accept: str) -> None:
+def test_metric_names_keep_their_colons_in_every_format(accept: str) -> None:
     with opened() as endpoint:
         page = read(f"http://127.0.0.1:{endpoint.port}/metrics", accept)
     assert "specsot:worker_frames_total 3.0" in page

@@ -122,7 +122,7 @@ def read(url: str) -> str:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_every_log_line_is_json_and_says_whose(told: Told) -> None:
+async def test_every_log_line_is_json_and_names_its_service(told: Told) -> None:
     lines = list(told.logged())
     assert len(lines) > 20
     for service, line in lines:

@@ -130,7 +130,7 @@ async def test_over_http_it_is_the_callers_child(house: Served, collection: Coll
     assert f"{collection.spans['request'].context.trace_id:032x}" == TRACE
 
 
-async def test_the_ring_is_told_only_of_traces_that_are_collected(collection: Collection) -> None:
+async def test_the_ring_receives_only_traces_that_are_collected(collection: Collection) -> None:
     stage, desk = collection.watched(Stage(SAYS))
     await ask(stage, desk, DIRECT)
     brought = stage.prompts_seen[-1][0].trace

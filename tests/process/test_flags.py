@@ -41,7 +41,7 @@ def test_the_command_line_wins_over_the_environment() -> None:
     assert read("specsot-infer", Small, "", ["--page-rows", "32"], environment) == Small(page_rows=32)
 
 
-def test_openais_clients_are_answered_directly_unless_the_master_is_told(
+def test_openais_clients_are_answered_directly_unless_the_master_has_another_option(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert read_master(["--model", "m"]).default_mode == "direct"
@@ -107,7 +107,7 @@ def test_a_wrong_variable_is_named(
     assert f"specsot-master: {variable}: '{value}' is" in capsys.readouterr().err
 
 
-def test_what_a_head_s_config_says_wrongly_may_be_said_right() -> None:
+def test_wrong_values_of_a_heads_config_can_be_overridden() -> None:
     given = ["--model", "m", "--master", "a:1", "--draft-model", "h"]
     assert read_drafter(given).draft.overrides == Overrides(None, None)
     told = read_drafter([*given, "--drafter-rope-theta", "1e4", "--aux-layers", "2,16,29"])

@@ -118,7 +118,7 @@ def test_they_find_each_other_in_any_order_and_leave_in_order(
     assert drafter.told_to_leave()[0] == 0
 
 
-def test_a_second_worker_of_one_name_is_told_and_told_of_and_has_its_place_once_that_is_free(
+def test_a_second_worker_of_one_name_is_reported_and_joins_once_the_name_is_free(
     start: Start, demo_model: Path
 ) -> None:
     base, master = str(demo_model / "base"), f"127.0.0.1:{free_port()}"

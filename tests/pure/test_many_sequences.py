@@ -20,7 +20,7 @@ PAGE = 16
 TEXTS = ((7, (3, 9)), (1, (4,)), (5, (0, 8, 7)))  # rows and pages of each
 
 
-def test_texts_that_share_no_page_are_tabulated_together() -> None:
+def test_sequences_that_share_no_page_are_tabulated_together() -> None:
     spans = [whole_pages(rows, PAGE * (len(pages) - 1), pages, PAGE) for rows, pages in TEXTS]
     found = page_runs_unshared([rows for rows, _ in TEXTS], [pages for _, pages in TEXTS], PAGE)
     assert found is not None
@@ -28,7 +28,7 @@ def test_texts_that_share_no_page_are_tabulated_together() -> None:
         assert mine.tolist() == theirs.tolist()
 
 
-def test_whether_texts_share_a_page_is_seen() -> None:
+def test_whether_sequences_share_a_page_is_detected() -> None:
     assert page_runs_unshared([1, 1], [(3, 4), (3, 5)], PAGE) is None
 
 

@@ -211,7 +211,9 @@ class Texts:
 @pytest.mark.parametrize("walking", [False, True])
 @pytest.mark.parametrize("page_rows", [16, 64, 100, 256])
 @pytest.mark.parametrize("seed", seeds(4, quick=1))
-def test_a_kept_state_follows_from_the_rows_of_its_text(seed: int, page_rows: int, walking: bool) -> None:
+def test_a_cached_state_follows_from_the_rows_of_its_sequence(
+    seed: int, page_rows: int, walking: bool
+) -> None:
     """Texts grow by prompts and trees, are forked and closed, and some frames fail; states are too few."""
     world = Texts(seed, page_rows, None if seed % 2 else 4, walking)
     for _ in range(50):
@@ -238,7 +240,7 @@ def run(kept: CachedStates, *spans: RowSpan) -> list[int]:
 @pytest.mark.parametrize(
     ("rows", "shared", "stays"), [(70, False, False), (70, True, True), (KEPT_ROWS, False, True)]
 )
-def test_a_text_that_moves_on_gives_up_its_own_former_state(rows: int, shared: bool, stays: bool) -> None:
+def test_a_sequence_that_advances_frees_its_own_former_state(rows: int, shared: bool, stays: bool) -> None:
     """Unless it is one of those at every so many rows, or others hold its page."""
     kept, pages = CachedStates(8, 64, 1, lambda page: shared), tuple(range(8))
     run(kept, RowSpan(rows, 0, rows, pages))
@@ -247,14 +249,14 @@ def test_a_text_that_moves_on_gives_up_its_own_former_state(rows: int, shared: b
     assert again.start == (rows if stays else 0)
 
 
-def test_texts_of_one_frame_that_begin_at_one_state_leave_it() -> None:
+def test_sequences_of_one_frame_that_start_at_one_state_do_not_change_it() -> None:
     kept = CachedStates(8, 64, 1)
     run(kept, RowSpan(64, 0, 64, (0,)))
     assert run(kept, *(RowSpan(2, 64, 2, (0, own)) for own in (1, 2))) == [64, 64]
     assert run(kept, RowSpan(2, 64, 2, (0, 3))) == [64]
 
 
-def test_texts_that_are_written_push_out_no_state_of_an_idle_prefix() -> None:
+def test_decoding_sequences_evict_no_state_of_an_idle_prefix() -> None:
     """As many states are counted for their rows as they keep."""
     rows, written = 30_016, 4_400
     kept = CachedStates(states_for(rows + 4 * (written + 64)) - 1, 64, 1)
@@ -269,7 +271,7 @@ def test_texts_that_are_written_push_out_no_state_of_an_idle_prefix() -> None:
 
 
 @pytest.mark.parametrize("page_rows", [64, 256])
-def test_a_step_runs_no_more_rows_however_long_the_text(page_rows: int) -> None:
+def test_a_step_runs_no_more_rows_however_long_the_sequence(page_rows: int) -> None:
     kept, pages = CachedStates(states_for(2048), page_rows), tuple(range(2048 // page_rows))
     most = 0
     for base in range(0, 2000):
@@ -308,7 +310,7 @@ def test_a_tree_sets_few_states_aside() -> None:
 
 @pytest.mark.parametrize("texts", [1, 8, 16, 32, 64])
 @pytest.mark.parametrize("nodes", [3, 4, 6, 8])
-def test_small_trees_of_many_texts_have_room_in_graphs(texts: int, nodes: int) -> None:
+def test_small_trees_of_many_sequences_have_room_in_graphs(texts: int, nodes: int) -> None:
     """A root with two children and more sets one state aside, behind a row that was accepted."""
     seen = ancestry([0, 0, 0, 1, 2, 1, 3, 2][:nodes])
     kept, spans = CachedStates(8, 64, 1), list[RowSpan]()

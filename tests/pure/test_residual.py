@@ -14,7 +14,7 @@ from tests.vectors.residual_walk import leaf_rows, residual_walk, trial_rows, wa
 TREE = Tree((5, 7, 8, 7, 9, 1), (0, 0, 0, 2, 2, 4))
 
 
-def test_a_rejected_child_leaves_the_rest_renormalised() -> None:
+def test_a_rejected_child_leaves_the_residual_renormalised() -> None:
     walk = residual_walk(chain((0, 1)), [[0, 1]], [[0.5, 0.3, 0.2], [0.0, 0.0, 1.0]], [0.31])
     assert walk.accepted == (0,)
     assert walk.drawn == 1

@@ -100,7 +100,7 @@ class Stand:
         return [{one.name for one in fleet.registrations} for fleet in self.fleets]
 
 
-async def test_workers_fill_one_ring_after_the_other_and_the_rest_stand_by():
+async def test_workers_fill_one_ring_after_another_and_the_others_stand_by():
     stand = Stand()
     await stand.join(*(worker(name) for name in "abc"), drafter("d"), drafter("e"))
     assert stand.where() == [{"a", "b", "d"}, {"c", "e"}]
@@ -250,7 +250,7 @@ async def test_a_parked_request_continues_in_a_ring_that_has_room_for_it():
     assert [len(one.engine.all_requests) for one in stages] == [0, 0, 1]
 
 
-async def test_one_whose_ring_has_become_too_small_goes_on_in_another_and_the_rest_stay():
+async def test_a_request_that_outgrew_its_ring_continues_in_another_and_the_others_stay():
     stages, router = rings_of(64, 64)
     for id, tokens in (("large", 1024), ("small", 100)):
         await stages[0].engine.open(replace(COUNT, limits=Limits(max_new_tokens=tokens)), Caller(id))

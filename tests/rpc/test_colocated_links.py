@@ -131,7 +131,7 @@ async def test_threads_and_the_loop_post_at_once_and_each_ones_messages_stay_who
     assert [message.paused_trees for message in came if isinstance(message, Drafts)] == list(range(count))
 
 
-async def test_a_thread_that_posts_while_the_link_is_closed_hears_of_it_and_harms_nobody() -> None:
+async def test_a_thread_that_posts_while_the_link_is_closed_gets_an_error_and_harms_no_other() -> None:
     """What came before arrives, in order; no file descriptor of another connection is written to."""
     started = threading.Event()
     sent = 0
@@ -213,7 +213,7 @@ async def test_bytes_that_do_not_decode_end_the_link(data: bytes, why: str) -> N
         await line.hang_up()
 
 
-async def test_messages_that_come_byte_by_byte_or_at_once_are_heard_one_by_one() -> None:
+async def test_messages_that_arrive_byte_by_byte_or_at_once_are_received_one_by_one() -> None:
     async with listening() as there:
         line = await connect(await meet(there))
         said = [Drafts(4, (), paused_trees=number) for number in range(3)]

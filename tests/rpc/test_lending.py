@@ -132,7 +132,7 @@ def tensors(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("quantized", [False, True])
-async def test_a_ring_without_files_writes_the_same_text(base: Path, quantized: bool) -> None:
+async def test_a_ring_without_files_generates_the_same_sequence(base: Path, quantized: bool) -> None:
     base = QUANTIZED / "gptq" if quantized else base
     expected, _ = await write(Setup(base, stages=2), PROMPTS, 8)
     async with fleet() as there:
@@ -264,7 +264,7 @@ async def test_strangers_are_lent_nothing(base: Path, authority: Authority) -> N
             await there.lenders(authority.known).list_files()
 
 
-async def test_it_waits_until_somebody_lends(base: Path) -> None:
+async def test_it_waits_until_a_member_lends_weights(base: Path) -> None:
     async with fleet() as there:
         leaving = asyncio.Event()
         waiting = asyncio.create_task(borrow(there.lenders(), leaving))

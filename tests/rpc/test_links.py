@@ -100,7 +100,7 @@ async def test_a_stream_without_goodbye_is_lost() -> None:
         assert (await inbox.get()).message == Lost("here", "its link broke", 4)
 
 
-async def test_nobody_there() -> None:
+async def test_an_address_without_a_process_is_unavailable() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -136,7 +136,7 @@ async def pass_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
     writer.close()
 
 
-async def test_somebody_else_there() -> None:
+async def test_a_silent_socket_is_unavailable() -> None:
     """A socket that accepts and never speaks."""
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
@@ -186,7 +186,7 @@ async def test_what_the_ring_does_not_carry() -> None:
         await link.close()
 
 
-async def test_a_loss_is_told_while_messages_flow_both_ways() -> None:
+async def test_a_loss_is_reported_while_messages_flow_both_ways() -> None:
     """Two members, two links; one dies."""
     one, two = Inbox(), Inbox()
     async with listening(one, "one") as (_, first), listening(two, "two") as (endpoint, second):

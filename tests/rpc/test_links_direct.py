@@ -152,8 +152,8 @@ def test_a_header_carries_no_rows() -> None:
         CarryReader().read(requests[0])
 
 
-async def test_a_peer_that_goes_leaves_nobody_waiting_for_its_rows() -> None:
-    """Its header has come, its rows have not."""
+async def test_a_lost_peer_leaves_no_receiver_waiting_for_its_rows() -> None:
+    """The header has arrived, the rows have not."""
     async with meeting() as there:
         link: Any = await there.dialer.dial(there.address, 7)
         sending = asyncio.create_task(link.send(frame(1)))
@@ -208,7 +208,7 @@ async def test_frames_of_another_epoch_find_no_channel() -> None:
         await link.close()
 
 
-def test_rows_go_only_where_nobody_else_can_have_put_anything(tmp_path: Path) -> None:
+def test_rows_are_sent_only_over_a_path_that_is_private_to_the_user(tmp_path: Path) -> None:
     from specsot.transport.nccl_links import _checked_path
 
     with pytest.raises(Unavailable, match=r"10\.0\.0\.1:5 is on another machine"):
@@ -218,7 +218,7 @@ def test_rows_go_only_where_nobody_else_can_have_put_anything(tmp_path: Path) ->
         _checked_path(Endpoint(path=str(tmp_path / "rows-0")), "10.0.0.1:5")
 
 
-def test_nobody_at_the_other_end(tmp_path: Path) -> None:
+def test_a_channel_without_a_receiver_is_unavailable(tmp_path: Path) -> None:
     channel = Channel(tmp_path / "rows", SENDER, timeout_seconds=0.2)
     with pytest.raises(Unavailable, match="the channel for rows broke"):
         channel.deliver(HIDDEN)

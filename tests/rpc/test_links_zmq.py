@@ -123,7 +123,7 @@ async def test_a_receiver_that_goes_is_lost_to_the_sender(there: There) -> None:
     await link.close()
 
 
-async def test_a_sender_that_goes_is_lost_to_the_receiver_behind_its_last_words(there: There) -> None:
+async def test_a_lost_sender_is_reported_after_its_last_message(there: There) -> None:
     link = await there.dialer.dial(there.address, 7)
     await link.send(Drafts(7))
     assert (await there.inbox.get()).message == Drafts(7)
@@ -167,7 +167,7 @@ async def test_another_protocol_is_refused_with_both_values(there: There) -> Non
     assert caught.value.details() == f"old speaks protocol 99, this member {PROTOCOL}"
 
 
-async def test_only_the_key_that_was_named_gets_in_and_strangers_disturb_nobody() -> None:
+async def test_only_the_named_key_is_accepted_and_strangers_interrupt_no_link() -> None:
     async with meeting("127.0.0.1:0") as there:
         named, stranger = Keys.generate(), Keys.generate()
         _, place = await negotiate(there.address, "here", 1, named.public, "worker")
@@ -256,7 +256,7 @@ async def relay(port: int | None) -> AsyncIterator[tuple[int, asyncio.Event]]:
     server.close()
 
 
-async def test_nobody_at_the_place_that_was_named() -> None:
+async def test_a_named_address_without_a_peer_is_unavailable() -> None:
     async with meeting("127.0.0.1:0") as there:
         place = await there.host.expect(Peer("x", 1, None), Keys.generate().public)
         await there.host.close()
@@ -278,7 +278,9 @@ async def test_nobody_at_the_place_that_was_named() -> None:
         ),
     ],
 )
-def test_nobody_is_sent_where_no_keys_are_asked_for(address: str, place: Endpoint, complaint: str) -> None:
+def test_an_endpoint_that_names_another_kind_of_address_is_refused(
+    address: str, place: Endpoint, complaint: str
+) -> None:
     with pytest.raises(WireError, match=complaint):
         endpoint_of(address, place)
 

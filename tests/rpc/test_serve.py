@@ -166,7 +166,7 @@ def test_a_connection_has_only_so_many_calls_at_a_time() -> None:
     assert ("grpc.max_concurrent_streams", 2) in server_options(Terms(streams=2))
 
 
-async def test_what_is_behind_flags(endpoint: GrpcServer) -> None:
+async def test_reflection_and_channelz_are_served_only_if_enabled(endpoint: GrpcServer) -> None:
     """Connections are told about, and services listed, only where that is wanted."""
     curious, shy = Terms(channelz=True), Terms(reflection=False)
     told = {terms: await open_server("127.0.0.1:0", ATTACH, terms) for terms in (curious, shy)}
@@ -312,14 +312,14 @@ async def test_the_probe(endpoint: GrpcServer) -> None:
     assert await asyncio.to_thread(probe, address, "a.Service") == "there is no a.Service here"
 
 
-def test_the_probe_of_nobody() -> None:
+def test_a_probe_of_an_unused_port_finds_no_process() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
     assert probe(f"127.0.0.1:{port}", timeout=60) == "no process answers"
 
 
-async def test_the_probe_of_somebody_who_never_speaks() -> None:
+async def test_a_probe_of_a_silent_process_times_out() -> None:
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
         mute.listen()

@@ -114,7 +114,7 @@ async def test_both_directions_in_order(master: Master) -> None:
     await uplink.close()
 
 
-async def test_the_inbox_hears_of_the_master_as_master(master: Master) -> None:
+async def test_the_inbox_names_the_master_as_master(master: Master) -> None:
     inbox = Inbox()
     uplink = await join(master.address, WORKER, inbox)
     assert (await inbox.get()).sender == "master"
@@ -144,7 +144,7 @@ async def test_a_master_that_does_not_say_how_often_it_beats_is_not_watched_with
         await endpoint.close(0)
 
 
-async def test_the_last_word_is_heard_by_a_master_that_reads_late() -> None:
+async def test_the_last_message_is_received_by_a_master_that_reads_late() -> None:
     """A member that hung up before it was heard would be lost to a broken link, not by its own will."""
     reads, heard = asyncio.Event(), list[str | None]()
 
@@ -197,7 +197,7 @@ async def test_a_member_that_gets_ready_may_be_silent_longer() -> None:
     assert [round(seconds / 0.05) >= (BUSY_FACTOR if busy else 1) for busy, seconds in calls] == [True, True]
 
 
-async def test_who_was_told_to_get_ready_is_busy_until_it_says_so(master: Master) -> None:
+async def test_a_member_that_was_sent_a_configuration_is_busy_until_it_reports_ready(master: Master) -> None:
     uplink = await join(master.address, WORKER, Inbox())
     downlink = master.fleet.downlinks["w0"]
     assert isinstance(downlink, Downlink)
@@ -302,7 +302,7 @@ async def test_who_cannot_enter_the_folder_of_the_socket_speaks_by_the_stream(
     await master.close()
 
 
-async def test_nobody_there() -> None:
+async def test_an_address_without_a_process_is_unavailable() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -310,7 +310,7 @@ async def test_nobody_there() -> None:
         await join(address, WORKER, Inbox())
 
 
-async def test_somebody_who_is_no_master() -> None:
+async def test_joining_a_process_that_is_no_master_fails() -> None:
     endpoint = await open_server("127.0.0.1:0", {})
     with pytest.raises(Unavailable, match="Method not found"):
         await join(f"127.0.0.1:{endpoint.port}", WORKER, Inbox())
@@ -395,7 +395,7 @@ def test_a_loop_that_stood_still_does_not_call_its_peer_dead(
         ([encode_upward(WORKER), fleet_pb2.JoinRequest()], "JoinRequest has no known field set"),
     ],
 )
-async def test_a_stranger_hears_what_is_wrong(
+async def test_a_stranger_receives_the_reason_of_its_refusal(
     master: Master, requests: list[fleet_pb2.JoinRequest], words: str
 ) -> None:
     async with grpc.aio.insecure_channel(master.address) as channel:

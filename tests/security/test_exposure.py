@@ -148,7 +148,7 @@ def test_or_one_variable(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         (Terms(tokens=Tokens(token="t"), reflection=True), True),
     ],
 )
-def test_strangers_are_not_told_what_is_here(terms: Terms, reflects: bool) -> None:
+def test_reflection_is_off_if_clients_must_authenticate_unless_enabled(terms: Terms, reflects: bool) -> None:
     """Where they must show who they are; unless somebody said so."""
     assert terms.reflects is reflects
 

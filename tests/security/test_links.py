@@ -56,7 +56,7 @@ async def test_who_dials_is_checked_by_role(authority: Authority, names: tuple[s
     assert inbox.pop() is None
 
 
-async def test_nobody_speaks_out_of_its_role(authority: Authority) -> None:
+async def test_no_member_sends_messages_outside_its_role(authority: Authority) -> None:
     """A drafter may draft, and not pose as the stage before: the link ends, and both ends hear why."""
     inbox, own = Inbox(), Inbox()
     async with listening(authority.issue("worker"), inbox) as address:
@@ -72,7 +72,7 @@ async def test_nobody_speaks_out_of_its_role(authority: Authority) -> None:
     assert inbox.pop() is None
 
 
-async def test_nobody_says_hello_as_the_master(authority: Authority) -> None:
+async def test_no_peer_may_connect_as_the_master(authority: Authority) -> None:
     inbox = Inbox()
     async with listening(authority.issue("worker"), inbox) as address:
         with pytest.raises(Refused, match="a peer must not have the name master"):
@@ -96,7 +96,7 @@ async def test_a_drafter_in_a_workers_name_ends_nothing(authority: Authority) ->
 
 
 @pytest.mark.parametrize("how", ["in the clear", "without a certificate", "by another CA"])
-async def test_who_has_no_papers_is_not_even_heard(authority: Authority, how: str) -> None:
+async def test_a_peer_without_a_certificate_is_not_even_read(authority: Authority, how: str) -> None:
     other = Authority.at(authority.folder / "other").issue("worker")
     tls = {
         "in the clear": PLAIN,

@@ -53,7 +53,7 @@ async def test_where_a_token_comes_from(tmp_path: Path) -> None:
             await ClientOptions(token_file=tmp_path / "nowhere").connect("x:1")
 
 
-def test_nobody_is_shown_a_token_by_accident() -> None:
+def test_a_token_does_not_appear_in_a_repr() -> None:
     with SpecSoT.connect("gw:1", token="secret") as model:
         assert "secret" not in repr(model._options)
 

@@ -48,7 +48,7 @@ def names(certificate: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_every_service_has_its_own_role_and_nobody_elses(folder: Path, role: str) -> None:
+def test_every_service_has_only_its_own_role(folder: Path, role: str) -> None:
     own = folder / role
     read_pems(Tls(own / "ca.pem", own / "own.pem", own / "own.key"))
     assert names(own / "own.pem") & set(ROLES) == {role}
@@ -156,7 +156,7 @@ def test_everybody_calls_itself_healthy(
 
 
 @pytest.mark.parametrize("role", ["worker", "drafter"])
-def test_members_answer_nobody_without_a_certificate(
+def test_members_answer_no_client_without_a_certificate(
     fleet: tuple[Fleet, dict[str, str]], folder: Path, role: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, reached = fleet

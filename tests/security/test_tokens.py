@@ -112,7 +112,7 @@ def test_every_known_token_is_compared_in_constant_time(
     assert compared == [(32, 32)] * 3
 
 
-def test_nothing_of_a_token_is_kept_or_told(tmp_path: Path) -> None:
+def test_no_part_of_a_token_is_stored_or_logged(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("opensesame\n")
     tokens = Tokens(file, "opensesame")

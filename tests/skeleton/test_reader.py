@@ -43,7 +43,7 @@ def test_points_come_as_soon_as_their_lines_are_whole() -> None:
     assert reader.kind == "plan"
 
 
-def test_the_kind_is_told_as_soon_as_the_marker_is_whole() -> None:
+def test_the_kind_is_reported_as_soon_as_the_marker_is_complete() -> None:
     reader = PlanReader()
     kinds = [(reader.feed(character), reader.kind)[1] for character in "[PLAN]"]
     assert kinds == [None] * 5 + ["plan"]
@@ -187,7 +187,7 @@ def test_pieces_make_no_difference(data: st.DataObject) -> None:
     assert (reader.kind, reader.direct_text) == (whole.kind, whole.direct_text)
 
 
-def test_nothing_is_read_behind_the_end() -> None:
+def test_nothing_is_read_after_the_end() -> None:
     reader = PlanReader()
     reader.feed(PLAN)
     assert reader.feed("\n3.<9><None>[-]Late\n") == []

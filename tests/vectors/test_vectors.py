@@ -262,7 +262,7 @@ def test_a_head_of_another_make_fails(edit: Callable[[Json], None], status: int,
     assert differs(case) == bool(status)
 
 
-def test_one_row_may_differ_where_nobody_recorded_how_near_the_last_node_was(
+def test_one_row_may_differ_if_the_margin_of_the_last_node_was_not_recorded(
     copy_of: Callable[[str], Path],
 ) -> None:
     """As in a tree that was cut between two nodes of nearly the same score; twice is a difference."""

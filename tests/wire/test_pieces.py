@@ -56,7 +56,7 @@ def test_a_frame_is_cut_and_put_together(hidden: int | None, fused: int | None, 
         assert (here is None and there is None) or (here.dtype == there.dtype and torch.equal(here, there))
 
 
-def test_features_too_and_the_next_message_behind_them() -> None:
+def test_features_are_sent_in_pieces_with_the_next_message_after_them() -> None:
     rows = tensor(2500, 3)
     features = Features(
         1, 0, feature_batches=(FeatureBatch(1, 0, tuple([5] * len(rows)), None, None),), rows=rows

@@ -30,7 +30,7 @@ TOLD = Configuration(1, "b", TWO, pages=4, page_rows=4, slots=2, rows=4, drafter
 @pytest.mark.parametrize(
     ("drafts", "posted"), [(None, [RESULT]), ((DRAFTS,), [RESULT, DRAFTS]), ((), [RESULT])]
 )
-def test_stage_0_is_told_what_was_drafted_behind_the_result(drafts: Any, posted: list[Any]) -> None:
+def test_stage_0_receives_the_drafts_after_the_result(drafts: Any, posted: list[Any]) -> None:
     """And then the master."""
     said = list[Any]()
     first, master = (SimpleNamespace(post=lambda told, to=to: said.append((to, told))) for to in ("0", "m"))
@@ -81,7 +81,7 @@ async def test_a_drafter_is_asked_by_its_own_thread_alone() -> None:
         (PromptChunk(9, 3, (5, 6), True), Outcome(9, 0, (), (8,)), None, False),  # nobody drafts for it
     ],
 )
-def test_behind_a_prompt_its_root_goes_with_the_trees_that_others_have(
+def test_after_a_prompt_its_root_is_scheduled_with_the_trees_of_others(
     chunk: PromptChunk, outcome: Outcome | None, place: tuple[int, int] | None, begins: bool
 ) -> None:
     """The next step begins with those trees, which grow behind the same verdict."""

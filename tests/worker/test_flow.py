@@ -100,7 +100,7 @@ def test_where_one_frame_flies_a_prompt_is_not_cut():
         (STEEP, 4, 40, 20, 192, 23),  # of a frame in four, and of stages that compute side by side
     ],
 )
-def test_whoever_writes_does_not_stand_still_for_a_prompt(curve, stages, writing, waiting, room, rows):
+def test_a_decoding_sequence_does_not_stall_for_a_prompt(curve, stages, writing, waiting, room, rows):
     assert PipelineDepth(stages, curve).prompt_rows(writing, waiting, room) == rows
 
 

@@ -67,7 +67,7 @@ class Provider:
 
 
 @pytest.mark.parametrize(("arrived", "turns"), [(False, 4), (True, 31)])
-async def test_a_worker_goes_on_by_itself_while_nobody_wants_anything(
+async def test_a_worker_continues_by_itself_while_no_message_has_arrived(
     decoder: Decoder, arrived: bool, turns: int
 ) -> None:
     """Step for step it takes what has arrived, else, and nothing is begun that this might change."""
@@ -132,7 +132,7 @@ async def pair_of(
     return part, drafter, provider, said, inbox
 
 
-async def test_a_drafter_on_the_same_thread_is_asked_by_who_judged(decoder: Decoder) -> None:
+async def test_a_drafter_on_the_same_thread_is_queried_by_the_verifying_stage(decoder: Decoder) -> None:
     """Nothing is sent to it; and a result leaves when the next step has begun."""
     wanted, *_ = write(decoder, ahead=False)
     part, _, provider, said, inbox = await pair_of(decoder, Erring(wanted))

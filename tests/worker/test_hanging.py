@@ -75,7 +75,7 @@ def test_work_that_began_must_end(work: Callable[[], None], seconds: int) -> Non
     allow(1.0)  # nobody's work: nothing comes of it
 
 
-def test_work_whose_turn_has_not_come_may_wait() -> None:
+def test_work_that_is_not_due_yet_may_wait() -> None:
     """Members of one process share a thread, and one of them may load a model meanwhile."""
 
     async def waits() -> None:
@@ -99,7 +99,7 @@ class HungPart(EagerPart):
         raise Hung("w hangs")
 
 
-async def test_who_hangs_tells_the_master_and_ends() -> None:
+async def test_a_hanging_member_reports_to_the_master_and_exits() -> None:
     told = list[object]()
     with pytest.raises(Hung):
         await live(HungPart(asyncio.Event()), "a word", told=told)

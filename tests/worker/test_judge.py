@@ -39,7 +39,7 @@ def test_a_child_is_accepted_iff_it_is_the_target(targets, accepted, tokens):
         (dict(limit=2, stop_ids=(8,)), (6, 8), End.STOP),
     ],
 )
-def test_text_is_cut_behind_the_first_token_that_ends_it(more, tokens, end):
+def test_a_sequence_is_cut_after_the_first_token_that_ends_it(more, tokens, end):
     outcome = accept_tree(written(**more), 1, TREE, [6, 8, 0, 9, 4])
     assert (outcome.tokens, outcome.end) == (tokens, end)
     assert len(outcome.accepted) <= len(tokens)
@@ -120,8 +120,8 @@ def test_every_node_is_masked_by_its_own_state():
     assert allowed == [[5], [4], None, [3], None]
 
 
-def test_what_is_forced_is_told_up_to_the_last_token_that_may_be_written():
-    """Of drafted sequences alone: nobody drafts for the others."""
+def test_forced_tokens_are_reported_up_to_the_last_token_that_may_be_generated():
+    """Only drafted sequences report forced tokens, because no drafter drafts for the others."""
     for limit, forced in ((100, (5, 4, 3, 2, 1, 0)), (4, (5, 4)), (2, ()), (1, ())):
         assert accept_prompt(written(limit=limit, grammar=Countdown(6)), 6).forced == forced
     undrafted = DecodeState(Opening(3, 4, limit=100, drafted=False), Countdown(6))
@@ -142,7 +142,7 @@ class Wordy(Countdown):
         return () if state == 99 else (state, 1)
 
 
-def test_forced_stretches_are_spelled_as_the_base_spelled_them_before():
+def test_forced_runs_are_tokenised_as_the_base_model_did_before():
     habits, rules = SpellingHabits(), Wordy(6)
     assert habits.forced(rules, 6) == (6,)
     assert accept_prompt(DecodeState(Opening(1, 4, limit=9), rules, habits), 16).end is None

@@ -10,7 +10,7 @@ from specsot_worker.core.sequencer import Sequencer
 from tests.worker.test_sequencer import PAGES, ROWS, first_answer, order_of, step
 
 
-def test_behind_rows_that_were_kept_trees_are_asked_for_once_the_drafter_was_told_of_all(
+def test_after_reused_rows_trees_are_requested_once_the_drafter_has_all_features(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Some with every step, whatever it says meanwhile."""
@@ -28,7 +28,7 @@ def test_behind_rows_that_were_kept_trees_are_asked_for_once_the_drafter_was_tol
     assert step(sequencer) is None, "now it is worth waiting for"
 
 
-def test_rows_that_nobody_begins_with_are_given_up_in_order() -> None:
+def test_rows_that_no_sequence_reuses_are_freed_in_order() -> None:
     sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.0))
     sequencer.apply_order(order_of(11, [1, 2], 9))
     sequencer.apply_order(Close(9, kept=True))
@@ -39,7 +39,7 @@ def test_rows_that_nobody_begins_with_are_given_up_in_order() -> None:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_rows_of_a_text_that_is_over_stay_for_whoever_waits_to_begin_with_them(ordered: bool) -> None:
+def test_rows_of_a_finished_sequence_stay_for_a_queued_sequence_that_will_reuse_them(ordered: bool) -> None:
     """A beginning for others, which waits for pages. ordered: the text itself was to be opened, too."""
     sequencer = Sequencer(1, FrameBudget(64, 1, 0), PageTable(5, ROWS), DraftTimeout(0.0))
     kept = ReusedKV(9, (5,) * 4 * ROWS)

@@ -127,14 +127,14 @@ def test_few_who_write_let_the_others_in(prompt):
         (clients_of(64, (30, 100), 32), 4),
     ],
 )
-def test_whoever_writes_pauses_at_most_three_times_the_usual(clients, stages):
+def test_a_decoding_sequence_waits_at_most_three_times_the_usual(clients, stages):
     Clock(clients, stages)
     gaps = gaps_of(clients)
     assert quantile(gaps, 0.99) <= 3 * median(gaps)
 
 
 @pytest.mark.parametrize(("writers", "stages"), [(1, 1), (4, 1), (16, 1), (16, 2)])
-def test_long_prompts_beside_few_who_write(writers, stages):
+def test_long_prompts_alongside_a_few_decoding_sequences(writers, stages):
     """They come through, and who writes goes on beside them."""
     few = clients_of(writers, (60, 60), 200)
     long = [Client(iter([(rows, 32)] * 3), at=0.5) for rows in (1000, 2000)]

@@ -110,7 +110,7 @@ async def test_a_bug_ends_the_epoch_in_words_fit_for_everybody_and_not_the_membe
     assert told == [Broken(3, "this member failed: KeyError (its log says where)"), MemberLeaving()]
 
 
-async def test_who_joins_again_tells_of_the_newest_epoch() -> None:
+async def test_a_member_that_rejoins_reports_the_newest_epoch() -> None:
     leaving, inbox, joined = asyncio.Event(), Inbox(), list[int]()
     configuration = Configuration(9, "eager", (), 4, 4, 4)
 

@@ -78,7 +78,7 @@ class Fleet:
 
 
 @pytest.mark.parametrize("rows", [1, 4096])
-async def test_every_taker_gets_its_layers_from_whoever_runs_them(
+async def test_every_receiver_gets_its_layers_from_the_stage_that_runs_them(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """a keeps its own; rows come before the order, or behind it; a second round goes on behind the first."""
@@ -128,7 +128,7 @@ async def test_a_sequence_that_is_cancelled_meanwhile_holds_nothing_up_nor_does_
     assert fleet.uplinks["c"].said == [Progress(7, 1, 1, migrated=3, over=over)]
 
 
-async def test_rows_count_only_from_whoever_runs_their_layer() -> None:
+async def test_rows_count_only_from_the_stage_that_runs_their_layer() -> None:
     fleet = Fleet()
     await fleet.begin(order(RowsOf(5, 0, 1)), "c")
     for layer in range(2, 6):
@@ -222,7 +222,7 @@ BEGINNING = replace(opening(5, 4), decodes=False)
 
 
 @pytest.mark.parametrize("begins", [True, False])
-def test_rows_of_a_text_that_is_over_go_once_nobody_is_to_begin_with_them(begins: bool) -> None:
+def test_rows_of_a_finished_sequence_are_freed_once_no_sequence_will_reuse_them(begins: bool) -> None:
     """They outlive it for a beginning without rows, until that has some, or is closed, too."""
     stage = LastStage()
     stage.run(1, openings=(BEGINNING,), closings=(5,))
@@ -233,7 +233,7 @@ def test_rows_of_a_text_that_is_over_go_once_nobody_is_to_begin_with_them(begins
     assert not stage.held._rows
 
 
-def test_features_of_a_text_that_is_over_stay_until_it_is_noted_who_began_with_them() -> None:
+def test_features_of_a_finished_sequence_stay_until_the_sequences_that_reuse_them_are_recorded() -> None:
     """While the drafter rests that is a frame later."""
     stage = LastStage()
     stage.run(1, PromptChunk(99, 4, (4,), True), openings=(BEGINNING,))
@@ -244,7 +244,7 @@ def test_features_of_a_text_that_is_over_stay_until_it_is_noted_who_began_with_t
     assert not stage.held._rows
 
 
-def test_a_sequence_whose_features_were_not_migrated_is_drafted_from_its_first_own_token_on() -> None:
+def test_a_sequence_without_migrated_features_is_drafted_from_its_first_own_token() -> None:
     """Also a message says so: the tokens before have no features."""
     stage = LastStage()
     stage.held.drop(5, features=True)

@@ -119,7 +119,9 @@ def write(
 
 
 @pytest.mark.parametrize("window", [None, WINDOW])
-def test_law_1_steps_that_are_begun_early_write_the_same(decoder: Decoder, window: Window | None) -> None:
+def test_law_1_steps_that_are_launched_early_generate_the_same(
+    decoder: Decoder, window: Window | None
+) -> None:
     wanted, plain, _, _ = write(decoder, False, orders(window))
     found, stage, steps, number = write(decoder, True, orders(window))
     assert {sequence: len(tokens) for sequence, tokens in wanted.items()}.keys() == LENGTHS.keys()
@@ -151,7 +153,7 @@ def test_plain_steps_go_on_at_once_where_some_end(decoder: Decoder, monkeypatch:
 
 
 @pytest.mark.parametrize(("new", "family"), [(5, None), (4, None), (5, 0)], ids=["last", "between", "first"])
-def test_plain_steps_behind_prompts_go_on_at_once_in_order(
+def test_undrafted_steps_after_prompts_continue_at_once_in_order(
     decoder: Decoder, new: int, family: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is begun for whom the next frame has elsewhere."""
@@ -166,7 +168,7 @@ def test_plain_steps_behind_prompts_go_on_at_once_in_order(
     assert sum(begun) == number - 3 - (not last)
 
 
-def test_nothing_is_begun_where_a_prompt_waits_for_rows(decoder: Decoder) -> None:
+def test_no_step_is_launched_early_if_a_prompt_waits_for_rows(decoder: Decoder) -> None:
     """Three trees and the fourth text's prompt are a whole frame; the fifth one's comes with the next."""
     at_once: Orders = {0: [opened(sequence) for sequence in LENGTHS]}
     wanted, *_ = write(decoder, ahead=False, due=at_once)
@@ -280,7 +282,7 @@ PLAIN = [(seed, None) for seed in range(4)]
 
 
 @pytest.mark.parametrize(("seed", "window"), [*PLAIN, (4, WINDOW), (5, WIDE)])
-def test_law_1_plain_steps_begun_early_beside_whoever_comes_and_goes_write_the_same(
+def test_law_1_undrafted_steps_launched_early_generate_the_same_as_sequences_come_and_go(
     decoder: Decoder, seed: int, window: Window | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, *_ = write(decoder, ahead=False, due=random_orders(seed, window, drafted=False))
@@ -294,7 +296,7 @@ def test_law_1_plain_steps_begun_early_beside_whoever_comes_and_goes_write_the_s
 
 @pytest.mark.parametrize("chains", [False, True], ids=["trees", "chains"])
 @pytest.mark.parametrize(("seed", "window"), [*PLAIN, (4, WINDOW), (5, WIDE)])
-def test_law_1_drafted_steps_that_are_begun_early_write_the_same(
+def test_law_1_drafted_steps_that_are_launched_early_generate_the_same(
     decoder: Decoder, chains: bool, seed: int, window: Window | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = [order for due in orders(window).values() for order in due if isinstance(order, Open)]
@@ -424,8 +426,10 @@ def test_law_1_steps_with_trees_that_no_host_had_read_write_the_same(
     assert steps.launched > number, "some were launched for nothing"
 
 
-def test_only_the_first_step_of_a_rest_begins_late(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody drafts behind it, nor behind the one that wakes the drafter up."""
+def test_only_the_first_step_of_a_pause_is_launched_late(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No drafts follow a paused step, nor the step that resumes the drafter."""
     wanted, *_ = write(decoder, ahead=False, due={0: [opened(2)]})
     begun, frames, run = begun_of(monkeypatch, "launch"), list[Frame](), DecoderStage.run
     monkeypatch.setattr(DecoderStage, "run", lambda self, one: frames.append(one) or run(self, one))

@@ -58,7 +58,7 @@ def test_a_mask_is_made_when_it_is_looked_at_and_once() -> None:
     assert grammar.asked == [(2, 6)], "two tokens below the root, which is the first of nine"
 
 
-def test_forbidden_nodes_finished_ones_and_those_behind_the_limit_have_none() -> None:
+def test_forbidden_and_finished_nodes_and_those_after_the_limit_have_no_mask() -> None:
     grammar = Counting()
     growth = tree_of((0, 0), (2, 0), (1, 1), (3, 1), (3, 2))
     assert [mask is None for mask in grammar_masks(growth, written(grammar))] == [
@@ -73,6 +73,6 @@ def test_forbidden_nodes_finished_ones_and_those_behind_the_limit_have_none() ->
     assert [mask is None for mask in short[:2]] == [False, True]
 
 
-def test_free_text_has_no_masks() -> None:
+def test_an_unconstrained_sequence_has_no_masks() -> None:
     free = DecodeState(Opening(1, 5, limit=9), None)
     assert not grammar_masks(tree_of((0, 0), (1, 0)), free)

@@ -74,7 +74,7 @@ def test_while_one_frame_is_verified_the_trees_of_another_are_drafted():
     assert next_of(sequencer, 0.4) == [2]
 
 
-def test_nobody_waits_for_anothers_slow_branch():
+def test_no_sequence_waits_for_a_slow_branch_of_another():
     """Trees come after 0.1 s; then one of a family of three does not."""
     sequencer = stage_0()
     begin(sequencer, {2: 1, 3: 1, 4: 1})

@@ -168,7 +168,7 @@ async def lone(grammar: object, near: bool = False, draft_timeout: float = 0.0) 
     return ring
 
 
-async def test_a_drafter_on_the_same_thread_has_said_all_when_it_is_asked() -> None:
+async def test_a_drafter_on_the_same_thread_has_sent_everything_when_it_is_queried() -> None:
     """What it says nothing of is not waited for, as another drafter's trees are."""
     far, near = await lone(Even(), False, 1.0), await lone(Even(), True, 1.0)
     assert await far.turn() == 1.0
@@ -177,7 +177,7 @@ async def test_a_drafter_on_the_same_thread_has_said_all_when_it_is_asked() -> N
     assert len(near.written(HELD)) == 12
 
 
-async def test_a_form_that_takes_long_stalls_nobody_else() -> None:
+async def test_a_slow_grammar_stalls_no_other_sequence() -> None:
     coming: Future[Even] = Future()
     ring = await lone(coming)
     soon = await ring.turn()
@@ -191,7 +191,9 @@ async def test_a_form_that_takes_long_stalls_nobody_else() -> None:
 
 @pytest.mark.parametrize("near", [False, True])
 @pytest.mark.parametrize("steps", range(1, 14))
-async def test_whenever_it_comes_the_text_and_its_features_are_the_same(steps: int, near: bool) -> None:
+async def test_whenever_a_grammar_arrives_the_sequence_and_its_features_are_the_same(
+    steps: int, near: bool
+) -> None:
     coming: Future[Even] = Future()
     prompt, late = await lone(Even()), await lone(coming, near)
     await prompt.turn()
@@ -219,7 +221,7 @@ async def test_who_is_closed_meanwhile_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 5])
-async def test_law_6_who_forks_a_text_that_is_held_is_refused_and_nobody_else_hears_of_it(
+async def test_law_6_a_fork_of_a_held_sequence_is_refused_without_effect_on_others(
     steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No master does. Its drafter, which wants no features, was told of tokens that were not there."""
@@ -275,7 +277,7 @@ def failed(error: BaseException) -> Future:
     ids=lambda grammar: type(grammar).__name__,
 )
 @pytest.mark.parametrize("late", [False, True])
-async def test_law_6_a_grammar_that_fails_ends_its_own_sequence_and_nobody_elses(grammar, late: bool) -> None:
+async def test_law_6_a_failing_grammar_ends_only_its_own_sequence(grammar, late: bool) -> None:
     free = await lone(Even())
     await free.turn()
     coming: Future = Future()

@@ -101,7 +101,7 @@ async def _settle_for_ever(part: Worker) -> None:
         await asyncio.sleep(0)
 
 
-async def test_frames_are_launched_while_the_first_is_not_judged_and_told_in_their_order(ring: Any) -> None:
+async def test_frames_are_launched_before_the_first_is_verified_and_are_reported_in_order(ring: Any) -> None:
     last, part = ring
     assert last.launched == [1, 2, 3]
     assert last.said.empty()
@@ -113,7 +113,7 @@ async def test_frames_are_launched_while_the_first_is_not_judged_and_told_in_the
             await asyncio.sleep(0)
 
 
-async def test_what_goes_wrong_with_one_ends_the_epoch_and_those_behind_it_are_not_told(ring: Any) -> None:
+async def test_a_failed_frame_ends_the_epoch_and_later_frames_are_not_reported(ring: Any) -> None:
     last, part = ring
     last.broken = 2
     last.may_be_said.set()

@@ -58,7 +58,7 @@ async def test_drafts_and_taps_of_others_go_on_to_the_neighbour() -> None:
     assert first.sent == sent
 
 
-async def test_stage_0_is_told_once_that_the_drafter_is_lost() -> None:
+async def test_stage_0_is_informed_once_that_the_drafter_is_lost() -> None:
     part, first = last_stage()
     for reason in ("its link broke", "the link to d broke"):
         await part.handle(Arrival("d", Lost("d", reason, 1)))
@@ -77,7 +77,9 @@ async def test_stage_0_is_told_once_that_the_drafter_is_lost() -> None:
         ("w1", Lost("w0", "broken", 1), "w0 w2"),
     ],
 )
-def test_every_message_comes_from_whose_it_is(you: str, message: object, senders: str) -> None:
+def test_every_message_is_accepted_only_from_its_proper_sender(
+    you: str, message: object, senders: str
+) -> None:
     configuration = Configuration(1, you, STAGES, 9, 9, 9, drafter="d:1")
     everybody = ("w0", "w1", "w2", "d", "master")
     assert [one for one in everybody if may_send(configuration, Arrival(one, message))] == senders.split()

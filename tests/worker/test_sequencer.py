@@ -83,7 +83,7 @@ def test_law_1_branches_forked_from_a_prefix_write_what_plain_decoding_writes(fl
 
 
 @pytest.mark.parametrize("seed", seeds(30, quick=8))
-def test_law_4_and_5_cancels_at_any_time_disturb_nobody_and_leave_no_page(seed):
+def test_law_4_and_5_cancels_at_any_time_change_no_other_sequence_and_leave_no_page(seed):
     rng = random.Random(seed)
     ring = ring_of(rng, rng.choice([1, 2, 3]))
     prompts = {s: [rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 40))] for s in range(1, 9)}
@@ -329,7 +329,7 @@ def test_families_of_one_prefix_do_not_wait_for_each_other():
     assert [segment.sequence for segment in second.segments] == [3]
 
 
-def test_prompts_alone_go_in_wide_frames_but_nobody_who_writes_waits_for_one():
+def test_prompts_alone_run_in_wide_frames_but_no_decoding_sequence_waits_for_one():
     """Nor does whoever has a policy, whose pages are counted by the rows of other frames."""
     budget = FrameBudget(16, 1, 9, prompts=40)
     sequencer = Sequencer(1, budget, PageTable(PAGES, ROWS), DraftTimeout(0.0))
@@ -350,7 +350,7 @@ def test_prompts_alone_go_in_wide_frames_but_nobody_who_writes_waits_for_one():
     assert fed(3) == {2: 1, 3: 15}
 
 
-def test_nobody_forks_kept_rows_that_are_not_in_pages_yet():
+def test_no_sequence_forks_reused_rows_that_are_not_in_pages_yet():
     """A stage puts them there with the first rows that are fed behind them."""
     stage = PageTable(PAGES, ROWS)
     sequencer = Sequencer(1, FrameBudget(8, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.0))

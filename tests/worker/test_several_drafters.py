@@ -69,7 +69,7 @@ def test_sequences_are_divided_and_each_is_sent_to_its_drafter_alone() -> None:
     assert 5 in script.known["a"], "the drafter with the fewest sequences gets the next one"
 
 
-def test_each_drafter_learns_what_its_own_rows_cost_beside_those_of_the_others() -> None:
+def test_each_drafter_learns_the_cost_of_its_own_rows_alongside_those_of_the_others() -> None:
     script = two_each()
     assert script.fed == {"a": 20, "b": 20}, "of a step with prompts nothing is learned"
     script.run(script.grow(1, others=2), script.grow(2), script.grow(3), script.grow(4))

@@ -70,7 +70,7 @@ def test_a_token_that_the_base_lacks_is_an_error_of_the_frame_not_of_the_process
         stage.run(frame)
 
 
-def test_a_frame_that_no_graph_has_room_for_is_counted_and_told_once(stages):
+def test_a_frame_that_fits_no_graph_is_counted_and_logged_once(stages):
     """And runs all the same."""
 
     class NoRoom:

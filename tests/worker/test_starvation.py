@@ -78,7 +78,7 @@ def within(prompts: list[int], share: int) -> int:
 @pytest.mark.parametrize(
     ("rows", "writers", "nodes"), [(8, 8, 1), (512, 9, 60), (64, 200, 4), (2, 5, 1), (1, 3, 1)]
 )
-def test_a_prompt_writes_its_first_token_within_so_many_steps_whoever_else_writes(rows, writers, nodes):
+def test_a_prompt_gets_its_first_token_within_a_bounded_number_of_steps(rows, writers, nodes):
     steps = Steps(rows, nodes)
     for sequence in range(1, writers + 1):
         steps.open(sequence)
@@ -95,7 +95,7 @@ def test_a_prompt_writes_its_first_token_within_so_many_steps_whoever_else_write
             assert step + 1 < due or steps.written.get(1000 + n, 0) > 0, (n, step, due)
 
 
-def test_branches_of_a_prefix_begin_beside_full_trees():
+def test_branches_of_a_prefix_start_alongside_full_trees():
     steps = Steps(64, 16)
     for sequence in range(1, 9):
         steps.open(sequence)
@@ -122,7 +122,7 @@ def test_with_several_stages_a_chunk_may_be_shorter_but_comes_with_every_frame()
     assert steps.written.get(100)
 
 
-def test_where_rows_take_long_a_prompt_comes_in_small_pieces_beside_texts():
+def test_if_rows_are_slow_a_prompt_runs_in_small_chunks_alongside_sequences():
     steps = Steps(64, 1, PipelineDepth(1, ((1, 1.0), (64, 64.0))))
     steps.open(1)
     steps.turn()
@@ -134,7 +134,7 @@ def test_where_rows_take_long_a_prompt_comes_in_small_pieces_beside_texts():
     assert steps.written.get(2) == 1
 
 
-def test_frames_under_way_share_what_a_text_may_wait_for_prompts():
+def test_frames_in_flight_share_the_time_that_a_sequence_may_wait_for_prompts():
     """Else stages wait for each other: behind a frame of many rows comes one of few."""
     steps = Steps(64, 1, PipelineDepth(2, ((1, 1.0), (64, 64.0))), flight=3)
     for sequence in range(16):
@@ -147,7 +147,7 @@ def test_frames_under_way_share_what_a_text_may_wait_for_prompts():
     assert rows == [21, 21], "8 and 21 rows take at most 2.25 times as long as 13"
 
 
-def test_whoever_waits_for_another_is_not_among_those_who_soon_write():
+def test_a_fork_that_waits_for_its_prefix_is_not_counted_as_soon_decoding():
     steps = Steps(64, 1, PipelineDepth(1, ((1, 1.0), (64, 64.0))))
     for sequence in range(9):
         steps.open(sequence)
@@ -206,7 +206,7 @@ def test_where_rows_run_short_every_tree_is_whole_now_and_then():
 
 
 @pytest.mark.parametrize("seed", seeds(8, quick=3))
-def test_law_1_prompts_that_come_while_others_write_change_no_text(seed):
+def test_law_1_prompts_that_arrive_while_others_decode_change_no_sequence(seed):
     rng = random.Random(seed)
     budget = FrameBudget(rng.choice([2, 5, 9, 17]), rng.choice([1, 2, 3]), 9)
     sequencer = Sequencer(1, budget, PageTable(96, 8), DraftTimeout(0.5))

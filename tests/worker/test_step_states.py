@@ -127,7 +127,7 @@ def test_a_discarded_step_has_moved_accepted_rows_which_are_not_moved_again() ->
     assert one.draft_round.without_applied_moves(other) is other, "it is remembered for one frame"
 
 
-def test_a_step_that_was_only_prepared_leaves_nothing_behind() -> None:
+def test_a_step_that_was_only_prepared_leaves_no_state() -> None:
     one = Written()
     one.draft_round.prepare([one.next])
     other = one.frame(TreeSegment(1, 2, 4, (0, 1), single(9)))
@@ -151,7 +151,7 @@ def test_a_step_with_trees_of_the_device_is_confirmed_when_the_host_has_read_the
     assert one.device.calls == ["fill", "launch_device_trees"]
 
 
-def test_a_step_whose_trees_have_another_size_is_never_confirmed() -> None:
+def test_a_step_with_trees_of_another_size_is_never_confirmed() -> None:
     one = Written()
     root = TreeSegment(1, 2, 4, (0, 1), single(7))
     assert one.draft_round.launch_selected([root], selected(2))

@@ -109,8 +109,8 @@ def test_biases_that_only_lower_tokens_leave_a_sequence_greedy():
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_drawing_behind_every_node_writes_what_walks_write(sampling):
-    """What a GPU is asked at once; with a text under a grammar beside it, which walks."""
+def test_sampling_after_every_node_gives_the_tokens_of_a_walk(sampling):
+    """A GPU samples all nodes at once, alongside a sequence under a grammar, which walks its tree."""
     rng, generator, deepest = random.Random(8), torch.Generator().manual_seed(8), 0
     for _ in range(30):
         tree = tree_around(3, [rng.randrange(V) for _ in range(6)], rng)

@@ -107,7 +107,7 @@ def check(told, sequence, start, stop, draft_round):
     raise AssertionError(f"{sequence} is not told")
 
 
-def test_every_frame_is_told_as_it_comes():
+def test_every_frame_is_reported_to_the_drafter_as_it_arrives():
     script = Script()
     (told,) = script.tell(script.chunk(1, 4), openings=[Opening(1, 4)])
     assert [one.sequence for one in told.openings] == [1]
@@ -117,7 +117,7 @@ def test_every_frame_is_told_as_it_comes():
     assert (told.fed, told.seconds, told.paused_trees) == (3, 0.5, 0)
 
 
-def test_a_step_is_told_in_the_order_of_its_frame_in_which_it_is_stored():
+def test_a_step_is_reported_in_the_order_of_its_frame():
     script = Script()
     (told,) = script.tell(script.chunk(2, 9), script.chunk(1, 4), openings=[Opening(1, 4), Opening(2, 9)])
     assert [one.sequence for one in told.feature_batches] == [2, 1], "though the other lacks less"
@@ -125,7 +125,7 @@ def test_a_step_is_told_in_the_order_of_its_frame_in_which_it_is_stored():
     check(told, 2, 0, 9, 1)
 
 
-def test_nothing_is_told_during_a_rest_and_all_of_it_behind():
+def test_nothing_is_sent_during_a_pause_and_all_of_it_after():
     script = Script()
     script.tell(script.chunk(1, 4), openings=[Opening(1, 4)])
     for _ in range(9):
@@ -135,7 +135,7 @@ def test_nothing_is_told_during_a_rest_and_all_of_it_behind():
     assert (told.fed, told.paused_trees) == (1, 9)
 
 
-def test_behind_a_rest_a_drafter_catches_up_before_it_is_asked_for_trees():
+def test_after_a_pause_a_drafter_catches_up_before_trees_are_requested():
     script = Script()
     script.tell(script.chunk(1, 4), openings=[Opening(1, 4)])
     script.tell(script.grow(1), paused=True)
@@ -153,7 +153,7 @@ def test_behind_a_rest_a_drafter_catches_up_before_it_is_asked_for_trees():
     assert told.paused_trees == 0
 
 
-def test_who_came_and_went_during_a_rest_is_never_told():
+def test_a_sequence_that_opened_and_closed_during_a_pause_is_never_sent():
     script = Script()
     script.tell(script.chunk(1, 4), openings=[Opening(1, 4)])
     script.tell(script.grow(1), script.chunk(2, 3), openings=[Opening(2, 3)], paused=True)
@@ -164,7 +164,7 @@ def test_who_came_and_went_during_a_rest_is_never_told():
     assert told.paused_trees == 3
 
 
-def test_a_known_sequence_that_closed_during_a_rest_is_told_closed_before_others_are_opened():
+def test_a_known_sequence_closed_during_a_pause_is_reported_before_others_are_opened():
     """The drafter needs its pages for them."""
     script = Script()
     script.tell(script.chunk(1, 4), openings=[Opening(1, 4)])
@@ -175,8 +175,8 @@ def test_a_known_sequence_that_closed_during_a_rest_is_told_closed_before_others
     assert ([one.sequence for one in told.feature_batches], told.closings) == ([2], ())
 
 
-def test_forks_of_what_is_told_only_now_come_behind_it():
-    """Even where the prefix is closed by then."""
+def test_forks_of_a_late_sent_prefix_are_sent_after_it():
+    """This holds even if the prefix is closed by then."""
     script = Script()
     prefix, branches = Opening(1, 6, decodes=False), [Opening(n, 9, Fork(1, 6)) for n in (2, 3)]
     script.tell(script.chunk(1, 6, final=False), openings=[prefix], paused=True)
@@ -212,7 +212,7 @@ def hear(messages, heard):
     return heard
 
 
-def test_a_drafter_that_is_back_hears_everything_anew_and_shared_prefixes_once():
+def test_a_returning_drafter_receives_everything_again_and_shared_prefixes_once():
     script = Script()
     prefix, branches = Opening(1, 6, decodes=False), [Opening(n, 9, Fork(1, 6)) for n in (2, 3)]
     known = hear(script.tell(script.chunk(1, 6, final=False), openings=[prefix]), {})
@@ -236,7 +236,7 @@ def test_a_drafter_that_is_back_hears_everything_anew_and_shared_prefixes_once()
     assert messages[-1].fed == 3
 
 
-def test_what_is_told_at_once_is_bounded_and_those_who_lack_least_come_first():
+def test_features_per_step_are_bounded_and_sequences_that_lack_least_come_first():
     script = Script()
     script.teaching.set_drafters(())
     script.tell(script.chunk(1, 2500), openings=[Opening(1, 2500)])
@@ -254,7 +254,7 @@ def test_what_is_told_at_once_is_bounded_and_those_who_lack_least_come_first():
     assert counts == [[507, 5], [1018, 6], [1529, 7], [2040, 8]]
 
 
-def test_forks_of_what_is_closed_and_was_never_told_are_told_whole():
+def test_forks_of_a_closed_prefix_that_was_never_sent_are_sent_whole():
     script = Script()
     script.teaching.set_drafters(())
     script.tell(script.chunk(1, 6, final=False), openings=[Opening(1, 6, decodes=False)])
@@ -306,8 +306,8 @@ def test_the_features_of_a_frame_are_sent_even_if_they_are_more_than_the_ring_ho
     ]
 
 
-def test_a_sequence_whose_features_are_all_overwritten_is_asked_for_its_tree_nevertheless():
-    """Its drafter answers with the root, and stage 0 waits for no more."""
+def test_a_tree_is_requested_even_if_all_features_of_its_sequence_were_overwritten():
+    """The drafter answers with the root, and stage 0 does not wait for more."""
     script, heard = Script(size=8), {}
     script.tell(script.chunk(1, 4), script.chunk(2, 4), openings=[Opening(1, 4), Opening(2, 4)])
     script.tell(script.grow(1), script.grow(2), paused=True)
@@ -398,7 +398,7 @@ def test_sequences_of_a_lost_drafter_reach_another_one_with_what_the_ring_holds(
     assert known_features(heard["a"], 2) == [*range(9, 17)]
 
 
-def test_undrafted_sequences_are_never_told():
+def test_undrafted_sequences_are_never_sent():
     script = Script()
     assert script.tell(script.chunk(1, 4), openings=[Opening(1, 4, drafted=False)]) == ()
     assert script.tell(script.grow(1), closings=[1]) == ()
@@ -406,7 +406,7 @@ def test_undrafted_sequences_are_never_told():
 
 @pytest.mark.parametrize("size", [9999, 5])
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_the_rests_everything_committed_is_told_once_in_order(seed, size):
+def test_whatever_the_pauses_every_committed_token_is_sent_once_in_order(seed, size):
     rng, script, heard = random.Random(seed), Script(size), {}
     live, started, messages, ended = [], 0, [], []
     for _ in range(60):
@@ -438,7 +438,7 @@ def step(*sizes, paused=False, computed=0.0):
     return Frame(1, 1, segments=segments, paused=paused, seconds=(computed,))
 
 
-def test_a_plain_step_is_the_median_of_those_nobody_waited_in():
+def test_an_undrafted_step_is_the_median_of_steps_without_waiting():
     pace, now = StepTimer(), 0.0
     for seconds in (3.0, 2.0, 2.0, 90.0, 2.0):
         now += seconds

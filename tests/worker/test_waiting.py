@@ -30,7 +30,7 @@ def test_a_silent_drafter_costs_one_timeout_not_one_per_step():
     assert ring.log[1] == write_plainly([1, 2], 30)
 
 
-def test_without_credits_nobody_is_hurried():
+def test_without_launch_credits_no_sequence_has_a_deadline():
     sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     sequencer.apply_order(order_of(1, [1, 2], 30))
     first = there(sequencer.compose(0.0))
@@ -43,7 +43,7 @@ def test_without_credits_nobody_is_hurried():
     assert sequencer.deadline() is None
 
 
-def test_nobody_wakes_up_for_a_patience_that_is_lost():
+def test_no_deadline_is_set_for_a_timeout_that_cannot_help():
     """A branch of a family of which another is under way: only the result helps, looking again does not."""
     sequencer = Sequencer(1, FrameBudget(2, 3, 1), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     sequencer.apply_order(order_of(1, [1, 2], 9, decodes=False))
@@ -72,8 +72,8 @@ def test_a_drafter_that_has_answered_already_is_not_waited_for():
     assert trees == {1: chain([3, 4]), 2: chain([3])}
 
 
-def test_behind_a_rest_nobody_waits_for_a_tree_that_the_drafter_was_not_told_to_grow():
-    """Some texts are told of one step later: its answer holds those alone that it knows."""
+def test_after_a_pause_no_sequence_waits_for_a_tree_that_was_not_requested():
+    """Some sequences are reported one step later: the drafter answers only for those that it knows."""
     sequencer = Sequencer(1, FrameBudget(2 * MAX_ROWS_PER_STEP, 1, 9), PageTable(400, 8), DraftTimeout(0.5))
     for sequence in (1, 2):
         sequencer.apply_order(order_of(sequence, [1, 2], 30))
@@ -99,7 +99,7 @@ def test_behind_a_rest_nobody_waits_for_a_tree_that_the_drafter_was_not_told_to_
     assert trees == {1: chain([3, 4]), 2: chain([3])}
 
 
-def test_a_resting_drafter_hears_nothing_and_behind_its_rest_it_is_waited_for_once_it_has_caught_up():
+def test_a_paused_drafter_receives_nothing_and_is_waited_for_again_once_it_has_caught_up():
     sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     sequencer.apply_order(order_of(1, [1, 2], 30))
     first_answer(sequencer)
@@ -122,7 +122,7 @@ def test_a_drafter_that_never_says_that_it_is_awake_is_asked_all_the_same():
     assert step(sequencer) is None
 
 
-def test_a_rest_that_began_with_many_writers_is_as_many_steps_of_few():
+def test_a_pause_that_started_with_many_sequences_lasts_as_many_steps_of_few():
     patience = DraftTimeout(0.5)
     patience.start_pause(80, num_drafted=8)
     for _ in range(4):
@@ -161,7 +161,7 @@ def test_a_pause_outlasts_the_ring_of_features_and_leaves_no_more_to_send_than_t
     assert num_backlog_steps == FEATURE_RING_ROWS // MAX_ROWS_PER_STEP
 
 
-def test_a_rest_ends_with_the_last_of_those_that_it_began_with():
+def test_a_pause_ends_with_the_last_of_the_sequences_that_it_started_with():
     patience = DraftTimeout(0.5)
     patience.start_pause(80, num_drafted=2)
     patience.record_launch(0, 9, num_drafted=1)
@@ -170,7 +170,7 @@ def test_a_rest_ends_with_the_last_of_those_that_it_began_with():
     assert (patience.paused, patience.catching_up) == (False, True)
 
 
-def test_nobody_rests_for_a_drafter_that_is_gone():
+def test_a_pause_ends_with_the_loss_of_its_drafter():
     patience = DraftTimeout(0.5)
     patience.start_pause(9)
     patience.record_drafter_loss()

@@ -146,7 +146,7 @@ def test_more_aspects_are_more_and_another_questions_points_lose() -> None:
     assert "distinct titles 100.0%, copied 50.0%, listed by the question 0.0%" in page
 
 
-def test_a_control_that_does_not_lose_is_told() -> None:
+def test_a_control_that_does_not_lose_is_reported() -> None:
     rows, page = told(own=False)
     assert by_category(rows)[-1]["more"] == "direct"
     assert "IT DOES NOT LOSE" in page

@@ -91,12 +91,12 @@ async def test_a_fleet_has_answered_both_ways_before_an_answer_counts() -> None:
     assert speaker.closed
 
 
-async def test_what_was_refused_is_told_and_not_scored(tmp_path: Path) -> None:
+async def test_a_refused_request_is_reported_and_not_scored(tmp_path: Path) -> None:
     told = await ask(Speaker(refused="Carla"), tmp_path)
     assert "not answered: gsm8k 0 (direct): too long" in told
 
 
-async def test_later_turns_are_asked_behind_the_answers_of_their_own_side(tmp_path: Path) -> None:
+async def test_later_turns_follow_the_answers_of_their_own_side(tmp_path: Path) -> None:
     speaker = Speaker()
     await ask(speaker, tmp_path, TALK)
     said = [(one.mode, [message.content for message in one.messages]) for one in speaker.asked]
@@ -134,7 +134,7 @@ async def test_a_corrected_reference_scores_what_was_answered_before(tmp_path: P
 
 
 @pytest.mark.parametrize("line", ["3", '{"task": "gsm8k"}', "{"])
-def test_what_is_no_record_is_told(tmp_path: Path, line: str) -> None:
+def test_a_line_that_is_no_record_is_reported(tmp_path: Path, line: str) -> None:
     (tmp_path / "records.jsonl").write_text(f"{line}\n")
     with pytest.raises(ModelError, match="not records of a run"):
         read_records(tmp_path / "records.jsonl")
@@ -147,7 +147,7 @@ def test_what_is_no_record_is_told(tmp_path: Path, line: str) -> None:
         (dict(wanted=replace(ELSEWHERE, drafter="none")), "drafter was None, is 'none'"),
     ],
 )
-async def test_other_settings_are_refused_until_begun_anew(
+async def test_other_settings_are_refused_until_a_fresh_start(
     tmp_path: Path, other: dict[str, Any], told: str
 ) -> None:
     await ask(Speaker(), tmp_path)
@@ -164,7 +164,7 @@ def test_what_is_not_ours_in_a_folder_is_not_forgotten(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["mine"]
 
 
-async def test_another_model_behind_the_same_master_is_refused(tmp_path: Path) -> None:
+async def test_another_model_of_the_same_master_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Broken):
         await ask(Speaker(1), tmp_path)
     with pytest.raises(InvalidRequest, match=r"served was \[\['demo', 'f1'\]\], is \[\['demo', 'f2'\]\]"):

@@ -98,7 +98,7 @@ def test_every_task_has_prompts_and_scores_what_it_can() -> None:
         ("{", "Expecting property name"),
     ],
 )
-def test_a_prompt_that_is_none_is_told_with_its_line(tmp_path: Path, line: str, said: str) -> None:
+def test_an_invalid_prompt_is_reported_with_its_line(tmp_path: Path, line: str, said: str) -> None:
     file = tmp_path / "my.jsonl"
     file.write_text(f'{{"id": "1", "turns": ["Hi"], "reference": [72]}}\n\n{line}\n')
     with pytest.raises(ModelError, match=rf"my.jsonl, line 3: .*{said}"):

@@ -32,7 +32,7 @@ def test_a_score_that_separates_nothing_has_no_threshold() -> None:
     assert auc(scored([1.0], [1.0])) == 0.5
 
 
-def test_rules_come_first_and_the_score_decides_the_rest() -> None:
+def test_rules_come_first_and_the_score_decides_the_remaining_cases() -> None:
     found = [
         ScoredPrompt("list", True, None, 2.0),
         ScoredPrompt("list", True, True, -9.0),

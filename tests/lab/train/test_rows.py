@@ -13,7 +13,7 @@ from specsot_lab.train import rows as stock
 from specsot_lab.train.trainer import chain_acceptance
 
 
-def test_a_chain_ends_with_its_first_miss_and_the_next_begins_behind_the_bonus_token() -> None:
+def test_a_chain_ends_with_its_first_miss_and_the_next_begins_after_the_bonus_token() -> None:
     hits = np.zeros((10, 3), np.bool_)
     learned = np.zeros(10, np.bool_)
     learned[2:] = True  # the root is token 2, drafted from row 1

@@ -172,7 +172,7 @@ def test_the_written_head_drafts_as_its_trainer_measured(
     assert accepted > 0
 
 
-def test_the_writer_writes_what_plain_decoding_writes(base: Path, rows: list[stock.Row]) -> None:
+def test_generated_training_rows_equal_plain_decoding(base: Path, rows: list[stock.Row]) -> None:
     plain = Eagle(None, base, dtype="fp32")
     row = rows[0]
     prompt = row.tokens[~row.learned].tolist()
