@@ -210,6 +210,8 @@ def services_started(words: Sequence[str], folder: Path) -> Any:
         environment({"OMP_NUM_THREADS": "1", "SPECSOT_DEMO": "small"}),
         patch.object(ProcessFleet, "start", stop),
         patch("specsot_app.commands.serve.http_port_of", lambda asked: asked or 8000),
+        # Another test may use the port meanwhile; nothing listens here.
+        patch("specsot.transport.grpc_server.check_free", lambda address: None),
         patch("specsot_app.fleet.options.local_hosts", lambda hosts: frozenset(hosts) & HERE),
         redirect_stderr(said),
     ):
