@@ -149,6 +149,19 @@ def test_a_choice_is_held_as_long_as_nothing_changes() -> None:
     assert 40 // (HELD_STEPS + 1) <= held.count(False) <= 12
 
 
+@pytest.mark.parametrize(("live", "beside", "held"), [(50, 1, True), (41, 0, True), (31, 0, False)])
+def test_a_choice_is_held_for_about_as_many_sequences(live: int, beside: int, held: bool) -> None:
+    """With many clients, sequences begin and end in nearly every step."""
+    one = looked(policy(FLAT, FLAT_LEVEL, stepwise=False), sequences=48, seconds=1e-3)
+    for _ in range(2 * HELD_STEPS):
+        one.plan_levels(48, 8)
+        one.record_step([TreeOutcome(8, 9, (0.7,) * 8, 3)] * 48, StepSeconds(2e-3, 2e-3))
+        if one.holding:
+            break
+    one.plan_levels(live, 8, 0, beside)
+    assert one.holding is held
+
+
 def test_steps_that_include_prompts_are_not_measured() -> None:
     one = policy()
     one.record_step([TreeOutcome(1, 2, (0.9,), 1)] * 4)

@@ -185,3 +185,26 @@ def test_what_a_fork_shares_is_kept_once() -> None:
     past = drafter._past.tokens.tolist()
     assert [past.count(token) for token in (50, 72, 73)] == [1, 1, 1]
     assert past.count(59) == 3, "a few tokens in front of each fork lead to what it wrote"
+
+
+@pytest.mark.parametrize(("min_match", "vocabulary"), [(1, 99), (2, 12), (3, 6), (8, 2)])
+def test_a_suggestion_is_looked_for_only_if_the_last_tokens_have_occurred_before(
+    min_match: int, vocabulary: int
+) -> None:
+    """The quick check agrees with the search, whatever was written and however many tokens arrive at once."""
+    texts = DraftSequences(None)
+    drafter = SuffixProposer(SuffixShape(4, 4, min_match=min_match))
+    draw = np.random.default_rng(7)
+    written = draw.integers(0, vocabulary, 200).tolist()
+    taught(texts, drafter, 1, tuple(written[:9]))
+    sequence = there(texts.find(1))
+    found = list[bool]()
+    for end in range(9, 200, 3):
+        sequence.tokens[:] = written[:end]
+        candidates = drafter.propose([sequence], 4)
+        last = written[end - min_match : end]
+        before = [written[at : at + min_match] for at in range(end - min_match)]
+        assert (candidates is not None) is (last in before)
+        found.append(last in before)
+    assert any(found)
+    assert not all(found)

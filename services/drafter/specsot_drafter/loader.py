@@ -6,7 +6,7 @@ import hashlib
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import zip_longest
@@ -32,6 +32,7 @@ from specsot_drafter.block_graphs import block_graph_bytes, captured_blocks
 from specsot_drafter.core.budget import BudgetPolicy
 from specsot_drafter.core.control import make_budget
 from specsot_drafter.core.sequences import DraftSequence
+from specsot_drafter.core.suffixes import MAX_MATCH
 from specsot_drafter.eagle_kv import DraftPages, DueRows
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.growth import TreeGrowth, TreeRoom
@@ -155,7 +156,8 @@ class DraftLoader:
         Raises ModelError if the device has too little memory for the pages and the captured graphs.
 
         The engine has all backends of `make_backends`. With the option `blend`, trees of a model are blended
-        with those of the `suffix` backend, or of `ngram` if there is no `suffix`.
+        with those of the `suffix` backend, or of `ngram` if there is no `suffix`. Where the model's levels
+        are launched at once, only long matches join; see `SuffixBackend.make_proposer`.
         """
         vocabulary = self._vocabulary
         if vocabulary:
@@ -165,9 +167,26 @@ class DraftLoader:
         for name, backend in self._backends.items():
             drafter = backend.make_proposer(configuration)
             backends[name] = drafter, self._make_budget(name, drafter, configuration)
-        looking = backends.get("suffix", backends["ngram"])[0]
-        blend = looking if self._options.drafting.blend else None
+        blend = self._make_blend(backends, configuration) if self._options.drafting.blend else None
         return DraftEngine(backends, configuration, vocabulary, blend, ids=self._ids)
+
+    def _make_blend(
+        self, proposers: Mapping[DrafterName, tuple[Proposer, BudgetPolicy]], configuration: Configuration
+    ) -> Proposer:
+        """Return the proposer whose candidates may join the trees of the first backend.
+
+        proposers: The proposers of all backends, by name, the first backend's first.
+        configuration: The epoch as the master has configured it.
+
+        It is one of `proposers`, unless the first backend launches all levels at once: then it is a proposer
+        of its own that looks for long matches.
+        """
+        name: DrafterName = "suffix" if "suffix" in proposers else "ngram"
+        first, _ = next(iter(proposers.values()))
+        backend = self._backends[name]
+        if first.at_once and isinstance(backend, SuffixBackend):
+            return backend.make_proposer(configuration, MAX_MATCH)
+        return proposers[name][0]
 
     @cached_property
     def _vocabulary(self) -> Vocabulary | None:
@@ -577,16 +596,24 @@ class SuffixBackend(DraftBackend):
         )
         super().__init__(options, TreeShape(tokens - 1, 1, self._suffixes.nodes + 1))
 
-    def make_proposer(self, configuration: Configuration) -> Proposer:
+    def make_proposer(self, configuration: Configuration, min_match: int = 0) -> Proposer:
         """Return a proposer whose trees are no larger than the node slots that the ring reserves.
 
         configuration: The epoch as the master has configured it.
+        min_match: Number of a sequence's last tokens that an earlier occurrence must have at least, if that
+            is more than the backend's own number. MAX_MATCH finds copied text; shorter matches of 64
+            sequences take the host 10 ms, as long as a step.
 
         At least one level and one node remain.
         """
         max_nodes = max(configuration.shape.nodes - 1, 1)
         own = self._suffixes
-        shape = replace(own, levels=min(own.levels, max_nodes), nodes=min(own.nodes, max_nodes))
+        shape = replace(
+            own,
+            levels=min(own.levels, max_nodes),
+            nodes=min(own.nodes, max_nodes),
+            min_match=max(own.min_match, min_match),
+        )
         return SuffixProposer(shape, configuration.pages)
 
 

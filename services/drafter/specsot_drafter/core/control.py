@@ -525,13 +525,15 @@ class DraftPolicy(BudgetPolicy):
         most: Maximum number of levels.
         due: Number of rows of committed tokens to compute first.
 
-        It is reused only for the same numbers of sequences with and without a tree, if its levels are
-        allowed, at most two rows more than its levels are due per tree, the budget covers it or it is sure
-        to gain, the last step had drafts, and it may still be reused: at most HELD_STEPS times, less while
-        few steps are known.
+        It is reused only for about as many trees and sequences (numbers of the same bit length), if its
+        levels are allowed, at most two rows more than its levels are due per tree, the budget covers it or
+        it is sure to gain, the last step had drafts, and it may still be reused: at most HELD_STEPS times,
+        less while few steps are known.
         """
-        levels = self._choice[2]
-        same = self._choice == (live, self._others, levels) and levels <= most and due <= live * (levels + 2)
+        chosen_live, chosen_others, levels = self._choice
+        numbers = (live, chosen_live), (live + self._others, chosen_live + chosen_others)
+        alike = all(now.bit_length() == chosen.bit_length() for now, chosen in numbers)
+        same = alike and levels <= most and due <= live * (levels + 2)
         paid = self._safe or (1 + self._change) * self._regret_stake <= self._regret.available
         holds = same and paid and self._drafts and self._held > 0
         self._held -= holds

@@ -43,11 +43,31 @@ class _FollowedTokens:
     log: The sequence's tokens as an array, which is brought up to date only when a suggestion is looked for.
     suggested: The number of known tokens when the last tree was suggested, and the tree. None before the
         first suggestion, and once the tree has been compared with what was written.
+    runs: All runs of as many tokens as `repeats` is asked for, without those that end with the newest token.
+    num_in_runs: Number of tokens that `runs` was made of.
     """
 
     sequence: DraftSequence
     log: SeenTokens = field(default_factory=SeenTokens)
     suggested: tuple[int, SuffixTree] | None = None
+    runs: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
+    num_in_runs: int = 0
+
+    def repeats(self, size: int) -> bool:
+        """Return whether the sequence's last `size` tokens have occurred in it before.
+
+        size: Number of tokens, at least 1; the same in every call.
+
+            # tokens [1 2 3 1 2], size 2 -> True; tokens [1 2 3 1 2 2] -> False; too few tokens -> False
+
+        A call takes a few microseconds for each token that is new since the last call, and does not search
+        the tokens.
+        """
+        tokens = self.sequence.tokens
+        for end in range(max(self.num_in_runs, size), len(tokens)):
+            self.runs.add(tuple(tokens[end - size : end]))
+        self.num_in_runs = len(tokens)
+        return tuple(tokens[-size:]) in self.runs
 
     def update(self) -> SeenTokens:
         """Append the tokens that are new since the last call, if any, and return all tokens."""
@@ -154,6 +174,9 @@ class SuffixProposer(Proposer):
         if followed is None or levels <= 0:
             return SuffixTree()
         shape = self._shape
+        # Without past tokens, most sequences are found not to repeat themselves at nearly no cost.
+        if not shape.past and not followed.repeats(shape.min_match):
+            return SuffixTree()
         token_arrays = [followed.update().tokens, self._past.tokens]
         tree = grow_suffixes(token_arrays, levels, shape.nodes, shape.places, shape.min_match)
         if tree.tokens:
