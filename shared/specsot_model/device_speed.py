@@ -46,6 +46,14 @@ def device_name(device: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return f"{model}, {cores} core{'s' * (cores != 1)}"
 
 
+def measured_bytes(device: str) -> int:
+    """Return how many bytes `copy_speed` allocates on a device: those it copies, and the copy.
+
+    device: Name of a device, such as "cpu" or "cuda:0".
+    """
+    return 2 * (COPIED_ON_GPU if torch.device(device).type == "cuda" else COPIED)
+
+
 @cache
 def copy_speed(device: str) -> int:
     """Return the bytes per second, read plus written, of the fastest of many copies in a device's memory.
@@ -55,7 +63,7 @@ def copy_speed(device: str) -> int:
     device: Name of a device, such as "cpu" or "cuda:0".
     """
     on_gpu = torch.device(device).type == "cuda"
-    source = torch.ones(COPIED_ON_GPU if on_gpu else COPIED, dtype=torch.uint8, device=device)
+    source = torch.ones(measured_bytes(device) // 2, dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
 
     def copied_per_second(first_byte: int, size: int) -> float:

@@ -25,7 +25,7 @@ from specsot.service.options import ModelOptions
 from specsot.transport.pending_rows import use_device
 from specsot_model.cuda_graphs import measure_rows
 from specsot_model.decoder import Decoder, Loaded
-from specsot_model.device_speed import alone_on, copy_speed, device_name
+from specsot_model.device_speed import alone_on, copy_speed, device_name, measured_bytes
 from specsot_model.fused import runs_kernels
 from specsot_model.linear import check_quantization, describe_rounding, resolve_dtype
 from specsot_model.loaded_parts import AbsentWeights, LoadedParts, measured_range
@@ -192,7 +192,10 @@ class StageLoader:
     def _measure(self) -> Curve:
         """Return the seconds that one step takes by its number of tokens, measured on a layer that is loaded,
         or, while it is unknown which layers to fetch, on a layer of the same shape.
+
+        Raises ModelError if the device has too little free memory for that.
         """
+        self._check_room_to_measure()
         log.info("measuring", what="one layer", device=device_name(self._device))
         files = self._files()
         if self._layers is None and isinstance(files, AbsentWeights):
@@ -203,6 +206,18 @@ class StageLoader:
         with alone_on(self._device):
             copy_speed(self._device)
             return measure_rows(decoder)
+
+    def _check_room_to_measure(self) -> None:
+        """Raise ModelError if the device has too little free memory for the layer that is measured and for
+        the buffers of `copy_speed`. The check passes if the free memory is unknown.
+        """
+        needed = self._counted.weights(measured_range(self._config)) + measured_bytes(self._device)
+        free = self._free()
+        if free is not None and free < needed:
+            raise ModelError(
+                f"{self._device} has {memory_in_words(free)} free, and measuring one layer takes "
+                f"{memory_in_words(needed)}: stop what else runs there, or choose another --device"
+            )
 
     def make_stage(self, configuration: Configuration, layers: Range) -> DecoderStage:
         """Return the stage of an epoch, with empty pages.
