@@ -1,4 +1,4 @@
-"""Prompts that clients abandon while they are prefilled: what is computed stays, and the answers are the same.
+"""Prompts that clients abandon while they are prefilled: what is computed stays, and answers are the same.
 
 The whole system in one process, on the demo model in fp32.
 """

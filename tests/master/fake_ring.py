@@ -10,7 +10,18 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from specsot.core.frames import Close, End, Lease, Logprob, Open, Opening, Order, Outcome, PrefixProgress, Result
+from specsot.core.frames import (
+    Close,
+    End,
+    Lease,
+    Logprob,
+    Open,
+    Opening,
+    Order,
+    Outcome,
+    PrefixProgress,
+    Result,
+)
 from specsot.core.pages import PageTable
 from specsot.errors import Unavailable
 from specsot_master.engine import RingState

@@ -151,7 +151,9 @@ async def test_a_short_question_has_only_the_beginning_of_an_abandoned_prompt_co
     prefix = openings(stage)[0]
     await leave(stage, client)
     events = await stage.answer(direct(RULES, "What is it?"))
-    *_, fork = [there(one.fork) for one in openings(stage) if one.fork and one.fork.sequence == prefix.sequence]
+    *_, fork = [
+        there(one.fork) for one in openings(stage) if one.fork and one.fork.sequence == prefix.sequence
+    ]
     assert MIN_SHARED_TOKENS <= fork.length < prefix.prompt
     assert leases(stage, prefix) == [0, fork.length, 0]
     assert cached(events) == 0, "nothing of it had been computed"
