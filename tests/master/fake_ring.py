@@ -7,10 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from specsot.core.frames import Close, End, Lease, Logprob, Open, Opening, Order, Outcome, Result
+from specsot.core.frames import (
+    Close,
+    End,
+    Lease,
+    Logprob,
+    Open,
+    Opening,
+    Order,
+    Outcome,
+    PrefixProgress,
+    Result,
+)
 from specsot.core.pages import PageTable
 from specsot.errors import Unavailable
 from specsot_master.engine import RingState
@@ -28,7 +39,9 @@ def chance_of(token: int, top: int | None) -> Logprob:
 
 @dataclass
 class Player:
-    """One sequence being played. `to_write`: what the script still wants to write."""
+    """One sequence being played. `to_write`: what the script still wants to write. `reported`: how many
+    tokens of a prefix results have said to be computed.
+    """
 
     opening: Opening
     prompt: tuple[int, ...]
@@ -36,6 +49,7 @@ class Player:
     to_write: list[int]
     written: list[int] = field(default_factory=list)
     draft_round: int = 0
+    reported: int = 0
 
     @property
     def committed(self) -> int:
@@ -103,7 +117,7 @@ class FakeRing:
                 self._close(sequence)
             case Lease(sequence, position):
                 if player := self.live.get(sequence):
-                    player.lease = max(player.lease, position)
+                    player.lease = max(player.lease, position) if player.opening.decodes else position
 
     def step(self) -> Result | None:
         """One step with some of the sequences that are ready; None when none is."""
@@ -113,7 +127,17 @@ class FakeRing:
         chosen = self._random.sample(ready, self._random.randint(1, len(ready)))
         self._steps += 1
         outcomes = tuple(self._write(player) for player in chosen)
-        return Result(self.now.epoch, self._steps, outcomes, rows=len(chosen))
+        return Result(
+            self.now.epoch, self._steps, outcomes, rows=len(chosen), prefixes=tuple(self._computed_prefixes())
+        )
+
+    def _computed_prefixes(self) -> Iterator[PrefixProgress]:
+        """Prefixes are computed at once, up to their leases; each is reported with the next step."""
+        for sequence, player in self.live.items():
+            computed = min(player.lease, len(player.prompt))
+            if not player.opening.decodes and computed > player.reported:
+                player.reported = computed
+                yield PrefixProgress(sequence, computed)
 
     def _open(self, order: Open) -> None:
         opening = order.opening

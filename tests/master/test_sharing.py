@@ -13,15 +13,17 @@ from itertools import product
 
 import pytest
 
-from specsot.core.frames import Close, End, Open, Outcome, Result
+from specsot.core.frames import Close, End, Lease, Open, Opening, Outcome, PrefixProgress, Result
 from specsot.errors import InvalidRequest
 from specsot.events import Event
 from specsot.params import Ask, Limits, Message
 from specsot_master.core.inputs import RingLost, RingReady
+from specsot_master.core.ring.admission import MIN_SHARED_TOKENS
 from specsot_master.engine import EngineConfig, RingState
-from tests.conftest import some
+from tests.conftest import seeds, some
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SMALL, SOT, finished, openings
 from tests.master.stage import Stage
+from tests.there import there
 
 pytestmark = pytest.mark.slow
 
@@ -93,13 +95,143 @@ async def test_a_prefix_without_remaining_clients_is_not_computed_further() -> N
     first, second = (stage.listen(direct(RULES, question)) for question in ("What is it?", "What is that?"))
     await stage.settle()
     assert [one.decodes for one in openings(stage)] == [False, True, True]
+    prefix, _, fork = openings(stage)
     await leave(stage, first)
-    assert len(stage.engine.kept) == 1, "the second one forks what the first one ordered"
+    assert leases(stage, prefix) == [there(fork.fork).length], "as far as the second one forks it"
     await leave(stage, second)
-    assert stage.engine.kept == ()
+    assert leases(stage, prefix)[1:] == [0]
     while await stage.step():
         pass
     stage.assert_clean()
+
+
+async def test_an_abandoned_prompt_continues_where_its_prefill_was_interrupted() -> None:
+    stage = Stage(SAYS, state=PLAIN)
+    ask = direct(RULES, "What is it?")
+    for num_computed in (0, 40, 90):
+        client = stage.listen(ask)
+        await stage.settle()
+        (prefix,) = [one for one in openings(stage) if not one.decodes]
+        compute(stage, prefix, num_computed)
+        await leave(stage, client)
+        stage.assert_clean()
+    assert leases(stage, prefix) == [0, prefix.prompt, 0, prefix.prompt, 0]
+    assert cached(await stage.answer(ask)) == 90, "what was computed, and not what was ordered"
+    assert leases(stage, prefix)[5:] == [prefix.prompt]
+    assert cached(await stage.answer(ask)) == prefix.prompt
+    assert finished(await stage.answer(ask)).text == "It is naïve 你好."
+    assert leases(stage, prefix)[6:] == [], "all of it is computed"
+    stage.assert_clean()
+
+
+@pytest.mark.parametrize("way", ["timeout", "cancel"])
+async def test_a_prompt_that_times_out_or_is_cancelled_is_kept_too(way: str) -> None:
+    stage = Stage(SAYS, state=PLAIN)
+    client = stage.listen(direct(RULES, "What is it?"), "r", timeout=500.0)
+    await stage.settle()
+    prefix = openings(stage)[0]
+    compute(stage, prefix, 64)
+    if way == "timeout":
+        stage.time.advance(500.0)
+    else:
+        assert stage.engine.cancel("r")
+    await asyncio.wait([client])
+    await stage.settle()
+    assert leases(stage, prefix) == [0]
+    assert cached(await stage.answer(direct(RULES, "What is it?"))) == 64
+    assert [one.decodes for one in openings(stage)] == [False, True, True]
+    stage.assert_clean()
+
+
+async def test_a_short_question_has_only_the_beginning_of_an_abandoned_prompt_computed() -> None:
+    stage = Stage(SAYS, state=PLAIN)
+    long = Message("system", RULES.content * 4)
+    client = stage.listen(direct(long, "What is it?"))
+    await stage.settle()
+    prefix = openings(stage)[0]
+    await leave(stage, client)
+    events = await stage.answer(direct(RULES, "What is it?"))
+    *_, fork = [
+        there(one.fork) for one in openings(stage) if one.fork and one.fork.sequence == prefix.sequence
+    ]
+    assert MIN_SHARED_TOKENS <= fork.length < prefix.prompt
+    assert leases(stage, prefix) == [0, fork.length, 0]
+    assert cached(events) == 0, "nothing of it had been computed"
+    stage.assert_clean()
+
+
+async def test_an_abandoned_prompt_is_evicted_where_its_pages_are_needed() -> None:
+    stage = Stage(SAYS, state=replace(PLAIN, pages=8))
+    client = stage.listen(direct(RULES, "What is it?", limits=Limits(max_new_tokens=64)))
+    await stage.settle()
+    prefix = openings(stage)[0]
+    assert not prefix.decodes
+    compute(stage, prefix, 64)
+    await leave(stage, client)
+    assert stage.engine.kept == (prefix.sequence,)
+    await stage.answer(direct(OTHER, "What is it?", limits=Limits(max_new_tokens=200)))
+    assert Close(prefix.sequence) in stage.ring.orders
+    stage.assert_clean()
+
+
+async def test_without_a_prefix_cache_an_abandoned_prompt_is_closed() -> None:
+    stage = Stage(SAYS, state=PLAIN, config=FRESH)
+    client = stage.listen(SOT)
+    await stage.settle()
+    prefix = openings(stage)[0]
+    assert not prefix.decodes
+    compute(stage, prefix, 20)
+    await leave(stage, client)
+    assert stage.engine.kept == ()
+    assert Close(prefix.sequence) in stage.ring.orders
+    stage.assert_clean()
+
+
+@pytest.mark.parametrize("seed", seeds(12, quick=4))
+async def test_clients_that_come_and_go_leave_no_page_and_change_no_answer(seed: int) -> None:
+    """Few pages, prompts that begin alike, and a ring that breaks now and then."""
+    chance = random.Random(seed)
+    stage = Stage(SAYS, seed, replace(PLAIN, pages=24, has_drafter=chance.random() < 0.5))
+    epoch = 1
+    for _ in range(12):
+        system = chance.choice([RULES, OTHER, Message("system", RULES.content + OTHER.content)])
+        client = stage.listen(direct(system, chance.choice(["What is it?", "Count."])))
+        await stage.settle()
+        for prefix in [one for one in openings(stage) if not one.decodes]:
+            compute(stage, prefix, chance.randrange(prefix.prompt + 1), epoch)
+        for _ in range(chance.randrange(3)):
+            await stage.step()
+        if chance.random() < 0.7:
+            await leave(stage, client)
+        elif chance.random() < 0.3:
+            epoch += 1
+            stage.ring.break_off()
+            stage.engine.handle(RingLost("a worker is gone"))
+            stage.ring.form(replace(stage.state, epoch=epoch))
+            stage.engine.handle(RingReady())
+            await stage.play(client)
+        else:
+            await stage.play(client)
+    stage.assert_clean()
+    assert finished(await stage.answer(direct(RULES, "What is it?"))).text == "It is naïve 你好."
+    stage.assert_clean()
+
+
+def compute(stage: Stage, prefix: Opening, num_computed: int, epoch: int = 1) -> None:
+    """The last stage reports how much of a prefix has been computed."""
+    player = stage.ring.live.get(prefix.sequence)
+    if player:
+        player.reported = max(player.reported, num_computed)
+    stage.engine.handle(Result(epoch, 999, prefixes=(PrefixProgress(prefix.sequence, num_computed),)))
+
+
+def leases(stage: Stage, prefix: Opening) -> list[int]:
+    """The leases that stage 0 was sent for a prefix, in order."""
+    return [
+        order.position
+        for order in stage.ring.orders
+        if isinstance(order, Lease) and order.sequence == prefix.sequence
+    ]
 
 
 async def test_a_cached_prefix_is_kept_if_a_client_that_reuses_it_leaves() -> None:

@@ -16,6 +16,7 @@ from specsot.core.frames import (
     Opening,
     Outcome,
     ParentNode,
+    PromptChunk,
     Result,
     ReusedKV,
     TreeSegment,
@@ -130,6 +131,74 @@ def test_a_sequence_pauses_at_its_lease_and_goes_on_with_a_new_one():
     ring.sequencer.apply_order(Lease(1, 1000))
     run(ring)
     assert ring.log[1] == write_plainly(prompt, 50)
+    assert_empty(ring)
+
+
+def fed_positions(ring: MockRing, sequence: int) -> list[int]:
+    """The positions of a prompt that frames have carried, in order."""
+    chunks = [one for frame in ring.frames for one in frame.segments if isinstance(one, PromptChunk)]
+    return [one.start + n for one in chunks if one.sequence == sequence for n in range(len(one.tokens))]
+
+
+def test_a_prefix_is_fed_no_further_than_its_lease_and_continues_where_it_ended():
+    ring = ring_of(random.Random(1), rows=8)
+    prefix = [n % VOCABULARY for n in range(50)]
+    ring.sequencer.apply_order(order_of(1, prefix, 1, decodes=False))
+    for _ in range(2):
+        ring.turn()
+    fed = len(fed_positions(ring, 1))
+    ring.sequencer.apply_order(Lease(1, 0))
+    ring.sequencer.apply_order(order_of(2, [1, 2], 5))
+    run(ring)
+    assert 0 < fed == len(fed_positions(ring, 1)) < 50, "no token of an interrupted prefill is fed"
+    assert not ring.sequencer.prompt_tokens_due
+    ring.sequencer.apply_order(order_of(3, [3], 5, Fork(1, 30)))
+    run(ring)
+    assert 3 not in ring.log
+    ring.sequencer.apply_order(Lease(1, 30))
+    run(ring)
+    assert ring.log[3] == write_plainly([*prefix[:30], 3], 5)
+    ring.sequencer.apply_order(order_of(4, [4], 5, Fork(1, 50)))
+    ring.sequencer.apply_order(Lease(1, 50))
+    run(ring)
+    assert ring.log[4] == write_plainly([*prefix, 4], 5)
+    assert fed_positions(ring, 1) == list(range(50)), "each token once"
+    ring.sequencer.apply_order(Close(1))
+    run(ring)
+    assert_empty(ring)
+
+
+def test_an_interrupted_prefix_that_was_never_fed_is_not_even_opened():
+    ring = ring_of(random.Random(1))
+    ring.sequencer.apply_order(order_of(1, [1] * 20, 1, decodes=False))
+    ring.sequencer.apply_order(Lease(1, 0))
+    assert ring.sequencer.compose(0.0) is None
+    ring.sequencer.apply_order(Close(1))
+    assert_empty(ring)
+
+
+@pytest.mark.parametrize("seed", seeds(40, quick=8))
+def test_law_1_forks_of_a_prefix_that_is_interrupted_at_any_time_write_what_plain_decoding_writes(seed):
+    rng = random.Random(seed)
+    ring = ring_of(rng, rng.choice([1, 2, 3]), rng.choice([5, 17]))
+    prefix = [rng.randrange(VOCABULARY) for _ in range(60)]
+    ring.sequencer.apply_order(order_of(1, prefix, 1, decodes=False))
+    wanted = dict[int, list[int]]()
+    for sequence in range(2, 8):
+        length = rng.randrange(1, 61)
+        own = [rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 9))]
+        for _ in range(rng.randrange(9)):
+            ring.turn()
+        ring.sequencer.apply_order(order_of(sequence, own, 9, Fork(1, length)))
+        ring.sequencer.apply_order(Lease(1, rng.choice([0, length, 60])))
+        wanted[sequence] = write_plainly([*prefix[:length], *own], 9)
+    run(ring)
+    ring.sequencer.apply_order(Lease(1, 60))
+    run(ring)
+    assert ring.log == wanted
+    assert fed_positions(ring, 1) == list(range(60))
+    ring.sequencer.apply_order(Close(1))
+    run(ring)
     assert_empty(ring)
 
 

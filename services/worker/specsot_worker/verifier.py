@@ -18,6 +18,7 @@ from specsot.core.frames import (
     Frame,
     Opening,
     Outcome,
+    PrefixProgress,
     PromptChunk,
     Result,
     Segment,
@@ -164,7 +165,7 @@ class Verifier:
         )
         now = time.perf_counter()
         spent = _add_verify_time(frame, now - began)
-        result = _result(spent, tuple(outcomes.values()))
+        result = _result(spent, tuple(outcomes.values()), self._prefix_progress(frame))
         features = self._features.advance(spent if verifiable is frame else verifiable, outcomes, now)
         drafts = self.colocated.draft(_for_sole_drafter(features), predicted_step)
         self._forget(frame, outcomes)
@@ -359,6 +360,18 @@ class Verifier:
         state = self._decoding.get(segment.sequence)
         return state.place if state else None
 
+    def _prefix_progress(self, frame: Frame) -> tuple[PrefixProgress, ...]:
+        """Return how far each prefix of a frame has been computed: one value per prompt chunk of a sequence
+        that does not decode. Return () if the frame has no such chunk.
+
+        frame: The verified frame.
+        """
+        return tuple(
+            PrefixProgress(segment.sequence, segment.start + len(segment.tokens))
+            for segment in frame.segments
+            if isinstance(segment, PromptChunk) and segment.sequence not in self._decoding
+        )
+
     def _decode_state(self, segment: Segment) -> DecodeState | None:
         """Return what is remembered of a segment's sequence. Return None for a segment that gets no target
         token: a prompt chunk that is not final, or a sequence that does not decode.
@@ -453,11 +466,12 @@ def _add_verify_time(frame: Frame, seconds: float) -> Frame:
     return replace(frame, seconds=(*before, last + seconds))
 
 
-def _result(frame: Frame, outcomes: tuple[Outcome, ...]) -> Result:
+def _result(frame: Frame, outcomes: tuple[Outcome, ...], prefixes: tuple[PrefixProgress, ...]) -> Result:
     """Return the result message of a frame, for stage 0 and the master.
 
     frame: The verified frame.
     outcomes: Outcomes of its decoding segments. May be empty.
+    prefixes: How far its prefixes have been computed. May be empty.
 
     The result also has the frame's compute seconds, its number of tokens, the number of trees with more
     nodes than the root, and the number of drafted nodes, roots excluded.
@@ -465,4 +479,5 @@ def _result(frame: Frame, outcomes: tuple[Outcome, ...]) -> Result:
     rows = sum(map(rows_of, frame.segments))
     drafted = [len(segment.tree) - 1 for segment in frame.segments if isinstance(segment, TreeSegment)]
     drafts = sum(nodes > 0 for nodes in drafted)
-    return Result(frame.epoch, frame.number, outcomes, frame.seconds, rows, drafts, sum(drafted))
+    counts = rows, drafts, sum(drafted)
+    return Result(frame.epoch, frame.number, outcomes, frame.seconds, *counts, prefixes)

@@ -328,6 +328,18 @@ class Outcome:
 
 
 @value
+class PrefixProgress:
+    """How much of a prefix has been computed, after a frame with a chunk of its prompt.
+
+    sequence: id of the prefix's sequence.
+    num_computed: number of its first tokens whose KV every stage has.
+    """
+
+    sequence: int
+    num_computed: int
+
+
+@value
 class Result:
     """The outcomes of one frame, which the last stage sends to the master and to stage 0.
 
@@ -340,6 +352,7 @@ class Result:
     rows: number of tokens in the frame's batch.
     drafts: number of trees in the frame that have more than their root.
     drafted: number of nodes beyond the roots, over all trees of the frame.
+    prefixes: one per prompt chunk of a sequence that does not decode.
     """
 
     epoch: int
@@ -349,6 +362,7 @@ class Result:
     rows: int = 0
     drafts: int = 0
     drafted: int = 0
+    prefixes: tuple[PrefixProgress, ...] = ()
 
 
 @value
@@ -454,7 +468,7 @@ class Open:
     tokens: the prompt's token ids, without the forked ones.
     lease: while the sequence decodes, it gets a next tree only if fewer positions than this are committed.
         The newest token is not committed yet, so the sequence may have up to `lease` tokens when it gets a
-        tree.
+        tree. Of a prefix, which does not decode, only so many tokens are fed.
     """
 
     opening: Opening
@@ -480,7 +494,9 @@ class Lease:
     """The master's order to stage 0 to let a sequence be fed up to `position`.
 
     sequence: id of the sequence.
-    position: the new end of the lease. A position before the present end changes nothing.
+    position: the new end of the lease. For a sequence that decodes, a position before the present end changes
+        nothing. A prefix is fed no further than this, so an earlier position interrupts its prefill, and a
+        later one resumes it; its KV stays as it is.
     """
 
     sequence: int

@@ -324,7 +324,7 @@ class Outcome(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., draft_round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[End, str]] = ..., chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., forced: _Optional[_Iterable[int]] = ..., draft_paused: bool = ..., prompt_chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., dropped: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("epoch", "number", "outcomes", "seconds", "rows", "drafts", "drafted")
+    __slots__ = ("epoch", "number", "outcomes", "seconds", "rows", "drafts", "drafted", "prefixes")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
@@ -332,6 +332,7 @@ class Result(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     number: int
     outcomes: _containers.RepeatedCompositeFieldContainer[Outcome]
@@ -339,7 +340,16 @@ class Result(_message.Message):
     rows: int
     drafts: int
     drafted: int
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., seconds: _Optional[_Iterable[float]] = ..., rows: _Optional[int] = ..., drafts: _Optional[int] = ..., drafted: _Optional[int] = ...) -> None: ...
+    prefixes: _containers.RepeatedCompositeFieldContainer[PrefixProgress]
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., seconds: _Optional[_Iterable[float]] = ..., rows: _Optional[int] = ..., drafts: _Optional[int] = ..., drafted: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[PrefixProgress, _Mapping]]] = ...) -> None: ...
+
+class PrefixProgress(_message.Message):
+    __slots__ = ("sequence", "num_computed")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    num_computed: int
+    def __init__(self, sequence: _Optional[int] = ..., num_computed: _Optional[int] = ...) -> None: ...
 
 class FeatureBatch(_message.Message):
     __slots__ = ("sequence", "start", "tokens", "bonus", "draft_round", "forced")

@@ -121,6 +121,7 @@ results = st.builds(
     rows=small,
     drafts=small,
     drafted=small,
+    prefixes=st.lists(st.builds(fr.PrefixProgress, sequence=big, num_computed=small), max_size=3).map(tuple),
 )
 feature_batches = st.builds(
     fr.FeatureBatch,

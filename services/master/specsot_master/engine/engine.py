@@ -113,6 +113,8 @@ class Engine(Effects):
             return
         now = self._clock.now()
         self._costs.steps.on_result(result, now)
+        for progress in result.prefixes:
+            self._tables.prefixes.record_progress(progress)
         for outcome in result.outcomes:
             if outcome.end is End.FAILED:
                 self._tables.suspect_sequence(outcome.sequence)

@@ -29,7 +29,7 @@ from specsot_master.core.ring.admission import (
     shared_pages,
 )
 from specsot_master.core.ring.migrated_sequences import MigratedSequences
-from specsot_master.core.ring.prefix_tree import PrefixMatch, PrefixNode, PrefixTree
+from specsot_master.core.ring.prefix_tree import PrefixMatch, PrefixNode, PrefixTree, ancestors
 from specsot_master.core.ring.ring_state import EngineConfig, Ring, RingState
 from specsot_master.core.sequence import ActiveSequence, SequenceFactory, TokenLog, first_lease, renewed_lease
 from specsot_master.text import Text
@@ -177,8 +177,7 @@ class RingTables:
 
     def group(self, outcomes: Iterable[Outcome]) -> list[tuple[RequestState, list[tuple[int, Outcome]]]]:
         """Group a step's outcomes by request. Outcomes of sequences that are closed, or unknown, are dropped;
-        empty if none is left. Requests come in the order of their first outcomes, and a prefix is marked as
-        computed by the first outcome of its fork.
+        empty if none is left. Requests come in the order of their first outcomes.
 
         Each outcome comes with its sequence's ordinal within the request (0, or the id of a branch's point):
         # outcomes of sequences [7 9 8], of which 7, 8 are ordinals 0, 1 of request a and 9 is ordinal 0 of b
@@ -190,8 +189,6 @@ class RingTables:
         for outcome in outcomes:
             if found := self._by_id.get(outcome.sequence):
                 request, sequence = found
-                # An outcome of a fork proves that the prefix before it has been computed.
-                self.prefixes.written_after(sequence.log.opening.fork)
                 grouped.setdefault(request.id, (request, []))[1].append((sequence.ordinal, outcome))
         return list(grouped.values())
 
@@ -384,10 +381,11 @@ class RingTables:
             return
         option = AdmissionOption(PrefixMatch(node, shared) if shared else PrefixMatch(), tokens, pages, 0)
         request.node = self._open_prefix(request, option, is_drafted(request, state), None)
-        self.prefixes.pin(request.node)
+        self._pin(request.node, len(tokens))
         request.shared = len(tokens)
         if node:
-            self.prefixes.unpin(node)
+            self.prefixes.unpin(node, shared)
+            self._renew_prefix_leases(node)
 
     def has_room(self, request: RequestState, pages: int, reserved_only: bool = False) -> bool:
         """Return True if an admitted request may use so many more pages; unneeded prefixes are evicted for
@@ -402,8 +400,9 @@ class RingTables:
 
     def release(self, request: RequestState) -> None:
         """Close all sequences of a request that is over, and give back its pages and its prefix. The prefix
-        stays cached for later requests, unless caching is off, or the prefix is suspect, not computed yet, or
-        made for this request only. `freed` is set in every case.
+        stays cached for later requests, unless caching is off, or the prefix is suspect or made for this
+        request only. If its prefill is not complete, and no other request needs it, the prefill is
+        interrupted: the tokens that are computed stay cached. `freed` is set in every case.
 
         request: the request; one that was never admitted holds nothing.
         """
@@ -415,9 +414,10 @@ class RingTables:
         request.node = None
         if node is None:
             return
-        self.prefixes.unpin(node)
+        self.prefixes.unpin(node, request.shared)
         if not (self._config.prefix_cache and node.keepable):
             self._evict(self.prefixes.drop(node))
+        self._renew_prefix_leases(node)
 
     def suspect_sequence(self, sequence: int) -> None:
         """Mark the prefix of a failed or unsent sequence as suspect, since its KV may be invalid. Of a
@@ -459,11 +459,11 @@ class RingTables:
         new_prefix = option.own
         window = request.beginning.window
         node = self._open_prefix(request, option, drafted, window) if new_prefix else option.route.node
+        request.num_cached_tokens = self.prefixes.num_cached(option.route)
         if node is not None:
-            self.prefixes.pin(node)
+            self._pin(node, option.shared)
         request.node = node
         request.shared = option.shared
-        request.num_cached_tokens = option.route.length
 
     def _open_prefix(
         self, request: RequestState, option: AdmissionOption, drafted: bool, window: Window | None
@@ -495,6 +495,30 @@ class RingTables:
         self.ledger.reserve_prefix_pages(option.pages)
         self._outbox.put(Open(opening, option.own[at:], first_lease(opening.prompt, 0)))
         return node
+
+    def _pin(self, node: PrefixNode, length: int) -> None:
+        """Record one more request that needs a prefix, and resume its prefill if that was interrupted before
+        what the request needs.
+
+        node: the prefix.
+        length: number of its first tokens that the request forks.
+        """
+        self.prefixes.pin(node, length)
+        self._renew_prefix_leases(node)
+
+    def _renew_prefix_leases(self, node: PrefixNode) -> None:
+        """Let stage 0 feed as much of a prefix, and of its ancestors, as requests need now. Nothing is sent
+        for those whose lease is right, and for those that are computed or no longer in the tree.
+
+        node: a prefix that a request has begun to need, or needs no longer.
+        """
+        for one in ancestors(node):
+            if one.computed or self.prefixes.find(one.sequence) is not one:
+                continue
+            lease = self.prefixes.needed_length(one)
+            if lease != one.lease:
+                one.lease = lease
+                self._outbox.put(Lease(one.sequence, lease))
 
     def _evict(self, nodes: list[PrefixNode]) -> None:
         """Give back the pages of prefixes that were taken out of the tree, and close them at stage 0.

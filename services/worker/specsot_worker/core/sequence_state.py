@@ -21,7 +21,9 @@ class SequenceState:
 
     opening: What every stage must know about the sequence.
     prompt: Prompt token ids, without the tokens that the sequence shares with the source of its fork.
-    lease: Position up to which the sequence may decode; the master moves it forward.
+    lease: Position up to which the sequence may decode; the master moves it forward. For a prefix, which does
+        not decode, it is the position up to which the prompt may be fed; the master moves it back to
+        interrupt the prefill of a prompt that no request needs any more.
     opened: True once a composed frame has carried the opening.
     fed: Number of prompt tokens that have been composed into frames, including forked and reused ones.
     committed: Number of KV slots that will be final once every composed prompt chunk has passed. The tree in
@@ -91,6 +93,12 @@ class SequenceState:
     def prefilled(self) -> bool:
         """True once every prompt token has been composed into a frame."""
         return self.fed == self.opening.prompt
+
+    @property
+    def num_unfed(self) -> int:
+        """Number of prompt tokens that are still to be fed: those of a prefix only up to its lease."""
+        prompt = self.opening.prompt
+        return max((prompt if self.opening.decodes else min(prompt, self.lease)) - self.fed, 0)
 
     @property
     def can_decode(self) -> bool:

@@ -113,7 +113,8 @@ class Sequencer:
             those that have ended, are ignored. An order to close a sequence of the previous epoch, whose KV
             was kept, has the next frame close it.
 
-        A lease only grows: a smaller position than the present one is ignored.
+        The lease of a sequence that decodes only grows: a smaller position than the present one is ignored.
+        That of a prefix also shrinks; then no more than that is fed of its prompt.
         """
         match order:
             case Open(opening, tokens, lease):
@@ -127,7 +128,7 @@ class Sequencer:
                 self._close(sequence)
             case Lease(sequence, position):
                 if state := self._sequences.get(sequence):
-                    state.lease = max(state.lease, position)
+                    state.lease = max(state.lease, position) if state.opening.decodes else position
 
     def apply_result(self, result: Result, now: float, awaits_drafts: bool = True) -> None:
         """Apply a result: its frame is no longer in flight, and its outcomes advance or end their sequences.
@@ -521,13 +522,14 @@ class Sequencer:
 
     def _feedable_tokens(self, state: SequenceState) -> int:
         """Return how many tokens of a sequence's prompt the next frame could carry, given its fork source and
-        the free pages. Return 0 if the prompt is fed, the source is not fed far enough, or pages are short.
+        the free pages. Return 0 if the prompt is fed, if the lease of a prefix ends here, if the source is
+        not fed far enough, or if pages are short.
 
         state: The sequence.
 
         A sequence that is not open yet counts only if its pages fit.
         """
-        num_unfed = state.opening.prompt - state.fed
+        num_unfed = state.num_unfed
         if not num_unfed:
             return 0
         if state.opened:
@@ -544,12 +546,17 @@ class Sequencer:
 
         num_tree_tokens: Number of tree nodes that the frame carries already.
 
-        A prompt gets no chunk if no token or page is left for it. Pages for the chunks are reserved.
-        Sequences that can never be opened are rejected.
+        A prompt gets no chunk if no token or page is left for it. A prefix whose lease ends where its prompt
+        has been fed is left out, and not even opened. Pages for the chunks are reserved. Sequences that can
+        never be opened are rejected.
         """
         openings = list[Opening]()
         chunks = list[PromptChunk]()
-        unfed = [state for state in self._sequences.values() if not (state.opened and state.prefilled)]
+        unfed = [
+            state
+            for state in self._sequences.values()
+            if state.num_unfed or (state.opening.decodes and not state.opened)
+        ]
         max_tokens = self._max_prompt_tokens(num_tree_tokens, unfed) if unfed else 0
         sequences = self._sequences.items() if unfed else ()
         # How far each sequence was fed by earlier frames: a fork's source must be fed that far before this
@@ -566,9 +573,12 @@ class Sequencer:
                 continue
             sequence = state.opening.sequence
             rows = min(
-                max_tokens, self._max_chunk_tokens(state), self._table.reservable_rows(sequence, state.fed)
+                max_tokens,
+                self._max_chunk_tokens(state),
+                self._table.reservable_rows(sequence, state.fed),
+                state.num_unfed,
             )
-            if rows > 0 and not state.prefilled:
+            if rows > 0:
                 if was_open:
                     self._free_after(sequence, state.fed)
                 chunks.append(state.next_chunk(rows))
@@ -617,7 +627,7 @@ class Sequencer:
         state: The sequence of the prompt.
         """
         rows = self._budget.rows if state.policy else self._budget.alone
-        return self._depth.chunk_rows(state.opening.prompt - state.fed, rows) if self._depth else rows
+        return self._depth.chunk_rows(state.num_unfed, rows) if self._depth else rows
 
     def _open(self, state: SequenceState, fed: dict[int, int], openings: list[Opening]) -> bool:
         """Open one sequence if its fork source is fed far enough and there are pages. Return whether it was

@@ -376,6 +376,7 @@ register(
     Schema(frames.ReusedKV, ring_pb2.ReusedKV),
     Schema(Range, values_pb2.Layers, check_layers),
     Schema(Head, values_pb2.Head, taps=checked(check_ascending, "taps")),
+    Schema(frames.PrefixProgress, ring_pb2.PrefixProgress),
     Schema(
         frames.Result,
         ring_pb2.Result,

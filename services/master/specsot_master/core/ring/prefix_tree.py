@@ -3,6 +3,9 @@
 A node is a sequence that never decodes. It may be forked from the first `at` tokens of its parent; then it is
 charged only for the pages after those. A parent stays as long as it has children.
 
+A prefix whose prefill no request needs any more is kept with the tokens that were computed until then. Its
+prefill is interrupted by its lease, and continues where it ended once a request needs more of the prefix.
+
     node 1: [a b c d]              node 2: [a b x y], forked from node 1 at 2
     longest_match([a b x z]) -> node 2, length 3
 """
@@ -12,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from specsot.core.frames import Fork
+from specsot.core.frames import PrefixProgress
 from specsot_master.core.plans.prompts import shared_length
 
 
@@ -26,11 +29,13 @@ class PrefixNode:
     drafted: True if the drafter has KV of the prefix too.
     parent: the prefix that it is forked from, or None if it was prefilled alone.
     at: how many first tokens it shares with its parent; 0 without a parent.
-    pins: the number of requests that need it now.
+    pins: for each request that needs the prefix now, how many of its first tokens the request forks.
     used: a counter of when it was last needed; higher is later.
     suspect: True if its KV may contain values that are not finite, so that it must not be forked any more.
     own: True if only one request may fork it.
-    computed: True once a sequence that forks all of it has decoded, which proves that its KV was computed.
+    num_computed: number of its first tokens whose KV every stage is known to have; 0 until the first chunk of
+        its own prompt has been computed.
+    lease: number of its first tokens that stage 0 may feed now.
     children: prefixes that are forked from it.
     """
 
@@ -40,20 +45,34 @@ class PrefixNode:
     drafted: bool = True
     parent: PrefixNode | None = None
     at: int = 0
-    pins: int = 0
+    pins: list[int] = field(default_factory=list[int])
     used: int = 0
     suspect: bool = False
     own: bool = False
-    computed: bool = False
+    num_computed: int = 0
+    lease: int = field(init=False)
     children: list[PrefixNode] = field(default_factory=list["PrefixNode"])
+
+    def __post_init__(self) -> None:
+        """Set the lease with which a prefix is opened: all of its tokens may be fed."""
+        self.lease = len(self.tokens)
 
     @property
     def keepable(self) -> bool:
-        """True if the prefix is worth its pages although no request needs it; False while it is not computed,
-        if it is suspect, or if only one request may fork it. A prefix that is not computed yet would only
-        keep other requests waiting for the rest of its prefill.
+        """True if later requests may fork the prefix, so that it is kept although no request needs it; False
+        if it is suspect, or if only one request may fork it.
         """
-        return self.computed and not (self.suspect or self.own)
+        return not (self.suspect or self.own)
+
+    @property
+    def computed(self) -> bool:
+        """True if all of the prefix is known to be computed."""
+        return self.num_computed == len(self.tokens)
+
+    @property
+    def begun(self) -> bool:
+        """True if a token of the prefix itself, after those of its parent, is known to be computed."""
+        return self.num_computed > self.at
 
     @property
     def evictable(self) -> bool:
@@ -132,34 +151,64 @@ class PrefixTree:
         (node.parent.children if node.parent else self._roots).append(node)
         self._by_id[node.sequence] = node
 
-    def pin(self, node: PrefixNode) -> None:
-        """Count one more request that needs the prefix, and mark it and its ancestors as used now, so that
+    def pin(self, node: PrefixNode, length: int | None = None) -> None:
+        """Record one more request that needs the prefix, and mark it and its ancestors as used now, so that
         they are evicted last. A prefix may be pinned several times; each pin must be undone by `unpin`.
 
         node: a prefix of this tree.
+        length: number of its first tokens that the request forks; None for all of them.
         """
-        node.pins += 1
+        node.pins.append(len(node.tokens) if length is None else length)
         self._ticks += 1
         for one in ancestors(node):
             one.used = self._ticks
 
-    def unpin(self, node: PrefixNode) -> None:
-        """Count one request less that needs the prefix. The prefix stays in the ring until it is evicted or
-        dropped.
+    def unpin(self, node: PrefixNode, length: int | None = None) -> None:
+        """Record that a request no longer needs the prefix. The prefix stays in the ring until it is evicted
+        or dropped.
 
         node: a prefix that was pinned.
+        length: the length with which it was pinned.
         """
-        node.pins -= 1
+        node.pins.remove(len(node.tokens) if length is None else length)
 
-    def written_after(self, fork: Fork | None) -> None:
-        """Record that a sequence has decoded. If it forks a whole prefix, that prefix is computed, and may be
-        kept; a fork of a part, or of an unknown prefix, records nothing.
+    def record_progress(self, progress: PrefixProgress) -> None:
+        """Record how much of a prefix has been computed. An unknown sequence is ignored.
 
-        fork: the fork that the sequence began with; None if it forked nothing.
+        progress: what the last stage reports.
         """
-        node = self._by_id.get(fork.sequence) if fork else None
-        if fork and node and fork.length >= len(node.tokens):
-            node.computed = True
+        if node := self._by_id.get(progress.sequence):
+            node.num_computed = max(node.num_computed, progress.num_computed)
+
+    def num_cached(self, match: PrefixMatch) -> int:
+        """Return how many first tokens of a prompt need not be computed for a request that forks this match;
+        0 without a node. Tokens that are still to be computed count if another request needs them, and
+        are left out if the prefill was interrupted before them.
+
+            node of 100 tokens, of which 60 are computed, match of 80 tokens
+            -> 80 while a request needs all of the node, 60 if none does
+
+        match: the match; no request has pinned it for the prompt yet.
+        """
+        length = match.length
+        for node in ancestors(match.node) if match.node else ():
+            available = max(node.num_computed, self.needed_length(node))
+            if available > node.at:
+                return min(length, available)
+            length = min(length, node.at)
+        return length
+
+    def needed_length(self, node: PrefixNode) -> int:
+        """Return how many first tokens of a prefix are needed now, by requests that fork it and by needed
+        prefixes that are forked from it; 0 if there are none.
+
+            node of 100 tokens, pinned by a request that forks 30; children forked at 40 (pinned) and at 70
+            (not pinned) -> 40
+
+        node: a prefix of this tree.
+        """
+        forks = (child.at for child in node.children if _is_needed(child))
+        return max((*node.pins, *forks), default=0)
 
     def spare(self, kept_node: PrefixNode | None = None) -> int:
         """Return how many KV pages could be freed now: those of all prefixes that no request needs. Prefixes
@@ -177,7 +226,8 @@ class PrefixTree:
 
     def evict(self, pages: int, kept_node: PrefixNode | None = None) -> list[PrefixNode]:
         """Remove prefixes until enough pages are freed or nothing more can be removed. Suspect prefixes go
-        first, then the least recently used. Return the removed ones, in order; empty if nothing was removed.
+        first, then those of which no token is computed, then the least recently used. Return the removed
+        ones, in order; empty if nothing was removed.
         A prefix is removed only if neither a request nor another prefix needs it; removing a child may make
         its parent removable. More pages than asked for may be freed by the last removal.
 
@@ -187,7 +237,7 @@ class PrefixTree:
         gone: list[PrefixNode] = []
         while pages > 0:
             spare = (node for node in self._by_id.values() if node.evictable and node is not kept_node)
-            first = min(spare, key=lambda node: (not node.suspect, node.used), default=None)
+            first = min(spare, key=lambda node: (not node.suspect, node.begun, node.used), default=None)
             if first is None:
                 break
             self._remove(first)
@@ -239,6 +289,20 @@ class PrefixTree:
         """
         (node.parent.children if node.parent else self._roots).remove(node)
         del self._by_id[node.sequence]
+
+
+def _is_needed(node: PrefixNode) -> bool:
+    """Return True if a request needs a prefix, or one that is forked from it, directly or indirectly.
+
+    node: the prefix.
+    """
+    unseen = [node]
+    while unseen:
+        one = unseen.pop()
+        if one.pins:
+            return True
+        unseen += one.children
+    return False
 
 
 def ancestors(node: PrefixNode) -> Iterator[PrefixNode]:
