@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from gguf import MODEL_ARCH, GGUFWriter, get_tensor_name_map
+from safetensors.torch import load_file
 
+from specsot.checkpoint.config import read_config
+from specsot.checkpoint.mtp import has_mtp
+from specsot.checkpoint.resolving import resolve_model
 from specsot.core.frames import FeatureBatch, Features, Fork, Opening
 from specsot.errors import ModelError
 from specsot.members import TreeShape
@@ -15,8 +22,11 @@ from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.mtp import MtpHead, load_mtp
 from specsot_drafter.loader import propose_with
+from specsot_drafter.memory import mtp_memory
 from specsot_drafter.proposers import Proposer
 from specsot_model.attention import RowSpan
+from specsot_model.memory_fit import WeightForm
+from tests.model.gguf_files import write_gguf
 from tests.drafter.mtp import KINDS, LAYERS, Pair, split_pair, write_pair
 from tests.model.tiny import Ring, load
 
@@ -70,6 +80,56 @@ def test_a_layer_in_a_checkpoint_of_its_own_is_the_same(pair: Pair, tmp_path: Pa
     torch.testing.assert_close(outputs_of(apart, TEXT[1:], features), expected, atol=1e-5, rtol=0)
     with pytest.raises(ModelError, match="no MTP layer for a base of 3 layers"):
         load_layer(pair.directory, pair.directory)
+
+
+def test_the_memory_of_a_layer_is_known_before_it_is_loaded(pair: Pair) -> None:
+    config = read_config(pair.directory)
+    memory = mtp_memory(pair.directory, config, WeightForm(4, shared=config.tied), SHAPE, kernels=False)
+    stored = load_file(pair.directory / "model.safetensors")
+    own = sum(one.nbytes for name, one in stored.items() if name.startswith(("mtp.", "model.layers.3.")))
+    norms = 3 * config.hidden * 4
+    assert memory.own + norms == own
+    table = stored["model.embed_tokens.weight"].nbytes
+    assert memory.borrowed == (1 if config.tied else 2) * table + config.hidden * 4
+    head = load_layer(pair.directory, pair.directory)
+    assert (memory.row, memory.head.taps, memory.head.width) == (head.row_bytes, head.taps, head.width)
+
+
+def add_layer(pair: Pair, writer: GGUFWriter) -> None:
+    """As llama.cpp's converter writes the layer, by the names of the package gguf."""
+    names = get_tensor_name_map(MODEL_ARCH.GLM4_MOE, LAYERS + 1)
+    prefix = f"model.layers.{LAYERS}."
+    stored = load_file(pair.directory / "model.safetensors")
+    own = {name.removeprefix(prefix): one for name, one in stored.items() if name.startswith(prefix)}
+    experts = defaultdict[str, list[torch.Tensor]](list)
+    for number in range(pair.base.config.n_routed_experts):
+        for part in ("gate_proj", "up_proj", "down_proj"):
+            experts[f"mlp.experts.{part}.weight"].append(own.pop(f"mlp.experts.{number}.{part}.weight"))
+    own |= {name: torch.stack(parts) for name, parts in experts.items()}
+    own["mlp.gate.e_score_correction.bias"] = own.pop("mlp.gate.e_score_correction_bias")
+    own["embed_tokens.weight"] = own["shared_head.head.weight"] = stored["lm_head.weight"]
+    writer.add_nextn_predict_layers(1)
+    writer.add_block_count(LAYERS + 1)
+    for name, tensor in own.items():
+        stem, _, suffix = name.rpartition(".")
+        writer.add_tensor(f"{names.get_name(prefix + stem)}.{suffix}", tensor.numpy())
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_layer_in_a_gguf_file_is_the_same(
+    alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the layers of its base, or in a file that holds nothing else."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    pair = write_pair(tmp_path / "base", "glm4_moe", head_dim=16)
+    add = partial(add_layer, pair)
+    whole = write_gguf(tmp_path / "glm.gguf", pair.base, also=lambda writer: None if alone else add(writer))
+    base = resolve_model(whole)
+    own = write_gguf(tmp_path / "mtp-glm.gguf", pair.base, also=add, tensors=False) if alone else whole
+    assert has_mtp(base, read_config(base)) != alone
+    head = load_layer(resolve_model(own), base)
+    logits = head.logits(outputs_of(head, TEXT[1:], pair.features(TEXT[:-1])))
+    torch.testing.assert_close(logits, pair.logits(pair.outputs(TEXT)), atol=NEAR, rtol=0)
 
 
 class Drafting:
