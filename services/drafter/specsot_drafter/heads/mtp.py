@@ -43,6 +43,18 @@ class MtpParts:
     hnorm: AnyNorm
     eh_proj: Linear
 
+    @classmethod
+    def fetch(cls, fetch: Fetch, names: MtpNames, config: ModelConfig) -> MtpParts:
+        """Load the parts and return them. Raises ModelError if one is missing or has another shape.
+
+        fetch: Loads the layer's tensors.
+        names: Names of the layer's modules.
+        config: Config of the base model.
+        """
+        enorm, hnorm = (fetch_norm(fetch, name, config) for name in (names.enorm, names.hnorm))
+        shape = config.hidden, 2 * config.hidden
+        return cls(enorm, hnorm, fuse_projections(fetch, [names.eh_proj], shape, False))
+
 
 class MtpHead(DecoderHead):
     """An MTP layer as a `DraftHead`, and as a `GraphHead` if it is `capturable`.
@@ -152,11 +164,8 @@ def load_mtp(
     weights = MtpWeights(own, base, names, config)
     block = block_config(config, names, own.names())
     decoder = Decoder(block, weights, Range(0, 1), dtype, torch.device(device), quantization=quantization)
-    fetch = Fetch(weights, dtype, device, quantization)
-    eh_proj = fuse_projections(fetch, [names.eh_proj], (config.hidden, 2 * config.hidden), False)
-    enorm, hnorm = (fetch_norm(fetch, name, config) for name in (names.enorm, names.hnorm))
-    final_norm = fetch_final_norm(Fetch(base, dtype, device), config)
-    return MtpHead(decoder, MtpParts(enorm, hnorm, eh_proj), config, final_norm)
+    parts = MtpParts.fetch(Fetch(weights, dtype, device, quantization), names, config)
+    return MtpHead(decoder, parts, config, fetch_final_norm(Fetch(base, dtype, device), config))
 
 
 class MtpWeights(Weights):
