@@ -1,7 +1,7 @@
 """Tiny bases whose checkpoints hold an MTP layer, and what that layer computes by other code than ours.
 
-GLM's layer is Transformers' own `MtpModel`, over its model of the base. Transformers ignore the layer of Qwen's
-models, so theirs is written out here in plain torch.
+GLM's layer is Transformers' own `MtpModel`, over its model of the base. Transformers ignore the layer of
+Qwen's models, so that one is written out here in plain torch.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {},
     "qwen2": {"tie_word_embeddings": True},
 }
-# Computes the layer's outputs [rows, hidden] of token ids [rows], features [rows, hidden], positions [rows] and
-# which rows each row sees, bool [rows, rows].
+# Computes the layer's outputs [rows, hidden] of token ids [rows], features [rows, hidden], positions [rows]
+# and which rows each row sees, bool [rows, rows].
 Layer = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -61,8 +61,8 @@ class Pair:
 
     @torch.inference_mode()
     def along(self, tokens: list[int], path: list[int]) -> Tensor:
-        """Log-probabilities [len(path), vocabulary] behind a text and behind each but the last token of a path of
-        drafts, for which the layer reads its own outputs."""
+        """Log-probabilities [len(path), vocabulary] after a text, and after each token but the last of a path
+        of drafts, for which the layer reads its own outputs."""
         text, features = tokens[1:], self.features(tokens[:-1])
         found = []
         for draft in path:
@@ -134,8 +134,8 @@ def _experts_apart(name: str, tensor: Tensor) -> dict[str, Tensor]:
 def _qwen(base: torch.nn.Module, config: dict[str, Any]) -> tuple[dict[str, Tensor], Layer]:
     """The tensors of a random layer in Qwen's layout, and its formulas in plain torch.
 
-    Qwen3-Next and Qwen3.5 gate each query head, turn a quarter of a head, and have norms of weight 1 + w; a layer
-    for Qwen2, as it is trained here, has Qwen2's biases and plain norms.
+    Qwen3-Next and Qwen3.5 gate each query head, rotate a quarter of a head, and have norms of weight 1 + w. A
+    layer for Qwen2, as `specsot train` makes it, has Qwen2's biases and plain norms.
     """
     gated = config["model_type"] != "qwen2"
     hidden, inner = config["hidden_size"], config["intermediate_size"]
@@ -167,7 +167,10 @@ def _qwen(base: torch.nn.Module, config: dict[str, Any]) -> tuple[dict[str, Tens
     offset = 1.0 if gated else 0.0
     w |= {f"{name}.weight": torch.randn(size) * 0.2 + 1 - offset for name, size in norms.items()}
     if not gated:
-        w |= {f"{at}.self_attn.{one}_proj.bias": torch.randn(len(w[f"{at}.self_attn.{one}_proj.weight"])) for one in "qkv"}
+        w |= {
+            f"{at}.self_attn.{one}_proj.bias": torch.randn(len(w[f"{at}.self_attn.{one}_proj.weight"]))
+            for one in "qkv"
+        }
 
     def norm(name: str, x: Tensor) -> Tensor:
         return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * (w[f"{name}.weight"] + offset)
@@ -183,7 +186,9 @@ def _qwen(base: torch.nn.Module, config: dict[str, Any]) -> tuple[dict[str, Tens
         return torch.cat((a * cos - b * sin, b * cos + a * sin, x[..., turned:]), -1)
 
     def mlp(name: str, x: Tensor) -> Tensor:
-        return product(f"{name}down_proj", F.silu(product(f"{name}gate_proj", x)) * product(f"{name}up_proj", x))
+        return product(
+            f"{name}down_proj", F.silu(product(f"{name}gate_proj", x)) * product(f"{name}up_proj", x)
+        )
 
     def mixture(x: Tensor) -> Tensor:
         weights, ids = product(f"{at}.mlp.gate", x).softmax(-1).topk(chosen, -1)
@@ -212,7 +217,9 @@ def _qwen(base: torch.nn.Module, config: dict[str, Any]) -> tuple[dict[str, Tens
         embedded = norm("mtp.pre_fc_norm_embedding", base.model.embed_tokens(tokens))
         z = product("mtp.fc", torch.cat((embedded, norm("mtp.pre_fc_norm_hidden", features)), 1))
         z = z + attention(norm(f"{at}.input_layernorm", z), positions, seen)
-        z = z + (mixture if experts else lambda x: mlp(f"{at}.mlp.", x))(norm(f"{at}.post_attention_layernorm", z))
+        z = z + (mixture if experts else lambda x: mlp(f"{at}.mlp.", x))(
+            norm(f"{at}.post_attention_layernorm", z)
+        )
         return norm("mtp.norm", z)
 
     return w, forward

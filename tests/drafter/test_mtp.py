@@ -26,8 +26,8 @@ from specsot_drafter.memory import mtp_memory
 from specsot_drafter.proposers import Proposer
 from specsot_model.attention import RowSpan
 from specsot_model.memory_fit import WeightForm
-from tests.model.gguf_files import write_gguf
 from tests.drafter.mtp import KINDS, LAYERS, Pair, split_pair, write_pair
+from tests.model.gguf_files import write_gguf
 from tests.model.tiny import Ring, load
 
 TEXT = [7, 99, 3, 50, 21, 21, 64, 8, 15, 30, 77, 41, 5, 90, 13, 2, 66, 38, 4, 19, 55, 71, 6, 28]
@@ -171,18 +171,17 @@ class Drafting:
 
 def check_tree(pair: Pair, text: list[int], offer: Candidates, tree: int) -> None:
     tokens, scores, parents = (part[tree].tolist() for part in (offer.tokens, offer.scores, offer.parents))
+    best = pair.along(text, tokens[:1])[0].topk(SHAPE.top_k)
+    assert tokens[: SHAPE.top_k] == best.indices.tolist()
+    assert scores[: SHAPE.top_k] == pytest.approx(best.values.tolist(), abs=NEAR)
     paths = list[list[int]]()
-    leaves = 0
-    for token, score, parent in zip(tokens, scores, parents):
+    for token, parent in zip(tokens, parents):
         paths.append([*(paths[parent - 1] if parent else []), token])
-        if len(paths[-1]) == LEVELS:
-            leaves += 1
-            chances = pair.along(text, paths[-1])
-            assert abs(sum(one[draft] for one, draft in zip(chances, paths[-1])) - score) < NEAR
-        elif len(paths[-1]) == 1:
-            best = pair.along(text, [token])[0].topk(SHAPE.top_k)
-            assert token in best.indices and score == pytest.approx(float(best.values[best.indices == token]), abs=NEAR)
-    assert leaves == SHAPE.top_k**2, "candidates of the last level"
+    leaves = [(path, score) for path, score in zip(paths, scores) if len(path) == LEVELS]
+    assert len(leaves) == SHAPE.top_k**2
+    for path, score in leaves:
+        chances = pair.along(text, path)
+        assert score == pytest.approx(float(sum(one[draft] for one, draft in zip(chances, path))), abs=NEAR)
 
 
 def test_trees_and_branches_are_those_of_the_reference(pair: Pair) -> None:

@@ -21,7 +21,7 @@ from specsot_model.decoder import Decoder
 from specsot_model.layers import fetch_final_norm
 from specsot_model.weights import Fetch, WeightFiles
 from tests.drafter.mtp import write_pair
-from tests.drafter.test_descent import DEVICE, K, KIND, LEVELS, TEXTS, TREES, later, remembering
+from tests.drafter.test_descent import DEVICE, KIND, LEVELS, TEXTS, TREES, K, later, remembering
 from tests.model.test_steps import Fused, Plain
 from tests.there import there
 

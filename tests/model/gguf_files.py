@@ -91,7 +91,8 @@ def write_gguf(
 ) -> Path:
     """kinds: of its matrices, in turn. split: tensors of one part; 0: one file. arch: another name for it.
 
-    also: writes what else shall be in it. tensors: whether the model's own are in it. Parts have names of their own; the first one's is returned.
+    also: writes what else shall be in it. tensors: whether the model's own are in it. Parts
+    have names of their own; the first one's is returned.
     """
     config: Any = model.config
     family = ARCHS[config.model_type]

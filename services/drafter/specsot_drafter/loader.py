@@ -670,7 +670,9 @@ def make_backends(options: DraftModelOptions) -> dict[DrafterName, DraftBackend]
         case "ngram" | "suffix":
             return {options.drafts: ngram[options.drafts], **ngram}
         case other:
-            raise InvalidRequest(f"drafter must be eagle, mtp, model, suffix or ngram, got {other!r}", "drafter")
+            raise InvalidRequest(
+                f"drafter must be eagle, mtp, model, suffix or ngram, got {other!r}", "drafter"
+            )
 
 
 # Rows of a level. The sizes at which a drafter's speed is measured.

@@ -199,8 +199,8 @@ class DraftModelOptions(ModelOptions):
 
     drafter: DrafterName | None = option(
         None,
-        "What drafts: an EAGLE or DFlash head, the model's own MTP layer, a small model, n-grams or suffixes of "
-        "the text, or nothing.",
+        "What drafts: an EAGLE or DFlash head, an MTP layer, a small model, n-grams or suffixes of the text, "
+        "or nothing.",
         unset="eagle or mtp, if there is a head or layer",
         tier="common",
     )

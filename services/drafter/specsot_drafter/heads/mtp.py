@@ -255,7 +255,9 @@ class MtpWeights(Weights):
         """
         if name in self._places:
             return self._places[name]
-        stored = next((a + name.removeprefix(b) for a, b in self._renamed.items() if name.startswith(b)), name)
+        stored = next(
+            (a + name.removeprefix(b) for a, b in self._renamed.items() if name.startswith(b)), name
+        )
         return self._own, stored
 
     @cached_property
