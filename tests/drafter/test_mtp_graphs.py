@@ -14,7 +14,7 @@ from specsot.members import Range
 from specsot_drafter.eagle_kv import compute_rows
 from specsot_drafter.growth import TreeGrowth
 from specsot_drafter.heads.fused import graph_head
-from specsot_drafter.heads.mtp import MtpHead, MtpParts, MtpWeights
+from specsot_drafter.heads.mtp import MtpHead, MtpParts
 from specsot_drafter.overlap.graph_growth import GraphInput, TreeGraphs
 from specsot_model.cuda_graphs import GraphCapture
 from specsot_model.decoder import Decoder
@@ -34,9 +34,8 @@ def load(directory: Path, kind: type[Decoder]) -> MtpHead:
     """The layer, whose block runs as this kind of decoder."""
     config, files = read_config(directory), WeightFiles(directory)
     names = require_mtp(files.names(), config, directory)
-    weights = MtpWeights(files, files, names, config)
-    block = kind(block_config(config, names, files.names()), weights, Range(0, 1), KIND, torch.device(DEVICE))
-    fetch = Fetch(weights, KIND, DEVICE)
+    block = kind(block_config(config, names, files.names()), files, Range(0, 1), KIND, torch.device(DEVICE))
+    fetch = Fetch(files, KIND, DEVICE)
     return MtpHead(block, MtpParts.fetch(fetch, names, config), config, fetch_final_norm(fetch, config))
 
 

@@ -90,7 +90,8 @@ def has_mtp(directory: Path, config: ModelConfig) -> bool:
 
 
 def block_config(config: ModelConfig, names: MtpNames, tensors: Collection[str]) -> ModelConfig:
-    """Return the config of a model whose only layer is the MTP layer's block.
+    """Return the config of a model whose only layer is the MTP layer's block, and whose final norm is the
+    layer's. Its tensors have the names that the checkpoint gives them.
 
     config: Config of the base model.
     names: Names of the MTP layer.
@@ -104,7 +105,14 @@ def block_config(config: ModelConfig, names: MtpNames, tensors: Collection[str])
         sparse = any(name.startswith(f"{names.block}.{config.names.router}.") for name in tensors)
         routing = replace(routing, dense=frozenset() if sparse else frozenset({0}))
     return replace(
-        config, layers=1, routing=routing, delta=None, window=None, windowed=frozenset(), sliding_rope=None
+        config,
+        layers=1,
+        names=replace(config.names, layer=names.block, norm=names.norm),
+        routing=routing,
+        delta=None,
+        window=None,
+        windowed=frozenset(),
+        sliding_rope=None,
     )
 
 

@@ -8,7 +8,6 @@ the block this file adds what `specsot.checkpoint.mtp` describes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -21,12 +20,11 @@ from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.decoder import DecoderHead
 from specsot_drafter.heads.eagle import FinalHidden
 from specsot_model.decoder import Decoder
-from specsot_model.decoding import Codes
 from specsot_model.layers import AnyNorm, fetch_final_norm, fetch_norm
 from specsot_model.linear import Linear
 from specsot_model.packed import best_tokens
 from specsot_model.projections import fuse_projections
-from specsot_model.published import PublishedWeights, open_weights
+from specsot_model.published import open_weights
 from specsot_model.weights import Fetch, Weights
 
 
@@ -161,113 +159,60 @@ def load_mtp(
     base = open_weights(base_directory, allow_pickle_base)
     own = base if directory == base_directory else open_weights(directory, allow_pickle_bin)
     names = require_mtp(own.names(), config, directory)
-    weights = MtpWeights(own, base, names, config)
+    weights = LayerWeights(own, base)
     block = block_config(config, names, own.names())
     decoder = Decoder(block, weights, Range(0, 1), dtype, torch.device(device), quantization=quantization)
     parts = MtpParts.fetch(Fetch(weights, dtype, device, quantization), names, config)
     return MtpHead(decoder, parts, config, fetch_final_norm(Fetch(base, dtype, device), config))
 
 
-class MtpWeights(Weights):
-    """The tensors of an MTP layer under the names of a model whose only layer is the layer's block.
+class LayerWeights(Weights):
+    """The tensors of an MTP layer's checkpoint, and those of its base model that this checkpoint lacks.
 
-    "model.layers.0.mlp.up_proj.weight" is read as "mtp.layers.0.mlp.up_proj.weight", "model.norm.weight" as
-    "mtp.norm.weight". Embedding and lm_head are the base model's. The layer's other tensors keep their names.
+    Matrices that are published quantized are decoded, and rounded again where the drafter quantizes. That only
+    changes drafts.
     """
 
-    def __init__(self, own: Weights, base: Weights, names: MtpNames, config: ModelConfig) -> None:
+    def __init__(self, own: Weights, base: Weights) -> None:
         """Keep the sources.
 
         own: Tensors of the checkpoint with the MTP layer.
-        base: Tensors of the base model; the same object if the layer is in the base model's checkpoint.
-        names: Names of the MTP layer.
-        config: Config of the base model.
+        base: Tensors of the base model.
         """
-        model = config.names
+        self._sources = dict.fromkeys(base.names(), base) | dict.fromkeys(own.names(), own)
         self._own = own
-        self._base = base
-        # Prefixes of the one-layer model's tensors that are the layer's, by the prefix in its checkpoint.
-        self._renamed = {
-            f"{names.block}.": f"{model.layer.format(0)}.",
-            f"{names.norm}.": f"{model.norm}.",
-            **{f"{name}.": f"{name}." for name in (names.enorm, names.hnorm, names.eh_proj)},
-        }
-        self._shared = (f"{model.embedding}.", f"{model.head}.")
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of all tensors of the one-layer model, and of the layer's other tensors."""
-        return tuple(self._places)
+        """Return the names of all tensors."""
+        return tuple(self._sources)
 
     def where(self, name: str) -> str:
         """Return the place of a tensor, for messages.
 
-        name: Name of the tensor in the one-layer model.
+        name: Name of the tensor.
         """
-        weights, stored = self._find(name)
-        return weights.where(stored)
+        return self._source(name).where(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape. Raises ModelError if there is no such tensor.
+        """Return a tensor's shape. Raises ModelError if neither checkpoint has the tensor.
 
-        name: Name of the tensor in the one-layer model.
+        name: Name of the tensor.
         """
-        weights, stored = self._find(name)
-        return weights.shape(stored)
-
-    def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise a ModelError that names both shapes, and the tensor as its file names it, if a tensor has
-        another shape than the base model needs.
-
-        name: Name of the tensor in the one-layer model.
-        shape: The shape that the base model's config asks for.
-        """
-        weights, stored = self._find(name)
-        weights.check(stored, shape)
+        return self._source(name).shape(name)
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         """Return a tensor, converted to a dtype and copied to a device. Raises ModelError if it cannot be
         read.
 
-        name: Name of the tensor in the one-layer model.
+        name: Name of the tensor.
         dtype: Type of the result.
         device: Device of the result.
         """
-        weights, stored = self._find(name)
-        return weights.tensor(stored, dtype, device)
+        return self._source(name).tensor(name, dtype, device)
 
-    def rounded(self, name: str, form: Quantization, device: torch.device | str) -> Codes | None:
-        """Return a matrix that is published quantized in this form as its own codes. Return None for any
-        other matrix: it is decoded, and rounded to the form, which only changes drafts.
+    def _source(self, name: str) -> Weights:
+        """Return the checkpoint with a tensor; the layer's, whose error names it, if neither has the tensor.
 
-        name: Name of the tensor in the one-layer model.
-        form: The form: "int8", "int4" or "fp8".
-        device: Device of the result.
+        name: Name of the tensor.
         """
-        weights, stored = self._find(name)
-        as_published = isinstance(weights, PublishedWeights) and weights.published.form == form
-        return weights.rounded(stored, form, device) if as_published else None
-
-    def _find(self, name: str) -> tuple[Weights, str]:
-        """Return the source of a tensor, and the tensor's name there. A name that the layer's checkpoint
-        lacks is looked for in that checkpoint, whose error names it.
-
-        name: Name of the tensor in the one-layer model.
-        """
-        if name in self._places:
-            return self._places[name]
-        stored = next(
-            (a + name.removeprefix(b) for a, b in self._renamed.items() if name.startswith(b)), name
-        )
-        return self._own, stored
-
-    @cached_property
-    def _places(self) -> dict[str, tuple[Weights, str]]:
-        """The source of each tensor and its name there, by its name in the one-layer model."""
-        found = {name: (self._base, name) for name in self._base.names() if name.startswith(self._shared)}
-        for stored in self._own.names():
-            for prefix, renamed in self._renamed.items():
-                # The parts of DeepSeek's layout have names that begin with that of the block, too; under the
-                # block's new prefix they are never asked for.
-                if stored.startswith(prefix):
-                    found[renamed + stored.removeprefix(prefix)] = (self._own, stored)
-        return found
+        return self._sources.get(name, self._own)
