@@ -47,6 +47,9 @@ class MtpNames:
 # Qwen3-Next and Qwen3.5 to 3.8; also what `specsot train --kind mtp` writes.
 QWEN = MtpNames("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm", "mtp.layers.0")
 
+# DeepSeek's and GLM's names of the same modules but the block, within the layer.
+DEEPSEEK = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+
 
 def find_mtp(tensors: Collection[str], config: ModelConfig) -> MtpNames | None:
     """Return the names of a checkpoint's first MTP layer, or None if it has none.
@@ -59,8 +62,8 @@ def find_mtp(tensors: Collection[str], config: ModelConfig) -> MtpNames | None:
     second.
     """
     block = config.names.layer.format(config.layers)
-    parts = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
-    deepseek = MtpNames(*(f"{block}.{part}" for part in parts), block)
+    enorm, hnorm, eh_proj, norm = (f"{block}.{part}" for part in DEEPSEEK)
+    deepseek = MtpNames(enorm, hnorm, eh_proj, norm, block)
     return next((names for names in (QWEN, deepseek) if f"{names.enorm}.weight" in tensors), None)
 
 

@@ -169,8 +169,8 @@ def load_mtp(
 class LayerWeights(Weights):
     """The tensors of an MTP layer's checkpoint, and those of its base model that this checkpoint lacks.
 
-    Matrices that are published quantized are decoded, and rounded again where the drafter quantizes. That only
-    changes drafts.
+    Matrices that are published quantized are decoded, and rounded again where the drafter quantizes. This
+    rounding only changes drafts.
     """
 
     def __init__(self, own: Weights, base: Weights) -> None:
