@@ -12,12 +12,12 @@ from specsot.errors import ContextLengthExceeded, InvalidRequest
 
 Mode = Literal["auto", "sot", "direct"]
 PlanStyle = Literal["auto", "list", "markers", "tags"]
-DrafterName = Literal["eagle", "model", "suffix", "ngram", "none"]
+DrafterName = Literal["eagle", "mtp", "model", "suffix", "ngram", "none"]
 
 # The modes of a request.
 MODES: tuple[Mode, ...] = ("auto", "sot", "direct")
 # The names of all drafters.
-DRAFTERS: tuple[DrafterName, ...] = ("eagle", "model", "suffix", "ngram", "none")
+DRAFTERS: tuple[DrafterName, ...] = ("eagle", "mtp", "model", "suffix", "ngram", "none")
 # Drafters that need no draft model.
 MODELLESS: tuple[DrafterName, ...] = ("suffix", "ngram", "none")
 # Entries. Bounds the logit biases of a request, which travel with every sequence that the request opens.

@@ -12,6 +12,7 @@ from specsot.service.options import DraftModelOptions
 from specsot_app.api import fleet_of
 from specsot_app.core.ask import ask_of
 from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions, Threads
+from specsot_app.fleet.fitting import plan_fleet
 from specsot_app.fleet.opening import open_fleet
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_app.fleet.service_specs import services_of
@@ -20,6 +21,7 @@ from specsot_drafter.drafter import Drafter
 from specsot_drafter.loader import DraftLoader
 from specsot_worker.loader import StageLoader
 from specsot_worker.worker import Worker
+from tests.drafter.mtp import split_pair, write_pair
 
 pytestmark = pytest.mark.torch
 
@@ -100,6 +102,40 @@ def test_impossible_options_are_refused_before_anything_is_loaded(demo_model, wr
     with pytest.raises(InvalidRequest) as refused:
         models_of(fleet_of(given))
     assert refused.value.field == field
+
+
+def test_an_mtp_layer_of_the_base_drafts_unless_another_drafter_is_named(tmp_path, demo_model):
+    base, alone = write_pair(tmp_path / "base", "qwen2").directory, tmp_path / "alone"
+    for given, found in (
+        ({}, ("mtp", base)),
+        ({"drafter": "mtp"}, ("mtp", base)),
+        ({"drafter": "none"}, ("none", None)),
+        ({"drafter": "ngram"}, ("ngram", None)),
+        ({"draft_model": str(demo_model / "eagle3")}, ("eagle", demo_model / "eagle3")),
+    ):
+        models = models_of(fleet_of({"model": str(base), **given}))
+        assert (models.drafts, models.draft) == found
+    split_pair(write_pair(tmp_path / "other", "qwen2"), alone)
+    assert models_of(fleet_of({"model": str(tmp_path / "other")})).drafts == "none"
+    apart = models_of(fleet_of({"model": str(tmp_path / "other"), "draft_model": str(alone)}))
+    assert (apart.drafts, apart.draft) == ("mtp", alone)
+
+
+def test_a_process_that_drafts_with_the_mtp_layer_of_its_base(tmp_path):
+    base = write_pair(tmp_path / "base", "qwen2").directory
+    wanted = FleetOptions(model=str(base))
+    drafter = services_of(wanted, models_of(wanted), 50999, tmp_path)[-1]
+    for arguments in (list(drafter.arguments), ["--drafter", "mtp", "--model", str(base)]):
+        read = read_config(arguments).draft
+        assert (read.drafts, read.draft) == ("mtp", base)
+
+
+def test_the_plan_of_a_fleet_counts_an_mtp_layer_of_its_model(tmp_path):
+    base = write_pair(tmp_path / "base", "qwen2").directory
+    plan = plan_fleet(FleetOptions(model=str(base)))
+    assert plan.draft == "the MTP layer of base"
+    assert plan.draft_own > 0
+    assert plan_fleet(FleetOptions(model=str(base), drafter="none")).draft == ""
 
 
 def test_drafter_processes_get_the_options_of_the_embedded_drafter(tmp_path, demo_model):

@@ -19,7 +19,7 @@ from specsot.checkpoint.config import read_config
 from specsot.checkpoint.fingerprint import fingerprint
 from specsot.core.frames import Close, End, Fork, Lease, Logprob, Open, Opening, Result
 from specsot.members import CommMode, HopDtype, KvDtype, Layout, Quantization, TreeShape
-from specsot.params import Sampling
+from specsot.params import DrafterName, Sampling
 from specsot.service.membership import RingMember, run_membership
 from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.grpc_links import GrpcDialer, RingService
@@ -65,6 +65,7 @@ class Setup:
     watch: Callable[[str], Any] = lambda name: None
     reading: Executor | None = None
     max_in_flight: int | None = None
+    method: DrafterName | None = None  # how `head` drafts; None: as an EAGLE head
 
 
 @dataclass
@@ -289,6 +290,7 @@ def make_drafter(setup: Setup, name, address, dialer, compute) -> RingMember:
         dtype="fp32",
         kv_memory=1 << 26,
         draft_model=setup.head,
+        drafter=setup.method,
         draft_quantization=setup.draft_quantization,
     )
     return Drafter(drafting.DraftLoader(options, name, address), dialer, compute, setup.watch(name))

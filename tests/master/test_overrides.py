@@ -27,5 +27,5 @@ def test_who_is_not_here_is_refused_naming_who_is(here, named, said):
 
 
 def test_an_unknown_drafter_is_refused():
-    with pytest.raises(InvalidRequest, match="one of eagle, model, suffix, ngram, none"):
+    with pytest.raises(InvalidRequest, match="one of eagle, mtp, model, suffix, ngram, none"):
         Ask(prompt="x", drafter="magic")  # type: ignore[arg-type]

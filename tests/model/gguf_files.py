@@ -87,10 +87,12 @@ def write_gguf(
     split: int = 0,
     arch: str = "",
     also: Callable[[GGUFWriter], None] = lambda writer: None,
+    tensors: bool = True,
 ) -> Path:
     """kinds: of its matrices, in turn. split: tensors of one part; 0: one file. arch: another name for it.
 
-    also: writes what else shall be in it. Parts have names of their own; the first one's is returned.
+    also: writes what else shall be in it. tensors: whether the model's own are in it. Parts
+    have names of their own; the first one's is returned.
     """
     config: Any = model.config
     family = ARCHS[config.model_type]
@@ -99,7 +101,7 @@ def write_gguf(
     also(writer)
     (words or no_words(config.vocab_size)).write(writer)
     turn = cycle(kinds)
-    for name, values in _stored(model, family):
+    for name, values in _stored(model, family) if tensors else ():
         kind = next(turn) if values.ndim > 1 else GGMLQuantizationType.F32
         if family is MODEL_ARCH.GPT_OSS and name.endswith("_exps.weight"):
             kind = GGMLQuantizationType.MXFP4

@@ -17,6 +17,7 @@ import torch
 from specsot.checkpoint.config import ModelConfig, read_config
 from specsot.checkpoint.fields import read_json
 from specsot.checkpoint.hub import shapes_on_hub, snapshot_of
+from specsot.checkpoint.mtp import has_mtp
 from specsot.checkpoint.resolving import describe_model, name_of_model
 from specsot.core.info import memory_in_words
 from specsot.errors import InvalidRequest, Refused
@@ -25,7 +26,7 @@ from specsot.params import MODELLESS
 from specsot_app.core.device_map import HostDevice, PlannedPlace, check_stages, parse_planned
 from specsot_app.fleet.options import FleetOptions, layers_of, local_hosts, models_of
 from specsot_drafter.heads.checkpoint import Checkpoint
-from specsot_drafter.memory import DraftMemory, eagle_memory, model_memory
+from specsot_drafter.memory import DraftMemory, eagle_memory, model_memory, mtp_memory
 from specsot_drafter.proposers.lm import beam_shape, read_small
 from specsot_master.core.ring.epoch import configurations_of
 from specsot_master.core.ring.placement import Throughput, next_stages
@@ -128,7 +129,7 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
     InvalidRequest is also raised without a model, for a number of places that differs from the number of
     stages, for a place on another machine without its memory, and for a drafter that lacks its model. If the
     layers can be placed but a device still lacks memory, nothing is raised: `FleetPlan.lacking` names the
-    device.
+    device. An MTP layer of the model counts as the drafter if no other one is named.
 
     options: Options of the fleet; only the config and the headers of its weight files are read.
     Raises Refused if layers do not fit, with the sizes in words; ModelError; InvalidRequest.
@@ -137,6 +138,8 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
         raise InvalidRequest("a model is needed: a directory, a GGUF file, or owner/name on the hub", "model")
     base = describe_model(options.model)
     config = read_config(base)
+    if options.draft_model is None and options.drafter in (None, "mtp") and has_mtp(base, config):
+        options = replace(options, drafter="mtp", draft_model=options.model)
     ranges = layers_of(options, base)
     places = [_with_measured(place) for place in _planned_places(options, len(ranges))]
     check_stages(len(ranges) or options.stages, [place.place for place in places])
@@ -172,14 +175,23 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
         stages=tuple(stage_plans),
         positions=formed.pages * formed.page_rows,
         page_rows=formed.page_rows,
-        draft=name_of_model(describe_model(options.draft_model))
-        if draft_memory and options.draft_model
-        else "",
+        draft=_draft_name(options) if draft_memory else "",
         draft_own=draft_memory.own if draft_memory else 0,
         draft_borrowed=draft_memory.borrowed if draft_memory else 0,
         tokens_per_second=_speed(stage_plans),
         text_only=config.text_of is not None,
     )
+
+
+def _draft_name(options: FleetOptions) -> str:
+    """Return the name of the model that drafts, for users; "" if none is named.
+
+    options: Options of the fleet.
+    """
+    if options.draft_model is None:
+        return ""
+    name = name_of_model(describe_model(options.draft_model))
+    return f"the MTP layer of {name}" if options.drafts == "mtp" else name
 
 
 def count_on_gpu(options: FleetOptions) -> int:
@@ -339,7 +351,8 @@ def _draft_memory(options: FleetOptions, layer_memory: LayerMemory) -> DraftMemo
     """Return the sizes of the drafter: weights, graphs and bytes per KV row. Return None if no model drafts.
 
     A drafter of MODELLESS gives None even if a draft model is named. Without a draft model any other drafter
-    raises InvalidRequest. A small language model ("model") is counted with its beam, a head with its tree.
+    raises InvalidRequest. A small language model ("model") is counted with its beam, a head or an MTP layer
+    with its tree.
 
     options: Options of the fleet, with the device of the last place.
     layer_memory: Sizes of the layers at the last place, whose weight files the head may borrow from.
@@ -364,8 +377,10 @@ def _draft_memory(options: FleetOptions, layer_memory: LayerMemory) -> DraftMemo
         return model_memory(
             open_shapes(folder, draft_config, bin_too), draft_config, weight_form, beam, on_gpu
         )
-    head = open_head(folder, bin_too)
     tree = options.drafting.shape() or RingConfig().shape
+    if options.drafts == "mtp":
+        return mtp_memory(folder, layer_memory.config, weight_form, tree, on_gpu)
+    head = open_head(folder, bin_too)
     return eagle_memory(
         head, layer_memory.files, layer_memory.config, weight_form, tree, on_gpu, options.overrides
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from specsot.checkpoint.config import read_config, require_quantizer, require_torch
+from specsot.checkpoint.mtp import has_mtp
 from specsot.checkpoint.resolving import address_of_model, resolve_model
 from specsot.errors import InvalidRequest
 from specsot.members import CommMode, HopDtype, Layout, Range, Transport
@@ -330,11 +331,13 @@ def models_of(options: FleetOptions) -> Models:
     check_choices(options)
     check_stage_count(options.stages)
     warn_of_processes(options)
-    if options.drafter in (None, "eagle"):
+    if options.drafter in (None, "eagle", "mtp"):
         options.drafting.shape()
     base = resolve_model(options.model) if options.model else small_pair() / "base"
     layers = layers_of(options, base)
     draft = draft_of(options, base)
+    if options.drafter is None and draft and has_mtp(draft, read_config(base)):
+        options = replace(options, drafter="mtp")
     check_head(options, draft)
     places = local_devices(options, len(layers))
     if not places:
@@ -378,12 +381,14 @@ def draft_of(options: FleetOptions, base: Path) -> Path | None:
     """Return the directory of the head or model that drafts for a base model; None if nothing drafts or no
     model is needed.
 
-    Without `draft_model`, the head that ships with SpecSoT for this base is used, if there is one.
+    Without `draft_model`, the head that ships with SpecSoT for this base is used, if there is one; else the
+    base model itself, if its checkpoint has an MTP layer.
 
     A drafter that needs no model (MODELLESS) gives None, even if `draft_model` is given. `draft_model` is
-    the name of a bundled head, a path, or a Hub repository. Without `model` and `draft_model`, the bundled
-    small pair's head drafts, unless the drafter is "model". If no head ships for the base, None is returned
-    without a `drafter`, and InvalidRequest is raised with one.
+    the name of a bundled head, a path, or a Hub repository. Drafter "mtp" without `draft_model` gives the
+    base. Without `model` and `draft_model`, the bundled small pair's head drafts, unless the drafter is
+    "model" or "mtp". If nothing is found to draft, None is returned without a `drafter`, and InvalidRequest
+    is raised with one.
 
     options: Options of the fleet.
     base: The base model's directory.
@@ -394,12 +399,14 @@ def draft_of(options: FleetOptions, base: Path) -> Path | None:
         return None
     if options.draft_model:
         return _named_head(options) or resolve_model(options.draft_model)
+    if options.drafter == "mtp":
+        return base
     if options.model is None and options.drafter != "model":
         return small_pair() / "eagle3"
     if options.drafter in (None, "eagle") and (bundled := head_for(base, BUNDLED)):
         return bundled
     if options.drafter is None:
-        return None
+        return base if has_mtp(base, read_config(base)) else None
     raise InvalidRequest(f"drafter {options.drafter} needs a draft_model", field="draft_model")
 
 

@@ -129,7 +129,7 @@ class LearningHead(nn.Module):
         self.sizes = sizes
         self.fc = nn.Linear(sizes.states, sizes.hidden, bias=False)
         self.midlayer = _Layer(sizes)
-        self.layers = nn.ModuleDict({str(index): _FurtherLayer(sizes) for index in range(1, num_layers)})
+        self.layers = nn.ModuleDict({str(index): OrdinaryLayer(sizes) for index in range(1, num_layers)})
         self.norm = RmsNorm(sizes.hidden, sizes.eps)
         self.embed_proj = self.lm_proj = self.lm_head = None
         if sizes.is_narrow:
@@ -146,6 +146,13 @@ class LearningHead(nn.Module):
     def empty_kv(self) -> list[StepKV]:
         """Return an empty `StepKV` for each layer, with which the steps of a batch begin."""
         return [StepKV() for _ in range(1 + len(self.layers))]
+
+    def features(self, states: Tensor) -> Tensor:
+        """Return the features that the first step reads, [.., hidden].
+
+        states: [.., states] inputs of the tapped layers, next to each other.
+        """
+        return self.fc(states)
 
     def mask_inputs(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tokens and features that a step after the first one reads. An EAGLE-3 head reads them as
@@ -256,21 +263,23 @@ class _Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class _FurtherLayer(nn.Module):
-    """A layer of a P-EAGLE head after the first one.
+class OrdinaryLayer(nn.Module):
+    """A layer that reads the output of the layer before it, as those of a base model do.
 
     sizes: Sizes of the head.
     """
 
-    def __init__(self, sizes: HeadSizes) -> None:
+    def __init__(self, sizes: HeadSizes, qkv_bias: bool = False, qk_norm: bool = False) -> None:
         """Make the two norms, an attention that reads as many columns as the head is wide, and the MLP.
 
         sizes: Sizes of the head.
+        qkv_bias: True if the query, key and value projections have biases.
+        qk_norm: True if each query head and each key head is normed.
         """
         super().__init__()
         self.input_layernorm = RmsNorm(sizes.hidden, sizes.eps)
         self.post_attention_layernorm = RmsNorm(sizes.hidden, sizes.eps)
-        self.self_attn = _Attention(sizes, sizes.hidden)
+        self.self_attn = _Attention(sizes, sizes.hidden, qkv_bias, qk_norm)
         self.mlp = Mlp(sizes)
 
     def forward(self, x: Tensor, kv: StepKV) -> Tensor:
@@ -290,19 +299,25 @@ class _Attention(nn.Module):
     input_width: Columns of its input.
     """
 
-    def __init__(self, sizes: HeadSizes, input_width: int) -> None:
-        """Make the query, key, value and output projections, without biases.
+    def __init__(
+        self, sizes: HeadSizes, input_width: int, qkv_bias: bool = False, qk_norm: bool = False
+    ) -> None:
+        """Make the query, key, value and output projections.
 
         sizes: Sizes of the head.
         input_width: Columns of the attention's input.
+        qkv_bias: True if the query, key and value projections have biases.
+        qk_norm: True if each query head and each key head is normed.
         """
         super().__init__()
         width = sizes.heads * sizes.head_dim
         kv_width = sizes.kv_heads * sizes.head_dim
         self.sizes = sizes
-        self.q_proj = nn.Linear(input_width, width, bias=False)
-        self.k_proj = nn.Linear(input_width, kv_width, bias=False)
-        self.v_proj = nn.Linear(input_width, kv_width, bias=False)
+        self.q_proj = nn.Linear(input_width, width, bias=qkv_bias)
+        self.k_proj = nn.Linear(input_width, kv_width, bias=qkv_bias)
+        self.v_proj = nn.Linear(input_width, kv_width, bias=qkv_bias)
+        self.q_norm = RmsNorm(sizes.head_dim, sizes.eps) if qk_norm else nn.Identity()
+        self.k_norm = RmsNorm(sizes.head_dim, sizes.eps) if qk_norm else nn.Identity()
         self.o_proj = nn.Linear(width, sizes.hidden, bias=False)
 
     def forward(self, inputs: Tensor, kv: StepKV) -> Tensor:
@@ -320,9 +335,12 @@ class _Attention(nn.Module):
         angles = angles_at(
             torch.arange(num_steps, num_steps + inputs.shape[1], device=inputs.device), self.sizes
         )
-        q = rotate(self._heads(self.q_proj(inputs)), angles)
-        kv.keys.append(rotate(self._heads(self.k_proj(inputs)), angles))
-        kv.values.append(self._heads(self.v_proj(inputs)))
+        queries, keys, values = (
+            self._heads(project(inputs)) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q = rotate(self.q_norm(queries).to(queries.dtype), angles)
+        kv.keys.append(rotate(self.k_norm(keys).to(keys.dtype), angles))
+        kv.values.append(values)
         group = self.sizes.heads // self.sizes.kv_heads
         out = _attend(q.unflatten(1, (-1, group)), kv)
         return self.o_proj(out.flatten(1, 2).transpose(1, 2).flatten(2))

@@ -6,7 +6,7 @@ It connects the parts that read, answer, train and write.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,8 +41,9 @@ from specsot_lab.train.head import (
     widened_format,
     write_head,
 )
+from specsot_lab.train.mtp import LearningMtp, check_trainable, initialise_mtp, write_mtp
 from specsot_lab.train.rows import Row
-from specsot_lab.train.settings import VOCABULARY, TrainOptions
+from specsot_lab.train.settings import VOCABULARY, HeadPlan, TrainOptions
 from specsot_lab.train.text_files import ROWS_SUFFIX, files_in, read_questions, rows_of
 from specsot_lab.train.trainer import Trainer, TrainingMeasurement
 from specsot_lab.train.unrolling import Teacher, Unrolling
@@ -51,6 +52,7 @@ from specsot_master.text import Text
 from specsot_model.decoder import Decoder
 from specsot_model.layers import Norm
 from specsot_model.linear import resolve_dtype
+from specsot_model.published import open_weights
 
 # Name of the file with the rows of a run.
 ROWS_FILE = "rows.npz"
@@ -221,9 +223,7 @@ def train(options: TrainOptions, out: TextIO, err: TextIO) -> int:
         all_rows = stored_rows or make_rows(options, decoder, _progress_bars(progress))
         rows = list(row_files.useful_rows(all_rows, options.learning.length))
         training_rows, held_out_rows = row_files.split(rows, options.learning.held_out, options.learning.seed)
-        learner = (_block_learner if options.plan.kind == "dflash" else _eagle_learner)(
-            options, decoder, training_rows
-        )
+        learner = LEARNERS[options.plan.kind](options, decoder, training_rows)
         result = _train_or_measure(options, decoder, learner, training_rows, held_out_rows, progress)
     out.write(_report_text(options, result, training_rows, held_out_rows))
     return 0
@@ -317,6 +317,48 @@ def _block_learner(options: TrainOptions, decoder: Decoder, rows: list[Row]) -> 
     objective = BlockLearning(head.to(decoder.device), teacher, lm_head.to(decoder.device), mixed_precision)
     publish = partial(write_block_head, options.output, head, base, decoder.dtype)
     return _Learner(head, objective, publish, {"block": asdict(head_format)})
+
+
+def _mtp_learner(options: TrainOptions, decoder: Decoder, rows: list[Row]) -> _Learner:
+    """Return an MTP layer in training.
+
+    options: Options of the run.
+    decoder: The base model.
+    rows: Rows to learn from, by which the learned token ids are chosen if the plan names their number.
+
+    The layer is trained in mixed precision unless the base model is in fp32. It learns all token ids if the
+    plan names no number of them; it drafts all ids in any case. Raises InvalidRequest if `check_trainable`
+    refuses the base model, or if the plan asks for a format that an MTP layer cannot have.
+    """
+    base = decoder.config
+    plan = options.plan
+    check_trainable(base)
+    has_format = plan != HeadPlan("mtp", vocabulary=plan.vocabulary)
+    require_field(not has_format, "kind", "without options of a head's format, for an MTP layer", plan.kind)
+    ids = torch.arange(base.vocab)
+    if plan.vocabulary is not None:
+        counts = row_files.frequencies(rows, base.vocab)
+        ids = torch.from_numpy(row_files.most_frequent(counts, plan.vocabulary))
+    lm_head, norm = _base_weights(decoder, ids)
+    assert norm is not None, "see check_trainable"
+    layer = LearningMtp(base, lm_head, norm)
+    initialise_mtp(layer, open_weights(options.model), base, options.learning.seed)
+    mixed_precision = decoder.dtype != torch.float32
+    teacher = Teacher(decoder, (base.layers,))
+    objective = Unrolling(
+        layer.to(decoder.device), teacher, ids.to(decoder.device), options.learning.depth, mixed_precision
+    )
+    publish = partial(write_mtp, options.output, layer, options.model, decoder.dtype)
+    return _Learner(layer, objective, publish, {"mtp": asdict(layer.sizes)})
+
+
+# Makes what is trained, by the kind that the user asks for.
+LEARNERS: Mapping[str, Callable[[TrainOptions, Decoder, list[Row]], _Learner]] = {
+    "eagle3": _eagle_learner,
+    "p-eagle": _eagle_learner,
+    "dflash": _block_learner,
+    "mtp": _mtp_learner,
+}
 
 
 def _rarest_id(rows: list[Row], vocab_size: int) -> int:

@@ -87,11 +87,13 @@ class HeadPlan:
     else of the base model.
 
     HEADING: Heading above these options in the help.
-    kind: Kind of the head: "eagle3", or one that drafts in one pass: "dflash" or "p-eagle".
+    kind: Kind of the head: "eagle3", one that drafts in one pass ("dflash" or "p-eagle"), or "mtp" for an MTP
+        layer.
     layers: Number of layers of a DFlash or P-EAGLE head. None: the default of a new head.
     causal_head: True if the rows of a DFlash block see only the earlier rows of the block.
     vocabulary: Number of token ids that the head drafts: those that are most frequent in what it learns from.
-        None: VOCABULARY, or the vocabulary of the head to start from.
+        None: VOCABULARY, or the vocabulary of the head to start from. An MTP layer drafts all ids and learns
+        so many of them; None: all.
     intermediate: Width of the head's MLP. None: that of the head to start from, or of the base model.
     width: Width of an EAGLE-3 head. None: that of the head to start from, or of the base model.
     shared_lm_head: True if the head drafts with the base model's lm_head, so that its file has none.
@@ -101,8 +103,9 @@ class HeadPlan:
 
     HEADING: ClassVar[str] = "Head"
 
-    kind: Literal["eagle3", "dflash", "p-eagle"] = option(
-        "eagle3", "What the head is: EAGLE-3, or one that drafts in one pass: DFlash, P-EAGLE."
+    kind: Literal["eagle3", "dflash", "p-eagle", "mtp"] = option(
+        "eagle3",
+        "What the head is: EAGLE-3, one that drafts in one pass (DFlash, P-EAGLE), or an MTP layer.",
     )
     layers: int | None = option(
         None, "`dflash`, `p-eagle`: layers of the head.", flag="head-layers", unset="3"

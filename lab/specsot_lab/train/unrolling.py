@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specsot_lab.train.head import LearningHead
+from specsot_lab.train.mtp import LearningMtp
 from specsot_model.attention import AttentionPlan
 from specsot_model.decoder import Decoder
 
@@ -215,12 +216,17 @@ class UnrolledStep:
 
 
 class Unrolling:
-    """Computes losses and greedy drafts of an EAGLE-3 or P-EAGLE head by the training-time test, for
-    `Trainer`.
+    """Computes losses and greedy drafts of an EAGLE-3 or P-EAGLE head, or of an MTP layer, by the
+    training-time test, for `Trainer`.
     """
 
     def __init__(
-        self, head: LearningHead, teacher: Teacher, draft_ids: Tensor, depth: int, mixed_precision: bool
+        self,
+        head: LearningHead | LearningMtp,
+        teacher: Teacher,
+        draft_ids: Tensor,
+        depth: int,
+        mixed_precision: bool,
     ) -> None:
         """Prepare the test.
 
@@ -299,7 +305,7 @@ class Unrolling:
         target_numbers = is_target.reshape(-1).cumsum(0).sub_(1).view(is_target.shape)
         table = self._teacher.embedding
         kv_by_layer = self._head.empty_kv()
-        features = self._head.fc(base_outputs.states.float())
+        features = self._head.features(base_outputs.states.float())
         for k in range(self._depth):
             tokens = batch.tokens.roll(-1 - k, 1)
             if k:

@@ -30,12 +30,12 @@ class DrafterConfig:
         Otherwise do nothing.
 
         Contradictions are a drafter that needs a model without `--draft-model`, and a tree shape that is
-        impossible for `--drafter eagle`.
+        impossible for `--drafter eagle` and `--drafter mtp`.
         """
         draft = self.draft
-        if draft.draft_model is None and draft.drafter not in MODELLESS:
+        if draft.draft_model is None and draft.drafter not in (*MODELLESS, "mtp"):
             raise InvalidRequest(f"--drafter {draft.drafter} needs --draft-model")
-        if draft.drafter == "eagle":
+        if draft.drafter in ("eagle", "mtp"):
             draft.drafting.shape()
         check_member(self.service)
 

@@ -233,9 +233,8 @@ def compute_rows(head: DraftHead, pages: DraftPages, due: Sequence[DueRows]) -> 
     pages: Its KV pages and features.
     due: The rows to compute, of one or more sequences. They have at least one row together.
 
-    In a head with one layer, only the asked rows take part in attention: the KV of a row depends on the row's
-    inputs alone. With several layers, every row attends, because each layer reads all rows of the layer
-    before.
+    In most heads with one layer, only the asked rows take part in attention: the KV of a row depends on the
+    row's inputs alone. In the other heads, every row attends (`DraftHead.asks_alone`).
 
     The rows must have slots already.
     """
@@ -244,7 +243,7 @@ def compute_rows(head: DraftHead, pages: DraftPages, due: Sequence[DueRows]) -> 
     slots, tokens, positions = indices((_slots(pages, due), fed, at), head.device)
     asked = indices(_asked_rows(due), head.device)
     features = pages.features[slots]
-    if head.layers > 1:
+    if not head.asks_alone:
         plan = _plan(head, pages, [_span_of(pages, rows_due, rows_due.first) for rows_due in due])
         return head.forward(tokens, features, HeadRows(positions, slots, plan, pages.kv))[asked]
     plan = _plan(head, pages, [_span_of(pages, s, s.stop - s.asked) for s in due if s.asked])

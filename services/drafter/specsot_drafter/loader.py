@@ -25,7 +25,7 @@ from specsot.drafting import PAST_TOKENS
 from specsot.errors import HeadMismatch, InvalidRequest
 from specsot.grammar import prebuild
 from specsot.members import Configuration, Curve, Head, Registration, TreeShape
-from specsot.params import DrafterName
+from specsot.params import MODELLESS, DrafterName
 from specsot.service.options import DraftModelOptions
 from specsot.transport.pending_rows import use_device
 from specsot_drafter.block_graphs import block_graph_bytes, captured_blocks
@@ -43,7 +43,8 @@ from specsot_drafter.heads.dflash import MASK, MAX_BLOCK_ROWS, BlockHead, block_
 from specsot_drafter.heads.eagle import Eagle3Head
 from specsot_drafter.heads.fused import fuse_head, graph_head
 from specsot_drafter.heads.loading import load_head
-from specsot_drafter.memory import beam_graph_bytes
+from specsot_drafter.heads.mtp import MtpHead, load_mtp
+from specsot_drafter.memory import beam_graph_bytes, mtp_graph_bytes, mtp_memory
 from specsot_drafter.overlap.graph_growth import GraphInput, TreeGraphs, tree_graph_bytes
 from specsot_drafter.proposers import Proposer
 from specsot_drafter.proposers.block import BlockProposer
@@ -205,14 +206,13 @@ class DraftLoader:
         The check passes if the device's free memory is unknown.
         """
         options = self._options
-        if self._loaded or options.draft_model is None:
+        if self._loaded or options.drafts in MODELLESS:
             return
         self._loaded = True
-        files = open_weights(options.draft, options.draft_format == "bin")
         held = WeightForm.on_device(
             options.device, numbers_of(options).itemsize, options.drafter_quantization
         )
-        need = Need(drafter_bytes(files, held), options.page_bytes)
+        need = Need(self._first.weight_bytes(held), options.page_bytes)
         check_fit(f"{options.drafts} drafts", need, options.device, self._free_memory(options.device))
 
     def _check_graphs(self, configuration: Configuration) -> None:
@@ -409,6 +409,13 @@ class DraftBackend(ABC):
         """Load the model and return it. Return None if this backend has none."""
         return None
 
+    def weight_bytes(self, held: WeightForm) -> int:
+        """Return the bytes of the draft model's own weights, without what it shares with its base model.
+
+        held: The form in which weights are held.
+        """
+        return drafter_bytes(open_weights(self.options.draft, self.options.draft_format == "bin"), held)
+
     @cached_property
     def model(self) -> DraftHead | None:
         """The draft model, loaded at the first access; None: this backend has none."""
@@ -431,7 +438,12 @@ class DraftBackend(ABC):
         """Which hidden states the stages must fuse for the head. None: the model reads none."""
         if self.model is None or not self.model.taps:
             return None
-        return Head(self.model.taps, self.model.width, name_of_model(self.options.draft))
+        return Head(self.model.taps, self.model.width, self.model_name)
+
+    @property
+    def model_name(self) -> str:
+        """The draft model's directory, or its name on the hub, for members and users."""
+        return name_of_model(self.options.draft)
 
     def tap_slices(self) -> dict[int, Tensor]:
         """Return the slice of the head's weights `fc` for each tapped layer, [feature_size, hidden_size], by
@@ -501,6 +513,51 @@ class EagleBackend(DraftBackend):
         return propose_with(self.model, shape, pages, page_rows)
 
 
+class MtpBackend(EagleBackend):
+    """Backend that drafts with an MTP layer, of the base model's own checkpoint or of a checkpoint that holds
+    the layer alone.
+    """
+
+    @property
+    def model_name(self) -> str:
+        """The checkpoint's name, as that of an MTP layer."""
+        return f"the MTP layer of {super().model_name}"
+
+    def load(self) -> DraftHead:
+        """Load the layer and return it. Raises ModelError if the checkpoint has none, or one that does not
+        fit the base model.
+        """
+        options = self.options
+        return load_mtp(
+            options.draft,
+            options.base,
+            numbers_of(options),
+            options.device,
+            options.draft_format == "bin",
+            options.model_format == "bin",
+            options.drafter_quantization,
+        )
+
+    def weight_bytes(self, held: WeightForm) -> int:
+        """Return the bytes of the layer, without embedding and lm_head. Raises ModelError if the checkpoint
+        has no MTP layer.
+
+        held: The form in which weights are held.
+        """
+        config = read_config(self.options.base)
+        return mtp_memory(self.options.draft, config, held, TreeShape(), kernels=False).own
+
+    def graph_bytes(self, configuration: Configuration) -> int:
+        """Return an upper bound of the bytes of the captured graphs; 0 if the layer cannot be captured.
+
+        configuration: The epoch as the master has configured it.
+        """
+        config = read_config(self.options.base)
+        captured = isinstance(self.model, MtpHead) and self.model.capturable
+        itemsize = numbers_of(self.options).itemsize
+        return mtp_graph_bytes(config, itemsize, configuration.shape) if captured else 0
+
+
 def head_tree(options: DraftModelOptions) -> TreeShape | None:
     """Return the largest tree of a draft head. Return None, which stands for the ring's default, if neither
     the options nor the head say anything about it.
@@ -513,7 +570,7 @@ def head_tree(options: DraftModelOptions) -> TreeShape | None:
     heads only the options count.
     """
     wanted = options.drafting.shape()
-    if options.draft_model is None or options.drafting.depth is not None:
+    if options.drafts != "eagle" or options.draft_model is None or options.drafting.depth is not None:
         return wanted
     head = Checkpoint.open(options.draft, options.draft_format == "bin")
     if kind_of(head) == "dflash":
@@ -633,12 +690,16 @@ def make_backends(options: DraftModelOptions) -> dict[DrafterName, DraftBackend]
     match options.drafts:
         case "eagle":
             return {"eagle": EagleBackend(options), **ngram}
+        case "mtp":
+            return {"mtp": MtpBackend(options), **ngram}
         case "model":
             return {"model": LanguageModelBackend(options), **ngram}
         case "ngram" | "suffix":
             return {options.drafts: ngram[options.drafts], **ngram}
         case other:
-            raise InvalidRequest(f"drafter must be eagle, model, suffix or ngram, got {other!r}", "drafter")
+            raise InvalidRequest(
+                f"drafter must be eagle, mtp, model, suffix or ngram, got {other!r}", "drafter"
+            )
 
 
 # Rows of a level. The sizes at which a drafter's speed is measured.

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from specsot.checkpoint.config import ModelConfig
-from specsot.members import AS_PUBLISHED, Head, Overrides, TreeShape
+from specsot.checkpoint.mtp import block_config, require_mtp, stored_names
+from specsot.members import AS_PUBLISHED, Head, Overrides, Range, TreeShape
 from specsot_drafter.heads.checkpoint import Checkpoint, HeadShape, kind_of, read_shape
 from specsot_drafter.heads.eagle import can_pack
 from specsot_drafter.heads.loading import EMBEDDING, MASK, fusion_norms, rope_of, taps_of
 from specsot_drafter.overlap.graph_growth import max_due_rows, tree_graph_bytes
 from specsot_drafter.proposers.lm import MODEL_TREES, BeamShape, can_capture_beam
 from specsot_model.fused import can_capture
-from specsot_model.memory_fit import WeightForm, drafter_bytes, weight_bytes_of
+from specsot_model.linear import stored_bytes
+from specsot_model.loaded_parts import AbsentWeights
+from specsot_model.memory_fit import WeightForm, drafter_bytes, weight_bytes_of, weights_of
 from specsot_model.packed import ROWS_IN, row_itemsize
 from specsot_model.weights import Weights
 
@@ -101,6 +105,45 @@ def model_memory(
     captured = can_capture(config, kernels, kind is not None, kind in ("fp8", "int8"))
     graphs = beam_graph_bytes(config, held.itemsize, beam) if captured and not config.windowed else 0
     return DraftMemory(drafter_bytes(files, held), row=row, graphs=graphs)
+
+
+def mtp_memory(
+    directory: Path, config: ModelConfig, held: WeightForm, tree: TreeShape, kernels: bool
+) -> DraftMemory:
+    """Return the memory of an MTP layer of a base model.
+
+    directory: The checkpoint with the layer, of which no tensor is read.
+    config: Config of the base model.
+    held: The form in which weights are held.
+    tree: The largest tree.
+    kernels: True if the device has GPU kernels, so that graphs are captured.
+
+    Raises ModelError if there is no such layer.
+    """
+    stored = stored_names(directory)
+    block = block_config(config, require_mtp(stored, config, directory), stored)
+    shapes = AbsentWeights((f"{config.names.embedding}.weight",), block)
+    layer = weight_bytes_of(shapes, block, held).layer
+    borrowed = weights_of(shapes, block, Range(0, 1), held) - layer
+    form = held.quantization
+    projection = stored_bytes((config.hidden, 2 * config.hidden), held.itemsize, form)
+    kv_itemsize = row_itemsize(block, held.itemsize, held.packed)
+    row = 2 * config.kv_heads * config.head_dim * kv_itemsize + config.hidden * held.itemsize
+    captured = can_capture(block, kernels, form is not None, form in ("fp8", "int8"))
+    graphs = mtp_graph_bytes(config, held.itemsize, tree) if captured else 0
+    return DraftMemory(layer + projection, borrowed, row, graphs, Head((config.layers,), config.hidden))
+
+
+def mtp_graph_bytes(config: ModelConfig, itemsize: int, tree: TreeShape) -> int:
+    """Return an upper bound of the bytes of the graphs of an MTP layer.
+
+    config: Config of the base model.
+    itemsize: Bytes of one number of the computation.
+    tree: The largest tree.
+    """
+    heads = config.heads, config.kv_heads, config.head_dim
+    shape = HeadShape(config.hidden, 2 * config.hidden, *heads, config.intermediate, config.vocab, 1)
+    return tree_graph_bytes(shape, itemsize, tree.top_k, tree.depth + 1)
 
 
 def beam_graph_bytes(config: ModelConfig, itemsize: int, beam: BeamShape) -> int:

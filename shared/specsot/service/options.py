@@ -199,13 +199,14 @@ class DraftModelOptions(ModelOptions):
 
     drafter: DrafterName | None = option(
         None,
-        "What drafts: an EAGLE or DFlash head, a small model, n-grams or suffixes of the text, or nothing.",
-        unset="eagle, if there is a draft model",
+        "What drafts: an EAGLE or DFlash head, an MTP layer, a small model, n-grams or suffixes of the text, "
+        "or nothing.",
+        unset="eagle or mtp, if there is a head or layer",
         tier="common",
     )
     draft_model: str | Path | None = option(
         None,
-        "EAGLE head or small model: a directory, or a name on the hub like --model.",
+        "EAGLE head, MTP layer or small model: a directory, a GGUF file, or a name on the hub like --model.",
         metavar="MODEL",
         tier="common",
     )
@@ -228,8 +229,12 @@ class DraftModelOptions(ModelOptions):
     def draft(self) -> Path:
         """Return the draft model's directory. The text files of a model on the hub are fetched.
 
+        Without a draft model, drafter "mtp" has the directory of the base model.
+
         Raises ModelError if the draft model is invalid, InvalidRequest if none was given.
         """
+        if self.draft_model is None and self.drafts == "mtp":
+            return self.base
         if self.draft_model is None:
             raise InvalidRequest(f"drafter {self.drafts} needs a draft_model", "draft_model")
         return resolve_model(self.draft_model)
@@ -268,7 +273,7 @@ OF_DRAFTER = Offer(
     },
     unset={"model": LENT},
     flags={"draft_dtype": "dtype", "draft_quantization": "quantization"},
-    choices={"drafter": ("eagle", "model", "suffix", "ngram")},
+    choices={"drafter": ("eagle", "mtp", "model", "suffix", "ngram")},
 )  # fmt: skip
 
 

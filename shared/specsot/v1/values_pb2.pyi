@@ -29,6 +29,7 @@ class DraftMethod(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAFTER_MODEL: _ClassVar[DraftMethod]
     DRAFTER_NGRAM: _ClassVar[DraftMethod]
     DRAFTER_SUFFIX: _ClassVar[DraftMethod]
+    DRAFTER_MTP: _ClassVar[DraftMethod]
 DATA_TYPE_UNSPECIFIED: DataType
 DATA_TYPE_FLOAT32: DataType
 DATA_TYPE_BFLOAT16: DataType
@@ -43,6 +44,7 @@ DRAFTER_NONE: DraftMethod
 DRAFTER_MODEL: DraftMethod
 DRAFTER_NGRAM: DraftMethod
 DRAFTER_SUFFIX: DraftMethod
+DRAFTER_MTP: DraftMethod
 
 class Tensor(_message.Message):
     __slots__ = ("dtype", "shape", "data", "separate")

@@ -12,18 +12,27 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from specsot.checkpoint.config import read_config
 from specsot.eagle import Eagle, EagleConfig
-from specsot.errors import ModelError
-from specsot.members import Range
+from specsot.errors import InvalidRequest, ModelError
+from specsot.members import Range, TreeShape
+from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.loading import load_head
+from specsot_drafter.heads.mtp import load_mtp
 from specsot_lab.train import answers, trainer
 from specsot_lab.train import rows as stock
 from specsot_lab.train.answers import Writer
+from specsot_lab.train.mtp import LearningMtp, check_trainable, initialise_mtp, write_mtp
 from specsot_lab.train.packing import pack_head, quantize_rows
 from specsot_lab.train.running import train
 from specsot_lab.train.settings import AnswerOptions, HeadPlan, Learning, TrainOptions
+from specsot_model.attention import RowSpan
 from specsot_model.decoder import Decoder
+from specsot_model.published import open_weights
 from tests.conftest import some
+from tests.laws.ring import Setup, ring_of
+from tests.model.test_families import LINEAR
+from tests.model.tiny import write_model
 from tests.models import Shape, write_base
 
 SHAPE = Shape(hidden=32, heads=2, kv_heads=1, head_dim=16, inner=48, vocabulary=60)
@@ -57,11 +66,12 @@ PLANS = {
     "narrow, with its own lm_head": HeadPlan(vocabulary=50, width=16),
     "by the base's lm_head": HeadPlan(vocabulary=50, shared_lm_head=True),
 }
+MTP = HeadPlan("mtp")
 
 
 @pytest.fixture(scope="module", params=some(PLANS, 0, 1, 3, 4))
 def plan(request: pytest.FixtureRequest) -> HeadPlan:
-    return PLANS[request.param]
+    return PLANS.get(request.param, MTP)
 
 
 def wanted(
@@ -170,6 +180,63 @@ def test_the_written_head_drafts_as_its_trainer_measured(
     # The last token of a limited text counts as its chain's bonus there, and as a draft here.
     assert accepted / steps + 1 == pytest.approx(told["tokens_per_step"], abs=len(measured) / steps)
     assert accepted > 0
+
+
+@pytest.mark.parametrize("plan", ["mtp"], indirect=True, scope="module")
+async def test_a_trained_mtp_layer_drafts_in_a_ring_as_its_trainer_measured(
+    trained: Path, base: Path, rows: list[stock.Row], plan: HeadPlan
+) -> None:
+    """Its own outputs in place of the base's states, several tokens deep; prompts reach it, too."""
+    _, early, late = log_of(trained)
+    assert late["loss"] < 0.9 * early["loss"]
+    _, measured = stock.split(rows, LEARNING.held_out, LEARNING.seed)
+    chain = TreeShape(DEPTH - 1, 1, DEPTH + 1, fixed=True)
+    setup = Setup(base, trained, 2, "packed", chain, method="mtp")
+    texts, per_step = list[list[int]](), list[int]()
+    async with ring_of(setup) as ring:
+        for row in measured:
+            prompt = row.tokens[~row.learned].tolist()
+            texts += await ring.write_all([prompt], len(row.tokens) - len(prompt))
+        per_step = [tokens for text in ring.texts.values() for tokens in text.draft_rounds[1:]]
+    assert texts == [row.tokens[row.learned].tolist() for row in measured]
+    told = log_of(trained)[-1]["tokens_per_step"]
+    assert sum(per_step) / len(per_step) == pytest.approx(told, abs=len(measured) / len(per_step))
+    assert told > 1.3
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [("gemma3_text", {}), ("llama", {"attention_bias": True}), ("llama", {"rope_parameters": LINEAR})],
+)
+def test_a_base_whose_layers_are_not_trained_is_refused(
+    tmp_path: Path, kind: str, changes: dict[str, object]
+) -> None:
+    write_model(tmp_path / "base", kind, **changes)
+    with pytest.raises(InvalidRequest, match="an MTP layer is trained for Llama, Qwen2 and Qwen3"):
+        check_trainable(read_config(tmp_path / "base"))
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_an_untrained_mtp_layer_computes_what_its_file_does(tmp_path: Path, kind: str) -> None:
+    """With biases or norms of heads, as the base's layers have them."""
+    write_model(tmp_path / "base", kind, tie_word_embeddings=True)
+    config, files = read_config(tmp_path / "base"), open_weights(tmp_path / "base")
+    table, norm = (
+        files.tensor(f"model.{one}.weight", torch.float32, "cpu") for one in ("embed_tokens", "norm")
+    )
+    layer = LearningMtp(config, table, norm)
+    initialise_mtp(layer, files, config, 3)
+    write_mtp(tmp_path / "mtp", layer, tmp_path / "base", torch.float32)
+    head = load_mtp(tmp_path / "mtp", tmp_path / "base", torch.float32, "cpu")
+    dice = torch.Generator().manual_seed(4)
+    states, tokens = torch.randn(9, 32, generator=dice), torch.arange(20, 29)
+    with torch.inference_mode():
+        expected = layer.forward_step(table[tokens][None], layer.features(states)[None], layer.empty_kv())[0]
+        at = torch.arange(9)
+        plan = head.plan([RowSpan(9, 0, 9, (0,))], 16)
+        outputs = head.forward(tokens, head.features(states), HeadRows(at, at, plan, head.make_kv(1, 16)))
+        torch.testing.assert_close(outputs, expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(head.logits(outputs), layer.logits(expected), atol=1e-4, rtol=0)
 
 
 def test_generated_training_rows_equal_plain_decoding(base: Path, rows: list[stock.Row]) -> None:

@@ -63,6 +63,14 @@ class DraftHead(ABC):
     device: torch.device
 
     @property
+    def asks_alone(self) -> bool:
+        """True if only the asked ones of the rows of a pass take part in attention, and the other rows only
+        write their KV; False if all rows must have a query row in the plan. That is so for several layers,
+        because each layer reads all rows of the layer before.
+        """
+        return self.layers == 1
+
+    @property
     def row_bytes(self) -> int:
         """The bytes of one position: its keys and values, and its feature if the head reads features."""
         feature = self.hidden if self.taps else 0

@@ -22,7 +22,7 @@ from specsot_drafter.eagle_kv import DraftPages, DueRows, FollowedSequence, comp
 from specsot_drafter.grammar import filter_candidates, make_guide
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
-from specsot_drafter.heads.fused import fuse_head
+from specsot_drafter.heads.fused import graph_head
 from specsot_drafter.overlap.device_growth import DeviceGrowth, VerifiedTree
 from specsot_drafter.overlap.graph_growth import LEVEL_ROWS, GraphInput, TreeGraphs
 from specsot_drafter.proposers import ChosenTrees, Offer, Proposer
@@ -495,7 +495,7 @@ def _graphs(head: DraftHead, memory: DraftPages, shape: TreeShape) -> TreeGraphs
     Capturing takes seconds. If the tree shape is not fixed, a level has at most LEVEL_ROWS rows over all
     trees.
     """
-    fused = fuse_head(head)
+    fused = graph_head(head)
     if fused is None:
         return None
     from specsot_kernels.gpu.growing import grow

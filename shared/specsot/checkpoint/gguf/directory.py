@@ -19,7 +19,7 @@ from specsot.checkpoint.gguf.tokenizer import StoredTokenizer
 from specsot.errors import ModelError
 
 # Version of the directories' content. Every change of the content needs another version.
-FORM = "3"
+FORM = "4"
 
 
 def directory_of(file: Path) -> Path:

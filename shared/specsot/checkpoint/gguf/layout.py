@@ -36,6 +36,16 @@ ROPE_FREQS = "rope_freqs.weight"
 LONG = "rope_factors_long.weight"
 # Tensor with the factors of longrope for contexts that are not longer.
 SHORT = "rope_factors_short.weight"
+# Tensors that a layer has only if it predicts further tokens (MTP), by their GGUF names: the names within a
+# layer of DeepSeek's and GLM's checkpoints, which stand for those of all families.
+OF_MTP = {
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.eh_proj": "eh_proj",
+    "nextn.shared_head_norm": "shared_head.norm",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.shared_head_head": "shared_head.head",
+}
 # Layers of the Gemma models whose query_pre_attn_scalar is not head_dim.
 LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
 
@@ -100,7 +110,7 @@ def config_of(header: Header) -> dict[str, Any]:
     eps = "layer_norm_epsilon" if kind == "gpt_neox" else "layer_norm_rms_epsilon"
     return {
         "model_type": kind,
-        "vocab_size": _embedding(header).shape[0],
+        "vocab_size": _vocabulary(header),
         "hidden_size": header.count("embedding_length"),
         "intermediate_size": header.count("feed_forward_length"),
         "num_hidden_layers": _layers(header),
@@ -217,14 +227,19 @@ def _of_glm(header: Header) -> dict[str, Any]:
     }
 
 
-def _embedding(header: Header) -> StoredTensor:
-    """Return the stored embedding. Raises ModelError if there is none.
+def _vocabulary(header: Header) -> int:
+    """Return the number of token ids: the rows of the embedding. A file with MTP layers alone may have no
+    embedding; then the tokens of its tokenizer are counted.
 
     header: the header of the GGUF file.
+
+    Raises ModelError for any other file without an embedding.
     """
-    if "token_embd.weight" not in header.tensors:
-        raise ModelError(f"{header.file}: no tensor token_embd.weight")
-    return header.tensors["token_embd.weight"]
+    if embedding := header.tensors.get("token_embd.weight"):
+        return embedding.shape[0]
+    if any(".nextn." in name for name in header.tensors):
+        return len(header.metadata.get("tokenizer.ggml.tokens", ()))
+    raise ModelError(f"{header.file}: no tensor token_embd.weight")
 
 
 def _rope_scaling(header: Header) -> dict[str, Any] | None:
@@ -346,7 +361,8 @@ def _llama3_scaling(header: Header) -> dict[str, Any]:
 def places_of(header: Header, config: Mapping[str, Any]) -> dict[str, Place]:
     """Return the place of every tensor by the name that Transformers gives it.
 
-    Rotary factors and the tensors of layers that predict further tokens are left out.
+    Rotary factors are left out, and of layers that predict further tokens (MTP) those tensors that the family
+    does not have.
 
     header: the header of the GGUF file.
     config: the fields of config.json, see `config_of`.
@@ -358,22 +374,22 @@ def places_of(header: Header, config: Mapping[str, Any]) -> dict[str, Place]:
     """
     sizes = BlockSizes()
     found = dict[str, Place]()
-    further = _skipped_prefixes(header)
+    mtp_layers = _mtp_prefixes(header)
     for stored_name, stored in header.tensors.items():
-        if stored_name in (ROPE_FREQS, LONG, SHORT) or stored_name.startswith(further):
+        if stored_name in (ROPE_FREQS, LONG, SHORT):
             continue
         where = f"{header.file}: {stored_name}"
         place = Place(str(stored.file), stored.kind, stored.shape, stored.begin, sizes.count(stored, where))
         named = list(_named(stored_name, place, config))
-        if not named:
+        if not named and not stored_name.startswith(mtp_layers):
             raise ModelError(f"{where}: {header.architecture} has no such tensor here")
         found |= named
     return found
 
 
-def _skipped_prefixes(header: Header) -> tuple[str, ...]:
-    """Return the prefixes of the tensors of layers that predict further tokens; they are not read. Empty if
-    there are no such layers.
+def _mtp_prefixes(header: Header) -> tuple[str, ...]:
+    """Return the prefixes of the tensors of layers that predict further tokens (MTP). Empty if there are no
+    such layers.
 
     header: the header of the GGUF file.
     """
@@ -406,7 +422,7 @@ def _named(stored: str, place: Place, config: Mapping[str, Any]) -> Iterator[tup
     if stem in outer:
         yield f"{outer[stem]}.{suffix}", place
         return
-    split = re.fullmatch(r"blk\.(\d+)\.(\w+?)(?:\.(\d+))?", stem)
+    split = re.fullmatch(r"blk\.(\d+)\.((?:nextn\.)?\w+?)(?:\.(\d+))?", stem)
     if split is None:
         return
     layer = names.layer.format(split[1])
@@ -467,7 +483,7 @@ def _inner(names: Names) -> dict[str, str]:
     }
     heads = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")
     apart = {f"attn_{one.removesuffix('_proj')}": f"{names.attention}.{one}" for one in heads}
-    return {**own, **({} if names.qkv else apart)}
+    return {**own, **OF_MTP, **({} if names.qkv else apart)}
 
 
 def _split_experts(place: Place) -> Iterator[Place]:
