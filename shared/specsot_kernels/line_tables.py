@@ -44,8 +44,8 @@ BLOCK = 64
 # is small. Chosen by the size of the default draft tree (25 rows).
 MAX_SMALL_ROWS: Final = 32
 # Pieces and partial results. Room in the tables of a small step; a step that needs more runs in a larger graph.
-# 32 rows after 49,152 columns fit. Untuned.
-MAX_SMALL_PIECES: Final = 1024
+# 32 rows after 40,000 columns fit, with tiles of two rows. Untuned.
+MAX_SMALL_PIECES: Final = 1536
 MAX_SMALL_SLOTS: Final = 3072
 
 
@@ -87,7 +87,9 @@ class PieceSizes(NamedTuple):
         num_near = self.near_end // self.near
         num_middle = (self.middle_end - self.near_end) // self.middle
         near, middle = np.minimum(number, num_near), np.clip(number - num_near, 0, num_middle)
-        return near * self.near + middle * self.middle + np.maximum(number - num_near - num_middle, 0) * self.far
+        return (
+            near * self.near + middle * self.middle + np.maximum(number - num_near - num_middle, 0) * self.far
+        )
 
     def lead_of(self, base: int) -> int:
         """Return how many first columns the rows of a tree read together, at most `base`.

@@ -194,7 +194,10 @@ def plan_with_kernel(plan: TreePlan | LinePlan | SmallStepPlan) -> AttentionPlan
     """
     from specsot_kernels.gpu import attention, lines, small_attention
 
-    kernels = {lines.LinePlan: lines.attend_lines, small_attention.SmallStepPlan: small_attention.attend_small}
+    kernels = {
+        lines.LinePlan: lines.attend_lines,
+        small_attention.SmallStepPlan: small_attention.attend_small,
+    }
     kernel = kernels.get(type(plan), attention.attend)
     return AttentionPlan((), (), None, None, partial(kernel, plan=plan))
 

@@ -239,7 +239,9 @@ def _read(
                 if on_one_page:
                     page = tl.load(pages + where + left // page_rows).to(tl.int64)
                 else:
-                    page = tl.load(pages + where + column // page_rows, mask=column < stop, other=0).to(tl.int64)
+                    page = tl.load(pages + where + column // page_rows, mask=column < stop, other=0).to(
+                        tl.int64
+                    )
                 place = page * kv_page + (column % page_rows) * kv_row
                 seen = (column[None, :] < lead[:, None]) & (column[None, :] >= since[:, None])
                 state = read_block(state, queries, kv, place, column < stop, seen, kv_half, d, dim)
@@ -336,6 +338,4 @@ def _start_of(piece):
     """
     middle = NEAR_END + (piece - NUM_NEAR) * MIDDLE
     far = MIDDLE_END + (piece - NUM_NEAR - NUM_MIDDLE) * FAR
-    return tl.where(
-        piece < NUM_NEAR, piece * NEAR, tl.where(piece < NUM_NEAR + NUM_MIDDLE, middle, far)
-    )
+    return tl.where(piece < NUM_NEAR, piece * NEAR, tl.where(piece < NUM_NEAR + NUM_MIDDLE, middle, far))
