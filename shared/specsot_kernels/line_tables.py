@@ -1,9 +1,9 @@
 """Builds tables for attention in which a row's result is the same bits in every batch, or every small step.
 
 Pure NumPy. A row's *line* is the list of columns that it sees, in the order of its sequence: where plain
-decoding has committed tokens, a tree node has its ancestors. Every line is cut into pieces at the same places,
-which `PieceSizes` says. Rows read the first columns together as far as all of them see the same; the rest of
-its line each row reads by itself.
+decoding has committed tokens, a tree node has its ancestors. Every line is cut into pieces at the same
+places, which `PieceSizes` says. Rows read the first columns together as far as all of them see the same; the
+rest of its line each row reads by itself.
 
 A tree [root, a, b] with a and b below the root, after 200 committed tokens: the lines are 0..199 with root,
 root a, root b. Batch-invariant rows read columns 0..191 together (192 = 3 * BLOCK), then each row reads
@@ -34,17 +34,17 @@ from specsot_kernels.attention_tables import (
     zero_padded,
 )
 
-# Columns. Length of a batch-invariant piece, the same for every frame, since it decides the order of additions.
-# Untuned.
+# Columns. Length of a batch-invariant piece, the same for every frame, since it decides the order of
+# additions. Untuned.
 PIECE_COLUMNS = 512
 # Columns. What batch-invariant rows of a tree read together is a multiple of it. Untuned.
 BLOCK = 64
 # Rows. A step of at most so many rows is a small step: products and attention compute each of its rows in the
-# same order, whatever the other rows are, so that drafts do not change what a single sequence gets. 0: no step
-# is small. Chosen by the size of the default draft tree (25 rows).
+# same order, whatever the other rows are, so that drafts do not change what a single sequence gets. 0: no
+# step is small. Chosen by the size of the default draft tree (25 rows).
 MAX_SMALL_ROWS: Final = 32
-# Pieces and partial results. Room in the tables of a small step; a step that needs more runs in a larger graph.
-# 32 rows after 40,000 columns fit, with tiles of two rows. Untuned.
+# Pieces and partial results. Room in the tables of a small step; a step that needs more runs in a larger
+# graph. 32 rows after 40,000 columns fit, with tiles of two rows. Untuned.
 MAX_SMALL_PIECES: Final = 1536
 MAX_SMALL_SLOTS: Final = 3072
 
@@ -114,8 +114,8 @@ class PieceSizes(NamedTuple):
 
 # Pieces of batch-invariant lines, all of one size.
 EQUAL_PIECES: Final = PieceSizes(PIECE_COLUMNS, 0, PIECE_COLUMNS, 0, PIECE_COLUMNS, BLOCK)
-# Pieces of lines in small steps: short ones, so that many programs share a short sequence, and longer ones where
-# short ones would be too many to merge. Untuned.
+# Pieces of lines in small steps: short ones, so that many programs share a short sequence, and longer ones
+# where short ones would be too many to merge. Untuned.
 SMALL_STEP_PIECES: Final = PieceSizes(128, 4096, 512, 32768, 2048)
 
 
@@ -223,8 +223,8 @@ def tile_rows_of(heads_per_kv: int) -> int:
 def small_step_room(rows: int, pages: int, heads_per_kv: int, columns: int) -> LineRoom:
     """Return the sizes for tables of small steps.
 
-    There is room for MAX_SMALL_PIECES pieces and MAX_SMALL_SLOTS partial results, or fewer where no step needs
-    so many.
+    There is room for MAX_SMALL_PIECES pieces and MAX_SMALL_SLOTS partial results, or fewer where no step
+    needs so many.
 
     rows: largest number of rows of a step, at most MAX_SMALL_ROWS.
     pages: largest number of page numbers that a step names.
@@ -288,8 +288,8 @@ def cut_lines(
     """
     rows = np.array([span.rows for span in spans])
     tails = numbers([span.tail if span.visible else 0 for span in spans]).repeat(rows)
-    # An upper bound of a tree row's line that holds for every base with the same lead, since tables are cached
-    # by the lead: less than the next lead, and the tail.
+    # An upper bound of a tree row's line that holds for every base with the same lead, since tables are
+    # cached by the lead: less than the next lead, and the tail.
     ends = np.where(tails > 0, sizes.limit_of(leads) + tails, leads)
     counts = sizes.number_of(ends - 1) + 1
     held = [span.pages[: -(-(span.base + span.tail) // page_rows)] for span in spans]

@@ -142,7 +142,8 @@ def plan_attention(
         limits are then planned one by one in torch.
     window: A row sees its own position and the window - 1 positions before; None: all positions. In torch, a
         span is divided into parts by what its rows see.
-    small_steps: Frames of at most MAX_SMALL_ROWS rows are planned as small steps, unless a policy hides columns.
+    small_steps: Frames of at most MAX_SMALL_ROWS rows are planned as small steps, unless a policy hides
+        columns.
     """
     needs_torch = any(span.sight and (invariant or isinstance(span.sight, HeadColumns)) for span in spans)
     if invariant and needs_torch and len(spans) > 1:

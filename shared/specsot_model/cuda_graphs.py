@@ -253,8 +253,8 @@ class CapturedSteps:
         A prompt graph is chosen if the frame has prompts only and fills at least MIN_FULL of its rows.
         Otherwise a short graph is chosen if its tiles suit the frame and it is no larger than the graph for
         any frame. A small step whose sequences are too long for its graph's tables runs in the first larger
-        graph that has room. None is returned for a frame with more rows than the largest graph, with more pieces or
-        pages than the graph's tables hold, or with hidden columns that `_fill_hidden` refuses.
+        graph that has room. None is returned for a frame with more rows than the largest graph, with more
+        pieces or pages than the graph's tables hold, or with hidden columns that `_fill_hidden` refuses.
 
         rows: The frame. Its entry (tokens or hidden states) is not read yet; it may become known later.
         """

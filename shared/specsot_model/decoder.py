@@ -233,8 +233,8 @@ class Decoder:
         """Tell whether rows of small steps are computed in one order, whatever the other rows are.
 
         Then drafts do not change the tokens of a single sequence; see `specsot_kernels.gpu.small_attention`.
-        This needs activations and KV of 16 bits, and layers without experts, gated delta rules, attention sinks
-        and capped scores. Batch-invariant ranges do more than that, and return False.
+        This needs activations and KV of 16 bits, and layers without experts, gated delta rules, attention
+        sinks and capped scores. Batch-invariant ranges do more than that, and return False.
         """
         config = self.config
         others = config.routing or config.delta or config.names.sinks or config.attention_softcap

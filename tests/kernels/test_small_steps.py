@@ -42,8 +42,8 @@ from tests.kernels.test_attention import KINDS, NEAR, branches, written_out  # n
 PAGE, DIM, GROUP = 16, 16, 3
 ODD_SIZES = PieceSizes(2, 6, 3, 12, 4)
 ROWS = (1, 2, 3, 5, 8, 16, 17, 25, 31, 32)
-# Outputs (both halves if gated), inputs, and whether the product is gated: the matrices of Qwen2.5-Coder-1.5B and
-# 0.5B, then those of Llama-3.1-8B.
+# Outputs (both halves if gated), inputs, and whether the product is gated: the matrices of Qwen2.5-Coder-1.5B
+# and 0.5B, then those of Llama-3.1-8B.
 MATRICES = (
     (2048, 1536, False), (1536, 1536, False), (17920, 1536, True), (1536, 8960, False), (151936, 1536, False),
     (1152, 896, False), (9728, 896, True), (896, 4864, False),
@@ -209,8 +209,8 @@ def test_small_steps_are_attended_to_as_trees_are(kind: torch.dtype, window: int
 def test_a_row_of_attention_has_the_same_bits_alone_and_in_any_tree(
     kind: torch.dtype, base: int, dim: int, g: int
 ) -> None:
-    """Rows of one sequence: each alone, as a prompt's end, and as a tree whose other nodes lie between them, in
-    addition to another sequence; also in the tables of a graph. The path crosses the edge of a piece.
+    """Rows of one sequence: each alone, as a prompt's end, and as a tree whose other nodes lie between them,
+    in addition to another sequence; also in the tables of a graph. The path crosses the edge of a piece.
     """
     deep, page = 7, 64
     held = (base + 40) // page + 1

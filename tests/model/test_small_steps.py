@@ -1,7 +1,7 @@
 """A token has the same logits, bit for bit, decoded alone and as a node of a draft tree of up to 31 nodes.
 
-On a GPU in bf16 and fp16, in graphs; without one, in fp32 within its rounding, to verify that these tests ask the
-same of both. `SPECSOT_TEST_MODEL_DIR` names the folder of a real model, which is then asked as well.
+On a GPU in bf16 and fp16, in graphs; without one, in fp32 within its rounding, to verify that these tests ask
+the same of both. `SPECSOT_TEST_MODEL_DIR` names the folder of a real model, which is then asked as well.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Attention of a small step: a row's result is the same bits whatever the other rows of the step are.
 
-A row's sums run along its line, the columns that it sees in the order of its sequence, and every line is cut into
-pieces at the same columns (`line_tables.SMALL_STEP_PIECES`). Rows of one tree read the pieces before their first
-node together, a tile of rows at a time. The pieces that follow each row reads by itself, because its ancestors lie
-among the other nodes of the tree. One launch does both; a second one merges the pieces of each row in order.
-Tiles never change their size, so that one row alone and 32 rows run through the same instructions.
+A row's sums run along its line, the columns that it sees in the order of its sequence, and every line is cut
+into pieces at the same columns (`line_tables.SMALL_STEP_PIECES`). Rows of one tree read the pieces before
+their first node together, a tile of rows at a time. The pieces that follow each row reads by itself, because
+its ancestors lie among the other nodes of the tree. One launch does both; a second one merges the pieces of
+each row in order. Tiles never change their size, so that one row alone and 32 rows run through the same
+instructions.
 """
 
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
@@ -76,7 +77,8 @@ def plan_small_step(
 ) -> SmallStepPlan:
     """Return the plan of one small step's attention, with one copy to the device.
 
-    spans: one span per segment of the step, in row order; at least one, with at most MAX_SMALL_ROWS rows together.
+    spans: one span per segment of the step, in row order; at least one, with at most MAX_SMALL_ROWS rows
+        together.
     page_rows: columns of a page.
     heads_per_kv: query heads of each KV head.
     device: device of the tables.
@@ -190,8 +192,8 @@ def _read(
         await_preceding_kernel(early)
         lane = tl.arange(0, lanes)
         bit = _bits_of(bits, number, lane, words)
-        # Node j of the row's own path is the bit of rank j: bits 0b10110 -> ranks 0, 1, 2 of columns base + 1,
-        # base + 2, base + 4.
+        # Node j of the row's own path is the bit of rank j: bits 0b10110 -> ranks 0, 1, 2 of columns base +
+        # 1, base + 2, base + 4.
         rank = tl.where(bit == 1, tl.cumsum(bit, 0) - 1, -1)
         end = tl.maximum(base, lead) + tl.sum(bit, 0)
         queries = load_queries(q, number, live, line, head, g, d, dim, q_row, q_group, q_head)

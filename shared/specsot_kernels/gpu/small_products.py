@@ -1,10 +1,10 @@
 """Matrix product of a small step: every row's sums run in one order, whatever the other rows are.
 
-A small step has at most MAX_SMALL_ROWS rows. One program computes a few outputs of all rows over all inputs, so
-that the products of a row are added by the same tensor-core instructions, in the same order, for one row and for
-32. The norm before the product is fused (the sum of squares is gathered along the way, and the result is scaled
-at the end), and so are the gate, the bias and the addition to the residual stream after it. A step of one row
-therefore needs no more kernels than with `products.py`, and reads the matrix as fast.
+A small step has at most MAX_SMALL_ROWS rows. One program computes a few outputs of all rows over all inputs,
+so that the products of a row are added by the same tensor-core instructions, in the same order, for one row
+and for 32. The norm before the product is fused (the sum of squares is gathered along the way, and the result
+is scaled at the end), and so are the gate, the bias and the addition to the residual stream after it. A step
+of one row therefore needs no more kernels than with `products.py`, and reads the matrix as fast.
 """
 
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
@@ -27,15 +27,15 @@ from specsot_kernels.gpu.launching import (
 from specsot_kernels.gpu.rows import norm_rows
 from specsot_kernels.line_tables import MAX_SMALL_ROWS
 
-# Rows. Tiles of rows: a step runs in the smallest tile that holds it. Tiles differ in how many rows they hold, not
-# in the order of a row's sums, which the tests marked `gpu` verify.
+# Rows. Tiles of rows: a step runs in the smallest tile that holds it. Tiles differ in how many rows they
+# hold, not in the order of a row's sums, which the tests marked `gpu` verify.
 ROW_TILES: Final = (16, 32)
 # Inputs. A matrix needs a multiple of it, so that 16 bytes are loaded at a time.
 INPUT_MULTIPLE: Final = 16
 # Outputs. A matrix of more outputs than this has so many programs that larger tiles are faster. Untuned.
 TALL_OUTPUTS: Final = 32768
-# Programs. A matrix of fewer programs has at most one on each multiprocessor, so that each needs more loads in
-# flight. An H100 and an H200 have 132 multiprocessors.
+# Programs. A matrix of fewer programs has at most one on each multiprocessor, so that each needs more loads
+# in flight. An H100 and an H200 have 132 multiprocessors.
 MULTIPROCESSORS: Final = 132
 
 
@@ -55,7 +55,8 @@ class SmallTile(NamedTuple):
 
 
 def suits(x: Tensor) -> bool:
-    """Return whether these rows are multiplied as those of a small step: 1 to MAX_SMALL_ROWS rows of 16-bit numbers.
+    """Return whether these rows are multiplied as those of a small step: 1 to MAX_SMALL_ROWS rows of 16-bit
+    numbers.
 
     The number of inputs must be a multiple of INPUT_MULTIPLE.
 
@@ -91,16 +92,16 @@ def multiply_small(
 ) -> Tensor:
     """Return x @ weight.T + bias, [rows, outputs], summed in fp32.
 
-    A row's result is the same bits for any number of rows up to MAX_SMALL_ROWS, and at any place among them. A
-    norm in fp16 runs in a kernel of its own, since numbers that are not normed yet may exceed fp16.
+    A row's result is the same bits for any number of rows up to MAX_SMALL_ROWS, and at any place among them.
+    A norm in fp16 runs in a kernel of its own, since numbers that are not normed yet may exceed fp16.
 
     x: [rows, inputs], the numbers of a row are adjacent.
     weight: [outputs, inputs], contiguous.
     norm: weight [inputs] and epsilon of an RMSNorm of x that is applied first; None: no norm.
     bias: [outputs]; None: none is added. It is added after the gate.
     gated: the result is silu(first half) * second half, [rows, outputs / 2].
-    into: [rows, outputs], or half as many outputs if gated; the result is added to this tensor, in place. None:
-        the result is a new tensor of `dtype`.
+    into: [rows, outputs], or half as many outputs if gated; the result is added to this tensor, in place.
+        None: the result is a new tensor of `dtype`.
     dtype: type of a new result; None: x's type.
     tile: overrides `small_tile_for`; None: it does not.
     """
@@ -117,9 +118,9 @@ def multiply_small(
     whole = inputs % wide == 0 and wanted % high == 0
     with on_device_of(x):
         _multiply[(-(-wanted // high),)](
-            x, scale, weight, out if bias is None else bias, out, rows, wanted, inputs, x.stride(0), eps, many,
-            high, wide, whole, norm is not None, bias is not None, gated, into is not None, num_warps=warps,
-            num_stages=stages, enable_fp_fusion=False, **pdl_options(x),
+            x, scale, weight, out if bias is None else bias, out, rows, wanted, inputs, x.stride(0), eps,
+            many, high, wide, whole, norm is not None, bias is not None, gated, into is not None,
+            num_warps=warps, num_stages=stages, enable_fp_fusion=False, **pdl_options(x),
         )  # fmt: skip
     return out
 
