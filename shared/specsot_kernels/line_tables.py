@@ -290,7 +290,7 @@ def cut_lines(
     tails = numbers([span.tail if span.visible else 0 for span in spans]).repeat(rows)
     # An upper bound of a tree row's line that holds for every base with the same lead, since tables are
     # cached by the lead: less than the next lead, and the tail.
-    ends = np.where(tails > 0, sizes.limit_of(leads) + tails, leads)
+    ends = np.where(tails > 0, sizes.limit_of(leads.astype(np.int64)) + tails, leads)
     counts = sizes.number_of(ends - 1) + 1
     held = [span.pages[: -(-(span.base + span.tail) // page_rows)] for span in spans]
     num_held = np.array([*map(len, held)])

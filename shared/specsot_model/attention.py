@@ -195,12 +195,14 @@ def plan_with_kernel(plan: TreePlan | LinePlan | SmallStepPlan) -> AttentionPlan
     """
     from specsot_kernels.gpu import attention, lines, small_attention
 
-    kernels = {
-        lines.LinePlan: lines.attend_lines,
-        small_attention.SmallStepPlan: small_attention.attend_small,
-    }
-    kernel = kernels.get(type(plan), attention.attend)
-    return AttentionPlan((), (), None, None, partial(kernel, plan=plan))
+    match plan:
+        case lines.LinePlan():
+            run = partial(lines.attend_lines, plan=plan)
+        case small_attention.SmallStepPlan():
+            run = partial(small_attention.attend_small, plan=plan)
+        case _:
+            run = partial(attention.attend, plan=plan)
+    return AttentionPlan((), (), None, None, run)
 
 
 def plan_readings(
