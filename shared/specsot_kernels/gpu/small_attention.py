@@ -24,6 +24,7 @@ from specsot_kernels.gpu.attention import LOOPING_PROGRAMS, LOWEST, launch_of, s
 from specsot_kernels.gpu.launching import (
     await_preceding_kernel,
     kernel,
+    kernel_for_any,
     let_next_begin,
     on_device_of,
     pdl_options,
@@ -40,6 +41,8 @@ from specsot_kernels.segments import RowSpan
 
 # Pieces. How many partial results of a row the second launch loads at a time. Untuned.
 PIECES_MERGED_AT_ONCE: Final = 8
+# Bits. What the mask of a row is padded to, so that one compiled kernel serves the graphs of 1 to 32 rows.
+MIN_LANES: Final = 64
 # The sizes of pieces, as kernels read them.
 NEAR = tl.constexpr(SMALL_STEP_PIECES.near)
 NEAR_END = tl.constexpr(SMALL_STEP_PIECES.near_end)
@@ -113,7 +116,7 @@ def attend_small(q: Tensor, kv_layer: Tensor, plan: SmallStepPlan) -> Tensor:
     windowed = plan.sinces is not None
     sinces = leads if plan.sinces is None else plan.sinces
     words = bits.shape[1]
-    lanes = power_of_two(words * WORD)
+    lanes = max(MIN_LANES, power_of_two(words * WORD))
     programs = rows + min(len(pieces), max(LOOPING_PROGRAMS // kv_heads, 1))
     with on_device_of(q):
         _read[(kv_heads, programs)](
@@ -129,7 +132,7 @@ def attend_small(q: Tensor, kv_layer: Tensor, plan: SmallStepPlan) -> Tensor:
     return out
 
 
-@kernel
+@kernel_for_any("rows", "many", "words")
 def _read(
     q, kv, pieces, pages, leads, bases, bits, sinces, starts, wheres, parts, weights, q_row, q_group, q_head,
     kv_half, kv_page, kv_head, kv_row, rows, many, g, page_rows, words, dim: tl.constexpr, room: tl.constexpr,
@@ -254,7 +257,7 @@ def _read(
             high = tl.load(pieces + number * 5 + 1, mask=number < many, other=0)
 
 
-@kernel
+@kernel_for_any("words")
 def _merge(
     parts, weights, leads, bases, bits, starts, out, words, dim: tl.constexpr, room: tl.constexpr,
     lanes: tl.constexpr, at_once: tl.constexpr, early: tl.constexpr,
