@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from specsot.members import Layout
+from specsot_kernels.line_tables import MAX_SMALL_ROWS
 from specsot_kernels.segments import (
     HeadColumns,
     PageRead,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from specsot_kernels.cpu.running import ColumnPlan
     from specsot_kernels.gpu.attention import TreePlan
     from specsot_kernels.gpu.lines import LinePlan
+    from specsot_kernels.gpu.small_attention import SmallStepPlan
 
 __all__ = ["AttentionPlan", "RowSpan", "attend", "plan_attention", "plan_with_kernel"]
 
@@ -118,6 +120,7 @@ def plan_attention(
     kernels: bool = True,
     invariant: bool = False,
     window: int | None = None,
+    small_steps: bool = False,
 ) -> AttentionPlan:
     """Return the plan of one frame's attention, for `attend`.
 
@@ -139,6 +142,8 @@ def plan_attention(
         limits are then planned one by one in torch.
     window: A row sees its own position and the window - 1 positions before; None: all positions. In torch, a
         span is divided into parts by what its rows see.
+    small_steps: Frames of at most MAX_SMALL_ROWS rows are planned as small steps, unless a policy hides
+        columns.
     """
     needs_torch = any(span.sight and (invariant or isinstance(span.sight, HeadColumns)) for span in spans)
     if invariant and needs_torch and len(spans) > 1:
@@ -148,9 +153,12 @@ def plan_attention(
         if window is not None:
             spans = [part for span in spans for part in look_back(span, window, drafts=False)]
         return plan_readings(spans, page_rows, heads_per_kv, layout, dtype, device, frequencies)
-    from specsot_kernels.gpu import attention, lines
+    from specsot_kernels.gpu import attention, lines, small_attention
 
     options = spans, page_rows, heads_per_kv, device, window
+    is_small = small_steps and not any(span.sight for span in spans)
+    if is_small and sum(span.rows for span in spans) <= MAX_SMALL_ROWS:
+        return plan_with_kernel(small_attention.plan_small_step(*options))
     return plan_with_kernel(
         lines.plan_lines(*options) if invariant else attention.plan_attention(*options, frequencies)
     )
@@ -179,15 +187,22 @@ def _one_by_one(spans: Sequence[RowSpan], plans: Sequence[AttentionPlan]) -> Att
     return AttentionPlan((), (), None, None, read)
 
 
-def plan_with_kernel(plan: TreePlan | LinePlan) -> AttentionPlan:
+def plan_with_kernel(plan: TreePlan | LinePlan | SmallStepPlan) -> AttentionPlan:
     """Wrap the plan of a GPU kernel as a plan for `attend`.
 
-    plan: The kernel's plan: `LinePlan` for the batch-invariant kernel, `TreePlan` for the other one.
+    plan: The kernel's plan: `LinePlan` for the batch-invariant kernel, `SmallStepPlan` for small steps,
+        `TreePlan` for all others.
     """
-    from specsot_kernels.gpu import attention, lines
+    from specsot_kernels.gpu import attention, lines, small_attention
 
-    kernel = lines.attend_lines if isinstance(plan, lines.LinePlan) else attention.attend
-    return AttentionPlan((), (), None, None, partial(kernel, plan=plan))
+    match plan:
+        case lines.LinePlan():
+            run = partial(lines.attend_lines, plan=plan)
+        case small_attention.SmallStepPlan():
+            run = partial(small_attention.attend_small, plan=plan)
+        case _:
+            run = partial(attention.attend, plan=plan)
+    return AttentionPlan((), (), None, None, run)
 
 
 def plan_readings(

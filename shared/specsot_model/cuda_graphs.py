@@ -29,6 +29,7 @@ from specsot.core.device_verification import DeviceTrees
 from specsot.members import Curve
 from specsot_kernels.attention_tables import BITS, SHORTEST, SHORTEST_ROWS, Numbers
 from specsot_kernels.growing import TreeRows
+from specsot_kernels.line_tables import MAX_SMALL_ROWS
 from specsot_kernels.segments import HeadColumns
 from specsot_model.attention import RowSpan
 from specsot_model.decoder import Decoder
@@ -251,8 +252,9 @@ class CapturedSteps:
 
         A prompt graph is chosen if the frame has prompts only and fills at least MIN_FULL of its rows.
         Otherwise a short graph is chosen if its tiles suit the frame and it is no larger than the graph for
-        any frame. None is returned for a frame with more rows than the largest graph, with more pieces or
-        pages than the graph's tables hold, or with hidden columns that `_fill_hidden` refuses.
+        any frame. A small step whose sequences are too long for its graph's tables runs in the first larger
+        graph that has room. None is returned for a frame with more rows than the largest graph, with more
+        pieces or pages than the graph's tables hold, or with hidden columns that `_fill_hidden` refuses.
 
         rows: The frame. Its entry (tokens or hidden states) is not read yet; it may become known later.
         """
@@ -269,7 +271,11 @@ class CapturedSteps:
         fits = short is not None and short <= bucket and _are_short(rows.spans, short, self._group)
         if any(span.sight for span in rows.spans):
             return self._fill_hidden(rows, *((short, "short") if short and fits else (bucket, "any")))
-        return _fill_for(rows, self._short[short] if short and fits else self._steps[bucket])
+        if short and fits:
+            return _fill_for(rows, self._short[short])
+        sizes = (size for size in sorted(self._steps) if size == bucket or bucket <= MAX_SMALL_ROWS < size)
+        attempts = (_fill_for(rows, self._steps[size]) for size in sizes)
+        return next((attempt for attempt in attempts if attempt is not None), None)
 
     def _fill_hidden(self, rows: StepRows, bucket: int, kind: RowKind) -> FilledStep | None:
         """Return a frame from which a KV policy hides columns, prepared for its graph, which is captured if

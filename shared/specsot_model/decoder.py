@@ -228,6 +228,18 @@ class Decoder:
         """
         return bool(self._fused_blocks or self._device_decoders)
 
+    @property
+    def runs_small_steps(self) -> bool:
+        """Tell whether rows of small steps are computed in one order, whatever the other rows are.
+
+        Then drafts do not change the tokens of a single sequence; see `specsot_kernels.gpu.small_attention`.
+        This needs activations and KV of 16 bits, and layers without experts, gated delta rules, attention
+        sinks and capped scores. Batch-invariant ranges do more than that, and return False.
+        """
+        config = self.config
+        others = config.routing or config.delta or config.names.sinks or config.attention_softcap
+        return self.dtype.itemsize == 2 and self._kv_dtype == "auto" and not (others or self.batch_invariant)
+
     def parts(self, kv: KVPages) -> list[tuple[Decoder, KVPages]]:
         """Return the decoder and KV pages to capture on each device; the batch enters the first of them.
 
@@ -313,7 +325,7 @@ class Decoder:
         rates = self._rotary.frequencies
         placement = (layout, self.dtype, self.device)
         options = *placement, rates, self._kernels_read, self.batch_invariant
-        plan = plan_attention(spans, page_rows, group, *options, window)
+        plan = plan_attention(spans, page_rows, group, *options, window, self.runs_small_steps)
         return replace(plan, spans=tuple(spans)) if self.config.delta else plan
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:

@@ -31,7 +31,17 @@ from specsot_kernels.attention_tables import (
     tabulate_prompts,
     whole_pages,
 )
-from specsot_kernels.line_tables import BLOCK, LineRoom, cut_lines, line_room, line_sights
+from specsot_kernels.line_tables import (
+    EQUAL_PIECES,
+    MAX_SMALL_ROWS,
+    SMALL_STEP_PIECES,
+    LineRoom,
+    PieceSizes,
+    cut_lines,
+    line_room,
+    line_sights,
+    small_step_room,
+)
 from specsot_model.attention import AttentionPlan, RowSpan, plan_with_kernel
 from specsot_model.kv import KVPages, views
 from specsot_model.rotary import frequencies
@@ -212,8 +222,11 @@ class FrameTables:
 class LineFrames(FrameTables):
     """Fills the attention tables of a graph of a batch-invariant range.
 
-    The page tables of a tree stay the same until its sequence is a block (BLOCK columns) longer.
+    The page tables of a tree stay the same until its rows read more columns together.
     """
+
+    # Where lines are cut into pieces.
+    _sizes: PieceSizes = EQUAL_PIECES
 
     def __init__(self, room: LineRoom, page_rows: int, window: int | None = None) -> None:
         """Start with an empty cache of page tables.
@@ -249,12 +262,13 @@ class LineFrames(FrameTables):
 
         spans: One span per segment of the frame, in row order.
         """
-        page_size, room, sights = self._page_rows, self._lines, line_sights(spans)
+        page_size, room, sizes = self._page_rows, self._lines, self._sizes
+        sights = line_sights(spans, sizes)
         key = tuple(
             (
                 span.rows,
                 span.tail,
-                span.base // BLOCK if span.visible else (span.base,),
+                sizes.lead_of(span.base) if span.visible else (span.base,),
                 span.pages[: span.num_pages(page_size)],
             )
             for span in spans
@@ -262,9 +276,28 @@ class LineFrames(FrameTables):
 
         def make_tables() -> list[Numbers] | None:
             """Return the page tables of the frame, or None if the graph has no room for them."""
-            return room.fill_lines(cut_lines(spans, sights.leads, page_size, room.tile_rows))
+            return room.fill_lines(cut_lines(spans, sights.leads, page_size, room.tile_rows, sizes))
 
         return self._fill(spans, key, make_tables, sights)
+
+
+class SmallStepFrames(LineFrames):
+    """Fills the attention tables of a graph of at most MAX_SMALL_ROWS rows; see `small_attention`."""
+
+    _sizes = SMALL_STEP_PIECES
+
+    def plan(self, flat: Tensor, heads_per_kv: int) -> AttentionPlan:
+        """Return the attention plan that reads these tables.
+
+        flat: int32 buffer on the device with as many numbers as `shapes` need.
+        heads_per_kv: Not used; the room of the tables was made for it.
+        """
+        from specsot_kernels.gpu.small_attention import SmallStepPlan
+
+        tables = views(flat, self.shapes)
+        sight_tables = tables[: self.num_sight_tables]
+        tables = tuple(tables[self.num_sight_tables :])
+        return plan_with_kernel(SmallStepPlan(tables, self._lines.slots, self._page_rows, *sight_tables))
 
 
 def frame_tables(
@@ -272,8 +305,9 @@ def frame_tables(
 ) -> Sequence[FrameTables]:
     """Return the tables of sliding-window layers, if the range has any, then those of the other layers.
 
-    Batch-invariant ranges get `LineFrames`, whatever `short_sequences` and `hidden` say. The list has one
-    entry if all layers of the range are of one kind, else two.
+    Batch-invariant ranges get `LineFrames`, whatever `short_sequences` and `hidden` say. Other ranges get
+    `SmallStepFrames` for graphs of at most MAX_SMALL_ROWS rows if they run small steps and no policy hides
+    columns. The list has one entry if all layers of the range are of one kind, else two.
 
     rows: Size of the graph's bucket, in rows.
     short_sequences: The graph is for many sequences with few rows each; see `TableRoom`.
@@ -287,6 +321,9 @@ def frame_tables(
     sizes = rows, kv.pages + rows, config.heads // config.kv_heads
     if decoder.batch_invariant:
         return [LineFrames(line_room(*sizes), kv.page_rows, window) for window in windows]
+    if decoder.runs_small_steps and rows <= MAX_SMALL_ROWS and not hidden:
+        small_room = small_step_room(*sizes, kv.pages * kv.page_rows)
+        return [SmallStepFrames(small_room, kv.page_rows, window) for window in windows]
     rates = frequencies(config.rope, config.head_dim).to(decoder.device) if hidden else None
     room = room_for(*sizes, short_sequences, hidden, config.kv_heads)
     return [FrameTables(room, kv.page_rows, window, rates) for window in windows]

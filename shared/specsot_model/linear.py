@@ -193,6 +193,9 @@ def _can_return_sums(device: torch.device) -> bool:
 class RowProduct:
     """A product for CUDA graphs in floats, which chooses its kernel by the number of rows.
 
+    Up to MAX_SMALL_ROWS rows of 16-bit numbers run in one kernel, in which a row's sums have one order; see
+    `specsot_kernels.gpu.small_products`.
+
     weight: [out, in], the weight.
     bias: [out]; None: no bias is added.
     """
@@ -221,7 +224,10 @@ class RowProduct:
         """
         from specsot_kernels.gpu.products import multiply_row
         from specsot_kernels.gpu.rows import norm_rows
+        from specsot_kernels.gpu.small_products import multiply_small
 
+        if self._is_small(hidden):
+            return multiply_small(hidden, self.weight, norm, self.bias)
         if self._is_single_row(hidden):
             return multiply_row(hidden, self.weight, norm, self.bias)
         return self(norm_rows(hidden, *norm))
@@ -237,7 +243,10 @@ class RowProduct:
         """
         from specsot_kernels.gpu.products import multiply_row
         from specsot_kernels.gpu.rows import norm_rows
+        from specsot_kernels.gpu.small_products import multiply_small
 
+        if self._is_small(hidden):
+            return multiply_small(hidden, self.weight, norm, gated=True)
         if self._is_single_row(hidden):
             return multiply_row(hidden, self.weight, norm, gated=True)
         return self(norm_rows(hidden, *norm), gated=True)
@@ -253,7 +262,10 @@ class RowProduct:
         from specsot_kernels.gpu.ordered import multiply_ordered
         from specsot_kernels.gpu.products import multiply_row
         from specsot_kernels.gpu.rows import gate
+        from specsot_kernels.gpu.small_products import multiply_small
 
+        if self._is_small(x):
+            return multiply_small(x, self.weight, None, self.bias, gated)
         if self._is_single_row(x):
             return multiply_row(x, self.weight, None, self.bias, gated)
         if self._runs_ordered(x, gated):
@@ -273,7 +285,10 @@ class RowProduct:
         from specsot_kernels.gpu.ordered import multiply_ordered
         from specsot_kernels.gpu.products import multiply_row
         from specsot_kernels.gpu.rows import norm_rows
+        from specsot_kernels.gpu.small_products import multiply_small
 
+        if self._is_small(hidden):
+            return multiply_small(hidden, self.weight, norm, self.bias, dtype=torch.float32)
         if self._is_single_row(hidden):
             out = hidden.new_empty((1, len(self.weight)), dtype=torch.float32)
             return multiply_row(hidden, self.weight, norm, self.bias, into=out)
@@ -293,14 +308,26 @@ class RowProduct:
         """
         from specsot_kernels.gpu.ordered import multiply_ordered
         from specsot_kernels.gpu.products import multiply_row
+        from specsot_kernels.gpu.small_products import multiply_small
 
         assert isinstance(x, Tensor), "rows in 8 bits are only multiplied with weights in 8 bits"
-        if self._is_single_row(x):
+        if self._is_small(x):
+            multiply_small(x, self.weight, into=hidden)
+        elif self._is_single_row(x):
             multiply_row(x, self.weight, add=hidden, into=hidden)
         elif self._runs_ordered(x):
             multiply_ordered(x, self.weight, into=hidden)
         else:
             hidden.addmm_(x, self.weight.t())
+
+    def _is_small(self, x: Tensor) -> bool:
+        """Tell whether x has so few rows that they run in the kernel of small steps.
+
+        x: [rows, in], the input.
+        """
+        from specsot_kernels.gpu.small_products import suits
+
+        return suits(x)
 
     def _is_single_row(self, x: Tensor) -> bool:
         """Tell whether x has a single row, for which there is a kernel of its own.
@@ -324,6 +351,13 @@ class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
     """A product whose sums always run in the same order, so a row's result is the same in any batch."""
 
     __slots__ = ()
+
+    def _is_small(self, x: Tensor) -> bool:
+        """Return False: few rows run in the same kernel as many rows, so that their sums keep their order.
+
+        x: [rows, in], the input.
+        """
+        return False
 
     def _is_single_row(self, x: Tensor) -> bool:
         """Return False: a single row runs in the same kernel as many rows, so that its sums keep their order.

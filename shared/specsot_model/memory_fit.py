@@ -18,7 +18,7 @@ from specsot.core.info import memory_in_words
 from specsot.errors import ModelError
 from specsot.members import KvDtype, Quantization, Range, WeightBytes
 from specsot_kernels.attention_tables import room_for
-from specsot_kernels.line_tables import line_room
+from specsot_kernels.line_tables import MAX_SMALL_SLOTS, line_room
 from specsot_model.core.replays import CHUNK, states_for
 from specsot_model.core.walks import BLOCK_ROWS, CARRIED, WalkRoom
 from specsot_model.cuda_graphs import BUCKETS, PROMPT_ROWS
@@ -356,7 +356,12 @@ def kv_page_bytes(
 
 
 def graph_bytes(
-    rows: int, heads: tuple[int, int, int], columns: int, itemsize: int, invariant: bool = False
+    rows: int,
+    heads: tuple[int, int, int],
+    columns: int,
+    itemsize: int,
+    invariant: bool = False,
+    small_steps: bool = False,
 ) -> int:
     """Return the maximum number of bytes that CUDA graphs take while they are captured.
 
@@ -369,12 +374,14 @@ def graph_bytes(
     columns: How many numbers per row are in memory at the same time.
     itemsize: Bytes of a number.
     invariant: True if the range is batch-invariant.
+    small_steps: True if graphs of few rows have the tables of small steps.
     """
     num_heads, kv_heads, head_dim = heads
     room = line_room(rows, 0, 1)
     if not invariant:
         room = room_for(rows, 0, num_heads // kv_heads, anchored=True, kv_heads=kv_heads)
-    partial_results = 4 * room.slots * num_heads * (head_dim + 1 + invariant)
+    slots = max(room.slots, MAX_SMALL_SLOTS) if small_steps else room.slots
+    partial_results = 4 * slots * num_heads * (head_dim + 1 + (invariant or small_steps))
     return 2 * (partial_results + rows * columns * itemsize) + LIBRARY_BYTES
 
 
@@ -406,7 +413,7 @@ def step_bytes(
     columns = numbers_per_row + 2 * (heads[0] + heads[1]) * heads[2]
     prompts = PROMPT_ROWS if long_prompt_frames else 0
     delta_bytes = _walk_bytes(config.delta, itemsize, prompts) if config.delta else 0
-    graphs = graph_bytes(max(BUCKETS), heads, columns, itemsize, invariant)
+    graphs = graph_bytes(max(BUCKETS), heads, columns, itemsize, invariant, small_steps=not invariant)
     return delta_bytes + graphs + prompts * columns * itemsize
 
 

@@ -284,8 +284,8 @@ def _read_pieces(
         row = top + line // g
         live = line < high * g
         lead = tl.load(leads + row, mask=live, other=0)
-        queries = _queries(q, row, live, line, head, g, d, dim, q_row, q_group, q_head)
-        state = _nothing(tile, room)
+        queries = load_queries(q, row, live, line, head, g, d, dim, q_row, q_group, q_head)
+        state = empty_state(tile, room)
         begin = at
         since = tl.zeros_like(lead)
         if windowed:
@@ -299,9 +299,9 @@ def _read_pieces(
                 page = tl.load(pages + where + column // page_rows, mask=column < stop, other=0).to(tl.int64)
             place = page * kv_page + (column % page_rows) * kv_row
             seen = (column[None, :] < lead[:, None]) & (column[None, :] >= since[:, None])
-            state = _read_block(state, queries, kv, place, column < stop, seen, kv_half, d, dim)
+            state = read_block(state, queries, kv, place, column < stop, seen, kv_half, d, dim)
         slot = (tl.load(starts + row, mask=live, other=0) + at // piece).to(tl.int64)
-        _store_state(state, weights, parts, slot * heads + head * g + line % g, live & (at < lead), d, dim)
+        store_state(state, weights, parts, slot * heads + head * g + line % g, live & (at < lead), d, dim)
         number += tl.num_programs(1)
         high = tl.load(pieces + number * 5 + 1, mask=number < many, other=0)
 
@@ -361,7 +361,7 @@ def _read_own(
     if windowed:
         since = tl.load(sinces + row)
     own += row.to(tl.int64) * width - lead
-    queries = _queries(q, row, live, line, head, g, d, dim, q_row, q_group, q_head)
+    queries = load_queries(q, row, live, line, head, g, d, dim, q_row, q_group, q_head)
     at = lead
     while at < end:
         number = at // piece
@@ -377,8 +377,8 @@ def _read_own(
             place = tl.load(own + column, mask=column < stop, other=0)
             place = (place // page_rows).to(tl.int64) * kv_page + (place % page_rows) * kv_row
             seen = (column < stop) & (column >= since)
-            state = _read_block(state, queries, kv, place, column < stop, seen[None, :], kv_half, d, dim)
-        _store_state(state, weights, parts, given, live, d, dim)
+            state = read_block(state, queries, kv, place, column < stop, seen[None, :], kv_half, d, dim)
+        store_state(state, weights, parts, given, live, d, dim)
         at = stop
 
 
@@ -411,7 +411,7 @@ def _add_pieces(
     lead = tl.load(leads + row)
     given = tl.load(starts + row).to(tl.int64) * heads + head
     await_preceding_kernel(early)
-    highest, total, sums = _nothing(each, room)
+    highest, total, sums = empty_state(each, room)
     for _ in range(0, tl.cdiv(lead + tl.load(counts + row), piece)):
         high = tl.load(weights + 2 * given, mask=mine, other=LOWEST)
         count = tl.load(weights + 2 * given + 1, mask=mine, other=0.0)
@@ -428,7 +428,7 @@ def _add_pieces(
 
 
 @kernel
-def _store_state(state, weights, parts, places, live, d, dim: tl.constexpr):
+def store_state(state, weights, parts, places, live, d, dim: tl.constexpr):
     """Store the state of a piece without normalizing it.
 
     state: highest score, sum of weights and weighted values of a tile.
@@ -446,7 +446,7 @@ def _store_state(state, weights, parts, places, live, d, dim: tl.constexpr):
 
 
 @kernel
-def _queries(q, row, live, line, head, g, d, dim: tl.constexpr, q_row, q_group, q_head):
+def load_queries(q, row, live, line, head, g, d, dim: tl.constexpr, q_row, q_group, q_head):
     """Load the queries of a tile, [tile, room].
 
     q: the scaled queries.
@@ -466,7 +466,7 @@ def _queries(q, row, live, line, head, g, d, dim: tl.constexpr, q_row, q_group, 
 
 
 @kernel
-def _nothing(tile: tl.constexpr, room: tl.constexpr):
+def empty_state(tile: tl.constexpr, room: tl.constexpr):
     """Return the state before any column: highest score, sum of weights, weighted values.
 
     tile: lines of the tile.
@@ -480,7 +480,7 @@ def _nothing(tile: tl.constexpr, room: tl.constexpr):
 
 
 @kernel
-def _read_block(state, queries, kv, place, there, seen, kv_half, d, dim: tl.constexpr):
+def read_block(state, queries, kv, place, there, seen, kv_half, d, dim: tl.constexpr):
     """Return the state, updated with a block of columns.
 
     A row that has seen no column yet keeps the highest score LOWEST, a sum of 0 and values of 0.

@@ -1,0 +1,143 @@
+"""A token has the same logits, bit for bit, decoded alone and as a node of a draft tree of up to 31 nodes.
+
+On a GPU in bf16 and fp16, in graphs; without one, in fp32 within its rounding, to verify that these tests ask
+the same of both. `SPECSOT_TEST_MODEL_DIR` names the folder of a real model, which is then asked as well.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specsot.members import Range
+from specsot_kernels.line_tables import MAX_SMALL_ROWS
+from specsot_model.decoder import Decoder
+from tests.model.test_invariance import PAGE, Texts
+from tests.model.tiny import write_model
+
+REAL_MODEL = os.environ.get("SPECSOT_TEST_MODEL_DIR")
+ON_GPU = torch.cuda.is_available()
+KINDS = (torch.bfloat16, torch.float16) if ON_GPU else (torch.float32,)
+PROMPT = 40
+POSITIONS = 300 if ON_GPU else 40
+SIZES: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+
+
+def random_tree(rng: random.Random, path: list[int], nodes: int, vocabulary: int) -> tuple[list[int], ...]:
+    """Return tokens, parents and the places of the path's tokens: a tree whose other nodes hang anywhere.
+
+    Nodes come in an order in which parents precede their children, and the path's nodes lie anywhere in it.
+    """
+    places = [0, *sorted(rng.sample(range(1, nodes), len(path) - 1))]
+    tokens = [rng.randrange(vocabulary) for _ in range(nodes)]
+    parents = [rng.randrange(max(node, 1)) for node in range(nodes)]
+    for index, place in enumerate(places):
+        tokens[place] = path[index]
+        parents[place] = places[max(index - 1, 0)]
+    return tokens, parents, places
+
+
+def check_trees(decoder: Decoder, seed: int, capture: bool) -> None:
+    """Decode a sequence one token at a time; then again in trees, of which the right path is accepted."""
+    rng = random.Random(seed)
+    vocabulary = decoder.config.vocab
+    pages = -(-(PROMPT + POSITIONS + MAX_SMALL_ROWS) // PAGE) + 1
+    texts = Texts(decoder, 3, pages)
+    if capture:
+        texts.capture((1, 2, 4, 8, 16, 32, 64))
+    prompt = [rng.randrange(vocabulary) for _ in range(PROMPT)]
+    written = [rng.randrange(vocabulary) for _ in range(POSITIONS)]
+    for text in (0, 1, 2):
+        texts.feed((text, 0, prompt, None))
+    alone = [texts.feed((0, PROMPT + at, [token], (0,)))[0] for at, token in enumerate(written)]
+
+    def check_equal(found: torch.Tensor, wanted: torch.Tensor, at: int, nodes: int) -> None:
+        if ON_GPU:
+            assert torch.equal(found, wanted), (at, nodes)
+        else:
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+    at = 0
+    while at < POSITIONS - 1:
+        nodes = rng.randrange(2, MAX_SMALL_ROWS)
+        path = written[at : at + rng.randrange(1, min(nodes, 6) + 1)]
+        tokens, parents, places = random_tree(rng, path, nodes, vocabulary)
+        tree = (1, PROMPT + at, tokens, tuple(parents))
+        # Sometimes another sequence has rows before these.
+        others = rng.randrange(MAX_SMALL_ROWS - nodes + 1) if rng.random() < 0.5 else 0
+        before = [(2, PROMPT, [rng.randrange(vocabulary) for _ in range(others)], None)] if others else []
+        found = texts.feed(*before, tree)[-1]
+        for index, place in enumerate(places):
+            check_equal(found[place : place + 1], alone[at + index], at + index, nodes)
+        start = PROMPT + at
+        moves = [
+            (texts.slot(1, start + place), texts.slot(1, start + index)) for index, place in enumerate(places)
+        ]
+        texts.kv.move([(source, target) for source, target in moves if source != target])
+        at += len(path)
+    for layer in texts.kv.layers:
+        rows = [
+            torch.stack(
+                [
+                    layer[:, texts.slot(text, column) // PAGE, :, column % PAGE]
+                    for column in range(PROMPT + at)
+                ]
+            )
+            for text in (0, 1)
+        ]
+        check_equal(rows[1].float(), rows[0].float(), at, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3", "mistral"])
+def test_a_draft_tree_gives_the_bits_of_decoding(tmp_path: Path, family: str, kind: torch.dtype) -> None:
+    more = {"sliding_window": 64} if family == "mistral" else {}
+    write_model(tmp_path, family, num_hidden_layers=3, max_position_embeddings=1024, **SIZES, **more)
+    decoder = Decoder.load(tmp_path, Range(0, 3), kind, "cuda")
+    assert decoder.runs_small_steps
+    check_trees(decoder, 1, capture=True)
+    check_trees(decoder, 2, capture=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not (ON_GPU and REAL_MODEL), reason="needs a CUDA device, and SPECSOT_TEST_MODEL_DIR")
+def test_a_draft_tree_of_a_real_model_gives_the_bits_of_decoding() -> None:
+    decoder = Decoder.load(Path(REAL_MODEL or ""), None, torch.bfloat16, "cuda")
+    check_trees(decoder, 3, capture=True)
+
+
+@pytest.mark.skipif(ON_GPU, reason="asked in 16 bits where there is a GPU")
+def test_a_draft_tree_gives_the_logits_of_decoding_within_the_rounding_of_fp32(tmp_path: Path) -> None:
+    write_model(tmp_path, "qwen2", num_hidden_layers=2, max_position_embeddings=1024, **SIZES)
+    check_trees(Decoder.load(tmp_path, Range(0, 2), torch.float32, "cpu"), 1, capture=False)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "changes", "expected"),
+    [
+        (torch.bfloat16, {}, True),
+        (torch.float16, {}, True),
+        (torch.float32, {}, False),
+        (torch.bfloat16, {"attention_softcap": 50.0}, False),
+    ],
+)
+def test_ranges_whose_kernels_keep_the_order_of_sums_run_small_steps(
+    demo_model: Path, dtype: torch.dtype, changes: dict[str, Any], expected: bool
+) -> None:
+    decoder = Decoder.load(demo_model / "base", Range(0, 1), dtype, "cpu")
+    decoder.config = replace(decoder.config, **changes)
+    assert decoder.runs_small_steps == expected
