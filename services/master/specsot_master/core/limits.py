@@ -25,6 +25,9 @@ POINT_TOKENS = 64
 # Points. The maximum number of points of a plan that aims at the length of a direct answer, unless the client
 # asks for more. Chosen by reading answers of Qwen2.5-Coder-1.5B-Instruct.
 USUAL_POINTS = 6
+# Points. The maximum number of points of any other list, unless the client asks for more: as many branches as a
+# request runs at once by default.
+MAX_UNASKED_POINTS: Final = 8
 # Tokens. The maximum number of tokens of such a plan. Given by the aim of the feature.
 USUAL_PLAN_TOKENS: Final = 45
 # Tokens. What each of the points that the client asks for may take of such a plan. Untuned: titles of six
@@ -202,10 +205,10 @@ def rules_of(
     ask: Ask, listed: bool = False, points: int | None = None, speculates: bool = False
 ) -> PlanRules:
     """Return what this request's skeleton may contain. A plan has no more points than the token limit can pay
-    for, at least two in a list and at least one in markers. A list has at most MAX_LIST_POINTS points, and
-    without a number in the question and with `speculates` at most USUAL_POINTS; a plan in markers at most
-    MAX_POINTS. `polish` halves the tokens that points may use. In markers the model may answer directly in
-    mode auto only.
+    for, at least two in a list and at least one in markers. A list has as many points as the question asks
+    for, at most MAX_LIST_POINTS; if it asks for no number, at most MAX_UNASKED_POINTS, and with `speculates`
+    at most USUAL_POINTS. A plan in markers has at most MAX_POINTS. `polish` halves the tokens that points may
+    use. In markers the model may answer directly in mode auto only.
 
     ask: what the client asks for; its limits, mode, tools and question are used.
     listed: True if the model plans in a numbered list. The rules of a list carry no token budget (the limit
@@ -220,7 +223,7 @@ def rules_of(
     if listed:
         asked = points_asked(question_of(ask))
         room = tokens // (POINT_TOKENS if asked else LIST_POINT_TOKENS)
-        usual = USUAL_POINTS if speculates else MAX_LIST_POINTS
+        usual = USUAL_POINTS if speculates else MAX_UNASKED_POINTS
         list_points = min(room, points or MAX_LIST_POINTS, asked or usual, MAX_LIST_POINTS)
         return PlanRules(direct=False, max_points=max(2, list_points), listed=True)
     return PlanRules(
