@@ -37,6 +37,10 @@ LINE_TOKENS: Final = 12
 MIN_AIM, MAX_AIM = 32, 80
 # Tokens. What the closing of such a plan aims at, about one or two sentences. Untuned.
 CLOSING_AIM = 36
+# Points. A plan is not shortened to fewer. Untuned.
+MIN_FITTING_POINTS: Final = 4
+# Ratio. A plan is shortened if its answer would exceed the usual length by this factor. Untuned.
+LONGEST_ANSWER: Final = 1.1
 # Tokens. The same for a point of a list plan, whose prompt asks for two or three sentences.
 LIST_POINT_TOKENS = 75
 # Tokens. The fewest for which an answer can be polished: two points, and as many tokens again for the turn
@@ -267,6 +271,27 @@ def aim_of(answer_tokens: int, points: int, others: int) -> int:
     others: number of tokens of the introduction, the headings and the closing.
     """
     return max(MIN_AIM, min((answer_tokens - others) // points, MAX_AIM))
+
+
+def fitting_points(tokens: int, headings: Sequence[int]) -> int:
+    """Return how many of the first points fit an answer of a certain length, at least MIN_FITTING_POINTS if
+    there are so many. Each point needs its heading and MIN_AIM tokens, and the closing CLOSING_AIM tokens;
+    together they may exceed the length by the factor LONGEST_ANSWER.
+
+        300 tokens, headings of 8 tokens -> 7, as 7 * (8 + 32) + 36 <= 330
+        200 tokens, headings of 8 tokens -> 4
+
+    tokens: number of tokens of the answer without its introduction.
+    headings: tokens of each point's heading, in order.
+    """
+    left = int(LONGEST_ANSWER * tokens) - CLOSING_AIM
+    count = 0
+    for heading in headings:
+        left -= heading + MIN_AIM
+        if left < 0 and count >= MIN_FITTING_POINTS:
+            break
+        count += 1
+    return count
 
 
 def skeleton_limit(ask: Ask, listed: bool = False, speculates: bool = False) -> int:

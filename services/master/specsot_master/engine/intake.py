@@ -25,6 +25,7 @@ from specsot_master.core.limits import (
 )
 from specsot_master.core.plans.forecast import Forecaster, Workload
 from specsot_master.core.plans.fork_plan import ALONE, FORKED, ForkPlan, may_fork
+from specsot_master.core.plans.guards import question_of
 from specsot_master.core.plans.plan import RequestPlan
 from specsot_master.core.plans.prompts import SAMPLE_POINT
 from specsot_master.core.plans.router import MIN_PLANNED_TOKENS, Decision, decide, decide_question
@@ -362,7 +363,7 @@ class Intake:
             prompt.score,
             prompt.points,
             prompt.speculates,
-            self._prompts.wording.answer_tokens,
+            self._prompts.wording.lengths_of(question_of(ask)),
             self._prompts.wording.paragraph_tokens,
             self._prompts.style == "markers" and self._prompts.listed,
         )

@@ -15,6 +15,7 @@ from typing import Final
 from specsot.core.skeleton import Point
 from specsot.params import Ask
 from specsot_master.core.plans.answer import FirstSequence
+from specsot_master.core.plans.answer_forms import FormReader
 from specsot_master.core.plans.introduction import Introduction, announced_count, find_introduction
 from specsot_master.core.plans.short_answers import ShortAnswer
 from specsot_master.core.plans.text_pieces import TextPiece
@@ -56,6 +57,7 @@ class Speculation:
     skeleton: reads the plan's text.
     asked: how many points the question asks for, or None.
     length: tells from the direct answer's tokens whether it is short.
+    form: tells from the direct answer's tokens which form it has, from which its usual length follows.
     introduction: what is known of the direct answer's introduction.
     points: the points of the plan that the guards kept, () if there are too few, None while the plan grows.
     cut: True if a limit ended the plan.
@@ -66,6 +68,7 @@ class Speculation:
     skeleton: FirstSequence
     asked: int | None = None
     length: ShortAnswer = field(default_factory=ShortAnswer)
+    form: FormReader = field(default_factory=FormReader)
     introduction: Introduction = field(default_factory=Introduction)
     points: tuple[Point, ...] | None = None
     cut: bool = False
@@ -77,14 +80,15 @@ class Speculation:
     _tokens: int = 0
 
     def read_direct(self, pieces: Iterable[TextPiece]) -> None:
-        """Add pieces of the direct answer, one token at a time, until its introduction is known, and whether
-        the answer is short; later pieces are ignored. `introduction` is updated after each piece; pieces
-        without a token count as text only.
+        """Add pieces of the direct answer, one token at a time, until its introduction and its form are
+        known, and whether the answer is short; later pieces are ignored. `introduction` is updated after each
+        piece; pieces without a token count as text only.
 
         pieces: the next pieces of the direct answer.
         """
         for piece in pieces:
             self.length.read(piece)
+            self.form.read(piece)
             if self.introduction.complete:
                 continue
             self._text += piece.text
@@ -97,6 +101,7 @@ class Speculation:
         """
         self.direct_ended = True
         self.length.end()
+        self.form.end()
         if not self.introduction.complete:
             self.introduction = find_introduction(self._text, self._tokens, ended=True)
 
@@ -108,7 +113,8 @@ class Speculation:
     @property
     def verdict(self) -> Verdict:
         """What the tokens so far decide; OPEN as long as they do not decide. The plan is used once its points
-        and the introduction are known, and it is known that the direct answer is not short.
+        and the introduction are known, the form of the direct answer, and that the direct answer is not
+        short.
 
         The direct answer is used if the plan has too few points, if the direct answer has no introduction, or
         if it is short.
@@ -116,7 +122,7 @@ class Speculation:
         known = self.introduction
         if self.points == () or (known.complete and not known.usable) or self._is_short:
             return Verdict.DIRECT
-        if self.points is None or not known.complete or self._is_short is None:
+        if self.points is None or not known.complete or None in (self._is_short, self.form.form):
             return Verdict.OPEN
         return Verdict.DIRECT if self._lacks_points else Verdict.PLAN
 
@@ -145,6 +151,11 @@ class Speculation:
         if self._is_short:
             return SHORT_ANSWER
         return TOO_FEW_POINTS if self.points and self._lacks_points else None
+
+    @property
+    def names_a_number(self) -> bool:
+        """True if the question or the introduction says how many points the answer has."""
+        return bool(self.asked or announced_count(self.introduction_text))
 
     @property
     def promised_points(self) -> tuple[Point, ...]:

@@ -13,6 +13,7 @@ from string import Formatter
 from typing import Final, Literal, cast, get_args
 
 from specsot.core.skeleton import Point
+from specsot_master.core.plans.answer_forms import ANSWER_FORMS, UsualLengths
 
 # How the text of one point is asked for.
 # question: the question, then the title. The branch does not see the other points.
@@ -24,15 +25,21 @@ Form = Literal["question", "outline", "turns", "article"]
 FORMS: tuple[Form, ...] = get_args(Form)
 DEFAULT_FORM: Form = "article"
 
-# Tokens. The usual length of a direct answer to a question that is planned. Chosen by measurement: the median
-# of Qwen2.5-Coder-1.5B-Instruct's direct answers to 30 such questions in four languages is 324.
-ANSWER_TOKENS: Final = 320
 # Tokens. A first paragraph of so many tokens is taken for the whole direct answer. Chosen by measurement: in
 # 58 direct answers of Qwen2.5-Coder-1.5B-Instruct, the longest first paragraph that others follow has 101.
 PARAGRAPH_TOKENS: Final = 112
 
 Language = Literal["en", "zh", "de", "es"]
 LANGUAGES: tuple[Language, ...] = get_args(Language)
+
+# Tokens. The usual lengths of direct answers to questions that are planned. Chosen by measurement: most of
+# 131 direct answers of Qwen2.5-Coder-1.5B-Instruct are within 20 % of these (docs/results/lengths.md).
+ANSWER_TOKENS: Final[Mapping[Language, UsualLengths]] = {
+    "en": UsualLengths(280, 310),
+    "zh": UsualLengths(220, 260),
+    "de": UsualLengths(380, 560),
+    "es": UsualLengths(320, 340),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,15 +256,15 @@ class Wording:
     """How one model is asked for plans and their points, and how long its answers are.
 
     form: how a branch is asked.
-    answer_tokens: the usual length of the model's direct answers to questions that are planned, at which
-        planned answers aim.
+    answer_tokens: the usual lengths of the model's direct answers to questions that are planned, by the
+        language of the question and the form of the answer. Planned answers aim at them.
     paragraph_tokens: a direct answer whose first paragraph has so many tokens is taken for a single
         paragraph, which is not planned; None for a model that answers in long paragraphs.
     sentences: the sentences of every language.
     """
 
     form: Form = DEFAULT_FORM
-    answer_tokens: int = ANSWER_TOKENS
+    answer_tokens: Mapping[Language, UsualLengths] = field(default_factory=lambda: ANSWER_TOKENS)
     paragraph_tokens: int | None = PARAGRAPH_TOKENS
     sentences: Mapping[Language, Sentences] = field(default_factory=lambda: DEFAULT_SENTENCES)
 
@@ -267,6 +274,13 @@ class Wording:
         question: the text that the client asks.
         """
         return self.sentences[language_of(question)]
+
+    def lengths_of(self, question: str) -> UsualLengths:
+        """Return the usual lengths of direct answers in the question's language.
+
+        question: the text that the client asks.
+        """
+        return self.answer_tokens[language_of(question)]
 
 
 def read_wording(given: object) -> Wording:
@@ -284,9 +298,7 @@ def read_wording(given: object) -> Wording:
     form = wanted.get("form", DEFAULT_FORM)
     if form not in FORMS:
         raise ValueError(f"wording.form is {', '.join(FORMS)}, got {form!r}")
-    tokens = wanted.get("answer_tokens", ANSWER_TOKENS)
-    if not isinstance(tokens, int) or tokens < 1:
-        raise ValueError(f"wording.answer_tokens is a number of tokens, got {tokens!r}")
+    tokens = _read_lengths(wanted.get("answer_tokens", {}))
     paragraph = wanted.get("paragraph_tokens", PARAGRAPH_TOKENS)
     if paragraph is not None and (not isinstance(paragraph, int) or paragraph < 1):
         raise ValueError(f"wording.paragraph_tokens is a number of tokens or null, got {paragraph!r}")
@@ -298,6 +310,27 @@ def read_wording(given: object) -> Wording:
             place, DEFAULT_SENTENCES[cast("Language", language)], texts
         )
     return Wording(form, tokens, paragraph, sentences)
+
+
+def _read_lengths(given: object) -> Mapping[Language, UsualLengths]:
+    """Return the usual lengths of answers of a `specsot.json`: `{"en": {"plain": 280, "titled": 310}}`.
+    Languages and forms that the value leaves out have the default lengths.
+
+    given: the decoded JSON value.
+
+    Raises ValueError, which names the key, for a value that is no object, for unknown languages and forms,
+    and for a number of tokens that is not at least 1.
+    """
+    place = "wording.answer_tokens"
+    lengths = dict(ANSWER_TOKENS)
+    for language, by_form in _object(place, given, LANGUAGES).items():
+        found = _object(f"{place}.{language}", by_form, ANSWER_FORMS)
+        for form, tokens in found.items():
+            if not isinstance(tokens, int) or tokens < 1:
+                raise ValueError(f"{place}.{language}.{form} is a number of tokens, got {tokens!r}")
+        known = cast("Language", language)
+        lengths[known] = replace(lengths[known], **cast("dict[str, int]", found))
+    return lengths
 
 
 def _changed(place: str, sentences: Sentences, given: object) -> Sentences:
