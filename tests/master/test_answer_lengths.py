@@ -23,7 +23,7 @@ from tests.master.play import Play
 from tests.master.test_speculation import INTRODUCTION, ITEM, TOLD, write_plan
 
 PLAIN = f"{INTRODUCTION}\n\n1. {ITEM}"
-TITLES = ("Alpha", "Beta", "Gamma", "Delta", "Epsilon", "Zeta", "Eta", "Theta", "Iota", "Kappa")
+TITLES = ("Mu", "Nu", "Xi", "Pi", "Ro", "Tau", "Phi", "Chi", "Psi", "Eta")
 TITLED = f"{INTRODUCTION}\n\n1. **Alpha**: {ITEM}"
 
 
