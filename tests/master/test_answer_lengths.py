@@ -1,4 +1,4 @@
-"""Planned answers aim at the usual length of direct ones, by the language and the form of the direct answer."""
+"""Planned answers aim at the usual length of direct ones, by the kind of the question and the answer's form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specsot_master.core.plans.merged_answer import heading_of
 from specsot_master.core.plans.plan import RequestPlan
 from specsot_master.core.plans.speculation import PLAN_ORDINAL
 from specsot_master.core.plans.text_pieces import TextPiece
-from specsot_master.core.plans.wording import ANSWER_TOKENS, LANGUAGES, read_wording
+from specsot_master.core.plans.wording import ANSWER_TOKENS, LANGUAGES, QUESTION_KINDS, read_wording
 from tests.master.play import Play
 from tests.master.test_speculation import INTRODUCTION, ITEM, TOLD, write_plan
 
@@ -142,23 +142,37 @@ def test_the_plan_is_used_only_once_the_form_is_known() -> None:
     assert PLAN_ORDINAL not in {order.point.id for order in play.of(OpenBranch)}
 
 
-def test_every_language_has_usual_lengths_and_titled_answers_are_longer() -> None:
+def test_every_language_and_kind_of_question_has_usual_lengths() -> None:
     assert set(ANSWER_TOKENS) == set(LANGUAGES)
-    assert all(lengths.plain < lengths.titled for lengths in ANSWER_TOKENS.values())
+    for by_kind in ANSWER_TOKENS.values():
+        assert set(by_kind) == set(QUESTION_KINDS)
+        assert all(lengths.plain <= lengths.titled for lengths in by_kind.values())
 
 
 def test_a_model_may_have_lengths_of_its_own() -> None:
-    wording = read_wording({"answer_tokens": {"de": {"plain": 400}, "en": {"plain": 150, "titled": 200}}})
-    assert wording.lengths_of("Welche Vorteile hat Sport?") == UsualLengths(400, ANSWER_TOKENS["de"].titled)
-    assert wording.lengths_of("What are the benefits of tea?") == UsualLengths(150, 200)
-    assert wording.lengths_of("锻炼身体有哪些好处？") == ANSWER_TOKENS["zh"]
+    wording = read_wording(
+        {"answer_tokens": {"de": {"list": {"plain": 400}}, "en": {"comparison": {"titled": 200}}}}
+    )
+    german = ANSWER_TOKENS["de"]["list"].titled
+    assert wording.lengths_of("Welche Vorteile hat Sport?") == UsualLengths(400, german)
+    assert wording.lengths_of("Compare tea and coffee.").titled == 200
+    assert wording.lengths_of("What are the benefits of tea?") == ANSWER_TOKENS["en"]["list"]
+    assert wording.lengths_of("锻炼身体有哪些好处？") == ANSWER_TOKENS["zh"]["list"]
 
 
 @pytest.mark.parametrize(
     "given",
-    [320, {"fr": {"plain": 3}}, {"en": {"long": 3}}, {"en": {"plain": 0}}, {"en": {"plain": "3"}}, {"en": 3}],
+    [
+        320,
+        {"fr": {"list": {"plain": 3}}},
+        {"en": {"plain": 3}},
+        {"en": {"list": 3}},
+        {"en": {"list": {"long": 3}}},
+        {"en": {"list": {"plain": 0}}},
+        {"en": {"list": {"plain": "3"}}},
+    ],
 )
-def test_lengths_that_are_no_tokens_by_language_and_form_are_refused(given: object) -> None:
+def test_lengths_that_are_no_tokens_by_language_kind_and_form_are_refused(given: object) -> None:
     with pytest.raises(ValueError, match=r"wording\.answer_tokens"):
         read_wording({"answer_tokens": given})
 

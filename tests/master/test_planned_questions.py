@@ -1,7 +1,7 @@
 """Mode auto plans lists, and none of the questions that must not be planned, in the four languages.
 
-The questions were written after the rules. One of the 120 was decided wrongly then, and the rule was mended: "How
-would you translate ...".
+The questions were written after the rules. One of the 120 was decided wrongly then, "How would you translate
+...", and the rule was mended.
 """
 
 from __future__ import annotations

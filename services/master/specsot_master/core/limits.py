@@ -25,8 +25,8 @@ POINT_TOKENS = 64
 # Points. The maximum number of points of a plan that aims at the length of a direct answer, unless the client
 # asks for more. Chosen by reading answers of Qwen2.5-Coder-1.5B-Instruct.
 USUAL_POINTS = 6
-# Points. The maximum number of points of any other list, unless the client asks for more: as many branches as a
-# request runs at once by default.
+# Points. The maximum number of points of any other list, unless the client asks for more: as many branches as
+# a request runs at once by default.
 MAX_UNASKED_POINTS: Final = 8
 # Tokens. The maximum number of tokens of such a plan. Given by the aim of the feature.
 USUAL_PLAN_TOKENS: Final = 45

@@ -1,8 +1,8 @@
 """The form in which a direct answer begins, from which its usual length follows.
 
-A direct answer whose items have titles ("1. **Light**: Plants need ...") is longer than one without them. The
-form depends on the first tokens of the direct answer only, so that the length of the planned answer is the same
-with any drafter.
+A direct answer whose items have titles ("1. **Light**: Plants need ...") is longer than one without them.
+The form depends on the first tokens of the direct answer only, so that the length of the planned answer is
+the same with any drafter.
 """
 
 from __future__ import annotations

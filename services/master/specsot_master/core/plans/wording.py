@@ -14,6 +14,7 @@ from typing import Final, Literal, cast, get_args
 
 from specsot.core.skeleton import Point
 from specsot_master.core.plans.answer_forms import ANSWER_FORMS, UsualLengths
+from specsot_master.core.plans.router import compares
 
 # How the text of one point is asked for.
 # question: the question, then the title. The branch does not see the other points.
@@ -32,13 +33,18 @@ PARAGRAPH_TOKENS: Final = 112
 Language = Literal["en", "zh", "de", "es"]
 LANGUAGES: tuple[Language, ...] = get_args(Language)
 
-# Tokens. The usual lengths of direct answers to questions that are planned. Chosen by measurement: most of
-# 131 direct answers of Qwen2.5-Coder-1.5B-Instruct are within 20 % of these (docs/results/lengths.md).
-ANSWER_TOKENS: Final[Mapping[Language, UsualLengths]] = {
-    "en": UsualLengths(280, 310),
-    "zh": UsualLengths(220, 260),
-    "de": UsualLengths(380, 560),
-    "es": UsualLengths(320, 340),
+# What a question that is planned asks for: the comparison of things, or anything else.
+QuestionKind = Literal["list", "comparison"]
+QUESTION_KINDS: tuple[QuestionKind, ...] = get_args(QuestionKind)
+# The usual lengths of direct answers to questions of each kind.
+LengthsByKind = Mapping[QuestionKind, UsualLengths]
+# Tokens. The usual lengths of direct answers to questions that are planned. Chosen by measurement:
+# 145 direct answers of Qwen2.5-Coder-1.5B-Instruct (docs/results/lengths.md).
+ANSWER_TOKENS: Final[Mapping[Language, LengthsByKind]] = {
+    "en": {"list": UsualLengths(280, 310), "comparison": UsualLengths(260, 430)},
+    "zh": {"list": UsualLengths(190, 260), "comparison": UsualLengths(220, 370)},
+    "de": {"list": UsualLengths(310, 490), "comparison": UsualLengths(590, 590)},
+    "es": {"list": UsualLengths(320, 350), "comparison": UsualLengths(430, 430)},
 }
 
 
@@ -257,14 +263,14 @@ class Wording:
 
     form: how a branch is asked.
     answer_tokens: the usual lengths of the model's direct answers to questions that are planned, by the
-        language of the question and the form of the answer. Planned answers aim at them.
+        language and kind of the question and the form of the answer. Planned answers aim at them.
     paragraph_tokens: a direct answer whose first paragraph has so many tokens is taken for a single
         paragraph, which is not planned; None for a model that answers in long paragraphs.
     sentences: the sentences of every language.
     """
 
     form: Form = DEFAULT_FORM
-    answer_tokens: Mapping[Language, UsualLengths] = field(default_factory=lambda: ANSWER_TOKENS)
+    answer_tokens: Mapping[Language, LengthsByKind] = field(default_factory=lambda: ANSWER_TOKENS)
     paragraph_tokens: int | None = PARAGRAPH_TOKENS
     sentences: Mapping[Language, Sentences] = field(default_factory=lambda: DEFAULT_SENTENCES)
 
@@ -276,11 +282,11 @@ class Wording:
         return self.sentences[language_of(question)]
 
     def lengths_of(self, question: str) -> UsualLengths:
-        """Return the usual lengths of direct answers in the question's language.
+        """Return the usual lengths of direct answers to questions of this language and kind.
 
         question: the text that the client asks.
         """
-        return self.answer_tokens[language_of(question)]
+        return self.answer_tokens[language_of(question)][kind_of(question)]
 
 
 def read_wording(given: object) -> Wording:
@@ -312,24 +318,28 @@ def read_wording(given: object) -> Wording:
     return Wording(form, tokens, paragraph, sentences)
 
 
-def _read_lengths(given: object) -> Mapping[Language, UsualLengths]:
-    """Return the usual lengths of answers of a `specsot.json`: `{"en": {"plain": 280, "titled": 310}}`.
-    Languages and forms that the value leaves out have the default lengths.
+def _read_lengths(given: object) -> Mapping[Language, LengthsByKind]:
+    """Return the usual lengths of answers of a `specsot.json`:
+    `{"en": {"list": {"plain": 280, "titled": 310}}}`. What the value leaves out has the default lengths.
 
     given: the decoded JSON value.
 
-    Raises ValueError, which names the key, for a value that is no object, for unknown languages and forms,
-    and for a number of tokens that is not at least 1.
+    Raises ValueError, which names the key, for a value that is no object, for unknown languages, kinds of
+    questions and forms, and for a number of tokens that is not at least 1.
     """
     place = "wording.answer_tokens"
-    lengths = dict(ANSWER_TOKENS)
-    for language, by_form in _object(place, given, LANGUAGES).items():
-        found = _object(f"{place}.{language}", by_form, ANSWER_FORMS)
-        for form, tokens in found.items():
-            if not isinstance(tokens, int) or tokens < 1:
-                raise ValueError(f"{place}.{language}.{form} is a number of tokens, got {tokens!r}")
-        known = cast("Language", language)
-        lengths[known] = replace(lengths[known], **cast("dict[str, int]", found))
+    lengths = {language: dict(by_kind) for language, by_kind in ANSWER_TOKENS.items()}
+    for language, by_kind in _object(place, given, LANGUAGES).items():
+        for kind, by_form in _object(f"{place}.{language}", by_kind, QUESTION_KINDS).items():
+            found = _object(f"{place}.{language}.{kind}", by_form, ANSWER_FORMS)
+            for form, tokens in found.items():
+                if not isinstance(tokens, int) or tokens < 1:
+                    raise ValueError(
+                        f"{place}.{language}.{kind}.{form} is a number of tokens, got {tokens!r}"
+                    )
+            known = lengths[cast("Language", language)]
+            default = known[cast("QuestionKind", kind)]
+            known[cast("QuestionKind", kind)] = replace(default, **cast("dict[str, int]", found))
     return lengths
 
 
@@ -421,6 +431,14 @@ def language_of(question: str) -> Language:
     if max(german, spanish) <= len(_ENGLISH.findall(text)):
         return "en"
     return "de" if german >= spanish else "es"
+
+
+def kind_of(question: str) -> QuestionKind:
+    """Return what a question that is planned asks for.
+
+    question: the text that the client asks.
+    """
+    return "comparison" if compares(question) else "list"
 
 
 def append_words(question: str, words: str, paragraph: bool = False) -> str:
