@@ -1,4 +1,4 @@
-"""Planned answers aim at the usual length of direct ones, by the kind of the question and the answer's form."""
+"""Planned answers aim at the usual length of direct ones, by kind of question and form of answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from specsot.core.skeleton import Point
 from specsot.events import Planned, Reason
 from specsot.params import Ask, Limits
 from specsot_master.core.commands import OpenBranch
-from specsot_master.core.limits import CLOSING_AIM, LONGEST_ANSWER, MIN_AIM, aim_of, fitting_points
+from specsot_master.core.limits import (
+    CLOSING_AIM,
+    LONGEST_ANSWER,
+    MIN_AIM,
+    aim_of,
+    fitting_points,
+    skeleton_limit,
+)
 from specsot_master.core.plans.answer_forms import FormReader, UsualLengths, form_of
 from specsot_master.core.plans.introduction import MAX_INTRODUCTION_TOKENS
 from specsot_master.core.plans.merged_answer import heading_of
@@ -130,6 +137,36 @@ def test_the_last_points_of_a_plan_that_is_too_long_are_left_out() -> None:
 def test_a_plan_has_all_points_that_the_question_asks_for() -> None:
     play = play_of(PLAIN, 10, UsualLengths(300, 300), "List ten letters.")
     assert len(play.of(Planned)[0].points) == 10
+
+
+@pytest.mark.parametrize(
+    ("question", "tokens"),
+    [
+        ("What are the benefits of tea?", 45),
+        ("Welche Vorteile hat Tee?", 67),
+        ("¿Qué ventajas tiene el té?", 56),
+        ("喝茶有哪些好处？", 45),
+        ("List ten rivers of Europe.", 120),
+        ("Nenne zehn Flüsse in Europa.", 180),
+    ],
+)
+def test_a_plan_has_as_many_tokens_as_its_words_take_in_its_language(question: str, tokens: int) -> None:
+    assert skeleton_limit(Ask(question, mode="auto"), listed=True, speculates=True) == tokens
+
+
+@pytest.mark.parametrize(
+    ("titles", "planned"),
+    [
+        ("Light\n2. Deep\n3. Deep\n4. Deep", False),
+        ("Light\n2. Deep", True),
+        ("Light\n2. Deep\n3. Dreams", True),
+    ],
+)
+def test_a_plan_that_repeats_itself_needs_three_usable_points(titles: str, planned: bool) -> None:
+    play = Play("auto", told=TOLD, speculates=True, answer_tokens=320, max_new_tokens=600)
+    play.write(0, PLAIN)
+    write_plan(play, f" {titles}")
+    assert bool(play.of(Planned)[0].points) == planned
 
 
 def test_the_plan_is_used_only_once_the_form_is_known() -> None:

@@ -217,6 +217,13 @@ def test_code_that_is_complete_stays() -> None:
     assert write(made, words, Reason.LENGTH) == "It is.\n```py\nlight()\n```\nIt runs."
 
 
+def test_a_long_sentence_that_begins_early_is_left_out_too() -> None:
+    made = aimed(80)
+    words = ["It is", " so", ".", *[" and"] * (made[1].budget - 3)]
+    assert write(made, words, Reason.LENGTH) == "It is so."
+    assert (made[1].reason, made[1].mark) == (Reason.STOP, "")
+
+
 def test_at_its_longest_a_branch_without_a_whole_sentence_is_cut() -> None:
     made = aimed(4)
     assert write(made, ["Light", *[" and"] * 5], Reason.LENGTH) == "Light and and and and and"

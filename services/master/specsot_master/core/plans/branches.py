@@ -118,8 +118,8 @@ class PlanBranch:
         """Return the pieces that may be shown now, in order; [] if all are held. A sentence that continues in
         the later part of the budget, where it may be interrupted, is held back until it is complete, unless
         it is the first one. That part begins after SENTENCES_FROM of the budget, or 2 * SENTENCE_TOKENS
-        before its end if that is earlier. Pieces from the next point's heading on are dropped. Nothing is
-        held back or dropped unless `holds_sentences` is set.
+        before its end if that is earlier; a shortened branch has no earlier part. Pieces from the next
+        point's heading on are dropped. Nothing is held back or dropped unless `holds_sentences` is set.
 
         The result depends on the tokens alone, not on how many arrive at once:
 
@@ -133,7 +133,7 @@ class PlanBranch:
                 break
             self._received += 1
             first = min(SENTENCES_FROM * self.budget, self.budget - 2 * SENTENCE_TOKENS)
-            late = self.holds_sentences and self._received > first
+            late = self.holds_sentences and (self.shortened or self._received > first)
             shown += self.buffer.add(piece, late and self.buffer.begun)
         return shown
 

@@ -26,11 +26,12 @@ PLAN_ORDINAL: Final = 1 << 16
 NO_BEGINNING: Final = "the answer does not begin with an introduction"
 # The reason if a plan would only stretch the direct answer (see `short_answers`).
 SHORT_ANSWER: Final = "the direct answer is short"
-# The reason if the plan has fewer points than the question or the introduction asks for, or if its limit left
-# fewer than MIN_CUT_POINTS.
+# The reason if the plan has fewer points than the question or the introduction asks for, or if its limit and
+# the guards left fewer than MIN_CUT_POINTS.
 TOO_FEW_POINTS: Final = "the plan has too few points"
-# Points. A plan that its limit has cut has at least so many. Chosen by reading: answers of two points that
-# the limit left end where the subject has just begun.
+# Points. A plan that its limit has cut, or of which the guards have dropped a title, has at least so many.
+# Chosen by reading: answers of two points that the limit left end where the subject has just begun, and a
+# model that repeats its titles has planned nothing.
 MIN_CUT_POINTS: Final = 3
 # The reason if the ring had no room for a plan beside the direct answer when the request was admitted.
 NO_ROOM: Final = "the ring had no room for a plan"
@@ -133,12 +134,13 @@ class Speculation:
 
     @property
     def _lacks_points(self) -> bool:
-        """True if the plan has fewer points than were asked for or promised, or if its limit has left too
-        few.
+        """True if the plan has fewer points than were asked for or promised, or if its limit and the guards
+        have left too few.
         """
         promised = max(self.asked or 0, announced_count(self.introduction_text) or 0)
-        wanted = max(promised, MIN_CUT_POINTS if self.cut else 0)
-        return len(self.points or ()) < wanted
+        left = len(self.points or ())
+        shortened = self.cut or left < len(self.skeleton.points)
+        return left < max(promised, MIN_CUT_POINTS if shortened else 0)
 
     @property
     def reason(self) -> str | None:
