@@ -23,7 +23,7 @@ from specsot_master.core.limits import (
     prompt_characters,
     rules_of,
 )
-from specsot_master.core.plans.forecast import Forecaster, Workload
+from specsot_master.core.plans.forecast import Forecaster, Workload, kind_of_question
 from specsot_master.core.plans.fork_plan import ALONE, FORKED, ForkPlan, may_fork
 from specsot_master.core.plans.guards import question_of
 from specsot_master.core.plans.plan import RequestPlan
@@ -31,6 +31,7 @@ from specsot_master.core.plans.prompts import SAMPLE_POINT
 from specsot_master.core.plans.router import MIN_PLANNED_TOKENS, Decision, decide, decide_question
 from specsot_master.core.plans.speculation import may_speculate
 from specsot_master.core.plans.time_limit import choose, points_in_time
+from specsot_master.core.plans.wording import language_of
 from specsot_master.core.request import Clock, EncodedPrompt, Home, RequestState
 from specsot_master.core.ring.admission import PlanSizes, position_limit
 from specsot_master.core.ring.fitting import prefix_of, refit
@@ -326,7 +327,9 @@ class Intake:
             return EncodedPrompt(FORKED, ask.tokens or self._prompts.thinking(messages), tags=tags)
         decision = decide(ask, messages, not self._prompts.listed, self._prompts.threshold)
         decision = Decision("direct", ALONE) if tags and decision.mode != "direct" else decision
-        kind = decide_question(messages[-1].content).reason if messages else ""
+        question = messages[-1].content if messages else ""
+        reason = decide_question(question).reason
+        kind = kind_of_question(reason, language_of(question)) if messages else ""
         # Nothing is tokenized yet; about four characters make a token.
         workload = Workload(prompt_characters(ask) // 4, ask.limits, kind=kind)
         decision = choose(decision, ask, self._costs, workload)
