@@ -18,6 +18,7 @@ from specsot.events import (
     TokenLogprobs,
 )
 from specsot.params import Ask, Limits, Mode
+from specsot_master.core.plans.answer_forms import UsualLengths
 from specsot_master.core.plans.plan import CloseSequence, Command, RequestPlan, TextPiece
 from specsot_master.core.plans.router import Decision, ScorePrompt
 
@@ -67,7 +68,7 @@ class Play:
             decision=decision,
             score=score,
             speculates=speculates,
-            answer_tokens=answer_tokens,
+            answer_tokens=UsualLengths(answer_tokens, answer_tokens) if answer_tokens else None,
             shows_markers=shows_markers,
         )
         self.said: list[Command] = self.plan.start(prompt_tokens=5, now=1.0, plans=plans)

@@ -55,7 +55,7 @@ def test_a_plan_keeps_the_points_that_end_in_time(seconds: float, points: int) -
     assert deadline.fit(POINTS, 0.0) == POINTS[:points]
 
 
-@pytest.mark.parametrize(("seconds", "points"), [(None, None), (9.0, 8), (4.4, 3), (0.1, 2)])
+@pytest.mark.parametrize(("seconds", "points"), [(None, None), (9.0, 12), (4.4, 3), (0.1, 2)])
 def test_a_list_is_asked_for_as_many_points_as_end_in_time(seconds: float | None, points: int) -> None:
     assert points_in_time(Ask("Why?", finish_within_s=seconds), model(*PLAN), ASKED) == points
     assert points_in_time(Ask("Why?", finish_within_s=seconds), Forecaster(), ASKED) is None

@@ -19,9 +19,11 @@ from specsot_master.core.plans.forecast import (
     Outlook,
     RingStepTimes,
     Workload,
+    kind_of_question,
     likeliest,
+    name_of_misses,
 )
-from specsot_master.core.plans.router import SEVERAL_POINTS
+from specsot_master.core.plans.router import CODE, SEVERAL_POINTS, SMALL_TALK, decide_question
 from specsot_master.engine.forecast_memory import PAUSE, ForecastMemory
 from tests.master.letters import DIRECT, SAYS, SOT
 from tests.master.stage import Stage, of
@@ -185,10 +187,14 @@ def test_a_direct_answer_among_plans_is_forecast_from_direct_answers_alone() -> 
     assert costs.forecast(several).direct == pytest.approx(9.0)
 
 
-def sure(costs: Forecaster) -> Forecaster:
+KIND = kind_of_question(decide_question(str(SOT.prompt)).reason, "en")
+
+
+def sure(costs: Forecaster, *kinds: str) -> Forecaster:
     """Past forecasts of each way came within a few percent."""
     for about in ("direct", "planned", "branches"):
-        costs.misses[about].extend([0.97, 1.03] * 12)
+        for kind in kinds or ("",):
+            costs.misses[name_of_misses(about, kind)].extend([0.97, 1.03] * 12)
     return costs
 
 
@@ -211,6 +217,29 @@ def test_one_answer_gives_no_forecast_and_more_of_them_the_range_of_what_was_mis
         outlook.on_end(False, took, 50, 100, False)
     later = figures_of(costs)
     assert (later.direct_min, later.direct_max) == pytest.approx((4.0, 6.0), abs=0.5)
+
+
+@pytest.mark.parametrize(("errors", "outside"), [(14, 1), (19, 2), (29, 3), (64, 6)])
+def test_a_tenth_of_the_errors_is_left_out_at_each_end_of_a_range(errors: int, outside: int) -> None:
+    costs = model(ended(Reason.STOP, 50))
+    workload = Workload(0, Limits(), kind=KIND)
+    ratios = [0.5 + number / errors for number in range(errors)]
+    costs.misses[name_of_misses("planned", KIND)].extend(ratios)
+    assert costs.spread("planned", workload, 1.0) == pytest.approx((ratios[outside - 1], ratios[-outside]))
+
+
+def test_errors_of_other_kinds_of_questions_say_nothing() -> None:
+    costs = model(ended(Reason.STOP, 50))
+    costs.misses[name_of_misses("direct", CODE)].extend([1.0] * 30)
+    assert costs.spread("direct", Workload(0, Limits(), kind=KIND), 1.0) is None
+
+
+def test_long_answers_are_remembered_by_language_and_short_ones_are_not() -> None:
+    german = kind_of_question(SEVERAL_POINTS, "de")
+    assert german != kind_of_question(SEVERAL_POINTS, "en")
+    assert kind_of_question(SMALL_TALK, "de") == SMALL_TALK
+    costs = model(*DIRECTLY)
+    assert costs.lengths.steps(german, 1000) == [], "answers to other kinds stand in for no list"
 
 
 def test_no_forecast_exceeds_the_limit_of_its_request() -> None:
@@ -298,7 +327,7 @@ async def test_nothing_is_forecast_before_a_similar_request_has_ended() -> None:
     (started,), (planned,) = of(Started, second), of(Planned, second)
     assert (started.forecast, planned.forecast) == (None, None)
     stage.engine._costs.misses.clear()
-    sure(stage.engine._costs)
+    sure(stage.engine._costs, *(one.kind for one in stage.engine._costs.lengths.direct), KIND)
     (again,) = of(Started, await stage.answer(DIRECT))
     assert again.forecast is not None
     assert again.forecast.direct is not None

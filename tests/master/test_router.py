@@ -295,7 +295,39 @@ def test_a_list_has_as_many_points_as_are_asked_for_and_no_more_than_a_plan_can_
     few = Ask("List five European rivers.", limits=Limits(max_new_tokens=512))
     assert rules_of(few, listed=True).max_points == 5
     assert rules_of(few, listed=True, points=3).max_points == 3, "so many as there is time for"
-    assert way("Give me 10 tips for better sleep.") == "more than 8 points"
+    assert way("Give me 13 tips for better sleep.") == "more than 12 points"
+
+
+@pytest.mark.parametrize(
+    ("question", "count"),
+    [
+        ("List ten foods that are rich in iron.", 10),
+        ("Name twelve rivers and say where they end.", 12),
+        ("Nenne zehn gesunde Frühstücksideen.", 10),
+        ("Enumera doce ideas para un cumpleaños.", 12),
+        ("给我十个省钱的建议", 10),
+    ],
+)
+def test_a_list_of_up_to_twelve_things_is_planned_with_as_many_points(question: str, count: int) -> None:
+    assert way(question) == "planned"
+    assert rules_of(Ask(question), listed=True, speculates=True).max_points == count
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Give me fifteen tips for better sleep.",
+        "Nenne zwanzig Tiere des Waldes.",
+        "Dame veinte ideas para un regalo.",
+        "列出二十种植物。",
+    ],
+)
+def test_a_list_of_more_than_twelve_things_is_answered_directly(question: str) -> None:
+    assert way(question) == "more than 12 points"
+
+
+def test_a_list_without_a_number_has_no_more_points_than_branches_run_at_once() -> None:
+    assert rules_of(Ask(EXERCISE), listed=True).max_points == 8
 
 
 def test_a_conversation_that_ends_with_an_answer_is_gone_on_with() -> None:

@@ -183,10 +183,45 @@ def test_at_its_longest_a_branch_leaves_its_unfinished_sentence_out_and_lacks_no
     assert made.written == longest, "tokens that are left out were written, too"
 
 
-def test_at_its_longest_a_branch_was_cut_if_its_code_is_not_closed() -> None:
-    made = aimed(4)
-    write(made, ["It is", ".", "\n", "```", "\n", "light"], Reason.LENGTH)
-    assert made[1].reason is Reason.LENGTH
+@pytest.mark.parametrize("together", [1, 3, 100])
+@pytest.mark.parametrize("fence", ["```", "~~~"])
+def test_at_its_longest_a_branch_leaves_out_code_that_is_not_complete(fence: str, together: int) -> None:
+    made = aimed(12)
+    words = ["It is", ".", " Run", " it", ":", "\n", fence, "py", "\n", "# light", "\n", "light", "()"]
+    words += ["\n"] * (made[1].budget - len(words))
+    assert write(made, words, Reason.LENGTH, together) == "It is."
+    assert (made[1].reason, made[1].mark) == (Reason.STOP, "")
+
+
+def test_code_that_is_complete_stays() -> None:
+    made = aimed(12)
+    words = [
+        "It is",
+        ".",
+        "\n",
+        "```",
+        "py",
+        "\n",
+        "light",
+        "()",
+        "\n",
+        "```",
+        "\n",
+        "It",
+        " runs",
+        ".",
+        " So",
+        " it",
+    ]
+    words += [" so"] * (made[1].budget - len(words))
+    assert write(made, words, Reason.LENGTH) == "It is.\n```py\nlight()\n```\nIt runs."
+
+
+def test_a_long_sentence_that_begins_early_is_left_out_too() -> None:
+    made = aimed(80)
+    words = ["It is", " so", ".", *[" and"] * (made[1].budget - 3)]
+    assert write(made, words, Reason.LENGTH) == "It is so."
+    assert (made[1].reason, made[1].mark) == (Reason.STOP, "")
 
 
 def test_at_its_longest_a_branch_without_a_whole_sentence_is_cut() -> None:

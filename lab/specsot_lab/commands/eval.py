@@ -49,7 +49,8 @@ class EvalOptions:
     draft_shapes: Shapes of drafts whose tokens per step are measured; None: they are not.
     router: True: the threshold of the router is measured instead.
     plans: True: the forms of words of plans are measured instead.
-    write: True: the best form of words is written into the model's specsot.json; only with `plans`.
+    lengths: True: the lengths of direct answers are measured instead.
+    write: True: what was measured is written into the model's specsot.json; only with `plans` and `lengths`.
     at_once: Number of answers that are written at the same time.
     enable_parallel: False: only direct answers are measured.
     request: Options of every request.
@@ -90,7 +91,12 @@ class EvalOptions:
     plans: bool = option(
         False, "Measure instead in which form of words the model writes the points of plans best."
     )
-    write: bool = option(False, "With --plans: put the best form into the model's specsot.json.")
+    lengths: bool = option(
+        False, "Measure instead how long direct answers are, at which the lengths of planned ones aim."
+    )
+    write: bool = option(
+        False, "With --plans or --lengths: put what was measured into the model's specsot.json."
+    )
     at_once: int = option(
         1,
         "Answers written at once; more than one is faster, but the times are not those of single answers.",
@@ -115,6 +121,7 @@ EXAMPLES: Final = (
     Example("specsot eval --tasks mt_bench --draft-shapes chain:5,tree:24", "Tokens per step of drafts"),
     Example("specsot eval --router --model models/llama --at-once 8", "The threshold of the router's score"),
     Example("specsot eval --plans --write --model models/llama --at-once 8", "How its points are asked for"),
+    Example("specsot eval --lengths --write --model models/llama --at-once 8", "How long its answers are"),
     Example("specsot eval --master 10.0.0.1:50050 --tasks gsm8k", "A fleet that runs already"),
 )
 
@@ -123,19 +130,20 @@ EXAMPLES: Final = (
 def eval(options: EvalOptions) -> int:
     """Ask a task's prompts directly and with a plan; show quality, speed and where planning is profitable.
 
-    \fThe first of these that is given decides what is measured: --router, --plans, the task "routing",
-    --draft-shapes, --aspects; otherwise quality and speed of direct and planned answers, or of direct ones
-    alone. Returns the exit status: 0, or 1 if there is no result. Raises InvalidRequest for --write without
-    --plans, for prompts of one's own with several tasks, for "routing" together with other tasks, if there
-    are no prompts, for unknown tasks or shapes, and if the folder's records have other settings; ModelError
-    for a model, prompts or records that cannot be read. --num-samples does not limit the bundled prompts of
-    "routing". Without --output, the folder is the first of eval, eval-2 and so on that fits, and its name is
-    written to stderr. With --fresh, the folder's records are deleted, after all options have been checked.
+    \fThe first of these that is given decides what is measured: --router, --plans, --lengths, the task
+    "routing", --draft-shapes, --aspects; otherwise quality and speed of direct and planned answers, or of
+    direct ones alone. Returns the exit status: 0, or 1 if there is no result. Raises InvalidRequest for
+    --write without --plans or --lengths, for prompts of one's own with several tasks, for "routing" together
+    with other tasks, if there are no prompts, for unknown tasks or shapes, and if the folder's records have
+    other settings; ModelError for a model, prompts or records that cannot be read. --num-samples does not
+    limit the bundled prompts of "routing". Without --output, the folder is the first of eval, eval-2 and so
+    on that fits, and its name is written to stderr. With --fresh, the folder's records are deleted, after all
+    options have been checked.
 
     options: Options of the command line; see `EvalOptions`.
     """
     from specsot_app.terminal.show import open_with_progress
-    from specsot_lab.eval import other_measures, threshold, wording
+    from specsot_lab.eval import lengths, other_measures, threshold, wording
     from specsot_lab.eval.records import Folder, first_matching_folder
     from specsot_lab.eval.running import MODES, Run, evaluate, with_warm_up
     from specsot_lab.eval.tasks import read_task
@@ -154,8 +162,11 @@ def eval(options: EvalOptions) -> int:
             options.at_once,
         )
         return run_until_signal(wording.evaluate(*wording_arguments, *output_arguments))
+    if options.lengths:
+        length_arguments = options.fleet, options.prompts, options.write, options.at_once
+        return run_until_signal(lengths.evaluate(*length_arguments, *output_arguments))
     if options.write:
-        raise InvalidRequest("--write is for what --plans measures", "write")
+        raise InvalidRequest("--write is for what --plans and --lengths measure", "write")
     names = list(dict.fromkeys(name.strip() for name in options.tasks.split(",")))
     if options.prompts is not None and len(names) != 1:
         raise InvalidRequest("prompts of your own are for one task", field="prompts")

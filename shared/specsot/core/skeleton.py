@@ -32,8 +32,9 @@ from specsot.errors import InvalidRequest, PlanError
 MAX_POINTS = 16
 # Bytes in UTF-8. Bounds a point's title to a heading of one line. Untuned.
 MAX_TITLE_BYTES = 80
-# Points. Bounds a numbered list to as many branches as a request runs at once by default.
-MAX_LIST_POINTS = 8
+# Points. Bounds a numbered list. Chosen by reading: questions that name a larger number want one line for
+# each thing, which a direct answer writes.
+MAX_LIST_POINTS = 12
 # Words. Bounds a title in a list: a model that was asked for 2 to 6 words and writes more writes a sentence.
 MAX_TITLE_WORDS = 10
 

@@ -11,6 +11,7 @@ from specsot.errors import InvalidRequest
 from specsot.params import MAX_TOKEN_CHARACTERS, Ask, Mode
 from specsot_master.core.plans.guards import question_of
 from specsot_master.core.plans.router import MIN_PLANNED_TOKENS, points_asked
+from specsot_master.core.plans.wording import Language, language_of
 
 # The roles that messages may have.
 ROLES = ("system", "user", "assistant", "tool")
@@ -25,15 +26,26 @@ POINT_TOKENS = 64
 # Points. The maximum number of points of a plan that aims at the length of a direct answer, unless the client
 # asks for more. Chosen by reading answers of Qwen2.5-Coder-1.5B-Instruct.
 USUAL_POINTS = 6
-# Tokens. The maximum number of tokens of such a plan. Given by the aim of the feature.
+# Points. The maximum number of points of any other list, unless the client asks for more: as many branches as
+# a request runs at once by default.
+MAX_UNASKED_POINTS: Final = 8
+# Tokens. The maximum number of tokens of such a plan in English. Given by the aim of the feature.
 USUAL_PLAN_TOKENS: Final = 45
-# Tokens. What each of the points that the client asks for may take of such a plan. Untuned: titles of six
-# words have 8 to 11 tokens with their number.
+# Tokens. What each of the points that the client asks for may take of such a plan in English. Untuned: titles
+# of six words have 8 to 11 tokens with their number.
 LINE_TOKENS: Final = 12
+# Ratio. How many times as many tokens the same number of words has as in English. Chosen by measurement: in
+# direct answers of Qwen2.5-Coder-1.5B-Instruct, a word has 1.2 tokens in English, 1.5 in Spanish and 1.9 in
+# German. Chinese titles are short.
+WORD_LENGTHS: Final[Mapping[Language, float]] = {"en": 1.0, "zh": 1.0, "es": 1.25, "de": 1.5}
 # Tokens. The fewest and the most that a point of such a plan aims at. Untuned.
 MIN_AIM, MAX_AIM = 32, 80
 # Tokens. What the closing of such a plan aims at, about one or two sentences. Untuned.
 CLOSING_AIM = 36
+# Points. A plan is not shortened to fewer. Untuned.
+MIN_FITTING_POINTS: Final = 4
+# Ratio. A plan is shortened if its answer would exceed the usual length by this factor. Untuned.
+LONGEST_ANSWER: Final = 1.1
 # Tokens. The same for a point of a list plan, whose prompt asks for two or three sentences.
 LIST_POINT_TOKENS = 75
 # Tokens. The fewest for which an answer can be polished: two points, and as many tokens again for the turn
@@ -202,10 +214,10 @@ def rules_of(
     ask: Ask, listed: bool = False, points: int | None = None, speculates: bool = False
 ) -> PlanRules:
     """Return what this request's skeleton may contain. A plan has no more points than the token limit can pay
-    for, at least two in a list and at least one in markers. A list has at most MAX_LIST_POINTS points, and
-    without a number in the question and with `speculates` at most USUAL_POINTS; a plan in markers at most
-    MAX_POINTS. `polish` halves the tokens that points may use. In markers the model may answer directly in
-    mode auto only.
+    for, at least two in a list and at least one in markers. A list has as many points as the question asks
+    for, at most MAX_LIST_POINTS; if it asks for no number, at most MAX_UNASKED_POINTS, and with `speculates`
+    at most USUAL_POINTS. A plan in markers has at most MAX_POINTS. `polish` halves the tokens that points may
+    use. In markers the model may answer directly in mode auto only.
 
     ask: what the client asks for; its limits, mode, tools and question are used.
     listed: True if the model plans in a numbered list. The rules of a list carry no token budget (the limit
@@ -220,7 +232,7 @@ def rules_of(
     if listed:
         asked = points_asked(question_of(ask))
         room = tokens // (POINT_TOKENS if asked else LIST_POINT_TOKENS)
-        usual = USUAL_POINTS if speculates else MAX_LIST_POINTS
+        usual = USUAL_POINTS if speculates else MAX_UNASKED_POINTS
         list_points = min(room, points or MAX_LIST_POINTS, asked or usual, MAX_LIST_POINTS)
         return PlanRules(direct=False, max_points=max(2, list_points), listed=True)
     return PlanRules(
@@ -266,20 +278,43 @@ def aim_of(answer_tokens: int, points: int, others: int) -> int:
     return max(MIN_AIM, min((answer_tokens - others) // points, MAX_AIM))
 
 
+def fitting_points(tokens: int, headings: Sequence[int]) -> int:
+    """Return how many of the first points fit an answer of a certain length, at least MIN_FITTING_POINTS if
+    there are so many. Each point needs its heading and MIN_AIM tokens, and the closing CLOSING_AIM tokens;
+    together they may exceed the length by the factor LONGEST_ANSWER.
+
+        300 tokens, headings of 8 tokens -> 7, as 7 * (8 + 32) + 36 <= 330
+        200 tokens, headings of 8 tokens -> 4
+
+    tokens: number of tokens of the answer without its introduction.
+    headings: tokens of each point's heading, in order.
+    """
+    left = int(LONGEST_ANSWER * tokens) - CLOSING_AIM
+    count = 0
+    for heading in headings:
+        left -= heading + MIN_AIM
+        if left < 0 and count >= MIN_FITTING_POINTS:
+            break
+        count += 1
+    return count
+
+
 def skeleton_limit(ask: Ask, listed: bool = False, speculates: bool = False) -> int:
     """Return the maximum number of tokens that the skeleton's sequence may decode. If the skeleton may turn
     out to be the answer itself, that is all of the request's tokens. A skeleton in markers is all plan only
     in mode sot, if its grammar is enforced. A speculative plan gets LINE_TOKENS for each point that the
-    question asks for, at least USUAL_PLAN_TOKENS, and at most `plan_limit`.
+    question asks for, at least USUAL_PLAN_TOKENS, times WORD_LENGTHS of the question's language, and at most
+    `plan_limit`.
 
     ask: what the client asks for; its limits and mode are used.
     listed: True if the model plans in a numbered list, which is never the answer itself.
     speculates: True if the plan aims at the length of a direct answer, so that it is short.
     """
     if speculates:
-        asked = points_asked(question_of(ask)) or 0
-        lines = min(asked, rules_of(ask, listed, speculates=True).max_points)
-        return min(plan_limit(ask), max(USUAL_PLAN_TOKENS, LINE_TOKENS * lines))
+        question = question_of(ask)
+        lines = min(points_asked(question) or 0, rules_of(ask, listed, speculates=True).max_points)
+        tokens = max(USUAL_PLAN_TOKENS, LINE_TOKENS * lines) * WORD_LENGTHS[language_of(question)]
+        return min(plan_limit(ask), int(tokens))
     plans = listed or (ask.mode == "sot" and ask.constraint)
     return plan_limit(ask) if plans else ask.limits.new_tokens
 

@@ -23,13 +23,15 @@ from specsot_master.core.limits import (
     prompt_characters,
     rules_of,
 )
-from specsot_master.core.plans.forecast import Forecaster, Workload
+from specsot_master.core.plans.forecast import Forecaster, Workload, kind_of_question
 from specsot_master.core.plans.fork_plan import ALONE, FORKED, ForkPlan, may_fork
+from specsot_master.core.plans.guards import question_of
 from specsot_master.core.plans.plan import RequestPlan
 from specsot_master.core.plans.prompts import SAMPLE_POINT
 from specsot_master.core.plans.router import MIN_PLANNED_TOKENS, Decision, decide, decide_question
 from specsot_master.core.plans.speculation import may_speculate
 from specsot_master.core.plans.time_limit import choose, points_in_time
+from specsot_master.core.plans.wording import language_of
 from specsot_master.core.request import Clock, EncodedPrompt, Home, RequestState
 from specsot_master.core.ring.admission import PlanSizes, position_limit
 from specsot_master.core.ring.fitting import prefix_of, refit
@@ -325,7 +327,9 @@ class Intake:
             return EncodedPrompt(FORKED, ask.tokens or self._prompts.thinking(messages), tags=tags)
         decision = decide(ask, messages, not self._prompts.listed, self._prompts.threshold)
         decision = Decision("direct", ALONE) if tags and decision.mode != "direct" else decision
-        kind = decide_question(messages[-1].content).reason if messages else ""
+        question = messages[-1].content if messages else ""
+        reason = decide_question(question).reason
+        kind = kind_of_question(reason, language_of(question)) if messages else ""
         # Nothing is tokenized yet; about four characters make a token.
         workload = Workload(prompt_characters(ask) // 4, ask.limits, kind=kind)
         decision = choose(decision, ask, self._costs, workload)
@@ -362,7 +366,7 @@ class Intake:
             prompt.score,
             prompt.points,
             prompt.speculates,
-            self._prompts.wording.answer_tokens,
+            self._prompts.wording.lengths_of(question_of(ask)),
             self._prompts.wording.paragraph_tokens,
             self._prompts.style == "markers" and self._prompts.listed,
         )

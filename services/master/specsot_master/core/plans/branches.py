@@ -87,6 +87,7 @@ class PlanBranch:
     next_heading: finds where the branch begins the heading of the next point, before which it ends.
     opening: the branch's first words, until they differ from those of all earlier branches.
     discarded: how many tokens the discarded beginnings of the branch have; 0 if none was discarded.
+    buffer: the pieces of the unfinished sentence.
     """
 
     point: Point
@@ -104,10 +105,9 @@ class PlanBranch:
     next_heading: NextHeading = field(default_factory=NextHeading)
     opening: BranchOpening = field(default_factory=lambda: BranchOpening(settled=True))
     discarded: int = 0
+    buffer: SentenceBuffer = field(default_factory=SentenceBuffer)
     # Tokens that arrived so far, shown or held.
     _received: int = 0
-    # Pieces of the unfinished sentence.
-    _buffer: SentenceBuffer = field(default_factory=SentenceBuffer)
 
     @property
     def stopped(self) -> bool:
@@ -118,8 +118,8 @@ class PlanBranch:
         """Return the pieces that may be shown now, in order; [] if all are held. A sentence that continues in
         the later part of the budget, where it may be interrupted, is held back until it is complete, unless
         it is the first one. That part begins after SENTENCES_FROM of the budget, or 2 * SENTENCE_TOKENS
-        before its end if that is earlier. Pieces from the next point's heading on are dropped. Nothing is
-        held back or dropped unless `holds_sentences` is set.
+        before its end if that is earlier; a shortened branch has no earlier part. Pieces from the next
+        point's heading on are dropped. Nothing is held back or dropped unless `holds_sentences` is set.
 
         The result depends on the tokens alone, not on how many arrive at once:
 
@@ -133,8 +133,8 @@ class PlanBranch:
                 break
             self._received += 1
             first = min(SENTENCES_FROM * self.budget, self.budget - 2 * SENTENCE_TOKENS)
-            late = self.holds_sentences and self._received > first
-            shown += self._buffer.add(piece, late and self._buffer.begun)
+            late = self.holds_sentences and (self.shortened or self._received > first)
+            shown += self.buffer.add(piece, late and self.buffer.begun)
         return shown
 
     def release(self, reason: Reason) -> list[TextPiece]:
@@ -144,9 +144,9 @@ class PlanBranch:
 
         reason: why the branch ends.
         """
-        held = self._buffer.take()
+        held = self.buffer.take()
         unfinished = reason is Reason.LENGTH or ends_announcing("".join(piece.text for piece in held))
-        if unfinished and held and self._buffer.whole:
+        if unfinished and held and self.buffer.whole:
             self.left_out = len(held)
             return []
         return held
@@ -164,7 +164,7 @@ class PlanBranch:
         reason: why the sequence ended.
         """
         full = self.shortened and self._received >= self.budget
-        whole = self._buffer.whole and not self.next_heading.fenced
+        whole = self.buffer.whole and not open_fence(self.answer.text)
         return Reason.STOP if reason is Reason.LENGTH and full and whole else reason
 
     @property
@@ -188,7 +188,7 @@ class PlanBranch:
         text = self.answer.text
         if fence := open_fence(text):
             return fence if text.endswith("\n") else f"\n{fence}"
-        interrupted = self.reason is Reason.LENGTH and not (self.left_out or self._buffer.whole)
+        interrupted = self.reason is Reason.LENGTH and not (self.left_out or self.buffer.whole)
         return CUT_MARK if interrupted and text and not ends_sentence(text) else ""
 
     def take_logprobs(self, over: bool) -> tuple[TokenLogprobs, ...]:
@@ -269,6 +269,8 @@ class PlanBranches:
                 soft_limit=1 if p.id == closing else soft_limit(shares.budgets[p.id], aim),
                 shortened=longest[p.id] < shares.budgets[p.id],
                 opening=BranchOpening(settled=aim is None),
+                # A branch with an aim is too short for most code, so that unfinished code is left out.
+                buffer=SentenceBuffer(holds_code=aim is not None),
             )
             for p in points
         }

@@ -34,17 +34,19 @@ PLANNED_TOKENS = 12.0
 # Answers. From so many answers to questions of other kinds on, their lengths stand in for a kind that has
 # none of its own. Untuned.
 OTHERS = 3
-# Forecasts. From so many past forecasts on, a share of COVERED of later answers ends between two of their
-# errors.
-LEAST_MISSES: Final = 9
-# Fraction. The share of answers that should end within the forecast's range.
-COVERED = 0.8
+# Forecasts. From so many past forecasts for a kind of question on, eight of ten later answers end between two
+# of their errors. Chosen by measurement: with 9, 68 % of 159 answers of Qwen2.5-Coder-1.5B-Instruct did.
+LEAST_MISSES: Final = 14
+# Of so many errors in a row, one is left out at each end of the range, so that eight of ten are within it.
+MISSES_PER_END: Final = 10
 # Ratio. A forecast whose range is wider, most to least, is not sent: it would say nothing. Given by the aim
 # of the feature.
 WIDEST: Final = 3.0
 # Tokens. The usual direct answers to questions whose form tells that they are short, until some were seen.
 # Chosen by measurement: Qwen2.5-Coder-1.5B-Instruct's answers have 21 and 34 (small talk), 8 and 9 tokens.
 SHORT_ANSWERS: Final[Mapping[str, int]] = {SMALL_TALK: 24, SHORT_FACT: 10, YES_OR_NO: 24}
+# Between the router's reason and the language in the kind of a question.
+KIND_SEPARATOR: Final = ", "
 # Fraction. Lengths that differ by at most this share count as near one another.
 NEAR = 0.2
 
@@ -287,14 +289,14 @@ class AnswerLengths:
         run into the new limit too, so its steps are scaled by limit / tokens. Other answers are scaled so
         only if they are longer than the limit.
 
-        kind: the kind of the question, as the router's rules name it.
+        kind: the kind of the question, see `kind_of_question`.
         limit: the most tokens that the answer may have.
         """
         alike = [one for one in self.direct if one.kind == kind]
         if not alike and kind in SHORT_ANSWERS:
             return [min(SHORT_ANSWERS[kind], limit) / self._pace()]
         long = [one for one in self.direct if one.kind not in SHORT_ANSWERS]
-        others = [] if kind in (SEVERAL_POINTS, CODE) or len(long) < OTHERS else long
+        others = [] if reason_of(kind) in (SEVERAL_POINTS, CODE) or len(long) < OTHERS else long
         known = [(one.steps, limit / one.tokens, one.cut) for one in alike or others]
         return [steps * (share if cut else min(share, 1.0)) for steps, share, cut in known]
 
@@ -324,7 +326,7 @@ class Workload:
     limits: the request's limits.
     suffix: number of tokens that must be prefilled for each branch; None if that is not known yet.
     others: number of sequences of other requests that take turns at the same time.
-    kind: the kind of the question, as the router's rules name it; "" if it is unknown.
+    kind: the kind of the question, see `kind_of_question`; "" if it is unknown.
     """
 
     prompt: int
@@ -337,8 +339,8 @@ class Workload:
 class Forecaster:
     """Forecasts of one ring, in seconds from now. A forecast is None as long as nothing was measured.
 
-    `misses` holds the errors of past forecasts, as the ratio of the real to the forecast time, by the kind of
-    forecast and by "kind of forecast: kind of question".
+    `misses` holds the errors of past forecasts, as the ratio of the real to the forecast time, by the name
+    that `name_of_misses` returns.
     """
 
     def __init__(self, kept: Mapping[str, Any] | None = None) -> None:
@@ -458,26 +460,26 @@ class Forecaster:
         return seconds
 
     def spread(self, about: str, workload: Workload, seconds: float) -> tuple[float, float] | None:
-        """Return the seconds between which a share of COVERED of the answers end for which `seconds` is the
-        forecast. The range always includes `seconds`.
+        """Return the seconds between which eight of ten answers end for which `seconds` is the forecast. The
+        range always includes `seconds`.
 
-        The bounds are quantiles of the errors of past forecasts, each of which was made before its answer
-        ended: of those for this kind of question if there are at least LEAST_MISSES, else of all. Return
-        None if there are fewer. The upper end of a direct answer is at most the time in which the answer
-        reaches its token limit.
+        The bounds are quantiles of the errors of past forecasts for this kind of question, each of which was
+        made before its answer ended. Return None if there are fewer than LEAST_MISSES: errors of other kinds
+        say nothing. The upper end of a direct answer is at most the time in which the answer reaches its
+        token limit.
 
-            errors 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.3, 1.6, 2.0 of nine forecasts -> 0.5 and 2.0 x `seconds`
+            19 errors 0.3, 0.5, ... 2.0, 4.0 -> 0.5 and 2.0 x `seconds`
 
         about: "direct", "planned" or "branches".
         workload: the sizes of the request.
         seconds: the forecast, since the arrival of the request.
         """
-        alike = self.misses.get(f"{about}: {workload.kind}", ())
-        misses = sorted(alike if len(alike) >= LEAST_MISSES else self.misses.get(about, ()))
+        misses = sorted(self.misses.get(name_of_misses(about, workload.kind), ()))
         if len(misses) < LEAST_MISSES:
             return None
-        outside = int((1 - COVERED) / 2 * (len(misses) + 1))
-        least, most = seconds * misses[outside - 1], seconds * misses[-outside]
+        outside = (len(misses) + 1) // MISSES_PER_END
+        least = seconds * misses[outside - 1]
+        most = seconds * misses[-outside]
         if about == "direct":
             most = min(most, self.longest(workload))
         return min(least, seconds), max(most, seconds)
@@ -502,6 +504,36 @@ class Forecaster:
         """
         turn = self.steps.turn(count)
         return None if turn is None else turn * tokens / self.steps.tokens(count)
+
+
+def name_of_misses(about: str, kind: str) -> str:
+    """Return the name under which the errors of forecasts of one kind are stored.
+
+    about: "direct", "planned" or "branches": what the forecasts are of.
+    kind: the kind of the question; "" if it is unknown.
+    """
+    return f"{about}: {kind}"
+
+
+def reason_of(kind: str) -> str:
+    """Return the router's reason in the kind of a question; see `kind_of_question`.
+
+        "the answer has several points, de" -> "the answer has several points"
+
+    kind: the kind of a question.
+    """
+    return kind.partition(KIND_SEPARATOR)[0]
+
+
+def kind_of_question(reason: str, language: str) -> str:
+    """Return the kind of a question, by which lengths and errors are remembered: the router's reason, and the
+    language if the answer is not short. The same answer has twice as many tokens in one language as in
+    another.
+
+    reason: the router's reason.
+    language: the language of the question.
+    """
+    return reason if reason in SHORT_ANSWERS else f"{reason}{KIND_SEPARATOR}{language}"
 
 
 def likeliest(lengths: Sequence[float]) -> float:
@@ -583,8 +615,7 @@ class Outlook:
             self.costs.lengths.direct.append(Ended(kind, steps, tokens, cut))
         for about in ("planned", "branches") if planned else ("direct",):
             if (told := self._told.get(about)) and seconds > 0:
-                for name in (about, f"{about}: {kind}"):
-                    self.costs.misses[name].append(seconds / told)
+                self.costs.misses[name_of_misses(about, kind)].append(seconds / told)
 
     def _tell(
         self, about: str, seconds: float | None, passed: float

@@ -43,6 +43,7 @@ from specsot_master.core.limits import (
     CLOSING_AIM,
     MIN_BRANCH_TOKENS,
     aim_of,
+    fitting_points,
     least_of,
     mode_of,
     plan_limit,
@@ -51,6 +52,7 @@ from specsot_master.core.limits import (
     skeleton_limit,
 )
 from specsot_master.core.plans.answer import FirstSequence
+from specsot_master.core.plans.answer_forms import UsualLengths
 from specsot_master.core.plans.branches import PlanBranches
 from specsot_master.core.plans.cuts import BRANCH_LOOPS, DIRECT_LOOPS, LoopRule
 from specsot_master.core.plans.forecast import Outlook
@@ -103,7 +105,7 @@ class RequestPlan:
         score: ScorePrompt | None = None,
         most: int | None = None,
         speculates: bool = False,
-        answer_tokens: int | None = None,
+        answer_tokens: UsualLengths | None = None,
         paragraph_tokens: int | None = PARAGRAPH_TOKENS,
         shows_markers: bool = False,
     ) -> None:
@@ -122,8 +124,8 @@ class RequestPlan:
         most: the most points of a list that fit the client's time limit, or None for no such limit. It does
             not bound a plan in markers.
         speculates: True if a planned answer is begun together with the direct answer.
-        answer_tokens: the length in tokens that a speculative planned answer aims at; None for no aim. It has
-            no effect if the plan is not speculative.
+        answer_tokens: the usual lengths of direct answers to such a question, by form, at which a speculative
+            planned answer aims; None for no aim. They have no effect if the plan is not speculative.
         paragraph_tokens: a direct answer whose first paragraph has so many tokens is not planned; None if the
             model answers in long paragraphs.
         shows_markers: True if the client reads a plan that the model wrote as a list in the language of
@@ -618,10 +620,22 @@ class RequestPlan:
         headings: tokens of each point's heading, by point id.
         closing: the id of the closing, or None if the plan has none.
         """
-        if self._answer_tokens is None or self._ask.ignore_eos:
+        whole = self._whole_aim
+        if whole is None:
             return None
         others = sum(headings.values()) + len(self._solo.tokens) + (CLOSING_AIM if closing else 0)
-        return aim_of(self._answer_tokens, len(points), others)
+        return aim_of(whole, len(points), others)
+
+    @property
+    def _whole_aim(self) -> int | None:
+        """The number of tokens that the whole planned answer aims at: the usual length of a direct answer
+        with the form that this direct answer has. None if the plan has no aim, or if the client wants the
+        model's end tokens ignored.
+        """
+        spec = self._speculation
+        if self._answer_tokens is None or spec is None or self._ask.ignore_eos:
+            return None
+        return self._answer_tokens.of(spec.form.form or "plain")
 
     # --- a plan and a direct answer at the same time ---
 
@@ -724,7 +738,8 @@ class RequestPlan:
     def _use_plan(self, spec: Speculation, now: float) -> list[Command]:
         """End the direct answer after its introduction, and start the branches. If there are too few tokens
         for two points, use the direct answer. Return the commands that follow. Points beyond those that the
-        introduction promises, or that the rules allow, are left out.
+        introduction promises, or that the rules allow, are left out, as are the last points of a plan that
+        would be too long, unless the question or the introduction names a number of points.
 
         spec: the plan, which is complete, and the direct answer, whose introduction is known.
         now: the present time, in seconds of the engine's clock.
@@ -733,6 +748,10 @@ class RequestPlan:
         # A plan that has reached its own usual length is not incomplete for that.
         limited = spec.cut and plan_limit(self._ask) <= skeleton_limit(self._ask, True, speculates=True)
         cut = limited or len(points) < len(spec.promised_points)
+        whole = self._whole_aim
+        if whole is not None and not spec.names_a_number:
+            headings = [self._size(heading_of(point)) for point in points]
+            points = points[: fitting_points(whole - self._size(spec.introduction_text), headings)]
         rest = self._ask.limits.new_tokens - self._before - spec.skeleton.written - MAX_INTRODUCTION_TOKENS
         if rest < sum(self._size(heading_of(point)) + MIN_BRANCH_TOKENS for point in points[:2]):
             return self._use_direct(spec, now)

@@ -47,12 +47,20 @@ def open_fence(text: str) -> str:
     """
     fence = ""
     for line in text.split("\n"):
-        bare = line.strip()
-        if not fence and bare.startswith(_FENCES):
-            fence = bare[:3]
-        elif fence and bare.startswith(fence) and not bare.strip(fence[0]):
-            fence = ""
+        fence = fence_after(line, fence)
     return fence
+
+
+def fence_after(line: str, fence: str) -> str:
+    """Return the fence of the code block that is open after a line, or "" if none is.
+
+    line: the line, without its line break.
+    fence: the fence that is open before the line, or "".
+    """
+    bare = line.strip()
+    if not fence and bare.startswith(_FENCES):
+        return bare[:3]
+    return "" if fence and bare.startswith(fence) and not bare.strip(fence[0]) else fence
 
 
 @dataclass(slots=True)
@@ -64,20 +72,26 @@ class SentenceBuffer:
     held: the pieces of the unfinished sentence.
     whole: True while the text that was released ends with a whole sentence or line.
     begun: True once a sentence or a line was whole.
+    holds_code: True to hold code between fences until its last line is complete, so that no code is shown of
+        which a limit leaves only the beginning.
     """
 
     held: list[TextPiece] = field(default_factory=list[TextPiece])
     whole: bool = False
     begun: bool = False
+    holds_code: bool = False
     # The last TAIL_CHARACTERS characters that were added.
     _tail: str = ""
     # The current line, and how many items of a list precede it.
     _line: str = ""
     _items: int = 0
+    # The fence of the code block that is open, or "" outside of code.
+    _fence: str = ""
 
     def add(self, piece: TextPiece, holds: bool = True) -> list[TextPiece]:
         """Add one piece, and return the pieces that may be shown now; [] while their sentence is not
-        complete, or while they end with a list of one item. `whole` is updated whenever pieces are returned.
+        complete, or while they end with a list of one item or with code that is held. `whole` is updated
+        whenever pieces are returned.
 
         "A b", ".", " C" one after the other -> [], ["A b", "."], []
 
@@ -87,21 +101,25 @@ class SentenceBuffer:
         self.held.append(piece)
         self._tail = (self._tail + piece.text)[-TAIL_CHARACTERS:]
         ended = ends_sentence(self._tail)
-        self._count_items(piece.text)
+        self._read_lines(piece.text)
+        if self.holds_code:
+            # The beginning of a line may become a fence.
+            ended = ended and not self._fence and not self._line.lstrip().startswith(("`", "~"))
         if holds and (not ended or self._is_lone_item):
             return []
         self.whole = ended
         self.begun = self.begun or ended
         return self.take()
 
-    def _count_items(self, text: str) -> None:
-        """Count the items of the list that the text continues. Blank lines may separate them; any other line
-        sets the count to 0. Only complete lines count.
+    def _read_lines(self, text: str) -> None:
+        """Count the items of the list that the text continues, and find the fences of code. Blank lines may
+        separate items; any other line sets the count to 0. Only complete lines count.
 
         text: the next part of the text.
         """
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
+            self._fence = fence_after(line, self._fence)
             if _ITEM.match(line):
                 self._items += 1
             elif line.strip():

@@ -15,6 +15,7 @@ from typing import Final
 from specsot.core.skeleton import Point
 from specsot.params import Ask
 from specsot_master.core.plans.answer import FirstSequence
+from specsot_master.core.plans.answer_forms import FormReader
 from specsot_master.core.plans.introduction import Introduction, announced_count, find_introduction
 from specsot_master.core.plans.short_answers import ShortAnswer
 from specsot_master.core.plans.text_pieces import TextPiece
@@ -25,11 +26,12 @@ PLAN_ORDINAL: Final = 1 << 16
 NO_BEGINNING: Final = "the answer does not begin with an introduction"
 # The reason if a plan would only stretch the direct answer (see `short_answers`).
 SHORT_ANSWER: Final = "the direct answer is short"
-# The reason if the plan has fewer points than the question or the introduction asks for, or if its limit left
-# fewer than MIN_CUT_POINTS.
+# The reason if the plan has fewer points than the question or the introduction asks for, or if its limit and
+# the guards left fewer than MIN_CUT_POINTS.
 TOO_FEW_POINTS: Final = "the plan has too few points"
-# Points. A plan that its limit has cut has at least so many. Chosen by reading: answers of two points that
-# the limit left end where the subject has just begun.
+# Points. A plan that its limit has cut, or of which the guards have dropped a title, has at least so many.
+# Chosen by reading: answers of two points that the limit left end where the subject has just begun, and a
+# model that repeats its titles has planned nothing.
 MIN_CUT_POINTS: Final = 3
 # The reason if the ring had no room for a plan beside the direct answer when the request was admitted.
 NO_ROOM: Final = "the ring had no room for a plan"
@@ -56,6 +58,7 @@ class Speculation:
     skeleton: reads the plan's text.
     asked: how many points the question asks for, or None.
     length: tells from the direct answer's tokens whether it is short.
+    form: tells from the direct answer's tokens which form it has, from which its usual length follows.
     introduction: what is known of the direct answer's introduction.
     points: the points of the plan that the guards kept, () if there are too few, None while the plan grows.
     cut: True if a limit ended the plan.
@@ -66,6 +69,7 @@ class Speculation:
     skeleton: FirstSequence
     asked: int | None = None
     length: ShortAnswer = field(default_factory=ShortAnswer)
+    form: FormReader = field(default_factory=FormReader)
     introduction: Introduction = field(default_factory=Introduction)
     points: tuple[Point, ...] | None = None
     cut: bool = False
@@ -77,14 +81,15 @@ class Speculation:
     _tokens: int = 0
 
     def read_direct(self, pieces: Iterable[TextPiece]) -> None:
-        """Add pieces of the direct answer, one token at a time, until its introduction is known, and whether
-        the answer is short; later pieces are ignored. `introduction` is updated after each piece; pieces
-        without a token count as text only.
+        """Add pieces of the direct answer, one token at a time, until its introduction and its form are
+        known, and whether the answer is short; later pieces are ignored. `introduction` is updated after each
+        piece; pieces without a token count as text only.
 
         pieces: the next pieces of the direct answer.
         """
         for piece in pieces:
             self.length.read(piece)
+            self.form.read(piece)
             if self.introduction.complete:
                 continue
             self._text += piece.text
@@ -97,6 +102,7 @@ class Speculation:
         """
         self.direct_ended = True
         self.length.end()
+        self.form.end()
         if not self.introduction.complete:
             self.introduction = find_introduction(self._text, self._tokens, ended=True)
 
@@ -108,7 +114,8 @@ class Speculation:
     @property
     def verdict(self) -> Verdict:
         """What the tokens so far decide; OPEN as long as they do not decide. The plan is used once its points
-        and the introduction are known, and it is known that the direct answer is not short.
+        and the introduction are known, the form of the direct answer, and that the direct answer is not
+        short.
 
         The direct answer is used if the plan has too few points, if the direct answer has no introduction, or
         if it is short.
@@ -116,7 +123,7 @@ class Speculation:
         known = self.introduction
         if self.points == () or (known.complete and not known.usable) or self._is_short:
             return Verdict.DIRECT
-        if self.points is None or not known.complete or self._is_short is None:
+        if self.points is None or not known.complete or None in (self._is_short, self.form.form):
             return Verdict.OPEN
         return Verdict.DIRECT if self._lacks_points else Verdict.PLAN
 
@@ -127,12 +134,13 @@ class Speculation:
 
     @property
     def _lacks_points(self) -> bool:
-        """True if the plan has fewer points than were asked for or promised, or if its limit has left too
-        few.
+        """True if the plan has fewer points than were asked for or promised, or if its limit and the guards
+        have left too few.
         """
         promised = max(self.asked or 0, announced_count(self.introduction_text) or 0)
-        wanted = max(promised, MIN_CUT_POINTS if self.cut else 0)
-        return len(self.points or ()) < wanted
+        left = len(self.points or ())
+        shortened = self.cut or left < len(self.skeleton.points)
+        return left < max(promised, MIN_CUT_POINTS if shortened else 0)
 
     @property
     def reason(self) -> str | None:
@@ -145,6 +153,11 @@ class Speculation:
         if self._is_short:
             return SHORT_ANSWER
         return TOO_FEW_POINTS if self.points and self._lacks_points else None
+
+    @property
+    def names_a_number(self) -> bool:
+        """True if the question or the introduction says how many points the answer has."""
+        return bool(self.asked or announced_count(self.introduction_text))
 
     @property
     def promised_points(self) -> tuple[Point, ...]:

@@ -13,6 +13,8 @@ from string import Formatter
 from typing import Final, Literal, cast, get_args
 
 from specsot.core.skeleton import Point
+from specsot_master.core.plans.answer_forms import ANSWER_FORMS, UsualLengths
+from specsot_master.core.plans.router import compares
 
 # How the text of one point is asked for.
 # question: the question, then the title. The branch does not see the other points.
@@ -24,15 +26,26 @@ Form = Literal["question", "outline", "turns", "article"]
 FORMS: tuple[Form, ...] = get_args(Form)
 DEFAULT_FORM: Form = "article"
 
-# Tokens. The usual length of a direct answer to a question that is planned. Chosen by measurement: the median
-# of Qwen2.5-Coder-1.5B-Instruct's direct answers to 30 such questions in four languages is 324.
-ANSWER_TOKENS: Final = 320
 # Tokens. A first paragraph of so many tokens is taken for the whole direct answer. Chosen by measurement: in
 # 58 direct answers of Qwen2.5-Coder-1.5B-Instruct, the longest first paragraph that others follow has 101.
 PARAGRAPH_TOKENS: Final = 112
 
 Language = Literal["en", "zh", "de", "es"]
 LANGUAGES: tuple[Language, ...] = get_args(Language)
+
+# What a question that is planned asks for: the comparison of things, or anything else.
+QuestionKind = Literal["list", "comparison"]
+QUESTION_KINDS: tuple[QuestionKind, ...] = get_args(QuestionKind)
+# The usual lengths of direct answers to questions of each kind.
+LengthsByKind = Mapping[QuestionKind, UsualLengths]
+# Tokens. The usual lengths of direct answers to questions that are planned. Chosen by measurement:
+# 145 direct answers of Qwen2.5-Coder-1.5B-Instruct (docs/results/lengths.md).
+ANSWER_TOKENS: Final[Mapping[Language, LengthsByKind]] = {
+    "en": {"list": UsualLengths(280, 310), "comparison": UsualLengths(260, 430)},
+    "zh": {"list": UsualLengths(190, 260), "comparison": UsualLengths(220, 370)},
+    "de": {"list": UsualLengths(310, 490), "comparison": UsualLengths(590, 590)},
+    "es": {"list": UsualLengths(320, 350), "comparison": UsualLengths(430, 430)},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,15 +262,15 @@ class Wording:
     """How one model is asked for plans and their points, and how long its answers are.
 
     form: how a branch is asked.
-    answer_tokens: the usual length of the model's direct answers to questions that are planned, at which
-        planned answers aim.
+    answer_tokens: the usual lengths of the model's direct answers to questions that are planned, by the
+        language and kind of the question and the form of the answer. Planned answers aim at them.
     paragraph_tokens: a direct answer whose first paragraph has so many tokens is taken for a single
         paragraph, which is not planned; None for a model that answers in long paragraphs.
     sentences: the sentences of every language.
     """
 
     form: Form = DEFAULT_FORM
-    answer_tokens: int = ANSWER_TOKENS
+    answer_tokens: Mapping[Language, LengthsByKind] = field(default_factory=lambda: ANSWER_TOKENS)
     paragraph_tokens: int | None = PARAGRAPH_TOKENS
     sentences: Mapping[Language, Sentences] = field(default_factory=lambda: DEFAULT_SENTENCES)
 
@@ -267,6 +280,13 @@ class Wording:
         question: the text that the client asks.
         """
         return self.sentences[language_of(question)]
+
+    def lengths_of(self, question: str) -> UsualLengths:
+        """Return the usual lengths of direct answers to questions of this language and kind.
+
+        question: the text that the client asks.
+        """
+        return self.answer_tokens[language_of(question)][kind_of(question)]
 
 
 def read_wording(given: object) -> Wording:
@@ -284,9 +304,7 @@ def read_wording(given: object) -> Wording:
     form = wanted.get("form", DEFAULT_FORM)
     if form not in FORMS:
         raise ValueError(f"wording.form is {', '.join(FORMS)}, got {form!r}")
-    tokens = wanted.get("answer_tokens", ANSWER_TOKENS)
-    if not isinstance(tokens, int) or tokens < 1:
-        raise ValueError(f"wording.answer_tokens is a number of tokens, got {tokens!r}")
+    tokens = _read_lengths(wanted.get("answer_tokens", {}))
     paragraph = wanted.get("paragraph_tokens", PARAGRAPH_TOKENS)
     if paragraph is not None and (not isinstance(paragraph, int) or paragraph < 1):
         raise ValueError(f"wording.paragraph_tokens is a number of tokens or null, got {paragraph!r}")
@@ -298,6 +316,31 @@ def read_wording(given: object) -> Wording:
             place, DEFAULT_SENTENCES[cast("Language", language)], texts
         )
     return Wording(form, tokens, paragraph, sentences)
+
+
+def _read_lengths(given: object) -> Mapping[Language, LengthsByKind]:
+    """Return the usual lengths of answers of a `specsot.json`:
+    `{"en": {"list": {"plain": 280, "titled": 310}}}`. What the value leaves out has the default lengths.
+
+    given: the decoded JSON value.
+
+    Raises ValueError, which names the key, for a value that is no object, for unknown languages, kinds of
+    questions and forms, and for a number of tokens that is not at least 1.
+    """
+    place = "wording.answer_tokens"
+    lengths = {language: dict(by_kind) for language, by_kind in ANSWER_TOKENS.items()}
+    for language, by_kind in _object(place, given, LANGUAGES).items():
+        for kind, by_form in _object(f"{place}.{language}", by_kind, QUESTION_KINDS).items():
+            found = _object(f"{place}.{language}.{kind}", by_form, ANSWER_FORMS)
+            for form, tokens in found.items():
+                if not isinstance(tokens, int) or tokens < 1:
+                    raise ValueError(
+                        f"{place}.{language}.{kind}.{form} is a number of tokens, got {tokens!r}"
+                    )
+            known = lengths[cast("Language", language)]
+            default = known[cast("QuestionKind", kind)]
+            known[cast("QuestionKind", kind)] = replace(default, **cast("dict[str, int]", found))
+    return lengths
 
 
 def _changed(place: str, sentences: Sentences, given: object) -> Sentences:
@@ -354,10 +397,15 @@ def _object(place: str, given: object, keys: Sequence[str]) -> dict[str, object]
 
 # Words that a question can hardly do without, none of which is a word of the other languages.
 _GERMAN = re.compile(
-    r"\b(?:der|das|und|ist|sind|ein|eine|einen|wie|welche|warum|wozu|ich|mir|für|über|mit|nicht|bitte|gib|nenne)\b"
+    r"ß|\b(?:der|das|und|ist|sind|eine?|einem|einen|einer|eines|wie|welche[nrms]?|warum|wozu|ich|mir|mit|für|über|nicht|bitte"
+    r"|gib|nenne|dem|beim|zum|zur|vom|von|aus|auf|gegen|oder|wenn|wer|wann|wo|worauf|woran|wodurch|soll|sollte|kann|wird"
+    r"|gibt|schreibe?|beschreibe?|erkläre?|zähle|vergleiche?|deine?|dich|dir|zwei|drei|vier|fünf|sechs|sieben|acht|neun"
+    r"|zehn|zwölf|tipps|vorteile|nachteile|gründe|unterschiede)\b"
 )
 _SPANISH = re.compile(
-    r"[¿¡ñ]|\b(?:el|los|las|una|qué|cómo|cuáles|cuál|por|para|con|del|sobre|dame|explica|explícame|son|es|mi)\b"
+    r"[¿¡ñ]|\b(?:el|los|las|una|qué|cómo|cuáles|cuál|por|para|con|del|sobre|dame|explica|explícame|son|es|mi|tu|yo|esta|este"
+    r"|entre|algunos|algunas|dime|hazlo|compara|enumera|menciona|nombra|recomienda|sugiere|escribe|traduce|buenas|gracias"
+    r"|tres|cuatro|cinco|seis|siete|ocho|nueve|diez|doce|consejos|ventajas|razones|maneras|diferencias)\b"
 )
 _ENGLISH = re.compile(
     r"\b(?:the|of|is|are|what|which|how|why|to|and|for|my|me|you|your|with|give|tell|explain|write|list)\b"
@@ -383,6 +431,14 @@ def language_of(question: str) -> Language:
     if max(german, spanish) <= len(_ENGLISH.findall(text)):
         return "en"
     return "de" if german >= spanish else "es"
+
+
+def kind_of(question: str) -> QuestionKind:
+    """Return what a question that is planned asks for.
+
+    question: the text that the client asks.
+    """
+    return "comparison" if compares(question) else "list"
 
 
 def append_words(question: str, words: str, paragraph: bool = False) -> str:
