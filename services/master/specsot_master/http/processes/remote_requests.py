@@ -61,8 +61,9 @@ class _Stream:
         self.is_over = False
         self.is_paused = False
 
-    def __len__(self) -> int:
-        """Return how many events wait for the client."""
+    @property
+    def num_waiting(self) -> int:
+        """How many events wait for the client."""
         return len(self._waiting)
 
     def push(self, numbered: Numbered) -> None:
@@ -160,7 +161,7 @@ class RemoteRequests:
         self._send(OpenRequest(number, ask, caller, join_text, calling_trace.get(), fields))
         try:
             while (numbered := await stream.next_event(join_text)) is not None:
-                if stream.is_paused and len(stream) <= MAX_WAITING_EVENTS // 4:
+                if stream.is_paused and stream.num_waiting <= MAX_WAITING_EVENTS // 4:
                     stream.is_paused = False
                     self._send(ResumeStream(number))
                 yield numbered
@@ -227,7 +228,7 @@ class RemoteRequests:
             stream.end(decode_error(contents))
         else:
             stream.push(decode_event(event, kind, contents))
-            if not stream.is_paused and len(stream) >= MAX_WAITING_EVENTS:
+            if not stream.is_paused and stream.num_waiting >= MAX_WAITING_EVENTS:
                 stream.is_paused = True
                 self._send(PauseStream(number), must_arrive=False)
 
