@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from specsot.errors import InvalidRequest, NotFound, TimedOut, TooLarge
 from specsot.params import MAX_NEW_TOKENS, MAX_TOKENS, Ask
-from specsot.tasks import start
+from specsot.tasks import LoopTurns, start
 from specsot.tracing import caller, current
 from specsot_master.core.commands import OpenBranch
 from specsot_master.core.inputs import PromptMade
@@ -80,6 +80,7 @@ class Intake:
         self._arrivals = itertools.count()
         self._known: RingState | None = None
         self._making: set[tuple[RequestState, int]] = set()
+        self._turns = LoopTurns()
         self.num_validating = 0
 
     def remember(self, ring: RingState) -> None:
@@ -111,6 +112,8 @@ class Intake:
         self.num_validating += 1
         try:
             async with asyncio.timeout(timeout):
+                # A burst of requests would hold up the results of the ring for as long as all of them take.
+                await self._turns.wait()
                 ask, prompt = await self._fit(ask, caller.prompt)
                 prefix_of(ask, prompt, self._ring_to_fit())
                 check_plan(ask, self._prompts.listed)

@@ -27,10 +27,10 @@ def main() -> int:
     link, handover = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
     import uvloop
 
-    from specsot_master.http.processes.api_process import serve
+    from specsot_master.http.processes.api_process import run
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(link, handover))
+        runner.run(run(link, handover))
     return 0
 
 

@@ -24,8 +24,9 @@ from specsot_master.text import Text
 ENGINE_ENDED_SECONDS: Final = 1.0
 
 
-async def serve(link: socket.socket, handover: socket.socket) -> None:
-    """Serve connections until the engine orders this process to leave, or has ended.
+async def run(link: socket.socket, handover: socket.socket) -> None:
+    """Run this process: write logs as the engine does, and serve connections until the engine orders this
+    process to leave, or has ended.
 
     link: the connected socket of the link to the engine.
     handover: the connected socket over which the engine hands over accepted connections.
@@ -33,35 +34,48 @@ async def serve(link: socket.socket, handover: socket.socket) -> None:
     Raises ModelError if the model's tokenizer cannot be read, and InvalidRequest for bad certificates.
     """
     process = ApiProcess()
-    await open_link(process.link, link)
-    welcome = await process.welcome
-    if welcome is None:
-        return
-    write_logs("master", welcome.log_format, welcome.log_level)
-    server = process.open_server(welcome)
-    spare_collector()
-    process.link.send(Serving())
-    taking = start(take_connections(handover, server))
-    grace = await process.leaving
-    taking.cancel()
-    await server.close(grace)
-    process.link.close()
+    if welcome := await process.join(link):
+        write_logs("master", welcome.log_format, welcome.log_level)
+        server = process.open_server(welcome)
+        spare_collector()
+        await process.serve(server, handover)
 
 
 class ApiProcess:
-    """The state of an API process: its link to the engine, and what the engine has ordered.
-
-    The future `welcome` has the options as its result, or None if the engine has ended before it sent them.
-    The future `leaving` has the seconds for which responses may continue, once the process shall end.
-    """
+    """The state of an API process: its link to the engine, and what the engine has ordered."""
 
     def __init__(self) -> None:
         """Create a process whose link is not connected."""
         loop = asyncio.get_running_loop()
-        self.link = Link[ToApi](ToApi, self._handle, self._on_lost)
-        self.welcome: asyncio.Future[Welcome | None] = loop.create_future()
-        self.leaving: asyncio.Future[float] = loop.create_future()
+        self._link = Link[ToApi](ToApi, self._handle, self._on_lost)
         self._requests: RemoteRequests | None = None
+        # The options that the engine has sent; None if the engine has ended before.
+        self._welcome: asyncio.Future[Welcome | None] = loop.create_future()
+        # The seconds for which responses may continue; set once this process shall end.
+        self._leaving: asyncio.Future[float] = loop.create_future()
+
+    async def join(self, link: socket.socket) -> Welcome | None:
+        """Connect to the engine, and return the options that it sends; None if the engine has ended before.
+
+        link: the connected socket of the link to the engine.
+        """
+        await open_link(self._link, link)
+        return await self._welcome
+
+    async def serve(self, server: HandedConnections, handover: socket.socket) -> None:
+        """Serve connections until the engine orders this process to leave, or has ended.
+
+        server: what `open_server` returned.
+        handover: the connected socket over which the engine hands over accepted connections.
+        """
+        self._link.send(Serving())
+        taking = start(take_connections(handover, server))
+        try:
+            grace = await self._leaving
+        finally:
+            taking.cancel()
+        await server.close(grace)
+        self._link.close()
 
     def open_server(self, welcome: Welcome) -> HandedConnections:
         """Return the HTTP server of this process, which serves no connection yet.
@@ -74,7 +88,7 @@ class ApiProcess:
         model = welcome.model
         text = Text(base, welcome.vocabulary)
         prompts = Prompts(base, text, model.plan_style)
-        self._requests = requests = RemoteRequests(self.link, prompts, model.max_positions)
+        self._requests = requests = RemoteRequests(self._link, prompts, model.max_positions)
         context = HttpContext(
             requests,
             model,
@@ -94,7 +108,7 @@ class ApiProcess:
         share = welcome.num_processes
         app = build_guarded_app(context, tokens, welcome.names, welcome.origins, share)
         max_connections = -(-MAX_CONNECTIONS // share)
-        return HandedConnections(app, tls, max_connections, lambda: self.link.send(ConnectionEnded()))
+        return HandedConnections(app, tls, max_connections, lambda: self._link.send(ConnectionEnded()))
 
     def _handle(self, message: ToApi) -> None:
         """Handle a message of the engine: its options and its order to leave here, others by the requests.
@@ -103,7 +117,7 @@ class ApiProcess:
         """
         match message:
             case Welcome():
-                self.welcome.set_result(message)
+                self._welcome.set_result(message)
             case Leave(grace):
                 self._leave(grace)
             case _ if self._requests is not None:
@@ -115,8 +129,8 @@ class ApiProcess:
         """End, because the engine has ended; requests fail with a message that says so."""
         if self._requests is not None:
             self._requests.on_lost()
-        if not self.welcome.done():
-            self.welcome.set_result(None)
+        if not self._welcome.done():
+            self._welcome.set_result(None)
         self._leave(ENGINE_ENDED_SECONDS)
 
     def _leave(self, grace: float) -> None:
@@ -124,8 +138,8 @@ class ApiProcess:
 
         grace: seconds for which responses may continue.
         """
-        if not self.leaving.done():
-            self.leaving.set_result(grace)
+        if not self._leaving.done():
+            self._leaving.set_result(grace)
 
 
 async def take_connections(handover: socket.socket, server: HandedConnections) -> None:

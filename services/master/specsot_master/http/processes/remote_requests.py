@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from specsot.errors import SpecsotError, Unavailable
+from specsot.errors import ContextLengthExceeded, SpecsotError, Unavailable
 from specsot.events import MergedText, Numbered
 from specsot.params import MAX_TOKENS, Ask
 from specsot.tracing import caller as calling_trace
@@ -234,10 +234,12 @@ class RemoteRequests:
 
     async def _encoded(self, ask: Ask) -> tuple[int, ...]:
         """Return the tokens of a direct answer's prompt. Return () if the engine shall encode the prompt:
-        that of a request that may be planned or that is given in tokens, and one that cannot be encoded, so
-        that errors are those of the engine, in the engine's order.
+        that of a request that may be planned or that is given in tokens, and one that the template refuses,
+        so that errors are those of the engine, in the engine's order.
 
         ask: what the client asks for.
+
+        Raises ContextLengthExceeded for a prompt that is so long that it need not be tokenized as a whole.
         """
         if ask.mode != "direct" or ask.tokens or self._prompts.tags:
             return ()
@@ -245,6 +247,8 @@ class RemoteRequests:
             if prompt_characters(ask) + TURN_CHARACTERS * len(ask.messages) < THREAD_CHARACTERS:
                 return self._prompts.chat(messages_of(ask))
             return await asyncio.to_thread(self._encode_long, ask)
+        except ContextLengthExceeded:
+            raise
         except SpecsotError:
             return ()
 

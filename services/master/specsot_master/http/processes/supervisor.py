@@ -114,13 +114,16 @@ class _ApiProcess:
 
         link = Link[ToEngine](ToEngine, handle, host.close, host.on_unblocked)
         process: Process | None = None
+        has_ended = False
         try:
             with theirs, theirs_handover:
                 process = await spawn(theirs, theirs_handover)
             await open_link(link, ours)
             self._link = host.link = link
             link.send(self._welcome)
-            return await process.wait()
+            status = await process.wait()
+            has_ended = True
+            return status
         finally:
             self.serving.clear()
             self.num_connections = 0
@@ -129,7 +132,7 @@ class _ApiProcess:
             link.close()
             if process is None:
                 ours.close()
-            else:
+            elif not has_ended:
                 with suppress(ProcessLookupError):
                     process.kill()
 
