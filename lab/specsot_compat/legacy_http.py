@@ -18,6 +18,7 @@ from specsot_master.http.calls import HttpContext, call_of, merged_events, unles
 from specsot_master.http.errors import naming_fields
 from specsot_master.http.json_bodies import JsonRoute
 from specsot_master.http.openai_schemas import Words
+from specsot_master.master import ServingState
 from specsot_master.text import Text
 
 # Tokens. Default length of an answer. Precedent: SpecSoT's predecessors, 512.
@@ -65,20 +66,21 @@ def legacy_routes(context: HttpContext) -> APIRouter:
     @router.get("/health", responses=schemas.documented(schemas.Health, 200, 503))
     async def health() -> Response:
         """200 while requests are answered, 503 while they are not."""
-        ready = context.healthy()
+        state = await context.state()
         used = sum(gpu.used for gpu in read_gpus()) / (1 << 20)
         body = {
-            "status": health_status(context),
-            "model_loaded": context.counter.info().ready,
+            "status": health_status(state),
+            "model_loaded": state.info.ready,
             "gpu_memory_mb": used,
         }
-        return JSONResponse(body, 200 if ready else 503)
+        return JSONResponse(body, 200 if state.serving else 503)
 
     @router.get("/info", response_model=schemas.Served)
     async def info() -> dict[str, Any]:
         """What is served."""
-        fleet_info, head = context.counter.info(), context.head()
-        drafter = next((member.name for member in fleet_info.members if member.kind == "drafter"), None)
+        state = await context.state()
+        head = state.head
+        drafter = next((member.name for member in state.info.members if member.kind == "drafter"), None)
         return {
             "base_model": context.model.name,
             "eagle_model": (head and head.name) or drafter,
@@ -147,16 +149,16 @@ def generated(finished: Finished, text: Text) -> dict[str, Any]:
     }
 
 
-def health_status(context: HttpContext) -> str:
+def health_status(state: ServingState) -> str:
     """Return one word for the state of the service: "leaving" while it closes, "waiting" while the ring is
     not complete, "healthy", or "stuck" if requests are not answered.
 
     The words are tested in this order.
 
-    context: Values that all HTTP endpoints share.
+    state: The present state of the master.
     """
-    if context.counter.closing:
+    if state.closing:
         return "leaving"
-    if not context.counter.info().ready:
+    if not state.info.ready:
         return "waiting"
-    return "healthy" if context.healthy() else "stuck"
+    return "healthy" if state.serving else "stuck"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from types import TracebackType
@@ -43,6 +44,40 @@ def _log_failure(name: str, on_failure: Failed | None, task: asyncio.Task[Any]) 
     log.error("background task failed", task=name, exc_info=error)
     if on_failure is not None:
         on_failure(error)
+
+
+class LoopTurns:
+    """Lets one coroutine at a time continue, each in an iteration of the event loop of its own, so that a
+    burst of coroutines leaves the loop time for other work between them.
+    """
+
+    def __init__(self) -> None:
+        """Create turns for which nothing waits."""
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_taken = False
+
+    async def wait(self) -> None:
+        """Return at once if no other coroutine has had its turn in this iteration of the event loop, else in
+        a later iteration, after those that waited before.
+        """
+        loop = asyncio.get_running_loop()
+        if self._is_taken:
+            turn = loop.create_future()
+            self._waiting.append(turn)
+            await turn
+        else:
+            self._is_taken = True
+            loop.call_soon(self._pass_on)
+
+    def _pass_on(self) -> None:
+        """Give the next turn to the coroutine that has waited longest; one that was cancelled is skipped."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                turn.get_loop().call_soon(self._pass_on)
+                return
+        self._is_taken = False
 
 
 class IdleTimer:

@@ -25,7 +25,7 @@ from specsot_master.engine import EngineConfig
 from specsot_master.http.app import build_app
 from specsot_master.http.calls import PING_SECONDS, HttpContext
 from specsot_master.http.server import HttpServer, open_http_server
-from specsot_master.master import RequestCounter
+from specsot_master.master import RequestCounter, ServingState
 from specsot_master.telemetry import Metrics, RequestMetrics
 from tests.master.letters import SAYS
 from tests.master.stage import PlayedStage, Stage, turn
@@ -140,15 +140,20 @@ async def served(
     def info() -> Info:
         return replace(standing.info, requests=standing.info.requests or stage.engine.requests())
 
+    async def state() -> ServingState:
+        return ServingState(info(), standing.healthy, desk.closing, standing.head)
+
+    async def figures() -> bytes:
+        return metrics.written()
+
     desk, metrics = RequestCounter(stage.engine, info), Metrics(info)
     desk.watch(lambda _: RequestMetrics(lambda _: metrics, stage.time.now))
     house = HttpContext(
         desk,
         replace(INFO.models[0], plan_style=stage.style or ""),
         stage.text,
-        healthy=lambda: standing.healthy,
-        head=lambda: standing.head,
-        figures=metrics.written,
+        state=state,
+        figures=figures,
         began=1_700_000_000,
         mode=mode,
         ping_every=ping_every,

@@ -111,6 +111,7 @@ class Stage:
         self.ring = FakeRing(self._script, self._ended, self.seed, self.state, self.burst)
         prompts = Prompts(BASE, self.text, self.style or ("auto" if self.threshold is None else "list"))
         prompts.threshold = self.threshold
+        self.prompts = prompts
         self.time = Ticks()
         self.engine = Engine(self.ring, self.text, prompts, self.config, self.time, self.forms, self.notes)
         self.requests = RequestCounter(self.engine, Info)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from specsot.checkpoint.resolving import resolve_model
 from specsot.errors import InvalidRequest
@@ -17,6 +18,13 @@ from specsot.transport.heartbeat import Heartbeat
 from specsot.transport.security import Tokens
 from specsot_master.core.ring.ring_state import RingOptions
 
+# Processes. Bounds --api-processes, so that each one's share of the memory for bodies holds a body of the
+# largest size.
+MAX_API_PROCESSES: Final = 16
+# Cores. With so few, further processes would take time from the model.
+FEW_CORES: Final = 4
+# Processes. As many as serve HTTP by default on a large machine. Untuned.
+DEFAULT_API_PROCESSES: Final = 4
 # The first word of the names of the master's metrics: its own, or that of vLLM.
 MetricPrefix = Literal["specsot", "vllm"]
 
@@ -32,6 +40,8 @@ class MasterConfig:
     pulse: How often members send heartbeats, and how long they may be silent.
     service: What all services have: address, TLS, logs, telemetry.
     http: The host:port of the HTTP server; None to serve no HTTP.
+    api_processes: How many processes serve HTTP for the master; 0 for its own process, None to decide by the
+        number of cores.
     http_names: Host names accepted from browsers, besides localhost and this host's name and addresses.
     allowed_origins: Origins of web pages that may send requests; empty for none.
     default_mode: The mode of requests from OpenAI's clients that name none.
@@ -60,6 +70,16 @@ class MasterConfig:
         "Serve HTTP, too, on this host:port (port 0: any free port).",
         metavar="ADDRESS",
         tier="common",
+    )
+    api_processes: int | None = option(
+        None,
+        "Processes that read HTTP requests, tokenize prompts and write responses, so that the master's core "
+        "is left to running requests; 0 does all of it in the master's own process.",
+        tier="common",
+        metavar="NUMBER",
+        min_value=0,
+        max_value=MAX_API_PROCESSES,
+        unset="0 up to 4 cores, else a quarter of the cores, at most 4",
     )
     http_names: tuple[str, ...] = option(
         (),
@@ -117,6 +137,14 @@ class MasterConfig:
     def base(self) -> Path:
         """The model's directory, to which the option `model` resolves. Raises ModelError."""
         return resolve_model(self.model)
+
+    @property
+    def num_api_processes(self) -> int:
+        """How many processes serve HTTP for the master; 0 if its own process does."""
+        if self.api_processes is not None:
+            return self.api_processes
+        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return 0 if num_cores <= FEW_CORES else min(num_cores // 4, DEFAULT_API_PROCESSES)
 
     @property
     def guarded(self) -> bool:

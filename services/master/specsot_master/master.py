@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +17,7 @@ from specsot.checkpoint.resolving import folder_of_model, name_of_model
 from specsot.core.info import Info, MemberInfo, ModelInfo, Rebalanced
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
+from specsot.members import Head
 from specsot.params import Ask
 from specsot_master.core.inputs import MasterLeaving
 from specsot_master.core.ring.epoch import EpochNumbers
@@ -129,18 +130,35 @@ class RequestCounter:
         Raises what `Engine.open` and its events raise, and Unavailable for a new request while the master
         shuts down.
         """
+        join_text = join_text and offset is None and ask is not None and not ask.resumable
+        async with self.opened(ask, caller, offset) as (events, watches):
+            async for numbered in events:
+                if join_text:
+                    numbered = events.join(numbered)
+                for watch in watches:
+                    watch.on_event(numbered.event)
+                yield numbered
+
+    @asynccontextmanager
+    async def opened(
+        self, ask: Ask | None, caller: Caller = ANONYMOUS, offset: int | None = None
+    ) -> AsyncGenerator[tuple[Subscription, list[RequestObserver]]]:
+        """Open a new request, or resume one, for the block. Yield its events, and the observers to which the
+        block passes each event before the client receives it. At the end of the block the request is
+        cancelled, unless it has ended or is resumable.
+
+        ask: what the client asks for; see `generate`.
+        caller: who asks.
+        offset: number of the first event of the caller's known request; None for a new request.
+
+        Raises what `Engine.open` raises, and Unavailable for a new request while the master shuts down.
+        """
         new = ask if offset is None else None
-        join_text = join_text and new is not None and not new.resumable
         if new and self.closing:
             raise Unavailable("the master is shutting down")
         with self._counted(), self._watched(new) as watches:
             async with aclosing(await self._source.open(ask, caller, offset)) as events:
-                async for numbered in events:
-                    if join_text:
-                        numbered = events.join(numbered)
-                    for watch in watches:
-                        watch.on_event(numbered.event)
-                    yield numbered
+                yield events, watches
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
         """Cancel a request; the text so far becomes its answer. Return False if no such request of this owner
@@ -195,6 +213,22 @@ class RequestCounter:
                 watch.on_end()
 
 
+@dataclass(frozen=True, slots=True)
+class ServingState:
+    """What status endpoints report of a master at one moment.
+
+    info: The state of all rings and members.
+    serving: True if a ring is complete, and makes progress if it has work.
+    closing: True once new requests are refused because the master shuts down.
+    head: The draft head of the first ring that drafts, or None.
+    """
+
+    info: Info
+    serving: bool
+    closing: bool = False
+    head: Head | None = None
+
+
 @dataclass(slots=True)
 class Master:
     """A master without its ports: one or several rings, what they share, and the entry point of requests.
@@ -235,6 +269,12 @@ class Master:
         members = tuple(member for one in self.replicas for member in self._members_of(one))
         waiting = (*total.waiting_for, *self.refused_members.lines()) if total.waiting_for else ()
         return replace(total, models=(self.model,), members=members, waiting_for=waiting)
+
+    def state(self) -> ServingState:
+        """Return what status endpoints report of this master now."""
+        rings = [one.fleet.ring for one in self.replicas if one.drafts]
+        head = next((ring.head for ring in rings if ring), None)
+        return ServingState(self.info(), self.serving, self.requests.closing, head)
 
     def waiting_for(self) -> str:
         """Return in words what each incomplete ring waits for; empty if all rings are complete."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from specsot.checkpoint.cache import cache_folder
+from specsot.checkpoint.config import read_config as read_model_config
 from specsot.checkpoint.fingerprint import fingerprint
 from specsot.errors import InvalidRequest
 from specsot.service.lifecycle import run_service, write_logs
@@ -20,7 +20,8 @@ from specsot.service.options import reachable
 from specsot.service.telemetry import Observation, observed
 from specsot.transport.grpc_channel import CLIENT_STREAMS, HELD_BYTES, PUBLIC_BYTES, Terms
 from specsot.transport.grpc_server import GrpcServer
-from specsot.transport.security import PLAIN, Tls, Tokens
+from specsot.transport.security import PLAIN, Tls, Tokens, secured_context
+from specsot_master.collector import spare_collector
 from specsot_master.config import MasterConfig, read_config
 from specsot_master.core.stats import StallDetector
 from specsot_master.engine import RequestJournal
@@ -36,6 +37,7 @@ from specsot_master.master import Master, assemble
 from specsot_master.telemetry import RequestSpans
 
 if TYPE_CHECKING:
+    from specsot_master.http.processes.supervisor import ApiProcesses
     from specsot_master.http.server import HttpServer
     from specsot_master.telemetry import Metrics
 
@@ -102,23 +104,6 @@ async def run_master(config: MasterConfig, observation: Observation, stop_event:
             await shut_down(master, members, endpoint, config.service.grace)
             if journal:
                 await journal.close()
-
-
-# Objects. The garbage collector searches for cycles after so many new objects. JSON values have no cycles.
-# Reading a body with 2.7 million lists took 1.9 s with CPython's 700, and 0.5 s with this value, as without
-# any collector.
-YOUNG_OBJECTS: Final = 50_000
-
-
-def spare_collector() -> None:
-    """Make the garbage collector stop the event loop less often, and skip the objects that exist already. A
-    search begins only after YOUNG_OBJECTS new objects.
-
-    A search through all objects that are loaded at the start takes 0.1 s, in which no request continues.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 def start_telemetry(master: Master, observation: Observation, config: MasterConfig) -> Metrics | None:
@@ -285,29 +270,80 @@ def check_extra() -> None:
 
 async def open_http(
     address: str, config: MasterConfig, master: Master, metrics: Metrics | None
-) -> HttpServer:
+) -> HttpServer | ApiProcesses:
     """Open the HTTP server, and return it. The HTTP server is logged with its address, "https" if it has a
-    certificate.
+    certificate. Its connections are served by API processes if the options ask for some.
 
     address: host:port on which it listens; port 0 stands for any free port.
     config: the options of the process.
     master: what serves the clients' requests.
     metrics: the metrics that are recorded already; None to create them.
 
-    Raises Unavailable if the address cannot be used, and InvalidRequest for bad certificates.
+    Raises Unavailable if the address cannot be used or if the API processes cannot be started, and
+    InvalidRequest for bad certificates.
     """
-    from specsot_master.http.app import open_http
     from specsot_master.telemetry import observe_master
 
     terms = _public(config)
     metrics = metrics or observe_master(master, prefix=config.metrics_prefix)
-    names = config.http_names
-    origins = config.allowed_origins
-    answers = config.default_mode, config.sse_ping_interval
-    endpoint = await open_http(address, master, terms, metrics, *answers, names, origins)
+    if config.num_api_processes:
+        endpoint = await open_http_in_processes(address, config, master, metrics, terms.tls)
+    else:
+        from specsot_master.http.app import open_http
+
+        names = config.http_names
+        origins = config.allowed_origins
+        answers = config.default_mode, config.sse_ping_interval
+        endpoint = await open_http(address, master, terms, metrics, *answers, names, origins)
     scheme = "http" if terms.tls.cert is None else "https"
     log.info("listening", at=f"{scheme}://{reachable(None, address, endpoint.port)}/")
     return endpoint
+
+
+async def open_http_in_processes(
+    address: str, config: MasterConfig, master: Master, metrics: Metrics, tls: Tls
+) -> ApiProcesses:
+    """Open the HTTP server whose connections API processes serve, and return it once one of them serves.
+
+    address: host:port on which it listens; port 0 stands for any free port.
+    config: the options of the process.
+    master: what serves the clients' requests.
+    metrics: the metrics that GET /metrics returns.
+    tls: the certificate of the port.
+
+    Raises Unavailable if the address cannot be used or if the processes cannot be started, and InvalidRequest
+    for bad certificates.
+    """
+    from specsot_master.http.processes.messages import Welcome
+    from specsot_master.http.processes.request_host import RequestHost
+    from specsot_master.http.processes.supervisor import open_api_processes
+
+    secured_context(tls)  # Each process reads the certificate; an error is raised here, in one line.
+    base = config.base
+    count = config.num_api_processes
+    welcome = Welcome(
+        base=str(base),
+        vocabulary=read_model_config(base).vocab,
+        model=master.model,
+        began=int(time.time()),
+        mode=config.default_mode,
+        ping_every=config.sse_ping_interval,
+        names=config.http_names,
+        origins=config.allowed_origins,
+        certificate=tls.cert and str(tls.cert),
+        key=tls.key and str(tls.key),
+        token_file=config.token_file and str(config.token_file),
+        token=config.token,
+        num_processes=count,
+        log_format=config.service.log_format,
+        log_level=config.service.log_level,
+    )
+
+    def make_host() -> RequestHost:
+        """Return what runs the requests of one process."""
+        return RequestHost(master.requests, master.state, metrics.written)
+
+    return await open_api_processes(address, count, welcome, make_host)
 
 
 def _public(config: MasterConfig) -> Terms:

@@ -47,12 +47,16 @@ class Subscription(Reader, AsyncIterator[Numbered]):
         self._subscriptions = subscriptions
         self._request = request
         self._news: asyncio.Future[None] | None = None
+        # Called whenever an event, the end or an error has arrived; None for a reader that awaits events.
+        self.on_news: Callable[[], None] | None = None
 
     def wake(self) -> None:
-        """Resume the waiting call of `__anext__`, if there is one, because an event, the end or an error has
-        arrived.
+        """Call `on_news`, or resume the waiting call of `__anext__`, if there is one, because an event, the
+        end or an error has arrived.
         """
-        if self._news and not self._news.done():
+        if self.on_news:
+            self.on_news()
+        elif self._news and not self._news.done():
             self._news.set_result(None)
 
     async def __anext__(self) -> Numbered:
@@ -71,6 +75,22 @@ class Subscription(Reader, AsyncIterator[Numbered]):
         if securing := self._subscriptions.on_read(self._request):
             await securing
         return event
+
+    def pop(self) -> Numbered | None:
+        """Return the next event, which then counts as read, or None if no event is unread now. Of a resumable
+        request `__anext__` must be used, because each event is journaled before it is read.
+
+        Raises what `__anext__` raises, except StopAsyncIteration; see `ended`.
+        """
+        numbered = self._request.events.take(self)
+        if numbered is not None:
+            self._subscriptions.on_read(self._request)
+        return numbered
+
+    @property
+    def ended(self) -> bool:
+        """True if all events were read and no further one follows."""
+        return self._request.events.over and not self._request.events.unread
 
     def join(self, numbered: Numbered) -> Numbered:
         """Return an event that was just read, joined with the unread pieces of answer text directly after it;
@@ -95,7 +115,7 @@ class Subscription(Reader, AsyncIterator[Numbered]):
             self._subscriptions.on_read(self._request)
             pieces.append(following.event)
             numbered = following
-        return numbered if len(pieces) == 1 else Numbered(numbered.number, _joined(pieces))
+        return numbered if len(pieces) == 1 else Numbered(numbered.number, join_pieces(pieces))
 
     async def aclose(self) -> None:
         """Stop reading. The engine then cancels a request that is not resumable, and keeps a resumable one
@@ -107,7 +127,7 @@ class Subscription(Reader, AsyncIterator[Numbered]):
             request.home.handle(ReaderLeft(request))
 
 
-def _joined(pieces: Sequence[MergedText]) -> MergedText:
+def join_pieces(pieces: Sequence[MergedText]) -> MergedText:
     """Return consecutive pieces of an answer as one piece, which begins at the offset of the first. The
     result has the logprobs of all pieces, and the sum of their tokens per step.
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from specsot.errors import InvalidRequest, NotFound, TimedOut, TooLarge
 from specsot.params import MAX_NEW_TOKENS, MAX_TOKENS, Ask
-from specsot.tasks import start
+from specsot.tasks import LoopTurns, start
 from specsot.tracing import caller, current
 from specsot_master.core.commands import OpenBranch
 from specsot_master.core.inputs import PromptMade
@@ -82,6 +82,7 @@ class Intake:
         self._arrivals = itertools.count()
         self._known: RingState | None = None
         self._making: set[tuple[RequestState, int]] = set()
+        self._turns = LoopTurns()
         self.num_validating = 0
 
     def remember(self, ring: RingState) -> None:
@@ -113,7 +114,9 @@ class Intake:
         self.num_validating += 1
         try:
             async with asyncio.timeout(timeout):
-                ask, prompt = await self._fit(ask)
+                # A burst of requests would hold up the results of the ring for as long as all of them take.
+                await self._turns.wait()
+                ask, prompt = await self._fit(ask, caller.prompt)
                 prefix_of(ask, prompt, self._ring_to_fit())
                 check_plan(ask, self._prompts.listed)
                 if ask.form:
@@ -126,18 +129,19 @@ class Intake:
         check_deadline(left)
         return ask, prompt, left
 
-    async def _fit(self, ask: Ask) -> tuple[Ask, EncodedPrompt]:
+    async def _fit(self, ask: Ask, encoded: tuple[int, ...]) -> tuple[Ask, EncodedPrompt]:
         """Return a request with its prompts encoded. A request that names no limit gets its endpoint's
         default, or as many tokens as the model's context and the ring's KV pages hold after the prompt. The
         returned request always has a max_new_tokens that the journal can keep, but for an endpoint's usual
         default.
 
         ask: what the client asks for, after `_check`.
+        encoded: the prompt of a direct answer if it is encoded already, else ().
 
         Raises what `_encode` raises. A request that does not fit even with one token is returned, and refused
         by the check that follows.
         """
-        prompt = await self._encode(ask, position_limit(ask, self._ring_to_fit()))
+        prompt = await self._encode(ask, position_limit(ask, self._ring_to_fit()), encoded)
         if ask.limits.max_new_tokens is not None:
             return ask, prompt
         usual = ask.limits.new_tokens
@@ -291,22 +295,25 @@ class Intake:
         """
         return self._ring.state() or self._known or require_ring(self._ring)
 
-    async def _encode(self, ask: Ask, positions: int = MAX_TOKENS) -> EncodedPrompt:
+    async def _encode(
+        self, ask: Ask, positions: int = MAX_TOKENS, encoded: tuple[int, ...] = ()
+    ) -> EncodedPrompt:
         """Return a request's prompts in tokens; long ones are encoded in a thread, so that the event loop is
         not blocked. The length is checked only for prompts that are encoded in a thread.
 
         ask: what the client asks for.
         positions: the maximum prompt length in tokens, by which a far too long prompt is refused before it is
             tokenized.
+        encoded: the prompt of a direct answer if it is encoded already, else ().
 
         Raises InvalidRequest if the template refuses the conversation, and ContextLengthExceeded.
         """
-        if prompt_characters(ask) + TURN_CHARACTERS * len(ask.messages) < THREAD_CHARACTERS:
-            return self._decide_and_encode(ask)
+        if encoded or prompt_characters(ask) + TURN_CHARACTERS * len(ask.messages) < THREAD_CHARACTERS:
+            return self._decide_and_encode(ask, encoded)
         await asyncio.to_thread(self._prompts.check_fits, ask, positions)
         return await asyncio.to_thread(self._decide_and_encode, ask)
 
-    def _decide_and_encode(self, ask: Ask) -> EncodedPrompt:
+    def _decide_and_encode(self, ask: Ask, encoded: tuple[int, ...] = ()) -> EncodedPrompt:
         """Decide whether the request is answered directly or by a plan, and return the prompts of that way.
         For a direct answer, `answer` of the result holds the prompt and `conversation` is None; for a plan,
         `answer` is empty and `conversation` holds the prompts. A model with fork tags answers directly if the
@@ -318,6 +325,7 @@ class Intake:
         allows forks. Tokens given in place of messages are used as they are.
 
         ask: what the client asks for.
+        encoded: the prompt of a direct answer if it is encoded already, else ().
 
         Raises InvalidRequest if the template refuses the conversation, or if not even a sentence can end
         within the client's time limit.
@@ -335,7 +343,8 @@ class Intake:
         decision = choose(decision, ask, self._costs, workload)
         score = self._prompts.score(messages) if decision.threshold is not None else None
         if decision.mode == "direct":
-            return EncodedPrompt(decision, ask.tokens or self._prompts.chat(messages), kind=kind)
+            answer = ask.tokens or encoded or self._prompts.chat(messages)
+            return EncodedPrompt(decision, answer, kind=kind)
         points = points_in_time(ask, self._costs, workload)
         both = self._prompts.listed and may_speculate(ask)
         turns = self._prompts.plan(messages, rules_of(ask, self._prompts.listed, points, both))

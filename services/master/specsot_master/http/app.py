@@ -22,7 +22,6 @@ from starlette.types import ASGIApp
 from specsot._version import __version__
 from specsot.core.info import Info
 from specsot.errors import SpecsotError
-from specsot.members import Head
 from specsot.params import Mode
 from specsot.transport.grpc_channel import Terms
 from specsot.transport.security import Tokens
@@ -30,13 +29,21 @@ from specsot_master.http.calls import PING_SECONDS, HttpContext
 from specsot_master.http.errors import refuse, refuse_body, refuse_http
 from specsot_master.http.json_bodies import take_turns
 from specsot_master.http.messages_api import messages_routes
-from specsot_master.http.middleware import OPEN_PATHS, BearerCheck, BodyLimits, HostCheck, max_body_bytes
+from specsot_master.http.middleware import (
+    MAX_BODIES_BYTES,
+    OPEN_PATHS,
+    SMALL_BYTES,
+    BearerCheck,
+    BodyLimits,
+    HostCheck,
+    max_body_bytes,
+)
 from specsot_master.http.openai_api import openai_routes
 from specsot_master.http.responses_api import responses_routes
 from specsot_master.http.schemas import REFUSALS, Version
 from specsot_master.http.server import HttpServer, open_http_server
 from specsot_master.http.tokenizer_api import tokenizer_routes
-from specsot_master.master import Master
+from specsot_master.master import Master, ServingState
 from specsot_master.telemetry import Metrics
 
 
@@ -58,12 +65,12 @@ def ring_routes(context: HttpContext) -> APIRouter:
     @router.get("/ring")
     async def show_ring() -> Info:
         """Models, members, layer ranges, KV pages, and statistics of the newest steps."""
-        return context.counter.info()
+        return (await context.state()).info
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def show_figures() -> Response:
         """Metrics in Prometheus' text format."""
-        return Response(context.figures(), media_type=TEXT_FORMAT)
+        return Response(await context.figures(), media_type=TEXT_FORMAT)
 
     @router.get("/version", response_model=Version)
     async def show_version() -> dict[str, str]:
@@ -134,7 +141,31 @@ def _hashes_of(page: str, tag: str) -> str:
     return " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in inside)
 
 
-def build_app(context: HttpContext, tokens: Tokens | None = None, origins: Iterable[str] = ()) -> ASGIApp:
+def build_guarded_app(
+    context: HttpContext,
+    tokens: Tokens | None,
+    names: Iterable[str],
+    origins: Iterable[str],
+    num_processes: int = 1,
+) -> ASGIApp:
+    """Return the whole application of a server. The Host header is checked only if no token is required.
+
+    context: what all endpoints share.
+    tokens: the valid client tokens, or None if none is required.
+    names: host names of this server, which are checked if no token is required; empty for no further names.
+    origins: origins of web pages that may send requests; empty for none.
+    num_processes: how many processes share the memory for bodies.
+    """
+    app = build_app(context, tokens, origins, num_processes)
+    return HostCheck(app, names) if tokens is None else app
+
+
+def build_app(
+    context: HttpContext,
+    tokens: Tokens | None = None,
+    origins: Iterable[str] = (),
+    num_processes: int = 1,
+) -> ASGIApp:
     """Return the whole application, with the middleware that checks requests first: the size of bodies, the
     token if tokens are required, and the origin if origins are given. Requests of other origins get no
     permission of the browser; x-request-id is the only response header that scripts may read.
@@ -142,12 +173,17 @@ def build_app(context: HttpContext, tokens: Tokens | None = None, origins: Itera
     context: what all endpoints share.
     tokens: the valid client tokens, or None if none is required.
     origins: origins of web pages that may send requests; empty for none.
+    num_processes: how many processes share the memory for bodies.
     """
-    largest = max_body_bytes(context.model.max_positions)
-    if tokens is None:
-        app: ASGIApp = BodyLimits(build_api(context), largest)
-    else:
-        app = BearerCheck(BodyLimits(build_api(context, TokenProtectedApi), largest), tokens)
+    api = build_api(context, FastAPI if tokens is None else TokenProtectedApi)
+    app: ASGIApp = BodyLimits(
+        api,
+        max_body_bytes(context.model.max_positions),
+        budget_bytes=MAX_BODIES_BYTES // num_processes,
+        small_bytes=SMALL_BYTES // num_processes,
+    )
+    if tokens is not None:
+        app = BearerCheck(app, tokens)
     if allowed := tuple(origins):
         methods = ("GET", "POST")
         exposed = ("x-request-id",)
@@ -234,21 +270,22 @@ async def open_http(
     Raises Unavailable if the address cannot be used, and InvalidRequest for bad certificates.
     """
 
-    def head() -> Head | None:
-        """Return the draft head of the first ring that drafts, or None."""
-        rings = [one.fleet.ring for one in master.replicas if one.drafts]
-        return next((ring.head for ring in rings if ring), None)
+    async def state() -> ServingState:
+        """Return the present state of the master."""
+        return master.state()
+
+    async def figures() -> bytes:
+        """Return the metrics in Prometheus' text format."""
+        return metrics.written()
 
     context = HttpContext(
         master.requests,
         master.model,
         master.text,
-        healthy=lambda: master.serving,
-        head=head,
-        figures=metrics.written,
+        state=state,
+        figures=figures,
         began=int(time.time()),
         mode=mode,
         ping_every=ping_every,
     )
-    app = build_app(context, terms.tokens, origins)
-    return await open_http_server(address, HostCheck(app, names) if terms.tokens is None else app, terms.tls)
+    return await open_http_server(address, build_guarded_app(context, terms.tokens, names, origins), terms.tls)

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -23,7 +23,6 @@ from structlog.contextvars import bind_contextvars
 from specsot.core.info import ModelInfo
 from specsot.errors import Cancelled, InvalidRequest
 from specsot.events import Numbered
-from specsot.members import Head
 from specsot.params import Ask, Mode
 from specsot.tasks import WaitLimit
 from specsot.tracing import TRACEPARENT, caller, trace_of, well_formed
@@ -33,7 +32,7 @@ from specsot_master.grpc_api import checked_id
 from specsot_master.http.errors import body_of, naming_fields
 from specsot_master.http.middleware import OWNER
 from specsot_master.http.unknown_fields import UnknownFields
-from specsot_master.master import RequestCounter
+from specsot_master.master import ServingState
 from specsot_master.text import Text
 
 # Threads. How many long texts are tokenized at the same time; two cores have a pool of six threads. Untuned.
@@ -393,6 +392,36 @@ REQUEST_ID = "x-request-id"
 MIN_TIMEOUT_SECONDS = 0.001
 
 
+class Requests(Protocol):
+    """The entry point of requests, as HTTP endpoints see it: the engine's in the same process
+    (`RequestCounter`), or the one of an API process (`RemoteRequests`).
+    """
+
+    def generate(
+        self, ask: Ask, caller: Caller, /, *, join_text: bool = False
+    ) -> AsyncGenerator[Numbered, None]:
+        """Return the events of a new request, whose last one is Finished. Closing the generator cancels the
+        request.
+
+        ask: what the client asks for.
+        caller: who asks: the request id that the call has, its name for fairness, its time limit, and the
+            owner.
+        join_text: True to join pieces of answer text that wait for the client.
+
+        The generator raises the errors of `Engine.open` and of the request's events.
+        """
+        ...
+
+    def cancel(self, request_id: str, owner: str = "") -> object:
+        """Cancel a request; the text so far becomes its answer. Nothing happens if no such request of this
+        owner waits or runs.
+
+        request_id: the id under which the request was opened.
+        owner: the owner of the caller's token; "" for a caller without a token.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class HttpContext:
     """What all HTTP endpoints share: the entry point of requests, the model, and the options of the server.
@@ -400,9 +429,8 @@ class HttpContext:
     counter: Runs requests.
     model: Name and limits of the model.
     text: The model's tokenizer and chat template.
-    healthy: Returns whether the master serves now.
-    head: Returns the draft head of a running ring, or None.
-    figures: Returns the metrics in Prometheus' text format.
+    state: Returns the present state of the master. Raises Unavailable if the engine has ended.
+    figures: Returns the metrics in Prometheus' text format. Raises Unavailable if the engine has ended.
     began: When the master started, in seconds since 1970.
     mode: The mode of requests that name none, from OpenAI's clients.
     ping_every: Seconds of silence in a stream before a ping.
@@ -410,12 +438,11 @@ class HttpContext:
     long_texts: Limits how many long texts are processed at the same time.
     """
 
-    counter: RequestCounter
+    counter: Requests
     model: ModelInfo
     text: Text
-    healthy: Callable[[], bool]
-    head: Callable[[], Head | None]
-    figures: Callable[[], bytes]
+    state: Callable[[], Awaitable[ServingState]]
+    figures: Callable[[], Awaitable[bytes]]
     began: int
     mode: Mode = "direct"
     ping_every: float = PING_SECONDS
@@ -449,7 +476,7 @@ class HttpCall:
     caller: Caller
     headers: dict[str, str]
 
-    def generate(self, counter: RequestCounter, asks: Sequence[Ask]) -> list[RequestEvents]:
+    def generate(self, counter: Requests, asks: Sequence[Ask]) -> list[RequestEvents]:
         """Start a request for each ask, and return their events, in the same order; an empty list for no ask.
 
             # call id "ab12", three asks -> request ids "ab12", "ab12-1", "ab12-2"

@@ -173,6 +173,7 @@ class BodyLimits:
         largest_at: Callable[[str], int],
         body_seconds: float = BODY_SECONDS,
         budget_bytes: int = MAX_BODIES_BYTES,
+        small_bytes: int = SMALL_BYTES,
     ) -> None:
         """Check bodies before an application gets them. A body is charged until its request has ended.
 
@@ -180,11 +181,13 @@ class BodyLimits:
         largest_at: returns the maximum number of bytes of a body at a path.
         body_seconds: the time within which the whole body must arrive, in seconds.
         budget_bytes: the bytes of all bodies together whose requests have not ended.
+        small_bytes: the part of the budget that is reserved for bodies up to LARGE_BYTES.
         """
         self._app = app
         self._largest = largest_at
         self._seconds = body_seconds
         self._left = budget_bytes
+        self._small = small_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body of a request and pass the request on to the application, or answer with a refusal.
@@ -295,15 +298,14 @@ class BodyLimits:
 
     def _hold(self, held: _HeldBody, num_bytes: int) -> None:
         """Charge bytes that have arrived to the budget; an announced length is not charged. A part of the
-        budget is reserved for small bodies. That part has SMALL_BYTES, and bodies of more than LARGE_BYTES
-        may not use it.
+        budget is reserved for small bodies. Bodies of more than LARGE_BYTES may not use it.
 
         held: the account of the body's memory.
         num_bytes: how many bytes have arrived now.
 
         Raises Overloaded, and charges nothing, if the budget is used up.
         """
-        reserved = SMALL_BYTES if held.bytes + num_bytes > LARGE_BYTES else 0
+        reserved = self._small if held.bytes + num_bytes > LARGE_BYTES else 0
         if num_bytes > self._left - reserved:
             raise Overloaded(
                 "the bodies of other requests fill the memory that is reserved for bodies", RETRY_SECONDS

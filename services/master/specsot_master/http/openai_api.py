@@ -41,6 +41,7 @@ from specsot_master.http.calls import (
     EventStyle,
     HttpCall,
     HttpContext,
+    Requests,
     begin_stream,
     call_of,
     merged_events,
@@ -80,7 +81,6 @@ from specsot_master.http.openai_tools import (
 from specsot_master.http.schemas import CALLERS, ChatCompletion, Completion, ModelCard, ModelList, documented
 from specsot_master.http.thinking import ThinkFirst, generate_thinking, think_first, wants_thinking
 from specsot_master.http.unserved_fields import UNSERVED
-from specsot_master.master import RequestCounter
 
 # The events of a call's answers, as (index of the answer, event).
 CallEvents = AsyncGenerator[tuple[int, Numbered | Thought], None]
@@ -120,7 +120,7 @@ class OpenAICall:
     head: Mapping[str, Any] | None = None
     warnings: tuple[str, ...] = ()
 
-    def generate(self, counter: RequestCounter, http: HttpCall) -> CallEvents:
+    def generate(self, counter: Requests, http: HttpCall) -> CallEvents:
         """Start the requests, and return their events as (index of the answer, event), in the order of
         arrival. The requests begin when the events are read; closing the events ends them.
 
@@ -133,7 +133,7 @@ class OpenAICall:
         return merged_events([self._answer(counter, ask, one) for ask, one in zip(self.asks, callers)])
 
     def _answer(
-        self, counter: RequestCounter, ask: Ask, caller: Caller
+        self, counter: Requests, ask: Ask, caller: Caller
     ) -> AsyncGenerator[Numbered | Thought, None]:
         """Start one request, and return the events of its answer, up to its first call if only that counts.
         With thinking, the events of the thinking precede those of the answer.
@@ -687,7 +687,7 @@ async def within_context(chat: ChatBody, context: HttpContext, wanted_tokens: in
     Raises InvalidRequest if the prompt is too long.
     """
     positions = context.model.max_positions
-    pages = context.counter.info().pages
+    pages = (await context.state()).info.pages
     held = min(positions, pages.total * pages.rows) if pages and pages.total else positions
     check_length(positions, characters=(words := num_characters(chat)))
     position_limit = position_limit_of(chat, positions)

@@ -7,7 +7,7 @@ import contextlib
 import re
 import socket
 import sys
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,12 +18,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from specsot.errors import Unavailable
 from specsot.tasks import start
-from specsot.transport.grpc_server import reason, split_address
 from specsot.transport.security import PLAIN, Tls, secured_context
 from specsot_master.http.calls import STALL_SECONDS
 from specsot_master.http.errors import refusal
+from specsot_master.http.listener import bind
 
 # Bytes of a request's head. Untuned.
 HEADER_BYTES = 32 << 10
@@ -73,6 +72,66 @@ class HttpServer:
         await self._serving
 
 
+class HandedConnections:
+    """An HTTP server without a port of its own: it serves connections that another process has accepted."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        tls: Tls,
+        max_connections: int,
+        on_connection_lost: Callable[[], object],
+    ) -> None:
+        """Start a server without connections.
+
+        app: the ASGI application.
+        tls: the certificate and key of the server; PLAIN for plain HTTP.
+        max_connections: how many connections are served at the same time; further ones are answered 503.
+        on_connection_lost: called once for each connection that was taken, when it has ended.
+
+        Raises InvalidRequest for bad certificates.
+        """
+        secured = secured_context(tls)
+        settings = _settings(HeadCheck(app), max_connections)
+        settings.load()
+        settings.ssl = secured
+        self._settings = settings
+        self._server = _EmbeddedServer(settings)
+        self._on_lost = on_connection_lost
+        self._serving = start(self._server.serve(sockets=[]))
+
+    async def take(self, connected: socket.socket) -> None:
+        """Serve a connection; return once it is set up, or has failed, as in its TLS handshake.
+
+        connected: the accepted socket, which this server closes.
+        """
+        connected.setblocking(False)
+        loop = asyncio.get_running_loop()
+        server = self._server
+
+        def create_protocol() -> asyncio.Protocol:
+            """Return the protocol of the connection, as uvicorn creates it for a connection of its own."""
+            return _HandedConnection(
+                self._on_lost,
+                config=self._settings,
+                server_state=server.server_state,
+                app_state={},
+            )
+
+        try:
+            await loop.connect_accepted_socket(create_protocol, connected, ssl=self._settings.ssl)
+        except OSError:
+            connected.close()
+            self._on_lost()
+
+    async def close(self, grace_seconds: float) -> None:
+        """Cancel responses that are not complete in time. Return when all connections have ended.
+
+        grace_seconds: seconds for which responses may continue.
+        """
+        await HttpServer(self._server, self._serving, 0).close(grace_seconds)
+
+
 async def open_http_server(address: str, app: ASGIApp, tls: Tls = PLAIN) -> HttpServer:
     """Serve an application, and return the running server. It runs in the background until it is closed.
 
@@ -84,8 +143,8 @@ async def open_http_server(address: str, app: ASGIApp, tls: Tls = PLAIN) -> Http
     a single line.
     """
     secured = secured_context(tls)
-    listener = _bind(address)
-    settings = _settings(HeadCheck(app))
+    listener = bind(address)
+    settings = _settings(HeadCheck(app), MAX_CONNECTIONS)
     settings.load()
     settings.ssl = secured
     server = _EmbeddedServer(settings)
@@ -310,10 +369,32 @@ class _TimedConnection(H11Protocol):
         self.transport.write(self.conn.send(event) or b"")
 
 
-def _settings(app: ASGIApp) -> uvicorn.Config:
+class _HandedConnection(_TimedConnection):
+    """A connection that another process has accepted, and that reports its end."""
+
+    def __init__(self, on_lost: Callable[[], object], **settings: Any) -> None:
+        """Create a connection.
+
+        on_lost: called when the connection has ended.
+        settings: the keyword arguments of uvicorn's H11Protocol.
+        """
+        super().__init__(**settings)
+        self._on_lost = on_lost
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Report the end of the connection.
+
+        exc: why it ended, or None.
+        """
+        super().connection_lost(exc)
+        self._on_lost()
+
+
+def _settings(app: ASGIApp, max_connections: int) -> uvicorn.Config:
     """Return uvicorn's settings; the process's own log takes the place of uvicorn's.
 
     app: the ASGI application.
+    max_connections: how many connections are served at the same time; further ones are answered 503.
     """
     return uvicorn.Config(
         app,
@@ -327,30 +408,9 @@ def _settings(app: ASGIApp) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         workers=1,
-        limit_concurrency=MAX_CONNECTIONS,
+        limit_concurrency=max_connections,
         timeout_keep_alive=IDLE_SECONDS,
     )
-
-
-def _bind(address: str) -> socket.socket:
-    """Return a listening, non-blocking socket. The address may be used again at once after a restart.
-
-    address: host:port on which it listens; a host with colons is an IPv6 address.
-
-    Raises Unavailable if the address is not of the form host:port, or if it cannot be used.
-    """
-    host, port = split_address(address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        raise Unavailable(f"cannot listen at {address}: {reason(error)}") from None
-    listener.setblocking(False)
-    return listener
 
 
 def _limit_stalls(connection: socket.socket) -> None:

@@ -21,10 +21,10 @@ from specsot_master.chat_template import THINKING_OFF
 from specsot_master.core.dialects.openai_responses import Thought
 from specsot_master.core.dialects.thinking_style import ThinkingStyle
 from specsot_master.engine import Caller
+from specsot_master.http.calls import Requests
 from specsot_master.http.openai_requests import check_ids, limits_of, position_limit_of
 from specsot_master.http.openai_schemas import ChatBody, Effort
 from specsot_master.http.openai_tools import ToolUse, functions_of, render_conversation
-from specsot_master.master import RequestCounter
 from specsot_master.text import Text
 
 # Tokens. The maximum length of thinking by `reasoning_effort`, for templates that do not use it. For higher
@@ -230,7 +230,7 @@ def nothing_after(thought: Finished) -> Finished:
 
 
 async def generate_thinking(
-    counter: RequestCounter, ask: Ask, caller: Caller, think: ThinkFirst
+    counter: Requests, ask: Ask, caller: Caller, think: ThinkFirst
 ) -> AsyncGenerator[Numbered | Thought, None]:
     """Yield the events of an answer, preceded by what the model thinks. Thinking is yielded as `Thought`,
     with its number of tokens at the end. If thinking leaves no tokens for the answer, or none of its form

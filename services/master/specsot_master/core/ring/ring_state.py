@@ -53,12 +53,15 @@ class Caller:
     timeout: seconds that the request may take, waiting included; None for no limit.
     owner: the only caller that may resume and cancel the request; "" if every caller that knows the
         request's id may.
+    prompt: the tokens of the direct answer's prompt, if an API process has rendered and tokenized the
+        conversation already; () to let the engine do so.
     """
 
     request: str | None = None
     client: str = ""
     timeout: float | None = None
     owner: str = ""
+    prompt: tuple[int, ...] = ()
 
 
 # A caller without a name, a time limit or an owner.
