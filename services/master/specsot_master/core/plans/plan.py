@@ -4,8 +4,9 @@
          \\-> answer <--/ ------------------------------------/
 
 A request in mode auto whose plan is speculative opens the direct answer, and the skeleton once the direct
-answer has its first token. The client reads the direct answer from its first token. If the plan is used, the direct answer is cut to its
-introduction, and the branches follow it; otherwise the direct answer continues, and the plan is discarded.
+answer has its first token. The client reads the direct answer from its first token. If the plan is used, the
+direct answer is cut to its introduction, and the branches follow it; otherwise the direct answer continues,
+and the plan is discarded.
 
 If fewer than two points of a plan are usable, the model answers directly instead. If the client asked for a
 polished answer, a last turn rewrites the branches' merged text. The rewritten text is the answer; the merged
