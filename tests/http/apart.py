@@ -64,9 +64,7 @@ class Apart(Served):
 
 
 @asynccontextmanager
-async def served_apart(
-    count: int = 2, config: EngineConfig = CONFIG, **options: Any
-) -> AsyncIterator[Apart]:
+async def served_apart(count: int = 2, config: EngineConfig = CONFIG, **options: Any) -> AsyncIterator[Apart]:
     """The same demo as `served`, before `count` API processes. `options` are members of their Welcome."""
     stage = Stage(SAYS, config=config)
     standing = Standing()

@@ -78,11 +78,33 @@ def merged(play: Play) -> str:
 # --- the state machine ---
 
 
-def test_the_direct_answer_and_the_plan_are_opened_together() -> None:
+def test_the_plan_is_opened_once_the_direct_answer_has_its_first_token() -> None:
     play = begin()
-    answer, skeleton = play.of(OpenAnswer, OpenSkeleton)
-    assert (answer.limit, skeleton.ordinal, skeleton.limit) == (600, PLAN_ORDINAL, 45)
+    (answer,) = play.of(OpenAnswer, OpenSkeleton)
+    assert answer.limit == 600
+    play.write(0, "Let", step=3)
+    (skeleton,) = play.of(OpenSkeleton)
+    assert (skeleton.ordinal, skeleton.limit) == (PLAN_ORDINAL, 45)
     assert not play.plan.all_opened
+    play.write(0, "ters", step=3)
+    assert len(play.of(OpenSkeleton)) == 1
+
+
+def test_no_plan_is_opened_for_an_answer_of_one_token() -> None:
+    play = begin()
+    play.write(0, "A", step=1)
+    opened = len(play.of(OpenSkeleton))
+    play.end(0)
+    assert opened <= 1
+    assert play.finished.text == "A"
+
+
+def test_an_answer_that_ends_at_once_opens_no_plan() -> None:
+    play = begin()
+    play.end(0)
+    assert not play.of(OpenSkeleton)
+    assert PLAN_ORDINAL not in play.closed
+    assert play.finished.text == ""
 
 
 def test_a_speculative_plan_is_shown_in_markers_once_it_is_used() -> None:
@@ -428,7 +450,7 @@ async def test_a_cancelled_request_leaves_nothing_in_the_ring(steps: int) -> Non
 
 
 async def test_a_full_batch_admits_no_plan() -> None:
-    theatre = stage(config=EngineConfig(model="demo", live=10))
+    theatre = stage(config=EngineConfig(model="demo", live=9))
     first, second = theatre.listen(ASK), theatre.listen(ASK, client="other")
     events, others = await theatre.play(first, second)
     assert finished(events).text == PLANNED
