@@ -598,8 +598,8 @@ class ToolReader:
     def _read_after(self) -> bool:
         """Read what follows a call: closers, the next call, or content. Return False if all text is read,
         else True. Closers are dropped, and so are closing brackets, and the end of a code fence around the
-        object, before the first closer. White space before content is kept, to be released or dropped with it; white space at the end
-        of the answer is dropped. False is returned for white space alone.
+        object, before the first closer. White space before content is kept, to be released or dropped with
+        it; white space at the end of the answer is dropped. False is returned for white space alone.
 
         Raises Unfinished if more text decides.
         """
