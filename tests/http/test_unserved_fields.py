@@ -45,6 +45,33 @@ ACTIVE: dict[str, Any] = {
     "use_beam_search": True,
     "xtc_probability": 0.5,
 }
+# Fields that other endpoints or other systems have under these names, and that chat completions lack.
+ELSEWHERE: dict[str, Any] = {
+    "enable_thinking": True,
+    "instructions": "Speak French.",
+    "json_mode": True,
+    "max_output_tokens": 3,
+    "max_length": 3,
+    "num_return_sequences": 2,
+    "output_format": {"type": "json_schema", "schema": {}},
+    "random_seed": 7,
+    "reasoning": {"effort": "high"},
+    "safe_prompt": True,
+    "sampler_seed": 7,
+    "stop_sequences": ["x"],
+    "suppress_tokens": [5],
+    "system": "Speak French.",
+    "text": {"format": {"type": "json_object"}},
+    "thinking": {"type": "enabled"},
+    "thinking_budget": 5,
+}
+# Those of them that are fields of an endpoint of ours.
+OWN: dict[str, Any] = {
+    CHAT: (),
+    PLAIN: (),
+    RESPONSES: ("instructions", "max_output_tokens", "reasoning", "text"),
+    MESSAGES: ("output_format", "stop_sequences", "system", "thinking"),
+}
 # Fields that chat completions serve, and that Responses and Messages do not have.
 SERVED_BY_CHAT: dict[str, Any] = {
     "frequency_penalty": 1.0,
@@ -66,7 +93,8 @@ async def house(shared_house: Served) -> Served:
 @pytest.mark.parametrize("path", BODIES)
 async def test_fields_that_would_change_the_answer_are_refused_by_name(house: Served, path: str) -> None:
     foreign = SERVED_BY_CHAT if path in (RESPONSES, MESSAGES) else {}
-    for name, value in (ACTIVE | foreign).items():
+    elsewhere = {name: value for name, value in ELSEWHERE.items() if name not in OWN[path]}
+    for name, value in (ACTIVE | foreign | elsewhere).items():
         answer = await house.post(path, {**BODIES[path], name: value})
         assert answer.status_code == 400, name
         error = answer.json()["error"]

@@ -42,6 +42,8 @@ def call(value: str, name: str = "f") -> str:
 
 
 ONE, TWO = ("f", {"a": "1"}), ("f", {"a": "2"})
+LISTED = ("f", {"l": [1, 2]})
+LIST = '<tool_call>{"name": "f", "arguments": {"l": %s</tool_call>'
 BARE = '{"name": "f", "arguments": {"a": "1"}}'
 FENCED = f"```json\n{BARE}\n```"
 
@@ -91,6 +93,23 @@ HALF = '<tool_call>{"arguments": {"a": "\\ud83d"}, "name": "f"}</tool_call>'
         (NESTED, "", [ONE]),
         (f"<tool_call>[{BARE}, {BARE}]</tool_call>", "", [ONE, ONE]),
         (f"<tool_call>{{{BARE}}}</tool_call>", "", [ONE]),
+        # Arguments under other keys, or without a key of their own.
+        ('<tool_call>{"name": "f", "input": {"a": "1"}}</tool_call>', "", [ONE]),
+        ('<tool_call>{"name": "f", "a": "1"}</tool_call>', "", [ONE]),
+        ('<tool_call>{"function": {"name": "f", "args": {"a": "1"}}}</tool_call>', "", [ONE]),
+        ('<tool_call>{"name": "f", "input": "x"}</tool_call>', "", [("f", {"input": "x"})]),
+        ('{"name": "f", "input": {"a": "1"}}', '{"name": "f", "input": {"a": "1"}}', []),
+        # Comments.
+        (call("1").replace('{"a"', '{ // the "first"\n/* and {only} */ "a"'), "", [ONE]),
+        (call("1").replace('"1"}', '"1", // the end: }\n}'), "", [ONE]),
+        (LIST % "[1, // one\n 2 /* two */]}}", "", [LISTED]),
+        (LIST % "[1, 2 // two]}}" + call("1"), "", [LISTED, ONE]),
+        ('<tool_call>{"name": "f", "arguments": {"a": //x/y}}</tool_call>', "", [("f", {"a": "//x/y"})]),
+        # A code fence around the object.
+        (f"<tool_call>\n{FENCED}\n</tool_call>\nSo.", "So.", [ONE]),
+        (f"<tool_call>{FENCED}</tool_call>\n{call('2')}", "", [ONE, TWO]),
+        (f"<tool_call>\n```\n[{BARE}]```", "", [ONE]),
+        ("<tool_call>```json\nno\n```</tool_call>", "<tool_call>```json\nno\n```</tool_call>", []),
         # What a limit cut off.
         (call("one two")[:50], "", [("f", {"a": "one "})]),
         (CUT, CUT, []),

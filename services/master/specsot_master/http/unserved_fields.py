@@ -1,7 +1,8 @@
 """Names the fields of other servers that would change an answer and are not served here.
 
 A body that has one of them is refused by the field's name, unless its value changes nothing. The sources are
-the request schemas of OpenAI, vLLM, SGLang, llama.cpp, Ollama and text-generation-webui.
+the request schemas of OpenAI, vLLM, SGLang, llama.cpp, Ollama and text-generation-webui, and of the systems
+that are named below.
 """
 
 from __future__ import annotations
@@ -137,8 +138,62 @@ _UNSERVED_OTHERS: Idle = {
     "web_search_options": (),
 }
 
+# Fields of Anthropic's and OpenAI's other endpoints, of Mistral, Qwen, DeepSeek, Gemini, OpenRouter, xAI,
+# Hugging Face, TensorRT-LLM and koboldcpp.
+_UNSERVED_ELSEWHERE: Idle = {
+    "assistant_prefix": ("",),
+    "bad_words_ids": ([],),
+    "ban_eos_token": (False,),
+    "banned_strings": ([], ""),
+    "banned_tokens": ([], ""),
+    "begin_suppress_tokens": ([],),
+    "candidate_count": (1,),
+    "custom_token_bans": ("", []),
+    "diversity_penalty": (0, 0.0),
+    "enable_search": (False,),
+    "enable_thinking": (False,),
+    "force_words_ids": ([],),
+    "generationConfig": ({},),
+    "grammar_string": ("",),
+    "input": (),
+    "instructions": ("",),
+    "json_mode": (False,),
+    "json_object": (False,),
+    "logit_bias_type": ("input_ids",),
+    "max_gen_len": (),
+    "max_length": (),
+    "max_output_tokens": (),
+    "max_thinking_tokens": (),
+    "max_tokens_to_sample": (),
+    "min_length": (0,),
+    "num_return_sequences": (1,),
+    "output_config": ({},),
+    "output_format": (),
+    "penalize_nl": (False,),
+    "prefill": ("",),
+    "previous_response_id": (),
+    "prompt": (),
+    "prompt_mode": (),
+    "random_seed": (),
+    "reasoning": ({}, {"enabled": False}, {"effort": "none"}),
+    "return_full_text": (False,),
+    "safe_prompt": (False,),
+    "sampler_seed": (-1,),
+    "search_parameters": ({"mode": "off"},),
+    "sequence_bias": ({}, []),
+    "stop_sequences": ([],),
+    "stop_words": ([], ""),
+    "suppress_tokens": ([],),
+    "system": ("", []),
+    "system_instruction": ("",),
+    "system_prompt": ("",),
+    "text": ({}, {"format": {"type": "text"}}),
+    "thinking": ({"type": "disabled"},),
+    "thinking_budget": (0,),
+}
+
 # All fields that are known and not served by chat and text completions.
-UNSERVED: Idle = {**_UNSERVED_FORMS, **_UNSERVED_SAMPLING, **_UNSERVED_OTHERS}
+UNSERVED: Idle = {**_UNSERVED_FORMS, **_UNSERVED_SAMPLING, **_UNSERVED_OTHERS, **_UNSERVED_ELSEWHERE}
 
 # Fields that change no answer here, and are ignored without a log entry: they only matter if another field of
 # `UNSERVED` is on, or if a prompt that is too long were cut instead of refused.
@@ -187,14 +242,35 @@ FOREIGN: Idle = {
 
 # The fields to use instead of some unserved ones.
 INSTEAD: Mapping[str, str] = {
+    "ban_eos_token": "ignore_eos",
+    "candidate_count": "n",
     "ebnf": "regex or json_schema",
+    "enable_thinking": "chat_template_kwargs",
     "grammar": "regex or json_schema",
+    "grammar_string": "regex or json_schema",
     "guided_grammar": "guided_regex or guided_json",
     "guided_json_object": "response_format",
+    "input": "messages or prompt",
+    "instructions": "a message of the role system",
+    "json_mode": "response_format",
+    "json_object": "response_format",
+    **dict.fromkeys(("max_gen_len", "max_length", "max_output_tokens", "max_tokens_to_sample"), "max_tokens"),
+    "max_thinking_tokens": "thinking_token_budget",
+    "min_length": "min_tokens",
     "min_new_tokens": "min_tokens",
     "n_probs": "logprobs",
-    "sampling_seed": "seed",
+    "num_return_sequences": "n",
+    **dict.fromkeys(("output_config", "output_format", "text"), "response_format"),
+    "random_seed": "seed",
+    "reasoning": "reasoning_effort",
+    "return_full_text": "echo",
+    **dict.fromkeys(("sampler_seed", "sampling_seed"), "seed"),
+    "stop_sequences": "stop",
+    "stop_words": "stop",
+    **dict.fromkeys(("system", "system_instruction", "system_prompt"), "a message of the role system"),
     "think": "chat_template_kwargs",
+    "thinking": "chat_template_kwargs",
+    "thinking_budget": "thinking_token_budget",
     **OTHER_NAMES,
 }
 

@@ -38,6 +38,10 @@ _UNICODE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _DRIVE = re.compile(r"[A-Za-z]:")
 # The characters that JSON counts as white space.
 _JSON_WHITE: Final = " \t\r\n"
+# A comment as JavaScript writes it.
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*\n", re.DOTALL)
+# The beginning of a comment whose end has not arrived.
+_OPEN_COMMENT = re.compile(r"/(?:\Z|[/*])")
 # The bracket that closes a container, by the bracket that opens it.
 _CLOSERS: Final = {"{": "}", "[": "]"}
 
@@ -149,6 +153,8 @@ class JsonRewriter:
             self._read_comma()
         elif one == ":":
             self._read_colon()
+        elif one == "/" and (self._expected != "value" or self._stack[-1:] == ["["]):
+            return self._read_slash()
         else:
             return self._read_word()
         return True
@@ -275,6 +281,19 @@ class JsonRewriter:
         if self._expected == "colon":
             self._out.append(":")
             self._expected = "value"
+
+    def _read_slash(self) -> bool:
+        """Drop a comment, or read a word that begins with a slash. Return False, with nothing read, if more
+        text decides; else True. A stop ends a comment. The beginning of a comment that is never closed is a
+        word.
+        """
+        if comment := _COMMENT.match(self._text, self._at):
+            stops = (self._text.find(stop, self._at, comment.end()) for stop in self._stops)
+            self._at = min((at for at in stops if at >= 0), default=comment.end())
+            return True
+        if not self._last and _OPEN_COMMENT.match(self._text, self._at):
+            return False
+        return self._read_word()
 
     def _read_word(self) -> bool:
         """Read a number, a constant, or text without quotes, up to the character that ends it. Return False,

@@ -24,10 +24,12 @@ from specsot_master.core.dialects.tool_calls.marked_arguments import (
 from specsot_master.core.dialects.tool_calls.tails import (
     ARGUMENT_KEYS,
     FENCE,
+    FENCE_LINE,
     NAME_KEYS,
     CallTail,
     JsonTracker,
     call_in,
+    has_arguments,
 )
 
 
@@ -145,6 +147,7 @@ class ToolReader:
         self._stream: ArgumentStream | MemberStream = ArgumentStream()
         self._in_object = False  # The arguments are a member of an object.
         self._closed = False  # A closer followed the last call.
+        self._fenced = False  # The object of the last call stands in a code fence within the call's marks.
         keys = "|".join(map(re.escape, dict.fromkeys((form.arguments_key, *ARGUMENT_KEYS))))
         names = "|".join(map(re.escape, dict.fromkeys((form.name_key, *NAME_KEYS))))
         self._head = re.compile(_HEAD.format(names=names, keys=keys), re.DOTALL)
@@ -433,7 +436,8 @@ class ToolReader:
 
     def _begin_object(self, at: int) -> bool:
         """Begin an object, or a list of objects. Return True if one begins there; else return False and
-        change nothing. Brackets of lists before the object, and a second brace after the first, are accepted.
+        change nothing. A code fence between the marks of a call and its object, brackets of lists before the
+        object, and a second brace after the first, are accepted.
         False is returned if no brace stands there or if no quote follows it. If an object begins, the held
         text before it is kept apart, to be content if the object is no call.
 
@@ -441,6 +445,9 @@ class ToolReader:
 
         Raises Unfinished if more text decides.
         """
+        fence_size = self._fence_at(at) if self._form.openers else 0
+        if fence_size:
+            at = self._skip_white(at + fence_size)
         while self._held[at : at + 1] == "[":
             at = self._skip_white(at + 1)
         if self._held[at : at + 1] != "{":
@@ -456,7 +463,25 @@ class ToolReader:
         self._rewriter = JsonRewriter(self._form.stops)
         self._written = ""
         self._state = "object"
+        self._fenced = fence_size > 0
         return True
+
+    def _fence_at(self, at: int) -> int:
+        """Return the length of the code fence, with the language after it, that begins at a position; 0 if
+        none does.
+
+        at: a position in the held text, in characters.
+
+        Raises Unfinished if more text decides.
+        """
+        ahead = self._held[at : at + len(FENCE)]
+        if FENCE.startswith(ahead):
+            self._need(at + len(ahead))
+        fence = FENCE_LINE.match(self._held, at)
+        if fence is None:
+            return 0
+        self._need(fence.end())
+        return fence.end() - at
 
     def _read_object(self) -> bool:
         """Read an object with a name and arguments. If the name precedes the arguments, the arguments are
@@ -477,8 +502,9 @@ class ToolReader:
             self._held = ""
             return False
         self._held = self._rewriter.rest
-        call = call_in(_value_of(self._written))
-        if call is None or (call[1] is None and self._rewriter.is_cut):
+        value = _value_of(self._written)
+        call = call_in(value)
+        if call is None or (self._rewriter.is_cut and not has_arguments(value)):
             self._state = "content"
             self._say(self._raw + read_so_far[: len(read_so_far) - len(self._held)])
             return True
@@ -571,9 +597,9 @@ class ToolReader:
 
     def _read_after(self) -> bool:
         """Read what follows a call: closers, the next call, or content. Return False if all text is read,
-        else True. Closers are dropped, and so are closing brackets that are left over before the first
-        closer. White space before content is kept, to be released or dropped with it; white space at the end
-        of the answer is dropped. False is returned for white space alone.
+        else True. Closers are dropped, and so are closing brackets, and the end of a code fence around the
+        object, before the first closer. White space before content is kept, to be released or dropped with
+        it; white space at the end of the answer is dropped. False is returned for white space alone.
 
         Raises Unfinished if more text decides.
         """
@@ -586,6 +612,10 @@ class ToolReader:
         if (size := self._closer_at(at)) is not None:
             self._held = self._held[at + size :]
             self._closed = True
+            return True
+        if self._fenced and not self._closed and (size := self._fence_at(at)):
+            self._held = self._held[at + size :]
+            self._fenced = False
             return True
         if not self._closed and self._held[at] in "}]" and form.layout in ("object", "named"):
             self._held = self._held[at + 1 :]

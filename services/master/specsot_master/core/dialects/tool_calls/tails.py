@@ -20,6 +20,8 @@ FENCE: Final = "```"
 NAME_KEYS: Final = ("name", "tool_name")
 # Members of an object that may hold the arguments.
 ARGUMENT_KEYS: Final = ("arguments", "parameters")
+# Members that hold the arguments in the calls of other systems.
+_FOREIGN_ARGUMENT_KEYS: Final = ("input", "args", "kwargs", "params")
 # Further members that the object of a call may have.
 _OTHER_KEYS: Final = ("function", "id", "type", "tool_call_id")
 # All members that the object of a call may have.
@@ -29,7 +31,7 @@ _BEGINNING = re.compile(r"\{\s*(?:\{\s*)?")
 # Characters besides white space that may stand between two objects.
 _BETWEEN: Final = ",;[]}"
 # A code fence with the language after it.
-_LANGUAGE = re.compile(r"```[\w-]*")
+FENCE_LINE = re.compile(r"```[\w-]*")
 # A string of JSON, which may lack its closing quote.
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)("?)', re.DOTALL)
 
@@ -38,9 +40,11 @@ def call_in(value: Any) -> tuple[str, Any] | None:
     """Return the name and the arguments of a call written as an object, or None if the value is no object
     with a name. The arguments are None if the object has none. {"function": {"name": ...}} is read as its
     inner object. A name that is no string does not count. The arguments are returned as they are, of any
-    type; if both keys of ARGUMENT_KEYS are present, "arguments" counts.
+    type; if both keys of ARGUMENT_KEYS are present, "arguments" counts. Without either, the members that are
+    none of a call are the arguments, or the object in the only one of them if its key is known.
 
     {"name": "f", "arguments": {}} -> ("f", {});   {"function": "f", "parameters": {}} -> ("f", {})
+    {"name": "f", "input": {"a": 1}} -> ("f", {"a": 1});   {"name": "f", "a": 1} -> ("f", {"a": 1})
 
     value: a decoded JSON value.
     """
@@ -52,8 +56,34 @@ def call_in(value: Any) -> tuple[str, Any] | None:
     elif isinstance(call.get("function"), str):
         call = {"name": call["function"], **call}
     name = next((call[key] for key in NAME_KEYS if isinstance(call.get(key), str)), None)
+    if name is None:
+        return None
     key = next((key for key in ARGUMENT_KEYS if key in call), None)
-    return None if name is None else (name, call[key] if key else None)
+    return name, call[key] if key else _other_members(call)
+
+
+def has_arguments(value: Json) -> bool:
+    """Return True if the object of a call has a member for the arguments, one of ARGUMENT_KEYS. Of
+    {"function": {"name": ...}} the inner object counts.
+
+    value: the object of the call.
+    """
+    inner = value.get("function")
+    return any(key in (inner if isinstance(inner, dict) else value) for key in ARGUMENT_KEYS)
+
+
+def _other_members(call: Json) -> Json | None:
+    """Return the arguments of a call whose object has no member for them, or None if it has no member that
+    could be one. See `call_in`.
+
+    call: the object of the call.
+    """
+    others = {key: value for key, value in call.items() if key not in _KEYS}
+    if len(others) == 1:
+        ((key, value),) = others.items()
+        if key in _FOREIGN_ARGUMENT_KEYS and isinstance(value, dict):
+            return cast(Json, value)
+    return others or None
 
 
 class JsonTracker:
@@ -258,7 +288,7 @@ class CallTail:
         """
         while True:
             stripped = text.lstrip(" \t\r\n" + _BETWEEN)
-            fence = _LANGUAGE.match(stripped)
+            fence = FENCE_LINE.match(stripped)
             if fence is None:
                 return stripped
             text = stripped[fence.end() :]
@@ -279,8 +309,7 @@ def _checked(written: str, functions: Mapping[str, Json]) -> tuple[str, Json] | 
     call = call_in(value)
     if call is None or call[0] not in functions or not set(value) <= set(_KEYS):
         return None
-    inner = value["function"] if isinstance(value.get("function"), dict) else value
-    if not any(key in inner for key in ARGUMENT_KEYS):
+    if not has_arguments(value):
         return None
     schema = functions[call[0]]
     arguments = arguments_of(call[1])
