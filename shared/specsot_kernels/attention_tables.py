@@ -582,7 +582,10 @@ def _piece_columns(columns: Ints, tiles: Ints, page_rows: int, tile_rows: int, p
     tile_rows: largest number of rows of a piece.
     """
     min_columns = MIN_PIECE_COLUMNS if tile_rows < WIDE_TILE_ROWS else 2 * MIN_PIECE_COLUMNS
-    candidates = np.maximum(-(-int(columns.max()) // np.arange(1, MAX_PIECES + 1)), min_columns)
+    max_columns = int(columns.max())
+    # More pieces than this would all have `min_columns` columns, like the last candidate.
+    max_pieces = min(max(-(-max_columns // min_columns), 1), MAX_PIECES)
+    candidates = np.maximum(-(-max_columns // np.arange(1, max_pieces + 1)), min_columns)
     sizes = -(-candidates // page_rows) * page_rows
     pieces = -(-columns // sizes[:, None]) @ tiles
     cost_of_piece = sizes + PIECE_OVERHEAD_COLUMNS

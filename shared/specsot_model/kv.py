@@ -156,7 +156,10 @@ class KVPages:
         """
         if not moves:
             return
-        page, offset = self.locate(indices(moves, self._whole.device).T)
+        # Pages and offsets are computed on the host, so that one copy brings all of them to the device.
+        numbers = np.array(moves, np.int64).T
+        places = np.stack((numbers // self.page_rows, numbers % self.page_rows))
+        page, offset = indices(places, self._whole.device)
         self._rows.index_put_((page[1], offset[1]), self._rows[page[0], offset[0]])
 
     def move_on_device(self, moves: Tensor) -> None:
@@ -377,16 +380,19 @@ class Staging:
             self._sent.record()
 
 
-def indices(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+def indices(
+    numbers: Sequence[int] | Sequence[Sequence[int]] | NDArray[np.int64], device: torch.device
+) -> Tensor:
     """Return integers as an int64 tensor of the same shape on a device.
 
     The copy starts from pinned memory, because otherwise the host would wait for all work on the device.
 
-    numbers: A list of integers, or of equally long lists of integers.
+    numbers: A list of integers, or of equally long lists of integers, or an array. The result may share the
+        memory of an array.
     device: Device of the result.
     """
     # For long lists, NumPy converts much faster than torch.
-    tensor = torch.tensor(np.asarray(numbers, np.int64))
+    tensor = torch.from_numpy(np.ascontiguousarray(numbers, np.int64))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 

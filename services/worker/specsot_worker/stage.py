@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import structlog
 import torch
@@ -200,12 +201,12 @@ class DecoderStage:
         table and their pages cleared. The returned features include the taps of previous stages.
         """
         assert self.next_step is not None
-        entry, earlier_taps = self._inputs(frame, step.rows)
-        hidden, fused = step.outputs or self.next_step.run_prepared(step, entry)
+        # A launched step has its tokens already. Without `outputs`, the frame's tokens are sent now.
+        outputs = step.outputs or self.next_step.run_prepared(step, self._entry_rows(frame, step.rows))
         step.apply(OverlapEvent.RELEASED)
         self.rows.fill(frame)
         self._clear_pages(page for sequence in frame.closings for page in self._table.close(sequence))
-        return hidden, _sum(fused, earlier_taps)
+        return outputs
 
     def _inputs(self, frame: Frame, num_tokens: int) -> tuple[list[int] | torch.Tensor, torch.Tensor | None]:
         """Return what enters the range (token ids or hidden states), and the sum of the taps of previous
@@ -335,7 +336,7 @@ class DecoderStage:
         the hidden states of the frame are ignored.
         """
         if self._decoder.layers.first == 0:
-            tokens = [token for segment in frame.segments for token in tokens_of(segment)]
+            tokens = list(chain.from_iterable(map(tokens_of, frame.segments)))
             vocab = self._decoder.config.vocab
             # On a GPU, reading out of the embedding's bounds would destroy the CUDA context.
             if min(tokens) < 0 or max(tokens) >= vocab:

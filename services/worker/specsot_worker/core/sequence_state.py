@@ -146,7 +146,9 @@ class SequenceState:
         stored tree of the next draft round stays.
         """
         assert self.root is not None
-        tree = self.tree or (chain((self.root, *self.forced)) if self.forced else single(self.root))
+        tree = self.tree
+        if tree is None:
+            tree = chain((self.root, *self.forced)) if self.forced else single(self.root)
         levels = tree_depth_limit(self.policy, self.committed) if self.policy else None
         tree = first_nodes(tree if levels is None else shallow(tree, levels), max_nodes)
         scratch = self.tree_frames.launch(self.draft_round, len(tree.tokens))

@@ -91,12 +91,12 @@ class SpeculativeStep(OverlappedWork):
         """True if a window hides part of the KV from some of the tokens. False for a step that could not be
         prepared.
         """
-        return self.filled is not None and any(span.sight for span in self.filled.rows.spans)
+        return self.filled is not None and any([span.sight for span in self.filled.rows.spans])
 
     @property
     def rows(self) -> int:
         """Number of tokens of the step."""
-        return sum(len(tree.tokens) for tree in self.trees)
+        return sum([len(tree.tokens) for tree in self.trees])
 
     def leave_out(self, closed: Sequence[int]) -> None:
         """Remove sequences that have ended since the launch, and their outputs. Unknown ids are ignored.
@@ -138,9 +138,20 @@ class SpeculativeStep(OverlappedWork):
             return False
         if frame.openings or not frame.segments or len(frame.segments) != len(self.segments):
             return False
-        if not all(map(_is_alike, frame.segments, self.segments, self.trees)):
-            return False
-        trees = [one.tree for one in frame.segments if isinstance(one, TreeSegment)]
+        trees = list[Tree]()
+        # The comparison is written out, because a call for each sequence would take as long again.
+        for segment, predicted, tree in zip(frame.segments, self.segments, self.trees):
+            if (
+                not isinstance(segment, TreeSegment)
+                or segment.sequence != predicted.sequence
+                or segment.committed != predicted.committed
+                or segment.keep != predicted.keep
+                or segment.parent != predicted.parent
+                or segment.scratch != predicted.scratch
+                or segment.tree.parents != tree.parents
+            ):
+                return False
+            trees.append(segment.tree)
         return not self.confirmed or self.tokens == _tokens(trees)
 
 
@@ -244,8 +255,8 @@ class NextStep:
         """
         had_single_nodes = self._single_nodes
         trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
-        self._all_continue = bool(trees) and all(map(self._has_next_tree, frame.segments))
-        single_nodes = all(len(one.tree) == 1 for one in trees)
+        self._all_continue = bool(trees) and self._all_have_next_tree(frame.segments)
+        single_nodes = all([len(one.tree.tokens) == 1 for one in trees])
         draft_paused = frame.paused or frame.catching_up
         # After a pause of drafting, trees may follow.
         self._single_nodes = bool(trees) and single_nodes and not draft_paused
@@ -306,7 +317,7 @@ class NextStep:
         was_prepared = self._shapes_repeat
         self._shapes_repeat = all(tree.parents == one.parents for tree, one in zip(trees, step.trees))
         if not (self._shapes_repeat and was_prepared):
-            segments = [replace(one, tree=tree) for one, tree in zip(step.segments, trees)]
+            segments = [one.with_tree(tree) for one, tree in zip(step.segments, trees)]
             self._discard()
             step = self._prepare(segments)
         step.trees = trees
@@ -333,16 +344,7 @@ class NextStep:
             return False
         # One tree serves all sequences: building one for each of 64 sequences, say, would delay the launch.
         unknown = chain((0,) * trees.nodes)
-        step = self._prepare(
-            [
-                TreeSegment(
-                    one.sequence, one.draft_round, one.committed, one.keep, unknown, one.parent, one.scratch
-                )
-                if one.draft_round > 1
-                else one
-                for one in segments
-            ]
-        )
+        step = self._prepare([one.with_tree(unknown) if one.draft_round > 1 else one for one in segments])
         if step.filled is None or step.hidden:
             return False
         roots = [one.tree.tokens[0] for one in segments]
@@ -479,18 +481,16 @@ class NextStep:
             return replace(segment, keep=(0,))
         return segment
 
-    def _has_next_tree(self, segment: Segment) -> bool:
-        """Return whether the segment's sequence has a tree in the next frame, and has no KV policy other than
-        a window. Return False for a prompt chunk that is not final.
+    def _all_have_next_tree(self, segments: Sequence[Segment]) -> bool:
+        """Return whether every segment's sequence has a tree in the next frame, and has no KV policy other
+        than a window. Return False if a segment is a prompt chunk that is not final.
 
-        segment: A segment of the newest frame.
-
-        Return True for every tree and for a final prompt chunk, if the sequence has no policy or a window.
+        segments: The segments of the newest frame.
         """
-        if not (isinstance(segment, TreeSegment) or segment.final):
+        if not all([isinstance(one, TreeSegment) or one.final for one in segments]):
             return False
-        policy = self._table.policy(segment.sequence)
-        return policy is None or isinstance(policy, Window)
+        policies = [self._table.policy(one.sequence) for one in segments] if self._table.has_policies else ()
+        return all([policy is None or isinstance(policy, Window) for policy in policies])
 
 
 def _following(segment: Segment) -> TreeSegment:
@@ -504,29 +504,8 @@ def _following(segment: Segment) -> TreeSegment:
         # tree at committed 12 -> committed 13, keep (0,); final chunk of tokens 0..8 -> round 1, committed 9
     """
     if isinstance(segment, TreeSegment):
-        # `dataclasses.replace` takes three times as long, for each sequence of each step.
         return TreeSegment(segment.sequence, segment.draft_round, segment.committed + 1, (0,), segment.tree)
     return TreeSegment(segment.sequence, 1, segment.start + len(segment.tokens), (), single(0))
-
-
-def _is_alike(segment: Segment, predicted: TreeSegment, tree: Tree) -> bool:
-    """Return whether a frame's segment is the predicted one, apart from its token ids. Return False for a
-    prompt chunk, for another sequence, and for a tree of another shape or place.
-
-    segment: Segment of the frame that arrived.
-    predicted: The predicted segment.
-    tree: The tree of the predicted segment, as far as it is known. It replaces the tree that `predicted`
-        names.
-    """
-    return (
-        isinstance(segment, TreeSegment)
-        and segment.sequence == predicted.sequence
-        and segment.committed == predicted.committed
-        and segment.keep == predicted.keep
-        and segment.parent == predicted.parent
-        and segment.scratch == predicted.scratch
-        and segment.tree.parents == tree.parents
-    )
 
 
 def _tokens(trees: Iterable[Tree]) -> list[int]:
