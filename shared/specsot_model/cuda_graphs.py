@@ -27,7 +27,7 @@ from torch import Tensor
 
 from specsot.core.device_verification import DeviceTrees
 from specsot.members import Curve
-from specsot_kernels.attention_tables import BITS, SHORTEST, SHORTEST_ROWS, Numbers
+from specsot_kernels.attention_tables import BITS, MAX_SHORT_ROWS, SHORTEST, SHORTEST_ROWS, Numbers
 from specsot_kernels.growing import TreeRows
 from specsot_kernels.segments import HeadColumns
 from specsot_model.attention import RowSpan
@@ -44,9 +44,8 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
 # small ones fit about 64 sequences whose rows are one tile each, such as sequences without drafts
 # (docs/results/h100-product.md).
 SHORT_BUCKETS = (48, 64, 320, 512)
-# Rows. What a sequence of a large short graph may have, on average over the frame and at most. Untuned.
+# Rows. What a sequence of a large short graph may have, on average over the frame. Untuned.
 MAX_MEAN_SHORT_ROWS = 8
-MAX_SHORT_ROWS = 32
 # Rows. Sizes of graphs for frames of prompts alone, which have an attention kernel of their own. The kernel
 # needs 2,048 rows to fill an H100 (docs/results/h100-product.md).
 PROMPT_BUCKETS = (512, 1024, 2048)
@@ -69,13 +68,13 @@ Captured = tuple[Callable[[], object], Outputs]
 Capture = Callable[[Work], Captured]
 
 
-def bucket_of(rows: int, buckets: Sequence[int]) -> int | None:
+def bucket_of(rows: int, buckets: Iterable[int]) -> int | None:
     """Return the smallest bucket that holds so many rows, or None if none does.
 
     rows: Number of rows of a frame.
     buckets: Sizes of the captured graphs, in any order.
     """
-    return next((bucket for bucket in sorted(buckets) if rows <= bucket), None)
+    return min([bucket for bucket in buckets if rows <= bucket], default=None)
 
 
 def prompt_rows(decoder: Decoder, kv: KVPages, rows: int) -> int:
@@ -257,7 +256,7 @@ class CapturedSteps:
         rows: The frame. Its entry (tokens or hidden states) is not read yet; it may become known later.
         """
         count = len(rows.positions)
-        prompt_bucket, bucket = (bucket_of(count, tuple(steps)) for steps in (self._prompts, self._steps))
+        prompt_bucket, bucket = (bucket_of(count, steps) for steps in (self._prompts, self._steps))
         filled = (
             _fill_for(rows, self._prompts[prompt_bucket])
             if prompt_bucket and count >= MIN_FULL * prompt_bucket
@@ -265,7 +264,7 @@ class CapturedSteps:
         )
         if filled is not None or bucket is None:
             return filled
-        short = bucket_of(count, tuple(self._short))
+        short = bucket_of(count, self._short)
         fits = short is not None and short <= bucket and _are_short(rows.spans, short, self._group)
         if any(span.sight for span in rows.spans):
             return self._fill_hidden(rows, *((short, "short") if short and fits else (bucket, "any")))

@@ -152,12 +152,11 @@ class FrameTables:
         sights: Which columns the rows see.
         spans: One span per segment of the frame, in row order.
         """
-        for known, filled in reversed(self._cached_tables):
-            if known == key:
-                break
-        else:
-            filled = make_tables()
-            self._cached_tables.append((key, filled))
+        cached = next((pair for pair in reversed(self._cached_tables) if pair[0] == key), None)
+        if cached is None:
+            cached = key, make_tables()
+            self._cached_tables.append(cached)
+        filled = cached[1]
         if filled is None:
             return None
         sight_tables = np.zeros((self.num_sight_tables, self._room.rows), np.int32)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -17,6 +16,7 @@ from specsot.checkpoint.fingerprint import fingerprint
 from specsot.errors import InvalidRequest
 from specsot.service.lifecycle import run_service, write_logs
 from specsot.service.options import reachable
+from specsot.service.runtime_env import spare_collector
 from specsot.service.telemetry import Observation, observed
 from specsot.transport.grpc_channel import CLIENT_STREAMS, HELD_BYTES, PUBLIC_BYTES, Terms
 from specsot.transport.grpc_server import GrpcServer
@@ -102,23 +102,6 @@ async def run_master(config: MasterConfig, observation: Observation, stop_event:
             await shut_down(master, members, endpoint, config.service.grace)
             if journal:
                 await journal.close()
-
-
-# Objects. The garbage collector searches for cycles after so many new objects. JSON values have no cycles.
-# Reading a body with 2.7 million lists took 1.9 s with CPython's 700, and 0.5 s with this value, as without
-# any collector.
-YOUNG_OBJECTS: Final = 50_000
-
-
-def spare_collector() -> None:
-    """Make the garbage collector stop the event loop less often, and skip the objects that exist already. A
-    search begins only after YOUNG_OBJECTS new objects.
-
-    A search through all objects that are loaded at the start takes 0.1 s, in which no request continues.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 def start_telemetry(master: Master, observation: Observation, config: MasterConfig) -> Metrics | None:

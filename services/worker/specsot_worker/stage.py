@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -187,7 +187,9 @@ class DecoderStage:
         moves = self._prepare_pages(frame, plan)
         self.rows.fill(frame)
         outputs = self._forward(frame, plan, moves) if plan.slots else (None, None)
-        self._clear_pages(plan.freed)
+        # This comes last, because the closing frame itself may have written to the freed pages.
+        if plan.freed:
+            self._kv.clear_pages(plan.freed)
         return outputs
 
     def _run_predicted(self, frame: Frame, step: SpeculativeStep) -> RowsOut:
@@ -205,7 +207,8 @@ class DecoderStage:
         outputs = step.outputs or self.next_step.run_prepared(step, self._entry_rows(frame, step.rows))
         step.apply(OverlapEvent.RELEASED)
         self.rows.fill(frame)
-        self._clear_pages(page for sequence in frame.closings for page in self._table.close(sequence))
+        if freed := [page for sequence in frame.closings for page in self._table.close(sequence)]:
+            self._kv.clear_pages(freed)
         return outputs
 
     def _inputs(self, frame: Frame, num_tokens: int) -> tuple[list[int] | torch.Tensor, torch.Tensor | None]:
@@ -388,8 +391,8 @@ class DecoderStage:
         Trimmed pages are cleared. For a tree whose root is fed once more, the slots from its root on are
         cleared, because rejected drafts there may not be finite.
         """
-        for page in plan.trimmed:
-            self._kv.clear_page(page)
+        if plan.trimmed:
+            self._kv.clear_pages(plan.trimmed)
         for segment in frame.segments:
             # Values that are not finite in rejected drafts must not reach the root when it is fed once more.
             if isinstance(segment, TreeSegment) and segment.once_more:
@@ -441,14 +444,6 @@ class DecoderStage:
         before, after = (torch.tensor(each[layer], device=device) for each in (shares.before, shares.after))
         columns = torch.arange(num_sources, device=device)[:, None]
         return (columns < before) | (columns >= shares.shared), after
-
-    def _clear_pages(self, freed: Iterable[int]) -> None:
-        """Clear freed pages. This comes last, because the closing frame itself may have written to them.
-
-        freed: Numbers of the pages. Empty: nothing happens.
-        """
-        for page in freed:
-            self._kv.clear_page(page)
 
 
 def _sum(own_taps: torch.Tensor | None, earlier_taps: torch.Tensor | None) -> torch.Tensor | None:

@@ -227,8 +227,8 @@ class TreeSegment:
         return self.draft_round > 1 and not self.keep
 
     def with_tree(self, tree: Tree) -> TreeSegment:
-        """Return the same segment with another tree. `dataclasses.replace` takes three times as long, for each
-        sequence of each step.
+        """Return the same segment with another tree. `dataclasses.replace` takes three times as long, for
+        each sequence of each step.
 
         tree: the other tree. The number of its nodes is not limited by this segment's scratch slots.
         """

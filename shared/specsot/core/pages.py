@@ -267,10 +267,13 @@ class PageTable:
 
         Pages that were returned count as present, so that they are not allocated again.
         """
-        if num_missing := self.missing_pages(sequence, rows):
-            if num_missing > self.free:
-                raise Overloaded(f"{num_missing} more KV pages are needed, {self.free} are free")
-            self._held[sequence].pages += [self._allocate_page() for _ in range(num_missing)]
+        held = self._held_by(sequence)
+        num_missing = -(-(rows - held.absent) // self.page_rows) - len(held.pages)
+        if num_missing <= 0:
+            return
+        if num_missing > self.free:
+            raise Overloaded(f"{num_missing} more KV pages are needed, {self.free} are free")
+        held.pages += [self._allocate_page() for _ in range(num_missing)]
 
     def place(self, sequence: int, start: int, stop: int) -> PlacedRows:
         """Reserve pages for the rows up to stop - 1, and return the location of the rows start .. stop - 1.
@@ -288,31 +291,34 @@ class PageTable:
         The slots are a range if all rows lie on one page, otherwise a list. After Overloaded, no page is
         allocated.
         """
-        held = self._held_by(sequence)
-        column = start - held.absent
-        end = stop - held.absent
-        count = -(-end // self.page_rows)
-        if count > len(held.pages):
-            self.reserve(sequence, stop)
-        return column, held.first_pages(count), self._slots_of_columns(held, column, end)
+        column, pages = self.cover(sequence, start, stop)
+        # Most trees lie on a single page, and a range costs less than a list.
+        last = len(pages) - 1
+        if last >= 0 and column // self.page_rows == last:
+            shift = (pages[last] - last) * self.page_rows + column
+            return column, pages, range(shift, shift + stop - start)
+        return column, pages, self._slots_of_columns(pages, column, column + stop - start)
 
-    def reserve_pages(self, sequence: int, stop: int) -> tuple[int, ...]:
-        """Reserve pages for the rows up to stop - 1, and return the sequence's pages up to that row's page.
+    def cover(self, sequence: int, start: int, stop: int) -> tuple[int, tuple[int, ...]]:
+        """Reserve pages for the rows up to stop - 1, and return the column of row `start` and the sequence's
+        pages up to the page of row stop - 1.
 
-        The pages that the sequence holds beyond that row are not part of the result.
+        The pages that the sequence holds beyond that row are not part of the result, nor are returned pages.
 
         sequence: id of the sequence.
+        start: a row after the returned pages.
         stop: the row after the last one that needs a page.
 
-        Raises NotFound if the sequence is not open, and Overloaded if too few pages are free.
-
-        Returned pages are not part of the result either. After Overloaded, no page is allocated.
+        Raises NotFound if the sequence is not open, and Overloaded if too few pages are free. After
+        Overloaded, no page is allocated.
         """
         held = self._held_by(sequence)
         count = -(-(stop - held.absent) // self.page_rows)
+        if len(held.listed) == count:
+            return start - held.absent, held.listed
         if count > len(held.pages):
             self.reserve(sequence, stop)
-        return held.first_pages(count)
+        return start - held.absent, held.first_pages(count)
 
     def unreserve(self, sequence: int, pages: int) -> tuple[int, ...]:
         """Release the pages that a sequence reserved last, and return those that no sequence owns now.
@@ -488,14 +494,14 @@ class PageTable:
         stop: the row after the last one. All rows must have reserved pages.
         """
         first = self.column(sequence, start)
-        return self._slots_of_columns(self._held_by(sequence), first, first + stop - start)
+        return self._slots_of_columns(self._held_by(sequence).pages, first, first + stop - start)
 
-    def _slots_of_columns(self, held: _Held, first: int, end: int) -> Sequence[int]:
+    def _slots_of_columns(self, pages: Sequence[int], first: int, end: int) -> Sequence[int]:
         """Return the slots of the columns first .. end - 1, in order; a range if all lie on one page.
 
         With 4 rows per page and pages [5, 2, 7], the columns 2..4 have slots [22, 23, 8].
 
-        held: the pages of the sequence.
+        pages: the pages of the sequence.
         first: the first column.
         end: the column after the last one.
 
@@ -503,9 +509,7 @@ class PageTable:
         pages.
         """
         size = self.page_rows
-        pages = held.pages
         place = first // size
-        # Most trees lie on a single page, and a range costs less than a list.
         if first < end <= (page_end := (place + 1) * size):
             shift = (pages[place] - place) * size
             return range(first + shift, end + shift)

@@ -145,7 +145,8 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
         # of the node, so siblings share a position but not a slot.
         row_positions: Sequence[int]
         if isinstance(segment, TreeSegment):
-            check_supported(segment)
+            if segment.parent or segment.scratch or segment.freed:
+                check_supported(segment)
             base = segment.committed
             moves += accepted_moves(table, segment)
             depths, visible = shape_of(segment.tree.parents)

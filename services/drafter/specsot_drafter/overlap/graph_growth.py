@@ -27,11 +27,11 @@ from torch import Tensor
 from specsot.core.frames import TreeSegment
 from specsot.core.tree import single
 from specsot_drafter.core.selection import Candidates
-from specsot_drafter.eagle_kv import DraftPages, DueRows
+from specsot_drafter.eagle_kv import DraftPages, DueRows, VerifiedTree
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads import GraphHead, HeadRows
 from specsot_drafter.heads.checkpoint import HeadShape
-from specsot_drafter.overlap.device_growth import DeviceGrowth, VerifiedTree, VerifiedTreeSender
+from specsot_drafter.overlap.device_growth import DeviceGrowth, VerifiedTreeSender
 from specsot_drafter.overlap.device_selection import GrownPool, TreeChooser
 from specsot_kernels.attention_tables import (
     as_arrays,
@@ -197,7 +197,7 @@ class TreeGraphs:
         )
         # Heads with features can grow asynchronously: compile those kernels now, so that no request waits.
         if width := pages.features.shape[1]:
-            one = VerifiedTree(TreeSegment(0, 1, 0, (), single(0)), (0,) * self.async_rows, 0)
+            one = VerifiedTree(TreeSegment(0, 1, 0, (), single(0)), 0, (0,) * self.async_rows)
             verified = self._verified_trees.send([one], self._verified_trees.targets)
             assert verified is not None
             self._graphs[self._trees[0], levels].accept(verified, pages.features.new_zeros((1, width)), 1)
@@ -237,7 +237,7 @@ class TreeGraphs:
         There is no room if there are more trees than the largest graph has, if the levels are more than the
         deepest, or if the sequences have too many pages or nodes.
         """
-        deep = bucket_of(levels, tuple(self._levels)) or 0
+        deep = bucket_of(levels, self._levels) or 0
         graph = self._graphs.get((bucket_of(len(trees), self._trees) or 0, deep))
         verified = self._verified_trees.send(trees, targets) if graph else None
         if graph is None or verified is None:
@@ -265,7 +265,7 @@ class TreeGraphs:
         """
         max_trees = max(self._trees)
         grown = list[Grown]()
-        deep = bucket_of(levels, tuple(self._levels)) or 0
+        deep = bucket_of(levels, self._levels) or 0
         graph = self._graphs.get((bucket_of(len(inputs), self._trees) or max_trees, deep))
         for first in range(0, len(inputs), max_trees):
             batch = inputs[first : first + max_trees]
@@ -408,6 +408,8 @@ class _TreeGraph:
         self._host = torch.empty(self._flat.shape, dtype=torch.int32, pin_memory=on_gpu)
         self._read_back = torch.cuda.Event() if on_gpu else None
         self._cached_tables: tuple[object, list[Numbers] | None] = ((), None)
+        # What is sent before asynchronous growth; it is never written to.
+        self._without_due = self._no_due_numbers()
         self._replay, _ = capture(lambda: (self._grow_trees(), None))
 
     def begin_async(
@@ -433,10 +435,10 @@ class _TreeGraph:
         Tables without due and grown rows are sent first; the device fills these in.
         """
         rows = self._pages.table.page_rows
-        tables = self._tables([(column // rows * rows, pages) for _, pages, column in trees])
+        tables = self._tables([(column // rows * rows, pages) for _, column, pages in trees])
         if tables is None:
             return None
-        staging.send([*self._no_due_numbers(), *tables], self._numbers)
+        staging.send([*self._without_due, *tables], self._numbers)
         self.accept(verified, features, ids)
         self._run()
         return partial(self._read_async_candidates, len(trees))

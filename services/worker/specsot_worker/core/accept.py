@@ -121,8 +121,8 @@ class DecodeState:
     lowered: The biased tokens of a greedy sequence, whose biases are all negative. An argmax that is none of
         them is also the argmax with the biases. Empty for other sequences.
     bars: True if `barred_tokens` may return tokens.
-    takes_argmax: True if every target of the sequence is the argmax of the unchanged logits, except where a grammar
-        mask excludes it: the sequence is greedy, and neither biases nor barred tokens change its choice.
+    takes_argmax: True if every target of the sequence is the argmax of the unchanged logits, except where a
+        grammar mask excludes it: the sequence is greedy, and neither biases nor barred tokens change it.
     place: The sequence's place among the trees of a frame, if its next tree is always the drafter's tree for
         its newest token. None if it has no drafter, or if it has a grammar and is not greedy.
     """

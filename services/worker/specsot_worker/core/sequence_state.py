@@ -160,19 +160,6 @@ class SequenceState:
         self.root_only = False
         return tree_segment
 
-    def mark_sent(self, draft_paused: bool) -> bool:
-        """Record that the newest segment is being launched. Return True if the segment is a tree of a drafted
-        sequence: a pause of drafting counts such trees. Return False for a prompt chunk, and for a sequence
-        that is not drafted.
-
-        draft_paused: True while drafting is paused or resuming, so that the drafter is not asked for the next
-            tree.
-
-        `drafter_informed` becomes the opposite of `draft_paused`.
-        """
-        self.drafter_informed = not draft_paused
-        return self.opening.drafted and self.in_flight
-
     def apply_outcome(self, outcome: Outcome, now: float, awaits_drafts: bool = True) -> None:
         """Apply the result of the final prompt chunk or of the tree in flight.
 
@@ -212,9 +199,9 @@ class SequenceState:
 
         While the prompt is being fed there is no newest token, so that a draft of round 0 has a wrong root.
         """
-        return (
-            draft.draft_round == self.draft_round and not self.in_flight and draft.tree.tokens[0] != self.root
-        )
+        if draft.tree.tokens[0] == self.root or draft.draft_round != self.draft_round:
+            return False
+        return not self.in_flight
 
     def offer_tree(self, draft_round: int, tree: Tree) -> bool:
         """Store a tree for a draft round, and return whether it was stored: False if it was dropped.

@@ -197,9 +197,11 @@ class Sequencer:
             if unverified or not valid_ids or state.has_wrong_root(draft):
                 self._stop_waiting(state, draft.draft_round)
             elif state.offer_tree(draft.draft_round, draft.tree):
-                waited = None if now is None or since is None else now - since
-                self._draft_timeout.record_tree(waited, drafts.drafter)
+                if now is not None and since is not None:
+                    self._draft_timeout.record_tree(now - since, drafts.drafter)
                 answered.add(since)
+        if answered:
+            self._draft_timeout.record_tree(None, drafts.drafter)
         for state in self._sequences.values() if self._draft_timeout.sends_backlog else ():
             state.waiting_since = None if state.waiting_since in answered else state.waiting_since
         if drafts.paused_trees:
@@ -342,7 +344,12 @@ class Sequencer:
         self._record_in_flight(segments, now)
         paused = self._draft_timeout.paused
         catching_up = self._draft_timeout.catching_up
-        num_trees = sum([self._sequences[one.sequence].mark_sent(paused or catching_up) for one in segments])
+        informed = not (paused or catching_up)
+        num_trees = 0
+        for one in segments:
+            state = self._sequences[one.sequence]
+            state.drafter_informed = informed
+            num_trees += state.opening.drafted and isinstance(one, TreeSegment)
         # Only a pause counts the drafted sequences.
         num_drafted = self._drafted() if paused else 0
         self._draft_timeout.record_launch(num_trees, num_tokens_of(segments), num_drafted)
@@ -497,6 +504,7 @@ class Sequencer:
         # may begin on any row of a page.
         plenty = table.free >= len(queue) * table.pages_for(table.page_rows - 1 + slots)
         num_later = len(queue)
+        has_policies = table.has_policies
         for state in queue:
             num_later -= 1
             sequence = state.opening.sequence
@@ -509,7 +517,7 @@ class Sequencer:
             # The sequence's draft timeout has passed.
             if state.waiting_since is not None and state.tree is None:
                 self._draft_timeout.record_miss(state.drafter)
-            if table.has_policies:
+            if has_policies:
                 self._free_after(sequence, state.committed)
             # The tree was not truncated for lack of room in the frame, so the sequence moves to the end of
             # the order.

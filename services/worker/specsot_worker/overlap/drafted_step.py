@@ -65,7 +65,7 @@ class DraftedStep:
 
         If the step cannot be launched with the trees, `selected` stays None.
         """
-        forced = any([one.forced for one in self._outcomes.values()])
+        forced = any(one.forced for one in self._outcomes.values())
         trees = handle.select(self._segments) if self._segments and not forced else None
         if trees and self._step.launch_selected(self._segments, trees):
             self.selected = trees

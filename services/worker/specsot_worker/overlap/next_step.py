@@ -91,7 +91,7 @@ class SpeculativeStep(OverlappedWork):
         """True if a window hides part of the KV from some of the tokens. False for a step that could not be
         prepared.
         """
-        return self.filled is not None and any([span.sight for span in self.filled.rows.spans])
+        return self.filled is not None and any(span.sight for span in self.filled.rows.spans)
 
     @property
     def rows(self) -> int:
@@ -256,7 +256,7 @@ class NextStep:
         had_single_nodes = self._single_nodes
         trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
         self._all_continue = bool(trees) and self._all_have_next_tree(frame.segments)
-        single_nodes = all([len(one.tree.tokens) == 1 for one in trees])
+        single_nodes = all(len(one.tree.tokens) == 1 for one in trees)
         draft_paused = frame.paused or frame.catching_up
         # After a pause of drafting, trees may follow.
         self._single_nodes = bool(trees) and single_nodes and not draft_paused
@@ -415,8 +415,8 @@ class NextStep:
             return step
         step.reserved = reserved
         plan = plan_frame(table, Frame(0, 0, segments=tuple(segments)))
-        for page in plan.trimmed:
-            self._kv.clear_page(page)
+        if plan.trimmed:
+            self._kv.clear_pages(plan.trimmed)
         step.filled = self._steps.fill(StepRows((), plan.positions, plan.slots, plan.spans, plan.moves))
         if step.filled:
             step.apply(OverlapEvent.WRITTEN)
@@ -455,10 +455,10 @@ class NextStep:
             self._moved_to |= {one.sequence: one.committed for one in step.segments}
         if step.state is not OverlapState.IDLE:
             step.apply(OverlapEvent.DIFFERED)
-        for sequence, pages in reversed(step.reserved):
-            for page in self._table.unreserve(sequence, pages):
-                if was_launched:
-                    self._kv.clear_page(page)
+        unreserve = self._table.unreserve
+        freed = [page for reserved in reversed(step.reserved) for page in unreserve(*reserved)]
+        if was_launched and freed:
+            self._kv.clear_pages(freed)
 
     def _forget(self, closings: Sequence[int]) -> None:
         """Drop what is remembered of discarded steps for sequences that have ended. Unknown ids are ignored.
@@ -487,10 +487,10 @@ class NextStep:
 
         segments: The segments of the newest frame.
         """
-        if not all([isinstance(one, TreeSegment) or one.final for one in segments]):
+        if not all(isinstance(one, TreeSegment) or one.final for one in segments):
             return False
         policies = [self._table.policy(one.sequence) for one in segments] if self._table.has_policies else ()
-        return all([policy is None or isinstance(policy, Window) for policy in policies])
+        return all(policy is None or isinstance(policy, Window) for policy in policies)
 
 
 def _following(segment: Segment) -> TreeSegment:
