@@ -34,6 +34,7 @@ from specsot_model.attention import RowSpan
 from specsot_model.decoder import Decoder
 from specsot_model.delta_pages import WalkedPages
 from specsot_model.graph_tables import FrameTables, PromptTables, frame_tables
+from specsot_model.inference import inference_mode
 from specsot_model.kv import KVPages, Moves, Staging, size_of, views
 from specsot_model.step_rows import FilledStep, Outputs, StepRows, device_tree_entry
 
@@ -175,7 +176,7 @@ class CapturedSteps:
     # graphs in between, and on some of the devices only, both would wait forever.
     _launching = Lock()
 
-    @torch.inference_mode()
+    @inference_mode
     def __init__(
         self,
         decoder: Decoder,
@@ -297,7 +298,7 @@ class CapturedSteps:
                 self._stagings = [Staging(step.size, step.device)]
         return _fill_for(rows, graphs[bucket])
 
-    @torch.inference_mode()
+    @inference_mode
     def launch(self, filled: FilledStep, entry: Sequence[int] | Tensor) -> Outputs:
         """Launch a prepared frame and return its outputs: hidden states [rows, H] and the sum of this range's
         taps.
@@ -326,7 +327,7 @@ class CapturedSteps:
             step.trees for steps in self._steps.values() for step in steps
         )
 
-    @torch.inference_mode()
+    @inference_mode
     def launch_device_trees(self, filled: FilledStep, roots: Sequence[int], trees: DeviceTrees) -> Outputs:
         """Launch a frame whose draft trees are still on the GPU, not read by the host, and return its
         outputs.
@@ -350,7 +351,7 @@ class CapturedSteps:
         step.commit()
         return step.outputs(rows)
 
-    @torch.inference_mode()
+    @inference_mode
     def seconds(self, rows: StepRows, times: int = 3) -> float:
         """Return the seconds that the GPU takes for a frame, as the mean of `times` runs.
 
@@ -644,7 +645,7 @@ def _disturbed(times: Iterable[Sequence[float]]) -> bool:
     return any(fastest[-1] > fastest[0] * REPEATED for fastest in two_fastest)
 
 
-@torch.inference_mode()
+@inference_mode
 def measure_rows(
     decoder: Decoder, kv: KVPages | None = None, sizes: Sequence[int] = (), seconds: float = 0.3
 ) -> Curve:

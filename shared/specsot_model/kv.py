@@ -16,6 +16,7 @@ from torch import Tensor
 from specsot.core.info import memory_in_words
 from specsot.errors import ModelError, WireError
 from specsot.members import KvDtype
+from specsot_model.inference import inference_mode
 
 # Pairs of source and target slot.
 Moves = Sequence[tuple[int, int]]
@@ -136,7 +137,7 @@ class KVPages:
         """
         self._rows[:, :, layer].index_put_(places, rows)
 
-    @torch.inference_mode()
+    @inference_mode
     def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:
         """Write keys and values of one layer at flat slots.
 
@@ -146,7 +147,7 @@ class KVPages:
         """
         self.put(layer, self.locate(slots), kv)
 
-    @torch.inference_mode()
+    @inference_mode
     def move(self, moves: Moves) -> None:
         """Copy rows from source to target slots in every layer.
 
@@ -171,7 +172,7 @@ class KVPages:
 
         move_rows(self._whole, moves)
 
-    @torch.inference_mode()
+    @inference_mode
     def keep_smallest_keys(
         self,
         layer: int,
@@ -214,7 +215,7 @@ class KVPages:
         chosen = rows.gather(0, chosen_rows[:, None, :, None].expand(-1, *rows.shape[1:]))
         self._put_stored(layer, self.locate(targets), chosen)
 
-    @torch.inference_mode()
+    @inference_mode
     def rows_at(self, layer: int, slots: Sequence[int]) -> Tensor:
         """Return a host copy of rows of one layer in their stored form, [rows, numbers of a row].
 
@@ -226,7 +227,7 @@ class KVPages:
         rows = self._rows[:, :, layer][self.locate(indices(slots, self._whole.device))].flatten(1).cpu()
         return rows.view(torch.float16) if rows.dtype == torch.int8 else rows
 
-    @torch.inference_mode()
+    @inference_mode
     def put_rows_at(self, layer: int, slots: Sequence[int], rows: Tensor) -> None:
         """Store rows of one layer that `rows_at` returned, perhaps on another stage.
 
@@ -246,7 +247,7 @@ class KVPages:
         converted = rows.view(stored_rows.dtype).view(-1, *stored_rows.shape[2:]).to(stored_rows.device)
         stored_rows.index_put_(self.locate(indices(slots, stored_rows.device)), converted)
 
-    @torch.inference_mode()
+    @inference_mode
     def copy_page(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of a page to another page, in every layer.
 
@@ -256,7 +257,7 @@ class KVPages:
         """
         self._whole[:, :, target, :, :rows] = self._whole[:, :, source, :, :rows]
 
-    @torch.inference_mode()
+    @inference_mode
     def clear_rows(self, slots: Sequence[int]) -> None:
         """Zero rows in every layer.
 
@@ -265,7 +266,7 @@ class KVPages:
         page, offset = self.locate(indices(slots, self._whole.device))
         self._rows[page, offset] = 0
 
-    @torch.inference_mode()
+    @inference_mode
     def clear_pages(self, pages: Sequence[int]) -> None:
         """Zero pages in every layer, so that NaN or infinity never reaches the next owners of the pages. On a
         GPU, one kernel zeroes all of them, because closed sequences free many pages at once.

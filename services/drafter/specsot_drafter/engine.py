@@ -8,8 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-import torch
-
 from specsot.core.device_verification import DeviceTrees, DeviceVerification
 from specsot.core.frames import Draft, FeatureBatch, Features, Opening, TreeSegment
 from specsot.core.tree import Tree, single
@@ -23,6 +21,7 @@ from specsot_drafter.core.selection import graft
 from specsot_drafter.core.sequences import DraftSequence, DraftSequences
 from specsot_drafter.proposers import Proposer
 from specsot_drafter.speculator import IDLE_REST_STEPS, Clock, Growth, PendingTree, Speculator
+from specsot_model.inference import inference_mode
 
 # Token ids. The bound of a kernel's token ids where a proposer names none: the largest int32.
 MAX_IDS = 2**31 - 1
@@ -113,7 +112,7 @@ class DraftEngine:
         """
         return min(drafter.free_pages for drafter in self._proposers)
 
-    @torch.inference_mode()
+    @inference_mode
     def observe(self, batch: Features) -> None:
         """Apply one message of the last stage: its openings, feature batches and closings, in this order.
 
@@ -148,7 +147,7 @@ class DraftEngine:
             self._requested.pop(sequence, None)
             self._close(sequence)
 
-    @torch.inference_mode()
+    @inference_mode
     def start_growth(self, verification: DeviceVerification) -> AsyncGrowth | None:
         """Start growing the next trees before the host has read the verification result of the current ones.
         Return the growth, which `begin` continues or discards.
@@ -188,7 +187,7 @@ class DraftEngine:
         first = speculators[0] if speculators else None
         return first if all(one is first for one in speculators) else None
 
-    @torch.inference_mode()
+    @inference_mode
     def begin(self) -> int:
         """Launch the growth of the requested trees. Return the number of rows of committed tokens that must
         be computed before the trees can grow; 0 if nothing grows.
@@ -211,7 +210,7 @@ class DraftEngine:
             self._growing.append((speculator, sequences, speculator.begin(levels) if levels else None))
         return sum(growth.due for *_, growth in self._growing if growth)
 
-    @torch.inference_mode()
+    @inference_mode
     def finish(self) -> tuple[Draft, ...]:
         """Return a tree for every sequence that requested one in the batches before `begin`. Return () if
         none did.

@@ -26,6 +26,7 @@ from specsot_model.cuda_graphs import (
     prompt_rows,
 )
 from specsot_model.decoder import Decoder, Tap
+from specsot_model.inference import inference_mode
 from specsot_model.kv import Moves, indices
 from specsot_worker.migrated_kv import StageRows
 from specsot_worker.overlap.next_step import NextStep, SpeculativeStep, Steps
@@ -136,7 +137,7 @@ class DecoderStage:
             NextStep(self._table, self._kv, graphs, vocabulary, self._timer.begin) if overlaps else None
         )
 
-    @torch.inference_mode()
+    @inference_mode
     def run(self, frame: Frame) -> Frame:
         """Apply the frame's header to the KV pages and run its tokens. Return the frame with this stage's
         hidden states, fused features and compute seconds. A frame without tokens has hidden states None.

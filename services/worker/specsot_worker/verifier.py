@@ -28,6 +28,7 @@ from specsot.core.overlap import OverlapState
 from specsot.core.tree import single
 from specsot.grammar import Grammar, IsolatedGrammar, SentenceEnds, SpellingHabits
 from specsot.members import RowsOf
+from specsot_model.inference import inference_mode
 from specsot_model.kv import indices
 from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, accept_tree, grammar_masks
 from specsot_worker.core.pipeline import are_in_order
@@ -139,7 +140,7 @@ class Verifier:
         """True if the grammar of some waiting segments has been compiled."""
         return bool(self._pending.ready)
 
-    @torch.inference_mode()
+    @inference_mode
     def verify(self, frame: Frame) -> VerifiedFrame:
         """Verify a frame: return the outcomes of its decoding segments, and the features of what was
         committed.
@@ -184,7 +185,7 @@ class Verifier:
         """
         self._features.migrated = migrated
 
-    @torch.inference_mode()
+    @inference_mode
     def feature_rows(self, asked: Sequence[RowsOf]) -> list[torch.Tensor | None]:
         """Return copies of features on the host, for the last stage of the next epoch: [num_positions,
         feature_size] for each request. None for a sequence of which some of these features were overwritten.
@@ -193,7 +194,7 @@ class Verifier:
         """
         return self._features.copies(asked)
 
-    @torch.inference_mode()
+    @inference_mode
     def verify_pending(self) -> VerifiedFrame:
         """Verify the held-back segments whose grammar has been compiled, and return their outcomes and
         features. Call it only while `pending_ready` is True.
@@ -293,8 +294,8 @@ class Verifier:
         self._scores.read(frame)
         # Numbers of the tokens whose logits are needed.
         rows = list[int]()
-        segments = list[Segment]()
-        questions = list[TargetQuery]()
+        # Segments after which a token is chosen, with the state of the sequence and the first of their rows.
+        decoding = list[tuple[Segment, DecodeState, int]]()
         first = 0
         for segment in frame.segments:
             state = self._decoding.get(segment.sequence)
@@ -307,8 +308,7 @@ class Verifier:
                 # After another chunk than the final one, no token is chosen.
                 state = state if segment.final else None
             if state:
-                segments.append(segment)
-                questions.append(_target_query(segment, state, len(rows)))
+                decoding.append((segment, state, len(rows)))
                 rows += range(start, stop)
             first = stop
         if not rows:
@@ -316,6 +316,8 @@ class Verifier:
         hidden = frame.hidden
         assert hidden is not None
         logits = self._logits(hidden if len(rows) == first else hidden[indices(rows, hidden.device)])
+        # The device computes the logits meanwhile.
+        questions = [_target_query(*each) for each in decoding]
         next_step = self._next_step
         steady = next_step is not None and self._steady(frame, questions)
         meanwhile = None if self._pending else partial(self.colocated.start, frame)
@@ -324,8 +326,8 @@ class Verifier:
             self._launch_next(next_step, questions, found)
         rests = frame.paused or frame.catching_up
         outcomes = [
-            self._outcome(one, query.state, targets, rests)
-            for one, query, targets in zip(segments, questions, found)
+            self._outcome(segment, state, targets, rests)
+            for (segment, state, _), targets in zip(decoding, found)
         ]
         return {one.sequence: one for one in add_logprobs(outcomes, questions, logits)}
 

@@ -44,6 +44,7 @@ from specsot_kernels.attention_tables import (
 from specsot_kernels.growing import WORD, CandidatePool, DueNumbers, LevelFrontier, LevelPlace, VerifiedTrees
 from specsot_model.attention import AttentionPlan, plan_with_kernel
 from specsot_model.cuda_graphs import Capture, bucket_of
+from specsot_model.inference import inference_mode
 from specsot_model.kv import Numbers, Staging, aligned, size_of, views
 from specsot_model.memory_fit import graph_bytes
 
@@ -142,7 +143,7 @@ class TreeGraphs:
     due: Maximum number of due rows per tree for which the graphs have room.
     """
 
-    @torch.inference_mode()
+    @inference_mode
     def __init__(
         self,
         head: GraphHead,
@@ -220,7 +221,7 @@ class TreeGraphs:
         """The number of rows that asynchronous growth needs per tree: accepted tokens and grown rows."""
         return self._verified_trees.room
 
-    @torch.inference_mode()
+    @inference_mode
     def begin_async(
         self, trees: Sequence[VerifiedTree], targets: Tensor, features: Tensor, ids: int, levels: int
     ) -> DeviceGrowth | None:
@@ -248,7 +249,7 @@ class TreeGraphs:
         found = {tree.sequence: (place, tree.committed) for place, (tree, _, _) in enumerate(trees)}
         return DeviceGrowth.launched(found, self.due, read, graph.grown(self._chooser))
 
-    @torch.inference_mode()
+    @inference_mode
     def begin(self, inputs: Sequence[GraphInput], levels: int) -> Grown | None:
         """Launch what `run` computes. Return a function that waits for the candidates, or None if no graph
         has room.
@@ -407,6 +408,12 @@ class _TreeGraph:
         on_gpu = head.device.type == "cuda"
         self._host = torch.empty(self._flat.shape, dtype=torch.int32, pin_memory=on_gpu)
         self._read_back = torch.cuda.Event() if on_gpu else None
+        pool = _pool(self._host, size)
+        self._candidate_depths = depths.repeat(size.level_sizes).astype(np.int64)
+        # The candidates in the buffer on the host, which the next run overwrites.
+        self._host_pool = Candidates(
+            pool.tokens.numpy(), pool.scores.numpy(), pool.parents.numpy(), self._candidate_depths
+        )
         self._cached_tables: tuple[object, list[Numbers] | None] = ((), None)
         # What is sent before asynchronous growth; it is never written to.
         self._without_due = self._no_due_numbers()
@@ -522,10 +529,9 @@ class _TreeGraph:
         """
         if self._read_back:
             self._read_back.synchronize()
-        pool = _pool(self._host.clone(), self._size)
-        size = self._size
-        tokens, scores, parents = (each[:trees].numpy() for each in (pool.tokens, pool.scores, pool.parents))
-        return Candidates(tokens, scores, parents, np.repeat(np.arange(1, size.levels + 1), size.level_sizes))
+        host = self._host_pool
+        tokens, scores, parents = (each[:trees].copy() for each in (host.tokens, host.scores, host.parents))
+        return Candidates(tokens, scores, parents, self._candidate_depths)
 
     def _grow_trees(self) -> Tensor:
         """Compute the due rows, then grow level by level. Return the flat int32 buffer with the candidates,

@@ -28,6 +28,7 @@ from specsot_drafter.overlap.graph_growth import LEVEL_ROWS, GraphInput, TreeGra
 from specsot_drafter.proposers import ChosenTrees, Offer, Proposer
 from specsot_model.core.kv_plan import window_of
 from specsot_model.cuda_graphs import PROMPT_ROWS, GraphCapture
+from specsot_model.inference import inference_mode
 from specsot_model.kv import indices
 
 # Rows. The lengths of the made-up prompts of the warm-up, from a full frame to one row.
@@ -274,7 +275,7 @@ class EagleProposer(Proposer):
         guide = make_guide(self._head, own)
         return TreeGrowth(self._head, self._pages.kv, rooms, self._top_k, guide).run(last, levels, keep)
 
-    @torch.inference_mode()
+    @inference_mode
     def _warm_up(self) -> None:
         """Draft for made-up sequences, so that the kernels for such sizes are compiled and loaded.
 
@@ -353,7 +354,7 @@ class EagleProposer(Proposer):
 
         return offer
 
-    @torch.inference_mode()
+    @inference_mode
     def start_growth(self, verification: DeviceVerification, ids: int, levels: int) -> AsyncGrowth | None:
         """Launch the growth of the next trees before the host has read the verification result of the current
         ones; see `Proposer.start_growth`. Return None if nothing was launched.

@@ -7,7 +7,6 @@ changes in the same order. Callers pass in the time, in seconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from operator import attrgetter
 
 from specsot.core.frames import (
@@ -275,8 +274,19 @@ class Sequencer:
         growths = self._compose_trees(now, self._budget.rows - self._tokens_reserved_for_prompts())
         openings, chunks = self._compose_prompts(num_tokens_of(growths))
         closings = self._pop_closings() if self._closings else ()
-        frame = Frame(self._epoch, self._number + 1, tuple(openings), (*growths, *chunks), closings)
-        return self._launch(frame, now) if frame.openings or frame.segments or closings else None
+        frame = Frame(
+            self._epoch,
+            self._number + 1,
+            tuple(openings),
+            (*growths, *chunks),
+            closings,
+            paused=self._draft_timeout.paused,
+            catching_up=self._draft_timeout.catching_up,
+        )
+        if not (frame.openings or frame.segments or closings):
+            return None
+        self._record_launch(frame, now)
+        return frame
 
     def deadline(self) -> float | None:
         """Return the earliest deadline among waiting sequences, in seconds.
@@ -327,9 +337,8 @@ class Sequencer:
         self._closings = [one for one in closings if one in reused_sequences]
         return tuple(one for one in closings if one not in reused_sequences)
 
-    def _launch(self, frame: Frame, now: float) -> Frame:
-        """Apply the frame's closings to the page table and record the frame as in flight. Return the frame
-        with the state of the drafting pause filled in.
+    def _record_launch(self, frame: Frame, now: float) -> None:
+        """Apply the frame's closings to the page table and record the frame as in flight.
 
         frame: The composed frame.
         now: Time in seconds.
@@ -342,18 +351,15 @@ class Sequencer:
         self._number = frame.number
         segments = frame.segments
         self._record_in_flight(segments, now)
-        paused = self._draft_timeout.paused
-        catching_up = self._draft_timeout.catching_up
-        informed = not (paused or catching_up)
+        informed = not (frame.paused or frame.catching_up)
         num_trees = 0
         for one in segments:
             state = self._sequences[one.sequence]
             state.drafter_informed = informed
             num_trees += state.opening.drafted and isinstance(one, TreeSegment)
         # Only a pause counts the drafted sequences.
-        num_drafted = self._drafted() if paused else 0
+        num_drafted = self._drafted() if frame.paused else 0
         self._draft_timeout.record_launch(num_trees, num_tokens_of(segments), num_drafted)
-        return replace(frame, paused=paused, catching_up=catching_up)
 
     def _drafted(self) -> int:
         """Return the number of sequences that have finished their prompts and are to be drafted for. Whether

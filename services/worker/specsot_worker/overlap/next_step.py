@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from specsot.core.device_verification import DeviceTrees
@@ -17,6 +16,7 @@ from specsot.core.pages import PageTable
 from specsot.core.tree import Tree, chain, single
 from specsot.params import Window
 from specsot_model.core.kv_plan import plan_frame
+from specsot_model.inference import inference_mode
 from specsot_model.kv import KVPages, indices
 from specsot_model.step_rows import FilledStep, Outputs, StepRows
 
@@ -263,7 +263,7 @@ class NextStep:
         if single_nodes and (had_single_nodes or draft_paused) and self._all_continue:
             self._prepare([*map(_following, frame.segments)])
 
-    @torch.inference_mode()
+    @inference_mode
     def launch(self, tokens: list[int]) -> bool:
         """Launch the prepared step. Return whether it was launched: False if no step with as many tokens is
         prepared, or if the vocabulary does not have a token id.
@@ -279,7 +279,7 @@ class NextStep:
         self._start_timer()
         return self._launch(tokens)
 
-    @torch.inference_mode()
+    @inference_mode
     def prepare(self, segments: Sequence[TreeSegment]) -> bool:
         """Prepare the step with these segments, if every segment of the newest frame is followed by a tree.
         Return whether that is so: if True, `launch_drafts` is to be called when the trees are known; if
@@ -298,7 +298,7 @@ class NextStep:
             self._step = SpeculativeStep(segments, [one.tree for one in segments])
         return self._all_continue
 
-    @torch.inference_mode()
+    @inference_mode
     def launch_drafts(self, trees: Sequence[Tree]) -> bool:
         """Launch the step of the last `prepare`. Return whether it was launched: False if no step is
         predicted, if it does not fit, or if a token id is beyond the vocabulary.
@@ -323,7 +323,7 @@ class NextStep:
         step.trees = trees
         return self._launch(_tokens(trees))
 
-    @torch.inference_mode()
+    @inference_mode
     def launch_selected(self, segments: Sequence[TreeSegment], trees: DeviceTrees) -> bool:
         """Launch the step with trees that the device selects. Return whether it was launched.
 
