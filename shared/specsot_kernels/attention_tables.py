@@ -33,6 +33,8 @@ SHORT = 32
 # Queries. The same for frames of at most SHORTEST_ROWS rows, mostly frames without trees. Chosen by
 # docs/results/h100-product.md.
 SHORTEST = 16
+# Rows. Most rows that a sequence of a short frame has. Untuned.
+MAX_SHORT_ROWS = 32
 # Rows. Largest frame that uses tiles of SHORTEST queries. Chosen by docs/results/h100-product.md.
 SHORTEST_ROWS = 64
 # Queries. Tile for frames that consist of prompts alone. Chosen by docs/results/h100-product.md.
@@ -264,7 +266,8 @@ class TableRoom:
     rows: largest number of rows in a frame.
     tile_rows: rows of one tile.
     pages: largest number of page numbers that the pieces name.
-    short: whether frames have many sequences with a few rows each.
+    short: whether frames have many sequences with a few rows each, at most MAX_SHORT_ROWS, so that their
+        masks have few bits.
     anchored: whether sequences may have a policy that leaves anchors; see `anchors`.
     places: pieces that run at once under each KV head; see `places_of`.
     """
@@ -297,7 +300,7 @@ class TableRoom:
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Return the shapes of pieces, leads, bases, bits, starts, slots and pages."""
         rows = self.rows
-        words = self.rows // WORD + 1
+        words = (min(rows, MAX_SHORT_ROWS) if self.short else rows) // WORD + 1
         return (self.pieces, 7), (rows,), (rows,), (rows, words), (rows + 1,), (self.slots,), (self.pages,)
 
     def fill(self, tables: AttentionTables) -> list[Numbers] | None:
@@ -582,7 +585,10 @@ def _piece_columns(columns: Ints, tiles: Ints, page_rows: int, tile_rows: int, p
     tile_rows: largest number of rows of a piece.
     """
     min_columns = MIN_PIECE_COLUMNS if tile_rows < WIDE_TILE_ROWS else 2 * MIN_PIECE_COLUMNS
-    candidates = np.maximum(-(-int(columns.max()) // np.arange(1, MAX_PIECES + 1)), min_columns)
+    max_columns = int(columns.max())
+    # More pieces than this would all have `min_columns` columns, like the last candidate.
+    max_pieces = min(max(-(-max_columns // min_columns), 1), MAX_PIECES)
+    candidates = np.maximum(-(-max_columns // np.arange(1, max_pieces + 1)), min_columns)
     sizes = -(-candidates // page_rows) * page_rows
     pieces = -(-columns // sizes[:, None]) @ tiles
     cost_of_piece = sizes + PIECE_OVERHEAD_COLUMNS

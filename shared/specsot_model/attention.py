@@ -219,7 +219,7 @@ def plan_readings(
     In the layout "packed", spans are read one by one, except that shared pages are read once. In the layout
     "batched", spans whose pages are consecutive are read as one product, padded to equal row counts. A
     batched product also multiplies KV rows after the end of shorter spans, with weight zero; pages must
-    therefore never hold values that are not finite (`KVPages.clear_page`). AssertionError is raised if a
+    therefore never hold values that are not finite (`KVPages.clear_pages`). AssertionError is raised if a
     query has to be turned and `frequencies` is None.
 
     spans: One span per segment, in row order.

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from specsot.core.device_verification import DeviceTrees
 from specsot.members import Curve
-from specsot_kernels.attention_tables import BITS, SHORTEST, SHORTEST_ROWS, Numbers
+from specsot_kernels.attention_tables import BITS, MAX_SHORT_ROWS, SHORTEST, SHORTEST_ROWS, Numbers
 from specsot_kernels.growing import TreeRows
 from specsot_kernels.line_tables import MAX_SMALL_ROWS
 from specsot_kernels.segments import HeadColumns
@@ -35,6 +35,7 @@ from specsot_model.attention import RowSpan
 from specsot_model.decoder import Decoder
 from specsot_model.delta_pages import WalkedPages
 from specsot_model.graph_tables import FrameTables, PromptTables, frame_tables
+from specsot_model.inference import inference_mode
 from specsot_model.kv import KVPages, Moves, Staging, size_of, views
 from specsot_model.step_rows import FilledStep, Outputs, StepRows, device_tree_entry
 
@@ -45,9 +46,8 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
 # small ones fit about 64 sequences whose rows are one tile each, such as sequences without drafts
 # (docs/results/h100-product.md).
 SHORT_BUCKETS = (48, 64, 320, 512)
-# Rows. What a sequence of a large short graph may have, on average over the frame and at most. Untuned.
+# Rows. What a sequence of a large short graph may have, on average over the frame. Untuned.
 MAX_MEAN_SHORT_ROWS = 8
-MAX_SHORT_ROWS = 32
 # Rows. Sizes of graphs for frames of prompts alone, which have an attention kernel of their own. The kernel
 # needs 2,048 rows to fill an H100 (docs/results/h100-product.md).
 PROMPT_BUCKETS = (512, 1024, 2048)
@@ -70,13 +70,13 @@ Captured = tuple[Callable[[], object], Outputs]
 Capture = Callable[[Work], Captured]
 
 
-def bucket_of(rows: int, buckets: Sequence[int]) -> int | None:
+def bucket_of(rows: int, buckets: Iterable[int]) -> int | None:
     """Return the smallest bucket that holds so many rows, or None if none does.
 
     rows: Number of rows of a frame.
     buckets: Sizes of the captured graphs, in any order.
     """
-    return next((bucket for bucket in sorted(buckets) if rows <= bucket), None)
+    return min([bucket for bucket in buckets if rows <= bucket], default=None)
 
 
 def prompt_rows(decoder: Decoder, kv: KVPages, rows: int) -> int:
@@ -177,7 +177,7 @@ class CapturedSteps:
     # graphs in between, and on some of the devices only, both would wait forever.
     _launching = Lock()
 
-    @torch.inference_mode()
+    @inference_mode
     def __init__(
         self,
         decoder: Decoder,
@@ -259,7 +259,7 @@ class CapturedSteps:
         rows: The frame. Its entry (tokens or hidden states) is not read yet; it may become known later.
         """
         count = len(rows.positions)
-        prompt_bucket, bucket = (bucket_of(count, tuple(steps)) for steps in (self._prompts, self._steps))
+        prompt_bucket, bucket = (bucket_of(count, steps) for steps in (self._prompts, self._steps))
         filled = (
             _fill_for(rows, self._prompts[prompt_bucket])
             if prompt_bucket and count >= MIN_FULL * prompt_bucket
@@ -267,7 +267,7 @@ class CapturedSteps:
         )
         if filled is not None or bucket is None:
             return filled
-        short = bucket_of(count, tuple(self._short))
+        short = bucket_of(count, self._short)
         fits = short is not None and short <= bucket and _are_short(rows.spans, short, self._group)
         if any(span.sight for span in rows.spans):
             return self._fill_hidden(rows, *((short, "short") if short and fits else (bucket, "any")))
@@ -304,7 +304,7 @@ class CapturedSteps:
                 self._stagings = [Staging(step.size, step.device)]
         return _fill_for(rows, graphs[bucket])
 
-    @torch.inference_mode()
+    @inference_mode
     def launch(self, filled: FilledStep, entry: Sequence[int] | Tensor) -> Outputs:
         """Launch a prepared frame and return its outputs: hidden states [rows, H] and the sum of this range's
         taps.
@@ -333,7 +333,7 @@ class CapturedSteps:
             step.trees for steps in self._steps.values() for step in steps
         )
 
-    @torch.inference_mode()
+    @inference_mode
     def launch_device_trees(self, filled: FilledStep, roots: Sequence[int], trees: DeviceTrees) -> Outputs:
         """Launch a frame whose draft trees are still on the GPU, not read by the host, and return its
         outputs.
@@ -357,7 +357,7 @@ class CapturedSteps:
         step.commit()
         return step.outputs(rows)
 
-    @torch.inference_mode()
+    @inference_mode
     def seconds(self, rows: StepRows, times: int = 3) -> float:
         """Return the seconds that the GPU takes for a frame, as the mean of `times` runs.
 
@@ -651,7 +651,7 @@ def _disturbed(times: Iterable[Sequence[float]]) -> bool:
     return any(fastest[-1] > fastest[0] * REPEATED for fastest in two_fastest)
 
 
-@torch.inference_mode()
+@inference_mode
 def measure_rows(
     decoder: Decoder, kv: KVPages | None = None, sizes: Sequence[int] = (), seconds: float = 0.3
 ) -> Curve:

@@ -24,6 +24,7 @@ from specsot_model import tensor_parallel as split
 from specsot_model.attention import AttentionPlan, RowSpan, plan_attention
 from specsot_model.delta_pages import DeltaPages, WalkedPages
 from specsot_model.fused import check_invariant, fuse_blocks, fused_logits
+from specsot_model.inference import inference_mode
 from specsot_model.kv import KVPages
 from specsot_model.layers import Block, Edges, Norm, add_tap, present, rows_of_linear
 from specsot_model.linear import Linear, look_up, resolve_dtype, uses_packed_kernels
@@ -114,7 +115,7 @@ class Decoder:
             self._capture_parts(self._split.fuse(self._split.make_exchange()))
 
     @classmethod
-    @torch.inference_mode()
+    @inference_mode
     def load(
         cls,
         directory: Path,
@@ -357,7 +358,7 @@ class Decoder:
         moved = weight.to(self.device, self.dtype)
         return moved if self._packed is None else Linear(moved, None, "int8")
 
-    @torch.inference_mode()
+    @inference_mode
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the embeddings [rows, H] of token ids.
 
@@ -373,7 +374,7 @@ class Decoder:
         scale = self.config.embedding_scale
         return embeddings if scale == 1 else embeddings * torch.tensor(scale, dtype=embeddings.dtype)
 
-    @torch.inference_mode()
+    @inference_mode
     def forward(
         self,
         hidden: Tensor,
@@ -467,7 +468,7 @@ class Decoder:
 
         return run
 
-    @torch.inference_mode()
+    @inference_mode
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [rows, V] of hidden states after the last layer.
 

@@ -231,14 +231,15 @@ class DeltaPages(KVPages):
         self._inputs.clear_rows(slots)
         self._forget_rows(slots)
 
-    def clear_page(self, page: int) -> None:
-        """Zero a page in every layer, and drop its state.
+    def clear_pages(self, pages: Sequence[int]) -> None:
+        """Zero pages in every layer, and drop their states.
 
-        page: Number of the page.
+        pages: Numbers of the pages.
         """
-        super().clear_page(page)
-        self._inputs.clear_page(page)
-        self._cached_states.discard_from(page)
+        super().clear_pages(pages)
+        self._inputs.clear_pages(pages)
+        for page in pages:
+            self._cached_states.discard_from(page)
 
     def _forget_rows(self, slots: Sequence[int]) -> None:
         """Drop the states that follow from some rows, because the rows are overwritten.

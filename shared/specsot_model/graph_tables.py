@@ -6,8 +6,8 @@ copies before each launch: which pages are read, divided into pieces, and which 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -82,7 +82,9 @@ class FrameTables:
         self.window = window
         self._frequencies = frequencies
         self.num_sight_tables = len(self._sight_tables(()))
-        self._cached_tables: dict[object, list[Numbers] | None] = {}
+        # The tables of the last frames, newest last, with what they were made of. Lists are compared, because
+        # a comparison ends at the first page that differs, while a hash reads all pages of all sequences.
+        self._cached_tables: deque[tuple[object, list[Numbers] | None]] = deque(maxlen=MAX_KNOWN_FRAMES)
         self.prepare: Callable[[], None] | None = None
 
     @property
@@ -130,15 +132,16 @@ class FrameTables:
                 max(first, first_unrotated_column(span) // page_size) for span, first in zip(spans, firsts)
             ]
             anchors = [num_anchors(span) for span in spans]
+        rows = [span.rows for span in spans]
+        bases = [span.base // page_size * page_size for span in spans]
         pages = [span.pages[: -(-(span.base + span.tail) // page_size)] for span in spans]
-        read = [
-            (span.rows, span.base // page_size, pages, first)
-            for span, pages, first in zip(spans, pages, firsts)
-        ]
-        key = (tuple(read), tuple(anchors))
-        room = self._room
-        cut = partial(self._piece_tables, spans, pages, firsts)
-        return self._fill(spans, key, lambda: room.fill_pieces(cut()), sights_of(spans, window))
+        key = rows, bases, pages, firsts, anchors
+
+        def make_tables() -> list[Numbers] | None:
+            """Return the tables of pieces, slots and pages, or None if the graph has no room for them."""
+            return self._room.fill_pieces(self._piece_tables(spans, rows, bases, pages, firsts))
+
+        return self._fill(spans, key, make_tables, sights_of(spans, window))
 
     def _fill(
         self,
@@ -159,11 +162,11 @@ class FrameTables:
         sights: Which columns the rows see.
         spans: One span per segment of the frame, in row order.
         """
-        if key not in self._cached_tables:
-            if len(self._cached_tables) == MAX_KNOWN_FRAMES:
-                del self._cached_tables[next(iter(self._cached_tables))]
-            self._cached_tables[key] = make_tables()
-        filled = self._cached_tables[key]
+        cached = next((pair for pair in reversed(self._cached_tables) if pair[0] == key), None)
+        if cached is None:
+            cached = key, make_tables()
+            self._cached_tables.append(cached)
+        filled = cached[1]
         if filled is None:
             return None
         sight_tables = np.zeros((self.num_sight_tables, self._room.rows), np.int32)
@@ -191,20 +194,25 @@ class FrameTables:
         return [*tables[:-1], np.resize(tables[-1], self._room.pages)]
 
     def _piece_tables(
-        self, spans: Sequence[RowSpan], pages: Sequence[tuple[int, ...]], firsts: Sequence[int]
+        self,
+        spans: Sequence[RowSpan],
+        rows: Sequence[int],
+        bases: Sequence[int],
+        pages: Sequence[tuple[int, ...]],
+        firsts: Sequence[int],
     ) -> PieceTables:
         """Return the pages of a frame, divided into pieces for the kernel.
 
         Without a window or a policy, runs of pages that several spans share are read once.
 
+        spans: One span per segment of the frame, in row order.
+        rows: By span, its number of rows.
+        bases: By span, the number of columns before its rows, rounded down to whole pages.
         pages: By span, the pages up to the span's last row.
         firsts: By span, the index of the first page that is read.
-        spans: One span per segment of the frame, in row order.
         """
         size = self._page_rows
-        rows = [span.rows for span in spans]
         of_anchors = list[PageRun]()
-        bases = [span.base // size * size for span in spans]
         all_visible = self._frequencies is None and not any(firsts)
         page_runs = page_runs_unshared(rows, pages, size) if all_visible else None
         if page_runs is None:

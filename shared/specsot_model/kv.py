@@ -16,6 +16,7 @@ from torch import Tensor
 from specsot.core.info import memory_in_words
 from specsot.errors import ModelError, WireError
 from specsot.members import KvDtype
+from specsot_model.inference import inference_mode
 
 # Pairs of source and target slot.
 Moves = Sequence[tuple[int, int]]
@@ -136,7 +137,7 @@ class KVPages:
         """
         self._rows[:, :, layer].index_put_(places, rows)
 
-    @torch.inference_mode()
+    @inference_mode
     def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:
         """Write keys and values of one layer at flat slots.
 
@@ -146,7 +147,7 @@ class KVPages:
         """
         self.put(layer, self.locate(slots), kv)
 
-    @torch.inference_mode()
+    @inference_mode
     def move(self, moves: Moves) -> None:
         """Copy rows from source to target slots in every layer.
 
@@ -156,7 +157,10 @@ class KVPages:
         """
         if not moves:
             return
-        page, offset = self.locate(indices(moves, self._whole.device).T)
+        # Pages and offsets are computed on the host, so that one copy brings all of them to the device.
+        numbers = np.array(moves, np.int64).T
+        places = np.stack((numbers // self.page_rows, numbers % self.page_rows))
+        page, offset = indices(places, self._whole.device)
         self._rows.index_put_((page[1], offset[1]), self._rows[page[0], offset[0]])
 
     def move_on_device(self, moves: Tensor) -> None:
@@ -168,7 +172,7 @@ class KVPages:
 
         move_rows(self._whole, moves)
 
-    @torch.inference_mode()
+    @inference_mode
     def keep_smallest_keys(
         self,
         layer: int,
@@ -211,7 +215,7 @@ class KVPages:
         chosen = rows.gather(0, chosen_rows[:, None, :, None].expand(-1, *rows.shape[1:]))
         self._put_stored(layer, self.locate(targets), chosen)
 
-    @torch.inference_mode()
+    @inference_mode
     def rows_at(self, layer: int, slots: Sequence[int]) -> Tensor:
         """Return a host copy of rows of one layer in their stored form, [rows, numbers of a row].
 
@@ -223,7 +227,7 @@ class KVPages:
         rows = self._rows[:, :, layer][self.locate(indices(slots, self._whole.device))].flatten(1).cpu()
         return rows.view(torch.float16) if rows.dtype == torch.int8 else rows
 
-    @torch.inference_mode()
+    @inference_mode
     def put_rows_at(self, layer: int, slots: Sequence[int], rows: Tensor) -> None:
         """Store rows of one layer that `rows_at` returned, perhaps on another stage.
 
@@ -243,7 +247,7 @@ class KVPages:
         converted = rows.view(stored_rows.dtype).view(-1, *stored_rows.shape[2:]).to(stored_rows.device)
         stored_rows.index_put_(self.locate(indices(slots, stored_rows.device)), converted)
 
-    @torch.inference_mode()
+    @inference_mode
     def copy_page(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of a page to another page, in every layer.
 
@@ -253,7 +257,7 @@ class KVPages:
         """
         self._whole[:, :, target, :, :rows] = self._whole[:, :, source, :, :rows]
 
-    @torch.inference_mode()
+    @inference_mode
     def clear_rows(self, slots: Sequence[int]) -> None:
         """Zero rows in every layer.
 
@@ -262,13 +266,18 @@ class KVPages:
         page, offset = self.locate(indices(slots, self._whole.device))
         self._rows[page, offset] = 0
 
-    @torch.inference_mode()
-    def clear_page(self, page: int) -> None:
-        """Zero a page in every layer, so that NaN or infinity never reaches the next owner of the page.
+    @inference_mode
+    def clear_pages(self, pages: Sequence[int]) -> None:
+        """Zero pages in every layer, so that NaN or infinity never reaches the next owners of the pages. On a
+        GPU, one kernel zeroes all of them, because closed sequences free many pages at once.
 
-        page: Number of the page.
+        pages: Numbers of the pages. Empty: nothing happens.
         """
-        self._whole[:, :, page].zero_()
+        if self._whole.device.type == "cpu":
+            for page in pages:
+                self._whole[:, :, page].zero_()
+        elif pages:
+            self._whole.index_fill_(2, indices(pages, self._whole.device), 0)
 
 
 # Bytes. Size of the field after the numbers of an int8 row, which holds the row's scale in fp16. Kernels read
@@ -377,16 +386,19 @@ class Staging:
             self._sent.record()
 
 
-def indices(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+def indices(
+    numbers: Sequence[int] | Sequence[Sequence[int]] | NDArray[np.int64], device: torch.device
+) -> Tensor:
     """Return integers as an int64 tensor of the same shape on a device.
 
     The copy starts from pinned memory, because otherwise the host would wait for all work on the device.
 
-    numbers: A list of integers, or of equally long lists of integers.
+    numbers: A list of integers, or of equally long lists of integers, or an array. The result may share the
+        memory of an array.
     device: Device of the result.
     """
     # For long lists, NumPy converts much faster than torch.
-    tensor = torch.tensor(np.asarray(numbers, np.int64))
+    tensor = torch.from_numpy(np.ascontiguousarray(numbers, np.int64))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 

@@ -21,6 +21,7 @@ from specsot.members import QUANTIZATIONS, Quantization
 from specsot_kernels.errors import UnsupportedProcessor
 from specsot_model.decoding import Codes
 from specsot_model.fp8 import Fp8, NormWeight, ShortRows, Unscaled, multiplies_fp8
+from specsot_model.inference import inference_mode
 from specsot_model.int8 import Int8
 
 # Numbers. fp32 weights up to this size are not packed for oneDNN. Chosen by measurement on a Xeon with
@@ -142,7 +143,7 @@ def _product_for(dtype: torch.dtype, device: str) -> Callable[[Tensor, Tensor | 
         return _torch_product
 
 
-@torch.inference_mode()
+@inference_mode
 def _onednn_agrees(dtype: torch.dtype, shape: tuple[int, int]) -> bool:
     """Tell whether the packed product of a random weight agrees with the plain one.
 

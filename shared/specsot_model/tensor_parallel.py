@@ -351,13 +351,13 @@ class SplitPages(KVPages):
         for part in self.parts:
             part.clear_rows(slots)
 
-    def clear_page(self, page: int) -> None:
-        """Zero a page in every layer, on every device.
+    def clear_pages(self, pages: Sequence[int]) -> None:
+        """Zero pages in every layer, on every device.
 
-        page: Number of the page.
+        pages: Numbers of the pages.
         """
         for part in self.parts:
-            part.clear_page(page)
+            part.clear_pages(pages)
 
 
 def can_capture_split(config: ModelConfig, devices: Sequence[torch.device]) -> bool:

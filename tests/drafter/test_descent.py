@@ -20,7 +20,6 @@ from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import FusedHead, can_fuse
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.overlap import graph_growth
-from specsot_drafter.overlap.device_growth import VerifiedTree
 from specsot_drafter.overlap.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.proposers import eagle
 from specsot_model.cuda_graphs import Captured, GraphCapture, Work
@@ -200,9 +199,7 @@ def test_the_device_grows_trees_after_a_verification_result_that_the_host_has_no
     fresh = fresh.to(DEVICE, KIND)
     accepted = {1: [0, 2], 2: [4]}
     segments = [TreeSegment(at, 2, committed[at], (0,), tree) for at, tree in zip(TEXTS, trees)]
-    pages = [memory.cover_tree(one.sequence, one.committed, graphs[0].async_rows) for one in segments]
-    columns = [memory.table.column(one.sequence, one.committed) for one in segments]
-    told = [VerifiedTree(*each) for each in zip(segments, pages, columns)]  # type: ignore[arg-type]
+    told = memory.cover_trees(segments, graphs[0].async_rows)
     early = there(graphs[0].begin_async(told, targets, fresh, 90, LEVELS))
     inputs = list[GraphInput]()
     for sequence, tokens in after.items():

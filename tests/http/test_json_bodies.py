@@ -16,8 +16,8 @@ from fastapi import APIRouter, FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specsot.service.runtime_env import spare_collector
 from specsot_master.http.json_bodies import LARGE_BYTES, JsonRoute, read_json, take_turns
-from specsot_master.service import spare_collector
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),

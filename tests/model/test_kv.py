@@ -58,7 +58,7 @@ def test_copy_page_copies_only_the_rows_asked_for(kv: KVPages) -> None:
 
 def test_clear_page_leaves_zeros(kv: KVPages) -> None:
     kv.write(0, torch.arange(16), torch.full((16, 2, 2, 3), torch.nan))
-    kv.clear_page(0)
+    kv.clear_pages((0,))
     assert not kv.layers[0][:, 0].any()
     assert kv.layers[0][:, 1].isnan().all()
 
@@ -82,7 +82,7 @@ def test_rows_in_int8_are_off_by_half_a_step_at_most(dtype: torch.dtype) -> None
         rounding = 0.0 if dtype == torch.float32 else 2**-7 * written[row].abs().float()
         assert found.dtype == dtype
         assert ((found.float() - written[row].float()).abs() <= 0.51 * step + rounding).all()
-    kv.clear_page(1)
+    kv.clear_pages((1,))
     assert not as_numbers(kv.layers[1][:, 1], dtype).any()
 
 
@@ -124,7 +124,7 @@ def test_pages_take_no_memory_before_they_are_used() -> None:
     assert kv.bytes == 1 << 30
     assert not kv.layers[7][0, 255].any(), "reading is not using"
     kv.write(0, torch.arange(3), torch.ones(3, 2, 4, 64))
-    kv.clear_page(0)
+    kv.clear_pages((0,))
     assert resident() - before < 64 << 20
 
 

@@ -93,7 +93,7 @@ def test_after_a_prompt_its_root_is_scheduled_with_the_trees_of_others(
     step = SimpleNamespace(launch_selected=lambda segments, _: begun.append(segments) or True)
     stage: Any = SimpleNamespace(next_step=step)
     places = {2: (2, 2), 9: place}
-    near = ColocatedDrafts(stage, lambda one: places[one.sequence], lambda: True)
+    near = ColocatedDrafts(stage, lambda segments: [places[one.sequence] for one in segments], lambda: True)
     near.drafter = drafter
     tree = TreeSegment(2, 4, 7, (0,), chain((1, 2)))
     frame = Frame(1, 1, segments=(tree, chunk), fused=object())  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ def test_law_6_numbers_that_broke_in_a_page_never_reach_its_next_owner(stages, l
 def test_this_test_would_notice(stages):
     """Side by side, the short one is read as far as the long one: unwiped pages do break it."""
     used, hidden = stages("batched")
-    used._kv.clear_page = lambda page: None
+    used._kv.clear_pages = lambda pages: None
     used.run(prompts(1, {1: PAGE, 2: PAGE}, torch.full((2 * PAGE, hidden), torch.nan), closings=(1, 2)))
     assert used.run(prompts(2, {3: 12, 4: 3}, torch.zeros(15, hidden))).hidden.isnan().any()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,8 +43,8 @@ class Device:
         self.calls.append("launch_device_trees")
         return torch.zeros(len(filled.rows.positions), 1), None
 
-    def clear_page(self, page: int) -> None:
-        self.cleared.append(page)
+    def clear_pages(self, pages: Sequence[int]) -> None:
+        self.cleared += pages
 
 
 class Written:

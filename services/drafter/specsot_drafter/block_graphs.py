@@ -16,6 +16,7 @@ from specsot_kernels.attention_tables import room_for
 from specsot_kernels.segments import RowSpan
 from specsot_model.cuda_graphs import Capture, Outputs, bucket_of
 from specsot_model.graph_tables import FrameTables
+from specsot_model.inference import inference_mode
 from specsot_model.kv import KVPages, Staging, size_of
 from specsot_model.memory_fit import graph_bytes
 
@@ -57,7 +58,7 @@ def span_of(block: BlockPlan, room: TreeRoom) -> RowSpan:
 class BlockGraphs:
     """The captured graphs of one head and its KV pages, by the number of blocks that they draft."""
 
-    @torch.inference_mode()
+    @inference_mode
     def __init__(
         self,
         head: BlockHead,

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from specsot.core.frames import TreeSegment
 from specsot.core.pages import PageTable
 from specsot.errors import Overloaded
 from specsot_drafter.core.sequences import DraftSequence
@@ -52,6 +53,19 @@ class DueRows(NamedTuple):
     def stop(self) -> int:
         """Number of the row after the last one."""
         return self.first + len(self.tokens)
+
+
+class VerifiedTree(NamedTuple):
+    """A tree of the base model that is being verified, and where its rows lie in the draft KV.
+
+    segment: The tree, as the frame has it.
+    column: Column of its root among the rows of its sequence.
+    pages: Page numbers of its sequence, in order, up to the page of the last reserved row.
+    """
+
+    segment: TreeSegment
+    column: int
+    pages: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -101,12 +115,13 @@ class FollowedSequence:
         otherwise the result has no rows.
         """
         sequence = self.sequence
-        due = self.due
-        if asked and not due and sequence.root is not None:
+        if rows is None:
+            rows = self.due
+        if asked and not rows and sequence.root is not None:
             self.extended -= 1
-            due = self.due
+            rows = self.due
         first = self.extended
-        self.extended = stop = first + (due if rows is None else rows)
+        self.extended = stop = first + rows
         return DueRows(sequence.id, first, tuple(sequence.tokens[first + 1 : stop + 1]), asked)
 
 
@@ -179,18 +194,20 @@ class DraftPages:
         """
         return reserve_room(self.table, sequence, base, rows)
 
-    def cover_tree(self, sequence: int, base: int, rows: int) -> tuple[int, ...] | None:
-        """Reserve rows like `reserve_tree`, and return only the numbers of all pages of the sequence, in
-        order. Return None if there are too few free pages. The sequence must have no KV policy.
+    def cover_trees(self, trees: Sequence[TreeSegment], rows: int) -> list[VerifiedTree]:
+        """Reserve rows for the trees that grow after trees which are being verified, and return where each
+        tree of the latter lies. Return [] if there are too few free pages. No sequence has a KV policy.
 
-        sequence: Id of the sequence.
-        base: Number of rows that the sequence has.
-        rows: Number of rows to reserve after them.
+        trees: The trees that are being verified.
+        rows: Number of rows to reserve from each tree's root on.
         """
+        cover = self.table.cover
         try:
-            return self.table.reserve_pages(sequence, base + rows)
+            return [
+                VerifiedTree(one, *cover(one.sequence, one.committed, one.committed + rows)) for one in trees
+            ]
         except Overloaded:
-            return None
+            return []
 
     def trim(self, sequence: int, first_row: int) -> None:
         """Free the pages that a window hides from all further rows. There is no mask for a window here: a row
@@ -213,8 +230,8 @@ class DraftPages:
 
         pages: Numbers of the pages.
         """
-        for page in pages:
-            self.kv.clear_page(page)
+        if pages:
+            self.kv.clear_pages(pages)
 
     def store_features(self, slots: Sequence[int], features: Tensor) -> None:
         """Store true features.

@@ -8,8 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-import torch
-
 from specsot.core.device_verification import DeviceTrees, DeviceVerification
 from specsot.core.frames import Draft, FeatureBatch, Features, Opening, TreeSegment
 from specsot.core.tree import Tree, single
@@ -23,6 +21,7 @@ from specsot_drafter.core.selection import graft
 from specsot_drafter.core.sequences import DraftSequence, DraftSequences
 from specsot_drafter.proposers import Proposer
 from specsot_drafter.speculator import IDLE_REST_STEPS, Clock, Growth, PendingTree, Speculator
+from specsot_model.inference import inference_mode
 
 # Token ids. The bound of a kernel's token ids where a proposer names none: the largest int32.
 MAX_IDS = 2**31 - 1
@@ -113,7 +112,7 @@ class DraftEngine:
         """
         return min(drafter.free_pages for drafter in self._proposers)
 
-    @torch.inference_mode()
+    @inference_mode
     def observe(self, batch: Features) -> None:
         """Apply one message of the last stage: its openings, feature batches and closings, in this order.
 
@@ -131,23 +130,24 @@ class DraftEngine:
         for opening in batch.openings:
             self._open(opening)
         self._record_outcomes(batch)
-        for feature_batch in batch.feature_batches if self._ids is not None else ():
-            if not self._valid_ids(feature_batch):
+        # One look at the ids of all batches takes much less time than a look at those of each batch.
+        for feature_batch in () if self._valid_ids(batch.feature_batches) else batch.feature_batches:
+            if not self._valid_ids((feature_batch,)):
                 self._close(feature_batch.sequence)
         for sequence in self._sequences.observe(batch.feature_batches):
             self._close(sequence)
         for drafter in self._proposers:
             drafter.observe(batch)
         for feature_batch in batch.feature_batches:
-            sequence_state = self._sequences.find(feature_batch.sequence)
-            drafted = sequence_state is None or sequence_state.opening.drafted
-            if drafted and feature_batch.draft_round is not None and feature_batch.bonus is not None:
-                self._requested[feature_batch.sequence] = feature_batch
+            if feature_batch.draft_round is not None and feature_batch.bonus is not None:
+                sequence_state = self._sequences.find(feature_batch.sequence)
+                if sequence_state is None or sequence_state.opening.drafted:
+                    self._requested[feature_batch.sequence] = feature_batch
         for sequence in batch.closings:
             self._requested.pop(sequence, None)
             self._close(sequence)
 
-    @torch.inference_mode()
+    @inference_mode
     def start_growth(self, verification: DeviceVerification) -> AsyncGrowth | None:
         """Start growing the next trees before the host has read the verification result of the current ones.
         Return the growth, which `begin` continues or discards.
@@ -187,7 +187,7 @@ class DraftEngine:
         first = speculators[0] if speculators else None
         return first if all(one is first for one in speculators) else None
 
-    @torch.inference_mode()
+    @inference_mode
     def begin(self) -> int:
         """Launch the growth of the requested trees. Return the number of rows of committed tokens that must
         be computed before the trees can grow; 0 if nothing grows.
@@ -210,7 +210,7 @@ class DraftEngine:
             self._growing.append((speculator, sequences, speculator.begin(levels) if levels else None))
         return sum(growth.due for *_, growth in self._growing if growth)
 
-    @torch.inference_mode()
+    @inference_mode
     def finish(self) -> tuple[Draft, ...]:
         """Return a tree for every sequence that requested one in the batches before `begin`. Return () if
         none did.
@@ -235,7 +235,7 @@ class DraftEngine:
             rests = [speculator.paused_trees for speculator, _, _ in self._growing]
             self.paused_trees = min(rests, default=0) or IDLE_REST_STEPS * len(wanted)
             return ()
-        return tuple(self._draft(feature_batch, trees) for feature_batch in wanted.values())
+        return tuple([self._draft(feature_batch, trees) for feature_batch in wanted.values()])
 
     def _open(self, opening: Opening) -> None:
         """Follow a new sequence from now on. Nothing happens for a fork whose source is not known up to the
@@ -254,18 +254,17 @@ class DraftEngine:
         if speculator.blend is not None:
             speculator.blend.open(opened)
 
-    def _valid_ids(self, feature_batch: FeatureBatch) -> bool:
-        """Return whether the proposers can embed all token ids of a batch, its bonus token included. Return
-        True if ids are not checked, or if the batch has no tokens, and False if an id is out of range.
+    def _valid_ids(self, feature_batches: Sequence[FeatureBatch]) -> bool:
+        """Return whether the proposers can embed all token ids of some batches, bonus tokens included. Return
+        True if ids are not checked, or if there are no tokens, and False if an id is out of range.
 
-        feature_batch: Committed tokens of one sequence.
+        feature_batches: Committed tokens, a batch for each sequence.
         """
-        tokens = (
-            feature_batch.tokens
-            if feature_batch.bonus is None
-            else (*feature_batch.tokens, feature_batch.bonus)
-        )
-        return self._ids is None or not tokens or (min(tokens) >= 0 and max(tokens) < self._ids)
+        if self._ids is None:
+            return True
+        tokens = [token for one in feature_batches for token in one.tokens]
+        tokens += [one.bonus for one in feature_batches if one.bonus is not None]
+        return not tokens or (min(tokens) >= 0 and max(tokens) < self._ids)
 
     def _close(self, sequence: int) -> None:
         """Forget a sequence in the engine and in all proposers. An unknown sequence is ignored.
@@ -299,11 +298,13 @@ class DraftEngine:
 
         Speculators without a requested tree are skipped.
         """
-        found = [sequence for sequence in map(self._sequences.find, requests) if sequence]
+        own = {id(speculator): list[DraftSequence]() for speculator in self.speculators.values()}
+        for request in requests:
+            if sequence := self._sequences.find(request):
+                own[id(self._speculator_by_id[request])].append(sequence)
         for speculator in self.speculators.values():
-            own = [one for one in found if self._speculator_by_id[one.id] is speculator]
-            if own:
-                yield speculator, own
+            if sequences := own[id(speculator)]:
+                yield speculator, sequences
 
     def _grow(
         self,
@@ -329,7 +330,7 @@ class DraftEngine:
         self._growing_seconds += speculator.growing_seconds
         trees: dict[int, Tree] = {}
         for sequence in sequences:
-            if pending_tree := pending.get(sequence.id):
+            if (pending_tree := pending.get(sequence.id)) is not None:
                 if forced := requests[sequence.id].forced:
                     max_forced = max(min(sequence.remaining - 1, self._slots - len(pending_tree.tree)), 0)
                     pending_tree = pending_tree._replace(
@@ -390,7 +391,7 @@ class DraftEngine:
             self._record_plain_steps(batch, feature_batches)
             return
         trees = {feature_batch.sequence: self._resolve(feature_batch) for feature_batch in feature_batches}
-        rows = sum(tree.rows for tree in trees.values())
+        rows = sum([tree.rows for tree in trees.values()])
         # If the frame had fewer rows than the trees, some trees arrived too late or were truncated. It is
         # unknown which, so that no outcome can be learned from.
         if rows > batch.fed:
@@ -440,7 +441,9 @@ class DraftEngine:
         """
         lanes = self._speculator_by_id
         default = self.speculators[self._default]
-        pairs = [(lanes.get(sequence, default), tree) for sequence, tree in trees.items()]
+        own = {id(lane): list[TreeOutcome]() for lane in self.speculators.values()}
+        for sequence, tree in trees.items():
+            own[id(lanes.get(sequence, default))].append(tree)
         for lane in self.speculators.values():
-            if own_trees := [tree for other, tree in pairs if other is lane]:
-                lane.record_step(own_trees, spent if len(own_trees) == len(pairs) else UNKNOWN_SECONDS)
+            if own_trees := own[id(lane)]:
+                lane.record_step(own_trees, spent if len(own_trees) == len(trees) else UNKNOWN_SECONDS)

@@ -116,8 +116,8 @@ def rows_of_batches(batches: Sequence[Features]) -> int:
     These are the tokens of the base model's frames, the tokens of the feature batches, and the forked tokens,
     whose rows the drafter may have to compute before they are shared.
     """
-    feature_batches = sum(
-        len(feature_batch.tokens) for one in batches for feature_batch in one.feature_batches
-    )
-    shared = sum(opening.forked for one in batches for opening in one.openings)
-    return sum(one.fed for one in batches) + feature_batches + shared
+    rows = 0
+    for one in batches:
+        rows += one.fed + sum([len(feature_batch.tokens) for feature_batch in one.feature_batches])
+        rows += sum([opening.forked for opening in one.openings])
+    return rows

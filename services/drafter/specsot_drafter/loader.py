@@ -55,6 +55,7 @@ from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape
 from specsot_drafter.speculator import Clock
 from specsot_model.cuda_graphs import GraphCapture, measure_curve
 from specsot_model.decoder import Decoder
+from specsot_model.inference import inference_mode
 from specsot_model.linear import check_quantization, resolve_dtype
 from specsot_model.memory_fit import Need, WeightForm, check_fit, drafter_bytes, free_on
 from specsot_model.published import open_weights
@@ -717,7 +718,7 @@ MAX_SECONDS = 0.3
 Grow = Callable[[int], object]
 
 
-@torch.inference_mode()
+@inference_mode
 def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_counter) -> Curve:
     """Measure and return the (rows, seconds) of one level of growth, everything included, in a fraction of a
     second.
@@ -751,7 +752,7 @@ def measure_head(head: DraftHead) -> Curve:
     return measure_blocks(head) if at_once else measure_levels(head)
 
 
-@torch.inference_mode()
+@inference_mode
 def measure_blocks(head: DraftHead, clock: Callable[[], float] = time.perf_counter) -> Curve:
     """Measure and return the (trees, seconds) of drafting whole blocks. More levels of a block cost nothing.
 

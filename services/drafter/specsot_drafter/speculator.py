@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -127,7 +128,7 @@ class Speculator:
         own = [sequence for sequence, _ in planned]
         limits = [most for _, most in planned]
         self._planned = own, limits, self.proposer.due_rows(own)
-        self._start_sequences(frozenset(sequence.id for sequence in sequences))
+        self._start_sequences(frozenset([sequence.id for sequence in sequences]))
         if self.paused_trees and not self.record_pause(len(sequences), len(sequences)):
             return 0
         num_sequences = self._count(len(sequences), num_drafted)
@@ -283,13 +284,12 @@ class Speculator:
         ):
             return None
         if nodes := self.budget.predict_nodes(live, self._levels, max_rows - live):
-            levels = [
-                self.proposer.levels_at(sequence, num_committed - sequence.committed)
-                for sequence, num_committed in sequences
-            ]
+            # The longest sequence has room for the fewest levels.
+            longest, num_committed = max(sequences, key=itemgetter(1))
+            levels = self.proposer.levels_at(longest, num_committed - longest.committed)
             own = [sequence.id for sequence, _ in sequences]
             trust = self.budget.log_trust()
-            self._chosen = self.proposer.select(ahead, own, 1 + nodes, min(levels), trust)
+            self._chosen = self.proposer.select(ahead, own, 1 + nodes, levels, trust)
         return self._chosen
 
     def finish(self, growth: Growth, max_rows: int) -> dict[int, PendingTree]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -17,11 +17,11 @@ from specsot.checkpoint.fingerprint import fingerprint
 from specsot.errors import InvalidRequest
 from specsot.service.lifecycle import run_service, write_logs
 from specsot.service.options import reachable
+from specsot.service.runtime_env import spare_collector
 from specsot.service.telemetry import Observation, observed
 from specsot.transport.grpc_channel import CLIENT_STREAMS, HELD_BYTES, PUBLIC_BYTES, Terms
 from specsot.transport.grpc_server import GrpcServer
 from specsot.transport.security import PLAIN, Tls, Tokens, secured_context
-from specsot_master.collector import spare_collector
 from specsot_master.config import MasterConfig, read_config
 from specsot_master.core.stats import StallDetector
 from specsot_master.engine import RequestJournal

@@ -27,6 +27,7 @@ class FeatureRing:
     appended: How many features were appended so far. It is the number of the next feature.
     oldest: Number of the oldest feature that can be loaded. The newest step's features can all be loaded,
         even if they are more than the ring holds.
+    newest: The features that were appended last, [num_features, width]. They must not be changed.
     """
 
     def __init__(
@@ -50,8 +51,7 @@ class FeatureRing:
         self._rows = untouched_zeros((size, width), dtype, device)
         # Features of the last steps, which are not in the ring yet.
         self._unwritten: list[Tensor] = []
-        # What was appended last. It is what a drafter is sent next, unless the drafter lacks more.
-        self._newest = self._rows[:0]
+        self.newest = self._rows[:0]
         self.appended = 0
         self.oldest = 0
 
@@ -71,9 +71,9 @@ class FeatureRing:
                 f"received features of {features.shape[1]} numbers, this stage has {self._rows.shape[1]}"
             )
         features = features.to(self._rows)
-        self._newest = features if rows is None else features[indices(rows, self._rows.device)]
-        self._unwritten.append(self._newest)
-        num_appended = len(self._newest)
+        self.newest = features if rows is None else features[indices(rows, self._rows.device)]
+        self._unwritten.append(self.newest)
+        num_appended = len(self.newest)
         size = len(self._rows)
         self.appended += num_appended
         self.oldest = max(self.appended - max(size, num_appended), 0)
@@ -89,12 +89,12 @@ class FeatureRing:
         result may be the appended tensor itself, which must not be changed. `numbers` has at least one
         element.
         """
-        first = self.appended - len(self._newest)
+        first = self.appended - len(self.newest)
         if numbers == [*range(first, self.appended)]:
-            return self._newest
+            return self.newest
         device = self._rows.device
         if min(numbers) >= first:
-            return self._newest[indices([number - first for number in numbers], device)]
+            return self.newest[indices([number - first for number in numbers], device)]
         self._write()
         size = len(self._rows)
         return self._rows[indices([number % size for number in numbers], device)]

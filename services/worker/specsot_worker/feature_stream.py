@@ -29,10 +29,9 @@ from specsot.core.frames import (
     Frame,
     Opening,
     Outcome,
-    PromptChunk,
     Segment,
     TreeSegment,
-    rows_of,
+    num_tokens_of,
 )
 from specsot.members import RowsOf
 from specsot_worker.core.pipeline import MAX_ROWS_PER_STEP, StepTimer
@@ -73,27 +72,24 @@ class _DraftedSequence:
     ended: bool = False
     numbers: deque[int] = field(default_factory=deque[int])
 
-    @property
-    def first_numbered(self) -> int:
-        """The first position whose feature may still be in the ring."""
-        return self.committed - len(self.numbers)
-
     def forget_before(self, oldest: int) -> None:
         """Drop the numbers of overwritten features.
 
         oldest: Number of the oldest feature in the ring.
         """
-        while self.numbers and self.numbers[0] < oldest:
-            self.numbers.popleft()
+        numbers = self.numbers
+        while numbers and numbers[0] < oldest:
+            numbers.popleft()
 
     def numbers_of(self, start: int, stop: int) -> list[int]:
         """Return the numbers of the features of the positions start .. stop - 1.
 
-        start: The first position; not before `first_numbered`.
+        start: The first position; not before the first one that has a number.
         stop: The position after the last one; at most `committed`.
         """
         # Counted from the end: mostly the newest positions are asked for, and a deque is read fastest there.
-        return [self.numbers[index] for index in range(start - self.committed, stop - self.committed)]
+        numbers = self.numbers
+        return [numbers[index] for index in range(start - self.committed, stop - self.committed)]
 
 
 @dataclass(slots=True)
@@ -111,15 +107,6 @@ class _Receiver:
     sent: dict[int, int | None] = field(default_factory=dict[int, int | None])
     unsent_closings: dict[int, int] = field(default_factory=dict[int, int])
     unsent_trees: int = 0
-
-    def lag(self, drafted: _DraftedSequence) -> int:
-        """Return how many tokens of a sequence the drafter lacks. 0 if the drafter does not know the
-        sequence, or if the sequence has ended.
-
-        drafted: The sequence.
-        """
-        sent = self.sent.get(drafted.opening.sequence)
-        return 0 if sent is None or drafted.ended else drafted.committed - sent
 
     def drafted_trees(self, frame: Frame) -> int:
         """Return how many trees of a frame belong to this drafter's sequences.
@@ -219,7 +206,7 @@ class FeatureStream:
             return {}
         self.catch_up()
         self._record_frame(frame, outcomes)
-        fed = sum(map(rows_of, frame.segments))
+        fed = num_tokens_of(frame.segments)
         messages = {name: self._begin_messages(one, frame, fed) for name, one in self._receivers.items()}
         for sequence in frame.closings:
             self._close(sequence)
@@ -246,10 +233,12 @@ class FeatureStream:
 
         A tree of an unknown sequence, or of another drafter's sequence, is not counted.
         """
-        trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
-        if len(self._receivers) == 1 or len(trees) < len(frame.segments):
+        if len(self._receivers) == 1:
             return num_tokens
-        return sum(rows_of(tree) for tree in trees if tree.sequence in receiver.sent)
+        trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
+        if len(trees) < len(frame.segments):
+            return num_tokens
+        return num_tokens_of(tree for tree in trees if tree.sequence in receiver.sent)
 
     def _begin_messages(self, receiver: _Receiver, frame: Frame, num_tokens: int) -> list[Features]:
         """Return what one drafter is sent about a frame, before the frame's closings are applied. [] if
@@ -423,8 +412,8 @@ class FeatureStream:
         first = 0
         for segment in frame.segments:
             nodes = self._record_segment(segment, outcomes.get(segment.sequence), appended + len(rows))
-            rows += [first + node for node in nodes] if first else nodes
-            first += rows_of(segment)
+            rows += [first + node for node in nodes]
+            first += len(segment.tree.tokens if isinstance(segment, TreeSegment) else segment.tokens)
         if self._ring and rows:
             assert frame.fused is not None
             self._ring.append(frame.fused, None if len(rows) == first else rows)
@@ -454,7 +443,9 @@ class FeatureStream:
             return
         if fork:
             source = self._sequences[fork.sequence]
-            num_shared = max(fork.length - source.first_numbered, 0)
+            # The first position whose feature may still be in the ring.
+            first_numbered = source.committed - len(source.numbers)
+            num_shared = max(fork.length - first_numbered, 0)
             drafted.numbers.extend(islice(source.numbers, num_shared))
         if migrated_features is not None:
             first = self._ring.appended
@@ -481,10 +472,14 @@ class FeatureStream:
         if outcome and outcome.end:
             drafted.ended = True
             return ()
-        nodes = _committed(segment, outcome)
+        if isinstance(segment, TreeSegment):
+            nodes = outcome.accepted if outcome else (0,)
+        else:
+            nodes = range(len(segment.tokens))
         drafted.committed += len(nodes)
         if self._ring:
-            drafted.forget_before(self._ring.oldest)
+            if self._ring.oldest:
+                drafted.forget_before(self._ring.oldest)
             drafted.numbers.extend(range(number, number + len(nodes)))
         if outcome:
             drafted.draft_round = outcome.draft_round + 1
@@ -535,7 +530,7 @@ class FeatureStream:
                 openings = ()
             if openings or parts:
                 messages.append(self._message(frame, openings, parts, self._load(parts)))
-            max_features -= sum(part.stop - part.start for part in parts)
+            max_features -= sum([stop - start for _, start, stop in parts])
             # No sequence waits for the openings and features of this message.
             if not unknown:
                 break
@@ -551,7 +546,7 @@ class FeatureStream:
         parts: The positions of the batches.
         rows: Their features, [num_tokens, feature_size]. None: there are none.
         """
-        feature_batches = tuple(self._feature_batch(part, not frame.catching_up) for part in parts)
+        feature_batches = tuple([self._feature_batch(part, not frame.catching_up) for part in parts])
         return Features(frame.epoch, frame.number, openings, feature_batches, (), rows)
 
     def _load(self, parts: Sequence[TokenRange]) -> Tensor | None:
@@ -562,9 +557,20 @@ class FeatureStream:
         """
         if self._ring is None or not parts:
             return None
+        # Mostly the parts are exactly what was appended last. Then the numbers of single features are not
+        # needed: a part whose first feature was appended last was appended in one piece.
+        number = self._ring.appended - len(self._ring.newest)
+        for sequence, start, stop in parts:
+            drafted = self._sequences[sequence]
+            if drafted.numbers[start - drafted.committed] != number:
+                break
+            number += stop - start
+        else:
+            if number == self._ring.appended:
+                return self._ring.newest
         numbers = list[int]()
-        for part in parts:
-            numbers += self._sequences[part.sequence].numbers_of(part.start, part.stop)
+        for sequence, start, stop in parts:
+            numbers += self._sequences[sequence].numbers_of(start, stop)
         return self._ring.load(numbers)
 
     def _opening_to_send(self, receiver: _Receiver, drafted: _DraftedSequence) -> Opening | None:
@@ -616,21 +622,30 @@ class FeatureStream:
         give no range. With max_features 0 or less, both lists are []. A range is cut where the maximum is
         reached; its remaining positions stay unsent.
         """
-        order = dict.fromkeys(segment.sequence for segment in frame.segments) | self._sequences
-        lags = [(lag, one) for one in map(self._sequences.get, order) if one and (lag := receiver.lag(one))]
-        if sum(lag for lag, _ in lags) > max_features:
+        order = dict.fromkeys([one.sequence for one in frame.segments]) | self._sequences
+        sent = receiver.sent
+        # Lag, id and state of every sequence of which the drafter lacks tokens.
+        lags = [
+            (drafted.committed - num_sent, sequence, drafted)
+            for sequence in order
+            if (drafted := self._sequences.get(sequence)) is not None
+            and not drafted.ended
+            and (num_sent := sent.get(sequence)) is not None
+            and num_sent != drafted.committed
+        ]
+        if sum([lag for lag, _, _ in lags]) > max_features:
             lags.sort(key=itemgetter(0))
         lost: list[TokenRange] = []
         parts: list[TokenRange] = []
-        for lag, drafted in lags:
+        for lag, sequence, drafted in lags:
             if max_features <= 0:
                 break
-            sequence = drafted.opening.sequence
-            start = drafted.committed - lag
+            committed = drafted.committed
+            start = committed - lag
             if (first := self._first_available(drafted, start)) > start:
                 lost.append(TokenRange(sequence, start, first))
-            stop = min(drafted.committed, first + max_features)
-            receiver.sent[sequence] = stop
+            stop = committed if committed - first <= max_features else first + max_features
+            sent[sequence] = stop
             if first < stop:
                 parts.append(TokenRange(sequence, first, stop))
                 max_features -= stop - first
@@ -646,7 +661,8 @@ class FeatureStream:
         if self._ring is None:
             return start
         drafted.forget_before(self._ring.oldest)
-        return max(start, drafted.first_numbered)
+        first_numbered = drafted.committed - len(drafted.numbers)
+        return first_numbered if first_numbered > start else start
 
     def _feature_batch(self, part: TokenRange, asks_for_tree: bool) -> FeatureBatch:
         """Return one feature batch: the tokens of one range of positions, and, if the range ends with the
@@ -665,23 +681,11 @@ class FeatureStream:
         resuming, a batch up to the newest committed token has a `bonus` and the forced tokens but no draft
         round.
         """
-        drafted = self._sequences[part.sequence]
-        tokens = self._tokens[part.sequence]
-        head = part.sequence, part.start, tuple(tokens[part.start : part.stop])
-        if drafted.draft_round is None or part.stop < drafted.committed:
-            return FeatureBatch(*head, None, None)
-        return FeatureBatch(
-            *head, tokens[part.stop], drafted.draft_round if asks_for_tree else None, drafted.forced
-        )
-
-
-def _committed(segment: Segment, outcome: Outcome | None) -> Sequence[int]:
-    """Return the numbers of a segment's committed tokens within the segment: all of a prompt chunk, the
-    accepted nodes of a tree.
-
-    segment: A segment of a verified frame.
-    outcome: Outcome of its sequence. None for a tree: only the root counts.
-    """
-    if isinstance(segment, PromptChunk):
-        return range(len(segment.tokens))
-    return outcome.accepted if outcome else (0,)
+        sequence, start, stop = part
+        drafted = self._sequences[sequence]
+        tokens = self._tokens[sequence]
+        own_tokens = tuple(tokens[start:stop])
+        if drafted.draft_round is None or stop < drafted.committed:
+            return FeatureBatch(sequence, start, own_tokens, None, None)
+        draft_round = drafted.draft_round if asks_for_tree else None
+        return FeatureBatch(sequence, start, own_tokens, tokens[stop], draft_round, drafted.forced)

@@ -20,6 +20,7 @@ from specsot.errors import SpecsotError, WireError
 from specsot.members import HandOver, KvRows, Progress, Range, RowsOf, Stage
 from specsot.tasks import start
 from specsot.transport.links import Dialer, Link, close_in_background
+from specsot_model.inference import inference_mode
 from specsot_model.kv import KVPages
 
 log = structlog.get_logger()
@@ -213,7 +214,7 @@ class StageRows:
         # Closed sequences of the previous epoch whose KV an opening is still to reuse.
         self._closed = set[int]()
 
-    @torch.inference_mode()
+    @inference_mode
     def copies(self, requests: Sequence[LayerRows]) -> list[Tensor | None]:
         """Return copies of KV on the host, each [last - first, elements of a position], one for each request.
         None if the sequence is closed, or if its range of positions is empty.

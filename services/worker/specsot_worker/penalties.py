@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from specsot.params import Sampling
+from specsot_model.inference import inference_mode
 
 
 def without_tokens(
@@ -23,7 +24,7 @@ def without_tokens(
     """
     barred: torch.Tensor | None = None
 
-    @torch.inference_mode()
+    @inference_mode
     def masked(hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [num_tokens, vocab], in which the excluded tokens have -inf.
 

@@ -53,7 +53,7 @@ class PendingGrammars:
 
         Openings and closings stay in the returned frame, whose segments may be none.
         """
-        if self._compiling.keys().isdisjoint(segment.sequence for segment in frame.segments):
+        if not self._compiling or self._compiling.keys().isdisjoint(one.sequence for one in frame.segments):
             return frame
         ready = list[Frame]()
         for part in _split_frame(frame):

@@ -292,7 +292,8 @@ class TargetQuery(NamedTuple):
         """
         if self.masks and (isinstance(self.masks, TreeMasks) or any(one is not None for one in self.masks)):
             return False
-        return not (self.state.barred_tokens() or self.state.lowered)
+        state = self.state
+        return not (state.lowered or (state.bars and state.barred_tokens()))
 
     def allows(self, node: int, token: int | None) -> bool:
         """Return whether the node's mask allows a token: False if the mask excludes it, True where there is
@@ -358,6 +359,8 @@ def find_targets(
     walks = dict[int, _PathWalk]()
     drawn = False
     for number, one in enumerate(queries):
+        if one.state.takes_argmax and not one.masks:
+            continue
         greedy = one.state.greedy
         if not ((greedy or (at_once and not one.state.processed)) and one.unmasked):
             walks[number] = _PathWalk(one)
@@ -376,22 +379,15 @@ def find_targets(
         walks[number].targets if number in walks else best[one.row : one.row + len(one.tree.tokens)]
         for number, one in enumerate(queries)
     ]
-    softly = [_end_softly(one, targets) for one, targets in zip(queries, found)]
-    for one, before, after in zip(queries, found, softly):
-        if alone and after is not before:
+    for number, one in enumerate(queries):
+        if (rule := one.state.soft_end) is None:
+            continue
+        # The rule returns the same list if it changes no target.
+        softly = rule.change(one.state.tokens, one.tree, found[number])
+        if alone and softly is not found[number]:
             mispredicted(one.state.opening.sequence)
-    return softly
-
-
-def _end_softly(query: TargetQuery, targets: Targets) -> Targets:
-    """Return the targets of a query, of which the sequence's soft end may have changed one. If it has not, or
-    if the sequence has no soft end, the same list is returned.
-
-    query: The query of one tree, with the state of its sequence.
-    targets: Target token id at each node of the tree. None: not finite, or not reached by acceptance.
-    """
-    rule = query.state.soft_end
-    return targets if rule is None else rule.change(query.state.tokens, query.tree, targets)
+        found[number] = softly
+    return found
 
 
 @dataclass(slots=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import structlog
 import torch
@@ -25,6 +26,7 @@ from specsot_model.cuda_graphs import (
     prompt_rows,
 )
 from specsot_model.decoder import Decoder, Tap
+from specsot_model.inference import inference_mode
 from specsot_model.kv import Moves, indices
 from specsot_worker.migrated_kv import StageRows
 from specsot_worker.overlap.next_step import NextStep, SpeculativeStep, Steps
@@ -135,7 +137,7 @@ class DecoderStage:
             NextStep(self._table, self._kv, graphs, vocabulary, self._timer.begin) if overlaps else None
         )
 
-    @torch.inference_mode()
+    @inference_mode
     def run(self, frame: Frame) -> Frame:
         """Apply the frame's header to the KV pages and run its tokens. Return the frame with this stage's
         hidden states, fused features and compute seconds. A frame without tokens has hidden states None.
@@ -186,7 +188,9 @@ class DecoderStage:
         moves = self._prepare_pages(frame, plan)
         self.rows.fill(frame)
         outputs = self._forward(frame, plan, moves) if plan.slots else (None, None)
-        self._clear_pages(plan.freed)
+        # This comes last, because the closing frame itself may have written to the freed pages.
+        if plan.freed:
+            self._kv.clear_pages(plan.freed)
         return outputs
 
     def _run_predicted(self, frame: Frame, step: SpeculativeStep) -> RowsOut:
@@ -200,12 +204,13 @@ class DecoderStage:
         table and their pages cleared. The returned features include the taps of previous stages.
         """
         assert self.next_step is not None
-        entry, earlier_taps = self._inputs(frame, step.rows)
-        hidden, fused = step.outputs or self.next_step.run_prepared(step, entry)
+        # A launched step has its tokens already. Without `outputs`, the frame's tokens are sent now.
+        outputs = step.outputs or self.next_step.run_prepared(step, self._entry_rows(frame, step.rows))
         step.apply(OverlapEvent.RELEASED)
         self.rows.fill(frame)
-        self._clear_pages(page for sequence in frame.closings for page in self._table.close(sequence))
-        return hidden, _sum(fused, earlier_taps)
+        if freed := [page for sequence in frame.closings for page in self._table.close(sequence)]:
+            self._kv.clear_pages(freed)
+        return outputs
 
     def _inputs(self, frame: Frame, num_tokens: int) -> tuple[list[int] | torch.Tensor, torch.Tensor | None]:
         """Return what enters the range (token ids or hidden states), and the sum of the taps of previous
@@ -335,7 +340,7 @@ class DecoderStage:
         the hidden states of the frame are ignored.
         """
         if self._decoder.layers.first == 0:
-            tokens = [token for segment in frame.segments for token in tokens_of(segment)]
+            tokens = list(chain.from_iterable(map(tokens_of, frame.segments)))
             vocab = self._decoder.config.vocab
             # On a GPU, reading out of the embedding's bounds would destroy the CUDA context.
             if min(tokens) < 0 or max(tokens) >= vocab:
@@ -387,8 +392,8 @@ class DecoderStage:
         Trimmed pages are cleared. For a tree whose root is fed once more, the slots from its root on are
         cleared, because rejected drafts there may not be finite.
         """
-        for page in plan.trimmed:
-            self._kv.clear_page(page)
+        if plan.trimmed:
+            self._kv.clear_pages(plan.trimmed)
         for segment in frame.segments:
             # Values that are not finite in rejected drafts must not reach the root when it is fed once more.
             if isinstance(segment, TreeSegment) and segment.once_more:
@@ -440,14 +445,6 @@ class DecoderStage:
         before, after = (torch.tensor(each[layer], device=device) for each in (shares.before, shares.after))
         columns = torch.arange(num_sources, device=device)[:, None]
         return (columns < before) | (columns >= shares.shared), after
-
-    def _clear_pages(self, freed: Iterable[int]) -> None:
-        """Clear freed pages. This comes last, because the closing frame itself may have written to them.
-
-        freed: Numbers of the pages. Empty: nothing happens.
-        """
-        for page in freed:
-            self._kv.clear_page(page)
 
 
 def _sum(own_taps: torch.Tensor | None, earlier_taps: torch.Tensor | None) -> torch.Tensor | None:

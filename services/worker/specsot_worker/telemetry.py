@@ -9,7 +9,7 @@ from dataclasses import replace
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from specsot.core.frames import Frame, Result, rows_of
+from specsot.core.frames import Frame, Result, num_tokens_of
 from specsot.members import Configuration
 from specsot.service.telemetry import STEP_BUCKETS, Observation, PolledCollector, epoch_gauges
 from specsot.tracing import Span, spanning
@@ -116,7 +116,7 @@ class WorkerTelemetry(WorkerObserver):
         Counted are one frame and its number of tokens; the seconds enter a histogram.
         """
         self._frames.inc()
-        self._rows.inc(sum(map(rows_of, frame.segments)))
+        self._rows.inc(num_tokens_of(frame.segments))
         self._compute.observe(seconds)
 
     def returned(self, result: Result, now: float) -> None:
@@ -164,7 +164,7 @@ class WorkerTelemetry(WorkerObserver):
         contexts = list(dict.fromkeys(context for context in carried.values() if context))
         if not contexts:
             return None
-        rows = sum(map(rows_of, frame.segments))
+        rows = num_tokens_of(frame.segments)
         about = {"specsot.frame": frame.number, "specsot.rows": rows, "specsot.sequences": len(carried)}
         return self._tracer.begin("step", contexts[0], contexts[1:], about)
 

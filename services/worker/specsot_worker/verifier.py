@@ -23,12 +23,13 @@ from specsot.core.frames import (
     Result,
     Segment,
     TreeSegment,
-    rows_of,
+    num_tokens_of,
 )
 from specsot.core.overlap import OverlapState
 from specsot.core.tree import single
 from specsot.grammar import Grammar, IsolatedGrammar, SentenceEnds, SpellingHabits
 from specsot.members import RowsOf
+from specsot_model.inference import inference_mode
 from specsot_model.kv import indices
 from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, accept_tree, grammar_masks
 from specsot_worker.core.pipeline import are_in_order
@@ -115,7 +116,7 @@ class Verifier:
         self._pending = PendingGrammars()
         self._scores = PromptScores(logits)
         self._stage = stage
-        self.colocated = ColocatedDrafts(stage, self._place, lambda: self.quiet())
+        self.colocated = ColocatedDrafts(stage, self._places, lambda: self.quiet())
         # Returns whether no message has arrived that would change the next frame.
         self.quiet = lambda: True
 
@@ -140,7 +141,7 @@ class Verifier:
         """True if the grammar of some waiting segments has been compiled."""
         return bool(self._pending.ready)
 
-    @torch.inference_mode()
+    @inference_mode
     def verify(self, frame: Frame) -> VerifiedFrame:
         """Verify a frame: return the outcomes of its decoding segments, and the features of what was
         committed.
@@ -185,7 +186,7 @@ class Verifier:
         """
         self._features.migrated = migrated
 
-    @torch.inference_mode()
+    @inference_mode
     def feature_rows(self, asked: Sequence[RowsOf]) -> list[torch.Tensor | None]:
         """Return copies of features on the host, for the last stage of the next epoch: [num_positions,
         feature_size] for each request. None for a sequence of which some of these features were overwritten.
@@ -194,7 +195,7 @@ class Verifier:
         """
         return self._features.copies(asked)
 
-    @torch.inference_mode()
+    @inference_mode
     def verify_pending(self) -> VerifiedFrame:
         """Verify the held-back segments whose grammar has been compiled, and return their outcomes and
         features. Call it only while `pending_ready` is True.
@@ -294,20 +295,30 @@ class Verifier:
         self._scores.read(frame)
         # Numbers of the tokens whose logits are needed.
         rows = list[int]()
-        queries = list[tuple[Segment, TargetQuery]]()
+        # Segments after which a token is chosen, with the state of the sequence and the first of their rows.
+        decoding = list[tuple[Segment, DecodeState, int]]()
         first = 0
         for segment in frame.segments:
-            stop = first + rows_of(segment)
-            if state := self._decode_state(segment):
-                queries.append((segment, _target_query(segment, state, len(rows))))
-                rows += range(stop - 1 if isinstance(segment, PromptChunk) else first, stop)
+            state = self._decoding.get(segment.sequence)
+            if isinstance(segment, TreeSegment):
+                stop = first + len(segment.tree.tokens)
+                start = first
+            else:
+                stop = first + len(segment.tokens)
+                start = stop - 1
+                # After another chunk than the final one, no token is chosen.
+                state = state if segment.final else None
+            if state:
+                decoding.append((segment, state, len(rows)))
+                rows += range(start, stop)
             first = stop
         if not rows:
             return {}
         hidden = frame.hidden
         assert hidden is not None
         logits = self._logits(hidden if len(rows) == first else hidden[indices(rows, hidden.device)])
-        questions = [question for _, question in queries]
+        # The device computes the logits meanwhile.
+        questions = [_target_query(*each) for each in decoding]
         next_step = self._next_step
         steady = next_step is not None and self._steady(frame, questions)
         meanwhile = None if self._pending else partial(self.colocated.start, frame)
@@ -315,7 +326,10 @@ class Verifier:
         if next_step and steady and self.quiet():
             self._launch_next(next_step, questions, found)
         rests = frame.paused or frame.catching_up
-        outcomes = [self._outcome(one, targets, rests) for (one, _), targets in zip(queries, found)]
+        outcomes = [
+            self._outcome(segment, state, targets, rests)
+            for (segment, state, _), targets in zip(decoding, found)
+        ]
         return {one.sequence: one for one in add_logprobs(outcomes, questions, logits)}
 
     def _steady(self, frame: Frame, queries: list[TargetQuery]) -> bool:
@@ -328,12 +342,13 @@ class Verifier:
 
         Return False, too, if a segment does not decode, or if a tree has more nodes than its root.
         """
-        alone = frame.number and len(queries) == len(frame.segments) and not self._pending
-        going = (
-            one.state.will_continue(frame.paused or frame.catching_up) and len(one.tree) == 1
-            for one in queries
-        )
-        return bool(alone) and all(going) and are_in_order([one.state.opening for one in queries])
+        if not frame.number or len(queries) < len(frame.segments) or self._pending:
+            return False
+        rests = frame.paused or frame.catching_up
+        for one in queries:
+            if len(one.tree.tokens) > 1 or not one.state.will_continue(rests):
+                return False
+        return are_in_order([one.state.opening for one in queries])
 
     def _launch_next(self, step: NextStep, queries: list[TargetQuery], found: list[Targets]) -> None:
         """Launch the next step before results are made, because every sequence waits for it.
@@ -351,14 +366,14 @@ class Verifier:
         if len(tokens) == len(found) and any(state.remaining > 1 for state in free):
             step.launch(tokens)
 
-    def _place(self, segment: Segment) -> tuple[int, int] | None:
-        """Return the place of a segment's sequence among a frame's trees, if its next tree is always the
+    def _places(self, segments: Sequence[Segment]) -> list[tuple[int, int] | None]:
+        """Return the place of each segment's sequence among a frame's trees, if its next tree is always the
         drafter's; otherwise None. See `DecodeState.place`.
 
-        segment: A segment of the frame that is being verified.
+        segments: Segments of the frame that is being verified.
         """
-        state = self._decoding.get(segment.sequence)
-        return state.place if state else None
+        states = [self._decoding.get(one.sequence) for one in segments]
+        return [state.place if state else None for state in states]
 
     def _prefix_progress(self, frame: Frame) -> tuple[PrefixProgress, ...]:
         """Return how far each prefix of a frame has been computed: one value per prompt chunk of a sequence
@@ -372,20 +387,11 @@ class Verifier:
             if isinstance(segment, PromptChunk) and segment.sequence not in self._decoding
         )
 
-    def _decode_state(self, segment: Segment) -> DecodeState | None:
-        """Return what is remembered of a segment's sequence. Return None for a segment that gets no target
-        token: a prompt chunk that is not final, or a sequence that does not decode.
-
-        segment: A segment of the frame that is being verified.
-        """
-        if isinstance(segment, PromptChunk) and not segment.final:
-            return None
-        return self._decoding.get(segment.sequence)
-
-    def _outcome(self, segment: Segment, targets: Targets, paused: bool) -> Outcome:
+    def _outcome(self, segment: Segment, state: DecodeState, targets: Targets, paused: bool) -> Outcome:
         """Accept along the targets of one segment, record the tokens and return the outcome.
 
         segment: A tree, or a final prompt chunk, of a decoding sequence.
+        state: What is remembered of the sequence.
         targets: Target token id at each node, from `find_targets`.
         paused: True if drafting is paused or resuming for the segment's frame.
 
@@ -394,14 +400,13 @@ class Verifier:
         The outcome of a final prompt chunk also has the log-probabilities of the prompt's tokens, if they
         were asked for. The failure of a grammar is logged as an error.
         """
-        state = self._decoding[segment.sequence]
         if isinstance(segment, PromptChunk):
             prompt_chances = self._scores.take(segment.sequence)
             outcome = replace(accept_prompt(state, targets[0]), prompt_chances=prompt_chances)
         else:
             draft_paused = paused and state.opening.drafted
             outcome = accept_tree(state, segment.draft_round, segment.tree, targets, draft_paused)
-        if state.failure:
+        if state.grammar is not None and state.failure:
             outcome = Outcome(outcome.sequence, outcome.draft_round, outcome.accepted[:1], (), End.FAILED)
             log.error("a sequence failed", sequence=segment.sequence, reason=state.failure)
         self._tokens[segment.sequence] += outcome.tokens
@@ -476,8 +481,8 @@ def _result(frame: Frame, outcomes: tuple[Outcome, ...], prefixes: tuple[PrefixP
     The result also has the frame's compute seconds, its number of tokens, the number of trees with more
     nodes than the root, and the number of drafted nodes, roots excluded.
     """
-    rows = sum(map(rows_of, frame.segments))
-    drafted = [len(segment.tree) - 1 for segment in frame.segments if isinstance(segment, TreeSegment)]
-    drafts = sum(nodes > 0 for nodes in drafted)
+    rows = num_tokens_of(frame.segments)
+    drafted = [len(one.tree.tokens) - 1 for one in frame.segments if isinstance(one, TreeSegment)]
+    drafts = len(drafted) - drafted.count(0)
     counts = rows, drafts, sum(drafted)
     return Result(frame.epoch, frame.number, outcomes, frame.seconds, *counts, prefixes)

@@ -15,7 +15,7 @@ import structlog
 
 from specsot.core.deadline import Deadline
 from specsot.core.device_verification import ColocatedDrafter
-from specsot.core.frames import Close, Drafts, Frame, Lease, Open, Result, rows_of
+from specsot.core.frames import Close, Drafts, Frame, Lease, Open, Result, num_tokens_of
 from specsot.core.pages import PageTable
 from specsot.errors import SpecsotError, Unavailable
 from specsot.members import (
@@ -525,7 +525,7 @@ class Worker:
         frame: The frame that was computed.
         seconds: Seconds that this stage computed it.
         """
-        active.deadline.record(sum(map(rows_of, frame.segments)), seconds)
+        active.deadline.record(num_tokens_of(frame.segments), seconds)
         self._observer.computed(frame, seconds)
 
     async def _send_result(self, active: _WorkerEpoch, verified: VerifiedFrame) -> None:
@@ -793,7 +793,7 @@ def _time_limit(active: _WorkerEpoch, frame: Frame) -> float:
     active: The current epoch, which has recorded the times of earlier frames.
     frame: The frame, whose number of tokens counts.
     """
-    return active.deadline.seconds(sum(map(rows_of, frame.segments)))
+    return active.deadline.seconds(num_tokens_of(frame.segments))
 
 
 def _make_sequencer(configuration: Configuration, vocabulary: int | None, stage: StageRunner) -> Sequencer:

@@ -20,6 +20,7 @@ Worked example. A prompt of 10 tokens yields the first token, a. Draft round 1 f
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -225,6 +226,23 @@ class TreeSegment:
         """
         return self.draft_round > 1 and not self.keep
 
+    def with_tree(self, tree: Tree) -> TreeSegment:
+        """Return the same segment with another tree. `dataclasses.replace` takes three times as long, for
+        each sequence of each step.
+
+        tree: the other tree. The number of its nodes is not limited by this segment's scratch slots.
+        """
+        return TreeSegment(
+            self.sequence,
+            self.draft_round,
+            self.committed,
+            self.keep,
+            tree,
+            self.parent,
+            self.scratch,
+            self.freed,
+        )
+
 
 Segment = PromptChunk | TreeSegment
 
@@ -235,6 +253,15 @@ def rows_of(segment: Segment) -> int:
     segment: a prompt chunk, or the tree of one draft round.
     """
     return len(segment.tokens if isinstance(segment, PromptChunk) else segment.tree.tokens)
+
+
+def num_tokens_of(segments: Iterable[Segment]) -> int:
+    """Return the number of tokens that segments add to the batch together, 0 for none.
+
+    segments: the segments of a frame, or some of them.
+    """
+    # One pass without a call for each segment: every step counts the tokens of 64 segments several times.
+    return sum([len(one.tokens if isinstance(one, PromptChunk) else one.tree.tokens) for one in segments])
 
 
 def tokens_of(segment: Segment) -> tuple[int, ...]:

@@ -92,6 +92,7 @@ class _Held:
     pruned: the row before which pruning has been applied.
     rows_kept_by_head: by layer and KV head, how many of the first `kept` columns are the head's own rows.
         None unless heads keep different numbers of rows.
+    listed: the first pages as a tuple, as they were asked for last. Whoever removes pages empties it.
     """
 
     policy: Policy | None
@@ -100,6 +101,17 @@ class _Held:
     kept: int = 0
     pruned: int = 0
     rows_kept_by_head: HeadCounts | None = None
+    listed: tuple[int, ...] = ()
+
+    def first_pages(self, count: int) -> tuple[int, ...]:
+        """Return the first pages as a tuple. The same tuple is returned until other pages are asked for,
+        because every step asks for the pages of every sequence.
+
+        count: number of pages, at most as many as the sequence holds.
+        """
+        if len(self.listed) != count:
+            self.listed = tuple(self.pages[:count])
+        return self.listed
 
 
 def max_held_pages(policy: Policy | None, rows: int, page_rows: int) -> int | None:
@@ -167,11 +179,18 @@ class PageTable:
         self._free = list(range(count))
         self._owners = [0] * count
         self._held: dict[int, _Held] = {}
+        # Ids of the open sequences that have a policy.
+        self._with_policy = set[int]()
 
     @property
     def free(self) -> int:
         """Number of free pages."""
         return len(self._free)
+
+    @property
+    def has_policies(self) -> bool:
+        """True if some open sequence has a KV policy. Without any, `trim` and `prune` do nothing."""
+        return bool(self._with_policy)
 
     @property
     def sequences(self) -> frozenset[int]:
@@ -192,7 +211,17 @@ class PageTable:
         policy: which rows the sequence attends to, and so which pages `trim` and `prune` may return. With
             None, it attends to all preceding rows.
         """
-        self._held[sequence] = _Held(policy, [])
+        self._hold(sequence, _Held(policy, []))
+
+    def _hold(self, sequence: int, held: _Held) -> None:
+        """Record what a new sequence holds.
+
+        sequence: id of the sequence, which is not open.
+        held: its policy and its first pages.
+        """
+        self._held[sequence] = held
+        if held.policy:
+            self._with_policy.add(sequence)
 
     def fork(self, sequence: int, source: int, length: int) -> PageCopy | None:
         """Open `sequence` with the first `length` rows and the policy of `source`, and return the copy that
@@ -222,7 +251,7 @@ class PageTable:
         own_pages = [self._allocate_page()] if rows_of_last_page else []
         for page in origin.pages[:num_shared]:
             self._owners[page] += 1
-        self._held[sequence] = _Held(origin.policy, origin.pages[:num_shared] + own_pages, origin.absent)
+        self._hold(sequence, _Held(origin.policy, origin.pages[:num_shared] + own_pages, origin.absent))
         return (
             PageCopy(origin.pages[num_shared], own_pages[0], rows_of_last_page) if rows_of_last_page else None
         )
@@ -238,11 +267,13 @@ class PageTable:
 
         Pages that were returned count as present, so that they are not allocated again.
         """
-        num_missing = self.missing_pages(sequence, rows)
-        pages = self._held_by(sequence).pages
+        held = self._held_by(sequence)
+        num_missing = -(-(rows - held.absent) // self.page_rows) - len(held.pages)
+        if num_missing <= 0:
+            return
         if num_missing > self.free:
             raise Overloaded(f"{num_missing} more KV pages are needed, {self.free} are free")
-        pages += [self._allocate_page() for _ in range(num_missing)]
+        held.pages += [self._allocate_page() for _ in range(num_missing)]
 
     def place(self, sequence: int, start: int, stop: int) -> PlacedRows:
         """Reserve pages for the rows up to stop - 1, and return the location of the rows start .. stop - 1.
@@ -260,29 +291,34 @@ class PageTable:
         The slots are a range if all rows lie on one page, otherwise a list. After Overloaded, no page is
         allocated.
         """
-        pages = self.reserve_pages(sequence, stop)
-        held = self._held[sequence]
-        column = start - held.absent
-        return column, pages, self._slots_of_columns(held, column, column + stop - start)
+        column, pages = self.cover(sequence, start, stop)
+        # Most trees lie on a single page, and a range costs less than a list.
+        last = len(pages) - 1
+        if last >= 0 and column // self.page_rows == last:
+            shift = (pages[last] - last) * self.page_rows + column
+            return column, pages, range(shift, shift + stop - start)
+        return column, pages, self._slots_of_columns(pages, column, column + stop - start)
 
-    def reserve_pages(self, sequence: int, stop: int) -> tuple[int, ...]:
-        """Reserve pages for the rows up to stop - 1, and return the sequence's pages up to that row's page.
+    def cover(self, sequence: int, start: int, stop: int) -> tuple[int, tuple[int, ...]]:
+        """Reserve pages for the rows up to stop - 1, and return the column of row `start` and the sequence's
+        pages up to the page of row stop - 1.
 
-        The pages that the sequence holds beyond that row are not part of the result.
+        The pages that the sequence holds beyond that row are not part of the result, nor are returned pages.
 
         sequence: id of the sequence.
+        start: a row after the returned pages.
         stop: the row after the last one that needs a page.
 
-        Raises NotFound if the sequence is not open, and Overloaded if too few pages are free.
-
-        Returned pages are not part of the result either. After Overloaded, no page is allocated.
+        Raises NotFound if the sequence is not open, and Overloaded if too few pages are free. After
+        Overloaded, no page is allocated.
         """
         held = self._held_by(sequence)
-        size = self.page_rows
-        count = -(-(stop - held.absent) // size)
+        count = -(-(stop - held.absent) // self.page_rows)
+        if len(held.listed) == count:
+            return start - held.absent, held.listed
         if count > len(held.pages):
             self.reserve(sequence, stop)
-        return tuple(held.pages[:count])
+        return start - held.absent, held.first_pages(count)
 
     def unreserve(self, sequence: int, pages: int) -> tuple[int, ...]:
         """Release the pages that a sequence reserved last, and return those that no sequence owns now.
@@ -293,8 +329,11 @@ class PageTable:
 
         A page that is shared stays allocated for its other owners.
         """
-        held = self._held_by(sequence).pages
-        released, held[len(held) - pages :] = held[len(held) - pages :], []
+        held = self._held_by(sequence)
+        num_kept = len(held.pages) - pages
+        released = held.pages[num_kept:]
+        del held.pages[num_kept:]
+        held.listed = ()
         return self._release_pages(released)
 
     def trim(self, sequence: int, row: int) -> tuple[int, ...]:
@@ -314,7 +353,9 @@ class PageTable:
         if held.policy is None:
             return ()
         unneeded = self._unneeded_pages(held, row)
-        released, held.pages[unneeded] = held.pages[unneeded], []
+        released = held.pages[unneeded]
+        del held.pages[unneeded]
+        held.listed = ()
         held.absent += len(released) * self.page_rows
         return self._release_pages(released)
 
@@ -414,6 +455,7 @@ class PageTable:
         sequence: id of the sequence.
         """
         held = self._held.pop(sequence, None)
+        self._with_policy.discard(sequence)
         return self._release_pages(held.pages) if held else ()
 
     def policy(self, sequence: int) -> Policy | None:
@@ -431,7 +473,8 @@ class PageTable:
 
         sequence: id of the sequence.
         """
-        return tuple(self._held_by(sequence).pages)
+        held = self._held_by(sequence)
+        return held.first_pages(len(held.pages))
 
     def column(self, sequence: int, row: int) -> int:
         """Return the column of a row: its number without the rows of returned pages and the skipped rows.
@@ -451,14 +494,14 @@ class PageTable:
         stop: the row after the last one. All rows must have reserved pages.
         """
         first = self.column(sequence, start)
-        return self._slots_of_columns(self._held_by(sequence), first, first + stop - start)
+        return self._slots_of_columns(self._held_by(sequence).pages, first, first + stop - start)
 
-    def _slots_of_columns(self, held: _Held, first: int, end: int) -> Sequence[int]:
+    def _slots_of_columns(self, pages: Sequence[int], first: int, end: int) -> Sequence[int]:
         """Return the slots of the columns first .. end - 1, in order; a range if all lie on one page.
 
         With 4 rows per page and pages [5, 2, 7], the columns 2..4 have slots [22, 23, 8].
 
-        held: the pages of the sequence.
+        pages: the pages of the sequence.
         first: the first column.
         end: the column after the last one.
 
@@ -466,9 +509,7 @@ class PageTable:
         pages.
         """
         size = self.page_rows
-        pages = held.pages
         place = first // size
-        # Most trees lie on a single page, and a range costs less than a list.
         if first < end <= (page_end := (place + 1) * size):
             shift = (pages[place] - place) * size
             return range(first + shift, end + shift)

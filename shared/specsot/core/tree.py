@@ -95,6 +95,11 @@ def _shape(parents: tuple[int, ...]) -> Shape:
 _cached_shape = lru_cache(CACHED_TREE_SHAPES)(_shape)
 
 
+# Trees. Every step makes a tree of one node for each sequence, often of the same tokens. Untuned.
+CACHED_SINGLE_TREES = 4096
+
+
+@lru_cache(CACHED_SINGLE_TREES)
 def single(token: int) -> Tree:
     """Return the tree of one node, which decodes without speculation.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Executor
@@ -17,12 +18,12 @@ from specsot.checkpoint.borrowed import borrowed_of
 from specsot.checkpoint.config import require_torch
 from specsot.checkpoint.fingerprint import fingerprint
 from specsot.errors import InvalidRequest, ModelError
-from specsot.members import Configuration, HandOver, Kind, Registration, StandBy
+from specsot.members import Configuration, HandOver, Kind, Registration, StandBy, Tap
 from specsot.service.compute import ComputeThread
 from specsot.service.lifecycle import run_service, write_logs
 from specsot.service.membership import InboxWatcher, RingMember, run_membership
 from specsot.service.options import MemberOptions, ModelOptions, ServiceOptions, name_of, reachable
-from specsot.service.runtime_env import return_freed_memory
+from specsot.service.runtime_env import return_freed_memory, spare_collector
 from specsot.service.telemetry import Observation, observed
 from specsot.tasks import IdleTimer
 from specsot.transport.grpc_channel import LINK, Terms
@@ -115,6 +116,7 @@ class ReportingMember:
         """
         self._dialers.turn_to(configuration.transport)
         await self._member.configure(configuration, uplink)
+        spare_collector()
         await self._report(True)
 
     async def prepare(self, order: StandBy | HandOver, uplink: Link) -> None:
@@ -131,6 +133,9 @@ class ReportingMember:
         arrival: the message with its sender.
         """
         await self._member.handle(arrival)
+        if isinstance(arrival.message, Tap):
+            # With the last of the head's slices, a stage has captured its graphs.
+            spare_collector()
 
     async def run_due(self) -> float | None:
         """Do what is due after all waiting messages were handled, and restart the idle timer.
@@ -144,6 +149,8 @@ class ReportingMember:
         """Report NOT_SERVING and drop the state of the epoch."""
         await self._report(False)
         await self._member.disband()
+        # What the epoch has loaded may be part of cycles, which the collector must find.
+        gc.unfreeze()
 
     async def _report(self, serving: bool) -> None:
         """Report the health of the member's services.

@@ -6,11 +6,13 @@ Variables that the environment already has are not changed.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
 from collections.abc import Callable
 from io import TextIOWrapper
+from typing import Final
 
 # Number of mallopt's parameter for how much free memory at the top of the heap is returned (<malloc.h>).
 M_TRIM_THRESHOLD = -1
@@ -119,6 +121,24 @@ def keep_memory() -> None:
         libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
         libc.mallopt(M_TRIM_THRESHOLD, 256 << 20)
         libc.mallopt(M_ARENA_MAX, 2)
+
+
+# Objects. The garbage collector searches for cycles after so many new objects. JSON values have no cycles.
+# Reading a body with 2.7 million lists took 1.9 s with CPython's 700, and 0.5 s with this value, as without
+# any collector. A step of 64 sequences makes a thousand objects that live until the next step.
+YOUNG_OBJECTS: Final = 50_000
+
+
+def spare_collector() -> None:
+    """Make the garbage collector stop this process less often, and skip the objects that exist already. A
+    search begins only after YOUNG_OBJECTS new objects.
+
+    A search through all objects that are loaded at the start takes 0.1 s or more, in which no request
+    continues. Call `gc.unfreeze` when objects that existed then are no longer used.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 def return_freed_memory() -> None:

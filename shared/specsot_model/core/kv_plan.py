@@ -22,7 +22,7 @@ from dataclasses import replace
 from itertools import accumulate
 from operator import or_
 
-from specsot.core.frames import Frame, Opening, PromptChunk, Segment, TreeSegment, rows_of
+from specsot.core.frames import Frame, Opening, PromptChunk, Segment, TreeSegment
 from specsot.core.pages import PageCopy, PageTable, Policy, RowPruning
 from specsot.core.tree import shape_of
 from specsot.core.tree_frames import check_supported
@@ -128,7 +128,7 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
         # slots (6,), positions (6,)
     """
     trimmed: list[int] = []
-    for segment in frame.segments:
+    for segment in frame.segments if table.has_policies else ():
         if segment.sequence in table and table.policy(segment.sequence):
             trimmed += table.trim(segment.sequence, base_of(segment))
     copies = tuple(filter(None, (open_sequence(table, opening) for opening in frame.openings)))
@@ -137,25 +137,31 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
     slots: list[int] = []
     positions: list[int] = []
     spans: list[RowSpan] = []
+    has_policies = table.has_policies
     for segment in frame.segments:
         sequence = segment.sequence
-        base = base_of(segment)
-        policy = table.policy(sequence)
         visible = None
         # Positions, not columns. Rows of a prompt chunk follow each other; nodes of a tree sit at the depth
         # of the node, so siblings share a position but not a slot.
-        row_positions: Sequence[int] = range(base, base + rows_of(segment))
+        row_positions: Sequence[int]
         if isinstance(segment, TreeSegment):
-            check_supported(segment)
+            if segment.parent or segment.scratch or segment.freed:
+                check_supported(segment)
+            base = segment.committed
             moves += accepted_moves(table, segment)
             depths, visible = shape_of(segment.tree.parents)
             row_positions = [base + depth for depth in depths]
+        else:
+            base = segment.start
+            row_positions = range(base, base + len(segment.tokens))
+        policy = table.policy(sequence) if has_policies else None
         if policy:
             prunings.append(table.prune(sequence, base))
-        column, pages, new_slots = table.place(sequence, base, base + len(row_positions))
+        num_rows = len(row_positions)
+        column, pages, new_slots = table.place(sequence, base, base + num_rows)
         slots += new_slots
         positions += row_positions
-        span = RowSpan(len(row_positions), column, len(row_positions), pages, visible)
+        span = RowSpan(num_rows, column, num_rows, pages, visible)
         spans.append(_hide_by_policy(table, sequence, policy, span, row_positions) if policy else span)
     freed = tuple(page for sequence in frame.closings for page in table.close(sequence))
     return KvPlan(
@@ -277,12 +283,12 @@ def accepted_moves(table: PageTable, segment: TreeSegment) -> Sequence[tuple[int
         # -> moves [(12, 11), (13, 12)]; the caller gathers all sources before it scatters
     """
     # If the accepted nodes are 0, 1, ..., k, they are adjacent already.
-    if not segment.keep or segment.keep[-1] + 1 == len(segment.keep):
+    keep = segment.keep
+    if not keep or keep[-1] + 1 == len(keep):
         return ()
-    start = segment.committed - len(segment.keep)
-    sources = table.slots(segment.sequence, start, start + segment.keep[-1] + 1)
-    slot_pairs = ((sources[node], sources[i]) for i, node in enumerate(segment.keep))
-    return [(source, target) for source, target in slot_pairs if source != target]
+    start = segment.committed - len(keep)
+    slots = table.slots(segment.sequence, start, start + keep[-1] + 1)
+    return [(slots[node], slots[place]) for place, node in enumerate(keep) if node != place]
 
 
 def _hide_by_policy(

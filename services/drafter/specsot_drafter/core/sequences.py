@@ -67,6 +67,7 @@ class DraftSequence:
                or if there is none.
     sentences: Finds the ends of sentences. None if the sequence has no soft end.
     id:        Id of the sequence.
+    end:       Length at which the sequence reaches its limit, prompt included.
     _grammar_state: The compiled grammar with its state. None before the grammar is compiled, or without one.
     _prose:    What the sequence has written itself, as far as it was read.
     _num_read: Number of tokens, of `tokens`, that were read into `_prose`.
@@ -78,13 +79,16 @@ class DraftSequence:
     compiling: Future[Grammar] | None = None
     sentences: SentenceEnds | None = None
     id: int = field(init=False)
+    end: int = field(init=False)
     _grammar_state: GrammarState | None = None
     _prose: Prose = field(default_factory=Prose)
     _num_read: int = 0
 
     def __post_init__(self) -> None:
-        """Copy the sequence's id from the opening."""
-        self.id = self.opening.sequence
+        """Derive the id and the end from the opening."""
+        opening = self.opening
+        self.id = opening.sequence
+        self.end = opening.limit + opening.prompt - opening.generated
 
     @property
     def grammar_state(self) -> GrammarState | None:
@@ -114,8 +118,7 @@ class DraftSequence:
     @property
     def remaining(self) -> int:
         """Number of tokens that the sequence may still write after its root; 0 or less at its limit."""
-        written = self.opening.generated + self.committed + 1 - self.opening.prompt
-        return self.opening.limit - written
+        return self.end - self.committed - 1
 
     @property
     def written(self) -> int:
@@ -152,9 +155,11 @@ class DraftSequence:
         A batch that begins where the sequence's committed tokens end continues it, if its first token is the
         known root or the root is not known.
         """
-        continues = bool(feature_batch.tokens) and feature_batch.start == self.committed
+        tokens = feature_batch.tokens
+        if not tokens or feature_batch.start != self.committed:
+            return False
         known = self.tokens
-        return continues and (len(known) == feature_batch.start or known[-1] == feature_batch.tokens[0])
+        return len(known) == feature_batch.start or known[-1] == tokens[0]
 
     def observe(self, feature_batch: FeatureBatch) -> None:
         """Append the committed tokens of a feature batch, and the bonus token after them.
@@ -169,17 +174,14 @@ class DraftSequence:
         A batch without a bonus token leaves the sequence without a root. If a grammar is compiled, its state
         advances by the new tokens that the sequence wrote itself.
         """
-        tokens = (
-            feature_batch.tokens
-            if feature_batch.bonus is None
-            else (*feature_batch.tokens, feature_batch.bonus)
-        )
+        tokens = feature_batch.tokens
         first = len(self.tokens)
-        fresh = tokens[first - feature_batch.start :]
-        self.tokens += fresh
-        self.committed += len(feature_batch.tokens)
+        self.tokens += tokens[first - feature_batch.start :]
+        if feature_batch.bonus is not None:
+            self.tokens.append(feature_batch.bonus)
+        self.committed += len(tokens)
         if self._grammar_state:
-            self._grammar_state.advance(own_tokens(self.opening, first, fresh))
+            self._grammar_state.advance(own_tokens(self.opening, first, self.tokens[first:]))
 
 
 class DraftSequences:
@@ -197,7 +199,8 @@ class DraftSequences:
     @property
     def drafted(self) -> int:
         """Number of sequences that decode and are drafted for."""
-        return sum(one.opening.drafted and one.opening.decodes for one in self._sequences.values())
+        openings = [one.opening for one in self._sequences.values()]
+        return sum([one.drafted and one.decodes for one in openings])
 
     def find(self, sequence: int) -> DraftSequence | None:
         """Return what is known of a sequence. None if it is unknown.

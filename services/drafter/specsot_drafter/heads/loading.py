@@ -39,6 +39,7 @@ from specsot_drafter.heads.eagle import (
     fetch_norm,
     find_norm,
 )
+from specsot_model.inference import inference_mode
 from specsot_model.layers import Edges, Norm, stored_edges
 from specsot_model.linear import Linear, Table, hold_table, lm_head_quantization, look_up
 from specsot_model.published import open_weights
@@ -93,7 +94,7 @@ def load_head(
     return fit_head(head, edges, dtype, device, overrides, quantization)
 
 
-@torch.inference_mode()
+@inference_mode
 def fit_head(
     head: Checkpoint,
     base: Edges,

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specsot.core.frames import FeatureBatch, TreeSegment
+from specsot.core.frames import FeatureBatch
 from specsot.core.overlap import OverlapEvent, OverlapState
 from specsot_drafter.core.async_growth import AsyncGrowth
 from specsot_drafter.core.selection import Candidates, Floats
-from specsot_drafter.eagle_kv import DueRows, FollowedSequence
+from specsot_drafter.eagle_kv import DueRows, FollowedSequence, VerifiedTree
 from specsot_drafter.overlap.device_selection import MAX_CHOSEN_NODES, DeviceChoice, GrownPool
 from specsot_kernels.growing import VerifiedTrees
 from specsot_model.kv import ALIGNED, Numbers, Staging, size_of, views
@@ -28,21 +26,6 @@ from specsot_model.kv import ALIGNED, Numbers, Staging, size_of, views
 MAX_VERIFIED_ROWS = 2048
 # The place of a sequence that has no tree.
 NOWHERE = (-1, -1)
-
-
-class VerifiedTree(NamedTuple):
-    """A tree that the device has verified, or is verifying, and whose result the host has not read.
-
-    segment: The tree segment: the tree, its sequence, and the number of committed tokens before its root.
-    pages: Numbers of the draft KV pages of its sequence, up to the last row that accepting and growing may
-        need.
-    column: Column of its root in these pages. It is smaller than the number of committed tokens if the
-        sequence has skipped rows.
-    """
-
-    segment: TreeSegment
-    pages: tuple[int, ...]
-    column: int
 
 
 @dataclass(slots=True)
@@ -107,15 +90,18 @@ class DeviceGrowth(AsyncGrowth):
         The growth is also discarded if it was discarded or confirmed before, if a sequence is None, or if
         one has no due rows or more than `due`.
         """
-        known = [one for one in sequences if one]
         max_due = self.due
         at = self.places
-        here = [one for one in known if 0 < one.due <= max_due and at.get(one.id, NOWHERE)[1] == one.extended]
-        if self.state is not OverlapState.LAUNCHED or len(here) < len(sequences):
+        counts = [
+            due
+            for one in sequences
+            if one and 0 < (due := one.due) <= max_due and at.get(one.id, NOWHERE)[1] == one.extended
+        ]
+        if self.state is not OverlapState.LAUNCHED or len(counts) < len(sequences):
             self.discard()
             return []
         self.apply(OverlapEvent.MATCHED)
-        return [one.take(asked=True) for one in here]
+        return [one.take(asked=True, rows=due) for one, due in zip(sequences, counts) if one]
 
     def candidates_for(self, due: Sequence[DueRows]) -> Candidates | None:
         """Wait for the candidates, and return one row for each sequence, in the order of `due`. Return None,
@@ -127,13 +113,17 @@ class DeviceGrowth(AsyncGrowth):
         """
         places = [self.places[one.sequence][0] for one in due]
         offer, accepted = self.read()
-        # `accepted` has a row [count, token, token, ...] per tree: [2, 7, 9, -, -] continues by 7 and 9.
-        rows = accepted.tolist()
-        expected = [[len(one.tokens), *one.tokens] for one in due]
-        if any(rows[at][: len(expected_row)] != expected_row for at, expected_row in zip(places, expected)):
+        in_order = places == [*range(len(offer))]
+        # `found` has a row [count, token, token, ...] per tree: [2, 7, 9, -, -] continues by 7 and 9.
+        found = accepted if in_order else accepted[places]
+        counts = found[:, 0]
+        tokens = found[:, 1:][np.arange(found.shape[1] - 1) < counts[:, None]]
+        if counts.tolist() != [len(one.tokens) for one in due] or tokens.tolist() != [
+            token for one in due for token in one.tokens
+        ]:
             self.discard()
             return None
-        if places == [*range(len(offer))]:
+        if in_order:
             return offer
         return Candidates(offer.tokens[places], offer.scores[places], offer.parents[places], offer.depths)
 
@@ -199,26 +189,26 @@ class VerifiedTreeSender:
         parents = list[int]()
         tree_numbers = list[tuple[int, int, int, int]]()
         size = self._page_rows
-        for segment, _, column in trees:
+        # The pages of each tree's draft rows, of all trees after each other, and where each tree's begin.
+        pages = list[int]()
+        firsts = list[int]()
+        for segment, column, own_pages in trees:
             tree = segment.tree
             tree_numbers.append((len(tokens), len(tree.tokens), segment.committed, column))
             tokens += tree.tokens
             parents += tree.parents
+            firsts.append(len(pages))
+            pages += own_pages[column // size :]
         if len(tokens) > MAX_VERIFIED_ROWS or len(trees) > self._max_trees:
             return None
         parts = [np.array(part, np.int32) for part in (tokens, parents, tree_numbers)]
-        # The slots of `room` draft rows per tree, [trees, room], from the root's column on. `all_pages` has
-        # the pages of all trees, `firsts` where each tree's pages begin in it. A row at column c lies in the
-        # page c // size, and its slot is page * size + c % size = (page - c // size) * size + c.
+        # The slots of `room` draft rows per tree, [trees, room], from the root's column on. A row at column c
+        # lies in the page c // size, and its slot is that page's number * size + c % size.
         # size 4, pages [7 2 5], column 6, room 3 -> columns [6 7 8] -> slots [10 11 20]
-        page_counts = np.array([len(pages) for _, pages, _ in trees], np.int32)
-        all_pages = np.fromiter(
-            chain.from_iterable(pages for _, pages, _ in trees), np.int32, int(page_counts.sum())
-        )
-        columns = parts[2][:, 3:] + np.arange(self.room, dtype=np.int32)
-        place = columns // np.int32(size)
-        firsts = (page_counts.cumsum(dtype=np.int32) - page_counts)[:, None]
-        parts.append((all_pages[place + firsts] - place) * np.int32(size) + columns)
+        columns = parts[2][:, 3:] % size + np.arange(self.room)
+        page, offset = np.divmod(columns, size)
+        found = np.array(pages)[page + np.array(firsts)[:, None]]
+        parts.append((found * size + offset).astype(np.int32))
         self._staging.send(parts, self._numbers)
         shapes = (len(tokens),), (len(tokens),), (len(trees), 4), (len(trees), self.room)
         return VerifiedTrees(targets, *views(self._numbers[: size_of(shapes)], shapes))

@@ -107,8 +107,12 @@ class TreeChooser:
         device: Where the candidates are.
         """
         on_gpu = device.type == "cuda"
-        self._shapes = (trees,), (levels,)
-        self._numbers = torch.zeros(size_of(self._shapes), dtype=torch.int32, device=device)
+        self._max_trees = trees
+        self._levels = levels
+        shapes = (trees,), (levels,)
+        self._numbers = torch.zeros(size_of(shapes), dtype=torch.int32, device=device)
+        self._places, factors = views(self._numbers, shapes)
+        self._trust = factors.view(torch.float32)
         self._staging = Staging(len(self._numbers), device)
         self._ranks = self._numbers.new_zeros(trees * candidates)
         self._chosen = self._numbers.new_zeros(trees * (MAX_CHOSEN_NODES - 1))
@@ -140,17 +144,13 @@ class TreeChooser:
         trees = len(choice.places)
         num_nodes = choice.nodes - 1
         grown = choice.grown
-        (max_trees,), (levels,) = self._shapes
-        places = np.zeros(max_trees, np.int32)
-        trust = np.zeros(levels, np.float32)
-        places[:trees], trust[: len(choice.trust)] = choice.places, choice.trust[:levels]
+        places = np.zeros(self._max_trees, np.int32)
+        trust = np.zeros(self._levels, np.float32)
+        places[:trees], trust[: len(choice.trust)] = choice.places, choice.trust[: self._levels]
         self._staging.send([places, trust.view(np.int32)], self._numbers)
-        sent, factors = views(self._numbers, self._shapes)
         ranks = self._ranks[: trees * len(grown.depths)]
         chosen = self._chosen[: trees * num_nodes]
-        numbers = ChoiceNumbers(
-            sent, grown.depths, factors.view(torch.float32), ranks, chosen.view(trees, num_nodes)
-        )
+        numbers = ChoiceNumbers(self._places, grown.depths, self._trust, ranks, chosen.view(trees, num_nodes))
         choose_rows(grown.pool, numbers, rows, choice.nodes, vocabulary)
         self._host[: len(chosen)].copy_(chosen, non_blocking=True)
         if self._copied:

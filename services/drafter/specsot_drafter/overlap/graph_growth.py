@@ -27,11 +27,11 @@ from torch import Tensor
 from specsot.core.frames import TreeSegment
 from specsot.core.tree import single
 from specsot_drafter.core.selection import Candidates
-from specsot_drafter.eagle_kv import DraftPages, DueRows
+from specsot_drafter.eagle_kv import DraftPages, DueRows, VerifiedTree
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads import GraphHead, HeadRows
 from specsot_drafter.heads.checkpoint import HeadShape
-from specsot_drafter.overlap.device_growth import DeviceGrowth, VerifiedTree, VerifiedTreeSender
+from specsot_drafter.overlap.device_growth import DeviceGrowth, VerifiedTreeSender
 from specsot_drafter.overlap.device_selection import GrownPool, TreeChooser
 from specsot_kernels.attention_tables import (
     as_arrays,
@@ -44,6 +44,7 @@ from specsot_kernels.attention_tables import (
 from specsot_kernels.growing import WORD, CandidatePool, DueNumbers, LevelFrontier, LevelPlace, VerifiedTrees
 from specsot_model.attention import AttentionPlan, plan_with_kernel
 from specsot_model.cuda_graphs import Capture, bucket_of
+from specsot_model.inference import inference_mode
 from specsot_model.kv import Numbers, Staging, aligned, size_of, views
 from specsot_model.memory_fit import graph_bytes
 
@@ -142,7 +143,7 @@ class TreeGraphs:
     due: Maximum number of due rows per tree for which the graphs have room.
     """
 
-    @torch.inference_mode()
+    @inference_mode
     def __init__(
         self,
         head: GraphHead,
@@ -197,7 +198,7 @@ class TreeGraphs:
         )
         # Heads with features can grow asynchronously: compile those kernels now, so that no request waits.
         if width := pages.features.shape[1]:
-            one = VerifiedTree(TreeSegment(0, 1, 0, (), single(0)), (0,) * self.async_rows, 0)
+            one = VerifiedTree(TreeSegment(0, 1, 0, (), single(0)), 0, (0,) * self.async_rows)
             verified = self._verified_trees.send([one], self._verified_trees.targets)
             assert verified is not None
             self._graphs[self._trees[0], levels].accept(verified, pages.features.new_zeros((1, width)), 1)
@@ -220,7 +221,7 @@ class TreeGraphs:
         """The number of rows that asynchronous growth needs per tree: accepted tokens and grown rows."""
         return self._verified_trees.room
 
-    @torch.inference_mode()
+    @inference_mode
     def begin_async(
         self, trees: Sequence[VerifiedTree], targets: Tensor, features: Tensor, ids: int, levels: int
     ) -> DeviceGrowth | None:
@@ -237,7 +238,7 @@ class TreeGraphs:
         There is no room if there are more trees than the largest graph has, if the levels are more than the
         deepest, or if the sequences have too many pages or nodes.
         """
-        deep = bucket_of(levels, tuple(self._levels)) or 0
+        deep = bucket_of(levels, self._levels) or 0
         graph = self._graphs.get((bucket_of(len(trees), self._trees) or 0, deep))
         verified = self._verified_trees.send(trees, targets) if graph else None
         if graph is None or verified is None:
@@ -248,7 +249,7 @@ class TreeGraphs:
         found = {tree.sequence: (place, tree.committed) for place, (tree, _, _) in enumerate(trees)}
         return DeviceGrowth.launched(found, self.due, read, graph.grown(self._chooser))
 
-    @torch.inference_mode()
+    @inference_mode
     def begin(self, inputs: Sequence[GraphInput], levels: int) -> Grown | None:
         """Launch what `run` computes. Return a function that waits for the candidates, or None if no graph
         has room.
@@ -265,7 +266,7 @@ class TreeGraphs:
         """
         max_trees = max(self._trees)
         grown = list[Grown]()
-        deep = bucket_of(levels, tuple(self._levels)) or 0
+        deep = bucket_of(levels, self._levels) or 0
         graph = self._graphs.get((bucket_of(len(inputs), self._trees) or max_trees, deep))
         for first in range(0, len(inputs), max_trees):
             batch = inputs[first : first + max_trees]
@@ -407,7 +408,15 @@ class _TreeGraph:
         on_gpu = head.device.type == "cuda"
         self._host = torch.empty(self._flat.shape, dtype=torch.int32, pin_memory=on_gpu)
         self._read_back = torch.cuda.Event() if on_gpu else None
+        pool = _pool(self._host, size)
+        self._candidate_depths = depths.repeat(size.level_sizes).astype(np.int64)
+        # The candidates in the buffer on the host, which the next run overwrites.
+        self._host_pool = Candidates(
+            pool.tokens.numpy(), pool.scores.numpy(), pool.parents.numpy(), self._candidate_depths
+        )
         self._cached_tables: tuple[object, list[Numbers] | None] = ((), None)
+        # What is sent before asynchronous growth; it is never written to.
+        self._without_due = self._no_due_numbers()
         self._replay, _ = capture(lambda: (self._grow_trees(), None))
 
     def begin_async(
@@ -433,10 +442,10 @@ class _TreeGraph:
         Tables without due and grown rows are sent first; the device fills these in.
         """
         rows = self._pages.table.page_rows
-        tables = self._tables([(column // rows * rows, pages) for _, pages, column in trees])
+        tables = self._tables([(column // rows * rows, pages) for _, column, pages in trees])
         if tables is None:
             return None
-        staging.send([*self._no_due_numbers(), *tables], self._numbers)
+        staging.send([*self._without_due, *tables], self._numbers)
         self.accept(verified, features, ids)
         self._run()
         return partial(self._read_async_candidates, len(trees))
@@ -520,10 +529,9 @@ class _TreeGraph:
         """
         if self._read_back:
             self._read_back.synchronize()
-        pool = _pool(self._host.clone(), self._size)
-        size = self._size
-        tokens, scores, parents = (each[:trees].numpy() for each in (pool.tokens, pool.scores, pool.parents))
-        return Candidates(tokens, scores, parents, np.repeat(np.arange(1, size.levels + 1), size.level_sizes))
+        host = self._host_pool
+        tokens, scores, parents = (each[:trees].copy() for each in (host.tokens, host.scores, host.parents))
+        return Candidates(tokens, scores, parents, self._candidate_depths)
 
     def _grow_trees(self) -> Tensor:
         """Compute the due rows, then grow level by level. Return the flat int32 buffer with the candidates,

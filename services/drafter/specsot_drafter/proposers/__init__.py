@@ -167,7 +167,7 @@ class Proposer(ABC):
         these tokens comes as the bonus token.
         """
         levels = self.levels_at(sequence)
-        left = sequence.remaining - 1
+        left = sequence.end - sequence.committed - 2
         return levels if levels <= left else max(left, 0)
 
     def levels_at(self, sequence: DraftSequence, further: int = 0) -> int:
@@ -179,6 +179,8 @@ class Proposer(ABC):
 
         The bounds are the proposer's deepest tree and the last position that the draft model supports.
         """
+        if not self.follows(sequence.id):
+            return 0
         room = sequence.max_tokens(self.positions) - sequence.committed - 1 - further
-        levels = len(self.widths) + 1 if self.follows(sequence.id) else 0
+        levels = len(self.widths) + 1
         return levels if levels <= room else max(room, 0)

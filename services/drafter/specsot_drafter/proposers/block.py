@@ -231,8 +231,8 @@ class BlockProposer(Proposer):
 
         pages: Numbers of the pages.
         """
-        for page in pages:
-            self._kv.clear_page(page)
+        if pages:
+            self._kv.clear_pages(pages)
 
 
 def offer_paths(best: Best, levels: int, nodes: int, sequences: Sequence[DraftSequence]) -> Candidates:

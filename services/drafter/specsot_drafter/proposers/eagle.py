@@ -23,11 +23,12 @@ from specsot_drafter.grammar import filter_candidates, make_guide
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import graph_head
-from specsot_drafter.overlap.device_growth import DeviceGrowth, VerifiedTree
+from specsot_drafter.overlap.device_growth import DeviceGrowth
 from specsot_drafter.overlap.graph_growth import LEVEL_ROWS, GraphInput, TreeGraphs
 from specsot_drafter.proposers import ChosenTrees, Offer, Proposer
 from specsot_model.core.kv_plan import window_of
 from specsot_model.cuda_graphs import PROMPT_ROWS, GraphCapture
+from specsot_model.inference import inference_mode
 from specsot_model.kv import indices
 
 # Rows. The lengths of the made-up prompts of the warm-up, from a full frame to one row.
@@ -59,6 +60,8 @@ class EagleProposer(Proposer):
         self._max_nodes = shape.nodes - 1
         self._pages = DraftPages(head, pages, page_rows)
         self._followed: dict[int, FollowedSequence] = {}
+        # Those of them whose newest known token is no root yet, because their prompts are being processed.
+        self._without_root: dict[int, FollowedSequence] = {}
         self._graphs: TreeGraphs | None = None
         # The growth that was launched before the host has read the verification result it follows.
         self._async_growth: DeviceGrowth | None = None
@@ -82,8 +85,8 @@ class EagleProposer(Proposer):
         Sequences that are not followed count 0. A sequence whose prompt is being processed counts twice if
         it is named, too.
         """
-        own = [self._followed[sequence.id].due for sequence in sequences if sequence.id in self._followed]
-        return sum(own) + sum(one.due for one in self._prefilling())
+        followed = [self._followed.get(sequence.id) for sequence in sequences]
+        return sum([one.due for one in followed if one]) + sum(one.due for one in self._prefilling())
 
     def open(self, sequence: DraftSequence) -> None:
         """Follow a sequence from its start or from its fork.
@@ -122,6 +125,7 @@ class EagleProposer(Proposer):
         Batches of sequences that are not followed store nothing. Features that asynchronous growth has
         stored on the device already are not stored again.
         """
+        self._record_roots(batch)
         if batch.rows is None:
             for feature_batch in batch.feature_batches:
                 if followed := self._followed.get(feature_batch.sequence):
@@ -141,11 +145,25 @@ class EagleProposer(Proposer):
         if rows:
             self._store(batch.rows, first, rows, slots)
 
+    def _record_roots(self, batch: Features) -> None:
+        """Record which followed sequences have a root after a message, so that the others are found without a
+        look at all sequences.
+
+        batch: The message.
+        """
+        for feature_batch in batch.feature_batches:
+            sequence = feature_batch.sequence
+            if feature_batch.bonus is not None:
+                self._without_root.pop(sequence, None)
+            elif sequence in self._followed:
+                self._without_root[sequence] = self._followed[sequence]
+
     def close(self, sequence: int) -> None:
         """Free the pages of a sequence, and follow it no more. An unknown sequence is ignored.
 
         sequence: Id of the sequence.
         """
+        self._without_root.pop(sequence, None)
         self._followed.pop(sequence, None)
         self._pages.close(sequence)
 
@@ -190,7 +208,7 @@ class EagleProposer(Proposer):
 
     def _prefilling(self) -> list[FollowedSequence]:
         """Return the sequences with due rows whose prompts are not complete yet; [] if there are none."""
-        return [one for one in self._followed.values() if one.sequence.root is None and one.due]
+        return [one for one in self._without_root.values() if one.due]
 
     def _take_due(self, followed: Sequence[FollowedSequence]) -> list[DueRows]:
         """Return the due rows of some sequences, then those of all sequences whose prompts are being
@@ -257,7 +275,7 @@ class EagleProposer(Proposer):
         guide = make_guide(self._head, own)
         return TreeGrowth(self._head, self._pages.kv, rooms, self._top_k, guide).run(last, levels, keep)
 
-    @torch.inference_mode()
+    @inference_mode
     def _warm_up(self) -> None:
         """Draft for made-up sequences, so that the kernels for such sizes are compiled and loaded.
 
@@ -336,7 +354,7 @@ class EagleProposer(Proposer):
 
         return offer
 
-    @torch.inference_mode()
+    @inference_mode
     def start_growth(self, verification: DeviceVerification, ids: int, levels: int) -> AsyncGrowth | None:
         """Launch the growth of the next trees before the host has read the verification result of the current
         ones; see `Proposer.start_growth`. Return None if nothing was launched.
@@ -354,20 +372,15 @@ class EagleProposer(Proposer):
         self._async_growth = None
         graphs = self._graphs
         head = self._head
-        followed = [self._followed.get(tree.sequence) for tree in verification.trees]
-        if graphs:
-            self._compute_due((*filter(None, followed), *self._prefilling()))
-        if graphs is None or not all(map(self._is_known, followed, verification.trees)):
+        if graphs is None:
             return None
-        cover = self._pages.cover_tree
-        more = graphs.async_rows
-        pages = [cover(tree.sequence, tree.committed, more) for tree in verification.trees]
-        trees = [
-            VerifiedTree(tree, own, self._pages.table.column(tree.sequence, tree.committed))
-            for tree, own in zip(verification.trees, pages)
-            if own
-        ]
-        if len(trees) == len(pages):
+        followed = [self._followed.get(tree.sequence) for tree in verification.trees]
+        if self._without_root or not self._are_known(followed, verification.trees):
+            self._compute_due((*filter(None, followed), *self._prefilling()))
+            if not self._are_known(followed, verification.trees):
+                return None
+        trees = self._pages.cover_trees(verification.trees, graphs.async_rows)
+        if trees:
             features = head.features(verification.features.to(head.device, head.dtype))
             targets = verification.targets.to(head.device)
             self._async_growth = graphs.begin_async(trees, targets, features, ids, levels)
@@ -389,15 +402,18 @@ class EagleProposer(Proposer):
             growth.choose(sequences, nodes, max_levels, trust) if isinstance(growth, DeviceGrowth) else None
         )
 
-    def _is_known(self, followed: FollowedSequence | None, tree: TreeSegment) -> bool:
-        """Return whether a sequence's draft rows and features are complete up to the root of a tree. False
-        for sequences with a KV policy (a window), because pages of theirs may have been freed.
+    def _are_known(self, followed: Sequence[FollowedSequence | None], trees: Sequence[TreeSegment]) -> bool:
+        """Return whether the draft rows and features of all sequences are complete up to the roots of their
+        trees. False if a sequence has a KV policy (a window), because pages of it may have been freed.
 
-        followed: What is followed of the tree's sequence. None: nothing, and the result is False.
-        tree: The tree that is being verified.
+        followed: What is followed of each tree's sequence. None: nothing, and the result is False.
+        trees: The trees that are being verified.
         """
-        known = followed is not None and followed.extended == followed.length == tree.committed
-        return known and self._pages.table.policy(tree.sequence) is None
+        for one, tree in zip(followed, trees):
+            if one is None or not one.extended == one.sequence.committed == tree.committed:
+                return False
+        table = self._pages.table
+        return not (table.has_policies and any(table.policy(tree.sequence) for tree in trees))
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
         """Reserve the rows of a tree after a sequence's own rows, and return where they are. Return None if

@@ -120,6 +120,9 @@ class DecodeState:
         `lowered` tokens.
     lowered: The biased tokens of a greedy sequence, whose biases are all negative. An argmax that is none of
         them is also the argmax with the biases. Empty for other sequences.
+    bars: True if `barred_tokens` may return tokens.
+    takes_argmax: True if every target of the sequence is the argmax of the unchanged logits, except where a
+        grammar mask excludes it: the sequence is greedy, and neither biases nor barred tokens change it.
     place: The sequence's place among the trees of a frame, if its next tree is always the drafter's tree for
         its newest token. None if it has no drafter, or if it has a grammar and is not greedy.
     """
@@ -135,11 +138,12 @@ class DecodeState:
     processed: bool = field(init=False)
     greedy: bool = field(init=False)
     lowered: frozenset[int] = field(init=False)
+    bars: bool = field(init=False)
+    takes_argmax: bool = field(init=False)
     place: tuple[int, int] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """Derive `processed`, `greedy`, `lowered` and `place` from the opening, and start the grammar if
-        there is one.
+        """Derive the fields that depend on the opening alone, and start the grammar if there is one.
 
         A drafted sequence has a `place` until a grammar takes it away, see `set_grammar`.
         """
@@ -149,6 +153,8 @@ class DecodeState:
         only_lowers = not sampling.penalises and all(bias <= 0 for _, bias in biases)
         self.greedy = sampling.temperature <= 0 and only_lowers
         self.lowered = frozenset(token for token, _ in biases) if self.greedy else frozenset()
+        self.bars = self.opening.min_tokens > 0 or bool(self.opening.excluded_first)
+        self.takes_argmax = self.greedy and not (self.lowered or self.bars)
         self.place = place_of(self.opening) if self.opening.drafted else None
         if self.grammar:
             self.set_grammar(self.grammar)
@@ -226,7 +232,8 @@ class DecodeState:
         The reasons are those of `_end_at`. A grammar that does not allow a token ends the sequence with
         FAILED, after that token was appended.
         """
-        check_each = self.grammar or self.history or len(tokens) >= self.remaining
+        left = self.opening.limit - len(self.tokens)
+        check_each = self.grammar or self.history or len(tokens) >= left
         if not check_each and set(tokens).isdisjoint(self.opening.stop_ids):
             self.tokens += tokens
             return None
@@ -345,12 +352,12 @@ def accept_tree(
         return Outcome(sequence, draft_round, (0,), (), End.FAILED, draft_paused=draft_paused)
     state.retried = False
     num_previous = len(state.tokens)
-    end = state.write((*[tree.tokens[node] for node in accepted[1:]], bonus))
-    tokens = tuple(state.tokens[num_previous:])
-    forced = () if end else state.forced()
-    return Outcome(
-        sequence, draft_round, accepted[: len(tokens)], tokens, end, forced=forced, draft_paused=draft_paused
-    )
+    tokens = (*[tree.tokens[node] for node in accepted[1:]], bonus)
+    if end := state.write(tokens):
+        tokens = tuple(state.tokens[num_previous:])
+        accepted = accepted[: len(tokens)]
+    forced = () if end or state.grammar is None else state.forced()
+    return Outcome(sequence, draft_round, accepted, tokens, end, (), forced, draft_paused)
 
 
 Masks = Sequence[np.ndarray | None]

@@ -460,7 +460,10 @@ class DraftTimeout:
 
         drafter: Name of the drafter.
         """
-        return self._backoffs.setdefault(drafter if len(self._responsive) > 1 else "", _Backoff())
+        name = drafter if len(self._responsive) > 1 else ""
+        if (backoff := self._backoffs.get(name)) is None:
+            backoff = self._backoffs[name] = _Backoff()
+        return backoff
 
     def deadline(self, since: float, drafter: str | None = "") -> float:
         """Return the time in seconds until which a sequence keeps waiting for its tree. Return `since` if it
@@ -644,12 +647,12 @@ class StepTimer:
         """
         previous = [self._verified.get(one.sequence) for one in frame.segments]
         self._note(frame, now)
-        sizes = [len(one.tree) for one in frame.segments if isinstance(one, TreeSegment)]
+        sizes = [len(one.tree.tokens) for one in frame.segments if isinstance(one, TreeSegment)]
         known = [one for one in previous if one is not None]
         computed = sum(frame.seconds)
         if not sizes or len(sizes) < len(frame.segments) or len(known) < len(previous):
             return computed, 0.0
-        seconds = now - max(at for at, _ in known)
+        seconds = now - max([at for at, _ in known])
         if sum(sizes) > len(sizes):
             # The machine may be loaded differently at the next pause, so older measurements are discarded.
             self._plain.clear()
@@ -668,6 +671,6 @@ class StepTimer:
         frame: The verified frame.
         now: Time in seconds.
         """
-        self._verified |= dict.fromkeys((one.sequence for one in frame.segments), (now, frame.paused))
+        self._verified |= dict.fromkeys([one.sequence for one in frame.segments], (now, frame.paused))
         for sequence in frame.closings:
             self._verified.pop(sequence, None)

@@ -154,7 +154,9 @@ class SequenceState:
         stored tree of the next draft round stays.
         """
         assert self.root is not None
-        tree = self.tree or (chain((self.root, *self.forced)) if self.forced else single(self.root))
+        tree = self.tree
+        if tree is None:
+            tree = chain((self.root, *self.forced)) if self.forced else single(self.root)
         levels = tree_depth_limit(self.policy, self.committed) if self.policy else None
         tree = first_nodes(tree if levels is None else shallow(tree, levels), max_nodes)
         scratch = self.tree_frames.launch(self.draft_round, len(tree.tokens))
@@ -165,19 +167,6 @@ class SequenceState:
         self.waiting_since = None
         self.root_only = False
         return tree_segment
-
-    def mark_sent(self, draft_paused: bool) -> bool:
-        """Record that the newest segment is being launched. Return True if the segment is a tree of a drafted
-        sequence: a pause of drafting counts such trees. Return False for a prompt chunk, and for a sequence
-        that is not drafted.
-
-        draft_paused: True while drafting is paused or resuming, so that the drafter is not asked for the next
-            tree.
-
-        `drafter_informed` becomes the opposite of `draft_paused`.
-        """
-        self.drafter_informed = not draft_paused
-        return self.opening.drafted and self.in_flight
 
     def apply_outcome(self, outcome: Outcome, now: float, awaits_drafts: bool = True) -> None:
         """Apply the result of the final prompt chunk or of the tree in flight.
@@ -218,9 +207,9 @@ class SequenceState:
 
         While the prompt is being fed there is no newest token, so that a draft of round 0 has a wrong root.
         """
-        return (
-            draft.draft_round == self.draft_round and not self.in_flight and draft.tree.tokens[0] != self.root
-        )
+        if draft.tree.tokens[0] == self.root or draft.draft_round != self.draft_round:
+            return False
+        return not self.in_flight
 
     def offer_tree(self, draft_round: int, tree: Tree) -> bool:
         """Store a tree for a draft round, and return whether it was stored: False if it was dropped.

@@ -7,7 +7,7 @@ changes in the same order. Callers pass in the time, in seconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from operator import attrgetter
 
 from specsot.core.frames import (
     Close,
@@ -23,7 +23,7 @@ from specsot.core.frames import (
     Result,
     Segment,
     TreeSegment,
-    rows_of,
+    num_tokens_of,
 )
 from specsot.core.pages import PageTable, max_held_pages
 from specsot.errors import SpecsotError
@@ -82,6 +82,8 @@ class Sequencer:
         self._vocabulary = vocabulary
         # Sequences that are open or wait to be opened, by id, in order of arrival.
         self._sequences: dict[int, SequenceState] = {}
+        # Those of them that are not open yet, or whose prompt is not fed completely, in order of arrival.
+        self._unfed: dict[int, SequenceState] = {}
         # Ids that the next frame closes on every stage.
         self._closings = list[int]()
         # Outcomes of sequences that could not be opened, until the master is sent them.
@@ -103,7 +105,7 @@ class Sequencer:
         """Number of prompt tokens that the next frame could carry, of all sequences together. 0 if no prompt
         can be fed.
         """
-        return sum(self._feedable_tokens(one) for one in self._sequences.values() if not one.prefilled)
+        return sum(map(self._feedable_tokens, self._unfed.values()))
 
     def apply_order(self, order: Order) -> None:
         """Apply an order of the master: open a sequence, close one, or extend a lease.
@@ -120,7 +122,8 @@ class Sequencer:
             case Open(opening, tokens, lease):
                 if opening.sequence in self._sequences:
                     return
-                self._sequences[opening.sequence] = SequenceState(opening, tokens, lease)
+                state = SequenceState(opening, tokens, lease)
+                self._sequences[opening.sequence] = self._unfed[opening.sequence] = state
                 if not self._valid_ids(tokens):
                     self._reject(opening.sequence)
             case Close(sequence, kept):
@@ -181,6 +184,8 @@ class Sequencer:
         self._draft_timeout.record_drafter_message(drafts.drafter)
         # Arrival times of the results for which a tree has come.
         answered = set[float | None]()
+        # One look at the ids of all trees takes much less time than a look at those of each tree.
+        all_valid = self._valid_ids([token for draft in drafts.drafts for token in draft.tree.tokens])
         for draft in drafts.drafts:
             if (state := self._sequences.get(draft.sequence)) is None:
                 continue
@@ -188,12 +193,15 @@ class Sequencer:
             state.drafter = drafts.drafter
             # A tree that grows from an unverified node needs a second tree frame in flight.
             unverified = draft.parent is not None
-            if unverified or not self._valid_ids(draft.tree.tokens) or state.has_wrong_root(draft):
+            valid_ids = all_valid or self._valid_ids(draft.tree.tokens)
+            if unverified or not valid_ids or state.has_wrong_root(draft):
                 self._stop_waiting(state, draft.draft_round)
             elif state.offer_tree(draft.draft_round, draft.tree):
-                waited = None if now is None or since is None else now - since
-                self._draft_timeout.record_tree(waited, drafts.drafter)
+                if now is not None and since is not None:
+                    self._draft_timeout.record_tree(now - since, drafts.drafter)
                 answered.add(since)
+        if answered:
+            self._draft_timeout.record_tree(None, drafts.drafter)
         for state in self._sequences.values() if self._draft_timeout.sends_backlog else ():
             state.waiting_since = None if state.waiting_since in answered else state.waiting_since
         if drafts.paused_trees:
@@ -265,10 +273,21 @@ class Sequencer:
         if len(self._in_flight) >= max_in_flight or (max_in_flight == 1 and self._waiting_families(now)):
             return None
         growths = self._compose_trees(now, self._budget.rows - self._tokens_reserved_for_prompts())
-        openings, chunks = self._compose_prompts(sum(map(rows_of, growths)))
+        openings, chunks = self._compose_prompts(num_tokens_of(growths))
         closings = self._pop_closings() if self._closings else ()
-        frame = Frame(self._epoch, self._number + 1, tuple(openings), (*growths, *chunks), closings)
-        return self._launch(frame, now) if frame.openings or frame.segments or closings else None
+        frame = Frame(
+            self._epoch,
+            self._number + 1,
+            tuple(openings),
+            (*growths, *chunks),
+            closings,
+            paused=self._draft_timeout.paused,
+            catching_up=self._draft_timeout.catching_up,
+        )
+        if not (frame.openings or frame.segments or closings):
+            return None
+        self._record_launch(frame, now)
+        return frame
 
     def deadline(self) -> float | None:
         """Return the earliest deadline among waiting sequences, in seconds.
@@ -287,14 +306,13 @@ class Sequencer:
         if len(self._in_flight) >= self._max_in_flight():
             return None
         waiting = [
-            (state.waiting_since, state.drafter) for state in self._sequences.values() if state.can_decode
+            (state.waiting_since, state.drafter)
+            for state in self._sequences.values()
+            if state.waiting_since is not None and state.can_decode
         ]
         deadlines = self._draft_timeout.family_deadline, self._draft_timeout.deadline
         times = (
-            deadline_of(since, drafter_name)
-            for since, drafter_name in waiting
-            if since is not None
-            for deadline_of in deadlines
+            deadline_of(since, drafter_name) for since, drafter_name in waiting for deadline_of in deadlines
         )
         return min((one for one in times if one > self._composed), default=None)
 
@@ -320,9 +338,8 @@ class Sequencer:
         self._closings = [one for one in closings if one in reused_sequences]
         return tuple(one for one in closings if one not in reused_sequences)
 
-    def _launch(self, frame: Frame, now: float) -> Frame:
-        """Apply the frame's closings to the page table and record the frame as in flight. Return the frame
-        with the state of the drafting pause filled in.
+    def _record_launch(self, frame: Frame, now: float) -> None:
+        """Apply the frame's closings to the page table and record the frame as in flight.
 
         frame: The composed frame.
         now: Time in seconds.
@@ -335,17 +352,21 @@ class Sequencer:
         self._number = frame.number
         segments = frame.segments
         self._record_in_flight(segments, now)
-        paused = self._draft_timeout.paused
-        catching_up = self._draft_timeout.catching_up
-        drafted = [self._sequences[one.sequence].mark_sent(paused or catching_up) for one in segments]
-        self._draft_timeout.record_launch(sum(drafted), sum(map(rows_of, segments)), self._drafted())
-        return replace(frame, paused=paused, catching_up=catching_up)
+        informed = not (frame.paused or frame.catching_up)
+        num_trees = 0
+        for one in segments:
+            state = self._sequences[one.sequence]
+            state.drafter_informed = informed
+            num_trees += state.opening.drafted and isinstance(one, TreeSegment)
+        # Only a pause counts the drafted sequences.
+        num_drafted = self._drafted() if frame.paused else 0
+        self._draft_timeout.record_launch(num_trees, num_tokens_of(segments), num_drafted)
 
     def _drafted(self) -> int:
         """Return the number of sequences that have finished their prompts and are to be drafted for. Whether
         a drafter is present does not matter.
         """
-        return sum(state.opening.drafted and state.root is not None for state in self._sequences.values())
+        return sum([one.opening.drafted and one.root is not None for one in self._sequences.values()])
 
     def _record_in_flight(self, segments: tuple[Segment, ...], now: float) -> None:
         """Record the newest frame as in flight, and, for `PipelineDepth`, how long its sequences stayed at
@@ -360,7 +381,7 @@ class Sequencer:
         tree_states = [self._sequences[one.sequence] for one in segments if isinstance(one, TreeSegment)]
         for earlier in self._in_flight.values():
             earlier.alone = False
-        families = frozenset(state.family for state in tree_states)
+        families = frozenset([state.place[0] for state in tree_states])
         self._in_flight[self._number] = InFlightFrame(now, families, not self._in_flight)
         returned = [state.returned_at for state in tree_states if state.returned_at is not None]
         if self._depth and returned:
@@ -407,9 +428,9 @@ class Sequencer:
             runnable = [
                 one
                 for one in self._sequences.values()
-                if one.can_decode and not self._waits_for_tree(one, now)
+                if one.can_decode and (one.waiting_since is None or not self._waits_for_tree(one, now))
             ]
-            return sorted(runnable, key=lambda state: state.place)
+            return sorted(runnable, key=attrgetter("place"))
         waiting_families = self._waiting_families(now)
         ready = list[SequenceState]()
         families = self._families()
@@ -422,7 +443,7 @@ class Sequencer:
             ]
             if num_in_flight < parts and (len(runnable) >= share or family not in waiting_families):
                 ready += runnable[:share]
-        return sorted(ready, key=lambda state: state.place)
+        return sorted(ready, key=attrgetter("place"))
 
     def _families(self) -> dict[int, list[SequenceState]]:
         """Return the sequences that have finished their prompts, by family id. In each family, the sequence
@@ -484,32 +505,38 @@ class Sequencer:
         ready = self._ready_sequences(now)
         segments = dict[int, TreeSegment]()
         table = self._table
-        queue = sorted(ready, key=lambda state: state.turn)
+        queue = sorted(ready, key=attrgetter("turn"))
         slots = max(self._budget.max_tree_nodes, 1)
-        for turn_index, state in enumerate(queue):
-            num_later = len(queue) - turn_index - 1
+        # The table is asked only if the free pages might not hold the largest trees of all sequences. A tree
+        # may begin on any row of a page.
+        plenty = table.free >= len(queue) * table.pages_for(table.page_rows - 1 + slots)
+        num_later = len(queue)
+        has_policies = table.has_policies
+        for state in queue:
+            num_later -= 1
             sequence = state.opening.sequence
             # Every later sequence keeps one token for its root. With fewer tokens than sequences, the first
             # sequences get one token each.
             share = max(max_tokens - num_later, min(max_tokens, 1))
-            # The table is asked only if the free pages might not hold a whole tree.
-            plenty = table.free * table.page_rows >= slots
             max_nodes = slots if plenty else min(table.reservable_rows(sequence, state.committed), slots)
             if (rows := min(share, max_nodes)) < 1:
                 continue
             # The sequence's draft timeout has passed.
             if state.waiting_since is not None and state.tree is None:
                 self._draft_timeout.record_miss(state.drafter)
-            self._free_after(sequence, state.committed)
+            if has_policies:
+                self._free_after(sequence, state.committed)
             # The tree was not truncated for lack of room in the frame, so the sequence moves to the end of
             # the order.
             if min(state.next_tree_size, max_nodes) <= share:
                 self._turns += 1
                 state.turn = self._turns
             segments[sequence] = segment = state.next_tree_segment(rows)
-            table.reserve(sequence, state.committed + len(segment.tree))
-            max_tokens -= len(segment.tree)
-        return [segments[state.opening.sequence] for state in ready if state.opening.sequence in segments]
+            num_nodes = len(segment.tree.tokens)
+            table.reserve(sequence, state.committed + num_nodes)
+            max_tokens -= num_nodes
+        placed = [segments.get(state.opening.sequence) for state in ready]
+        return [segment for segment in placed if segment]
 
     def _tokens_reserved_for_prompts(self) -> int:
         """Return how many tokens of the next frame the trees leave to prompts. 0 if no prompt can be fed.
@@ -554,7 +581,7 @@ class Sequencer:
         chunks = list[PromptChunk]()
         unfed = [
             state
-            for state in self._sequences.values()
+            for state in self._unfed.values()
             if state.num_unfed or (state.opening.decodes and not state.opened)
         ]
         max_tokens = self._max_prompt_tokens(num_tree_tokens, unfed) if unfed else 0
@@ -584,6 +611,8 @@ class Sequencer:
                 chunks.append(state.next_chunk(rows))
                 self._table.reserve(sequence, state.fed)
                 max_tokens -= len(chunks[-1].tokens)
+            if state.prefilled:
+                del self._unfed[sequence]
         return openings, chunks
 
     def _max_prompt_tokens(self, num_tree_tokens: int, unfed: Sequence[SequenceState]) -> int:
@@ -714,6 +743,7 @@ class Sequencer:
         If it was neither opened nor reuses KV, nothing is left to close.
         """
         state = self._sequences.pop(sequence, None)
+        self._unfed.pop(sequence, None)
         if state and state.opened:
             self._closings.append(sequence)
         # No other sequence will reuse this KV.

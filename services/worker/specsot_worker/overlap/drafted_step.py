@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 from specsot.core.device_verification import ColocatedDrafter, DeviceTrees, DeviceVerification, DraftHandle
@@ -24,9 +23,9 @@ class OverlapsSteps(Protocol):
         ...
 
 
-# Returns the place of a segment's sequence among a frame's trees, if its next tree is the drafter's.
+# Returns the place of each segment's sequence among a frame's trees, if its next tree is the drafter's.
 # Otherwise None.
-Place = Callable[[Segment], tuple[int, int] | None]
+Places = Callable[[Sequence[Segment]], Sequence[tuple[int, int] | None]]
 
 
 class DraftedStep:
@@ -81,7 +80,7 @@ class DraftedStep:
         if self._segments and not self.selected:
             segments = self._frame.segments
             trees = {one.sequence: one.tree for one in segments if isinstance(one, TreeSegment)}
-            alike = [replace(one, tree=trees.get(one.sequence, one.tree)) for one in self._segments]
+            alike = [one.with_tree(trees.get(one.sequence, one.tree)) for one in self._segments]
             if not self._step.prepare(alike):
                 self._segments = []
 
@@ -151,17 +150,17 @@ class ColocatedDrafts:
         sets it.
     """
 
-    def __init__(self, stage: OverlapsSteps | None, place: Place, is_quiet: Callable[[], bool]) -> None:
+    def __init__(self, stage: OverlapsSteps | None, places: Places, is_quiet: Callable[[], bool]) -> None:
         """Start without a drafter.
 
         stage: Launches steps. None if no stage can.
-        place: Returns a segment's place among a frame's trees if its sequence's next tree is the drafter's,
-            whatever tokens it generates; otherwise None.
+        places: Returns each segment's place among a frame's trees if its sequence's next tree is the
+            drafter's, whatever tokens it generates; otherwise None.
         is_quiet: Returns whether no message has arrived that would change the next frame.
         """
         self.drafter: ColocatedDrafter | None = None
         self._stage = stage
-        self._place = place
+        self._places = places
         self._is_quiet = is_quiet
         # The drafts that follow the frame that is being verified, if they were started before the host has
         # read the result.
@@ -188,7 +187,8 @@ class ColocatedDrafts:
             or not frame.number
         ):
             return
-        trees = [one for one in frame.segments if isinstance(one, TreeSegment) and self._place(one)]
+        placed = zip(frame.segments, self._places(frame.segments))
+        trees = [one for one, place in placed if place and isinstance(one, TreeSegment)]
         if trees and all(isinstance(one, PromptChunk) for one in frame.segments[len(trees) :]):
             verification = DeviceVerification(frame.epoch, tuple(trees), targets, frame.fused)
             self._handle = self.drafter.start_drafts(verification)
@@ -216,7 +216,7 @@ class ColocatedDrafts:
         step = self._stage.next_step if self._stage else None
         if not (frame.number and step and self.drafter):
             return None
-        places = [*map(self._place, frame.segments)]
+        places = self._places(frame.segments)
         if not all(places):
             return None
         ahead = DraftedStep(step, frame, outcomes, places)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from specsot.core.device_verification import DeviceTrees
@@ -17,6 +16,7 @@ from specsot.core.pages import PageTable
 from specsot.core.tree import Tree, chain, single
 from specsot.params import Window
 from specsot_model.core.kv_plan import plan_frame
+from specsot_model.inference import inference_mode
 from specsot_model.kv import KVPages, indices
 from specsot_model.step_rows import FilledStep, Outputs, StepRows
 
@@ -96,7 +96,7 @@ class SpeculativeStep(OverlappedWork):
     @property
     def rows(self) -> int:
         """Number of tokens of the step."""
-        return sum(len(tree.tokens) for tree in self.trees)
+        return sum([len(tree.tokens) for tree in self.trees])
 
     def leave_out(self, closed: Sequence[int]) -> None:
         """Remove sequences that have ended since the launch, and their outputs. Unknown ids are ignored.
@@ -138,9 +138,20 @@ class SpeculativeStep(OverlappedWork):
             return False
         if frame.openings or not frame.segments or len(frame.segments) != len(self.segments):
             return False
-        if not all(map(_is_alike, frame.segments, self.segments, self.trees)):
-            return False
-        trees = [one.tree for one in frame.segments if isinstance(one, TreeSegment)]
+        trees = list[Tree]()
+        # The comparison is written out, because a call for each sequence would take as long again.
+        for segment, predicted, tree in zip(frame.segments, self.segments, self.trees):
+            if (
+                not isinstance(segment, TreeSegment)
+                or segment.sequence != predicted.sequence
+                or segment.committed != predicted.committed
+                or segment.keep != predicted.keep
+                or segment.parent != predicted.parent
+                or segment.scratch != predicted.scratch
+                or segment.tree.parents != tree.parents
+            ):
+                return False
+            trees.append(segment.tree)
         return not self.confirmed or self.tokens == _tokens(trees)
 
 
@@ -244,15 +255,15 @@ class NextStep:
         """
         had_single_nodes = self._single_nodes
         trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
-        self._all_continue = bool(trees) and all(map(self._has_next_tree, frame.segments))
-        single_nodes = all(len(one.tree) == 1 for one in trees)
+        self._all_continue = bool(trees) and self._all_have_next_tree(frame.segments)
+        single_nodes = all(len(one.tree.tokens) == 1 for one in trees)
         draft_paused = frame.paused or frame.catching_up
         # After a pause of drafting, trees may follow.
         self._single_nodes = bool(trees) and single_nodes and not draft_paused
         if single_nodes and (had_single_nodes or draft_paused) and self._all_continue:
             self._prepare([*map(_following, frame.segments)])
 
-    @torch.inference_mode()
+    @inference_mode
     def launch(self, tokens: list[int]) -> bool:
         """Launch the prepared step. Return whether it was launched: False if no step with as many tokens is
         prepared, or if the vocabulary does not have a token id.
@@ -268,7 +279,7 @@ class NextStep:
         self._start_timer()
         return self._launch(tokens)
 
-    @torch.inference_mode()
+    @inference_mode
     def prepare(self, segments: Sequence[TreeSegment]) -> bool:
         """Prepare the step with these segments, if every segment of the newest frame is followed by a tree.
         Return whether that is so: if True, `launch_drafts` is to be called when the trees are known; if
@@ -287,7 +298,7 @@ class NextStep:
             self._step = SpeculativeStep(segments, [one.tree for one in segments])
         return self._all_continue
 
-    @torch.inference_mode()
+    @inference_mode
     def launch_drafts(self, trees: Sequence[Tree]) -> bool:
         """Launch the step of the last `prepare`. Return whether it was launched: False if no step is
         predicted, if it does not fit, or if a token id is beyond the vocabulary.
@@ -306,13 +317,13 @@ class NextStep:
         was_prepared = self._shapes_repeat
         self._shapes_repeat = all(tree.parents == one.parents for tree, one in zip(trees, step.trees))
         if not (self._shapes_repeat and was_prepared):
-            segments = [replace(one, tree=tree) for one, tree in zip(step.segments, trees)]
+            segments = [one.with_tree(tree) for one, tree in zip(step.segments, trees)]
             self._discard()
             step = self._prepare(segments)
         step.trees = trees
         return self._launch(_tokens(trees))
 
-    @torch.inference_mode()
+    @inference_mode
     def launch_selected(self, segments: Sequence[TreeSegment], trees: DeviceTrees) -> bool:
         """Launch the step with trees that the device selects. Return whether it was launched.
 
@@ -333,16 +344,7 @@ class NextStep:
             return False
         # One tree serves all sequences: building one for each of 64 sequences, say, would delay the launch.
         unknown = chain((0,) * trees.nodes)
-        step = self._prepare(
-            [
-                TreeSegment(
-                    one.sequence, one.draft_round, one.committed, one.keep, unknown, one.parent, one.scratch
-                )
-                if one.draft_round > 1
-                else one
-                for one in segments
-            ]
-        )
+        step = self._prepare([one.with_tree(unknown) if one.draft_round > 1 else one for one in segments])
         if step.filled is None or step.hidden:
             return False
         roots = [one.tree.tokens[0] for one in segments]
@@ -413,8 +415,8 @@ class NextStep:
             return step
         step.reserved = reserved
         plan = plan_frame(table, Frame(0, 0, segments=tuple(segments)))
-        for page in plan.trimmed:
-            self._kv.clear_page(page)
+        if plan.trimmed:
+            self._kv.clear_pages(plan.trimmed)
         step.filled = self._steps.fill(StepRows((), plan.positions, plan.slots, plan.spans, plan.moves))
         if step.filled:
             step.apply(OverlapEvent.WRITTEN)
@@ -453,10 +455,10 @@ class NextStep:
             self._moved_to |= {one.sequence: one.committed for one in step.segments}
         if step.state is not OverlapState.IDLE:
             step.apply(OverlapEvent.DIFFERED)
-        for sequence, pages in reversed(step.reserved):
-            for page in self._table.unreserve(sequence, pages):
-                if was_launched:
-                    self._kv.clear_page(page)
+        unreserve = self._table.unreserve
+        freed = [page for reserved in reversed(step.reserved) for page in unreserve(*reserved)]
+        if was_launched and freed:
+            self._kv.clear_pages(freed)
 
     def _forget(self, closings: Sequence[int]) -> None:
         """Drop what is remembered of discarded steps for sequences that have ended. Unknown ids are ignored.
@@ -479,18 +481,16 @@ class NextStep:
             return replace(segment, keep=(0,))
         return segment
 
-    def _has_next_tree(self, segment: Segment) -> bool:
-        """Return whether the segment's sequence has a tree in the next frame, and has no KV policy other than
-        a window. Return False for a prompt chunk that is not final.
+    def _all_have_next_tree(self, segments: Sequence[Segment]) -> bool:
+        """Return whether every segment's sequence has a tree in the next frame, and has no KV policy other
+        than a window. Return False if a segment is a prompt chunk that is not final.
 
-        segment: A segment of the newest frame.
-
-        Return True for every tree and for a final prompt chunk, if the sequence has no policy or a window.
+        segments: The segments of the newest frame.
         """
-        if not (isinstance(segment, TreeSegment) or segment.final):
+        if not all(isinstance(one, TreeSegment) or one.final for one in segments):
             return False
-        policy = self._table.policy(segment.sequence)
-        return policy is None or isinstance(policy, Window)
+        policies = [self._table.policy(one.sequence) for one in segments] if self._table.has_policies else ()
+        return all(policy is None or isinstance(policy, Window) for policy in policies)
 
 
 def _following(segment: Segment) -> TreeSegment:
@@ -504,29 +504,8 @@ def _following(segment: Segment) -> TreeSegment:
         # tree at committed 12 -> committed 13, keep (0,); final chunk of tokens 0..8 -> round 1, committed 9
     """
     if isinstance(segment, TreeSegment):
-        # `dataclasses.replace` takes three times as long, for each sequence of each step.
         return TreeSegment(segment.sequence, segment.draft_round, segment.committed + 1, (0,), segment.tree)
     return TreeSegment(segment.sequence, 1, segment.start + len(segment.tokens), (), single(0))
-
-
-def _is_alike(segment: Segment, predicted: TreeSegment, tree: Tree) -> bool:
-    """Return whether a frame's segment is the predicted one, apart from its token ids. Return False for a
-    prompt chunk, for another sequence, and for a tree of another shape or place.
-
-    segment: Segment of the frame that arrived.
-    predicted: The predicted segment.
-    tree: The tree of the predicted segment, as far as it is known. It replaces the tree that `predicted`
-        names.
-    """
-    return (
-        isinstance(segment, TreeSegment)
-        and segment.sequence == predicted.sequence
-        and segment.committed == predicted.committed
-        and segment.keep == predicted.keep
-        and segment.parent == predicted.parent
-        and segment.scratch == predicted.scratch
-        and segment.tree.parents == tree.parents
-    )
 
 
 def _tokens(trees: Iterable[Tree]) -> list[int]:

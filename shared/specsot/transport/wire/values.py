@@ -313,19 +313,28 @@ def encode_outcome(outcome: frames.Outcome) -> ring_pb2.Outcome:
     """Return the message of an outcome.
 
     outcome: the verification result of one segment.
+
+    Most outcomes have the first four fields only. Passing the other fields empty would take as long again.
     """
-    return ring_pb2.Outcome(
+    message = ring_pb2.Outcome(
         sequence=outcome.sequence,
         draft_round=outcome.draft_round,
         accepted=outcome.accepted,
         tokens=outcome.tokens,
-        end=ENDS.encode(outcome.end) if outcome.end else None,
-        chances=map(encode_logprob, outcome.chances),
-        forced=outcome.forced,
-        draft_paused=outcome.draft_paused,
-        prompt_chances=map(encode_logprob, outcome.prompt_chances),
-        dropped=outcome.dropped,
     )
+    if outcome.end:
+        message.end = ENDS.encode(outcome.end)
+    if outcome.draft_paused:
+        message.draft_paused = True
+    if outcome.forced:
+        message.forced.extend(outcome.forced)
+    if outcome.chances:
+        message.chances.extend(map(encode_logprob, outcome.chances))
+    if outcome.prompt_chances:
+        message.prompt_chances.extend(map(encode_logprob, outcome.prompt_chances))
+    if outcome.dropped:
+        message.dropped.extend(outcome.dropped)
+    return message
 
 
 def decode_outcome(message: ring_pb2.Outcome) -> frames.Outcome:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from specsot.service.lifecycle import write_logs
+from specsot.service.runtime_env import spare_collector
 from specsot.tasks import start
 from specsot.transport.security import PLAIN, Tls, Tokens
-from specsot_master.collector import spare_collector
 from specsot_master.http.app import build_guarded_app
 from specsot_master.http.calls import HttpContext
 from specsot_master.http.processes.link import Link, open_link
