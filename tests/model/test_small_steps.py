@@ -105,8 +105,11 @@ def check_trees(decoder: Decoder, seed: int, capture: bool) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3", "mistral"])
 def test_a_draft_tree_gives_the_bits_of_decoding(tmp_path: Path, family: str, kind: torch.dtype) -> None:
-    more = {"sliding_window": 64} if family == "mistral" else {}
-    write_model(tmp_path, family, num_hidden_layers=3, max_position_embeddings=1024, **SIZES, **more)
+    # Llama's and Mistral's configurations want heads that divide the hidden size.
+    more: dict[str, Any] = {"num_attention_heads": 8} if family in ("llama", "mistral") else {}
+    if family == "mistral":
+        more["sliding_window"] = 64
+    write_model(tmp_path, family, num_hidden_layers=3, max_position_embeddings=1024, **(SIZES | more))
     decoder = Decoder.load(tmp_path, Range(0, 3), kind, "cuda")
     assert decoder.runs_small_steps
     check_trees(decoder, 1, capture=True)

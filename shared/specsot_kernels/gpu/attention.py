@@ -33,6 +33,10 @@ from specsot_kernels.segments import RowSpan
 
 # Columns. Largest tile of keys that a program reads at a time. Untuned.
 COLUMNS = 64
+# Columns. The same for numbers of 32 bits, whose products are no tensor-core instructions but single
+# multiplications, all of them written out: with 64 columns a kernel took ten times as long to compile, and kept
+# 31 KB of its registers in memory (ptxas for sm_90a, 64 queries, head_dim 128).
+FP32_COLUMNS = 16
 # Queries. Smallest tile, which frames of one or two rows have.
 MIN_TILE = 16
 # Pieces. How many partial results of a row `_merge` loads at a time. Chosen by docs/results/h100-product.md.
@@ -88,8 +92,10 @@ def launch_of(
 
     Small, short and copied tiles were measured on an H100, the others on an H200
     (docs/results/h200-product.md, h100-product.md, h100-vllm.md, h100-kernels.md). With a head_dim above 128,
-    fewer stages fit shared memory; untuned.
+    fewer stages fit shared memory; untuned. In fp32 eight warps share the products of a tile; untuned.
     """
+    if itemsize == 4:
+        return Launch(FP32_COLUMNS, 4 if tile <= MIN_TILE and room <= 128 else 8, 2)
     if room <= 128:
         small_tile = (
             Launch(COLUMNS, 8, 3) if int8_kv else Launch(COLUMNS, 2, 1) if short else Launch(COLUMNS, 4, 2)
@@ -99,7 +105,7 @@ def launch_of(
             if tile <= MIN_TILE
             else Launch(COLUMNS, 4, 2 if tile == SHORT and not by_descriptor else 3)
         )
-    return Launch(COLUMNS if itemsize < 4 else COLUMNS // 2, 8, 2)
+    return Launch(COLUMNS, 8, 2)
 
 
 class AnchorRows(NamedTuple):
@@ -623,7 +629,8 @@ def _words(bits, first, bit, live, words, wide: tl.constexpr):
     """
     at = first >> 5
     word = tl.zeros_like(bit)
-    for step in tl.static_range(wide // 32 + 1):
+    # 16 columns that begin at bit 24 of a word lie in two words, 64 columns in three at most.
+    for step in tl.static_range((wide + 30) // 32 + 1):
         there = live & (at + step >= 0) & (at + step < words)
         one = tl.load(bits + at + step, mask=there, other=0)
         word = tl.where((bit >> 5) == (at + step)[:, None], one[:, None], word)
