@@ -217,6 +217,30 @@ def test_code_that_is_complete_stays() -> None:
     assert write(made, words, Reason.LENGTH) == "It is.\n```py\nlight()\n```\nIt runs."
 
 
+@pytest.mark.parametrize("together", [1, 3, 100])
+@pytest.mark.parametrize(
+    "announcement",
+    [
+        "Here are some points to keep in mind.",
+        "Hier sind einige Punkte, die wichtig sind.",
+        "A continuación se muestran algunos consejos.",
+        "以下是一些建议。",
+    ],
+)
+def test_an_announcement_that_nothing_follows_is_left_out(announcement: str, together: int) -> None:
+    made = aimed(20)
+    words = ["It is", " so", ".", *re.findall(r"\s?\w+|\s|.", f" {announcement}")]
+    assert write(made, words, Reason.STOP, together) == "It is so."
+    assert made[1].mark == ""
+    made = aimed(20)
+    assert write(made, [*words, " Light", " is", "."], Reason.STOP, together).endswith(" Light is.")
+
+
+def test_a_text_that_only_announces_is_shown() -> None:
+    words = ["Here are", " some", " points", "."]
+    assert write(aimed(20), words, Reason.STOP) == "Here are some points."
+
+
 def test_a_long_sentence_that_begins_early_is_left_out_too() -> None:
     made = aimed(80)
     words = ["It is", " so", ".", *[" and"] * (made[1].budget - 3)]

@@ -19,6 +19,7 @@ from specsot_master.core.plans.sentences import (
     SentenceBuffer,
     ends_announcing,
     ends_sentence,
+    is_announcement,
     open_fence,
 )
 from specsot_master.core.plans.text_pieces import TextPiece, TokenSpans
@@ -145,7 +146,8 @@ class PlanBranch:
         reason: why the branch ends.
         """
         held = self.buffer.take()
-        unfinished = reason is Reason.LENGTH or ends_announcing("".join(piece.text for piece in held))
+        text = "".join(piece.text for piece in held)
+        unfinished = reason is Reason.LENGTH or ends_announcing(text) or is_announcement(text)
         if unfinished and held and self.buffer.whole:
             self.left_out = len(held)
             return []
