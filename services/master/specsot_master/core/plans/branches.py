@@ -9,7 +9,13 @@ from typing import Final
 
 from specsot.core.skeleton import Point
 from specsot.events import Reason, TokenLogprobs
-from specsot_master.core.limits import SENTENCE_TOKENS, BudgetShares, hard_limit, soft_limit
+from specsot_master.core.limits import (
+    SENTENCE_TOKENS,
+    BudgetShares,
+    hard_limit,
+    longest_branch,
+    soft_limit,
+)
 from specsot_master.core.plans.answer import END, AnswerText
 from specsot_master.core.plans.cuts import LoopRule
 from specsot_master.core.plans.merged_answer import GAP, MergedAnswer
@@ -85,6 +91,9 @@ class PlanBranch:
     soft_limit: the tokens from which on the branch ends after a sentence; None for no soft end. The last
         stage ends it.
     shortened: True if the budget is less than what the client's limit leaves to the branch.
+    longest: the tokens at which the branch ends once it has a whole sentence; the sentence that it has begun
+        by then is left out. None for no such end.
+    full: True once `longest` has ended the branch.
     next_heading: finds where the branch begins the heading of the next point, before which it ends.
     opening: the branch's first words, until they differ from those of all earlier branches.
     discarded: how many tokens the discarded beginnings of the branch have; 0 if none was discarded.
@@ -103,6 +112,8 @@ class PlanBranch:
     left_out: int = 0
     soft_limit: int | None = None
     shortened: bool = False
+    longest: int | None = None
+    full: bool = False
     next_heading: NextHeading = field(default_factory=NextHeading)
     opening: BranchOpening = field(default_factory=lambda: BranchOpening(settled=True))
     discarded: int = 0
@@ -113,14 +124,15 @@ class PlanBranch:
     @property
     def stopped(self) -> bool:
         """True once something other than the sequence itself has ended the text."""
-        return self.next_heading.found or self.answer.stopped
+        return self.full or self.next_heading.found or self.answer.stopped
 
     def hold(self, pieces: Iterable[TextPiece]) -> list[TextPiece]:
         """Return the pieces that may be shown now, in order; [] if all are held. A sentence that continues in
         the later part of the budget, where it may be interrupted, is held back until it is complete, unless
         it is the first one. That part begins after SENTENCES_FROM of the budget, or 2 * SENTENCE_TOKENS
-        before its end if that is earlier; a shortened branch has no earlier part. Pieces from the next
-        point's heading on are dropped. Nothing is held back or dropped unless `holds_sentences` is set.
+        before its end if that is earlier; a branch with a `longest` has no earlier part. Pieces from the next
+        point's heading on are dropped, as are those after `longest`. Nothing is held back or dropped unless
+        `holds_sentences` is set.
 
         The result depends on the tokens alone, not on how many arrive at once:
 
@@ -130,11 +142,13 @@ class PlanBranch:
         """
         shown: list[TextPiece] = []
         for piece in pieces:
-            if self.holds_sentences and self.next_heading.begins_with(piece):
+            at_end = self.longest is not None and self._received >= self.longest
+            self.full = self.full or (self.holds_sentences and at_end and self.buffer.begun)
+            if self.full or (self.holds_sentences and self.next_heading.begins_with(piece)):
                 break
             self._received += 1
             first = min(SENTENCES_FROM * self.budget, self.budget - 2 * SENTENCE_TOKENS)
-            late = self.holds_sentences and (self.shortened or self._received > first)
+            late = self.holds_sentences and (self.longest is not None or self._received > first)
             shown += self.buffer.add(piece, late and self.buffer.begun)
         return shown
 
@@ -147,7 +161,8 @@ class PlanBranch:
         """
         held = self.buffer.take()
         text = "".join(piece.text for piece in held)
-        unfinished = reason is Reason.LENGTH or ends_announcing(text) or is_announcement(text)
+        interrupted = self.full or reason is Reason.LENGTH
+        unfinished = interrupted or ends_announcing(text) or is_announcement(text)
         if unfinished and held and self.buffer.whole:
             self.left_out = len(held)
             return []
@@ -158,14 +173,15 @@ class PlanBranch:
         a shortened branch that is as long as it should be, else `reason` unchanged. Only LENGTH is ever
         changed.
 
-        A branch that has used up a budget below its share, and whose text ends with a whole sentence, is as
-        long as it should be, and no limit of the client has cut it. Code that was not closed was cut:
+        A branch that has reached `longest`, or used up a budget below its share, and whose text ends with a
+        whole sentence, is as long as it should be, and no limit of the client has cut it. Code that was not
+        closed was cut:
 
             aim 60, share 400, budget 90; 90 tokens, the last 5 left out -> STOP instead of LENGTH
 
         reason: why the sequence ended.
         """
-        full = self.shortened and self._received >= self.budget
+        full = self.full or (self.shortened and self._received >= self.budget)
         whole = self.buffer.whole and not open_fence(self.answer.text)
         return Reason.STOP if reason is Reason.LENGTH and full and whole else reason
 
@@ -249,7 +265,7 @@ class PlanBranches:
         stops = (*stops, END)
         points = shares.points
         # A branch whose unfinished sentence cannot be left out is not shortened: that would cut the sentence.
-        longest = {
+        limits = {
             id: hard_limit(share, aim if holds_sentences else None) for id, share in shares.budgets.items()
         }
         self.points = points
@@ -264,12 +280,13 @@ class PlanBranches:
         self._branches = {
             p.id: PlanBranch(
                 p,
-                longest[p.id],
+                limits[p.id],
                 AnswerText(stops, True, loops, shown),
-                least=least(longest[p.id]),
+                least=least(limits[p.id]),
                 holds_sentences=holds_sentences,
                 soft_limit=1 if p.id == closing else soft_limit(shares.budgets[p.id], aim),
-                shortened=longest[p.id] < shares.budgets[p.id],
+                shortened=limits[p.id] < shares.budgets[p.id],
+                longest=longest_branch(aim) if holds_sentences and aim else None,
                 opening=BranchOpening(settled=aim is None),
                 # A branch with an aim is too short for most code, so that unfinished code is left out.
                 buffer=SentenceBuffer(holds_code=aim is not None),
