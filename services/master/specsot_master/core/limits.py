@@ -84,8 +84,8 @@ def soft_limit(limit: int, aim: int | None = None) -> int:
 
 
 def longest_branch(aim: int) -> int:
-    """Return the number of tokens at which a branch ends without the sentence that it has begun, once it has a
-    whole one.
+    """Return the number of tokens at which a branch with a whole sentence ends, without the sentence that it
+    has begun.
 
         aim 60 -> 90
 
