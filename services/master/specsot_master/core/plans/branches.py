@@ -19,7 +19,7 @@ from specsot_master.core.limits import (
 from specsot_master.core.plans.answer import END, AnswerText
 from specsot_master.core.plans.cuts import LoopRule
 from specsot_master.core.plans.merged_answer import GAP, MergedAnswer
-from specsot_master.core.plans.openings import BranchOpening
+from specsot_master.core.plans.openings import BranchOpening, opening_of
 from specsot_master.core.plans.sentences import (
     NextHeading,
     SentenceBuffer,
@@ -245,6 +245,7 @@ class PlanBranches:
         introduction: str = "",
         closing: int | None = None,
         aim: int | None = None,
+        question: str = "",
     ) -> None:
         """Create the branches of a plan, none of them opened. Without sentences that are held back, branches
         are not shortened to the aim. Without an aim, openings are settled from the start.
@@ -261,6 +262,7 @@ class PlanBranches:
         closing: the id of the branch that writes the closing paragraph, or None.
         aim: how many tokens each branch should have, about; None for as many as the model writes. The closing
             ends after its first sentence.
+        question: the text that the client asks; "" if it is not given as text.
         """
         stops = (*stops, END)
         points = shares.points
@@ -275,6 +277,8 @@ class PlanBranches:
         self.closing = closing
         # The first words of the branches whose openings are settled.
         self._words: dict[int, str] = {}
+        # The first words of the question and of the introduction, with which no branch begins.
+        self._words_before = {opening_of(text, whole=True) or "" for text in (question, introduction) if text}
         self.merge = MergedAnswer(points, shares.headings, introduction, closing)
         self._max_parallel = max_parallel
         self._branches = {
@@ -365,9 +369,10 @@ class PlanBranches:
     def pass_openings(self) -> tuple[list[int], list[int]]:
         """Settle the openings of the first branches, as far as their words are known. Return the ids of the
         branches that were settled, and of those that must be opened again because they begin like an earlier
-        branch, or not with prose; both lists may be empty. A branch is opened again at most MAX_REWRITES
-        times, or MAX_MARKUP_REWRITES times while it begins with no prose; then its opening is settled as it
-        is. For branches that are opened again, their tokens are counted as discarded.
+        branch, the question or the introduction, or not with prose; both lists may be empty. A branch is
+        opened again at most MAX_REWRITES times, or MAX_MARKUP_REWRITES times while it begins with no prose;
+        then its opening is settled as it is. For branches that are opened again, their tokens are counted as
+        discarded.
 
         Openings are settled in order, so that a branch is compared with the final words of all earlier ones:
 
@@ -375,7 +380,7 @@ class PlanBranches:
         """
         settled: list[int] = []
         again: list[int] = []
-        taken: set[str] = set()
+        taken = set(self._words_before)
         passing = True
         for id, branch in self._branches.items():
             opening = branch.opening
