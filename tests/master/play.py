@@ -48,12 +48,13 @@ class Play:
         plans: bool = True,
         answer_tokens: int | None = None,
         shows_markers: bool = False,
+        prompt: str = "?",
         ends: dict[str, Any] | None = None,
         **limits: int,
     ):
         wanted = Limits(**limits)
         ask = Ask(
-            prompt="?",
+            prompt=prompt,
             mode=mode,
             stop=stop,
             constraint=constraint,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -225,7 +226,17 @@ def test_a_tenth_of_the_errors_is_left_out_at_each_end_of_a_range(errors: int, o
     workload = Workload(0, Limits(), kind=KIND)
     ratios = [0.5 + number / errors for number in range(errors)]
     costs.misses[name_of_misses("planned", KIND)].extend(ratios)
-    assert costs.spread("planned", workload, 1.0) == pytest.approx((ratios[outside - 1], ratios[-outside]))
+    range_of_ratios = ratios[outside - 1], ratios[-outside]
+    assert costs.spread("planned", workload, 1.0) == pytest.approx((median(ratios), *range_of_ratios))
+
+
+def test_a_forecast_that_is_always_too_short_is_corrected() -> None:
+    costs = model(*DIRECTLY)
+    costs.misses[name_of_misses("direct", "")].extend([1.9, 2.0, 2.1] * 6)
+    before = costs.forecast(Workload(0, Limits())).direct
+    told = figures_of(costs)
+    assert before is not None
+    assert told.direct == pytest.approx(2 * before)
 
 
 def test_errors_of_other_kinds_of_questions_say_nothing() -> None:

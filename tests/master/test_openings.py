@@ -41,8 +41,11 @@ def test_the_opening_of_a_text_is_its_first_words(text: str, whole: bool, words:
     assert opening_of(text, whole) == words
 
 
-def begin() -> Play:
-    play = Play("auto", told=TOLD, speculates=True, answer_tokens=320, max_new_tokens=900)
+QUESTION = "Compare the letters of the alphabet."
+
+
+def begin(question: str = "?") -> Play:
+    play = Play("auto", told=TOLD, speculates=True, answer_tokens=320, max_new_tokens=900, prompt=question)
     play.write(0, DIRECT)
     write_plan(play, " Alpha\n2. Beta\n3. Gamma")
     assert play.open_ready() == [1, 2, 3]
@@ -93,6 +96,37 @@ def test_a_branch_that_begins_like_an_earlier_one_is_opened_again_without_its_fi
     step(play, {2: "Old is the second. ", 3: "Gamma is it. "})
     assert shown(play)[2] == "Old is the second."
     assert play.plan.all_opened
+
+
+@pytest.mark.parametrize(
+    ("alike", "own"),
+    [
+        ("Electric cars typically need", "A charger at home is"),
+        ("Elektroautos brauchen meist eine", "Eine Ladestation zu Hause ist"),
+        ("Los coches eléctricos necesitan", "Un cargador en casa es"),
+        ("电动汽车通常需要充电", "家里的充电桩很方便"),
+    ],
+)
+def test_no_branch_begins_like_an_earlier_one_in_any_language(alike: str, own: str) -> None:
+    play = begin()
+    step(play, {1: f"{alike} light. ", 2: f"{alike} time. ", 3: "Gamma comes third. "})
+    assert play.closed[-1] == 2
+    assert play.open_ready() == [2]
+    assert play.of(OpenBranch)[-1].excluded == (ord(alike[0]),)
+    step(play, {2: f"{own} good. "})
+    assert shown(play)[2].startswith(own)
+    assert len({opening_of(text, whole=True) for text in shown(play).values()}) == 3
+
+
+@pytest.mark.parametrize("alike", [QUESTION, INTRODUCTION])
+def test_no_branch_begins_like_the_question_or_the_introduction(alike: str) -> None:
+    play = begin(QUESTION)
+    step(play, {1: f"{alike} So it is. ", 2: "Beta comes second. ", 3: "Gamma comes third. "})
+    assert play.closed[-1] == 1
+    assert not shown(play), "the others wait for the first"
+    assert play.open_ready() == [1]
+    step(play, {1: "Alpha comes first. "})
+    assert set(shown(play)) == {1, 2, 3}
 
 
 def test_a_branch_that_ended_while_it_waited_ends_once_it_is_settled() -> None:

@@ -13,7 +13,7 @@ from specsot.core.soft_end import SoftEnd
 from specsot.events import BranchFinished, Planned, Reason
 from specsot.params import Ask, Form
 from specsot_master.core.commands import OpenBranch
-from specsot_master.core.limits import CLOSING_AIM, aim_of, soft_limit
+from specsot_master.core.limits import CLOSING_AIM, FIRST_SENTENCE_TOKENS, aim_of, soft_limit
 from specsot_master.core.plans.merged_answer import heading_of
 from specsot_master.core.plans.speculation import PLAN_ORDINAL
 from specsot_master.core.sequence import SequenceFactory
@@ -74,7 +74,7 @@ def test_the_branches_of_an_answer_of_usual_length_may_end_at_85_percent_of_thei
     aim = aim_of(320, 4, sum(map(len, headings)) + len(INTRODUCTION) + CLOSING_AIM)
     *points, closing = play.of(OpenBranch)
     soft = int(0.85 * aim)
-    longest = int(1.5 * aim)
+    longest = max(int(1.5 * aim), FIRST_SENTENCE_TOKENS)
     assert [(one.soft_limit, one.budget) for one in points] == [(soft, longest)] * 4
     assert closing.closing
     assert (closing.soft_limit, closing.budget) == (1, longest)

@@ -146,9 +146,9 @@ def aimed(aim: int, budget: int = 400) -> PlanBranches:
 
 
 @pytest.mark.parametrize(
-    ("aim", "share", "soft", "hard"), [(60, 400, 51, 90), (60, 70, 35, 70), (80, 400, 68, 120)]
+    ("aim", "share", "soft", "hard"), [(60, 400, 51, 96), (60, 70, 35, 70), (80, 400, 68, 120)]
 )
-def test_a_branch_may_end_at_85_percent_of_its_aim_and_has_at_most_half_as_much_again(
+def test_a_branch_may_end_at_85_percent_of_its_aim_and_has_room_for_its_first_sentence(
     aim: int, share: int, soft: int, hard: int
 ) -> None:
     branch = aimed(aim, share)[1]
@@ -176,8 +176,9 @@ def test_the_closing_may_end_after_its_first_sentence() -> None:
 @pytest.mark.parametrize("together", [1, 3, 100])
 def test_at_its_longest_a_branch_leaves_its_unfinished_sentence_out_and_lacks_nothing(together: int) -> None:
     made = aimed(6)
-    longest = made[1].budget
-    words = [*WORDS[:4], *[" and"] * (longest - 4)]
+    longest = made[1].longest
+    assert longest == 9
+    words = [*WORDS[:4], *[" and"] * (longest - 4), " so", "."]
     assert write(made, words, Reason.LENGTH, together) == "Light is fast."
     assert (made[1].reason, made[1].mark) == (Reason.STOP, "")
     assert made.written == longest, "tokens that are left out were written, too"
@@ -217,6 +218,30 @@ def test_code_that_is_complete_stays() -> None:
     assert write(made, words, Reason.LENGTH) == "It is.\n```py\nlight()\n```\nIt runs."
 
 
+@pytest.mark.parametrize("together", [1, 3, 100])
+@pytest.mark.parametrize(
+    "announcement",
+    [
+        "Here are some points to keep in mind.",
+        "Hier sind einige Punkte, die wichtig sind.",
+        "A continuación se muestran algunos consejos.",
+        "以下是一些建议。",
+    ],
+)
+def test_an_announcement_that_nothing_follows_is_left_out(announcement: str, together: int) -> None:
+    made = aimed(20)
+    words = ["It is", " so", ".", *re.findall(r"\s?\w+|\s|.", f" {announcement}")]
+    assert write(made, words, Reason.STOP, together) == "It is so."
+    assert made[1].mark == ""
+    made = aimed(20)
+    assert write(made, [*words, " Light", " is", "."], Reason.STOP, together).endswith(" Light is.")
+
+
+def test_a_text_that_only_announces_is_shown() -> None:
+    words = ["Here are", " some", " points", "."]
+    assert write(aimed(20), words, Reason.STOP) == "Here are some points."
+
+
 def test_a_long_sentence_that_begins_early_is_left_out_too() -> None:
     made = aimed(80)
     words = ["It is", " so", ".", *[" and"] * (made[1].budget - 3)]
@@ -224,8 +249,17 @@ def test_a_long_sentence_that_begins_early_is_left_out_too() -> None:
     assert (made[1].reason, made[1].mark) == (Reason.STOP, "")
 
 
-def test_at_its_longest_a_branch_without_a_whole_sentence_is_cut() -> None:
-    made = aimed(4)
+@pytest.mark.parametrize("together", [1, 3, 100])
+def test_the_first_sentence_of_a_branch_is_whole_even_if_it_is_long(together: int) -> None:
+    made = aimed(32)
+    words = ["Light", *[" and"] * 60, "."]
+    assert made[1].longest == 48
+    assert write(made, [*words, " It", " is"], Reason.LENGTH, together) == "".join(words)
+    assert (made[1].reason, made[1].mark, made[1].stopped) == (Reason.STOP, "", True)
+
+
+def test_at_its_limit_a_branch_without_a_whole_sentence_is_cut() -> None:
+    made = aimed(4, budget=6)
     assert write(made, ["Light", *[" and"] * 5], Reason.LENGTH) == "Light and and and and and"
     assert (made[1].reason, made[1].mark) == (Reason.LENGTH, "…")
 

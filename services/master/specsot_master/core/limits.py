@@ -36,8 +36,8 @@ USUAL_PLAN_TOKENS: Final = 45
 LINE_TOKENS: Final = 12
 # Ratio. How many times as many tokens the same number of words has as in English. Chosen by measurement: in
 # direct answers of Qwen2.5-Coder-1.5B-Instruct, a word has 1.2 tokens in English, 1.5 in Spanish and 1.9 in
-# German. Chinese titles are short.
-WORD_LENGTHS: Final[Mapping[Language, float]] = {"en": 1.0, "zh": 1.0, "es": 1.25, "de": 1.5}
+# German. Chinese by reading: with 45 tokens, the last of five titles was cut.
+WORD_LENGTHS: Final[Mapping[Language, float]] = {"en": 1.0, "zh": 1.2, "es": 1.25, "de": 1.5}
 # Tokens. The fewest and the most that a point of such a plan aims at. Untuned.
 MIN_AIM, MAX_AIM = 32, 80
 # Tokens. What the closing of such a plan aims at, about one or two sentences. Untuned.
@@ -62,6 +62,9 @@ LONGEST_BRANCH: Final = 1.5
 # Tokens. Room for a sentence that started before the soft limit. The longest sentence of 46 branches by
 # Qwen2.5-Coder-1.5B, in four languages, has 35 tokens.
 SENTENCE_TOKENS: Final = 40
+# Tokens. Room for the first sentence of a branch, which is never left out. Chosen by reading: in German and
+# Spanish, first sentences of more than 48 tokens were cut.
+FIRST_SENTENCE_TOKENS: Final = 96
 
 
 def soft_limit(limit: int, aim: int | None = None) -> int:
@@ -80,15 +83,26 @@ def soft_limit(limit: int, aim: int | None = None) -> int:
     return soft if aim is None else min(soft, int(SOFT_END_FROM * aim))
 
 
+def longest_branch(aim: int) -> int:
+    """Return the number of tokens at which a branch with a whole sentence ends, without the sentence that it
+    has begun.
+
+        aim 60 -> 90
+
+    aim: how many tokens the branch should have, about.
+    """
+    return int(LONGEST_BRANCH * aim)
+
+
 def hard_limit(limit: int, aim: int | None) -> int:
     """Return the maximum number of tokens that a branch may decode.
 
-        limit 400 -> 400    limit 400, aim 60 -> 90    limit 70, aim 60 -> 70
+        limit 400 -> 400    limit 400, aim 32 -> 96    limit 400, aim 80 -> 120    limit 70, aim 80 -> 70
 
     limit: the maximum number of tokens that the client's limit leaves to the branch.
     aim: how many tokens the branch should have, about; None for as many as the model writes.
     """
-    return limit if aim is None else min(limit, int(LONGEST_BRANCH * aim))
+    return limit if aim is None else min(limit, max(longest_branch(aim), FIRST_SENTENCE_TOKENS))
 
 
 def prompt_characters(ask: Ask) -> int:

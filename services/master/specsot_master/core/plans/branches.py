@@ -9,16 +9,23 @@ from typing import Final
 
 from specsot.core.skeleton import Point
 from specsot.events import Reason, TokenLogprobs
-from specsot_master.core.limits import SENTENCE_TOKENS, BudgetShares, hard_limit, soft_limit
+from specsot_master.core.limits import (
+    SENTENCE_TOKENS,
+    BudgetShares,
+    hard_limit,
+    longest_branch,
+    soft_limit,
+)
 from specsot_master.core.plans.answer import END, AnswerText
 from specsot_master.core.plans.cuts import LoopRule
 from specsot_master.core.plans.merged_answer import GAP, MergedAnswer
-from specsot_master.core.plans.openings import BranchOpening
+from specsot_master.core.plans.openings import BranchOpening, opening_of
 from specsot_master.core.plans.sentences import (
     NextHeading,
     SentenceBuffer,
     ends_announcing,
     ends_sentence,
+    is_announcement,
     open_fence,
 )
 from specsot_master.core.plans.text_pieces import TextPiece, TokenSpans
@@ -84,6 +91,9 @@ class PlanBranch:
     soft_limit: the tokens from which on the branch ends after a sentence; None for no soft end. The last
         stage ends it.
     shortened: True if the budget is less than what the client's limit leaves to the branch.
+    longest: the tokens at which the branch ends once it has a whole sentence; the sentence that it has begun
+        by then is left out. None for no such end.
+    full: True once `longest` has ended the branch.
     next_heading: finds where the branch begins the heading of the next point, before which it ends.
     opening: the branch's first words, until they differ from those of all earlier branches.
     discarded: how many tokens the discarded beginnings of the branch have; 0 if none was discarded.
@@ -102,6 +112,8 @@ class PlanBranch:
     left_out: int = 0
     soft_limit: int | None = None
     shortened: bool = False
+    longest: int | None = None
+    full: bool = False
     next_heading: NextHeading = field(default_factory=NextHeading)
     opening: BranchOpening = field(default_factory=lambda: BranchOpening(settled=True))
     discarded: int = 0
@@ -112,14 +124,15 @@ class PlanBranch:
     @property
     def stopped(self) -> bool:
         """True once something other than the sequence itself has ended the text."""
-        return self.next_heading.found or self.answer.stopped
+        return self.full or self.next_heading.found or self.answer.stopped
 
     def hold(self, pieces: Iterable[TextPiece]) -> list[TextPiece]:
         """Return the pieces that may be shown now, in order; [] if all are held. A sentence that continues in
         the later part of the budget, where it may be interrupted, is held back until it is complete, unless
         it is the first one. That part begins after SENTENCES_FROM of the budget, or 2 * SENTENCE_TOKENS
-        before its end if that is earlier; a shortened branch has no earlier part. Pieces from the next
-        point's heading on are dropped. Nothing is held back or dropped unless `holds_sentences` is set.
+        before its end if that is earlier; a branch with a `longest` has no earlier part. Pieces from the next
+        point's heading on are dropped, as are those after `longest`. Nothing is held back or dropped unless
+        `holds_sentences` is set.
 
         The result depends on the tokens alone, not on how many arrive at once:
 
@@ -129,11 +142,13 @@ class PlanBranch:
         """
         shown: list[TextPiece] = []
         for piece in pieces:
-            if self.holds_sentences and self.next_heading.begins_with(piece):
+            at_end = self.longest is not None and self._received >= self.longest
+            self.full = self.full or (self.holds_sentences and at_end and self.buffer.begun)
+            if self.full or (self.holds_sentences and self.next_heading.begins_with(piece)):
                 break
             self._received += 1
             first = min(SENTENCES_FROM * self.budget, self.budget - 2 * SENTENCE_TOKENS)
-            late = self.holds_sentences and (self.shortened or self._received > first)
+            late = self.holds_sentences and (self.longest is not None or self._received > first)
             shown += self.buffer.add(piece, late and self.buffer.begun)
         return shown
 
@@ -145,7 +160,9 @@ class PlanBranch:
         reason: why the branch ends.
         """
         held = self.buffer.take()
-        unfinished = reason is Reason.LENGTH or ends_announcing("".join(piece.text for piece in held))
+        text = "".join(piece.text for piece in held)
+        interrupted = self.full or reason is Reason.LENGTH
+        unfinished = interrupted or ends_announcing(text) or is_announcement(text)
         if unfinished and held and self.buffer.whole:
             self.left_out = len(held)
             return []
@@ -156,14 +173,15 @@ class PlanBranch:
         a shortened branch that is as long as it should be, else `reason` unchanged. Only LENGTH is ever
         changed.
 
-        A branch that has used up a budget below its share, and whose text ends with a whole sentence, is as
-        long as it should be, and no limit of the client has cut it. Code that was not closed was cut:
+        A branch that has reached `longest`, or used up a budget below its share, and whose text ends with a
+        whole sentence, is as long as it should be, and no limit of the client has cut it. Code that was not
+        closed was cut:
 
             aim 60, share 400, budget 90; 90 tokens, the last 5 left out -> STOP instead of LENGTH
 
         reason: why the sequence ended.
         """
-        full = self.shortened and self._received >= self.budget
+        full = self.full or (self.shortened and self._received >= self.budget)
         whole = self.buffer.whole and not open_fence(self.answer.text)
         return Reason.STOP if reason is Reason.LENGTH and full and whole else reason
 
@@ -227,6 +245,7 @@ class PlanBranches:
         introduction: str = "",
         closing: int | None = None,
         aim: int | None = None,
+        question: str = "",
     ) -> None:
         """Create the branches of a plan, none of them opened. Without sentences that are held back, branches
         are not shortened to the aim. Without an aim, openings are settled from the start.
@@ -243,11 +262,12 @@ class PlanBranches:
         closing: the id of the branch that writes the closing paragraph, or None.
         aim: how many tokens each branch should have, about; None for as many as the model writes. The closing
             ends after its first sentence.
+        question: the text that the client asks; "" if it is not given as text.
         """
         stops = (*stops, END)
         points = shares.points
         # A branch whose unfinished sentence cannot be left out is not shortened: that would cut the sentence.
-        longest = {
+        limits = {
             id: hard_limit(share, aim if holds_sentences else None) for id, share in shares.budgets.items()
         }
         self.points = points
@@ -257,17 +277,20 @@ class PlanBranches:
         self.closing = closing
         # The first words of the branches whose openings are settled.
         self._words: dict[int, str] = {}
+        # The first words of the question and of the introduction, with which no branch begins.
+        self._words_before = {opening_of(text, whole=True) or "" for text in (question, introduction) if text}
         self.merge = MergedAnswer(points, shares.headings, introduction, closing)
         self._max_parallel = max_parallel
         self._branches = {
             p.id: PlanBranch(
                 p,
-                longest[p.id],
+                limits[p.id],
                 AnswerText(stops, True, loops, shown),
-                least=least(longest[p.id]),
+                least=least(limits[p.id]),
                 holds_sentences=holds_sentences,
                 soft_limit=1 if p.id == closing else soft_limit(shares.budgets[p.id], aim),
-                shortened=longest[p.id] < shares.budgets[p.id],
+                shortened=limits[p.id] < shares.budgets[p.id],
+                longest=longest_branch(aim) if holds_sentences and aim else None,
                 opening=BranchOpening(settled=aim is None),
                 # A branch with an aim is too short for most code, so that unfinished code is left out.
                 buffer=SentenceBuffer(holds_code=aim is not None),
@@ -346,9 +369,10 @@ class PlanBranches:
     def pass_openings(self) -> tuple[list[int], list[int]]:
         """Settle the openings of the first branches, as far as their words are known. Return the ids of the
         branches that were settled, and of those that must be opened again because they begin like an earlier
-        branch, or not with prose; both lists may be empty. A branch is opened again at most MAX_REWRITES
-        times, or MAX_MARKUP_REWRITES times while it begins with no prose; then its opening is settled as it
-        is. For branches that are opened again, their tokens are counted as discarded.
+        branch, the question or the introduction, or not with prose; both lists may be empty. A branch is
+        opened again at most MAX_REWRITES times, or MAX_MARKUP_REWRITES times while it begins with no prose;
+        then its opening is settled as it is. For branches that are opened again, their tokens are counted as
+        discarded.
 
         Openings are settled in order, so that a branch is compared with the final words of all earlier ones:
 
@@ -356,7 +380,7 @@ class PlanBranches:
         """
         settled: list[int] = []
         again: list[int] = []
-        taken: set[str] = set()
+        taken = set(self._words_before)
         passing = True
         for id, branch in self._branches.items():
             opening = branch.opening

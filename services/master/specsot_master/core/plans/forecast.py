@@ -459,30 +459,30 @@ class Forecaster:
             left = {id: rest for id, rest in left.items() if rest > 0}
         return seconds
 
-    def spread(self, about: str, workload: Workload, seconds: float) -> tuple[float, float] | None:
-        """Return the seconds between which eight of ten answers end for which `seconds` is the forecast. The
-        range always includes `seconds`.
+    def spread(self, about: str, workload: Workload, seconds: float) -> tuple[float, float, float] | None:
+        """Return the likeliest seconds of an answer, and the seconds between which eight of ten answers end,
+        for a forecast that was computed as `seconds`.
 
-        The bounds are quantiles of the errors of past forecasts for this kind of question, each of which was
-        made before its answer ended. Return None if there are fewer than LEAST_MISSES: errors of other kinds
-        say nothing. The upper end of a direct answer is at most the time in which the answer reaches its
-        token limit.
+        All three follow from the errors of past forecasts for this kind of question, each of which was made
+        before its answer ended: their median, and two of their quantiles. Return None if there are fewer than
+        LEAST_MISSES: errors of other kinds say nothing. No time of a direct answer is longer than the time in
+        which the answer reaches its token limit.
 
-            19 errors 0.3, 0.5, ... 2.0, 4.0 -> 0.5 and 2.0 x `seconds`
+            19 errors 0.3, 0.5, ... 1.1 ... 2.0, 4.0 -> 1.1, 0.5 and 2.0 x `seconds`
 
         about: "direct", "planned" or "branches".
         workload: the sizes of the request.
-        seconds: the forecast, since the arrival of the request.
+        seconds: the computed time, since the arrival of the request.
         """
         misses = sorted(self.misses.get(name_of_misses(about, workload.kind), ()))
         if len(misses) < LEAST_MISSES:
             return None
         outside = (len(misses) + 1) // MISSES_PER_END
-        least = seconds * misses[outside - 1]
-        most = seconds * misses[-outside]
-        if about == "direct":
-            most = min(most, self.longest(workload))
-        return min(least, seconds), max(most, seconds)
+        longest = self.longest(workload) if about == "direct" else inf
+        usual, least, most = (
+            min(seconds * miss, longest) for miss in (median(misses), misses[outside - 1], misses[-outside])
+        )
+        return usual, least, most
 
     def longest(self, workload: Workload) -> float:
         """Return the seconds of a direct answer that reaches its token limit, at the slowest pace of tokens
@@ -633,7 +633,7 @@ class Outlook:
             return None, None, None
         whole = self._told[about] = seconds + passed
         spread = self.costs.spread(about, self.workload, whole)
-        if spread is None or spread[1] > WIDEST * spread[0]:
+        if spread is None or spread[2] > WIDEST * spread[1]:
             return None, None, None
-        least, most = spread
-        return (round(whole, SECONDS_DIGITS), round(least, SECONDS_DIGITS), round(most, SECONDS_DIGITS))
+        usual, least, most = (round(one, SECONDS_DIGITS) for one in spread)
+        return usual, least, most

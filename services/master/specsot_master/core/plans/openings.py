@@ -2,8 +2,9 @@
 
 Branches do not see one another, so that several may begin with the same words ("Electric cars typically").
 The first words of a branch are withheld until those of all earlier branches are settled. A branch that begins
-like an earlier one is opened again, and must not begin with the same token any more. That token is excluded
-at the first position only: the branch may write it later. Which branch is opened again depends on tokens
+like an earlier one is opened again, and must not begin with the same token any more; the same holds for one
+that begins like the question or the introduction. That token is excluded at the first position only: the
+branch may write it later. Which branch is opened again depends on tokens
 only, never on which of them is faster. A branch that begins with an item of a list or with a heading is
 opened again, too, as is one that begins with a label in bold: below its heading, prose follows.
 """

@@ -602,6 +602,7 @@ class RequestPlan:
             introduction=introduction,
             closing=closing,
             aim=aim,
+            question=question_of(self._ask),
         )
         self._tally.enter("branches", now)
         since = now - self._tally.began

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
+from specsot_master.core.plans.introduction import announces
 from specsot_master.core.plans.text_pieces import TextPiece
 
 ENDS: Final = (".", "!", "?", "。", "！", "？", "\n")
@@ -35,6 +36,23 @@ def ends_sentence(text: str) -> bool:
 def ends_announcing(text: str) -> bool:
     """Return True if the text ends with a line that announces what follows: "Use these:"."""
     return text.rstrip(" *_\n").endswith((":", "："))
+
+
+def is_announcement(text: str) -> bool:
+    """Return True if the text is a single sentence that announces what follows: "Here are some points."
+
+    text: text that ends with a whole sentence.
+    """
+    bare = text.strip()
+    return announces(bare) and not any(map(ends_sentence, _beginnings_of(bare)))
+
+
+def _beginnings_of(text: str) -> list[str]:
+    """Return the text up to each of its characters that may end a sentence, without the last one.
+
+    text: any text.
+    """
+    return [text[: place + 1] for place, character in enumerate(text[:-1]) if character in ENDS]
 
 
 def open_fence(text: str) -> str:
@@ -67,7 +85,8 @@ def fence_after(line: str, fence: str) -> str:
 class SentenceBuffer:
     """Holds back the pieces of one sequence's text until they complete a sentence or a line. The first item
     of a list is held, with the line that announces the list, until the second item is complete, so that no
-    list is shown of which a limit leaves only the first item.
+    list is shown of which a limit leaves only the first item. An announcement ("Here are some points.") is
+    held with the sentence that follows it.
 
     held: the pieces of the unfinished sentence.
     whole: True while the text that was released ends with a whole sentence or line.
@@ -90,8 +109,8 @@ class SentenceBuffer:
 
     def add(self, piece: TextPiece, holds: bool = True) -> list[TextPiece]:
         """Add one piece, and return the pieces that may be shown now; [] while their sentence is not
-        complete, or while they end with a list of one item or with code that is held. `whole` is updated
-        whenever pieces are returned.
+        complete, or while they end with a list of one item, an announcement, or code that is held. `whole` is
+        updated whenever pieces are returned.
 
         "A b", ".", " C" one after the other -> [], ["A b", "."], []
 
@@ -105,7 +124,7 @@ class SentenceBuffer:
         if self.holds_code:
             # The beginning of a line may become a fence.
             ended = ended and not self._fence and not self._line.lstrip().startswith(("`", "~"))
-        if holds and (not ended or self._is_lone_item):
+        if holds and (not ended or self._is_lone_item or self._announces):
             return []
         self.whole = ended
         self.begun = self.begun or ended
@@ -124,6 +143,11 @@ class SentenceBuffer:
                 self._items += 1
             elif line.strip():
                 self._items = 0
+
+    @property
+    def _announces(self) -> bool:
+        """True if the pieces that are held are an announcement, and nothing else."""
+        return is_announcement("".join(piece.text for piece in self.held))
 
     @property
     def _is_lone_item(self) -> bool:
