@@ -20,7 +20,14 @@ from specsot.checkpoint.config import ModelConfig
 from specsot.errors import ModelError
 from specsot_model.attention import AttentionPlan, attend
 from specsot_model.kv import KVPages, Places
-from specsot_model.linear import Linear, Packed, Table, hold_table, lm_head_quantization
+from specsot_model.linear import (
+    Linear,
+    Packed,
+    Table,
+    hold_table,
+    lm_head_quantization,
+    uses_packed_kernels,
+)
 from specsot_model.mlp import fetch_mlp
 from specsot_model.projections import fuse_projections, fuse_qkv
 from specsot_model.rotary import interleave, rotate
@@ -389,7 +396,7 @@ def fetch_embedding(fetch: Fetch, config: ModelConfig, head: Linear | None = Non
             return head.multiply
         if head.weight is not None:
             return head.weight
-    return hold_table(_fetch_table(fetch, config, name), fetch.quantization)
+    return _fetch_packed_table(fetch, config, name) or _fetch_table(fetch, config, name)
 
 
 def fetch_final_norm(fetch: Fetch, config: ModelConfig) -> AnyNorm:
@@ -412,7 +419,7 @@ def fetch_lm_head(fetch: Fetch, config: ModelConfig, embedding: Table | None = N
     """
     name = _name_of_lm_head(fetch, config)
     if embedding is None or name != _name_of_embedding(fetch, config):
-        embedding = _fetch_table(fetch, config, name)
+        embedding = _fetch_packed_table(fetch, config, name) or _fetch_table(fetch, config, name)
     return Linear(embedding, None, lm_head_quantization(fetch.quantization))
 
 
@@ -477,3 +484,21 @@ def _fetch_table(fetch: Fetch, config: ModelConfig, name: str) -> Tensor:
     name: Name of the module that has the weight.
     """
     return fetch(f"{name}.weight", (config.vocab, config.hidden))
+
+
+def _fetch_packed_table(fetch: Fetch, config: ModelConfig, name: str) -> Packed | None:
+    """Return an embedding or lm_head in packed int8, [vocab, hidden]; None if weights are not packed.
+
+    fetch: Reads tensors from the model's files.
+    config: The model's config, for the sizes.
+    name: Name of the module that has the weight.
+    """
+    if not uses_packed_kernels(fetch.quantization, fetch.device):
+        return None
+    name = f"{name}.weight"
+    shape = config.vocab, config.hidden
+    if packed := fetch.find_packed(name, shape, "int8"):
+        return packed
+    packed = hold_table(fetch.blocks(name, shape, "int8") or fetch(name, shape), fetch.quantization)
+    assert isinstance(packed, Packed)
+    return fetch.keep_packed(name, packed)

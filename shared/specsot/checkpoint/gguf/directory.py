@@ -45,6 +45,19 @@ def directory_of(file: Path) -> Path:
     return directory
 
 
+def is_current(directory: Path) -> bool:
+    """Tell whether the GGUF files of a directory have the sizes and times that they had when `directory_of`
+    made it. False if a file is gone, or if the directory was made otherwise.
+
+    directory: the model directory.
+    """
+    try:
+        first = min(place.file for place in read_places(directory / POINTER).values())
+        return _key(parts_of(Path(first))) == directory.parent.name
+    except (ModelError, ValueError):
+        return False
+
+
 def read_places(pointer: Path) -> dict[str, Place]:
     """Return where each tensor of a model directory is stored, by the tensor's name in Transformers.
 
