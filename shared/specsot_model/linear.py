@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
@@ -470,6 +471,21 @@ def uses_packed_kernels(kind: Quantization | None, device: torch.device | str) -
     device: Device of the model.
     """
     return kind in ("int8", "int4") and torch.device(device).type == "cpu"
+
+
+# Instructions without which the packed kernels do not run, or run slowly on untested processors.
+NEEDED_INSTRUCTIONS = ("avx2", "fma3", "f16c")
+
+
+def lacks_for_packed_kernels() -> str | None:
+    """Return in words what this machine lacks for the packed CPU kernels, such as "Numba". Return None if
+    they run here.
+    """
+    if find_spec("numba") is None:
+        return "Numba"
+    capabilities = torch.cpu.get_capabilities()
+    missing = [name for name in NEEDED_INSTRUCTIONS if not capabilities.get(name)]
+    return f"a processor with {', '.join(missing).upper()}" if missing else None
 
 
 def describe_rounding(kind: Quantization | None, device: str) -> str:

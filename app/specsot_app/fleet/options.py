@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from specsot.checkpoint.config import read_config, require_quantizer, require_torch
+from specsot.checkpoint.gguf.directory import bits_per_weight
 from specsot.checkpoint.resolving import address_of_model, resolve_model
 from specsot.errors import InvalidRequest
 from specsot.members import CommMode, HopDtype, Layout, Range, Transport
@@ -298,18 +299,24 @@ def resolved(options: FleetOptions, models: Models) -> FleetOptions:
     """Return options that name the models as other processes find them, and the form in which published
     weights are held.
 
-    The form of published weights is filled in only if no places were chosen. Without a draft model,
-    `draft_model` becomes None. `drafter` becomes the one in use.
+    The form of published weights, and of a GGUF file, is filled in only if all places are the CPU or none
+    were chosen. If a GGUF file of few bits keeps floats on a GPU, the form becomes "none", so that a worker
+    on a CPU, which has to have the same form, does not choose int8. Without a draft model, `draft_model`
+    becomes None. `drafter` becomes the one in use.
 
     options: Options of the fleet.
     models: The directories that were found.
     """
     draft_address = models.draft and address_of_model(models.draft)
-    if not models.places and read_config(models.base).published:
+    is_gguf = bits_per_weight(models.base) is not None
+    if is_gguf or read_config(models.base).published:
         # Imported here, because the module imports torch.
-        from specsot_model.published import as_published
+        from specsot_model.published import as_published, is_quantized_gguf
 
-        options = as_published(options, models.base)
+        if all(place.device == "cpu" for place in models.places):
+            options = as_published(options, models.base)
+        if is_quantized_gguf(models.base) and not options.quantization and options.dtype == "auto":
+            options = replace(options, quantization="none")
     return replace(
         options, model=address_of_model(models.base), draft_model=draft_address, drafter=models.drafts
     )
@@ -338,7 +345,7 @@ def models_of(options: FleetOptions) -> Models:
     check_head(options, draft)
     places = local_devices(options, len(layers))
     if not places:
-        require_quantizer(options.quantization, options.device)
+        require_quantizer(options.stored_form, options.device)
     return Models(base, draft, layers, options.drafter, places)
 
 

@@ -15,7 +15,14 @@ from specsot.checkpoint.config import require_torch
 from specsot.checkpoint.resolving import resolve_model
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
-from specsot.members import KvDtype, Overrides, Quantization, Range, WeightFormat
+from specsot.members import (
+    KvDtype,
+    Overrides,
+    Quantization,
+    QuantizationChoice,
+    Range,
+    WeightFormat,
+)
 from specsot.params import DrafterName
 from specsot.service.option_table import MEMORY, SECONDS, Kind, Offer, Tier, option
 from specsot.transport.security import PLAIN, Tls, exposed
@@ -143,8 +150,10 @@ class ModelOptions:
         tier="expert",
     )
     dtype: Dtype = option("auto", "Data type to compute in.")
-    quantization: Quantization | None = option(
-        None, "Quantize the model's weights.", unset="none; with --dtype auto as they are published"
+    quantization: QuantizationChoice | None = option(
+        None,
+        "Quantize the model's weights; `none` keeps them in --dtype.",
+        unset="with --dtype auto as they are published, and int8 for a quantized GGUF file on a CPU; else none",
     )
     kv_cache_dtype: KvDtype = option(
         "auto", "Data type of KV pages; `int8` has one scale per row and head.", tier="expert"
@@ -176,6 +185,11 @@ class ModelOptions:
         if self.model is None:
             raise InvalidRequest("a model directory is needed", "model")
         return resolve_model(self.model)
+
+    @property
+    def stored_form(self) -> Quantization | None:
+        """Return the form in which matrices are stored: --quantization. None if they stay in floats."""
+        return None if self.quantization == "none" else self.quantization
 
     @property
     def page_bytes(self) -> int:
