@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from specsot_app.api import SpecSoT
     from specsot_app.api import SpecSoT as SpecSoTModel
 
-# Turns of a loop. A forward pass has dozens of short parallel sections. Threads that sleep between them, as with
-# the passive policy, double its time; threads that spin for long take cores from the next process.
+# Turns of a loop. A forward pass has dozens of short parallel sections. Threads that sleep between them, as
+# with the passive policy, double its time; threads that spin for long take cores from the next process.
 SPIN_COUNT = "10000"
 
 if "OMP_WAIT_POLICY" not in os.environ:

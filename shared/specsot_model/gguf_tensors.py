@@ -142,6 +142,22 @@ class StoredRows:
         """Return the device of the matrix: the CPU."""
         return torch.device("cpu")
 
+    def decode(self, numbers: Tensor) -> Tensor:
+        """Return some rows in fp32, [rows, in].
+
+        numbers: LongTensor [rows], the outputs whose rows are decoded.
+        """
+        decoded = torch.empty(len(numbers), self.shape[1])
+        for part in self.parts:
+            stored_row = np.full(self.shape[0], -1)
+            stored_row[part.outputs] = np.arange(len(part.outputs))
+            of_numbers = stored_row[numbers.numpy()]
+            (found,) = np.nonzero(of_numbers >= 0)
+            decoded[torch.from_numpy(found)] = torch.from_numpy(
+                decode_rows(part.rows[of_numbers[found]], part.kind)
+            )
+        return decoded
+
 
 def join_rows(matrices: Sequence[StoredRows], join: Callable[..., Tensor]) -> StoredRows:
     """Return several matrices as one, whose outputs are in the order that a function gives them.

@@ -114,7 +114,9 @@ def _onednn_product(weight: Tensor, bias: Tensor | None) -> Multiply:
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")  # noqa: SLF001
 
 
-def _quantized_product(weight: Tensor | Codes | StoredRows, bias: Tensor | None, kind: Quantization) -> Multiply:
+def _quantized_product(
+    weight: Tensor | Codes | StoredRows, bias: Tensor | None, kind: Quantization
+) -> Multiply:
     """Return the product with a weight in a quantized form.
 
     weight: [out, in]: floats, `Codes` if the files hold it quantized in this form already, or the blocks of a
@@ -518,9 +520,7 @@ def lm_head_quantization(kind: Quantization | None) -> Quantization | None:
     return "int8" if kind == "int4" else kind
 
 
-def quantize(
-    weight: Tensor | Codes | StoredRows, kind: Quantization, bias: Tensor | None = None
-) -> Rounded:
+def quantize(weight: Tensor | Codes | StoredRows, kind: Quantization, bias: Tensor | None = None) -> Rounded:
     """Return a product with a weight [out, in] that is stored in the form `kind`.
 
     The result is an `Fp8` for "fp8", a `Packed` for int8 and int4 on a CPU, an `Int8` for "int8" on other

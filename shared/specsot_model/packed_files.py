@@ -28,8 +28,8 @@ from specsot_model.linear import Packed
 
 log = structlog.get_logger()
 
-# Version of the files' content. Every change of a packed weight's layout, or of how weights are rounded, needs
-# another version.
+# Version of the files' content. Every change of a packed weight's layout, or of how weights are rounded,
+# needs another version.
 FORM = "1"
 # Bytes. The first bytes of a file: the weight's shape as JSON, and spaces. Arrays then begin on a page.
 HEADER = 4096
@@ -39,6 +39,15 @@ FREE_ON_DISK = 4 << 30
 UNFINISHED = ".unfinished-"
 # Seconds. Unfinished files of this age are removed. Untuned.
 UNFINISHED_SECONDS = 3600.0
+
+
+# Renames files once they are on the disk. Python waits for its thread before the process ends.
+_publisher = ThreadPoolExecutor(1, "packed-files")
+
+
+def flush() -> None:
+    """Wait until all weights that this process has kept are on the disk, under their final names."""
+    _publisher.submit(bool).result()
 
 
 class PackedFiles:
@@ -57,8 +66,6 @@ class PackedFiles:
         """
         self._folder = folder
         self._mark = mark
-        # Python waits for the thread of this pool before the process ends.
-        self._publisher = ThreadPoolExecutor(1, "packed-files")
 
     def find(self, name: str, shape: Sequence[int], bits: int) -> Packed | None:
         """Return a weight that an earlier process kept, mapped; None if there is none.
@@ -92,12 +99,8 @@ class PackedFiles:
         except OSError as error:
             log.warning("packed weights were not kept", folder=str(self._folder), reason=error.strerror)
             return packed
-        self._publisher.submit(_publish, Path(file.name), self._folder / name)
+        _publisher.submit(_publish, Path(file.name), self._folder / name)
         return mapped or packed
-
-    def flush(self) -> None:
-        """Wait until all weights that were kept are on the disk, under their final names."""
-        self._publisher.submit(bool).result()
 
 
 def packed_files_of(directory: Path, quantization: Quantization) -> PackedFiles | None:

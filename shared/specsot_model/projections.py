@@ -115,7 +115,9 @@ def _fuse(
     weights = [fetch.matrix(f"{name}.weight", shape) for name, shape in shapes.items()]
     biases = [fetch(f"{name}.bias", shape[:1]) for name, shape in shapes.items()] if bias else []
     linear = Linear(_join_weights(weights, shapes, join), join(*biases) if biases else None, form)
-    return Linear(fetch.keep_packed(first, linear.multiply)) if isinstance(linear.multiply, Packed) else linear
+    return (
+        Linear(fetch.keep_packed(first, linear.multiply)) if isinstance(linear.multiply, Packed) else linear
+    )
 
 
 def _join_weights(

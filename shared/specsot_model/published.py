@@ -73,9 +73,9 @@ def as_published(options: Given, base: Path) -> Given:
 
     The options are returned unchanged if the user gave a quantization (such as "none") or a dtype, if the
     model is not quantized, or if no kernels of this machine run that form. A form runs on a CPU, for int8 and
-    int4, if Numba is installed. A GGUF file is decoded and rounded to int8, whose sums are exact, if the
-    processor has the instructions that `lacks_for_packed_kernels` asks for. Elsewhere fp8 and int8 run on GPUs that multiply them, unless the model has experts
-    or, for other forms than int8, is batch-invariant.
+    int4, if Numba is installed. A GGUF file is decoded and rounded to int8, whose sums are exact, if this
+    machine has all that `lacks_for_packed_kernels` asks for. Elsewhere fp8 and int8 run on GPUs that multiply
+    them, unless the model has experts or, for other forms than int8, is batch-invariant.
 
     options: The model options, with device and dtype.
     base: Folder of the base model. Raises ModelError if its config cannot be read.
@@ -86,8 +86,9 @@ def as_published(options: Given, base: Path) -> Given:
     if options.quantization or options.dtype != "auto":
         return options
     if form is None:
-        packs = is_quantized_gguf(base) and device.type == "cpu" and options.tensor_parallel == 1
-        return replace(options, quantization="int8") if packs and not lacks_for_packed_kernels() else options
+        packs = device.type == "cpu" and options.tensor_parallel == 1 and is_quantized_gguf(base)
+        runs = packs and not lacks_for_packed_kernels()
+        return replace(options, quantization="int8") if runs else options
     if uses_packed_kernels(form, device):
         runs = find_spec("numba") is not None
     else:

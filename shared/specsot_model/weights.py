@@ -135,6 +135,16 @@ class Weights(ABC):
         """
         return None
 
+    def rows(self, name: str, numbers: Tensor) -> Tensor:
+        """Return some rows of a matrix on the CPU, in the type in which the files have them, or in fp32.
+
+        name: Name of the tensor in the model, such as "lm_head.weight".
+        numbers: LongTensor [rows] on the CPU, the rows' numbers.
+
+        Raises ModelError if the tensor cannot be read.
+        """
+        return self.tensor(name, torch.float32, "cpu")[numbers]
+
     def blocks(self, name: str) -> StoredRows | None:
         """Return a matrix as the blocks of a GGUF file, without decoding it.
 
@@ -324,6 +334,16 @@ class WeightFiles(Weights):
         if not isinstance(source, dict):
             self._count_read(self._files[name], tensor.nbytes)
         return tensor.to(device)
+
+    def rows(self, name: str, numbers: Tensor) -> Tensor:
+        """Return some rows of a matrix; of a GGUF file, only these are decoded. Raises ModelError if the
+        tensor cannot be read.
+
+        name: Name of the tensor in the model, such as "lm_head.weight".
+        numbers: LongTensor [rows] on the CPU, the rows' numbers.
+        """
+        stored = self.blocks(name)
+        return self.raw(name, "cpu")[numbers] if stored is None else stored.decode(numbers)
 
     def blocks(self, name: str) -> StoredRows | None:
         """Return a matrix as the blocks of a GGUF file, mapped; None if the files are no GGUF file.

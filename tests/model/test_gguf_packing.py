@@ -1,4 +1,4 @@
-"""GGUF files in packed int8: the kernel's bits, what is kept between starts, and where int8 is the default."""
+"""GGUF files in packed int8: the kernel's bits, what is kept between starts, where int8 is the default."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from specsot.checkpoint.config import read_config
 from specsot.checkpoint.resolving import resolve_model
 from specsot.members import Quantization, Range
 from specsot.service.options import ModelOptions
 from specsot_app.fleet.options import FleetOptions, Models, resolved
+from specsot_drafter.heads.loading import load_head
 from specsot_kernels.cpu import blocks
 from specsot_kernels.cpu.running import PackedWeight
 from specsot_model import published
 from specsot_model.decoder import Decoder
 from specsot_model.gguf_tensors import StoredPart, decode_rows
+from specsot_model.linear import look_up
+from specsot_model.packed_files import flush
 from specsot_model.published import as_published, open_weights
 from specsot_worker.loader import StageLoader
+from tests.drafter.heads import Tensors, change, configure, write_pair
 from tests.model.gguf_files import KINDS, write_gguf
 from tests.model.test_gguf import PROMPT, SHAPE
 from tests.model.tiny import Ring, write_model
@@ -66,7 +72,9 @@ def stored(kind: GGMLQuantizationType, rows: int, inputs: int) -> np.ndarray[Any
     return found.reshape(rows, -1)
 
 
-@pytest.mark.parametrize("kind", [*map(Kind, blocks.DECODERS), Kind.Q2_K, Kind.Q3_K, Kind.IQ4_NL, Kind.IQ4_XS])
+@pytest.mark.parametrize(
+    "kind", [*map(Kind, blocks.DECODERS), Kind.Q2_K, Kind.Q3_K, Kind.IQ4_NL, Kind.IQ4_XS]
+)
 def test_blocks_are_packed_to_the_bits_of_their_decoded_floats(kind: GGMLQuantizationType) -> None:
     """Two tensors in one weight, outputs and inputs that fill no whole block, a row of zeros, and a bias."""
     tensors = [stored(kind, rows, 768) for rows in (37, 20)]
@@ -83,15 +91,12 @@ def test_blocks_are_packed_to_the_bits_of_their_decoded_floats(kind: GGMLQuantiz
 def opened(file: Path, form: Quantization = "int8", cuts: tuple[int, ...] = (1, 3)) -> list[Decoder]:
     """The ranges of a GGUF file's model, as one process loads them, and the files on the disk."""
     directory = resolve_model(file)
-    files = open_weights(directory)
     ends = [*cuts[:-1], read_config(directory).layers]
-    options: dict[str, Any] = {"quantization": form, "files": files}
     made = [
-        Decoder.load(directory, Range(first, last), torch.float32, "cpu", **options)
+        Decoder.load(directory, Range(first, last), torch.float32, "cpu", quantization=form)
         for first, last in zip((0, *ends), ends)
     ]
-    if kept := files.packed_files(form):
-        kept.flush()
+    flush()
     return made
 
 
@@ -151,6 +156,41 @@ def test_a_changed_file_is_packed_anew_and_its_old_weights_are_removed(tmp_path:
         assert len(list((cache / "packed").iterdir())) == 1
     other = Path(shutil.copy(file, tmp_path / "other.gguf"))
     assert torch.equal(mapped, logits_of(opened(other)))
+
+
+def test_the_projected_tables_of_a_head_are_kept_next_to_the_base(tmp_path: Path, cache: Path) -> None:
+    """They are made of the base's tables; another head has others."""
+    write_pair(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    base = resolve_model(write_gguf(tmp_path / "m.gguf", model, (Kind.Q8_0,)))
+
+    def project(tensors: Tensors) -> None:
+        tensors.pop("lm_head.weight", None)
+        tensors["embed_proj.weight"] = torch.randn(64, 64)
+        tensors["lm_proj.weight"] = torch.randn(64, 64)
+
+    def tables() -> list[torch.Tensor]:
+        head = load_head(tmp_path / "head", base, torch.float32, "cpu", quantization="int8")
+        return [look_up(head.table, torch.arange(200)), head.lm_head(torch.eye(64))]
+
+    def kept() -> dict[Path, int]:
+        return {one: one.stat().st_mtime_ns for one in (cache / "packed").glob("*/[el]*-*")}
+
+    change(tmp_path, project)
+    configure(tmp_path, shares_lm_head=True)
+    first = tables()
+    flush()
+    made = kept()
+    assert len(made) == 2
+    assert all(torch.equal(one, other) for one, other in zip(first, tables()))
+    assert made == kept()
+    rows = torch.arange(0, 200, 7)
+    embeddings = open_weights(base).rows("model.embed_tokens.weight", rows)
+    projection = load_file(tmp_path / "head/model.safetensors")["embed_proj.weight"]
+    wanted = embeddings @ projection.T
+    torch.testing.assert_close(first[0][rows], wanted, atol=float(wanted.abs().max()) / 60, rtol=0)
+    change(tmp_path, project)
+    assert not torch.equal(tables()[0], first[0])
 
 
 @pytest.mark.parametrize("harm", [lambda file: file.write_bytes(file.read_bytes()[:-64]),
@@ -225,7 +265,9 @@ def test_a_registration_names_the_layers_outside_of_the_guarantee(
     name: str, outside: str, tmp_path: Path
 ) -> None:
     kind, changes = MODELS[name]
-    file = write_gguf(tmp_path / "m.gguf", write_model(tmp_path / "hf", kind, **SHAPE | changes), (Kind.Q8_0,))
+    file = write_gguf(
+        tmp_path / "m.gguf", write_model(tmp_path / "hf", kind, **SHAPE | changes), (Kind.Q8_0,)
+    )
     registered = StageLoader(ModelOptions(resolve_model(file), kv_memory=1 << 20), "w").registration()
     assert registered.quantization.startswith("int8 weights")
     assert ("depend on the batch" in registered.quantization) == bool(outside)

@@ -153,7 +153,7 @@ class ModelOptions:
     quantization: QuantizationChoice | None = option(
         None,
         "Quantize the model's weights; `none` keeps them in --dtype.",
-        unset="with --dtype auto as they are published, and int8 for a quantized GGUF file on a CPU; else none",
+        unset="with --dtype auto as they are published, int8 for a quantized GGUF file on a CPU; else none",
     )
     kv_cache_dtype: KvDtype = option(
         "auto", "Data type of KV pages; `int8` has one scale per row and head.", tier="expert"

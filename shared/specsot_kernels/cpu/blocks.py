@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numba
 import numpy as np
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 Rows = NDArray[np.uint8]
 # Decodes rows [rows, bytes of a row] of a ggml type, given by its number, to fp32 [rows, inputs].
 Decode = Callable[[Rows, int], NDArray[np.float32]]
-# Rows of a matrix as the blocks of a GGUF file: uint8 [rows, bytes of a row], ggml's number of their type, and
-# int64 [rows], the output of the packed weight that each row becomes.
+# Rows of a matrix as the blocks of a GGUF file: uint8 [rows, bytes of a row], ggml's number of their type,
+# and int64 [rows], the output of the packed weight that each row becomes.
 BlockRows = tuple[Rows, int, NDArray[np.int64]]
 
 # Numbers. How many are decoded at a time; they stay in the second-level cache. Untuned.
@@ -323,5 +324,5 @@ def pack_rows(
         return
     bounds = [count * number // threads for number in range(threads + 1)]
     with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(pack_range, *ends) for ends in zip(bounds, bounds[1:])]:
+        for done in [pool.submit(pack_range, *ends) for ends in pairwise(bounds)]:
             done.result()

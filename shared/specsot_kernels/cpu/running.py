@@ -91,7 +91,7 @@ class PackedWeight:
         """
         weight = cls.__new__(cls)
         weight.shape = torch.Size(shape)
-        weight._point_to(arrays, bits)
+        weight._point_to(arrays, bits)  # noqa: SLF001 - of this class
         return weight
 
     @classmethod
