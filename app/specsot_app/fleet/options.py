@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from specsot.checkpoint.config import read_config, require_quantizer, require_torch
-from specsot.checkpoint.gguf.directory import bits_per_weight
+from specsot.checkpoint.draft_kind import is_language_model
+from specsot.checkpoint.gguf.finding import POINTER
 from specsot.checkpoint.resolving import address_of_model, resolve_model
 from specsot.errors import InvalidRequest
 from specsot.members import CommMode, HopDtype, Layout, Range, Transport
@@ -308,8 +309,7 @@ def resolved(options: FleetOptions, models: Models) -> FleetOptions:
     models: The directories that were found.
     """
     draft_address = models.draft and address_of_model(models.draft)
-    is_gguf = bits_per_weight(models.base) is not None
-    if is_gguf or read_config(models.base).published:
+    if (models.base / POINTER).is_file() or read_config(models.base).published:
         # Imported here, because the module imports torch.
         from specsot_model.published import as_published, is_quantized_gguf
 
@@ -346,7 +346,19 @@ def models_of(options: FleetOptions) -> Models:
     places = local_devices(options, len(layers))
     if not places:
         require_quantizer(options.stored_form, options.device)
-    return Models(base, draft, layers, options.drafter, places)
+    return Models(base, draft, layers, drafter_for(options, draft), places)
+
+
+def drafter_for(options: FleetOptions, draft: Path | None) -> DrafterName | None:
+    """Return the drafter that was asked for, or "model" if none was and the draft model is a small language
+    model. None: nothing was asked for, and the draft model is a head, or there is none.
+
+    options: Options of the fleet.
+    draft: Directory of the draft model; None: there is none.
+    """
+    if options.drafter is None and options.draft_model and draft and is_language_model(draft):
+        return "model"
+    return options.drafter
 
 
 def warn_of_processes(options: FleetOptions) -> None:

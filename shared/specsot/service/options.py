@@ -214,12 +214,12 @@ class DraftModelOptions(ModelOptions):
     drafter: DrafterName | None = option(
         None,
         "What drafts: an EAGLE or DFlash head, a small model, n-grams or suffixes of the text, or nothing.",
-        unset="eagle, if there is a draft model",
+        unset="eagle or model, as the draft model is; none without one",
         tier="common",
     )
     draft_model: str | Path | None = option(
         None,
-        "EAGLE head or small model: a directory, or a name on the hub like --model.",
+        "EAGLE head or small model: a directory, a GGUF file, or a name on the hub like --model.",
         metavar="MODEL",
         tier="common",
     )
