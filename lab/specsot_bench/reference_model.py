@@ -33,7 +33,7 @@ def load_decoder(options: ModelOptions) -> Decoder:
     Raises ModelError, InvalidRequest.
     """
     check_device(options.device)
-    check_quantization(options.quantization, options.device)
+    check_quantization(options.stored_form, options.device)
     return Decoder.of(options)
 
 

@@ -262,8 +262,8 @@ class Runners:
         """
         self.models = models = as_published(models, models.base)
         self.config = read_config(models.base)
-        self._numbers = resolve_dtype(models.dtype, models.device, models.quantization)
-        self._packed = uses_packed_kernels(models.quantization, models.device)
+        self._numbers = resolve_dtype(models.dtype, models.device, models.stored_form)
+        self._packed = uses_packed_kernels(models.stored_form, models.device)
         drafting = resolve_dtype(models.drafter_dtype, models.device)
         self._drafting = WeightForm.on_device(models.device, drafting.itemsize, models.drafter_quantization)
         self._stack = AsyncExitStack()

@@ -30,9 +30,11 @@ CommMode = Literal["p2p", "ring"]
 WeightFormat = Literal["safetensors", "bin"]
 # How weight matrices are stored. The type in which a member computes is independent of it.
 Quantization = Literal["int8", "int4", "fp8"]
+# What --quantization accepts: a form, or "none" to keep floats even where a form is the default.
+QuantizationChoice = Literal["none", "int8", "int4", "fp8"]
 # The type in which KV rows are stored. "auto" is the type in which the member computes.
 KvDtype = Literal["auto", "int8"]
-# The values of --quantization.
+# The forms of quantized matrices.
 QUANTIZATIONS: tuple[Quantization, ...] = ("int8", "int4", "fp8")
 # (tokens in the batch, seconds), by ascending tokens.
 Curve = tuple[tuple[int, float], ...]

@@ -195,11 +195,11 @@ class Decoder:
         return cls.load(
             options.base,
             layers,
-            resolve_dtype(options.dtype, options.device, options.quantization),
+            resolve_dtype(options.dtype, options.device, options.stored_form),
             options.device,
             options.model_format == "bin",
             on_layer_loaded=on_layer_loaded,
-            quantization=options.quantization,
+            quantization=options.stored_form,
             kv_dtype=options.kv_cache_dtype,
             batch_invariant=options.batch_invariant,
             parts=parts,

@@ -18,9 +18,17 @@ from torch import Tensor
 
 from specsot.checkpoint.config import ModelConfig
 from specsot.errors import ModelError
+from specsot.members import Quantization
 from specsot_model.attention import AttentionPlan, attend
 from specsot_model.kv import KVPages, Places
-from specsot_model.linear import Linear, Packed, Table, hold_table, lm_head_quantization
+from specsot_model.linear import (
+    Linear,
+    Packed,
+    Table,
+    hold_table,
+    lm_head_quantization,
+    uses_packed_kernels,
+)
 from specsot_model.mlp import fetch_mlp
 from specsot_model.projections import fuse_projections, fuse_qkv
 from specsot_model.rotary import interleave, rotate
@@ -310,6 +318,19 @@ def fetch_head_norms(
     return Norm(q + offset, eps), Norm(k + offset, eps)
 
 
+# Returns a weight that an earlier process kept or, if there is none, makes and perhaps keeps it. Called with
+# a name that differs for all weights, the weight's shape (out, in), the form in which it is stored (None:
+# floats), and a function that makes it.
+Keep = Callable[[str, tuple[int, int], Quantization | None, Callable[[], Table]], Table]
+
+
+def make_anew(
+    name: str, shape: tuple[int, int], form: Quantization | None, make: Callable[[], Table]
+) -> Table:
+    """Make a weight and return it; nothing is kept. See `Keep`."""
+    return make()
+
+
 @dataclass(frozen=True, slots=True)
 class Edges:
     """The parts before a base model's first layer and after its last, which a draft head may share.
@@ -322,6 +343,7 @@ class Edges:
     lm_head: Returns the product [hidden] -> vocab.
     lm_head_rows: Returns the rows [ids, hidden] of the lm_head's weight for token ids [ids], or all rows for
         None.
+    keep: Keeps a packed weight that was computed from these parts for later processes; see `Keep`.
     """
 
     config: ModelConfig
@@ -329,6 +351,7 @@ class Edges:
     final_norm: Callable[[], AnyNorm]
     lm_head: Callable[[], Linear]
     lm_head_rows: Callable[[Tensor | None], Tensor]
+    keep: Keep = make_anew
 
 
 def present(part: Part | None, name: str) -> Part:
@@ -369,7 +392,25 @@ def stored_edges(config: ModelConfig, fetch: Fetch) -> Edges:
         partial(fetch_final_norm, *source),
         partial(fetch_lm_head, *source),
         partial(_fetch_lm_head_rows, *source),
+        partial(_fetch_kept, fetch),
     )
+
+
+def _fetch_kept(
+    fetch: Fetch, name: str, shape: tuple[int, int], form: Quantization | None, make: Callable[[], Table]
+) -> Table:
+    """Return a weight that an earlier process kept next to the base model's, or make and keep it; see `Keep`.
+
+    fetch: Reads tensors from the base model's files.
+    name: Name of the weight.
+    shape: (out, in) of the weight.
+    form: Form in which the weight is stored; None: floats, which are not kept.
+    make: Makes the weight.
+    """
+    if packed := fetch.find_packed(name, shape, form):
+        return packed
+    table = make()
+    return fetch.keep_packed(name, table) if isinstance(table, Packed) else table
 
 
 def fetch_embedding(fetch: Fetch, config: ModelConfig, head: Linear | None = None) -> Table:
@@ -389,7 +430,7 @@ def fetch_embedding(fetch: Fetch, config: ModelConfig, head: Linear | None = Non
             return head.multiply
         if head.weight is not None:
             return head.weight
-    return hold_table(_fetch_table(fetch, config, name), fetch.quantization)
+    return _fetch_packed_table(fetch, config, name) or _fetch_table(fetch, config, name)
 
 
 def fetch_final_norm(fetch: Fetch, config: ModelConfig) -> AnyNorm:
@@ -412,7 +453,7 @@ def fetch_lm_head(fetch: Fetch, config: ModelConfig, embedding: Table | None = N
     """
     name = _name_of_lm_head(fetch, config)
     if embedding is None or name != _name_of_embedding(fetch, config):
-        embedding = _fetch_table(fetch, config, name)
+        embedding = _fetch_packed_table(fetch, config, name) or _fetch_table(fetch, config, name)
     return Linear(embedding, None, lm_head_quantization(fetch.quantization))
 
 
@@ -423,8 +464,11 @@ def _fetch_lm_head_rows(fetch: Fetch, config: ModelConfig, ids: Tensor | None) -
     config: The model's config.
     ids: LongTensor [ids] of token ids, or None.
     """
-    table = _fetch_table(fetch, config, _name_of_lm_head(fetch, config))
-    return table if ids is None else table[ids]
+    name = _name_of_lm_head(fetch, config)
+    if ids is None:
+        return _fetch_table(fetch, config, name)
+    fetch.files.check(f"{name}.weight", (config.vocab, config.hidden))
+    return fetch.files.rows(f"{name}.weight", ids.cpu()).to(fetch.device, fetch.dtype)
 
 
 def rows_of_linear(linear: Linear, ids: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -477,3 +521,21 @@ def _fetch_table(fetch: Fetch, config: ModelConfig, name: str) -> Tensor:
     name: Name of the module that has the weight.
     """
     return fetch(f"{name}.weight", (config.vocab, config.hidden))
+
+
+def _fetch_packed_table(fetch: Fetch, config: ModelConfig, name: str) -> Packed | None:
+    """Return an embedding or lm_head in packed int8, [vocab, hidden]; None if weights are not packed.
+
+    fetch: Reads tensors from the model's files.
+    config: The model's config, for the sizes.
+    name: Name of the module that has the weight.
+    """
+    if not uses_packed_kernels(fetch.quantization, fetch.device):
+        return None
+    name = f"{name}.weight"
+    shape = config.vocab, config.hidden
+    if packed := fetch.find_packed(name, shape, "int8"):
+        return packed
+    packed = hold_table(fetch.blocks(name, shape, "int8") or fetch(name, shape), fetch.quantization)
+    assert isinstance(packed, Packed)
+    return fetch.keep_packed(name, packed)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from types import ModuleType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +22,12 @@ from specsot.members import QUANTIZATIONS, Quantization
 from specsot_kernels.errors import UnsupportedProcessor
 from specsot_model.decoding import Codes
 from specsot_model.fp8 import Fp8, NormWeight, ShortRows, Unscaled, multiplies_fp8
+from specsot_model.gguf_tensors import StoredRows, decode_rows
 from specsot_model.inference import inference_mode
 from specsot_model.int8 import Int8
+
+if TYPE_CHECKING:
+    from specsot_kernels.cpu.running import PackedArrays, PackedWeight
 
 # Numbers. fp32 weights up to this size are not packed for oneDNN. Chosen by measurement on a Xeon with
 # AVX-512 and one thread: with 1, 4, 16 rows, a weight of 64 thousand numbers takes 42, 46, 78 us packed and
@@ -51,7 +56,10 @@ class Linear:
     multiply: Multiply
 
     def __init__(
-        self, weight: Table | Codes, bias: Tensor | None = None, quantization: Quantization | None = None
+        self,
+        weight: Table | Codes | StoredRows,
+        bias: Tensor | None = None,
+        quantization: Quantization | None = None,
     ) -> None:
         """Store the weight in the chosen form.
 
@@ -60,7 +68,7 @@ class Linear:
         ModelError if the form cannot hold the weight.
 
         weight: [out, in]; `Codes` if the files hold it quantized in the form `quantization` already; `Packed`
-            if it is packed for the CPU kernels already.
+            if it is packed for the CPU kernels already; the blocks of a GGUF file only for int8 on a CPU.
         bias: [out]; None: no bias is added. Ignored for a `Packed` weight, which has its own.
         quantization: Form in which to store the weight; None keeps its dtype.
         """
@@ -107,10 +115,13 @@ def _onednn_product(weight: Tensor, bias: Tensor | None) -> Multiply:
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")  # noqa: SLF001
 
 
-def _quantized_product(weight: Tensor | Codes, bias: Tensor | None, kind: Quantization) -> Multiply:
+def _quantized_product(
+    weight: Tensor | Codes | StoredRows, bias: Tensor | None, kind: Quantization
+) -> Multiply:
     """Return the product with a weight in a quantized form.
 
-    weight: [out, in]: floats, or `Codes` if the files hold it quantized in this form already.
+    weight: [out, in]: floats, `Codes` if the files hold it quantized in this form already, or the blocks of a
+        GGUF file for int8 on a CPU.
     bias: [out]; None: no bias is added. It is added here if the form does not add it.
     kind: The quantized form.
     """
@@ -499,6 +510,21 @@ def uses_packed_kernels(kind: Quantization | None, device: torch.device | str) -
     return kind in ("int8", "int4") and torch.device(device).type == "cpu"
 
 
+# Instructions without which the packed kernels do not run, or run slowly on untested processors.
+NEEDED_INSTRUCTIONS = ("avx2", "fma3", "f16c")
+
+
+def lacks_for_packed_kernels() -> str | None:
+    """Return in words what this machine lacks for the packed CPU kernels, such as "Numba". Return None if
+    they run here.
+    """
+    if find_spec("numba") is None:
+        return "Numba"
+    capabilities = torch.cpu.get_capabilities()
+    missing = [name for name in NEEDED_INSTRUCTIONS if not capabilities.get(name)]
+    return f"a processor with {', '.join(missing).upper()}" if missing else None
+
+
 def describe_rounding(kind: Quantization | None, device: str) -> str:
     """Describe in words what is rounded and how, which all members of a ring must share.
 
@@ -529,19 +555,23 @@ def lm_head_quantization(kind: Quantization | None) -> Quantization | None:
     return "int8" if kind == "int4" else kind
 
 
-def quantize(weight: Tensor | Codes, kind: Quantization, bias: Tensor | None = None) -> Rounded:
+def quantize(weight: Tensor | Codes | StoredRows, kind: Quantization, bias: Tensor | None = None) -> Rounded:
     """Return a product with a weight [out, in] that is stored in the form `kind`.
 
     The result is an `Fp8` for "fp8", a `Packed` for int8 and int4 on a CPU, an `Int8` for "int8" on other
     devices, and for "int4" there a `Tinygemm` if the weight is bf16, and otherwise an `Int4`, in parts if it
     is large. ModelError is also raised if the processor lacks instructions that packed kernels need.
 
-    weight: Floats, or `Codes` if the files hold the weight quantized to this form already.
+    weight: Floats, `Codes` if the files hold the weight quantized to this form already, or the blocks of a
+        GGUF file for int8 on a CPU.
     bias: [out]; None: no bias is added. Added by every form except int4 on a GPU, whose caller adds it.
     kind: The quantized form.
 
     Raises ModelError if int4 cannot hold the shape.
     """
+    if isinstance(weight, StoredRows):
+        assert kind == "int8", "blocks of a GGUF file are rounded to int8 only"
+        return Packed(weight, bias, kind)
     if kind == "fp8":
         return Fp8(weight, bias)
     if kind == "int4" and weight.shape[1] % GROUP:
@@ -594,23 +624,39 @@ class Packed:
 
     __slots__ = ("device", "dtype", "weight")
 
-    def __init__(self, weight: Tensor | Codes, bias: Tensor | None, kind: Quantization) -> None:
+    def __init__(self, weight: Tensor | Codes | StoredRows, bias: Tensor | None, kind: Quantization) -> None:
         """Pack the weight for the CPU kernels.
 
         ModelError is raised if the processor lacks instructions that the kernels need.
 
-        weight: [out, in], floats, which are rounded, or `Codes` of this form.
+        weight: [out, in], floats, which are rounded, or `Codes` of this form. The blocks of a GGUF file are
+            decoded and rounded to int8 by one kernel.
         bias: [out]; None: no bias is added.
-        kind: "int8" or "int4".
+        kind: "int8" or "int4"; "int8" for the blocks of a GGUF file.
         """
-        try:
-            from specsot_kernels.cpu.running import PackedWeight
-        except UnsupportedProcessor as error:
-            raise ModelError(str(error)) from error
-
-        self.weight = PackedWeight(weight, bias, 8 if kind == "int8" else 4)
-        self.dtype = torch.float32 if isinstance(weight, Codes) else weight.dtype
+        packed_weight = _packed_weight_class()
+        if isinstance(weight, StoredRows):
+            self.weight = packed_weight.of_blocks(weight.shape, weight.parts, bias, decode_rows)
+        else:
+            self.weight = packed_weight(weight, bias, 8 if kind == "int8" else 4)
+        self.dtype = weight.dtype if isinstance(weight, Tensor) else torch.float32
         self.device = weight.device
+
+    @classmethod
+    def of_arrays(cls, shape: Sequence[int], arrays: PackedArrays, bits: int) -> Packed:
+        """Return a weight that was packed before. Its arrays are not copied.
+
+        shape: (out, in) of the weight.
+        arrays: The arrays of the packed weight.
+        bits: 8 or 4.
+
+        Raises ModelError if the processor lacks instructions that the kernels need.
+        """
+        packed = cls.__new__(cls)
+        packed.weight = _packed_weight_class().of_arrays(shape, arrays, bits)
+        packed.dtype = torch.float32
+        packed.device = torch.device("cpu")
+        return packed
 
     @property
     def shape(self) -> torch.Size:
@@ -635,19 +681,32 @@ class Packed:
         return multiply(x, self.weight, norm).to(x.dtype)
 
 
+def _packed_weight_class() -> type[PackedWeight]:
+    """Return the class of packed weights, which is imported when it is used, because that imports Numba.
+
+    Raises ModelError if the processor lacks instructions that the kernels need.
+    """
+    try:
+        from specsot_kernels.cpu.running import PackedWeight
+    except UnsupportedProcessor as error:
+        raise ModelError(str(error)) from error
+
+    return PackedWeight
+
+
 # An embedding [vocab, hidden].
 Table = Tensor | Packed
 
 
-def hold_table(table: Tensor, quantization: Quantization | None) -> Table:
+def hold_table(table: Tensor | StoredRows, quantization: Quantization | None) -> Table:
     """Return an embedding in the form in which it is stored: int8 with packed CPU weights, else as it is.
 
     ModelError is raised if the processor lacks instructions that packed tables need.
 
-    table: [vocab, hidden], in floats.
+    table: [vocab, hidden], in floats, or as the blocks of a GGUF file, which only packed tables can be.
     quantization: Form of the matrices; None: they are not quantized.
     """
-    if not uses_packed_kernels(quantization, table.device):
+    if isinstance(table, Tensor) and not uses_packed_kernels(quantization, table.device):
         return table
     packed = quantize(table, "int8")
     assert isinstance(packed, Packed)

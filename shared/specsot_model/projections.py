@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor
 from specsot.checkpoint.config import ModelConfig
 from specsot.errors import ModelError
 from specsot_model.decoding import Codes
-from specsot_model.linear import Linear
+from specsot_model.gguf_tensors import StoredRows, join_rows
+from specsot_model.linear import Linear, Packed
 from specsot_model.rotary import interleave
 from specsot_model.weights import Fetch
 
@@ -95,7 +96,8 @@ def _fuse(
 ) -> Linear:
     """Return projections joined into one product, with their weights loaded.
 
-    The product is stored in the form of the first projection. ModelError is also raised if a tensor is
+    The product is stored in the form of the first projection. Of a GGUF file, a packed product is kept in a
+    file, from which later processes map it. ModelError is also raised if a tensor is
     missing or has another shape.
 
     fetch: Reads tensors from the model's files.
@@ -105,13 +107,40 @@ def _fuse(
 
     Raises ModelError if the files hold some of the projections quantized and others not.
     """
+    first = f"{next(iter(shapes))}.weight"
+    form = fetch.form(first)
+    shape = sum(outputs for outputs, _ in shapes.values()), next(iter(shapes.values()))[1]
+    if packed := fetch.find_packed(first, shape, form):
+        return Linear(packed)
     weights = [fetch.matrix(f"{name}.weight", shape) for name, shape in shapes.items()]
-    codes = [weight for weight in weights if isinstance(weight, Codes)]
-    if 0 < len(codes) < len(weights):
-        raise ModelError(
-            f"the projections {', '.join(shapes)} run as one product, but only some of them are quantized;"
-            " set --dtype, which decodes the quantized ones"
-        )
-    weight = Codes(*(join(*parts) for parts in zip(*codes))) if codes else join(*weights)
     biases = [fetch(f"{name}.bias", shape[:1]) for name, shape in shapes.items()] if bias else []
-    return Linear(weight, join(*biases) if biases else None, fetch.form(f"{next(iter(shapes))}.weight"))
+    linear = Linear(_join_weights(weights, shapes, join), join(*biases) if biases else None, form)
+    return (
+        Linear(fetch.keep_packed(first, linear.multiply)) if isinstance(linear.multiply, Packed) else linear
+    )
+
+
+def _join_weights(
+    weights: Sequence[Tensor | Codes | StoredRows], names: Iterable[str], join: Callable[..., Tensor]
+) -> Tensor | Codes | StoredRows:
+    """Return the weights of projections joined into one.
+
+    weights: The weights, in the form in which the files have them.
+    names: Module names of the projections, for the error message.
+    join: Joins weights or codes along the outputs.
+
+    Raises ModelError if the files hold some of the projections quantized and others not.
+    """
+    codes = [weight for weight in weights if isinstance(weight, Codes)]
+    blocks = [weight for weight in weights if isinstance(weight, StoredRows)]
+    floats = [weight for weight in weights if isinstance(weight, Tensor)]
+    if len(blocks) == len(weights):
+        return join_rows(blocks, join)
+    if len(codes) == len(weights):
+        return Codes(*(join(*parts) for parts in zip(*codes)))
+    if len(floats) == len(weights):
+        return join(*floats)
+    raise ModelError(
+        f"the projections {', '.join(names)} run as one product, but only some of them are quantized;"
+        " set --dtype, which decodes the quantized ones"
+    )

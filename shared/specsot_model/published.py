@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specsot.checkpoint.config import read_config, text_fields
 from specsot.checkpoint.fields import read_json
+from specsot.checkpoint.gguf.directory import bits_per_weight
 from specsot.checkpoint.quantization_config import MARKS, Published, read_published
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Quantization
@@ -19,8 +20,12 @@ from specsot.service.options import ModelOptions
 from specsot_model.decoding import Codes, StoredMatrix, codes_of, decode, quant_state
 from specsot_model.fp8 import multiplies_fp8
 from specsot_model.int8 import multiplies_int8
-from specsot_model.linear import lm_head_quantization, uses_packed_kernels
+from specsot_model.linear import lacks_for_packed_kernels, lm_head_quantization, uses_packed_kernels
 from specsot_model.weights import WeightFiles, Weights
+
+# Bits. GGUF files of more bits per weight keep their floats. Q8_0, whose blocks of 32 have an fp16 scale, has
+# 8.5 bits.
+MAX_GGUF_BITS = 9
 
 # A kind of model options; `as_published` returns the kind that it was given.
 Given = TypeVar("Given", bound=ModelOptions)
@@ -63,21 +68,27 @@ def published_of(directory: Path, quantization: Quantization | None = None) -> P
 
 
 def as_published(options: Given, base: Path) -> Given:
-    """Return the options with the quantization that can hold the codes of a quantized model as they are.
+    """Return the options with the quantization that can hold the codes of a quantized model as they are, or,
+    of a GGUF file of few bits on a CPU, with int8.
 
-    The options are returned unchanged if the user gave a quantization or a dtype, if the model is not
-    quantized, or if no kernels of this machine run that form. A form runs on a CPU, for int8 and int4, if
-    Numba is installed. Elsewhere fp8 and int8 run on GPUs that multiply them, unless the model has experts
-    or, for other forms than int8, is batch-invariant.
+    The options are returned unchanged if the user gave a quantization (such as "none") or a dtype, if the
+    model is not quantized, or if no kernels of this machine run that form. A form runs on a CPU, for int8 and
+    int4, if Numba is installed. A GGUF file is decoded and rounded to int8, whose sums are exact, if this
+    machine has all that `lacks_for_packed_kernels` asks for. Elsewhere fp8 and int8 run on GPUs that multiply
+    them, unless the model has experts or, for other forms than int8, is batch-invariant.
 
     options: The model options, with device and dtype.
     base: Folder of the base model. Raises ModelError if its config cannot be read.
     """
     config = read_config(base)
     form = config.published.form if config.published else None
-    if form is None or options.quantization or options.dtype != "auto":
-        return options
     device = torch.device(options.device)
+    if options.quantization or options.dtype != "auto":
+        return options
+    if form is None:
+        packs = device.type == "cpu" and options.tensor_parallel == 1 and is_quantized_gguf(base)
+        runs = packs and not lacks_for_packed_kernels()
+        return replace(options, quantization="int8") if runs else options
     if uses_packed_kernels(form, device):
         runs = find_spec("numba") is not None
     else:
@@ -87,6 +98,15 @@ def as_published(options: Given, base: Path) -> Given:
         multiplied = {"fp8": multiplies_fp8, "int8": multiplies_int8}.get(form)
         runs = not decoded and multiplied is not None and multiplied(device)
     return replace(options, quantization=form) if runs else options
+
+
+def is_quantized_gguf(base: Path) -> bool:
+    """Tell whether a model was made of a GGUF file whose weights have about 8 bits or fewer.
+
+    base: Folder of the model. Raises ModelError if it cannot be read.
+    """
+    bits = bits_per_weight(base)
+    return bits is not None and bits <= MAX_GGUF_BITS
 
 
 class PublishedWeights(Weights):

@@ -23,7 +23,9 @@ from specsot.checkpoint.hub import fetched, offers, snapshot_of
 from specsot.errors import ModelError
 from specsot.members import Quantization
 from specsot_model.decoding import Codes
-from specsot_model.gguf_tensors import GgufTensors
+from specsot_model.gguf_tensors import GgufTensors, StoredRows
+from specsot_model.linear import Packed, uses_packed_kernels
+from specsot_model.packed_files import PackedFiles, packed_files_of
 
 # Names of weight files, and of the indices that list several of them.
 INDEX = "model.safetensors.index.json"
@@ -133,6 +135,35 @@ class Weights(ABC):
         """
         return None
 
+    def rows(self, name: str, numbers: Tensor) -> Tensor:
+        """Return some rows of a matrix on the CPU, in the type in which the files have them, or in fp32.
+
+        name: Name of the tensor in the model, such as "lm_head.weight".
+        numbers: LongTensor [rows] on the CPU, the rows' numbers.
+
+        Raises ModelError if the tensor cannot be read.
+        """
+        return self.tensor(name, torch.float32, "cpu")[numbers]
+
+    def blocks(self, name: str) -> StoredRows | None:
+        """Return a matrix as the blocks of a GGUF file, without decoding it.
+
+        Return None if the matrix is stored otherwise; that is so for all matrices of this class.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+
+        Raises ModelError if the file cannot be read.
+        """
+        return None
+
+    def packed_files(self, form: Quantization) -> PackedFiles | None:
+        """Return the files in which packed weights of these tensors are kept; None if they are not kept, as
+        for this class.
+
+        form: Form of the model's matrices, "int8" or "int4".
+        """
+        return None
+
     def form(self, name: str, model_form: Quantization | None) -> Quantization | None:
         """Return the form in which a matrix is stored; None means floats.
 
@@ -224,6 +255,8 @@ class WeightFiles(Weights):
         self._held: dict[str, frozenset[str]] = {}
         # Bytes that were read since a file was last mapped.
         self._read = 0
+        # By form of the matrices: the files in which packed weights are kept, or None.
+        self._packed_files: dict[Quantization, PackedFiles | None] = {}
         listed = _find_files(directory, allow_pickle_bin)
         # A single file lists its own tensors.
         files = dict.fromkeys(self._open_file(listed).keys(), listed) if isinstance(listed, str) else listed
@@ -301,6 +334,39 @@ class WeightFiles(Weights):
         if not isinstance(source, dict):
             self._count_read(self._files[name], tensor.nbytes)
         return tensor.to(device)
+
+    def rows(self, name: str, numbers: Tensor) -> Tensor:
+        """Return some rows of a matrix; of a GGUF file, only these are decoded. Raises ModelError if the
+        tensor cannot be read.
+
+        name: Name of the tensor in the model, such as "lm_head.weight".
+        numbers: LongTensor [rows] on the CPU, the rows' numbers.
+        """
+        stored = self.blocks(name)
+        return self.raw(name, "cpu")[numbers] if stored is None else stored.decode(numbers)
+
+    def blocks(self, name: str) -> StoredRows | None:
+        """Return a matrix as the blocks of a GGUF file, mapped; None if the files are no GGUF file.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+
+        Raises ModelError if there is no such tensor, or the file cannot be read.
+        """
+        source = self._source(name)
+        if not isinstance(source, GgufTensors):
+            return None
+        self._borrow(name, source)
+        return source.blocks(self._stored_names[name])
+
+    def packed_files(self, form: Quantization) -> PackedFiles | None:
+        """Return the files in which packed weights of a GGUF file are kept; None if they are not kept.
+
+        form: Form of the model's matrices, "int8" or "int4".
+        """
+        if form not in self._packed_files:
+            is_gguf = self._borrowed is None and (self._directory / POINTER).is_file()
+            self._packed_files[form] = packed_files_of(self._directory, form) if is_gguf else None
+        return self._packed_files[form]
 
     def fetch(self, names: Iterable[str]) -> None:
         """Make sure that the bytes of some tensors are present; fetch them from another member of the fleet
@@ -395,9 +461,9 @@ class Fetch:
         """
         return self.files.expect(name, shape, self.dtype, self.device)
 
-    def matrix(self, name: str, shape: tuple[int, ...]) -> Tensor | Codes:
-        """Return the matrix of a product: its codes if it is published quantized in this form, else its
-        floats.
+    def matrix(self, name: str, shape: tuple[int, ...]) -> Tensor | Codes | StoredRows:
+        """Return the matrix of a product: its codes if it is published quantized in this form, the blocks of
+        a GGUF file if they are to be packed in int8, and else its floats.
 
         Floats are returned whenever `quantization` is None.
 
@@ -406,11 +472,57 @@ class Fetch:
 
         Raises ModelError if the matrix is missing or has another shape.
         """
+        blocks = self.blocks(name, shape, self.form(name))
+        if blocks is not None:
+            return blocks
         codes = self.files.rounded(name, self.quantization, self.device) if self.quantization else None
         if codes is None:
             return self(name, shape)
         self.files.check(name, shape)
         return codes
+
+    def blocks(self, name: str, shape: tuple[int, ...], form: Quantization | None) -> StoredRows | None:
+        """Return a matrix as the blocks of a GGUF file, if it is to be packed in int8; else None.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        shape: (out, in), the shape that the config asks for.
+        form: Form in which the matrix is stored once it is loaded.
+
+        Raises ModelError if the matrix is missing or has another shape.
+        """
+        if form != "int8" or not self._packs:
+            return None
+        self.files.check(name, shape)
+        return self.files.blocks(name)
+
+    @property
+    def _packs(self) -> bool:
+        """Tell whether matrices are packed for the CPU kernels, from fp32 numbers."""
+        return uses_packed_kernels(self.quantization, self.device) and self.dtype == torch.float32
+
+    def find_packed(self, name: str, shape: tuple[int, int], form: Quantization | None) -> Packed | None:
+        """Return a packed weight that an earlier process kept; None if there is none.
+
+        name: Name of the weight; see `keep_packed`.
+        shape: (out, in) of the weight.
+        form: Form in which the weight is stored; None: floats, which are not kept.
+        """
+        kept = self._packed_files if form else None
+        return kept.find(name, shape, 8 if form == "int8" else 4) if kept else None
+
+    def keep_packed(self, name: str, packed: Packed) -> Packed:
+        """Keep a packed weight for later processes, and return it, mapped if it could be kept.
+
+        name: Name of the weight: that of its first tensor.
+        packed: The weight, which `find_packed` did not find.
+        """
+        kept = self._packed_files
+        return kept.keep(name, packed) if kept else packed
+
+    @property
+    def _packed_files(self) -> PackedFiles | None:
+        """Return the files in which packed weights are kept; None if weights are not packed or not kept."""
+        return self.files.packed_files(self.quantization) if self.quantization and self._packs else None
 
     def form(self, name: str) -> Quantization | None:
         """Return the form in which a matrix is stored once it is loaded; None means floats.

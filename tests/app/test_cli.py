@@ -143,8 +143,9 @@ def test_ctrl_c_is_no_mistake(monkeypatch, capsys) -> None:
 
 
 def test_a_missing_head_is_reported_in_one_line(demo_model, capsys) -> None:
-    base = demo_model / "base"
-    assert main(["infer", "--model", str(base), "--draft-model", str(base), "--mode", "direct", "x"]) == 2
+    base = str(demo_model / "base")
+    head = ["--drafter", "eagle", "--draft-model", base]
+    assert main(["infer", "--model", base, *head, "--mode", "direct", "x"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.endswith("a small language model drafts by --drafter model\n")

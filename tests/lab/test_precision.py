@@ -20,7 +20,7 @@ EIGHT = Precision("fp32", draft_quantization="fp8")
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_every_base_once_and_the_whole_one_first(dtype: str) -> None:
-    found = list(precisions(dtype))
+    found = list(precisions(dtype, dict.fromkeys(QUANTIZATIONS, "fp32")))
     names = [one.name for one in found]
     assert len(set(names)) == len(names)
     assert (found[0], found[0].name) == (Precision("fp32"), "fp32")
@@ -42,7 +42,10 @@ def test_every_precision_is_shown_as_soon_as_it_is_measured(
     text.write_text("The heart is a muscle that pumps blood through the body. " * 12)
     reading = ReadingOptions(ModelOptions(demo_model / "base", dtype="fp32"), text, 100, 1)
     assert measure([reading], None, None) == 0
-    shown, names = capsys.readouterr(), [one.name for one in precisions("fp32") if one == one.base]
+    shown, names = (
+        capsys.readouterr(),
+        [one.name for one in precisions("fp32", dict.fromkeys(QUANTIZATIONS, "fp32")) if one == one.base],
+    )
     assert [line.partition(":")[0] for line in shown.err.splitlines()] == names
     assert "perplexity" in shown.err.splitlines()[0]
     row = {"name": "int4", "weight_bytes": 1 << 20, "skipped": "int4 weights need numba"}

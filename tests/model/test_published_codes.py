@@ -74,9 +74,9 @@ def codes_in(held: Any) -> Tensor:
         return held._fp8_weight.view(torch.uint8)
     weight = held.weight
     if weight.table[-1] == 8:
-        tiles = weight._held.view(weight.outputs // 16, -1, 16, 4).transpose(1, 2)
+        tiles = weight.arrays.codes.view(weight.outputs // 16, -1, 16, 4).transpose(1, 2)
         return (tiles.reshape(weight.outputs, -1)[:, : weight.shape[1]].int() - 128).to(torch.int8)
-    pairs = weight._held.view(-1, weight.inputs // 32, 320)[..., :256].unflatten(2, (4, 16, 4))
+    pairs = weight.arrays.codes.view(-1, weight.inputs // 32, 320)[..., :256].unflatten(2, (4, 16, 4))
     return torch.stack((pairs & 15, pairs >> 4), -1).permute(0, 3, 1, 2, 5, 4).reshape(weight.shape)
 
 

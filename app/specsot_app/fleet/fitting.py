@@ -24,7 +24,7 @@ from specsot.errors import InvalidRequest, Refused
 from specsot.members import QUANTIZATIONS, Configuration, Quantization, Range, Registration, Stage
 from specsot.params import MODELLESS
 from specsot_app.core.device_map import HostDevice, PlannedPlace, check_stages, parse_planned
-from specsot_app.fleet.options import FleetOptions, layers_of, local_hosts, models_of
+from specsot_app.fleet.options import FleetOptions, drafter_for, layers_of, local_hosts, models_of
 from specsot_drafter.heads.checkpoint import Checkpoint
 from specsot_drafter.memory import DraftMemory, eagle_memory, model_memory, mtp_memory
 from specsot_drafter.proposers.lm import beam_shape, read_small
@@ -136,6 +136,8 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
     """
     if options.model is None:
         raise InvalidRequest("a model is needed: a directory, a GGUF file, or owner/name on the hub", "model")
+    if options.draft_model:
+        options = replace(options, drafter=drafter_for(options, describe_model(options.draft_model)))
     base = describe_model(options.model)
     config = read_config(base)
     if options.draft_model is None and options.drafter in (None, "mtp") and has_mtp(base, config):
@@ -143,7 +145,7 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
     ranges = layers_of(options, base)
     places = [_with_measured(place) for place in _planned_places(options, len(ranges))]
     check_stages(len(ranges) or options.stages, [place.place for place in places])
-    shapes = open_shapes(base, config, options.model_format == "bin", options.quantization)
+    shapes = open_shapes(base, config, options.model_format == "bin", options.stored_form)
     loaded_options = [as_published(replace(options, device=place.place.device), base) for place in places]
     layer_memory = [LayerMemory(options_of_place, config, shapes) for options_of_place in loaded_options]
     draft_memory = _draft_memory(loaded_options[-1], layer_memory[-1])
@@ -214,7 +216,7 @@ def count_on_gpu(options: FleetOptions) -> int:
     layer_memory = LayerMemory(
         loaded_options,
         config,
-        open_shapes(models.base, config, loaded_options.model_format == "bin", loaded_options.quantization),
+        open_shapes(models.base, config, loaded_options.model_format == "bin", loaded_options.stored_form),
     )
     draft_memory = _draft_memory(loaded_options, layer_memory)
     all_layers = Range(0, config.layers)
@@ -482,7 +484,7 @@ def _form_in_words(base: Path, layer_memory: LayerMemory) -> str:
     """
     published = published_of(base)
     dtype_name = next(name for name, dtype in NAMES.items() if dtype == layer_memory.dtype)
-    kind = layer_memory.options.quantization
+    kind = layer_memory.options.stored_form
     return (
         f"{published}, {f'as they are in {kind}, computed in' if kind else 'decoded to'} {dtype_name}"
         if published
@@ -506,7 +508,7 @@ def _other_forms(base: Path, layer_memory: LayerMemory) -> dict[str, int]:
     all_layers = Range(0, layer_memory.config.layers)
     itemsize = layer_memory.dtype.itemsize
     quantizations: list[Quantization] = [
-        kind for kind in QUANTIZATIONS if kind != layer_memory.options.quantization
+        kind for kind in QUANTIZATIONS if kind != layer_memory.options.stored_form
     ]
     device = layer_memory.options.device
     forms = {kind: WeightForm.on_device(device, itemsize, kind) for kind in quantizations}

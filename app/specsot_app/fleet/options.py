@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from specsot.checkpoint.config import read_config, require_quantizer, require_torch
+from specsot.checkpoint.draft_kind import is_language_model
+from specsot.checkpoint.gguf.finding import POINTER
 from specsot.checkpoint.mtp import has_mtp
 from specsot.checkpoint.resolving import address_of_model, resolve_model
 from specsot.errors import InvalidRequest
@@ -299,18 +301,23 @@ def resolved(options: FleetOptions, models: Models) -> FleetOptions:
     """Return options that name the models as other processes find them, and the form in which published
     weights are held.
 
-    The form of published weights is filled in only if no places were chosen. Without a draft model,
-    `draft_model` becomes None. `drafter` becomes the one in use.
+    The form of published weights, and of a GGUF file, is filled in only if all places are the CPU or none
+    were chosen. If a GGUF file of few bits keeps floats on a GPU, the form becomes "none", so that a worker
+    on a CPU, which has to have the same form, does not choose int8. Without a draft model, `draft_model`
+    becomes None. `drafter` becomes the one in use.
 
     options: Options of the fleet.
     models: The directories that were found.
     """
     draft_address = models.draft and address_of_model(models.draft)
-    if not models.places and read_config(models.base).published:
+    if (models.base / POINTER).is_file() or read_config(models.base).published:
         # Imported here, because the module imports torch.
-        from specsot_model.published import as_published
+        from specsot_model.published import as_published, is_quantized_gguf
 
-        options = as_published(options, models.base)
+        if all(place.device == "cpu" for place in models.places):
+            options = as_published(options, models.base)
+        if is_quantized_gguf(models.base) and not options.quantization and options.dtype == "auto":
+            options = replace(options, quantization="none")
     return replace(
         options, model=address_of_model(models.base), draft_model=draft_address, drafter=models.drafts
     )
@@ -341,8 +348,20 @@ def models_of(options: FleetOptions) -> Models:
     check_head(options, draft)
     places = local_devices(options, len(layers))
     if not places:
-        require_quantizer(options.quantization, options.device)
-    return Models(base, draft, layers, options.drafter, places)
+        require_quantizer(options.stored_form, options.device)
+    return Models(base, draft, layers, drafter_for(options, draft), places)
+
+
+def drafter_for(options: FleetOptions, draft: Path | None) -> DrafterName | None:
+    """Return the drafter that was asked for, or "model" if none was and the draft model is a small language
+    model. None: nothing was asked for, and the draft model is a head, or there is none.
+
+    options: Options of the fleet.
+    draft: Directory of the draft model; None: there is none.
+    """
+    if options.drafter is None and options.draft_model and draft and is_language_model(draft):
+        return "model"
+    return options.drafter
 
 
 def warn_of_processes(options: FleetOptions) -> None:

@@ -453,7 +453,7 @@ def _compare(options: FleetOptions, fleet_answers: list[FleetAnswer]) -> tuple[C
     options: Options that name the base model and its precision.
     fleet_answers: Answers of the fleet.
     """
-    dtype = resolve_dtype(options.dtype, options.device, options.quantization)
+    dtype = resolve_dtype(options.dtype, options.device, options.stored_form)
     if _rounding(options):
         reference = of_base(load_decoder(options))
     else:
@@ -477,7 +477,7 @@ def _rounding(options: FleetOptions) -> str:
     options: Options of the fleet.
     """
     kv_format = "int8 KV" if options.kv_cache_dtype == "int8" else None
-    return ", ".join(filter(None, (options.quantization, kv_format)))
+    return ", ".join(filter(None, (options.stored_form, kv_format)))
 
 
 def _with_test_options(options: FleetOptions) -> FleetOptions:

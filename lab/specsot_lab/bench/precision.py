@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -105,24 +105,25 @@ def head_trial_of(base: Path, head: Path | None, tokens: int, of_demo: bool) -> 
     )
 
 
-def precisions(dtype: str) -> Iterator[Precision]:
+def precisions(dtype: str, dtypes: Mapping[Quantization, str]) -> Iterator[Precision]:
     """Yield the precisions, each once: fp32 first, with which the others are compared. Those of one base
     follow each other.
 
-    dtype: The type in which quantized models compute.
+    dtype: The type in which models compute that are not quantized.
+    dtypes: The type in which models of each quantization compute.
 
     The order is fp32, `dtype`, bf16 and fp16, of which only `dtype` is combined with quantized heads; then
-    each quantization of the base in `dtype`, without and with the same of the head; last `dtype` with KV of
-    int8, and int4 weights with KV of int8.
+    each quantization of the base, without and with the same of the head; last `dtype` with KV of int8, and
+    int4 weights with KV of int8.
     """
     for name in dict.fromkeys(("fp32", dtype, "bf16", "fp16")):
         heads = (None, *QUANTIZATIONS) if name == dtype else (None,)
         yield from (Precision(name, draft_quantization=kind) for kind in heads)
     for kind in QUANTIZATIONS:
-        yield Precision(dtype, kind)
-        yield Precision(dtype, kind, draft_quantization=kind)
+        yield Precision(dtypes[kind], kind)
+        yield Precision(dtypes[kind], kind, draft_quantization=kind)
     yield Precision(dtype, kv_dtype="int8")
-    yield Precision(dtype, "int4", "int8")
+    yield Precision(dtypes["int4"], "int4", "int8")
 
 
 def measure(readings: Sequence[ReadingOptions], trial: HeadTrial | None, output: Path | None) -> int:
@@ -139,7 +140,9 @@ def measure(readings: Sequence[ReadingOptions], trial: HeadTrial | None, output:
     """
     names = {numbers: name for name, numbers in NAMES.items()}
     weights = readings[0].weights
-    candidates = precisions(names[resolve_dtype(weights.dtype, weights.device)])
+    # int8 on a CPU computes in fp32 by default, where other models compute in bf16.
+    dtypes = {kind: names[resolve_dtype(weights.dtype, weights.device, kind)] for kind in QUANTIZATIONS}
+    candidates = precisions(names[resolve_dtype(weights.dtype, weights.device)], dtypes)
     measured = [precision for precision in candidates if trial or precision.draft_quantization is None]
     tables: list[list[Row]] = []
     with counting_bar(sys.stderr, "precisions", len(readings) * len(measured)) as count:

@@ -27,10 +27,15 @@ from specsot_model.cuda_graphs import measure_rows
 from specsot_model.decoder import Decoder, Loaded
 from specsot_model.device_speed import alone_on, copy_speed, device_name, measured_bytes
 from specsot_model.fused import runs_kernels
-from specsot_model.linear import check_quantization, describe_rounding, resolve_dtype
+from specsot_model.linear import (
+    check_quantization,
+    describe_rounding,
+    lacks_for_packed_kernels,
+    resolve_dtype,
+)
 from specsot_model.loaded_parts import AbsentWeights, LoadedParts, measured_range
 from specsot_model.memory_fit import Need, check_fit, free_on, gpus_on, tensors_of
-from specsot_model.published import PublishedWeights, as_published, open_weights
+from specsot_model.published import PublishedWeights, as_published, is_quantized_gguf, open_weights
 from specsot_model.tensor_parallel import check_split, devices_of
 from specsot_model.weights import WeightFiles, Weights
 from specsot_worker.feature_ring import FeatureRing
@@ -91,9 +96,9 @@ class StageLoader:
         self._gpus = gpus(options.device)
         self._config = read_config(options.base)
         use_device(options.device)
-        self._dtype = resolve_dtype(options.dtype, options.device, options.quantization)
-        check_quantization(options.quantization, options.device)
-        check_split(self._config, options.tensor_parallel, options.quantization, options.batch_invariant)
+        self._dtype = resolve_dtype(options.dtype, options.device, options.stored_form)
+        check_quantization(options.stored_form, options.device)
+        check_split(self._config, options.tensor_parallel, options.stored_form, options.batch_invariant)
         devices_of(options.device, options.tensor_parallel)
         self._fingerprint = fingerprint(options.base)
         self._decoder: Decoder | None = None
@@ -173,11 +178,16 @@ class StageLoader:
         )
 
     def _report_published(self) -> None:
-        """Log in one line how published, quantized weights are held. Nothing is logged for other weights."""
+        """Log in one line how published, quantized weights, or those of a GGUF file of few bits, are held.
+        Nothing is logged for other weights, nor for such a GGUF file on a GPU.
+        """
         files = self._files()
+        base = self._options.base
+        if is_quantized_gguf(base) and torch.device(self._device).type == "cpu":
+            self._report_gguf()
         whole = Range(0, self._config.layers)
         if isinstance(files, PublishedWeights):
-            kept = self._options.quantization
+            kept = self._options.stored_form
             numbers = str(self._dtype).removeprefix("torch.")
             log.info(
                 "published weights",
@@ -188,6 +198,16 @@ class StageLoader:
                 takes=memory_in_words(self._counted.weights(whole)),
                 stored=memory_in_words(files.stored),
             )
+
+    def _report_gguf(self) -> None:
+        """Log in one line how the weights of a GGUF file of few bits are held on a CPU, and why in floats."""
+        kept = self._options.stored_form
+        if kept:
+            log.info("gguf weights", held=describe_rounding(kept, self._device))
+            return
+        lacking = lacks_for_packed_kernels()
+        reason = f"int8 needs {lacking}" if lacking else "--quantization or --dtype asks for it"
+        log.info("gguf weights", held=str(self._dtype).removeprefix("torch."), reason=reason)
 
     def _measure(self) -> Curve:
         """Return the seconds that one step takes by its number of tokens, measured on a layer that is loaded,
@@ -425,7 +445,7 @@ class StageLoader:
         """
         if self._absent is None:
             bin_too = self._options.model_format == "bin"
-            files = open_weights(self._options.base, bin_too, self._options.quantization)
+            files = open_weights(self._options.base, bin_too, self._options.stored_form)
             if files.complete:
                 return files
             self._absent = AbsentWeights(files.names(), self._config)

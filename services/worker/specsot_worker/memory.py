@@ -22,7 +22,7 @@ from specsot_model.memory_fit import (
     weight_bytes_of,
     weights_of,
 )
-from specsot_model.packed import row_itemsize
+from specsot_model.packed import can_pack, row_itemsize
 from specsot_model.weights import Weights
 
 
@@ -42,25 +42,38 @@ class LayerMemory:
     @cached_property
     def dtype(self) -> torch.dtype:
         """The dtype of the computation."""
-        return resolve_dtype(self.options.dtype, self.options.device, self.options.quantization)
+        return resolve_dtype(self.options.dtype, self.options.device, self.options.stored_form)
 
     @property
     def rounding(self) -> str:
         """Description of every option that changes the rounding of results, and so may change tokens, for
         `Registration.quantization`. Empty if no option does.
+
+        For packed weights the layers are named that are outside of the guarantee that a token is the same in
+        any batch: those that no single kernel runs (`packed.can_pack`), or all with int8 KV.
         """
         options = self.options
         kept = self.options.kv_cache_dtype
         if kept == "auto":
             kept = "fp16" if self._row_itemsize < self.dtype.itemsize else ""
         grouped = "batch-invariant" if options.batch_invariant else ""
-        held = describe_rounding(options.quantization, options.device)
-        return ", ".join(filter(None, (held, kept and f"{kept} KV", grouped)))
+        held = describe_rounding(options.stored_form, options.device)
+        return ", ".join(filter(None, (held, kept and f"{kept} KV", grouped, self._batch_dependent)))
+
+    @property
+    def _batch_dependent(self) -> str:
+        """Layers with packed weights whose rows depend on their batch in the last bits, in words; empty if
+        there are none, or if weights are not packed.
+        """
+        one_kernel = can_pack(self.config) and self.options.kv_cache_dtype == "auto"
+        if not self.held.packed or (one_kernel and self.dtype == torch.float32):
+            return ""
+        return f"layers {Range(0, self.config.layers)} depend on the batch"
 
     @property
     def held(self) -> WeightForm:
         """The form in which weights are held in memory."""
-        form = WeightForm.on_device(self.options.device, self.dtype.itemsize, self.options.quantization)
+        form = WeightForm.on_device(self.options.device, self.dtype.itemsize, self.options.stored_form)
         return replace(form, parts=self.devices)
 
     @property
@@ -160,7 +173,7 @@ class LayerMemory:
         Nothing is captured if the device has no such kernels, if the model's layers or quantization cannot
         be captured, or with tensor parallelism for layers that cannot be fused.
         """
-        kind = self.options.quantization
+        kind = self.options.stored_form
         grouped = self.options.batch_invariant
         eight = kind in ("fp8", "int8")
         captured = can_capture(self.config, kernels, bool(kind), eight, self.dtype)

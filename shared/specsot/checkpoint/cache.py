@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -42,18 +43,22 @@ def use(folder: Path) -> IO[str]:
     return mark
 
 
-def remove_unused(parent: Path, now: float) -> None:
-    """Remove the folders in `parent` that no process uses, and that none has used for UNUSED_SECONDS.
+def remove_unused(
+    parent: Path, now: float, is_outdated: Callable[[Path], bool] = lambda folder: False
+) -> None:
+    """Remove the folders in `parent` that no process uses, and that are outdated or that none has used for
+    UNUSED_SECONDS.
 
     Folders without a USED file are left alone, and folders that cannot be removed are skipped.
 
     parent: the directory whose folders are examined.
     now: the present time in seconds since 1970.
+    is_outdated: tells whether a folder is of no use any more, however new it is. By default, none is.
 
     A folder whose file USED is held open by a process that called `use` is skipped, however old it is.
     """
     for mark in parent.glob(f"*/{USED}"):
         with suppress(OSError), mark.open() as used:
-            if now - mark.stat().st_mtime > UNUSED_SECONDS:
+            if now - mark.stat().st_mtime > UNUSED_SECONDS or is_outdated(mark.parent):
                 fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(mark.parent)

@@ -15,7 +15,14 @@ from specsot.checkpoint.config import require_torch
 from specsot.checkpoint.resolving import resolve_model
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
-from specsot.members import KvDtype, Overrides, Quantization, Range, WeightFormat
+from specsot.members import (
+    KvDtype,
+    Overrides,
+    Quantization,
+    QuantizationChoice,
+    Range,
+    WeightFormat,
+)
 from specsot.params import DrafterName
 from specsot.service.option_table import MEMORY, SECONDS, Kind, Offer, Tier, option
 from specsot.transport.security import PLAIN, Tls, exposed
@@ -143,8 +150,10 @@ class ModelOptions:
         tier="expert",
     )
     dtype: Dtype = option("auto", "Data type to compute in.")
-    quantization: Quantization | None = option(
-        None, "Quantize the model's weights.", unset="none; with --dtype auto as they are published"
+    quantization: QuantizationChoice | None = option(
+        None,
+        "Quantize the model's weights; `none` keeps them in --dtype.",
+        unset="with --dtype auto as they are published, int8 for a quantized GGUF file on a CPU; else none",
     )
     kv_cache_dtype: KvDtype = option(
         "auto", "Data type of KV pages; `int8` has one scale per row and head.", tier="expert"
@@ -178,6 +187,11 @@ class ModelOptions:
         return resolve_model(self.model)
 
     @property
+    def stored_form(self) -> Quantization | None:
+        """Return the form in which matrices are stored: --quantization. None if they stay in floats."""
+        return None if self.quantization == "none" else self.quantization
+
+    @property
     def page_bytes(self) -> int:
         """Bytes for KV pages: --kv-memory, else SERVICE_KV_MEMORY."""
         return SERVICE_KV_MEMORY if self.kv_memory is None else self.kv_memory
@@ -201,7 +215,7 @@ class DraftModelOptions(ModelOptions):
         None,
         "What drafts: an EAGLE or DFlash head, an MTP layer, a small model, n-grams or suffixes of the text, "
         "or nothing.",
-        unset="eagle or mtp, if there is a head or layer",
+        unset="eagle, mtp or model, as the draft model is; none without one",
         tier="common",
     )
     draft_model: str | Path | None = option(

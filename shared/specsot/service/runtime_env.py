@@ -23,9 +23,6 @@ M_ARENA_MAX = -8
 
 # Environment variables that are set unless the environment has them already.
 _SETTINGS = {
-    # A forward pass has dozens of short parallel sections. Threads that sleep between them, as with the
-    # passive policy, double its time; threads that spin for long take cores from the next service.
-    "GOMP_SPINCOUNT": "10000",
     # What gRPC's C++ code would print is also in the status of a call.
     "GRPC_VERBOSITY": "NONE",
     "GRPC_ENABLE_FORK_SUPPORT": "0",

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +20,11 @@ from torch import Tensor
 
 from specsot_kernels.cpu import steps
 from specsot_kernels.cpu.tiles import TILE_ROWS
-from specsot_kernels.cpu.vectors import BYTES, GROUP, LANES, LONG_GROUP, MEETING
+from specsot_kernels.cpu.vectors import BYTES, GROUP, GROUP_BYTES, LANES, LONG_GROUP, MEETING
 from specsot_kernels.segments import HeadColumns, RowSpan, VisibleColumns, hidden_by_head, tail_seen
+
+if TYPE_CHECKING:
+    from specsot_kernels.cpu.blocks import BlockRows, Decode
 
 # Addresses, offsets and sizes.
 Numbers = NDArray[np.int64]
@@ -31,6 +35,19 @@ TINY = 1e-30
 
 # Quantized weights [out, in], scales and minimum values, [out, 1] or [out, in / 32].
 Codes = tuple[Tensor, Tensor, Tensor]
+
+
+class PackedArrays(NamedTuple):
+    """The arrays of a packed weight, as `PackedWeight` describes them.
+
+    codes: uint8, in 4 bits with the scales and the minimum values of each group.
+    scales: fp32 [padded outputs], the scale of each output in 8 bits; empty in 4 bits.
+    bias: fp32 [padded outputs], zeros if there is no bias.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    bias: Tensor
 
 
 class PackedWeight:
@@ -46,7 +63,7 @@ class PackedWeight:
     zeros to whole blocks.
     """
 
-    __slots__ = ("_bias", "_factors", "_held", "inputs", "outputs", "shape", "table")
+    __slots__ = ("arrays", "inputs", "outputs", "shape", "table")
 
     def __init__(self, weight: Tensor | Codes, bias: Tensor | None, bits: int) -> None:
         """Pack a weight.
@@ -58,16 +75,61 @@ class PackedWeight:
         """
         codes_of = (weight,) if isinstance(weight, Tensor) else weight
         self.shape = codes_of[0].shape
-        self.outputs, self.inputs = padded(self.shape)
-        rows = max(FLOATS_AT_A_TIME // self.inputs // LANES, 1) * LANES
+        rows = max(FLOATS_AT_A_TIME // padded(self.shape)[1] // LANES, 1) * LANES
         parts = [self._lay(part, bits) for part in zip(*(each.split(rows) for each in codes_of))]
-        self._held = torch.cat([held for held, _ in parts])
-        self._factors = torch.cat([factors for _, factors in parts])
-        self._bias = torch.zeros(self.outputs)
-        if bias is not None:
-            self._bias[: len(bias)] = bias
-        places = (each.data_ptr() for each in (self._held, self._factors, self._bias))
+        held = torch.cat([held for held, _ in parts])
+        factors = torch.cat([factors for _, factors in parts])
+        self._point_to(PackedArrays(held, factors, _padded_bias(bias, self.shape)), bits)
+
+    @classmethod
+    def of_arrays(cls, shape: Sequence[int], arrays: PackedArrays, bits: int) -> PackedWeight:
+        """Return a weight whose arrays exist already, such as those of a mapped file. They are not copied.
+
+        shape: (out, in) of the weight.
+        arrays: the arrays, in the sizes of `array_sizes`.
+        bits: 8 or 4.
+        """
+        weight = cls.__new__(cls)
+        weight.shape = torch.Size(shape)
+        weight._point_to(arrays, bits)  # noqa: SLF001 - of this class
+        return weight
+
+    @classmethod
+    def of_blocks(
+        cls, shape: Sequence[int], parts: Iterable[BlockRows], bias: Tensor | None, decode: Decode
+    ) -> PackedWeight:
+        """Round the blocks of a GGUF file to 8 bits, on all of PyTorch's threads.
+
+        shape: (out, in) of the weight.
+        parts: the rows of the weight, each output once.
+        bias: [out]; None: no bias is added.
+        decode: decodes the rows of a part whose type has no kernel; see `blocks.pack_rows`.
+        """
+        from specsot_kernels.cpu.blocks import pack_rows
+
+        num_codes, num_scales, _ = array_sizes(shape, 8)
+        codes = torch.full((num_codes,), 128, dtype=torch.uint8)
+        scales = torch.zeros(num_scales)
+        by_step = codes.numpy().view(np.uint32).reshape(num_scales // LANES, -1, LANES)
+        for part in parts:
+            pack_rows(part, shape[1], by_step, scales.numpy(), torch.get_num_threads(), decode)
+        return cls.of_arrays(shape, PackedArrays(codes, scales, _padded_bias(bias, shape)), 8)
+
+    def _point_to(self, arrays: PackedArrays, bits: int) -> None:
+        """Keep the arrays, and tabulate where they are.
+
+        arrays: the arrays of the weight.
+        bits: 8 or 4.
+        """
+        self.outputs, self.inputs = padded(self.shape)
+        self.arrays = arrays
+        places = (each.data_ptr() for each in arrays)
         self.table = np.array([*places, self.inputs, self.outputs, bits], dtype=np.int64)
+
+    @property
+    def bits(self) -> int:
+        """Return the bits of a weight: 8 or 4."""
+        return int(self.table[-1])
 
     def rows(self, numbers: Tensor) -> Tensor:
         """Return rows of an 8-bit weight as fp32, [n, in].
@@ -76,9 +138,9 @@ class PackedWeight:
 
         Row 19 is output 3 of block 1: its codes are the bytes 4 * 3 .. 4 * 3 + 3 of every step of that block.
         """
-        blocks = self._held.view(self.outputs // LANES, -1, LANES, 4)
+        blocks = self.arrays.codes.view(self.outputs // LANES, -1, LANES, 4)
         whole = blocks[numbers // LANES, :, numbers % LANES].flatten(1)[:, : self.shape[1]]
-        return (whole.float() - 128) * self._factors[numbers, None]
+        return (whole.float() - 128) * self.arrays.scales[numbers, None]
 
     def _lay(self, part: tuple[Tensor, ...], bits: int) -> tuple[Tensor, Tensor]:
         """Round and lay out some outputs; return codes (in 4 bits with their scales), and the scales (in 8
@@ -97,7 +159,7 @@ class PackedWeight:
     @property
     def nbytes(self) -> int:
         """Return the bytes that the packed weight takes."""
-        return self._held.nbytes + self._factors.nbytes + self._bias.nbytes
+        return sum(each.nbytes for each in self.arrays)
 
 
 def padded(shape: Sequence[int]) -> tuple[int, int]:
@@ -106,6 +168,33 @@ def padded(shape: Sequence[int]) -> tuple[int, int]:
     shape: (out, in) of a weight.
     """
     return -(-shape[0] // LANES) * LANES, -(-shape[1] // GROUP) * GROUP
+
+
+def array_sizes(shape: Sequence[int], bits: int) -> tuple[int, int, int]:
+    """Return how many numbers the arrays of a packed weight have: codes (bytes), scales and bias.
+
+    shape: (out, in) of the weight.
+    bits: 8 or 4.
+
+    A weight [20, 100] has 32 padded outputs. In 8 bits these are 32 * 128 codes and 32 scales, in 4 bits 2
+    blocks of 4 groups of GROUP_BYTES, and no scales apart from those.
+    """
+    outputs, inputs = padded(shape)
+    if bits == 8:
+        return outputs * (inputs + -inputs % LONG_GROUP), outputs, outputs
+    return outputs // LANES * (inputs // GROUP) * GROUP_BYTES, 0, outputs
+
+
+def _padded_bias(bias: Tensor | None, shape: Sequence[int]) -> Tensor:
+    """Return a bias in fp32, filled up with zeros to the padded number of outputs.
+
+    bias: [out] or shorter; None: there is no bias, and the result is zeros.
+    shape: (out, in) of the weight.
+    """
+    result = torch.zeros(padded(shape)[0])
+    if bias is not None:
+        result[: len(bias)] = bias
+    return result
 
 
 def _round8(weight: Tensor) -> Codes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import structlog
@@ -48,6 +50,8 @@ from specsot_model.weights import Fetch
 
 log = structlog.get_logger()
 
+# Rows. How many embeddings are projected at a time; bounds the extra memory. Untuned.
+PROJECTED_AT_ONCE = 1 << 13
 # The epsilon of norms where a head's config names none. Precedent: the reference's config class.
 EPS = 1e-6
 EMBEDDING = "embed_tokens.weight"
@@ -317,15 +321,25 @@ class _HeadLoader:
             raise HeadMismatch(f"{self.head.directory}: no {EMBEDDING} in it, and the base scales its own")
         if EMBEDDING_PROJECTION in self.fetch:
             projection = self.fetch(EMBEDDING_PROJECTION, (self.shape.hidden, self.config.hidden))
-            ids = torch.arange(self.config.vocab, device=self.fetch.device)
-            embeddings = look_up(self.base.embedding(), ids)
-            return hold_table(F.linear(embeddings, projection), self.fetch.quantization)
+            form: Quantization | None = "int8" if self.fetch.quantization else None
+            make = partial(self._projected_table, projection)
+            return self.base.keep(f"embedding-{_digest(projection)}", wanted, form, make)
         if self.shape.hidden != self.config.hidden:
             raise HeadMismatch(
                 f"{self.head.directory}: no {EMBEDDING} in it, which must be {list(wanted)}; "
                 f"the base's is {[self.config.vocab, self.config.hidden]}"
             )
         return self.base.embedding()
+
+    def _projected_table(self, projection: Tensor) -> Table:
+        """Return the base model's embeddings, projected to the head's hidden size.
+
+        projection: [hidden size of the head, hidden size of the base model].
+        """
+        embedding = self.base.embedding()
+        ids = torch.arange(self.config.vocab, device=self.fetch.device)
+        parts = [F.linear(look_up(embedding, some), projection) for some in ids.split(PROJECTED_AT_ONCE)]
+        return hold_table(torch.cat(parts), self.fetch.quantization)
 
     def _lm_head(self) -> Linear:
         """Return the head's own lm_head, or the rows of the base model's that belong to the draft ids.
@@ -350,10 +364,19 @@ class _HeadLoader:
         if offsets is None and not projected:
             return self.base.lm_head()
         drafted = None if offsets is None else offsets + torch.arange(len(offsets), device=offsets.device)
-        rows = self.base.lm_head_rows(drafted)
-        if projected:
-            rows = rows @ self.fetch(LM_HEAD_PROJECTION, (self.config.hidden, self.shape.hidden))
-        return Linear(rows, None, kind)
+        projection = (
+            self.fetch(LM_HEAD_PROJECTION, (self.config.hidden, self.shape.hidden)) if projected else None
+        )
+        sources = [each for each in (drafted, projection) if each is not None]
+        shape = self.config.vocab if drafted is None else len(drafted), self.shape.hidden
+
+        def make() -> Table:
+            """Return the rows of the base model's lm_head, projected if the head says so."""
+            rows = self.base.lm_head_rows(drafted)
+            weight = rows if projection is None else rows @ projection
+            return hold_table(weight, self.fetch.quantization)
+
+        return Linear(self.base.keep(f"lm_head-{_digest(*sources)}", shape, kind, make), None, kind)
 
     def _layers(self) -> HeadLayers:
         """Load the decoder layers, with the head's own RoPE settings, and return them.
@@ -399,6 +422,17 @@ class _HeadLoader:
     def _eps(self) -> float:
         """The epsilon of the head's norms."""
         return Fields(self.head.source, self.head.settings).number("rms_norm_eps", EPS)
+
+
+def _digest(*tensors: Tensor) -> str:
+    """Return 16 hex digits that differ for tensors of other numbers.
+
+    tensors: The tensors.
+    """
+    digest = sha256()
+    for tensor in tensors:
+        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
 
 
 def rope_of(head: Checkpoint, overrides: Overrides) -> Rope:

@@ -7,6 +7,8 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import cache
+from math import prod
 from pathlib import Path
 from shutil import rmtree
 
@@ -43,6 +45,37 @@ def directory_of(file: Path) -> Path:
         except OSError as error:
             raise ModelError(f"{directory}: {error.strerror} (XDG_CACHE_HOME names another cache)") from None
     return directory
+
+
+def is_current(directory: Path) -> bool:
+    """Tell whether the GGUF files of a directory have the sizes and times that they had when `directory_of`
+    made it. False if a file is gone, or if the directory was made otherwise.
+
+    directory: the model directory.
+    """
+    try:
+        first = min(place.file for place in read_places(directory / POINTER).values())
+        return _key(parts_of(Path(first))) == directory.parent.name
+    except (ModelError, ValueError):
+        return False
+
+
+@cache
+def bits_per_weight(directory: Path) -> float | None:
+    """Return the mean number of bits that a GGUF file's matrices take per weight, such as 4.9 for Q4_K_M.
+
+    Return None for a model directory that was not made of a GGUF file.
+
+    directory: the model directory.
+
+    Raises ModelError if the pointer file is no JSON object.
+    """
+    pointer = directory / POINTER
+    if not pointer.is_file():
+        return None
+    matrices = [place for place in read_places(pointer).values() if len(place.shape) == 2]
+    weights = sum(prod(place.shape) for place in matrices)
+    return 8 * sum(place.bytes for place in matrices) / weights if weights else None
 
 
 def read_places(pointer: Path) -> dict[str, Place]:

@@ -1,0 +1,328 @@
+"""Rounds the blocks of a GGUF file to packed 8-bit weights, row by row, on several threads.
+
+A row is decoded to fp32 as the package `gguf` decodes it, operation by operation, and rounded as
+`running.PackedWeight` rounds floats. Both results are the same, bit for bit; only the time differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+# Bytes of rows as the file stores them, [rows, bytes of a row].
+Rows = NDArray[np.uint8]
+# Decodes rows [rows, bytes of a row] of a ggml type, given by its number, to fp32 [rows, inputs].
+Decode = Callable[[Rows, int], NDArray[np.float32]]
+# Rows of a matrix as the blocks of a GGUF file: uint8 [rows, bytes of a row], ggml's number of their type,
+# and int64 [rows], the output of the packed weight that each row becomes.
+BlockRows = tuple[Rows, int, NDArray[np.int64]]
+
+# Numbers. How many are decoded at a time; they stay in the second-level cache. Untuned.
+DECODED_AT_ONCE = 1 << 17
+# Replaces a scale of zero in divisions.
+TINY = np.float32(1e-30)
+# The fp32 number of each fp16 number, by its 16 bits.
+HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+
+
+@numba.njit(inline="always")
+def _half(halves, block, at):
+    """Return the fp16 number in two bytes of a block, as fp32.
+
+    halves: HALVES.
+    block: uint8 [bytes of a block].
+    at: index of the lower byte.
+    """
+    return halves[np.uint32(block[at]) | (np.uint32(block[at + 1]) << np.uint32(8))]
+
+
+@numba.njit(cache=True, nogil=True)
+def _decode_fp32(rows, halves, out):
+    """Decode rows of fp32 numbers; see `DECODERS`."""
+    for row in range(rows.shape[0]):
+        out[row] = rows[row].view(np.float32)
+
+
+@numba.njit(cache=True, nogil=True)
+def _decode_fp16(rows, halves, out):
+    """Decode rows of fp16 numbers; see `DECODERS`."""
+    for row in range(rows.shape[0]):
+        shorts = rows[row].view(np.uint16)
+        for i in range(len(shorts)):
+            out[row, i] = halves[shorts[i]]
+
+
+@numba.njit(cache=True, nogil=True)
+def _decode_bf16(rows, halves, out):
+    """Decode rows of bf16 numbers; see `DECODERS`."""
+    for row in range(rows.shape[0]):
+        shorts = rows[row].view(np.uint16)
+        words = out[row].view(np.uint32)
+        for i in range(len(shorts)):
+            words[i] = np.uint32(shorts[i]) << np.uint32(16)
+
+
+@numba.njit(cache=True, nogil=True)
+def _decode_q4_0(rows, halves, out):
+    """Decode rows of blocks Q4_0: a scale, and 32 codes of 4 bits; see `DECODERS`."""
+    for row in range(rows.shape[0]):
+        for number in range(out.shape[1] // 32):
+            block = rows[row, 18 * number : 18 * number + 18]
+            to = out[row, 32 * number : 32 * number + 32]
+            scale = _half(halves, block, 0)
+            for i in range(16):
+                to[i] = scale * np.float32(np.int32(block[2 + i] & 15) - 8)
+                to[16 + i] = scale * np.float32(np.int32(block[2 + i] >> 4) - 8)
+
+
+@numba.njit(cache=True, nogil=True)
+def _decode_q4_1(rows, halves, out):
+    """Decode rows of blocks Q4_1: a scale, a minimum, and 32 codes of 4 bits; see `DECODERS`."""
+    for row in range(rows.shape[0]):
+        for number in range(out.shape[1] // 32):
+            block = rows[row, 20 * number : 20 * number + 20]
+            to = out[row, 32 * number : 32 * number + 32]
+            scale = _half(halves, block, 0)
+            minimum = _half(halves, block, 2)
+            for i in range(16):
+                to[i] = scale * np.float32(block[4 + i] & 15) + minimum
+                to[16 + i] = scale * np.float32(block[4 + i] >> 4) + minimum
+
+
+@numba.njit(cache=True, nogil=True)
+def _decode_q5_0(rows, halves, out):
+    """Decode rows of blocks Q5_0: a scale, 32 upper bits, and 32 codes of 4 bits; see `DECODERS`."""
+    for row in range(rows.shape[0]):
+        for number in range(out.shape[1] // 32):
+            block = rows[row, 22 * number : 22 * number + 22]
+            to = out[row, 32 * number : 32 * number + 32]
+            scale = _half(halves, block, 0)
+            for i in range(16):
+                low_bit = (block[2 + i // 8] >> (i % 8)) & 1
+                high_bit = (block[4 + i // 8] >> (i % 8)) & 1
+                to[i] = scale * np.float32(np.int32((block[6 + i] & 15) | (low_bit << 4)) - 16)
+                to[16 + i] = scale * np.float32(np.int32((block[6 + i] >> 4) | (high_bit << 4)) - 16)
+
+
+@numba.njit(cache=True, nogil=True)
+def _decode_q5_1(rows, halves, out):
+    """Decode rows of blocks Q5_1: a scale, a minimum, 32 upper bits, and 32 codes of 4 bits; see
+    `DECODERS`.
+    """
+    for row in range(rows.shape[0]):
+        for number in range(out.shape[1] // 32):
+            block = rows[row, 24 * number : 24 * number + 24]
+            to = out[row, 32 * number : 32 * number + 32]
+            scale = _half(halves, block, 0)
+            minimum = _half(halves, block, 2)
+            for i in range(16):
+                low_bit = (block[4 + i // 8] >> (i % 8)) & 1
+                high_bit = (block[6 + i // 8] >> (i % 8)) & 1
+                to[i] = scale * np.float32((block[8 + i] & 15) | (low_bit << 4)) + minimum
+                to[16 + i] = scale * np.float32((block[8 + i] >> 4) | (high_bit << 4)) + minimum
+
+
+@numba.njit(cache=True, nogil=True)
+def _decode_q8_0(rows, halves, out):
+    """Decode rows of blocks Q8_0: a scale, and 32 codes of 8 bits; see `DECODERS`."""
+    for row in range(rows.shape[0]):
+        for number in range(out.shape[1] // 32):
+            block = rows[row, 34 * number : 34 * number + 34]
+            to = out[row, 32 * number : 32 * number + 32]
+            scale = _half(halves, block, 0)
+            for i in range(32):
+                to[i] = scale * np.float32(np.int8(block[2 + i]))
+
+
+@numba.njit(inline="always")
+def _scale_and_minimum(scales, group):
+    """Return the 6-bit scale and the 6-bit minimum of one of the 8 groups of a block Q4_K or Q5_K.
+
+    scales: uint8 [12]. Bytes 0..3 and 4..7 have the scales and the minimums of groups 0..3 in their lower 6
+        bits, and the upper 2 bits of those of groups 4..7, whose lower 4 bits are in bytes 8..11.
+    group: number of the group.
+    """
+    if group < 4:
+        return np.float32(scales[group] & 63), np.float32(scales[group + 4] & 63)
+    lower = scales[group + 4]
+    scale = (lower & 15) | ((scales[group - 4] >> 2) & 48)
+    minimum = (lower >> 4) | ((scales[group] >> 2) & 48)
+    return np.float32(scale), np.float32(minimum)
+
+
+@numba.njit(cache=True, nogil=True)
+def _decode_q4_k(rows, halves, out):
+    """Decode rows of blocks Q4_K: 256 codes of 4 bits in 8 groups; see `DECODERS`.
+
+    Byte i of the codes of groups 2 * p and 2 * p + 1 has their codes i in its lower and its upper half.
+    """
+    for row in range(rows.shape[0]):
+        for number in range(out.shape[1] // 256):
+            block = rows[row, 144 * number : 144 * number + 144]
+            scale_of_all = _half(halves, block, 0)
+            minimum_of_all = _half(halves, block, 2)
+            scales = block[4:16]
+            for pair in range(4):
+                codes = block[16 + 32 * pair : 48 + 32 * pair]
+                to = out[row, 256 * number + 64 * pair : 256 * number + 64 * pair + 64]
+                scale, minimum = _scale_and_minimum(scales, 2 * pair)
+                scale = scale_of_all * scale
+                minimum = minimum_of_all * minimum
+                for i in range(32):
+                    to[i] = scale * np.float32(codes[i] & 15) - minimum
+                scale, minimum = _scale_and_minimum(scales, 2 * pair + 1)
+                scale = scale_of_all * scale
+                minimum = minimum_of_all * minimum
+                for i in range(32):
+                    to[32 + i] = scale * np.float32(codes[i] >> 4) - minimum
+
+
+@numba.njit(cache=True, nogil=True)
+def _decode_q5_k(rows, halves, out):
+    """Decode rows of blocks Q5_K: 256 codes of 5 bits in 8 groups; see `DECODERS`.
+
+    The lower 4 bits lie as in Q4_K; bit g of upper byte i is the upper bit of code i of group g.
+    """
+    for row in range(rows.shape[0]):
+        for number in range(out.shape[1] // 256):
+            block = rows[row, 176 * number : 176 * number + 176]
+            scale_of_all = _half(halves, block, 0)
+            minimum_of_all = _half(halves, block, 2)
+            scales = block[4:16]
+            upper = block[16:48]
+            for group in range(8):
+                codes = block[48 + 32 * (group // 2) : 80 + 32 * (group // 2)]
+                to = out[row, 256 * number + 32 * group : 256 * number + 32 * group + 32]
+                scale, minimum = _scale_and_minimum(scales, group)
+                scale = scale_of_all * scale
+                minimum = minimum_of_all * minimum
+                shift = 4 * (group % 2)
+                for i in range(32):
+                    code = ((codes[i] >> shift) & 15) | (((upper[i] >> group) & 1) << 4)
+                    to[i] = scale * np.float32(code) - minimum
+
+
+@numba.njit(cache=True, nogil=True)
+def _decode_q6_k(rows, halves, out):
+    """Decode rows of blocks Q6_K: 256 codes of 6 bits, with a scale for each 16; see `DECODERS`.
+
+    Of each half of a block, the lower 4 bits of quarters 0 and 1 are the lower halves of 64 bytes, and those
+    of quarters 2 and 3 the upper halves; bits 2 * q and 2 * q + 1 of 32 further bytes are the upper bits of
+    quarter q.
+    """
+    for row in range(rows.shape[0]):
+        for number in range(out.shape[1] // 256):
+            block = rows[row, 210 * number : 210 * number + 210]
+            scale_of_all = _half(halves, block, 208)
+            for quarter in range(8):
+                half = quarter // 4
+                shift = 4 * (quarter % 4 // 2)
+                upper_shift = 2 * (quarter % 4)
+                lower = block[64 * half + 32 * (quarter % 2) : 64 * half + 32 * (quarter % 2) + 32]
+                upper = block[128 + 32 * half : 160 + 32 * half]
+                to = out[row, 256 * number + 32 * quarter : 256 * number + 32 * quarter + 32]
+                for part in range(2):
+                    scale = scale_of_all * np.float32(np.int8(block[192 + 2 * quarter + part]))
+                    for i in range(16 * part, 16 * part + 16):
+                        code = ((lower[i] >> shift) & 15) | (((upper[i] >> upper_shift) & 3) << 4)
+                        to[i] = scale * np.float32(np.int32(code) - 32)
+
+
+# The functions that decode rows, by ggml's number of the type. Each takes uint8 [rows, bytes of a row],
+# HALVES, and fp32 [rows, inputs], which is written.
+DECODERS: dict[int, Callable[[Rows, NDArray[np.float32], NDArray[np.float32]], None]] = {
+    0: _decode_fp32,
+    1: _decode_fp16,
+    2: _decode_q4_0,
+    3: _decode_q4_1,
+    6: _decode_q5_0,
+    7: _decode_q5_1,
+    8: _decode_q8_0,
+    12: _decode_q4_k,
+    13: _decode_q5_k,
+    14: _decode_q6_k,
+    30: _decode_bf16,
+}
+
+
+@numba.njit(cache=True, nogil=True)
+def _round_rows(floats, outputs, codes, scales, short):
+    """Round rows to 8 bits with a scale for each, and store them among the packed codes.
+
+    floats: fp32 [rows, inputs], the rows.
+    outputs: int64 [rows], the output of the packed weight that each row is.
+    codes: uint32 [outputs / 16, steps, 16], the packed codes, which are written: the 4 codes of a step and
+        an output, plus 128 each.
+    scales: fp32 [outputs], which is written.
+    short: int8 [4 * steps], scratch memory; zeros after the inputs.
+    """
+    words = short.view(np.uint32)
+    largest = np.zeros(1, np.uint32)
+    for row in range(floats.shape[0]):
+        bits = floats[row].view(np.uint32)
+        # Without their signs, floats are in the order of their bits, and the largest integer is found by
+        # vector instructions.
+        peak = np.uint32(0)
+        for i in range(len(bits)):
+            size = np.uint32(bits[i] & np.uint32(0x7FFFFFFF))
+            peak = size if size > peak else peak
+        largest[0] = peak
+        scale = largest.view(np.float32)[0] / np.float32(127)
+        divisor = max(scale, TINY)
+        for i in range(floats.shape[1]):
+            short[i] = np.int8(np.rint(floats[row, i] / divisor))
+        output = outputs[row]
+        scales[output] = scale
+        to = codes[output // 16, :, output % 16]
+        for step in range(len(words)):
+            to[step] = words[step] ^ np.uint32(0x80808080)
+
+
+def pack_rows(
+    part: BlockRows,
+    inputs: int,
+    codes: NDArray[np.uint32],
+    scales: NDArray[np.float32],
+    threads: int,
+    decode_other: Decode,
+) -> None:
+    """Round rows of GGUF blocks to 8 bits, and store them in a packed weight.
+
+    part: the rows; see `BlockRows`.
+    inputs: number of weights of a row.
+    codes: uint32 [padded outputs / 16, steps, 16], the codes of the packed weight, which are written; see
+        `running.PackedWeight`. A step has 4 inputs; inputs after the last one become zeros (128).
+    scales: fp32 [padded outputs], the scales of the packed weight, which are written.
+    threads: number of threads, at least 1.
+    decode_other: decodes rows of the types that DECODERS lacks.
+    """
+    at_once = max(DECODED_AT_ONCE // inputs, 1)
+    rows, kind, outputs = part
+    decode = DECODERS.get(kind)
+    count = len(rows)
+
+    def pack_range(begin: int, end: int) -> None:
+        """Pack the rows from `begin` to `end`."""
+        short = np.zeros(4 * codes.shape[1], np.int8)
+        floats = np.empty((min(at_once, end - begin), inputs), np.float32)
+        for first in range(begin, end, at_once):
+            some = slice(first, min(first + at_once, end))
+            decoded = floats[: some.stop - first]
+            if decode is None:
+                decoded[:] = decode_other(rows[some], kind)
+            else:
+                decode(rows[some], HALVES, decoded)
+            _round_rows(decoded, outputs[some], codes, scales, short)
+
+    if threads == 1 or count < threads:
+        pack_range(0, count)
+        return
+    bounds = [count * number // threads for number in range(threads + 1)]
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(pack_range, *ends) for ends in pairwise(bounds)]:
+            done.result()
