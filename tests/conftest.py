@@ -28,6 +28,8 @@ REFERENCE = os.environ.get("SPECSOT_REFERENCE")
 MARKERS = ("torch", "processes", "slow")  # left out by `--pure`
 HEAVY = ("torch", "grpc", "transformers", "openai", "schemathesis")
 SHOWN = 40  # slowest tests in the summary
+# Changes constants for all tests, and raises AttributeError if one of them has got another name.
+FOR_GOOD = pytest.MonkeyPatch()
 YOUNG = 20_000, 5, 5  # objects, then rounds, between two looks of the garbage collector: half of its 3 %
 NO_REFERENCE = "SPECSOT_REFERENCE names no folder of reference data"
 
@@ -195,9 +197,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from tests import interpreted
 
         interpreted.install()
-    attention: Any = sys.modules.get("specsot_kernels.gpu.attention")
-    if attention is not None and os.environ.get("TRITON_INTERPRET"):
-        attention.MERGERS = 64  # programs run one by one
+    if os.environ.get("TRITON_INTERPRET"):
+        run_few_programs()
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
@@ -205,10 +206,27 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from specsot_model import cuda_graphs
         from tests import forked
 
-        cuda_graphs.MIN_TURNS = cuda_graphs.MAX_TURNS_CPU = loader.MIN_TURNS = 1  # for hundreds of rings
-        cuda_graphs.PATIENCE_SECONDS = 0.0
-        cuda_graphs.SIZES = 1, 8, 128
+        for module, name in (
+            (cuda_graphs, "MIN_TURNS"),
+            (cuda_graphs, "MAX_TURNS_CPU"),
+            (loader, "MIN_TURNS"),
+        ):
+            FOR_GOOD.setattr(module, name, 1)  # Hundreds of rings measure their curves.
+        FOR_GOOD.setattr(cuda_graphs, "PATIENCE_SECONDS", 0.0)
+        FOR_GOOD.setattr(cuda_graphs, "SIZES", (1, 8, 128))
         forked.install()
+
+
+def run_few_programs() -> None:
+    """Cut the work of kernels into few programs, because the interpreter runs them one after the other."""
+    for name, constant, value in (
+        ("gpu.attention", "MAX_MERGE_PROGRAMS", 8),
+        ("gpu.lines", "MAX_MERGE_PROGRAMS", 8),
+        ("gpu.attention", "SLOTS_MERGED_AT_ONCE", 2),  # Most rows of tests have one slot or two.
+        ("attention_tables", "PROGRAMS", 16),
+    ):
+        if (module := sys.modules.get(f"specsot_kernels.{name}")) is not None:
+            FOR_GOOD.setattr(module, constant, value)
 
 
 def read_once(load: Callable[[Path], Any]) -> Callable[[Path], Any]:

@@ -16,18 +16,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from triton import language
+from triton.language import core
 from triton.runtime import interpreter
 
 PATCH, KIND = interpreter._patch_lang, interpreter._get_np_dtype
 SEMANTIC: Any = interpreter.interpreter_semantic
 MADE_ALIKE, BROADCAST = SEMANTIC.binary_op_type_checking_impl, SEMANTIC.broadcast_impl_value
 ADDRESSES, NUMBERS = np.dtype(np.uint64), dict[str, Any]()  # of each kind, by its name
-Langs = frozenset[str]  # of triton's modules those that a kernel's module knows
-MODULES = (language, language.core)
-LANGS: dict[Callable[..., Any], Langs] = {}
-PUT: dict[Langs, list[tuple[object, str, object]]] = {}  # what is put where, for modules that know these
-STANDING = set[Langs]()  # during a launch
-UNWRAP, BARE = language.core._unwrap_if_constexpr, {int, float, bool, type(None), language.tensor}
+PATCHES: list[tuple[object, str, object]] = []  # Attributes of triton.language, and what is put there.
+UNWRAP, BARE = core._unwrap_if_constexpr, {int, float, bool, type(None), language.tensor}
 BLOCKS: dict[tuple[str, tuple[int, ...]], Any] = {}  # types of values, by an element's name and a shape
 SIMPLE = {
     (int, "int32"),
@@ -37,30 +34,41 @@ SIMPLE = {
 }  # numbers that become what these are
 
 
-def langs_of(function: Callable[..., Any]) -> Langs:
-    if function not in LANGS:
-        known = {id(value) for value in function.__globals__.values()}
-        LANGS[function] = frozenset(one.__name__ for one in MODULES if id(one) in known)
-    return LANGS[function]
+class PatchState:
+    """Whether the interpreter's functions stand in `triton.language` now.
+
+    active: True during a launch.
+    """
+
+    active = False
 
 
 def patch_once(function: Callable[..., Any]) -> Any:
-    """As `_patch_lang`: a scope whose `restore` ends the launch; that of a call within one is never asked."""
-    langs, nested = langs_of(function), bool(STANDING)
-    if any(langs <= one for one in STANDING):
-        return interpreter._LangPatchScope()
-    if nested or langs not in PUT:
-        scope = PATCH(function)
-        if not nested:
-            PUT[langs] = [(where, name, getattr(where, name)) for where, name, _ in scope._changes]
+    """Like `_patch_lang`: put the interpreter's functions into `triton.language`, once for each launch, and
+    return a scope whose `restore` removes them. A call within a launch changes nothing.
+
+    Both modules of triton that a kernel may know are patched, so that no call of triton's own functions
+    within a kernel has to patch the other one.
+    """
+    scope = interpreter._LangPatchScope()
+    if PatchState.active:
+        return scope
+    if not PATCHES:
+        # The globals of this function name both modules.
+        changes = PATCH(patch_once)._changes
+        PATCHES.extend((where, name, getattr(where, name)) for where, name, _ in changes)
+        scope._changes = changes
     else:
-        scope = interpreter._LangPatchScope()
-        for put in PUT[langs]:
-            scope.set_attr(*put)
-    STANDING.add(langs)
-    if not nested:
-        scope.restore = lambda: (STANDING.clear(), type(scope).restore(scope))  # type: ignore[method-assign]
+        for patch in PATCHES:
+            scope.set_attr(*patch)
+    PatchState.active = True
+    scope.restore = lambda: end_launch(scope)  # type: ignore[method-assign]
     return scope
+
+
+def end_launch(scope: Any) -> None:
+    PatchState.active = False
+    type(scope).restore(scope)
 
 
 class Block(language.block_type):
@@ -121,7 +129,7 @@ def of_one() -> tuple[Any, Any]:
 def make_block(block: Any, element: Any, shape: Any) -> None:
     """As `block_type.__init__`."""
     block.element_ty = element
-    block.known = shape_of(tuple(language.core._unwrap_shape(shape)))
+    block.known = shape_of(tuple(core._unwrap_shape(shape)))
     block.shape, block.numel, written, _ = block.known
     block.name = f"<{written}, {element}>"
 
@@ -211,7 +219,7 @@ def install() -> None:
     interpreter._patch_attr = patch_attribute
     interpreter._get_np_dtype = number_kind
     interpreter._validate_np_data_size = fits
-    language.core._unwrap_if_constexpr = unwrapped
+    core._unwrap_if_constexpr = unwrapped
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
     SEMANTIC.binary_op_type_checking_impl, SEMANTIC.broadcast_impl_value = made_alike, broadcast

@@ -6,6 +6,7 @@ python -m tests.times build/times*.txt    # keep what the last run took: tests/t
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -15,7 +16,6 @@ from typing import Any
 import pytest
 
 KEPT = Path(__file__).with_name("times.json")
-LEAST = 1.0  # seconds: what takes less is not kept
 
 
 def per_test(reports: Iterable[Any]) -> list[tuple[str, float]]:
@@ -37,13 +37,17 @@ def per_file(text: str) -> dict[str, float]:
     for line in text.splitlines():
         seconds, test = line.split(maxsplit=1)
         spent[test.partition("::")[0]] += float(seconds)
-    return {file: round(seconds, 1) for file, seconds in spent.most_common() if seconds >= LEAST}
+    return {file: round(seconds, 1) for file, seconds in spent.most_common()}
 
 
 def longest_files_first(items: list[pytest.Item]) -> list[pytest.Item]:
-    """By the last run that was kept. So two processes that take file after file end together."""
+    """Return the tests by what their files took in the last run that was kept, the longest first. So two
+    processes that take file after file end together.
+
+    A file that is not kept is new and may be long, so it comes before all others.
+    """
     kept: dict[str, float] = json.loads(KEPT.read_text())
-    return sorted(items, key=lambda item: -kept.get(item.nodeid.partition("::")[0], LEAST))
+    return sorted(items, key=lambda item: -kept.get(item.nodeid.partition("::")[0], math.inf))
 
 
 if __name__ == "__main__":

@@ -1,39 +1,33 @@
-"""Plants small faults in product and lab, one at a time, and records which test catches each: mutants.json.
+"""Plants small faults in product and lab, one at a time, and prints which of them no test catches.
 
-    python tools/mutants.py sample --seed 18 --count 100    # replaces the stored mutants
-    python tools/mutants.py find                            # prints how many were caught, and which are lost
-    python tools/mutants.py judge [--only 3,17] [TESTS...]  # plants each, and runs tests until one fails
+    python tools/mutants.py --count 20 tests/pure tests/worker              # faults anywhere
+    python tools/mutants.py --within services/worker --count 5 tests/worker # faults in these files alone
 
-A mutant is one changed line of one function. `judge` works in a work tree of its own (build/mutants, the
-last commit), so that no fault is planted in this work tree. It first runs the test that caught the mutant
-last time. If that test passes, it runs TESTS, or all of `make test` if none are given, which takes minutes
-for each mutant that no test catches.
+A mutant is one changed line. Mutants are planted in a work tree of their own (build/mutants, the last
+commit), so that no fault is planted in this work tree. Equal arguments give equal mutants of an unchanged
+tree. The same mutants before and after tests are cut say what the cut tests caught alone. Each mutant takes
+as long as its tests, which end at the first failure.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import json
 import os
 import random
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# File that stores the mutants.
-MUTANTS_FILE = ROOT / "tests" / "mutants.json"
 # Work tree in which mutants are planted.
 COPY = ROOT / "build" / "mutants"
 # Folders whose Python files may be changed.
 SOURCE_FOLDERS = ("shared", "app", "services/master", "services/worker", "services/drafter", "lab")
-NO_SUCH_TEST = 4  # Exit status of pytest if a test that it is given does not exist.
 # Seconds. Time for the tests of one mutant. Tests that take longer hang, which counts as caught. Untuned.
 LIMIT = 600
 # Text of a sign, and the text that replaces it, by the class of its node.
@@ -51,29 +45,16 @@ SILENT = {"log", "warnings", "dataclass", "field"}
 class Mutant:
     """One changed line.
 
-    id: Number of the mutant.
     operator: Kind of the change, such as "negation" or "off by one".
     path: Path of the file in the repository.
-    function: Qualified name of the function or class that the line belongs to; empty for other lines.
-    old: Text of the line.
+    line: Number of the line, from 1.
     new: Text of the changed line.
-    verdict: "caught", "survived", "equivalent", or "lost" if the line no longer exists; empty before it was
-        judged.
-    by: The test that fails, or why none does.
-    first: Path and line at which the mutant was sampled.
-    before: The verdict of the test suite of that day.
     """
 
-    id: int
     operator: str
     path: str
-    function: str
-    old: str
+    line: int
     new: str
-    verdict: str = ""
-    by: str = ""
-    first: str = ""
-    before: str = ""
 
 
 # (operator, number of the line from 1, new text of the line)
@@ -97,35 +78,6 @@ def sources(root: Path) -> Iterator[tuple[str, str]]:
         for path in sorted((root / home).rglob("*.py")):
             if "/v1/" not in path.as_posix():
                 yield path.relative_to(root).as_posix(), path.read_text()
-
-
-def functions_of(text: str) -> dict[int, str]:
-    """Return, by line number from 1, the qualified name of the function or class that the line belongs to;
-    other lines are left out.
-
-    text: Source of a file.
-
-    A line of a nested function belongs to the innermost one, "Outer.inner". Raises SyntaxError for a text
-    that is not Python.
-    """
-    names_by_line: dict[int, str] = {}
-
-    def visit(node: ast.AST, names: tuple[str, ...]) -> None:
-        """Record the lines of a node and of all nodes within it.
-
-        node: The node of the syntax tree.
-        names: Names of the classes and functions around the node, outermost first.
-        """
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names = (*names, node.name)
-            names_by_line.update(
-                dict.fromkeys(range(node.lineno, (node.end_lineno or 0) + 1), ".".join(names))
-            )
-        for inner in ast.iter_child_nodes(node):
-            visit(inner, names)
-
-    visit(ast.parse(text), ())
-    return names_by_line
 
 
 def edits_of(text: str) -> Iterator[Edit]:
@@ -239,90 +191,55 @@ def sign_changes(
 # The sample --------------------
 
 
-def sample(count: int, seed: int) -> list[Mutant]:
-    """Return mutants: a file is drawn by its number of lines, then one of its operators, each as likely, then
-    the place.
+def sample(count: int, seed: int, within: str = "") -> list[Mutant]:
+    """Return mutants in the order of their paths: a file is drawn by its number of lines, then one of its
+    operators, each as likely, then the place.
 
     count: Number of mutants.
     seed: Seed of the draws.
+    within: Beginning of the paths of the files that may be changed; "" for all.
 
     Equal arguments give equal mutants of an unchanged tree. Files without any possible change are left out;
-    one file may be drawn several times. The ids are 0 .. count - 1, by path.
+    one file may be drawn several times. Raises IndexError if no file can be changed.
     """
     rng = random.Random(seed)
-    files = dict(sources(ROOT))
-    files = {path: text for path, text in files.items() if any(edits_of(text))}
+    files = {path: text for path, text in sources(ROOT) if path.startswith(within) and any(edits_of(text))}
     chosen = rng.choices([*files], [text.count("\n") for text in files.values()], k=count)
-    return [draw(number, path, files[path], rng) for number, path in enumerate(sorted(chosen))]
+    return [draw(path, files[path], rng) for path in sorted(chosen)]
 
 
-def draw(number: int, path: str, text: str, rng: random.Random) -> Mutant:
+def draw(path: str, text: str, rng: random.Random) -> Mutant:
     """Return one mutant of a file.
 
-    number: Id of the mutant.
     path: Path of the file in the repository.
     text: Source of the file.
     rng: Random number generator that draws operator and line.
-
-    The function is "" for a line outside of functions and classes. The mutant has not been judged.
     """
     edits = sorted(edits_of(text))
     operator = rng.choice(sorted({operator for operator, _, _ in edits}))
     _, line, new = rng.choice([edit for edit in edits if edit[0] == operator])
-    return Mutant(number, operator, path, functions_of(text).get(line, ""), text.splitlines()[line - 1], new)
+    return Mutant(operator, path, line, new)
 
 
-# Finding and judging --------------------
+# Planting --------------------
 
 
-def find(mutant: Mutant, files: dict[str, str]) -> tuple[str, int] | None:
-    """Return the mutant's file and line (from 0): the same text in the same function, else in one place only;
-    None if there is no such place.
+def failure_with(mutant: Mutant, tests: list[str]) -> str | None:
+    """Return the test that fails first if a mutant is planted in the work tree COPY; None if all tests pass.
+    The file is restored afterwards.
 
     mutant: The mutant.
-    files: Sources by path.
-
-    Only the text without its indentation is compared. A place in the mutant's own file comes first, then one
-    in an equally named function of another file; of several in the function, the first is returned.
+    tests: Arguments of pytest.
     """
-    equal_lines = [
-        (path, number)
-        for path, text in files.items()
-        for number, line in enumerate(text.splitlines())
-        if line.strip() == mutant.old.strip()
-    ]
-    in_function = [
-        (path, n) for path, n in equal_lines if functions_of(files[path]).get(n + 1, "") == mutant.function
-    ]
-    candidates = (
-        [candidate for candidate in in_function if candidate[0] == mutant.path] or in_function or equal_lines
-    )
-    return candidates[0] if len(candidates) == 1 or in_function else None
-
-
-def judge(mutant: Mutant, tests: list[str]) -> Mutant:
-    """Return the mutant with its result: "lost", "caught" with the test, or "survived".
-
-    mutant: The mutant, which is planted in the work tree COPY while tests run.
-    tests: Arguments of pytest, which runs them after the test that caught the mutant last.
-
-    The file is restored afterwards. A mutant whose line has moved to another file gets the new path. "by" is
-    the failing test, or "" if the mutant survived.
-    """
-    files = dict(sources(COPY))
-    location = find(mutant, files)
-    if location is None:
-        return replace(mutant, verdict="lost", by="")
-    path, number = location
-    lines = files[path].splitlines()
-    indent = len(lines[number]) - len(lines[number].lstrip())
-    lines[number] = " " * indent + mutant.new.strip()
-    (COPY / path).write_text("\n".join(lines) + "\n")
+    file = COPY / mutant.path
+    text = file.read_text()
+    lines = text.splitlines()
+    lines[mutant.line - 1] = mutant.new
+    file.write_text("\n".join(lines) + "\n")
     try:
-        caught = (mutant.verdict == "caught" and first_failure([mutant.by])) or first_failure(tests)
+        return first_failure(tests)
     finally:
-        (COPY / path).write_text(files[path])
-    return replace(mutant, path=path, verdict="caught" if caught else "survived", by=caught or "")
+        file.write_text(text)
 
 
 def first_failure(tests: list[str]) -> str | None:
@@ -333,7 +250,7 @@ def first_failure(tests: list[str]) -> str | None:
     tests: Arguments of pytest.
 
     Tests that do not end within LIMIT seconds give "hangs: ...", and another exit status of pytest without a
-    failing test "pytest ends with ...". Tests that do not exist count as passed.
+    failing test "pytest ends with ...".
     """
     python_path = os.pathsep.join(str(COPY / home) for home in SOURCE_FOLDERS)
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--tb=no", "-rfE", *tests]
@@ -349,28 +266,9 @@ def first_failure(tests: list[str]) -> str | None:
     except subprocess.TimeoutExpired:
         return f"hangs: not done after {LIMIT} s"
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", finished.stdout, re.MULTILINE)
-    if failed or finished.returncode in (0, NO_SUCH_TEST):
+    if failed or finished.returncode == 0:
         return failed[1] if failed else None
     return f"pytest ends with {finished.returncode}"
-
-
-def judge_all(only: set[int], tests: list[str]) -> None:
-    """Judge mutants in a work tree of its own, and write each result at once.
-
-    only: Ids of the mutants to judge; empty: all.
-    tests: Arguments of pytest.
-
-    The results are written to MUTANTS_FILE and printed one by one. The work tree is removed at the end, also
-    after an error. Raises CalledProcessError if git fails.
-    """
-    git("worktree", "add", "--quiet", "--detach", "--force", str(COPY), "HEAD")
-    try:
-        for mutant in [mutant for mutant in read() if not only or mutant.id in only]:
-            judged = judge(mutant, tests)
-            write([judged if stored.id == judged.id else stored for stored in read()])
-            print(judged.id, judged.verdict, judged.by, flush=True)
-    finally:
-        git("worktree", "remove", "--force", str(COPY))
 
 
 def git(*words: str) -> None:
@@ -382,48 +280,31 @@ def git(*words: str) -> None:
     subprocess.run(["git", *words], cwd=ROOT, check=True)
 
 
-def read() -> list[Mutant]:
-    """Return the stored mutants, in the order of the file."""
-    return [Mutant(**fields) for fields in json.loads(MUTANTS_FILE.read_text())["mutants"]]
-
-
-def write(mutants: list[Mutant], **further_entries: object) -> None:
-    """Store the mutants.
-
-    mutants: All mutants.
-    further_entries: Further entries of the file, which replace present ones.
-
-    Other entries of the file stay. Raises OSError if the file does not exist.
-    """
-    page = json.loads(MUTANTS_FILE.read_text()) | further_entries | {"mutants": [*map(asdict, mutants)]}
-    MUTANTS_FILE.write_text(json.dumps(page, indent=1) + "\n")
-
-
 def main() -> int:
-    """Run the command; return 1 if mutants are lost, else 0.
+    """Run the command; return 1 if tests fail without a mutant, else 0.
 
-    "sample" replaces the stored mutants, "judge" runs tests on them, "find" does neither. All three then
-    print the lost mutants, whose line no longer exists, and the number of mutants by result. An unknown verb
-    or option ends the process with the status 2.
+    One line is printed for each mutant: its place, its text, and the test that catches it, or "survived". The
+    work tree is removed at the end, also after an error.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("verb", choices=("sample", "find", "judge"))
-    parser.add_argument("tests", nargs="*", default=["tests"])
+    parser.add_argument("tests", nargs="+")
     parser.add_argument("--seed", type=int, default=18)
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--within", default="")
     options = parser.parse_intermixed_args()
-    if options.verb == "sample":
-        write(sample(options.count, options.seed), seed=options.seed)
-    elif options.verb == "judge":
-        judge_all({int(number) for number in options.only.split(",") if number}, options.tests)
-    files = dict(sources(ROOT))
-    lost = [mutant for mutant in read() if find(mutant, files) is None]
-    print(*(f"lost: {mutant.id} {mutant.path} {mutant.old.strip()}" for mutant in lost), sep="\n")
-    print(dict(Counter(mutant.verdict for mutant in read())))
-    return int(bool(lost))
+    git("worktree", "add", "--quiet", "--detach", "--force", str(COPY), "HEAD")
+    try:
+        if (failing := first_failure(options.tests)) is not None:
+            print(f"without a mutant: {failing}")
+            return 1
+        for mutant in sample(options.count, options.seed, options.within):
+            caught = failure_with(mutant, options.tests) or "survived"
+            print(f"{mutant.path}:{mutant.line}: {mutant.new.strip()}: {caught}", flush=True)
+    finally:
+        git("worktree", "remove", "--force", str(COPY))
+    return 0
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import structlog
@@ -217,20 +216,3 @@ def _configure_logs(level: int) -> None:
     )
     # The default formatter shows the local variables of all frames, which contain prompts, and takes seconds.
     structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
-
-
-@contextmanager
-def no_import_warnings() -> Generator[None]:
-    """Silence warnings of the logging module within the context, while libraries are imported. The context
-    yields None.
-
-    The warnings concern kernels that this process does not call.
-
-    Records of the level WARNING and below are dropped, for all threads of the process; afterwards nothing is
-    disabled, also not what was disabled before.
-    """
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)

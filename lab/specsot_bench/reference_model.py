@@ -4,7 +4,9 @@ have chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,6 @@ from specsot.checkpoint.gguf.directory import read_places
 from specsot.checkpoint.gguf.finding import POINTER
 from specsot.errors import ModelError
 from specsot.service.options import ModelOptions
-from specsot_app.runtime import no_import_warnings
 from specsot_bench.core.verify_report import TokenDifference
 from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.eagle import EagleHead
@@ -41,6 +42,23 @@ def load_decoder(options: ModelOptions) -> Decoder:
 GGUF_READ = ("llama", "qwen2", "qwen3", "qwen3_moe", "phi3", "gemma2", "gemma3_text", "minimax_m2")
 
 
+@contextmanager
+def no_import_warnings() -> Generator[None]:
+    """Silence warnings of the logging module within the context, while libraries are imported. The context
+    yields None.
+
+    The warnings concern kernels that this process does not call.
+
+    Records of the level WARNING and below are dropped, for all threads of the process; afterwards nothing is
+    disabled, also not what was disabled before.
+    """
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 def load_in_transformers(folder: Path, dtype: torch.dtype) -> Any:
     """Return a model that Transformers has loaded. Raises ModelError with Transformers' own words.
 
@@ -54,9 +72,9 @@ def load_in_transformers(folder: Path, dtype: torch.dtype) -> Any:
     dtype: Data type of its weights.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
-    from transformers.utils import logging
+    from transformers.utils.logging import disable_progress_bar
 
-    logging.disable_progress_bar()
+    disable_progress_bar()
     arguments: dict[str, Any] = {"dtype": dtype, "local_files_only": True}
     reads_images = read_config(folder).text_of is not None
     try:

@@ -24,8 +24,8 @@ from specsot.service.options import DraftModelOptions
 from specsot_app.fleet.demo import is_small, small_pair
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.runtime import quiet_logs, run_until_signal
-from specsot_app.terminal.show import counting_bar
 from specsot_bench import results
+from specsot_bench.asking import counting_bar
 from specsot_bench.core.aggregate import Recording, baseline_of, name_of, row_of, runs_of, skipped, unwritten
 from specsot_bench.core.method_page import latex_of, page_of, recommend
 from specsot_bench.core.methods import PLAIN, Method, MethodTable

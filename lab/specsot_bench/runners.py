@@ -24,7 +24,7 @@ from specsot.service.membership import RingMember
 from specsot.service.options import DraftModelOptions
 from specsot.transport.links import Dialer
 from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions, MemberMaker, Threads
-from specsot_app.fleet.opening import finished_answer
+from specsot_bench.asking import finished_answer
 from specsot_bench.core.aggregate import Recording, StepSample, committed_by, evicted_by
 from specsot_bench.core.methods import Method
 from specsot_bench.hf_baseline import HfBaseline

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -25,6 +25,46 @@ from specsot_master.text import Text
 GENERATE_TOKENS = 512
 # Names that the predecessors' bodies have for fields of a request, for errors.
 _LEGACY_FIELDS = {"mode": "enable_parallel", "constraint": "use_semantic_constraint"}
+
+
+class Generated(BaseModel):
+    """POST /generate"""
+
+    # The answer.
+    text: str
+    # The number of its tokens.
+    tokens: int
+    # Milliseconds from arrival to the end.
+    time_ms: float
+    # How the request was answered, in the predecessors' words: "specsot" by a plan, "eagle" directly.
+    mode: str
+    # The members of `Statistics`, and `finish_reason`.
+    stats: dict[str, Any]
+
+
+class Health(BaseModel):
+    """GET /health"""
+
+    # "healthy" while the server answers requests; "waiting" for a complete ring, "stuck" if a ring makes no
+    # steps, "leaving" while it shuts down.
+    status: Literal["healthy", "waiting", "stuck", "leaving"]
+    # True if a ring is complete.
+    model_loaded: bool
+    # Memory of all GPUs in use, in MiB; 0 without a GPU.
+    gpu_memory_mb: float
+
+
+class Served(BaseModel):
+    """GET /info"""
+
+    # The model's name.
+    base_model: str
+    # The name of the draft head, or of the drafter if it has no head; null without a drafter.
+    eagle_model: str | None
+    # True if the draft head reads several layers, as EAGLE-3 heads do.
+    use_eagle3: bool
+    # The model's context, in tokens.
+    max_seq_len: int
 
 
 class GenerateBody(BaseModel):
@@ -53,7 +93,7 @@ def legacy_routes(context: HttpContext) -> APIRouter:
     """
     router = APIRouter(tags=["as before"], route_class=JsonRoute)
 
-    @router.post("/generate", responses=schemas.documented(schemas.Generated), openapi_extra=schemas.CALLERS)
+    @router.post("/generate", responses=schemas.documented(Generated), openapi_extra=schemas.CALLERS)
     async def generate(request: Request, body: GenerateBody) -> Response:
         """One answer, whole."""
         call = call_of(request)
@@ -63,7 +103,7 @@ def legacy_routes(context: HttpContext) -> APIRouter:
         return JSONResponse(generated(finished, context.text), headers=call.headers)
 
     @router.get("/ping", include_in_schema=False)
-    @router.get("/health", responses=schemas.documented(schemas.Health, 200, 503))
+    @router.get("/health", responses=schemas.documented(Health, 200, 503))
     async def health() -> Response:
         """200 while requests are answered, 503 while they are not."""
         state = await context.state()
@@ -75,7 +115,7 @@ def legacy_routes(context: HttpContext) -> APIRouter:
         }
         return JSONResponse(body, 200 if state.serving else 503)
 
-    @router.get("/info", response_model=schemas.Served)
+    @router.get("/info", response_model=Served)
     async def info() -> dict[str, Any]:
         """What is served."""
         state = await context.state()

@@ -138,7 +138,3 @@ def _require_count(name: str, count: int | None, max_count: int) -> None:
     max_count: the largest allowed number.
     """
     require_field(count is None or 1 <= count <= max_count, name, f"in 1 .. {max_count}", count)
-
-
-# The options of a drafter if none are given.
-DEFAULT = DraftOptions()

@@ -12,9 +12,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from specsot import SpecSoT
-from specsot.core.vocabulary import unnamed_ids
 from specsot.errors import ModelError
 from specsot.params import Message
+from specsot_bench.eagle.models import unnamed_ids_of
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from tests.conftest import some
@@ -107,7 +107,7 @@ def expect_plain(directory: Path, model: torch.nn.Module, **options: str) -> Non
     prompt = Prompts(directory, Text(directory)).chat((Message("user", QUESTION),))
     with torch.inference_mode():
         logits = model(torch.tensor([[*prompt, *written[:-1]]])).logits[0, len(prompt) - 1 :]
-        logits[:, list(unnamed_ids(directory, logits.shape[1]))] = -torch.inf  # padding is never written
+        logits[:, list(unnamed_ids_of(directory, logits.shape[1]))] = -torch.inf  # padding is never written
     first, second = logits.topk(2).values.unbind(-1)
     wrong = (torch.tensor(written) != logits.argmax(-1)) & (first - second >= NEAR)
     assert len(written) == WRITTEN

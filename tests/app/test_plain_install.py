@@ -30,6 +30,12 @@ for line in sys.argv[2:]:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main(json.loads(line))
     told[line] = status, out.getvalue(), err.getvalue()
+from specsot import SpecSoT, SpecSoTModel
+from specsot.aiter import EAGLEConfig, EAGLEInference, sgl_verify_tree_greedy
+from specsot.eagle import Eagle, EagleConfig, verify_tree_greedy
+from specsot_master.http.app import installed_routes
+names = SpecSoTModel is SpecSoT, EAGLEConfig is EagleConfig
+told["names"] = [*names, *(routes.__name__ for routes in installed_routes())]
 print(json.dumps(told))
 """
 ASKED = ("infer", "--demo", "small", "--mode", "direct", "--drafter", "none", "--max-new-tokens", "8")
@@ -49,12 +55,15 @@ class Install:
     wheel: Path
     others: Path
 
-    def run(self, *lines: Words) -> Mapping[Words, AnswerMessage]:
-        """One command line after the other, in one process."""
+    def run(self, *lines: Words) -> tuple[Mapping[Words, AnswerMessage], list[object]]:
+        """One command line after the other, in one process; then whether names of other systems are ours, and
+        which routes of other systems are served.
+        """
         paths = json.dumps([str(self.wheel), str(self.others)])
         command = [sys.executable, "-I", "-S", "-c", RUN, paths, *map(json.dumps, lines)]
-        told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-        return {tuple(json.loads(line)): tuple(said) for line, said in json.loads(told).items()}
+        told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+        names = told.pop("names")
+        return {tuple(json.loads(line)): tuple(said) for line, said in told.items()}, names
 
 
 def build(project: Path, folder: Path) -> Path:
@@ -82,8 +91,13 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Install:
 
 
 @pytest.fixture(scope="module")
-def said(plain: Install) -> Mapping[Words, AnswerMessage]:
+def ran(plain: Install) -> tuple[Mapping[Words, AnswerMessage], list[object]]:
     return plain.run(("--help",), *OWN, *LABS, QUESTION)
+
+
+@pytest.fixture(scope="module")
+def said(ran: tuple[Mapping[Words, AnswerMessage], list[object]]) -> Mapping[Words, AnswerMessage]:
+    return ran[0]
 
 
 def test_the_wheel_holds_the_product_and_its_reference_text(plain: Install) -> None:
@@ -129,29 +143,15 @@ def test_the_lab_s_wheel_brings_its_words_and_its_prompts(plain: Install, tmp_pa
     both.others.mkdir()
     for entry in (*plain.others.iterdir(), *lab.iterdir()):
         (both.others / entry.name).symlink_to(entry)
-    for status, shown, complaint in both.run(*WITH_LAB).values():
+    for status, shown, complaint in both.run(*WITH_LAB)[0].values():
         assert (status, complaint) == (0, "")
         assert shown.startswith("Usage: ")
 
 
-NAMES = """
-import json, sys
-sys.path += json.loads(sys.argv[1])
-from specsot import SpecSoT, SpecSoTModel
-from specsot.aiter import EAGLEConfig, EAGLEInference, sgl_verify_tree_greedy
-from specsot.eagle import Eagle, EagleConfig, verify_tree_greedy
-from specsot_master.http.app import installed_routes
-assert SpecSoTModel is SpecSoT
-assert EAGLEConfig is EagleConfig
-assert [routes.__name__ for routes in installed_routes()] == ["legacy_routes"]
-"""
-
-
-def test_names_and_routes_of_other_systems_come_with_the_product(plain: Install) -> None:
-    paths = json.dumps([str(plain.wheel), str(plain.others)])
-    command = [sys.executable, "-I", "-S", "-c", NAMES, paths]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_names_and_routes_of_other_systems_come_with_the_product(
+    ran: tuple[Mapping[Words, AnswerMessage], list[object]],
+) -> None:
+    assert ran[1] == [True, True, "legacy_routes"]
 
 
 def test_a_command_without_its_entry_point_reports_what_to_install() -> None:

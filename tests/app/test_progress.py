@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specsot_app.fleet.opening import summed_progress
-from specsot_app.terminal.show import counting_bar
+from specsot_bench.asking import counting_bar
 from tests.app.screen import Screen
 
 

@@ -12,7 +12,7 @@ import pytest
 from specsot.core.vocabulary import Vocabulary, describe, read_vocabulary
 from specsot.errors import InvalidRequest
 from specsot.grammar import SpellingHabits
-from specsot.grammar.answers import AnswerAutomaton, MatcherNode, compile_form
+from specsot.grammar.answers import STACK, AnswerAutomaton, MatcherNode, compile_form, run_on_stack
 from specsot.grammar.reasons import UNKNOWN, reason_in
 from specsot.params import Form
 from tests.constraint.forms import FORMS, has_form, schema
@@ -398,3 +398,14 @@ def test_a_path_may_follow_where_its_tokens_may_one_by_one(name: str, end: int |
         place = machine.advance(place, token)
     assert followed > 0
     assert refused > 0
+
+
+def test_an_error_in_the_thread_that_compiles_is_raised_where_the_form_is_needed() -> None:
+    class Panic(BaseException):
+        """Like the panics of the library, it is no Exception."""
+
+    def compile_badly() -> object:
+        raise Panic("the automaton is broken")
+
+    with pytest.raises(Panic, match="the automaton is broken"):
+        run_on_stack(STACK, compile_badly)

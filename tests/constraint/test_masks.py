@@ -21,7 +21,7 @@ from specsot.core.list_plan import ListReader
 from specsot.core.skeleton import MAX_LIST_POINTS, PlanRules, Point, read_plan
 from specsot.core.vocabulary import Vocabulary, describe, read_vocabulary
 from specsot.errors import ModelError
-from specsot.grammar import State, TokenAutomaton, automaton, language, prebuild
+from specsot.grammar import State, TokenAutomaton, language, prebuild
 from specsot.grammar.language import Done, Place
 from tests.conftest import examples, is_full, some
 from tests.constraint.oracle import parse, parse_list
@@ -81,7 +81,7 @@ def test_law_3_constrained_output_parses_whatever_the_budget(
     name: str, rule: str, seed: int, extra: int
 ) -> None:
     vocabulary, rules = VOCABULARIES[name], RULES[rule]
-    machine = automaton(vocabulary, rules)
+    machine = TokenAutomaton(vocabulary, rules)
     budget = machine.minimum() + extra
     tokens = [token for _, _, token in walk(machine, random.Random(seed), budget)]
     text = text_of(vocabulary, tokens)
@@ -103,7 +103,7 @@ def test_law_3_constrained_output_parses_whatever_the_budget(
 @pytest.mark.parametrize("name", VOCABULARIES)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_budget_too_small_keeps_to_a_shortest_way(name: str, rule: str) -> None:
-    machine = automaton(VOCABULARIES[name], RULES[rule])
+    machine = TokenAutomaton(VOCABULARIES[name], RULES[rule])
     state, tokens = machine.start(), 0
     while not machine.finished(state):
         token = int(np.flatnonzero(machine.mask(state, 1 - tokens))[-1])
@@ -220,7 +220,7 @@ def test_the_demo_tokenizer_writes_what_the_grammar_allows(text: str, demo_model
     from tokenizers import Tokenizer
 
     tokens = Tokenizer.from_file(str(demo_model / "base" / "tokenizer.json")).encode(text).ids
-    machine = automaton(DEMO, PlanRules())
+    machine = TokenAutomaton(DEMO, PlanRules())
     state: State | None = machine.start()
     for count, token in enumerate(tokens):
         assert state is not None
@@ -234,7 +234,7 @@ def test_the_demo_tokenizer_writes_what_the_grammar_allows(text: str, demo_model
 @given(names, rule_names, st.integers(0, 2**32), st.integers(10, 120))
 @settings(max_examples=examples(40), deadline=None, derandomize=True)
 def test_forced_runs_are_accepted(name: str, rule: str, seed: int, extra: int) -> None:
-    machine = automaton(VOCABULARIES[name], RULES[rule])
+    machine = TokenAutomaton(VOCABULARIES[name], RULES[rule])
     for state, _, _ in walk(machine, random.Random(seed), machine.minimum() + extra):
         following: State | None = state
         for token in machine.forced(state):
@@ -263,7 +263,7 @@ def test_an_end_token_may_follow_the_second_title_of_a_list_and_its_line() -> No
 
 
 def test_forced_is_the_longest_run() -> None:
-    machine = automaton(CROSSING, RULES["plan"])
+    machine = TokenAutomaton(CROSSING, RULES["plan"])
     assert text_of(CROSSING, list(machine.forced(machine.start()))) == b"[PLAN]\n1.<"
     assert len(machine.forced(machine.start())) == 1
     free = machine.advance(machine.start(), machine.forced(machine.start())[0])
@@ -272,24 +272,24 @@ def test_forced_is_the_longest_run() -> None:
 
 
 def test_masks_are_shared_and_read_only() -> None:
-    machine = automaton(SINGLE, PlanRules())
+    machine = TokenAutomaton(SINGLE, PlanRules())
     first = machine.mask(machine.start(), 500)
     assert machine.mask(machine.start(), 400) is first
     assert not first.flags.writeable
 
 
 def test_plans_with_other_budgets_share_masks_and_what_they_are_made_of() -> None:
-    first = automaton(SINGLE, PlanRules(max_points=7))
+    first = TokenAutomaton(SINGLE, PlanRules(max_points=7))
     assert sum(1 for _ in first.explore()) > 0
     for rules in (PlanRules(max_points=7, plan_tokens=99), PlanRules(direct=False, max_points=7)):
-        other = automaton(describe(SINGLE.bytes), rules, (3,))
+        other = TokenAutomaton(describe(SINGLE.bytes), rules, (3,))
         assert sum(1 for _ in other.explore()) <= len("[PLAN]\n"), "only the marker is new"
     state = first.start()
     for token in token_ids(SINGLE, b"[PLAN]\n1.<80><None>[-]A", longest=1):
         assert state is not None
         state = first.advance(state, token)
     assert state is not None
-    longer = automaton(SINGLE, PlanRules(max_points=16, plan_tokens=400))
+    longer = TokenAutomaton(SINGLE, PlanRules(max_points=16, plan_tokens=400))
     assert longer.mask(state, 900) is first.mask(state, 900)
 
 
@@ -298,7 +298,7 @@ def test_lists_of_any_length_are_explored_before_the_first_request() -> None:
     prebuild(vocabulary).result()
     for points in range(2, MAX_LIST_POINTS + 1):
         listed = PlanRules(direct=False, max_points=points, listed=True, plan_tokens=7 * points)
-        assert sum(1 for _ in automaton(vocabulary, listed, (0,)).explore()) == 0
+        assert sum(1 for _ in TokenAutomaton(vocabulary, listed, (0,)).explore()) == 0
 
 
 def test_titles_with_room_share_one_mask() -> None:
@@ -318,7 +318,7 @@ def test_titles_with_room_share_one_mask() -> None:
 
 @pytest.mark.parametrize("token", [-1, 0, 257, 258, 9999])
 def test_tokens_without_text_lead_nowhere(token: int) -> None:
-    machine = automaton(SINGLE, PlanRules())
+    machine = TokenAutomaton(SINGLE, PlanRules())
     assert machine.advance(machine.start(), token) is None
 
 
@@ -328,7 +328,7 @@ def test_a_vocabulary_that_cannot_write_the_language_is_refused() -> None:
 
 
 def test_a_character_that_cannot_be_completed_is_not_started() -> None:
-    machine = automaton(NARROW, PlanRules())
+    machine = TokenAutomaton(NARROW, PlanRules())
     lead = NARROW.bytes.index(b"\xe7")
     state: State | None = machine.start()
     for token in token_ids(NARROW, b"[PLAN]\n1.<1><None>[-]"):

@@ -16,7 +16,7 @@ pytest.importorskip("llguidance")
 from specsot.core.frames import Opening
 from specsot.core.skeleton import PlanRules
 from specsot.core.vocabulary import Spelling, describe, read_vocabulary
-from specsot.grammar import automaton, grammar_of, prebuild
+from specsot.grammar import TokenAutomaton, grammar_of, prebuild
 from specsot.grammar.answers import COMPILER, Choices, Matchers
 from specsot.params import Ask, Form
 from specsot_master.core.limits import rules_of
@@ -112,7 +112,7 @@ def test_no_grammar_is_built_on_the_thread_that_asks_for_it() -> None:
     plans, forms = (one.result() for one in coming if one)
     assert (
         plans.mask(plans.start(), 400).tolist()
-        == automaton(DEMO, plan.plan).mask(plans.start(), 400).tolist()
+        == TokenAutomaton(DEMO, plan.plan).mask(plans.start(), 400).tolist()
     )
     assert forms.mask(forms.start(), 40).any()
 

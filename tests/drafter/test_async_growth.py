@@ -255,17 +255,27 @@ def test_trees_are_those_that_are_grown_when_the_host_knows(
     assert trees == late_trees
 
 
+@pytest.fixture(scope="module")
+def late_held(
+    pair: Path, late: tuple[Seen, list[bool], int, EagerSteps]
+) -> tuple[Mapping[int, Held], tuple[Seen, list[bool], int, EagerSteps]]:
+    """Two forms, and what is written with them if no growth begins before its verification is read."""
+    held = {1: Held({3: 7, 4: 9}, {}), 4: Held({}, {3: written(late[0])[4][3]})}
+    with pytest.MonkeyPatch.context() as patch:
+        return held, write(pair, False, patch, held=held)
+
+
 @pytest.mark.parametrize("unread", [False, True], ids=["chosen by the host", "chosen by the device"])
 def test_constrained_sequences_continue_with_asynchronous_growth(
     pair: Path,
     late: tuple[Seen, list[bool], int, EagerSteps],
+    late_held: tuple[Mapping[int, Held], tuple[Seen, list[bool], int, EagerSteps]],
     monkeypatch: pytest.MonkeyPatch,
     unread: bool,
 ) -> None:
     """Beside free ones. Where a form forbids what the device had said, what grew of it has never been."""
     free = written(late[0])
-    held = {1: Held({3: 7, 4: 9}, {}), 4: Held({}, {3: free[4][3]})}
-    wanted, never, pages, _ = write(pair, False, monkeypatch, held=held)
+    held, (wanted, never, pages, _) = late_held
     found, taken, left, steps = write(pair, True, monkeypatch, unread=unread, held=held)
     texts = written(found)
     assert texts == written(wanted)

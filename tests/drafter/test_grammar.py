@@ -17,7 +17,7 @@ from specsot.core.skeleton import PlanRules
 from specsot.core.soft_end import SoftEnd
 from specsot.core.tree import Tree
 from specsot.core.vocabulary import Vocabulary, describe, read_vocabulary
-from specsot.grammar import Grammar, IsolatedGrammar, TokenAutomaton, automaton, grammar_of
+from specsot.grammar import Grammar, IsolatedGrammar, TokenAutomaton, grammar_of
 from specsot.grammar.answers import AnswerAutomaton
 from specsot.members import TreeShape
 from specsot.params import Form
@@ -48,7 +48,7 @@ def vocabulary(demo_model: Path) -> Vocabulary:
 @pytest.fixture(scope="module")
 def rules(vocabulary: Vocabulary) -> TokenAutomaton:
     wait([grammar_of(vocabulary, opening(1, 9, plan=RULES))])
-    return automaton(vocabulary, RULES)
+    return TokenAutomaton(vocabulary, RULES)
 
 
 @pytest.fixture(params=["levels", "graph"])

@@ -19,10 +19,10 @@ from tests.faults.world import CONDUCT, Shape, World
 
 pytestmark = pytest.mark.slow
 
-# Of 40 pages of 16 rows that one worker has alone, and 80 that two have, these need 64 and 27.
-SHAPE = Shape(2, drafter=False, pages=40)
-LARGE = Ask(prompt="What is a ring?", mode="direct", seed=1, limits=Limits(max_new_tokens=1000))
-SMALL = Ask(prompt="Explain steps.", mode="direct", seed=1, limits=Limits(max_new_tokens=400))
+# Of 20 pages of 16 rows that one worker has alone, and 40 that two have, these need 33 and 14.
+SHAPE = Shape(2, drafter=False, pages=20)
+LARGE = Ask(prompt="What is a ring?", mode="direct", seed=1, limits=Limits(max_new_tokens=500))
+SMALL = Ask(prompt="Explain steps.", mode="direct", seed=1, limits=Limits(max_new_tokens=200))
 
 
 @pytest.mark.parametrize("others", [0, 2])

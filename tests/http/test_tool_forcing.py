@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 
@@ -21,6 +21,7 @@ from specsot_master.core.dialects.tool_calls.harmony import HARMONY, HarmonyRead
 from specsot_master.core.dialects.tool_calls.reading import ToolReader
 from specsot_master.http.openai_tools import ToolUse
 from tests.constraint.vocabularies import SINGLE
+from tests.json_values import check_value
 from tests.master.test_call_forms import DERIVED, form_of
 from tests.there import there
 
@@ -51,6 +52,7 @@ def automaton(form: Form, words: Vocabulary = SINGLE) -> AnswerAutomaton:
     return built
 
 
+@cache
 def words_of(form: CallForm) -> Vocabulary:
     """A vocabulary of all bytes and of what the template writes around names and values."""
     texts = form.texts
@@ -119,7 +121,7 @@ def test_whatever_a_model_writes_as_a_forced_call_is_a_call_that_fits(name: str)
             assert len(calls) == 1 or (len(calls) > 1 and use.required and use.parallel)
             for called, arguments in calls:
                 assert called == (use.only or called)
-                jsonschema.validate(arguments, SCHEMAS[called])
+                check_value(arguments, SCHEMAS[called])
             if use.head in own_heads:
                 assert read(ToolReader(form, use.functions), use.head + text) == calls
     assert max(counts) > 1
@@ -154,7 +156,7 @@ def test_definitions_of_one_name_hold_for_the_function_that_has_them(name: str, 
     called = set[str]()
     for seed in range(20):
         for one, arguments in read(use.reader(), written(given, seed, words_of(form))):
-            jsonschema.validate(arguments, COLLIDING[one])
+            check_value(arguments, COLLIDING[one])
             called.add(one)
     assert called == COLLIDING.keys(), "every function was drawn"
 
@@ -285,7 +287,7 @@ def test_arguments_of_all_types_are_read_as_the_schema_wants_them(name: str) -> 
     for seed in range(4):
         calls = read(use.reader(), written(given, seed, words_of(form)))
         for _, arguments in calls:
-            jsonschema.validate(arguments, RICH)
+            check_value(arguments, RICH)
         assert calls
 
 
@@ -314,4 +316,4 @@ def test_a_forced_call_is_complete_whatever_the_budget(name: str) -> None:
     for limit in range(least, least + 60, 3):
         ((called, arguments),) = read(use.reader(), written(given, limit, words_of(form), limit))
         assert called == "note"
-        jsonschema.validate(arguments, NOTE)
+        check_value(arguments, NOTE)

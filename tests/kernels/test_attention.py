@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from specsot_kernels import attention_tables
 from specsot_kernels.attention_tables import room_for, sinces_of, tabulate
 from specsot_kernels.segments import RowSpan
 from specsot_model.kv import as_numbers, round_rows
@@ -217,8 +218,13 @@ def texts(rows: int, columns: Sequence[int], page_rows: int, shared: int = 0) ->
 
 
 def longest(spans: Sequence[RowSpan], g: int, kv_heads: int) -> tuple[int, int]:
-    """Columns of the longest piece, and how many are that long or nearly, as a graph has them."""
-    room = room_for(sum(span.rows for span in spans), 10**6, g, kv_heads=kv_heads)
+    """Columns of the longest piece, and how many are that long or nearly, in a graph of an H100.
+
+    An H100 runs 264 programs at once.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention_tables, "PROGRAMS", 264)
+        room = room_for(sum(span.rows for span in spans), 10**6, g, kv_heads=kv_heads)
     tables = tabulate(spans, 64, room.tile_rows, places=room.places)
     assert room.fill(tables) is not None
     columns = tables.pieces[:, 3]

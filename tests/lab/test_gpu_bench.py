@@ -15,7 +15,7 @@ import torch
 from specsot.checkpoint.config import make_config
 from specsot.core.tree import Tree
 from specsot.errors import InvalidRequest
-from specsot.grammar import automaton
+from specsot.grammar import TokenAutomaton
 from specsot.members import Range, TreeShape
 from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_lab.bench.acceptance import chance_of, even_ranks, even_runs
@@ -228,7 +228,7 @@ def test_a_node_is_worth_what_it_adds() -> None:
 def test_the_given_text_is_a_plan_and_a_list() -> None:
     """Token for token what the grammars allow, from the first on."""
     vocabulary = vocabulary_with(4000, 300, plan_pieces())
-    rules, state = automaton(vocabulary, RULES), automaton(vocabulary, RULES).start()
+    rules, state = TokenAutomaton(vocabulary, RULES), TokenAutomaton(vocabulary, RULES).start()
     for place in range(len(plan_pieces())):
         after = rules.advance(state, 300 + place)
         assert after is not None

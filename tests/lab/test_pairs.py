@@ -10,8 +10,8 @@ import pytest
 
 from specsot.core.frames import Frame
 from specsot_app.cli import main
-from specsot_app.fleet.demo import questions_of
 from specsot_app.fleet.options import FleetOptions
+from specsot_bench.asking import questions_of
 from specsot_bench.rounds import models_of
 from specsot_lab.bench.pairs import DEMO, PairOptions, ablation_of, measure, page_of
 from specsot_lab.bench.stage_switches import RowByRowStage, SingleThread

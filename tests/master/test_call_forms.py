@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from specsot_master.chat_template import ChatTemplate
 from specsot_master.core.dialects.tool_calls.deriving import Render, cut_answers, derive, form_of_template
 from specsot_master.core.dialects.tool_calls.forms import HERMES, CallForm
 from specsot_master.core.dialects.tool_calls.reading import ToolReader
+from tests.conftest import examples
 
 TEMPLATES = Path(__file__).parent / "templates"
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -66,7 +67,9 @@ HARMONY = "openai-gpt-oss-120b"  # Its messages have a reader of their own.
 DERIVED = [name for name in (*PUBLISHED, *SHAPES) if name != HARMONY]
 
 
+@cache
 def render_of(source: str) -> Render:
+    """The function that renders by a template, which is compiled once."""
     template = ChatTemplate(source, NAMES)
 
     def render(
@@ -152,15 +155,21 @@ def test_several_calls_calls_without_arguments_and_text_before_them(name: str) -
             assert (content, found) == ("I will look.", calls)
 
 
+@cache
+def difficult_calls(name: str) -> list[str]:
+    """A call with each difficult text, as the template writes it: rendering takes most of the time."""
+    cut = cut_answers(render_of(source_of(name)), form_of(name).arguments_as_text)
+    return [cut([("get_weather", {"text": text, "count": 1})]) for text in DIFFICULT]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DERIVED)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data())
 def test_any_answer_cut_anywhere_is_read_alike_in_any_pieces(name: str, data: st.DataObject) -> None:
     """Calls, prose and broken calls in any order: nothing raises, and arguments are always JSON objects."""
-    form, cut = form_of(name), cut_answers(render_of(source_of(name)), form_of(name).arguments_as_text)
-    text = st.sampled_from(DIFFICULT)
-    call = st.builds(lambda said: cut([("get_weather", {"text": said, "count": 1})]), text)
+    form, text = form_of(name), st.sampled_from(DIFFICULT)
+    call = st.sampled_from(difficult_calls(name))
     broken = st.builds(lambda said, at: said[: at % (len(said) + 1)], call, st.integers(0, 400))
     parts = data.draw(st.lists(st.one_of(call, broken, text, st.text(max_size=8)), max_size=5))
     answer = "\n".join(parts)

@@ -89,15 +89,15 @@ def test_rows_are_rounded_as_on_a_cpu() -> None:
 def test_a_row_is_the_same_bits_in_any_company(inputs: int) -> None:
     """Of products, sums onto a residual stream, and gated ones, whatever the tile."""
     x, gains = normal(130, inputs, seed=0), normal(inputs, seed=1)
-    held, twice = Int8(normal(144, inputs, seed=2), normal(144, seed=3)), Int8(normal(160, inputs, seed=4))
+    held, twice = Int8(normal(80, inputs, seed=2), normal(80, seed=3)), Int8(normal(96, inputs, seed=4))
 
     def all_of(rows: torch.Tensor) -> list[torch.Tensor]:
-        short, stream = twice.gated(rows, (gains, 1e-5)), normal(130, 144, seed=5)[-len(rows) :].clone()
+        short, stream = twice.gated(rows, (gains, 1e-5)), normal(130, 80, seed=5)[-len(rows) :].clone()
         held.add_to(stream, rows)
         return [held.wide(rows, (gains, 1e-5)), held(rows), stream, short.short, short.scales.t()]
 
     whole = all_of(x)
-    for rows in (1, 2, 7, 16, 17, 33, 64, 65, 128):
+    for rows in (1, 7, 16, 17, 64, 65, 128):
         for found, among in zip(all_of(x[-rows:].clone()), whole):
             assert torch.equal(found, among[-rows:]), rows
     assert not held._counts.any(), "the next product counts from zero"

@@ -1,4 +1,4 @@
-"""Small faults are planted where they lie today, each within one line."""
+"""Small faults are planted one at a time, each within one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.conftest import REPOSITORY
 sys.path.insert(0, str(REPOSITORY / "tools"))
 
 import mutants
-from mutants import Mutant, edits_of, find
+from mutants import Mutant, edits_of, failure_with
 
 SOURCE = '''"""Says nothing."""
 
@@ -46,30 +46,19 @@ def test_every_edit_is_another_line_that_still_compiles() -> None:
     assert not {line for _, line, _ in edits} & {1, 3, 8, 15}, "words, imports and assertions stay"
 
 
-@pytest.mark.parametrize(
-    ("old", "function", "place"),
-    [
-        ("    return count - 1", "Box.put", ("b.py", 10)),  # moved, and indented otherwise
-        ("break", "Elsewhere.go", ("b.py", 13)),  # by its text alone
-        ("return 0", "Elsewhere.go", None),  # there are two of them
-        ("gone()", "Box.put", None),
-    ],
-)
-def test_a_mutant_is_found_where_its_line_went(
-    old: str, function: str, place: tuple[str, int] | None
-) -> None:
-    files = {"b.py": SOURCE, "c.py": "def other():\n    return 0\n"}
-    assert find(Mutant(0, "x", "a.py", function, old, ""), files) == place
-
-
 def test_a_sample_is_the_same_for_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mutants, "sources", lambda root: iter([("b.py", SOURCE)]))
+    files = [("a.py", SOURCE), ("b.py", SOURCE)]
+    monkeypatch.setattr(mutants, "sources", lambda root: iter(files))
     one, other = mutants.sample(5, 3), mutants.sample(5, 3)
     assert one == other
-    assert all(SOURCE.splitlines().count(each.old) and each.function == "Box.put" for each in one)
+    lines = SOURCE.splitlines()
+    assert all(each.new != lines[each.line - 1] for each in one)
+    assert {each.path for each in mutants.sample(9, 3, within="b")} == {"b.py"}
 
 
-def test_the_kept_ones_are_read() -> None:
-    kept = mutants.read()
-    assert len(kept) == 100
-    assert all(one.old != one.new and Path(one.path).suffix == ".py" for one in kept)
+def test_a_planted_mutant_is_removed_after_its_tests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The tests are an empty folder, which pytest reports as no tests."""
+    monkeypatch.setattr(mutants, "COPY", tmp_path)
+    (tmp_path / "b.py").write_text(SOURCE)
+    assert failure_with(Mutant("loop", "b.py", 13, "                continue"), ["."]) == "pytest ends with 5"
+    assert (tmp_path / "b.py").read_text() == SOURCE

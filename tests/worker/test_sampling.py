@@ -177,11 +177,13 @@ def test_masked_tokens_are_never_drawn(more):
 
 @pytest.mark.parametrize("more", [{}, dict(top_p=0.95), dict(min_p=0.001)], ids=str)
 def test_last_bits_of_logits_hardly_ever_change_a_draw(more):
-    """As steps of other numbers of rows have them. By an inverse CDF 16 to 37 of these differ."""
+    """Steps of other numbers of rows change the last bits of logits. By an inverse CDF, 4 to 9 of these draws
+    would differ.
+    """
     logits = torch.randn(8192, generator=torch.Generator().manual_seed(9)) * 2
     shaken = logits + torch.linspace(-2e-5, 2e-5, 8192)
-    wishes = [wish(position, temperature=1.5, **more) for position in range(2000)]
-    drawn, again = (choose_tokens(each.expand(2000, -1), wishes) for each in (logits, shaken))
+    wishes = [wish(position, temperature=1.5, **more) for position in range(500)]
+    drawn, again = (choose_tokens(each.expand(500, -1), wishes) for each in (logits, shaken))
     assert sum(one != other for one, other in zip(drawn, again)) <= 1
 
 

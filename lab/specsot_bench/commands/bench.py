@@ -119,8 +119,9 @@ def measure(name: str, options: TablesOptions) -> int:
     """
     require_torch()
     output = options.output.place
-    from specsot_app.fleet.demo import is_small, questions_of
+    from specsot_app.fleet.demo import is_small
     from specsot_bench import rounds as rounds_module
+    from specsot_bench.asking import questions_of
     from specsot_bench.core import methods
     from specsot_bench.rounds import publish
 

@@ -9,10 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from specsot.drafting import DEFAULT, DraftOptions
+from specsot.drafting import DraftOptions
 from specsot.params import DrafterName, Window
-from specsot.service.option_table import COUNTS, Kind, Option, listed, option
+from specsot.service.option_table import Kind, Option, list_kind, listed, option
 
+# The options of a drafter if none are given.
+DEFAULT = DraftOptions()
+# Whole numbers > 0, such as 1,2,4.
+COUNTS = list_kind("N,N", r"0*[1-9]\d*", "must be numbers > 0, such as 1,2,4, got {}", int)
 # How Transformers writes: alone, or assisted by a small model.
 HfMode = Literal["generate", "assisted"]
 

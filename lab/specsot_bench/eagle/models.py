@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from specsot.checkpoint.config import ModelConfig, make_config
@@ -20,6 +21,26 @@ from specsot_drafter.heads.loading import fit_head
 from specsot_model.decoder import Decoder
 from specsot_model.linear import resolve_dtype
 from specsot_model.weights import HeldWeights
+
+
+def unnamed_ids_of(directory: Path, width: int) -> tuple[int, ...]:
+    """Return the ids below `width` that `directory`/tokenizer.json does not know, ascending.
+
+    Works for any kind of tokenizer. Returns an empty tuple if the file does not exist. Raises ModelError if
+    the file cannot be read.
+
+    directory: the model's directory.
+    width: number of the model's logits.
+
+    Added tokens count as known.
+    """
+    tokenizer_file = directory / "tokenizer.json"
+    if not tokenizer_file.is_file():
+        return ()
+    try:
+        return unnamed_ids(Tokenizer.from_file(str(tokenizer_file)), width)
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ModelError(f"{tokenizer_file}: not a readable tokenizer ({error})") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +92,7 @@ def load_models(draft: Any, target: Any, load_options: LoadOptions) -> TargetAnd
     models.
     """
     loaded = _target(target, load_options)
-    unnamed = unnamed_ids(Path(target), loaded.config.vocab) if isinstance(target, str | Path) else ()
+    unnamed = unnamed_ids_of(Path(target), loaded.config.vocab) if isinstance(target, str | Path) else ()
     return TargetAndDraft(loaded, _draft(draft, loaded, load_options), unnamed)
 
 

@@ -22,11 +22,10 @@ from specsot.members import Overrides, TreeShape
 from specsot.params import DrafterName, Message
 from specsot.service.options import DraftModelOptions
 from specsot_app.core.ask import ask_of
-from specsot_app.fleet.demo import questions_of
-from specsot_app.fleet.opening import FleetClient, Opener, finished_answer, open_fleet
+from specsot_app.fleet.opening import FleetClient, Opener, open_fleet
 from specsot_app.fleet.options import FleetOptions, models_of, resolved
 from specsot_app.runtime import quiet_logs, run_until_signal
-from specsot_app.terminal.show import counting_bar
+from specsot_bench.asking import counting_bar, finished_answer, questions_of
 from specsot_bench.core.verify_report import (
     Acceptance,
     CheckedAnswer,

@@ -25,7 +25,7 @@ from specsot.service.member import IDLE_SECONDS
 from specsot_app.fleet.options import ClientOptions, FleetOptions, models_of
 from specsot_app.fleet.processes import ChildProcess, ProcessFleet
 from specsot_app.runtime import run_until_signal
-from specsot_app.terminal.show import counting_bar
+from specsot_bench.asking import counting_bar
 from specsot_bench.core.tables import Column, figure, markdown, text
 from specsot_bench.results import Row, named, publish
 from specsot_lab.bench.clients import LoadLevel, ask_at_once

@@ -21,10 +21,10 @@ from specsot.errors import SpecsotError
 from specsot.params import Ask, Message
 from specsot_app.core.ask import ask_of
 from specsot_app.fleet.demo import is_small
-from specsot_app.fleet.opening import FleetClient, finished_answer, open_fleet
+from specsot_app.fleet.opening import FleetClient, open_fleet
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.runtime import quiet_logs, run_until_signal
-from specsot_app.terminal.show import counting_bar
+from specsot_bench.asking import counting_bar, finished_answer
 from specsot_bench.core.methods import window_of
 from specsot_bench.core.pairing import Comparison, Sample, turns
 from specsot_bench.core.tables import Column, figure, markdown, text

@@ -18,7 +18,7 @@ from specsot.checkpoint.resolving import folder_of_model
 from specsot.errors import InvalidRequest
 from specsot.params import HeadCounts, HeadImportance, HeadPruning, HeadWindows, Pruning, Window
 from specsot.service.options import ModelOptions
-from specsot_app.terminal.show import counting_bar
+from specsot_bench.asking import counting_bar
 from specsot_bench.core.methods import window_of
 from specsot_bench.core.tables import Column, figure, markdown, text
 from specsot_bench.perplexity import Policy, losses

@@ -18,7 +18,7 @@ from specsot.checkpoint.config import read_config
 from specsot.errors import ModelError
 from specsot.members import QUANTIZATIONS, KvDtype, Quantization, Range
 from specsot.params import Message
-from specsot_app.terminal.show import counting_bar
+from specsot_bench.asking import counting_bar
 from specsot_bench.core.tables import Column, figure, markdown, text
 from specsot_bench.perplexity import losses
 from specsot_bench.results import Row, named, publish

@@ -20,7 +20,7 @@ from specsot.members import HopDtype
 from specsot.service.options import DraftModelOptions
 from specsot_app.fleet.demo import is_small
 from specsot_app.runtime import quiet_logs, run_until_signal
-from specsot_app.terminal.show import counting_bar
+from specsot_bench.asking import counting_bar
 from specsot_bench.core.pairing import Comparison, Sample, order
 from specsot_bench.core.tables import Column, markdown
 from specsot_bench.results import Row, describe_machine, named, publish

@@ -14,7 +14,7 @@ import torch
 
 from specsot.core.frames import Frame, Opening, PromptChunk, TreeSegment
 from specsot.core.tree import Tree
-from specsot_app.terminal.show import counting_bar
+from specsot_bench.asking import counting_bar
 from specsot_bench.core.tables import figure, markdown
 from specsot_bench.reference_model import load_decoder
 from specsot_bench.results import Row, Stopwatch, publish

@@ -29,7 +29,7 @@ from torch.profiler import ProfilerActivity, profile
 from specsot.core.frames import Fork, Frame, Open, Opening, TreeSegment
 from specsot.members import Range, TreeShape
 from specsot.params import Message
-from specsot_app.terminal.show import counting_bar
+from specsot_bench.asking import counting_bar
 from specsot_bench.core.tables import Column, figure, markdown, text
 from specsot_bench.eagle.generation import StepLoop, open_loop
 from specsot_bench.eagle.models import TargetAndDraft

@@ -11,10 +11,10 @@ from specsot.errors import InvalidRequest
 from specsot.members import HopDtype, Transport
 from specsot.params import Mode
 from specsot.service.command import Example, command
-from specsot.service.option_table import COUNTS, Offer, Option, list_kind, option
+from specsot.service.option_table import Offer, Option, list_kind, option
 from specsot_app.fleet.options import FleetOptions, models_of, resolved
 from specsot_bench.commands.bench import OutputOptions
-from specsot_bench.core.methods import CHAINS, LENGTH, LENGTHS, SAMPLES, WINDOWS, shared
+from specsot_bench.core.methods import CHAINS, COUNTS, LENGTH, LENGTHS, SAMPLES, WINDOWS, shared
 
 if TYPE_CHECKING:
     from specsot_lab.bench.pairs import Contrast
@@ -79,7 +79,8 @@ def _pairs(
     or "" chooses all comparisons. Also raises InvalidRequest for questions that cannot be read.
     """
     output = options.output.place
-    from specsot_app.fleet.demo import is_small, questions_of
+    from specsot_app.fleet.demo import is_small
+    from specsot_bench.asking import questions_of
     from specsot_bench.rounds import QUESTIONS, models_of
     from specsot_lab.bench import pairs as pairs_module
 
@@ -516,7 +517,8 @@ def steps(options: StepsBenchOptions) -> int:
     raises InvalidRequest before anything is measured, and a model that is not found ModelError.
     """
     output = options.output.place
-    from specsot_app.fleet.demo import is_small, questions_of
+    from specsot_app.fleet.demo import is_small
+    from specsot_bench.asking import questions_of
     from specsot_bench.rounds import QUESTIONS, models_of
     from specsot_lab.bench import step_rows
     from specsot_lab.bench import step_split as split_module

@@ -13,7 +13,7 @@ from specsot.params import Mode
 from specsot_app.core.ask import request_with
 from specsot_app.fleet.opening import FleetClient, Opener
 from specsot_app.fleet.options import FleetOptions
-from specsot_app.terminal.show import counting_bar
+from specsot_bench.asking import counting_bar
 from specsot_bench.core.tables import Row
 from specsot_bench.plots import SAME, bars, picture
 from specsot_bench.results import named, write_results

@@ -19,7 +19,7 @@ from specsot.errors import InvalidRequest
 from specsot.params import Ask, Message
 from specsot_app.fleet.opening import FleetClient, Opener, final_view
 from specsot_app.fleet.options import FleetOptions, models_of
-from specsot_app.terminal.show import counting_bar
+from specsot_bench.asking import counting_bar
 from specsot_bench.core.tables import figure, markdown, text
 from specsot_master.core.plans.router import UNDECIDED, decide_question, score_of, scoring
 from specsot_master.prompts import ROUTER_FILE, Prompts

@@ -19,7 +19,7 @@ from specsot.events import Numbered, Planned
 from specsot.params import Ask, Limits, Message, Sampling
 from specsot_app.fleet.opening import FleetClient, Opener, final_view
 from specsot_app.fleet.options import FleetOptions, models_of
-from specsot_app.terminal.show import counting_bar
+from specsot_bench.asking import counting_bar
 from specsot_bench.core.tables import figure, markdown, text
 from specsot_lab.eval.core.branch_faults import BranchFaults, WrittenPlan, choose_form, measure
 from specsot_master.core.limits import LIST_POINT_TOKENS

@@ -110,30 +110,10 @@ def _read(path: Path, width: int | None, version: tuple[int, ...]) -> Vocabulary
         raise ModelError(f"{path}: not a readable tokenizer ({error})") from error
     tokens = _token_bytes(path, json.loads(text), tokenizer.get_vocab(with_added_tokens=False))
     known = describe(_fit(path, tokens, width))
-    return replace(known, unnamed=_unnamed(tokenizer, len(known)))
+    return replace(known, unnamed=unnamed_ids(tokenizer, len(known)))
 
 
-def unnamed_ids(directory: Path, width: int) -> tuple[int, ...]:
-    """Return the ids below `width` that `directory`/tokenizer.json does not know, ascending.
-
-    Works for any kind of tokenizer. Returns an empty tuple if the file does not exist. Raises ModelError if
-    the file cannot be read.
-
-    directory: the model's directory.
-    width: number of the model's logits.
-
-    Added tokens count as known.
-    """
-    tokenizer_file = directory / "tokenizer.json"
-    if not tokenizer_file.is_file():
-        return ()
-    try:
-        return _unnamed(Tokenizer.from_file(str(tokenizer_file)), width)
-    except Exception as error:  # tokenizers raises bare Exception
-        raise ModelError(f"{tokenizer_file}: not a readable tokenizer ({error})") from error
-
-
-def _unnamed(tokenizer: Tokenizer, width: int) -> tuple[int, ...]:
+def unnamed_ids(tokenizer: Tokenizer, width: int) -> tuple[int, ...]:
     """Return the ids below `width` that no token of the tokenizer has, added tokens included, ascending.
 
     tokenizer: the loaded tokenizer.

@@ -3,7 +3,7 @@
 Nothing in this package uses text, tensors or requests.
 """
 
-from specsot.grammar.automaton import Mask, State, TokenAutomaton, automaton
+from specsot.grammar.automaton import Mask, State, TokenAutomaton
 from specsot.grammar.sentences import Prose, SentenceEnds, sentence_ends
 from specsot.grammar.state import (
     LONGEST_FORCED_RUN,
@@ -25,7 +25,6 @@ __all__ = [
     "SentenceEnds",
     "State",
     "TokenAutomaton",
-    "automaton",
     "fewest_tokens",
     "grammar_of",
     "prebuild",

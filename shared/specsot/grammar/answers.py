@@ -12,7 +12,7 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -584,14 +584,11 @@ def compile_form(vocabulary: Vocabulary, form: Form, stack: int = STACK) -> LLMa
 
     Raises InvalidRequest, with the library's reason on one line, if the form cannot be compiled.
 
-    Raises InvalidRequest also if a schema is invalid.
+    Raises InvalidRequest also if a schema is invalid, and what the library raises if it fails instead of
+    reporting an error.
     """
     grammar, tokenizer = lark_of(form), library_tokenizer(vocabulary)
-    compiled: list[LLMatcher] = []
-    _run_on_stack(
-        stack, lambda: compiled.append(LLMatcher(tokenizer, grammar, log_level=0, limits=_limits()))
-    )
-    matcher = compiled[0]
+    matcher = run_on_stack(stack, lambda: LLMatcher(tokenizer, grammar, log_level=0, limits=_limits()))
     if matcher.is_error():
         raise refuse(f"{form.title}: {reason_in(matcher.get_error())}")
     return matcher
@@ -670,27 +667,27 @@ def _limits() -> LLParserLimits:
 _starting = threading.Lock()
 
 
-def _run_on_stack(size: int, work: Any) -> None:
-    """Run a function in a thread with a stack of its own, and wait for it.
+T = TypeVar("T")
 
-    An error that the function raises ends the thread and is not raised here.
+
+def run_on_stack(size: int, work: Callable[[], T]) -> T:
+    """Run a function in a thread with a stack of its own, wait for it, and return its result.
 
     size: bytes of the stack.
     work: the function, which is called without arguments.
 
+    Raises what the function raises, also what is no Exception, such as a panic of a library.
+
     Threads that are started elsewhere meanwhile may get the same stack size.
     """
-    thread = threading.Thread(target=work)
-    with _starting:
-        usual = threading.stack_size(size)
-        try:
-            thread.start()
-        finally:
-            threading.stack_size(usual)
-    thread.join()
-
-
-T = TypeVar("T")
+    with ThreadPoolExecutor(1) as executor:
+        with _starting:
+            usual = threading.stack_size(size)
+            try:
+                result = executor.submit(work)
+            finally:
+                threading.stack_size(usual)
+        return result.result()
 
 
 class MatcherNode:

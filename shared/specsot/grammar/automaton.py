@@ -205,19 +205,6 @@ class TokenAutomaton:
         return max(remaining, ending_tokens), max(planned, 0)
 
 
-def automaton(vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...] = ()) -> TokenAutomaton:
-    """Return the automaton of these arguments. Its tables are shared with all automata of the tokenizer and
-    tools.
-
-    vocabulary: the bytes of every token id.
-    rules: the rules of the skeleton.
-    ends: tokens that may end a numbered list, in addition to its own end.
-
-    Raises ModelError if the vocabulary cannot spell the language.
-    """
-    return TokenAutomaton(vocabulary, rules, ends)
-
-
 @functools.lru_cache(maxsize=MAX_CACHED_TABLES)
 def tables_of(vocabulary: Vocabulary, tools: tuple[str, ...] = ()) -> PlanTables:
     """Return the tables of a tokenizer, which the whole process shares. They are built at the first call.

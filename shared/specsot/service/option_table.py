@@ -739,8 +739,6 @@ ABOVE_ZERO = number_kind("X", float, "not a number > 0", lambda value: 0 < value
 MEMORY = Kind("BYTES", memory, written_memory)
 # Ascending layer numbers, such as 2,16,29.
 LAYER_NUMBERS = Kind("LAYERS", layer_numbers, listed)
-# Whole numbers > 0, such as 1,2,4.
-COUNTS = list_kind("N,N", r"0*[1-9]\d*", "must be numbers > 0, such as 1,2,4, got {}", int)
 # Host names, separated by commas.
 HOST_NAMES = list_kind("NAMES", r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252})", "{} is not a host name")
 # Origins of web pages, or * for all, separated by commas.

@@ -347,46 +347,6 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-class Generated(BaseModel):
-    """POST /generate"""
-
-    # The answer.
-    text: str
-    # The number of its tokens.
-    tokens: int
-    # Milliseconds from arrival to the end.
-    time_ms: float
-    # How the request was answered, in the predecessors' words: "specsot" by a plan, "eagle" directly.
-    mode: str
-    # The members of `Statistics`, and `finish_reason`.
-    stats: dict[str, Any]
-
-
-class Health(BaseModel):
-    """GET /health"""
-
-    # "healthy" while the server answers requests; "waiting" for a complete ring, "stuck" if a ring makes no
-    # steps, "leaving" while it shuts down.
-    status: Literal["healthy", "waiting", "stuck", "leaving"]
-    # True if a ring is complete.
-    model_loaded: bool
-    # Memory of all GPUs in use, in MiB; 0 without a GPU.
-    gpu_memory_mb: float
-
-
-class Served(BaseModel):
-    """GET /info"""
-
-    # The model's name.
-    base_model: str
-    # The name of the draft head, or of the drafter if it has no head; null without a drafter.
-    eagle_model: str | None
-    # True if the draft head reads several layers, as EAGLE-3 heads do.
-    use_eagle3: bool
-    # The model's context, in tokens.
-    max_seq_len: int
-
-
 class Version(BaseModel):
     """GET /version"""
 
