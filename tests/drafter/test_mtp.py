@@ -95,6 +95,20 @@ def test_the_memory_of_a_layer_is_known_before_it_is_loaded(pair: Pair) -> None:
     assert (memory.row, memory.head.taps, memory.head.width) == (head.row_bytes, head.taps, head.width)
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "glm4_moe"])
+def test_in_8_bits_the_likeliest_drafts_stay_the_same(kind: str, tmp_path: Path) -> None:
+    """In kernels for whole layers, where these take the family's, and with the lm_head's own."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32, "vocab_size": 128}
+    pair = write_pair(tmp_path, kind, **sizes)
+    head = load_mtp(tmp_path, tmp_path, torch.float32, "cpu", quantization="int8")
+    outputs = outputs_of(head, TEXT[1:], pair.features(TEXT[:-1]))
+    found = head.choose(outputs, 3)
+    assert found is not None
+    expected = pair.logits(pair.outputs(TEXT)).log_softmax(-1).topk(3)
+    assert (found[1] == expected.indices).float().mean() > 0.9
+    assert (found[0] - expected.values).abs().mean() < 0.2
+
+
 def add_layer(pair: Pair, writer: GGUFWriter) -> None:
     """As llama.cpp's converter writes the layer, by the names of the package gguf."""
     names = get_tensor_name_map(MODEL_ARCH.GLM4_MOE, LAYERS + 1)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specsot.checkpoint.borrowed import INDEX, SINGLE, header_size, spans_of
+from specsot.checkpoint.borrowed import INDEX, SINGLE, borrowed_of, header_size, spans_of
 from specsot.checkpoint.config import ModelConfig
 from specsot.checkpoint.families import text_name
 from specsot.checkpoint.fields import read_json
@@ -141,7 +141,10 @@ def _names_in_files(directory: Path) -> Iterable[str]:
         return read_json(directory / INDEX).get("weight_map", {})
     single = directory / SINGLE
     if single.is_file():
+        if borrowed := borrowed_of(directory):
+            borrowed.need_header(SINGLE)
         with single.open("rb") as file:
             header = file.read(header_size(single, file.read(8), single.stat().st_size))
         return spans_of(single, header)
-    return shapes_on_hub(single) if offers(single) else ()
+    only_pickles = any(directory.glob("*.bin"))
+    return shapes_on_hub(single) if not only_pickles and offers(single) else ()
