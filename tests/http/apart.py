@@ -64,9 +64,7 @@ class Apart(Served):
 
 
 @asynccontextmanager
-async def served_apart(
-    count: int = 2, config: EngineConfig = CONFIG, **options: Any
-) -> AsyncIterator[Apart]:
+async def served_apart(count: int = 2, config: EngineConfig = CONFIG, **options: Any) -> AsyncIterator[Apart]:
     """The same demo as `served`, before `count` API processes. `options` are members of their Welcome."""
     stage = Stage(SAYS, config=config)
     standing = Standing()
@@ -86,6 +84,7 @@ async def served_apart(
         "base": str(Path(BASE)),
         "vocabulary": config.vocabulary,
         "model": INFO.models[0],
+        "plan_style": "auto",
         "began": 1_700_000_000,
         "mode": "direct",
         "ping_every": 10.0,

@@ -236,4 +236,5 @@ async def test_a_stream_of_a_hundred_clients_is_complete(apart: Apart) -> None:
 
     async with apart.client(limits=httpx.Limits(max_connections=100)) as client:
         texts = await asyncio.gather(*(ask(client) for _ in range(100)))
-    assert len(set(texts)) == 1 and texts[0]
+    assert len(set(texts)) == 1
+    assert texts[0]

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -325,14 +325,15 @@ async def open_http_in_processes(
         base=str(base),
         vocabulary=read_model_config(base).vocab,
         model=master.model,
+        plan_style=config.ring.conduct.plan_style,
         began=int(time.time()),
         mode=config.default_mode,
         ping_every=config.sse_ping_interval,
         names=config.http_names,
         origins=config.allowed_origins,
-        certificate=tls.cert and str(tls.cert),
-        key=tls.key and str(tls.key),
-        token_file=config.token_file and str(config.token_file),
+        certificate=None if tls.cert is None else str(tls.cert),
+        key=None if tls.key is None else str(tls.key),
+        token_file=None if config.token_file is None else str(config.token_file),
         token=config.token,
         num_processes=count,
         log_format=config.service.log_format,

@@ -288,4 +288,6 @@ async def open_http(
         mode=mode,
         ping_every=ping_every,
     )
-    return await open_http_server(address, build_guarded_app(context, terms.tokens, names, origins), terms.tls)
+    return await open_http_server(
+        address, build_guarded_app(context, terms.tokens, names, origins), terms.tls
+    )
