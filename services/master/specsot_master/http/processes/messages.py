@@ -220,7 +220,9 @@ def encode_error(error: errors.SpecsotError) -> ErrorParts:
         further = error.retry_after
     elif isinstance(error, errors.PlanError):
         further = error.text
-    return type(error).__name__, str(error), further
+    # An error may quote what cannot be encoded as UTF-8.
+    message = str(error).encode(errors="backslashreplace").decode()
+    return type(error).__name__, message, further
 
 
 def decode_error(parts: ErrorParts) -> errors.SpecsotError:
