@@ -84,6 +84,7 @@ async def served_apart(count: int = 2, config: EngineConfig = CONFIG, **options:
         "base": str(Path(BASE)),
         "vocabulary": config.vocabulary,
         "model": INFO.models[0],
+        "plan_style": "auto",
         "began": 1_700_000_000,
         "mode": "direct",
         "ping_every": 10.0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import random
 import re
 import shutil
 import threading
@@ -541,3 +542,18 @@ def test_a_broken_directory_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelError, match=r"tokenizer\.json: not a readable tokenizer"):
         Text(tmp_path)
+
+
+@pytest.mark.parametrize("skip_special", [True, False])
+def test_tokens_that_are_decoded_alone_give_the_same_text(skip_special: bool) -> None:
+    """Random tokens of a byte-level vocabulary, among them parts of characters and special tokens."""
+    text = Text(BASE)
+    for seed in range(20):
+        draw = random.Random(seed)
+        preceding = tuple(draw.randrange(400) for _ in range(seed % 4))
+        fast = text.detokenizer(skip_special, preceding)
+        slow = Detokenizer(lambda tokens: text.decode(tokens, skip_special), fast._context)
+        for _ in range(60):
+            token = draw.randrange(400 if draw.random() < 0.5 else text.vocabulary)
+            assert fast.feed((token,)) == slow.feed((token,))
+        assert fast.flush() == slow.flush()

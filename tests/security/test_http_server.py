@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from specsot.transport.security import Tokens
+from tests.http.apart import served_apart
 from tests.http.house import Served, served
 from tests.security.tls_files import Authority
 
@@ -107,6 +108,27 @@ async def test_over_tls(authority: Authority, tmp_path: Path) -> None:
                 await stranger.get(f"{url}/health")
             with pytest.raises(httpx.HTTPError):
                 await stranger.get(f"http://127.0.0.1:{house.endpoint.port}/health")
+
+
+async def test_api_processes_have_the_same_certificate_and_tokens(
+    authority: Authority, tmp_path: Path
+) -> None:
+    (tmp_path / "tokens").write_text(f"{TOKEN}\n")
+    own = authority.issue("master")
+    files = {"certificate": str(own.cert), "key": str(own.key), "token_file": str(tmp_path / "tokens")}
+    trusting = ssl.create_default_context(cafile=authority.file)
+    async with served_apart(**files) as house:
+        url = f"https://127.0.0.1:{house.endpoint.port}"
+        async with httpx.AsyncClient(trust_env=False, timeout=100) as stranger:
+            with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                await stranger.get(f"{url}/health")
+            with pytest.raises(httpx.HTTPError):
+                await stranger.get(f"http://127.0.0.1:{house.endpoint.port}/health")
+        async with httpx.AsyncClient(base_url=url, verify=trusting, trust_env=False, timeout=100) as client:
+            assert (await client.get("/health")).status_code == 200
+            assert (await client.get("/v1/models")).status_code == 401
+            answer = await client.post("/v1/chat/completions", json=QUESTION, headers=SHOWN)
+            assert answer.json()["choices"][0]["message"]["content"]
 
 
 async def test_its_certificate_is_renewed_in_service(authority: Authority, tmp_path: Path) -> None:

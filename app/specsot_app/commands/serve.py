@@ -47,6 +47,7 @@ REQUESTS = {"conduct": Offer(only=("live", "queue", "plan_style"))}
 CONDUCT = Offer(
     only=(
         "ring",
+        "api_processes",
         "http_names",
         "allowed_origins",
         "default_mode",
@@ -66,8 +67,8 @@ OF_SERVED = Offer(
 # The options of the master that `serve` offers.
 OF_MASTER = Offer(
     only=(
-        *("ring", "http_names", "allowed_origins", "default_mode", "sse_ping_interval", "metrics_prefix"),
-        *("fleet_listen", "journal", "service", "token_file"),
+        *("ring", "api_processes", "http_names", "allowed_origins", "default_mode", "sse_ping_interval"),
+        *("metrics_prefix", "fleet_listen", "journal", "service", "token_file"),
     ),
     defaults={"model": Path()},
     inner={

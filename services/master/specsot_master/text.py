@@ -27,7 +27,7 @@ from specsot_master.core.dialects.tool_calls.deriving import (
     offers_functions,
 )
 from specsot_master.core.dialects.tool_calls.forms import HERMES, CallForm
-from specsot_master.core.sequence import MAX_PENDING_TOKENS, Detokenizer
+from specsot_master.core.sequence import BROKEN, MAX_PENDING_TOKENS, Detokenizer
 
 # OpenAI's reasoning efforts that chat templates do not know, with the nearest one that they know.
 EFFORTS = {"minimal": "low", "xhigh": "high"}
@@ -269,6 +269,8 @@ class Text:
         self._template = ChatTemplate(templates.get("default", PLAIN), names, templates.get("tool_use"))
         self.spell = TokenBytes(self._tokenizer)
         self._decode_known = lru_cache(MAX_CACHED_TOKENS)(self._tokenizer.decode)
+        self._decode_alone = lru_cache(MAX_CACHED_TOKENS)(partial(self._text_alone, True))
+        self._decode_alone_with_special = lru_cache(MAX_CACHED_TOKENS)(partial(self._text_alone, False))
         self.end_ids = tuple(sorted(_find_end_ids(folder, self._tokenizer, names)))
         self.vocabulary = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
         self._limit = None if limit is None or self.largest < limit else limit
@@ -337,6 +339,23 @@ class Text:
         decode = self._tokenizer.decode if len(tokens) > 1 else self._decode_known
         return decode(tuple(tokens), skip_special_tokens=skip_special)
 
+    def _text_alone(self, skip_special: bool, token: int) -> str | None:
+        """Return the text of a token that is the same after any whole character; None if it may depend on the
+        tokens before it: that of a decoder which is not byte-level, and a part of a character. A byte-level
+        decoder joins the bytes of all tokens.
+
+        skip_special: True to return "" for a special token.
+        token: a token id.
+        """
+        text = self.decode((token,), skip_special)
+        return text if self._is_byte_level and BROKEN not in text else None
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        """True if the decoder does nothing but join the bytes of the tokens."""
+        decoder = self._tokenizer.decoder
+        return decoder is not None and json.loads(decoder.__getstate__())["type"] == "ByteLevel"
+
     def detokenizer(self, skip_special: bool = True, preceding_tokens: Sequence[int] = ()) -> Detokenizer:
         """Return a detokenizer for the tokens that the model will generate. Its first text continues those
         tokens; their own text is not returned.
@@ -348,7 +367,8 @@ class Text:
         """
         near = preceding_tokens[-MAX_PENDING_TOKENS:]
         cut = max((n + 1 for n, token in enumerate(near) if token in self.special_ids), default=0)
-        return Detokenizer(partial(self.decode, skip_special=skip_special), near[cut:])
+        decode_alone = self._decode_alone if skip_special else self._decode_alone_with_special
+        return Detokenizer(partial(self.decode, skip_special=skip_special), near[cut:], decode_alone)
 
     def render(self, messages: Sequence[Message], for_answer: bool = True) -> str:
         """Render a conversation by the chat template, with marks in control tokens that its contents spell.

@@ -241,6 +241,9 @@ class TokenLog:
 # Returns the text of token ids; "" for none.
 Decode = Callable[[Sequence[int]], str]
 
+# Returns the text of one token id, or None if that text may depend on the tokens before it.
+DecodeAlone = Callable[[int], str | None]
+
 BROKEN = "\ufffd"  # The replacement character: decoders write it for bytes that are not a whole character.
 # Tokens. Bounds how long text is held back for an incomplete character. A character has at most 4 bytes, so
 # bytes that are still broken after this many tokens stay broken.
@@ -257,20 +260,33 @@ class Detokenizer:
         feed [" caf"]  -> " caf"     context [" caf"], pending []
         feed [0xC3]    -> ""         pending [0xC3]: half of a character, held back
         feed [0xA9]    -> "é"        context [0xC3 0xA9], pending []
+
+    A token whose text does not depend on its neighbours, as most tokens of byte-level vocabularies, is not
+    decoded again together with its context.
     """
 
-    def __init__(self, decode: Decode, preceding_tokens: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        decode: Decode,
+        preceding_tokens: Sequence[int] = (),
+        decode_alone: DecodeAlone = lambda _: None,
+    ) -> None:
         """Create a detokenizer.
 
         decode: returns the text of token ids.
         preceding_tokens: the tokens before the first one, if the text continues; their text is not returned
             again. Empty for a text of its own.
+        decode_alone: returns the text of one token after whole characters, or None if it may depend on the
+            tokens before.
         """
         self._decode = decode
+        self._decode_alone = decode_alone
         self._context = list(preceding_tokens)
         self._pending: list[int] = []
         # Characters of the decoded context and pending tokens that were already returned.
         self._shown = len(decode(self._context).rstrip(BROKEN)) if preceding_tokens else 0
+        # True if all text of the context was returned, so that the next token begins a character.
+        self._is_whole = not preceding_tokens or self._shown == len(decode(self._context))
 
     def feed(self, tokens: Sequence[int]) -> str:
         """Return the text that these tokens complete; "" if they complete no character. A character whose
@@ -280,11 +296,17 @@ class Detokenizer:
 
         tokens: the next token ids of the sequence.
         """
+        if self._is_whole and len(tokens) == 1 and (alone := self._decode_alone(tokens[0])) is not None:
+            if alone:
+                self._context = list(tokens)
+                self._shown = len(alone)
+            return alone
         self._pending.extend(tokens)
         text = self._decode(self._context + self._pending)
         whole = text.rstrip(BROKEN) if len(self._pending) <= MAX_PENDING_TOKENS else text
         delta = whole[self._shown :]
-        if len(whole) == len(text):
+        self._is_whole = len(whole) == len(text)
+        if self._is_whole:
             self._slide()
         else:
             self._shown = max(self._shown, len(whole))

@@ -28,7 +28,14 @@ from specsot_master.core.plans.fork_plan import ALONE, FORKED, ForkPlan, may_for
 from specsot_master.core.plans.guards import question_of
 from specsot_master.core.plans.plan import RequestPlan
 from specsot_master.core.plans.prompts import SAMPLE_POINT
-from specsot_master.core.plans.router import MIN_PLANNED_TOKENS, Decision, decide, decide_question
+from specsot_master.core.plans.router import (
+    MIN_PLANNED_TOKENS,
+    Decision,
+    decide,
+    decide_question,
+    question_of,
+    remember_decision,
+)
 from specsot_master.core.plans.speculation import may_speculate
 from specsot_master.core.plans.time_limit import choose, points_in_time
 from specsot_master.core.plans.wording import language_of
@@ -116,7 +123,10 @@ class Intake:
             async with asyncio.timeout(timeout):
                 # A burst of requests would hold up the results of the ring for as long as all of them take.
                 await self._turns.wait()
-                ask, prompt = await self._fit(ask, caller.prompt)
+                prepared = caller.prepared
+                if prepared:
+                    remember_decision(question_of(ask), prepared.decision)
+                ask, prompt = await self._fit(ask, prepared.tokens if prepared else ())
                 prefix_of(ask, prompt, self._ring_to_fit())
                 check_plan(ask, self._prompts.listed)
                 if ask.form:

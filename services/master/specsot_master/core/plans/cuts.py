@@ -155,6 +155,9 @@ class LoopWatch:
         # The unfinished clause, and how many of its characters were released.
         self._clause = ""
         self._out = 0
+        # True once the unfinished clause differs from the beginning of all that it could repeat. Then it
+        # differs however it continues.
+        self._differs = False
         # The last letters of the unfinished clause, including its bullet and number.
         self._tail = ""
         # The letters of the unfinished sentence's clauses, and their number.
@@ -237,14 +240,15 @@ class LoopWatch:
         back. Return False inside code. A clause without letters, or with only a number at the beginning of a
         line, always may.
         """
-        letters = self._letters()
-        if self._fenced:
+        if self._fenced or self._differs:
             return False
+        letters = self._letters()
         if not letters or (self._begins and letters.isdecimal()):
             return True
-        return self._is_begun(self._sentence + letters, self._rule.sentences - 1) or any(
+        self._differs = not self._is_begun(self._sentence + letters, self._rule.sentences - 1) and not any(
             one.startswith(letters) for one in self._clauses[-_LONGEST_PERIOD:]
         )
+        return not self._differs
 
     def _is_begun(self, sentence: str, times: int) -> bool:
         """Return True if a sentence that has come often enough begins with these letters.
@@ -263,6 +267,7 @@ class LoopWatch:
         began = self._begins
         self._pending.append((letters, clause[self._out :]))
         self._clause = ""
+        self._differs = False
         self._tail = ""
         self._out = 0
         self._begins = clause.endswith("\n")

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache
 from typing import Final
 
 from specsot.core.skeleton import MAX_LIST_POINTS
@@ -218,8 +219,18 @@ def ends_loops(ask: Ask) -> bool:
     """
     if ask.tokens or ask.form is not None or ask.min_tokens or ask.ignore_eos:
         return False
-    question = ask.prompt if ask.prompt is not None else ask.messages[-1].content if ask.messages else ""
+    question = question_of(ask)
     return not _holds(router_words.REPEATING, question) and decide_question(question).reason != CODE
+
+
+def question_of(ask: Ask) -> str:
+    """Return the text of a request's prompt or last message; "" for a prompt in tokens.
+
+    ask: what the client asks for.
+    """
+    if ask.prompt is not None:
+        return ask.prompt
+    return ask.messages[-1].content if ask.messages else ""
 
 
 def decide_question(question: str, later: bool = False) -> Decision:
@@ -231,20 +242,40 @@ def decide_question(question: str, later: bool = False) -> Decision:
     """
     text = question.strip()
     if len(text) <= LONG_TEXT:
-        return _decide_short(text, later)
+        if not later and text in _known:
+            return _known[text]
+        decision = _decide_short(text, later)
+        if not later:
+            remember_decision(text, decision)
+        return decision
     if any(part.strip() for part in re.split(router_words.SPLIT, text)):
         return Decision("direct", "a long text is given")
     return Decision("direct", NO_WORDS)
 
 
-# One request asks twice or three times about its question, for the decision, the forecast and the loop rule.
-# A search by all rules takes as long as a hundred tokens of the answer.
-@lru_cache(KNOWN_QUESTIONS)
+# The newest decisions on questions without an earlier answer, by the question's text. One request asks twice
+# or three times about its question, for the decision, the forecast and the loop rule, and a search by all
+# rules takes as long as a hundred tokens of the answer.
+_known: OrderedDict[str, Decision] = OrderedDict()
+
+
+def remember_decision(question: str, decision: Decision) -> None:
+    """Let `decide_question` return a decision that was made already, perhaps in another process of this
+    program. Only the newest KNOWN_QUESTIONS are remembered.
+
+    question: the text that the client asks, without an earlier answer.
+    decision: what `decide_question` has returned for this question.
+    """
+    _known[question.strip()] = decision
+    if len(_known) > KNOWN_QUESTIONS:
+        _known.popitem(last=False)
+
+
 def _decide_short(text: str, later: bool) -> Decision:
-    """Decide by the words of a question of at most LONG_TEXT characters; see `decide_question`. The decision
-    is remembered. Reasons against a plan are looked for first: code, arithmetic, a reference back, a form of
-    one answer, a yes-or-no question, and more than MAX_LIST_POINTS things. Then a sentence that asks for a
-    list is planned; without one the reason is ONE_CAUSE if a sentence asks for one cause, else UNDECIDED.
+    """Decide by the words of a question of at most LONG_TEXT characters; see `decide_question`. Reasons
+    against a plan are looked for first: code, arithmetic, a reference back, a form of one answer, a yes-or-no
+    question, and more than MAX_LIST_POINTS things. Then a sentence that asks for a list is planned; without
+    one the reason is ONE_CAUSE if a sentence asks for one cause, else UNDECIDED.
 
     text: the question, without white space around it.
     later: True if the conversation already has an answer, so that the question may refer back to it.

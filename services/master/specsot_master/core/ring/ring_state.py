@@ -11,6 +11,7 @@ from specsot.errors import Unavailable
 from specsot.members import CommMode, Curve, HopDtype, Layout, Transport, TreeShape
 from specsot.params import DrafterName, HeadImportance, HeadWindows, PlanStyle
 from specsot.service.option_table import POSITIVE, SECONDS, Tier, option
+from specsot_master.core.plans.router import Decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,18 @@ class RingState:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """What takes the longest before a request is answered directly, computed by an API process.
+
+    tokens: the tokens of the conversation, as the model's chat template renders it.
+    decision: what the router's rules say of the last question.
+    """
+
+    tokens: tuple[int, ...]
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
 class Caller:
     """The client of a request: who asks, and for how long it waits.
 
@@ -53,15 +66,14 @@ class Caller:
     timeout: seconds that the request may take, waiting included; None for no limit.
     owner: the only caller that may resume and cancel the request; "" if every caller that knows the
         request's id may.
-    prompt: the tokens of the direct answer's prompt, if an API process has rendered and tokenized the
-        conversation already; () to let the engine do so.
+    prepared: what an API process has computed for a direct answer already; None to let the engine do so.
     """
 
     request: str | None = None
     client: str = ""
     timeout: float | None = None
     owner: str = ""
-    prompt: tuple[int, ...] = ()
+    prepared: PreparedPrompt | None = None
 
 
 # A caller without a name, a time limit or an owner.

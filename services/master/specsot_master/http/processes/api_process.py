@@ -87,7 +87,7 @@ class ApiProcess:
         base = Path(welcome.base)
         model = welcome.model
         text = Text(base, welcome.vocabulary)
-        prompts = Prompts(base, text, model.plan_style)
+        prompts = Prompts(base, text, welcome.plan_style)
         self._requests = requests = RemoteRequests(self._link, prompts, model.max_positions)
         context = HttpContext(
             requests,

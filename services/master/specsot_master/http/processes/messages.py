@@ -10,7 +10,7 @@ import msgspec
 from specsot import errors, events
 from specsot.core.info import ModelInfo
 from specsot.events import Event, Numbered
-from specsot.params import Ask, Mode
+from specsot.params import Ask, Mode, PlanStyle
 from specsot.service.options import LogFormat
 from specsot_master.core.ring.ring_state import Caller
 
@@ -23,6 +23,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     base: The model's directory.
     vocabulary: The number of token ids that the model has.
     model: Name and limits of the model.
+    plan_style: How the model plans, as the options say.
     began: When the master started, in seconds since 1970.
     mode: The mode of requests that name none, from OpenAI's clients.
     ping_every: Seconds of silence in a stream before a ping.
@@ -40,6 +41,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     base: str
     vocabulary: int
     model: ModelInfo
+    plan_style: PlanStyle
     began: int
     mode: Mode
     ping_every: float
@@ -218,7 +220,9 @@ def encode_error(error: errors.SpecsotError) -> ErrorParts:
         further = error.retry_after
     elif isinstance(error, errors.PlanError):
         further = error.text
-    return type(error).__name__, str(error), further
+    # An error may quote what cannot be encoded as UTF-8.
+    message = str(error).encode(errors="backslashreplace").decode()
+    return type(error).__name__, message, further
 
 
 def decode_error(parts: ErrorParts) -> errors.SpecsotError:

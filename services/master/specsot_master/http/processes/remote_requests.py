@@ -17,6 +17,8 @@ from specsot.events import MergedText, Numbered
 from specsot.params import MAX_TOKENS, Ask
 from specsot.tracing import caller as calling_trace
 from specsot_master.core.limits import prompt_characters
+from specsot_master.core.plans.router import decide_question, question_of
+from specsot_master.core.ring.ring_state import PreparedPrompt
 from specsot_master.engine import ANONYMOUS, Caller
 from specsot_master.engine.event_stream import join_pieces
 from specsot_master.engine.intake import THREAD_CHARACTERS, TURN_CHARACTERS
@@ -154,7 +156,7 @@ class RemoteRequests:
 
         Raises the errors of the engine, and Unavailable if the engine has ended.
         """
-        caller = replace(caller, prompt=await self._encoded(ask))
+        caller = replace(caller, prepared=await self._prepare(ask))
         fields = structlog.contextvars.get_contextvars()
         number = next(self._numbers)
         stream = self._streams[number] = _Stream()
@@ -232,8 +234,8 @@ class RemoteRequests:
                 stream.is_paused = True
                 self._send(PauseStream(number), must_arrive=False)
 
-    async def _encoded(self, ask: Ask) -> tuple[int, ...]:
-        """Return the tokens of a direct answer's prompt. Return () if the engine shall encode the prompt:
+    async def _prepare(self, ask: Ask) -> PreparedPrompt | None:
+        """Return the prompt of a direct answer. Return None if the engine shall encode the prompt:
         that of a request that may be planned or that is given in tokens, and one that the template refuses,
         so that errors are those of the engine, in the engine's order.
 
@@ -242,15 +244,17 @@ class RemoteRequests:
         Raises ContextLengthExceeded for a prompt that is so long that it need not be tokenized as a whole.
         """
         if ask.mode != "direct" or ask.tokens or self._prompts.tags:
-            return ()
+            return None
         try:
             if prompt_characters(ask) + TURN_CHARACTERS * len(ask.messages) < THREAD_CHARACTERS:
-                return self._prompts.chat(messages_of(ask))
-            return await asyncio.to_thread(self._encode_long, ask)
+                tokens = self._prompts.chat(messages_of(ask))
+            else:
+                tokens = await asyncio.to_thread(self._encode_long, ask)
         except ContextLengthExceeded:
             raise
         except SpecsotError:
-            return ()
+            return None
+        return PreparedPrompt(tokens, decide_question(question_of(ask)))
 
     def _encode_long(self, ask: Ask) -> tuple[int, ...]:
         """Return the tokens of a long prompt. Called in a thread.

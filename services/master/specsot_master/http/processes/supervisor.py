@@ -58,7 +58,9 @@ async def spawn_process(link: socket.socket, handover: socket.socket) -> Process
     """
     numbers = link.fileno(), handover.fileno()
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "specsot_master.http.processes", *map(str, numbers)), pass_fds=numbers
+        *(sys.executable, "-m", "specsot_master.http.processes", *map(str, numbers)),
+        stdin=asyncio.subprocess.DEVNULL,
+        pass_fds=numbers,
     )
 
 
