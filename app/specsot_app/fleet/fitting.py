@@ -134,14 +134,15 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
     options: Options of the fleet; only the config and the headers of its weight files are read.
     Raises Refused if layers do not fit, with the sizes in words; ModelError; InvalidRequest.
     """
-    if options.model is None:
+    model = options.model
+    if model is None:
         raise InvalidRequest("a model is needed: a directory, a GGUF file, or owner/name on the hub", "model")
     if options.draft_model:
         options = replace(options, drafter=drafter_for(options, describe_model(options.draft_model)))
-    base = describe_model(options.model)
+    base = describe_model(model)
     config = read_config(base)
     if options.draft_model is None and options.drafter in (None, "mtp") and has_mtp(base, config):
-        options = replace(options, drafter="mtp", draft_model=options.model)
+        options = replace(options, drafter="mtp", draft_model=model)
     ranges = layers_of(options, base)
     places = [_with_measured(place) for place in _planned_places(options, len(ranges))]
     check_stages(len(ranges) or options.stages, [place.place for place in places])

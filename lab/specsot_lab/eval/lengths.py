@@ -13,9 +13,9 @@ from specsot.checkpoint.resolving import folder_of_model
 from specsot.errors import InvalidRequest
 from specsot.events import Finished, Reason
 from specsot.params import Ask, Limits, Sampling
-from specsot_app.fleet.opening import Opener, finished_answer
+from specsot_app.fleet.opening import Opener
 from specsot_app.fleet.options import FleetOptions, models_of
-from specsot_app.terminal.show import counting_bar
+from specsot_bench.asking import counting_bar, finished_answer
 from specsot_bench.core.tables import figure, markdown, text
 from specsot_lab.eval.core.usual_lengths import MIN_ANSWERS, MeasuredAnswer, lengths_of, rows_of
 from specsot_master.core.limits import USUAL_PLAN_TOKENS
