@@ -33,7 +33,6 @@ from specsot_master.core.plans.router import (
     Decision,
     decide,
     decide_question,
-    question_of,
     remember_decision,
 )
 from specsot_master.core.plans.speculation import may_speculate
