@@ -9,8 +9,7 @@ from typing import Final
 from specsot.core.skeleton import MAX_LIST_POINTS, MAX_POINTS, PlanRules, Point
 from specsot.errors import InvalidRequest
 from specsot.params import MAX_TOKEN_CHARACTERS, Ask, Mode
-from specsot_master.core.plans.guards import question_of
-from specsot_master.core.plans.router import MIN_PLANNED_TOKENS, points_asked
+from specsot_master.core.plans.router import MIN_PLANNED_TOKENS, points_asked, question_of
 from specsot_master.core.plans.wording import Language, language_of
 
 # The roles that messages may have.

@@ -25,7 +25,6 @@ from specsot_master.core.limits import (
 )
 from specsot_master.core.plans.forecast import Forecaster, Workload, kind_of_question
 from specsot_master.core.plans.fork_plan import ALONE, FORKED, ForkPlan, may_fork
-from specsot_master.core.plans.guards import question_of
 from specsot_master.core.plans.plan import RequestPlan
 from specsot_master.core.plans.prompts import SAMPLE_POINT
 from specsot_master.core.plans.router import (
@@ -33,6 +32,7 @@ from specsot_master.core.plans.router import (
     Decision,
     decide,
     decide_question,
+    question_of,
     remember_decision,
 )
 from specsot_master.core.plans.speculation import may_speculate

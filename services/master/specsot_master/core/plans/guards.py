@@ -10,7 +10,6 @@ from dataclasses import replace
 from itertools import permutations
 
 from specsot.core.skeleton import MAX_TITLE_BYTES, MAX_TITLE_WORDS, Point
-from specsot.params import Ask
 from specsot_master.core.plans.wording import Language, language_of
 
 # Bytes. A title that leaves fewer bytes of its limit free was probably cut by the limit. Untuned.
@@ -129,14 +128,6 @@ class Stems:
             one.removesuffix(end) for end in self._endings if one.endswith(end) and len(one) - len(end) > 3
         )
         return next(found, one)
-
-
-def question_of(ask: Ask) -> str:
-    """Return the text that the client asks: the prompt, or the last message; "" for a prompt in tokens.
-
-    ask: what the client asks for.
-    """
-    return ask.prompt if ask.prompt is not None else ask.messages[-1].content if ask.messages else ""
 
 
 def plan_of(

@@ -57,7 +57,7 @@ from specsot_master.core.plans.answer_forms import UsualLengths
 from specsot_master.core.plans.branches import PlanBranches
 from specsot_master.core.plans.cuts import BRANCH_LOOPS, DIRECT_LOOPS, LoopRule
 from specsot_master.core.plans.forecast import Outlook
-from specsot_master.core.plans.guards import plan_of, question_of
+from specsot_master.core.plans.guards import plan_of
 from specsot_master.core.plans.introduction import MAX_INTRODUCTION_TOKENS
 from specsot_master.core.plans.merged_answer import heading_of
 from specsot_master.core.plans.router import (
@@ -67,6 +67,7 @@ from specsot_master.core.plans.router import (
     ends_loops,
     judge_by,
     points_asked,
+    question_of,
 )
 from specsot_master.core.plans.short_answers import ShortAnswer
 from specsot_master.core.plans.speculation import NO_ROOM, PLAN_ORDINAL, Speculation, Verdict

@@ -23,7 +23,6 @@ from specsot.core.skeleton import MAX_LIST_POINTS
 from specsot.events import TokenLogprobs
 from specsot.params import MAX_LOGPROBS, Ask, Message, Mode, Sampling
 from specsot_master.core.plans import router_words
-from specsot_master.core.plans.guards import question_of
 
 # Tokens. The fewest for which mode auto plans an answer: two points of 64. A plan with one point would be a
 # direct answer with a detour.
@@ -222,6 +221,16 @@ def ends_loops(ask: Ask) -> bool:
         return False
     question = question_of(ask)
     return not _holds(router_words.REPEATING, question) and decide_question(question).reason != CODE
+
+
+def question_of(ask: Ask) -> str:
+    """Return the text of a request's prompt or last message; "" for a prompt in tokens.
+
+    ask: what the client asks for.
+    """
+    if ask.prompt is not None:
+        return ask.prompt
+    return ask.messages[-1].content if ask.messages else ""
 
 
 def decide_question(question: str, later: bool = False) -> Decision:

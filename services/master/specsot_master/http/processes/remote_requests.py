@@ -17,8 +17,7 @@ from specsot.events import MergedText, Numbered
 from specsot.params import MAX_TOKENS, Ask
 from specsot.tracing import caller as calling_trace
 from specsot_master.core.limits import prompt_characters
-from specsot_master.core.plans.guards import question_of
-from specsot_master.core.plans.router import decide_question
+from specsot_master.core.plans.router import decide_question, question_of
 from specsot_master.core.ring.ring_state import PreparedPrompt
 from specsot_master.engine import ANONYMOUS, Caller
 from specsot_master.engine.event_stream import join_pieces
