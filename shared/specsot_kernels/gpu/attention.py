@@ -34,8 +34,8 @@ from specsot_kernels.segments import RowSpan
 # Columns. Largest tile of keys that a program reads at a time. Untuned.
 COLUMNS = 64
 # Columns. The same for numbers of 32 bits, whose products are no tensor-core instructions but single
-# multiplications, all of them written out: with 64 columns a kernel took ten times as long to compile, and kept
-# 31 KB of its registers in memory (ptxas for sm_90a, 64 queries, head_dim 128).
+# multiplications, all of them written out: with 64 columns a kernel took ten times as long to compile, and
+# kept 31 KB of its registers in memory (ptxas for sm_90a, 64 queries, head_dim 128).
 FP32_COLUMNS = 16
 # Queries. Smallest tile, which frames of one or two rows have.
 MIN_TILE = 16

@@ -31,6 +31,7 @@ from specsot_drafter.eagle_kv import DraftPages, DueRows
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads import GraphHead, HeadRows
 from specsot_drafter.heads.checkpoint import HeadShape
+from specsot_drafter.heads.fused import FusedHead
 from specsot_drafter.overlap.device_growth import DeviceGrowth, VerifiedTree, VerifiedTreeSender
 from specsot_drafter.overlap.device_selection import GrownPool, TreeChooser
 from specsot_kernels.attention_tables import (
@@ -43,7 +44,7 @@ from specsot_kernels.attention_tables import (
 )
 from specsot_kernels.growing import WORD, CandidatePool, DueNumbers, LevelFrontier, LevelPlace, VerifiedTrees
 from specsot_model.attention import AttentionPlan, plan_with_kernel
-from specsot_model.cuda_graphs import Capture, bucket_of
+from specsot_model.cuda_graphs import Capture, bucket_of, run_once
 from specsot_model.kv import Numbers, Staging, aligned, size_of, views
 from specsot_model.memory_fit import graph_bytes
 
@@ -185,6 +186,8 @@ class TreeGraphs:
             for many in sorted(trees, reverse=True)
             for deep in sorted(self._levels, reverse=True)
         ]
+        if isinstance(head, FusedHead) and head.device.type == "cuda":
+            _compile_graphs(head, pages, sizes, grow)
         self._graphs = {
             (size.trees, size.levels): _TreeGraph(head, pages, size, capture, grow) for size in sizes
         }
@@ -321,6 +324,22 @@ def max_due_rows(k: int, levels: int) -> int:
     levels: Levels of the deepest tree.
     """
     return max(k, levels + 1)
+
+
+def _compile_graphs(head: FusedHead, pages: DraftPages, sizes: Sequence[GraphSize], grow: Grow) -> None:
+    """Compile in parallel the kernels that growing trees of these sizes launches.
+
+    A language model that drafts is left out, because it looks up embeddings by token ids that a kernel
+    writes.
+
+    head: The head whose passes are captured.
+    pages: Its KV pages and features, which are not written.
+    sizes: The sizes of the graphs.
+    grow: Chooses a level's candidates and frontier.
+    """
+    from specsot_kernels.gpu.launching import compile_ahead
+
+    compile_ahead(lambda: [_TreeGraph(head, pages, size, run_once, grow) for size in sizes])
 
 
 def tree_graph_bytes(
