@@ -339,7 +339,12 @@ def _compile_graphs(head: FusedHead, pages: DraftPages, sizes: Sequence[GraphSiz
     """
     from specsot_kernels.gpu.launching import compile_ahead
 
-    compile_ahead(lambda: [_TreeGraph(head, pages, size, run_once, grow) for size in sizes])
+    def grow_once() -> None:
+        """Grow trees of every size, without keeping their buffers."""
+        for size in sizes:
+            _TreeGraph(head, pages, size, run_once, grow)
+
+    compile_ahead(grow_once)
 
 
 def tree_graph_bytes(
