@@ -110,14 +110,52 @@ def prompt_buckets(decoder: Decoder, kv: KVPages) -> tuple[int, ...]:
     decoder: The layer range, with its weights loaded.
     kv: The KV cache of the layer range.
     """
-    config = decoder.config
     takes_more = prompt_rows(decoder, kv, BUCKETS[-1]) == PROMPT_ROWS
-    supported = not (config.delta or config.window or config.names.sinks or config.attention_softcap)
-    if not (takes_more and supported):
-        return ()
+    return PROMPT_BUCKETS if takes_more and _has_prompt_kernel(decoder, kv) else ()
+
+
+def _has_prompt_kernel(decoder: Decoder, kv: KVPages) -> bool:
+    """Tell whether the attention kernel for prompts alone supports these layers and pages.
+
+    decoder: The layer range, with its weights loaded.
+    kv: The KV cache of the layer range.
+    """
     from specsot_kernels.gpu.prompts import suits
 
-    return PROMPT_BUCKETS if suits(decoder.dtype, kv.layers[0]) else ()
+    config = decoder.config
+    special = config.delta or config.window or config.names.sinks or config.attention_softcap
+    return not special and suits(decoder.dtype, kv.layers[0])
+
+
+def compile_steps(decoder: Decoder, kv: KVPages, report: Callable[[int, int], None] | None = None) -> None:
+    """Compile in parallel the kernels of all graphs that `CapturedSteps` captures over such layers.
+
+    One layer is enough, because all layers of a range run the same kernels. Nothing happens for experts and
+    gated delta layers, whose operations depend on what their kernels write, and for layers that are split
+    over devices.
+
+    decoder: The layer range, with its weights loaded.
+    kv: The KV cache of the layer range, which is not written.
+    report: Called with how many kernels are compiled, and how many there are; None: not called.
+    """
+    from specsot_kernels.gpu.launching import compile_ahead
+
+    if decoder.config.routing or decoder.config.delta or len(decoder.parts(kv)) > 1:
+        return
+    prompt_sizes = PROMPT_BUCKETS if _has_prompt_kernel(decoder, kv) else ()
+    compile_ahead(lambda: CapturedSteps(decoder, kv, {}, run_once, BUCKETS, prompt_sizes), report)
+
+
+def run_once(work: Work) -> Captured:
+    """Run work once, without capturing it, and return its outputs and a function that does nothing.
+
+    work: Runs the work on the current stream, and returns its outputs.
+    """
+    return _do_nothing, work()
+
+
+def _do_nothing() -> None:
+    """Do nothing: there is no graph to replay."""
 
 
 class GraphCapture:
@@ -653,7 +691,11 @@ def _disturbed(times: Iterable[Sequence[float]]) -> bool:
 
 @inference_mode
 def measure_rows(
-    decoder: Decoder, kv: KVPages | None = None, sizes: Sequence[int] = (), seconds: float = 0.3
+    decoder: Decoder,
+    kv: KVPages | None = None,
+    sizes: Sequence[int] = (),
+    seconds: float = 0.3,
+    report: Callable[[int, int], None] | None = None,
 ) -> Curve:
     """Return the measured seconds of *one* layer for each number of rows; see `measure_curve`.
 
@@ -663,10 +705,13 @@ def measure_rows(
     kv: Pages that may be overwritten; None allocates some.
     sizes: Numbers of rows; empty means WIDE if steps run as CUDA graphs, else SIZES.
     seconds: Roughly how long to measure.
+    report: Called with how many of the kernels of CUDA graphs are compiled, and how many there are; None: not
+        called.
     """
     sizes = sizes or (WIDE if decoder.capturable else SIZES)
     kv = kv or decoder.make_kv(1, HISTORY_ROWS + max(sizes))
     if decoder.capturable:
+        compile_steps(decoder, kv, report)
         forward = _graph_timer(decoder, kv, sizes)
     else:
         forward = partial(_time_forward, decoder, kv, _different_rows(decoder, max(sizes)))

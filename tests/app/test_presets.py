@@ -17,8 +17,9 @@ from specsot_app.commands.chat import chat
 from specsot_app.commands.infer import InferOptions, infer
 from specsot_app.commands.serve import serve
 from specsot_app.core.ask import OPTIONS, PRESETS, ask_of, asked, filled, fleet_with, request_with
-from specsot_app.fleet.options import FleetOptions, models_of
+from specsot_app.fleet.options import OWN_DRAFTER_WAIT, FleetOptions, models_of
 from specsot_app.fleet.service_specs import services_of
+from specsot_master.core.ring.ring_state import DRAFTER_WAIT_SECONDS
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -98,6 +99,16 @@ def test_workers_receive_the_same_number_of_bits(tmp_path: Path) -> None:
     _, *workers, drafter = services_of(wanted, models_of(wanted), 1, tmp_path)
     assert all("--batch-invariant on" in " ".join(worker.arguments) for worker in workers)
     assert "--batch-invariant" not in drafter.arguments
+
+
+def test_the_first_ring_waits_long_for_a_drafter_that_the_fleet_starts_itself(tmp_path: Path) -> None:
+    wanted = FleetOptions(kind="processes")
+    master, *_ = services_of(wanted, models_of(wanted), 1, tmp_path)
+    assert f"--drafter-wait {OWN_DRAFTER_WAIT}" in " ".join(master.arguments)
+    assert OWN_DRAFTER_WAIT > DRAFTER_WAIT_SECONDS
+    plain = FleetOptions(kind="processes", drafter="none")
+    master, *_ = services_of(plain, models_of(plain), 1, tmp_path)
+    assert "--drafter-wait" not in master.arguments
 
 
 def test_every_member_receives_the_memory_limit_of_its_pages(tmp_path: Path) -> None:

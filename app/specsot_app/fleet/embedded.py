@@ -23,6 +23,7 @@ from specsot.service.compute import ComputeThread
 from specsot.service.membership import Connect, RingMember, run_membership
 from specsot.service.options import DraftModelOptions
 from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalDialer, LocalLink, Prepare
+from specsot_app.fleet.options import OWN_DRAFTER_WAIT
 from specsot_master.core.ring.ring_state import RingOptions
 from specsot_master.master import Master, assemble
 from specsot_master.members import Membership
@@ -75,9 +76,10 @@ class EmbeddedOptions:
 
     @property
     def ring_options(self) -> RingOptions:
-        """Return the ring's options with the number of workers and the drafter filled in."""
+        """Return the ring's options with the number of workers, the drafter and the wait for it filled in."""
         drafter = self.weights.drafts if self.drafts else "none"
-        return replace(self.ring, workers=len(_ranges(self)), drafter=drafter)
+        num_workers = len(_ranges(self))
+        return replace(self.ring, workers=num_workers, drafter=drafter, drafter_wait=OWN_DRAFTER_WAIT)
 
     def member_options(self, member: str) -> DraftModelOptions:
         """Return the options with which one member loads: its device and its KV memory are filled in.

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from specsot.checkpoint.config import read_config, require_quantizer, require_torch
 from specsot.checkpoint.draft_kind import is_language_model
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 # Whether a fleet runs in this process or in child processes.
 Kind = Literal["embedded", "processes"]
+# Seconds. How long the first ring waits for a drafter that its own fleet starts: longer than a drafter
+# compiles its kernels at the first start on a machine (16 s on an H200), since a drafter that joins later has
+# the ring formed twice. A fleet whose drafter ends does not wait, because the fleet ends too.
+OWN_DRAFTER_WAIT: Final = 120.0
 # Models that answer if no model is named.
 Demo = Literal["smollm2", "small"]
 

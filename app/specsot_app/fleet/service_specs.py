@@ -16,7 +16,14 @@ from specsot.service.options import OF_DRAFTER, OF_WORKER, MemberOptions
 from specsot.transport.security import exposed
 from specsot_app.core.device_map import HostDevice, address_of, ports_of
 from specsot_app.fleet.members import joined_arguments
-from specsot_app.fleet.options import ClientOptions, FleetOptions, Models, public_name, resolved
+from specsot_app.fleet.options import (
+    OWN_DRAFTER_WAIT,
+    ClientOptions,
+    FleetOptions,
+    Models,
+    public_name,
+    resolved,
+)
 
 # Seconds. Time that a child has to end by itself, in addition to its --grace. Untuned.
 EXIT_GRACE = 10.0
@@ -294,6 +301,7 @@ def master_of(
         `do_stages_take_turns`.
     """
     flags = flags_of(model=address_of_model(models.base), workers=stages, drafter=models.drafts)
+    flags += flags_of(drafter_wait=None if models.drafts == "none" else OWN_DRAFTER_WAIT)
     flags += flags_of(replicas=serving.replicas if serving.replicas > 1 else None)
     flags += ("--served-model-name", public_name(options))
     tuner = "fixed" if options.tree == "fixed" else "measured"

@@ -34,10 +34,6 @@ from specsot_master.text import Text
 
 log = structlog.get_logger()
 
-# Seconds. How long the first ring waits for a drafter once its workers have joined, since processes that are
-# started together do not join at the same moment. Untuned.
-DRAFTER_GRACE_SECONDS = 5.0
-
 
 class RequestObserver(Protocol):
     """Observes the events of one request. Called on the event loop, so its methods must be quick."""
@@ -448,11 +444,11 @@ def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineCon
 
 def _ring_config(ring: RingOptions, model: ModelInfo) -> RingConfig:
     """Return the fleet's options, completed by what is known of the model. The first ring waits
-    DRAFTER_GRACE_SECONDS for a drafter, or not at all if the options want none.
+    `ring.drafter_wait` seconds for a drafter, or not at all if the options want none.
 
     ring: the options of the rings.
     model: what clients learn of the model; its fingerprint and number of layers are used.
     """
     wished = {one.name: getattr(ring, one.name) for one in fields(ring)}
-    grace = DRAFTER_GRACE_SECONDS if ring.drafts else 0
+    grace = ring.drafter_wait if ring.drafts else 0
     return RingConfig(**wished, fingerprint=model.fingerprint, model_layers=model.layers, drafter_grace=grace)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property
+from typing import Final
 
 import structlog
 import torch
@@ -47,6 +49,11 @@ from specsot_worker.stage_provider import StageRunner
 from specsot_worker.verifier import Verifier
 
 log = structlog.get_logger()
+
+# Seconds. How often the number of compiled kernels is logged. Untuned.
+REPORT_SECONDS: Final = 2.0
+# Rows. One number of rows for each kernel that the lm_head has: up to 16 rows, to 32, and to 64.
+LOGITS_ROWS: Final = (1, 17, 33)
 
 
 class StageLoader:
@@ -225,7 +232,7 @@ class StageLoader:
             decoder = self._load(self._layers or measured_range(self._config))
         with alone_on(self._device):
             copy_speed(self._device)
-            return measure_rows(decoder)
+            return measure_rows(decoder, report=CompileProgress())
 
     def _check_room_to_measure(self) -> None:
         """Raise ModelError if the device has too little free memory for the layer that is measured and for
@@ -346,6 +353,7 @@ class StageLoader:
         ring = FeatureRing(width, decoder.dtype, decoder.device) if width else None
         logits = without_tokens(decoder.logits, self._token_bytes.unnamed if self._has_text else ())
         if decoder.capturable:
+            _compile_logits(decoder)
             row = torch.zeros(1, self._config.hidden, dtype=decoder.dtype, device=decoder.device)
             compile_draws(logits(row))
         ahead = stage if isinstance(stage, DecoderStage) else None
@@ -518,3 +526,39 @@ class StageLoader:
         self.loaded = layers
         if self._on_layer:
             self._on_layer(layers)
+
+
+class CompileProgress:
+    """Logs how many kernels are compiled, at most once every REPORT_SECONDS, and nothing if that takes
+    less."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start now.
+
+        clock: Source of time, in seconds.
+        """
+        self._clock = clock
+        self._reported = clock()
+
+    def __call__(self, num_done: int, num_kernels: int) -> None:
+        """Log the number of compiled kernels, if it is time.
+
+        num_done: Number of kernels that are compiled.
+        num_kernels: Number of kernels that the steps need.
+        """
+        now = self._clock()
+        if now - self._reported < REPORT_SECONDS:
+            return
+        self._reported = now
+        log.info("compiling kernels", done=num_done, of=num_kernels, once="on each machine")
+
+
+def _compile_logits(decoder: Decoder) -> None:
+    """Compile in parallel the kernels of the lm_head, so that no request waits for them.
+
+    decoder: The layer range, which must hold the lm_head.
+    """
+    from specsot_kernels.gpu.launching import compile_ahead
+
+    hidden = torch.zeros(max(LOGITS_ROWS), decoder.config.hidden, dtype=decoder.dtype, device=decoder.device)
+    compile_ahead(lambda: [decoder.logits(hidden[:rows]) for rows in LOGITS_ROWS])

@@ -10,10 +10,13 @@ preceding one might not have finished. `let_next_begin` lets the following kerne
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
-from typing import Any
+from contextvars import ContextVar
+from functools import cache, partial
+from typing import Any, Final
 
 import torch
 import triton
@@ -21,9 +24,65 @@ import triton.language as tl
 from torch import Tensor
 from triton.compiler import CompiledKernel
 from triton.language.extra import cuda
+from triton.runtime.jit import JITFunction
+
+# Threads. Largest number that compile kernels at the same time. Untuned.
+COMPILING_THREADS: Final = 16
+# True while kernels are compiled instead of launched; see `compile_ahead`.
+_only_compiles: ContextVar[bool] = ContextVar("only_compiles", default=False)
+
+
+class Kernel(JITFunction[Any]):
+    """A Triton kernel that `compile_ahead` compiles instead of launching it."""
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        """Return a function that launches the kernel, or only compiles it within `compile_ahead`.
+
+        grid: number of programs in each dimension.
+        """
+        return partial(self.run, grid=grid, warmup=_only_compiles.get())
+
+
+def _decorate(function: Callable[..., Any], **options: Any) -> Any:
+    """Return a function as a kernel; in Triton's interpreter as Triton's own kind.
+
+    function: the kernel's Python function.
+    options: options of `triton.jit`.
+    """
+    return triton.jit(function, **options) if triton.knobs.runtime.interpret else Kernel(function, **options)
+
 
 # Decorator of a Triton kernel, with a type that type checkers understand.
-kernel: Callable[[Callable[..., Any]], Any] = triton.jit
+kernel: Callable[[Callable[..., Any]], Any] = _decorate
+
+
+def compile_ahead(work: Callable[[], object], report: Callable[[int, int], None] | None = None) -> None:
+    """Compile all kernels that some work launches, in parallel, and launch none of them.
+
+    Kernels are compiled one after the other otherwise, each for about a second, before their first launch.
+    All other operations of the work run, on memory that no kernel has filled, so the work must not index
+    anything by what a kernel writes. A kernel that cannot be compiled is reported when it is launched.
+    Nothing happens with a Triton that has no asynchronous compilation (before 3.5), or in its interpreter.
+
+    work: launches the kernels.
+    report: called with how many kernels are compiled, and how many there are, after each one; None: not
+        called.
+    """
+    mode = getattr(triton, "AsyncCompileMode", None)
+    if mode is None or triton.knobs.runtime.interpret:
+        return
+    threads = min(os.cpu_count() or 1, COMPILING_THREADS)
+    with ThreadPoolExecutor(threads) as executor, mode(executor, ignore_errors=True) as compiling:
+        token = _only_compiles.set(True)
+        try:
+            work()
+        finally:
+            _only_compiles.reset(token)
+        if report:
+            for num_done, _ in enumerate(as_completed(compiling.raw_futures), 1):
+                report(num_done, len(compiling.raw_futures))
+
+
 # A context that changes nothing.
 HERE: AbstractContextManager[None] = nullcontext()
 # Compute capability of H100 and H200.
@@ -37,7 +96,7 @@ def kernel_for_any(*numbers: str) -> Callable[[Callable[..., Any]], Any]:
 
     numbers: names of arguments that are integers.
     """
-    return triton.jit(do_not_specialize=list(numbers))
+    return partial(_decorate, do_not_specialize=list(numbers))
 
 
 def kernel_of_any(*arrays: str, numbers: tuple[str, ...]) -> Callable[[Callable[..., Any]], Any]:
@@ -48,7 +107,7 @@ def kernel_of_any(*arrays: str, numbers: tuple[str, ...]) -> Callable[[Callable[
     arrays: names of arguments that are arrays.
     numbers: names of arguments that are integers.
     """
-    return triton.jit(do_not_specialize=list(numbers), do_not_specialize_on_alignment=list(arrays))
+    return partial(_decorate, do_not_specialize=list(numbers), do_not_specialize_on_alignment=list(arrays))
 
 
 # The compiled form of each kernel and kind of arguments; see `launch`.
@@ -71,7 +130,7 @@ def launch(
     options: must be the same at every launch of a kind.
     """
     key = (run.fn, *kind)
-    compiled = _compiled.get(key)
+    compiled = None if _only_compiles.get() else _compiled.get(key)
     if compiled is not None:
         compiled[grid](*arguments)
         return

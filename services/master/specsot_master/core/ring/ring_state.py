@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Final, Literal, Protocol
 
 from specsot.core.frames import Order
 from specsot.errors import Unavailable
@@ -187,6 +187,11 @@ class EngineConfig:
     )
 
 
+# Seconds. How long the first ring waits for a drafter once its workers have joined, since processes that are
+# started together do not join at the same moment. Untuned.
+DRAFTER_WAIT_SECONDS: Final = 5.0
+
+
 @dataclass(frozen=True, slots=True)
 class RingOptions:
     """How a master forms rings of its members.
@@ -247,6 +252,12 @@ class RingOptions:
     )  # A worker whose link broke is back at once. A process that restarts needs more than two seconds.
     drafter: DrafterName = option(
         "eagle", "`none`, or any other value to use the drafter that joins the ring."
+    )
+    drafter_wait: float = option(
+        DRAFTER_WAIT_SECONDS,
+        "Seconds that the first ring waits for a drafter once its workers have joined. A drafter that joins "
+        "later has the ring formed again.",
+        kind=SECONDS,
     )
     page_rows: int | None = option(
         None,
