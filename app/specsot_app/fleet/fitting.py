@@ -135,9 +135,9 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
     """
     if options.model is None:
         raise InvalidRequest("a model is needed: a directory, a GGUF file, or owner/name on the hub", "model")
+    base = describe_model(options.model)
     if options.draft_model:
         options = replace(options, drafter=drafter_for(options, describe_model(options.draft_model)))
-    base = describe_model(options.model)
     config = read_config(base)
     ranges = layers_of(options, base)
     places = [_with_measured(place) for place in _planned_places(options, len(ranges))]
