@@ -214,7 +214,7 @@ class DraftModelOptions(ModelOptions):
     drafter: DrafterName | None = option(
         None,
         "What drafts: an EAGLE or DFlash head, a small model, n-grams or suffixes of the text, or nothing.",
-        unset="eagle or model, as the draft model is; none without one",
+        unset="eagle or model, as the draft model is; without one suffix in one process on a CPU, else none",
         tier="common",
     )
     draft_model: str | Path | None = option(
