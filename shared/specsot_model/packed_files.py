@@ -94,7 +94,7 @@ class PackedFiles:
             with tempfile.NamedTemporaryFile(dir=self._folder, prefix=UNFINISHED, delete=False) as file:
                 file.write(json.dumps({"shape": list(weight.shape)}).encode().ljust(HEADER))
                 for array in weight.arrays:
-                    file.write(array.numpy().data.cast("B") if len(array) else b"")
+                    array.numpy().tofile(file)
             mapped = _mapped(Path(file.name), weight.shape, weight.bits)
         except OSError as error:
             log.warning("packed weights were not kept", folder=str(self._folder), reason=error.strerror)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -216,3 +218,18 @@ def test_the_seeds_spelling_opens_the_demo_model(demo_model) -> None:
 def test_the_tokenizer_of_a_fleet_elsewhere_stays_there() -> None:
     with pytest.raises(Unavailable, match="with the master"):
         SpecSoT.connect("127.0.0.1:1").tokenizer  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+)
+def test_importing_specsot_limits_how_long_threads_spin_unless_the_user_says(
+    given: dict[str, str], spins: str
+) -> None:
+    mine = {name: value for name, value in os.environ.items() if not name.startswith(("GOMP_", "OMP_"))}
+    code = "import specsot, os; print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=mine | given, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == spins

@@ -48,6 +48,13 @@ def test_heads_of_every_kind_draft_as_heads(base: Path, tmp_path: Path) -> None:
         assert models_of(FleetOptions(base, draft_model=head)).drafts == "eagle"
 
 
+def test_without_a_draft_model_suffixes_draft_in_a_fleet_of_one_process_on_a_cpu(base: Path) -> None:
+    assert models_of(FleetOptions(base)).drafts == "suffix"
+    assert models_of(FleetOptions(base, drafter="none")).drafts == "none"
+    assert models_of(FleetOptions(base, kind="processes")).drafts == "none"
+    assert models_of(FleetOptions(base, device="cuda")).drafts == "none"
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff" * 9, b"\x02" + bytes(7) + b"[]"])
 def test_a_broken_file_is_left_to_the_loader(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)

@@ -11,10 +11,17 @@ import pytest
 if find_spec("numba") is None:
     pytest.skip("needs numba", allow_module_level=True)
 
+import torch
+from gguf import GGMLQuantizationType
+from transformers import AutoModelForCausalLM
+
+from specsot.checkpoint.resolving import resolve_model
 from specsot.members import TreeShape
+from specsot_model.packed_files import flush
 from tests.laws.drafters import knowing
 from tests.laws.ring import Setup, ring_of, write
 from tests.laws.test_identity import WARM, prompts_of
+from tests.model.gguf_files import write_gguf
 
 pytestmark = pytest.mark.torch
 
@@ -62,3 +69,19 @@ async def first_chance(setup, prompt):
         one = await ring.open(prompt, limit=1, logprobs=0)
         await ring.written(one)
         return ring.texts[one].chances[0].logprob
+
+
+async def test_law_1_of_a_gguf_file_before_and_after_its_weights_are_kept(models, tmp_path, monkeypatch):
+    """The second ring maps what the first one kept, in two stages and with drafts."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = AutoModelForCausalLM.from_pretrained(models[0], dtype=torch.float32)
+    file = resolve_model(write_gguf(tmp_path / "m.gguf", model, (GGMLQuantizationType.Q8_0,)))
+    prompts = prompts_of(2)
+    alone = Setup(file, quantization="int8")
+    plain, _ = await write(alone, prompts, LIMIT, WARM)
+    flush()
+    assert list((tmp_path / "specsot" / "packed").glob("*/*.weight"))
+    drafter = knowing(file, [[*prompt, *text] for prompt, text in zip(prompts, plain)])
+    texts, gain = await write(replace(alone, stages=2, shape=SHAPE, drafter=drafter), prompts, LIMIT, WARM)
+    assert texts == plain
+    assert gain > 2, "deep paths must really have been accepted"

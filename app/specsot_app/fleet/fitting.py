@@ -137,9 +137,9 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
     model = options.model
     if model is None:
         raise InvalidRequest("a model is needed: a directory, a GGUF file, or owner/name on the hub", "model")
+    base = describe_model(model)
     if options.draft_model:
         options = replace(options, drafter=drafter_for(options, describe_model(options.draft_model)))
-    base = describe_model(model)
     config = read_config(base)
     if options.draft_model is None and options.drafter in (None, "mtp") and has_mtp(base, config):
         options = replace(options, drafter="mtp", draft_model=model)

@@ -357,15 +357,23 @@ def models_of(options: FleetOptions) -> Models:
 
 
 def drafter_for(options: FleetOptions, draft: Path | None) -> DrafterName | None:
-    """Return the drafter that was asked for, or "model" if none was and the draft model is a small language
-    model. None: nothing was asked for, and the draft model is a head, or there is none.
+    """Return the drafter that was asked for. If none was, return "model" if the draft model is a small
+    language model, and "suffix" if there is no draft model and the fleet runs in this process on a CPU. None:
+    nothing was asked for, and a head drafts, or nothing.
+
+    Suffixes of the text are free in such a fleet: the drafter shares the thread of the workers, and its
+    drafts pause where they are not profitable. As a process of its own it would take memory, and on a GPU its
+    cost was not measured.
 
     options: Options of the fleet.
     draft: Directory of the draft model; None: there is none.
     """
-    if options.drafter is None and options.draft_model and draft and is_language_model(draft):
-        return "model"
-    return options.drafter
+    if options.drafter is not None:
+        return options.drafter
+    if draft is None:
+        on_cpu = options.device == "cpu" and not options.devices
+        return "suffix" if on_cpu and options.kind == "embedded" else None
+    return "model" if options.draft_model and is_language_model(draft) else None
 
 
 def warn_of_processes(options: FleetOptions) -> None:

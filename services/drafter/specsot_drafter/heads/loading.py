@@ -431,7 +431,7 @@ def _digest(*tensors: Tensor) -> str:
     """
     digest = sha256()
     for tensor in tensors:
-        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().data)
+        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
