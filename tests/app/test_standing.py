@@ -31,7 +31,7 @@ INFO = Info(
     members=(
         MemberInfo("worker", "late", "b:2", "abc", Range(4, 8)),
         MemberInfo("worker", "early", "a:1", "abc", Range(0, 4), min_seconds=0.00065),
-        MemberInfo("drafter", "head", "c:3", "abc"),
+        MemberInfo("drafter", "head", "c:3", "abc", head="the MTP layer of demo"),
     ),
     epoch=2,
     ready=True,
@@ -47,7 +47,7 @@ def test_every_fact_is_a_line() -> None:
         "model     demo · 8 layers · 2048 positions",
         "worker    late at b:2 · layers 4:8 · 2.0 ms a step",
         "worker    early at a:1 · layers 0:4 · 1.0 ms a step, at least 0.7",
-        "drafter   head at c:3",
+        "drafter   head at c:3 · drafts with the MTP layer of demo",
         "pages     384 of 512 free · 3 hold beginnings of prompts",
         "requests  2 running in 9 sequences · 1 waiting · 7 stop · 3 refused"
         " · 25% of prompt tokens were cached",

@@ -71,7 +71,7 @@ def status_rows(info: Info) -> list[tuple[str, str]]:
 
 def describe_member(member: MemberInfo, info: Info) -> str:
     """Return a member in one line: name and address, then, as far as they exist, its layers, milliseconds of
-    a step, and ring, and whether it is a standby.
+    a step, head, and ring, and whether it is a standby.
 
     The milliseconds are those of the stage's part of a step; "at least" follows if a minimum was measured. A
     member of the only ring has no ring number.
@@ -83,10 +83,10 @@ def describe_member(member: MemberInfo, info: Info) -> str:
     seconds = stage_seconds(member, info)
     minimum = f", at least {member.min_seconds * 1e3:.1f}" if member.min_seconds else ""
     pace = f" · {seconds * 1e3:.1f} ms a step{minimum}" if seconds else ""
+    head = f" · drafts with {member.head}" if member.head else ""
     ring = "" if member.replica is None else f" · replica {member.replica}"
-    return (
-        f"{member.name} at {member.address}{layers}{pace}{ring}{' · stands by' if member.is_standby else ''}"
-    )
+    standby = " · stands by" if member.is_standby else ""
+    return f"{member.name} at {member.address}{layers}{pace}{head}{ring}{standby}"
 
 
 def stage_seconds(member: MemberInfo, info: Info) -> float | None:

@@ -47,6 +47,8 @@ class MemberInfo:
     dtype: what the member computes in, and how its weights are rounded, such as "bfloat16, int8 weights".
     weights: bytes of weights that a step reads of the member's layers.
     min_seconds: seconds to read these weights at the speed at which the member copies memory.
+    head: what a drafter drafts with: the name of its draft head, or of the checkpoint with its MTP layer.
+        Empty for a drafter that reads no features, and for a worker.
     """
 
     kind: Kind
@@ -63,6 +65,7 @@ class MemberInfo:
     dtype: str = ""
     weights: int = 0
     min_seconds: float = 0.0
+    head: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -386,7 +386,7 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., max_positions: _Optional[int] = ..., plan_style: _Optional[str] = ..., no_chat_template: bool = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("kind", "name", "address", "fingerprint", "layers", "host", "gpu", "is_standby", "replica", "device", "memory", "dtype", "weights", "min_seconds")
+    __slots__ = ("kind", "name", "address", "fingerprint", "layers", "host", "gpu", "is_standby", "replica", "device", "memory", "dtype", "weights", "min_seconds", "head")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -401,6 +401,7 @@ class Member(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     MIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
     kind: _values_pb2.Kind
     name: str
     address: str
@@ -415,7 +416,8 @@ class Member(_message.Message):
     dtype: str
     weights: int
     min_seconds: float
-    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., host: _Optional[str] = ..., gpu: _Optional[str] = ..., is_standby: bool = ..., replica: _Optional[int] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., dtype: _Optional[str] = ..., weights: _Optional[int] = ..., min_seconds: _Optional[float] = ...) -> None: ...
+    head: str
+    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., host: _Optional[str] = ..., gpu: _Optional[str] = ..., is_standby: bool = ..., replica: _Optional[int] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., dtype: _Optional[str] = ..., weights: _Optional[int] = ..., min_seconds: _Optional[float] = ..., head: _Optional[str] = ...) -> None: ...
 
 class Pages(_message.Message):
     __slots__ = ("total", "free", "rows", "kept")

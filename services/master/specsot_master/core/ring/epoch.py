@@ -687,6 +687,7 @@ def member_infos(
             dtype=", ".join(filter(None, (one.dtype, one.quantization))),
             weights=(weights := read_bytes(one, running_ranges.get(one.name, one.layers))),
             min_seconds=weights / speed if (speed := _copy_speed(one, members)) else 0.0,
+            head=one.head.name if one.head else "",
         )
         for one in members
     )
