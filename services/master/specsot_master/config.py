@@ -75,7 +75,6 @@ class MasterConfig:
         None,
         "Processes that read HTTP requests, tokenize prompts and write responses, so that the master's core "
         "is left to running requests; 0 does all of it in the master's own process.",
-        tier="common",
         metavar="NUMBER",
         min_value=0,
         max_value=MAX_API_PROCESSES,

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import socket
+from typing import Final
 
 from specsot.errors import Unavailable
 from specsot.transport.grpc_server import reason, split_address
+
+# Connections. How many may wait to be accepted; further ones are tried again by their clients after a second.
+# Precedent: uvicorn, 2048.
+BACKLOG: Final = 2048
 
 
 def bind(address: str) -> socket.socket:
@@ -21,7 +26,7 @@ def bind(address: str) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen()
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise Unavailable(f"cannot listen at {address}: {reason(error)}") from None
