@@ -7,17 +7,18 @@ removed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from specsot.params import refuse
 
 Json = dict[str, Any]
 
-# The keywords whose value is a schema, a list of schemas, or schemas by name. `not` and `contains` are left
-# out, because their schemas describe what an answer is not, or only a part of it.
-_ONE = ("additionalProperties", "else", "if", "items", "then")
-_LISTED = ("allOf", "anyOf", "oneOf", "prefixItems")
+# The keywords whose value is a schema or a list of schemas, those of OTHER_KEYWORDS left out.
+_KEYWORDS = ("additionalProperties", "allOf", "anyOf", "else", "if", "items", "oneOf", "prefixItems", "then")
+# Further ones, whose schemas describe what an answer is not, or only a part of it, or restrict its names.
+OTHER_KEYWORDS = ("contains", "not", "propertyNames", "unevaluatedProperties")
+# The keywords whose value is schemas by name.
 _NAMED = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 # Keywords that, in addition to `properties`, declare further properties, and keywords that allow undeclared
 # ones.
@@ -225,10 +226,11 @@ def is_composed(schema: Json) -> bool:
     return several or ("properties" in schema and any(name in schema for name in _JOINED))
 
 
-def every_schema(schema: Json) -> Iterator[Json]:
+def every_schema(schema: Any, other_keywords: Sequence[str] = ()) -> Iterator[Json]:
     """Yield a schema and all schemas in it, without recursion, because clients may nest them deeply.
 
-    schema: the parsed schema. `true` and `false` in it are not yielded.
+    schema: the parsed schema. `true` and `false` in it are not yielded; what is no object yields nothing.
+    other_keywords: OTHER_KEYWORDS, or () if the schemas of these keywords are left out.
 
     Parts of a wrong type are skipped. The order is not that of the text.
     """
@@ -237,9 +239,10 @@ def every_schema(schema: Json) -> Iterator[Json]:
         one = waiting.pop()
         if not isinstance(one, dict):
             continue
-        yield cast(Json, one)
-        waiting += (one.get(name) for name in _ONE)
-        for name in _LISTED:
-            waiting += cast("list[Any]", one[name]) if isinstance(one.get(name), list) else ()
+        found = cast(Json, one)
+        yield found
+        for name in (*_KEYWORDS, *other_keywords):
+            part = found.get(name)
+            waiting += cast("list[Any]", part) if isinstance(part, list) else [part]
         for name in _NAMED:
-            waiting += cast(Json, one[name]).values() if isinstance(one.get(name), dict) else ()
+            waiting += cast(Json, found[name]).values() if isinstance(found.get(name), dict) else ()

@@ -215,7 +215,7 @@ class DraftModelOptions(ModelOptions):
         None,
         "What drafts: an EAGLE or DFlash head, an MTP layer, a small model, n-grams or suffixes of the text, "
         "or nothing.",
-        unset="eagle, mtp or model, as the draft model is; without one suffix in one process on a CPU, else none",
+        unset="what the draft model is; without one, suffix in one process on a CPU, otherwise none",
         tier="common",
     )
     draft_model: str | Path | None = option(

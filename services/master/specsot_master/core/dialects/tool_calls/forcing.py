@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from specsot.grammar.schemas import OTHER_KEYWORDS, every_schema
 from specsot.grammar.structural_tag import (
     FreeText,
     JsonPart,
@@ -26,7 +27,7 @@ from specsot.grammar.structural_tag import (
 )
 from specsot_master.core.dialects.tool_calls.arguments import Json
 from specsot_master.core.dialects.tool_calls.forms import ArgumentTexts, CallForm, CallTexts, Hole, Marks
-from specsot_master.core.dialects.tool_calls.schemas import every_schema, moved, resolved, types_of
+from specsot_master.core.dialects.tool_calls.schemas import moved, resolved, types_of
 
 # Names of functions, and of arguments with marks of their own, that can be written in any form.
 _NAME = re.compile(r"[\w.\-]+")
@@ -310,7 +311,7 @@ def _self_contained(schema: Any, parameters: Json, name: str) -> Json | bool:
     """
     if not isinstance(schema, dict):
         return bool(schema)
-    if not any("$ref" in one or "$dynamicRef" in one for one in every_schema(schema)):
+    if not any("$ref" in one or "$dynamicRef" in one for one in every_schema(schema, OTHER_KEYWORDS)):
         return cast(Json, schema)
     place = name.replace("~", "~0").replace("/", "~1")
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal
@@ -54,6 +55,28 @@ def match(marks: Marks, text: str, at: int, last: bool) -> int | None:
             return None
         at += len(mark)
     return at
+
+
+def matches_any(choices: Iterable[Marks], text: str, at: int, last: bool) -> bool:
+    """Return True if any of these marks begin at a position, as `match` finds them.
+
+    choices: the marks to look for; none give False.
+    text: the text that has arrived so far.
+    at: the position in the text, in characters.
+    last: True if the text is complete.
+
+    Raises Unfinished if none do, but some may once more text has arrived.
+    """
+    unfinished = False
+    for marks in choices:
+        try:
+            if match(marks, text, at, last) is not None:
+                return True
+        except Unfinished:
+            unfinished = True
+    if unfinished:
+        raise Unfinished
+    return False
 
 
 def skip_white(text: str, at: int) -> int:

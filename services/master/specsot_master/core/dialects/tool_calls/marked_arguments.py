@@ -14,6 +14,7 @@ from specsot_master.core.dialects.tool_calls.forms import (
     ParameterForm,
     Unfinished,
     match,
+    matches_any,
     skip_white,
 )
 from specsot_master.core.dialects.tool_calls.schemas import types_of, value_of_text
@@ -268,16 +269,8 @@ class ParameterStream(MemberStream):
                 raise Unfinished
             return True
         starts = [(self._form.openers[n],) for n in self._form.starts]
-        unfinished = False
-        for marks in (form.begin, *((one,) for one in self._form.closers), *starts):
-            try:
-                if match(marks, self._held, at, self._last) is not None:
-                    return True
-            except Unfinished:
-                unfinished = True
-        if unfinished:
-            raise Unfinished
-        return False
+        choices = (form.begin, *((one,) for one in self._form.closers), *starts)
+        return matches_any(choices, self._held, at, self._last)
 
     def _typed(self, key: str, text: str, marks: Marks) -> Any:
         """Return the value of an argument in the type that its marks or its schema say. A value in CDATA is

@@ -15,7 +15,14 @@ from specsot_master.core.dialects.tool_calls.arguments import (
     arguments_of,
     as_json,
 )
-from specsot_master.core.dialects.tool_calls.forms import PLAIN, CallForm, Unfinished, match, skip_white
+from specsot_master.core.dialects.tool_calls.forms import (
+    PLAIN,
+    CallForm,
+    Unfinished,
+    match,
+    matches_any,
+    skip_white,
+)
 from specsot_master.core.dialects.tool_calls.marked_arguments import (
     MemberStream,
     ParameterStream,
@@ -380,17 +387,8 @@ class ToolReader:
             return True
         if form.layout == "python":
             return match(("(",), self._held, at, self._last) is not None
-        unfinished = False
         inner = [form.parameter.begin] if form.parameter else []
-        for marks in (*inner, *((one,) for one in form.closers)):
-            try:
-                if match(marks, self._held, at, self._last) is not None:
-                    return True
-            except Unfinished:
-                unfinished = True
-        if unfinished:
-            raise Unfinished
-        return False
+        return matches_any((*inner, *((one,) for one in form.closers)), self._held, at, self._last)
 
     def _start(self, name: str, at: int) -> None:
         """Begin a call whose name has been read; what precedes its arguments is dropped. The delta with the

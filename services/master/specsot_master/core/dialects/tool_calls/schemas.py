@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
+from specsot.grammar.schemas import OTHER_KEYWORDS, every_schema
 from specsot_master.core.dialects.tool_calls.arguments import Json, read_arguments, rewritten
 from specsot_master.core.dialects.tool_calls.forms import CallForm
 
@@ -13,22 +14,6 @@ from specsot_master.core.dialects.tool_calls.forms import CallForm
 MAX_REFERENCES: Final = 32
 # Keywords that compose a schema from a list of schemas.
 _COMPOSED: Final = ("anyOf", "oneOf", "allOf")
-# Keywords whose value is one schema.
-_ONE: Final = (
-    "additionalProperties",
-    "contains",
-    "else",
-    "if",
-    "items",
-    "not",
-    "propertyNames",
-    "then",
-    "unevaluatedProperties",
-)
-# Keywords whose value may be a list of schemas.
-_LISTED: Final = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
-# Keywords whose value is an object of schemas by name.
-_NAMED: Final = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 
 
 def parameters_of(function: Mapping[str, Any]) -> Json:
@@ -103,31 +88,11 @@ def moved(schema: Json, root: str) -> Json:
     # These keywords name a document, and the schema no longer is one.
     for key in ("$id", "$schema"):
         copied.pop(key, None)
-    for one in every_schema(copied):
+    for one in every_schema(copied, OTHER_KEYWORDS):
         for key in ("$ref", "$dynamicRef"):
             if isinstance(one.get(key), str) and (one[key] == "#" or one[key].startswith("#/")):
                 one[key] = root + one[key][1:]
     return copied
-
-
-def every_schema(schema: Any) -> Iterator[Json]:
-    """Yield a JSON schema and all schemas inside it. There is no recursion, as clients may nest schemas to
-    any depth. The order is not that of the schema. Members that are no objects, such as True, are left out.
-
-    schema: the schema; what is not an object yields nothing.
-    """
-    waiting: list[Any] = [schema]
-    while waiting:
-        one = waiting.pop()
-        if not isinstance(one, dict):
-            continue
-        found = cast(Json, one)
-        yield found
-        waiting += (found.get(key) for key in _ONE)
-        for key in _LISTED:
-            waiting += cast("list[Any]", found[key]) if isinstance(found.get(key), list) else ()
-        for key in _NAMED:
-            waiting += cast(Json, found[key]).values() if isinstance(found.get(key), dict) else ()
 
 
 def resolved(schema: Any, root: Json) -> Json:
