@@ -185,7 +185,7 @@ class DraftEngine:
         """
         speculators = [self._speculator_by_id.get(tree.sequence) for tree in trees]
         first = speculators[0] if speculators else None
-        return first if all(one is first for one in speculators) else None
+        return first if len(set(map(id, speculators))) == 1 else None
 
     @inference_mode
     def begin(self) -> int:

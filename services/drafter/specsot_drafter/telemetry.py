@@ -70,7 +70,8 @@ class DrafterTelemetry(DrafterObserver):
 
         A tree that is its root alone is not counted.
         """
-        grown = [len(draft.tree) - 1 for draft in drafts.drafts if len(draft.tree) > 1]
+        sizes = [len(draft.tree.tokens) for draft in drafts.drafts]
+        grown = [size - 1 for size in sizes if size > 1]
         self._trees.inc(len(grown))
         self._nodes.inc(sum(grown))
         self._pauses.inc(drafts.paused_trees > 0)

@@ -478,7 +478,7 @@ class FeatureStream:
             nodes = range(len(segment.tokens))
         drafted.committed += len(nodes)
         if self._ring:
-            if self._ring.oldest:
+            if drafted.numbers and drafted.numbers[0] < self._ring.oldest:
                 drafted.forget_before(self._ring.oldest)
             drafted.numbers.extend(range(number, number + len(nodes)))
         if outcome:
@@ -660,7 +660,8 @@ class FeatureStream:
         """
         if self._ring is None:
             return start
-        drafted.forget_before(self._ring.oldest)
+        if drafted.numbers and drafted.numbers[0] < self._ring.oldest:
+            drafted.forget_before(self._ring.oldest)
         first_numbered = drafted.committed - len(drafted.numbers)
         return first_numbered if first_numbered > start else start
 

@@ -493,8 +493,8 @@ class PageTable:
         start: the first row. It lies after the returned pages.
         stop: the row after the last one. All rows must have reserved pages.
         """
-        first = self.column(sequence, start)
-        return self._slots_of_columns(self._held_by(sequence).pages, first, first + stop - start)
+        held = self._held_by(sequence)
+        return self._slots_of_columns(held.pages, start - held.absent, stop - held.absent)
 
     def _slots_of_columns(self, pages: Sequence[int], first: int, end: int) -> Sequence[int]:
         """Return the slots of the columns first .. end - 1, in order; a range if all lie on one page.

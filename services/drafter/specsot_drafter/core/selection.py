@@ -276,10 +276,12 @@ def build_trees(candidates: Candidates, roots: Sequence[int], chosen: Flags) -> 
     tokens = candidates.tokens[rows, picked].tolist()
     parents = numbers[rows, candidates.parents[rows, picked]].tolist()
     stops = numbers[:, -1].cumsum().tolist()
-    return tuple(
-        Tree((root, *tokens[start:stop]), (0, *parents[start:stop]))
-        for root, start, stop in zip(roots, (0, *stops), stops)
-    )
+    trees = list[Tree]()
+    start = 0
+    for root, stop in zip(roots, stops):
+        trees.append(Tree((root, *tokens[start:stop]), (0, *parents[start:stop])))
+        start = stop
+    return tuple(trees)
 
 
 def best_each(values: Floats, count: int) -> Flags:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -185,7 +185,10 @@ class DraftSequence:
 
 
 class DraftSequences:
-    """The sequences of one epoch. A sequence is dropped once a feature batch of it was missed."""
+    """The sequences of one epoch. A sequence is dropped once a feature batch of it was missed.
+
+    find: Returns what is known of a sequence, by its id. None if it is unknown.
+    """
 
     def __init__(self, vocabulary: Vocabulary | None) -> None:
         """Start without sequences.
@@ -195,19 +198,13 @@ class DraftSequences:
         self._vocabulary = vocabulary
         self._sentences = sentence_ends(vocabulary) if vocabulary else None
         self._sequences: dict[int, DraftSequence] = {}
+        self.find: Callable[[int], DraftSequence | None] = self._sequences.get
 
     @property
     def drafted(self) -> int:
         """Number of sequences that decode and are drafted for."""
         openings = [one.opening for one in self._sequences.values()]
         return sum([one.drafted and one.decodes for one in openings])
-
-    def find(self, sequence: int) -> DraftSequence | None:
-        """Return what is known of a sequence. None if it is unknown.
-
-        sequence: Id of the sequence.
-        """
-        return self._sequences.get(sequence)
 
     def open(self, opening: Opening) -> DraftSequence:
         """Follow a sequence from its start or from its fork, and return it.

@@ -95,7 +95,7 @@ class DeviceGrowth(AsyncGrowth):
         counts = [
             due
             for one in sequences
-            if one and 0 < (due := one.due) <= max_due and at.get(one.id, NOWHERE)[1] == one.extended
+            if one and 0 < (due := one.due) <= max_due and at.get(one.sequence.id, NOWHERE)[1] == one.extended
         ]
         if self.state is not OverlapState.LAUNCHED or len(counts) < len(sequences):
             self.discard()
@@ -113,17 +113,14 @@ class DeviceGrowth(AsyncGrowth):
         """
         places = [self.places[one.sequence][0] for one in due]
         offer, accepted = self.read()
-        in_order = places == [*range(len(offer))]
-        # `found` has a row [count, token, token, ...] per tree: [2, 7, 9, -, -] continues by 7 and 9.
-        found = accepted if in_order else accepted[places]
-        counts = found[:, 0]
-        tokens = found[:, 1:][np.arange(found.shape[1] - 1) < counts[:, None]]
-        if counts.tolist() != [len(one.tokens) for one in due] or tokens.tolist() != [
-            token for one in due for token in one.tokens
-        ]:
-            self.discard()
-            return None
-        if in_order:
+        # `accepted` has a row [count, token, token, ...] per tree: [2, 7, 9, -, -] continues by 7 and 9.
+        found = accepted.tolist()
+        for place, one in zip(places, due):
+            count = len(one.tokens)
+            if found[place][0] != count or tuple(found[place][1 : 1 + count]) != one.tokens:
+                self.discard()
+                return None
+        if places == [*range(len(offer))]:
             return offer
         return Candidates(offer.tokens[places], offer.scores[places], offer.parents[places], offer.depths)
 
@@ -203,12 +200,12 @@ class VerifiedTreeSender:
             return None
         parts = [np.array(part, np.int32) for part in (tokens, parents, tree_numbers)]
         # The slots of `room` draft rows per tree, [trees, room], from the root's column on. A row at column c
-        # lies in the page c // size, and its slot is that page's number * size + c % size.
+        # lies in the page c // size, and its slot is page * size + c % size = (page - c // size) * size + c.
         # size 4, pages [7 2 5], column 6, room 3 -> columns [6 7 8] -> slots [10 11 20]
-        columns = parts[2][:, 3:] % size + np.arange(self.room)
-        page, offset = np.divmod(columns, size)
-        found = np.array(pages)[page + np.array(firsts)[:, None]]
-        parts.append((found * size + offset).astype(np.int32))
+        columns = parts[2][:, 3:] + np.arange(self.room, dtype=np.int32)
+        place = columns // np.int32(size)
+        page = np.array(pages, np.int32)[place - place[:, :1] + np.array(firsts, np.int32)[:, None]]
+        parts.append((page - place) * np.int32(size) + columns)
         self._staging.send(parts, self._numbers)
         shapes = (len(tokens),), (len(tokens),), (len(trees), 4), (len(trees), self.room)
         return VerifiedTrees(targets, *views(self._numbers[: size_of(shapes)], shapes))

@@ -91,7 +91,7 @@ class DeviceChoice(OverlappedWork):
         self.apply(OverlapEvent.MATCHED)
         chosen = self.grown.chooser.read(len(self.places), self.nodes - 1)
         flags = np.zeros((len(chosen), self.grown.pool.tokens.shape[1]), np.bool_)
-        np.put_along_axis(flags, chosen.astype(np.int64), True, 1)
+        flags[np.arange(len(chosen))[:, None], chosen] = True
         return flags
 
 

@@ -166,8 +166,11 @@ class Proposer(ABC):
         A sequence that may write r tokens after its root needs at most r - 1 levels, because the last of
         these tokens comes as the bonus token.
         """
-        levels = self.levels_at(sequence)
-        left = sequence.end - sequence.committed - 2
+        if not self.follows(sequence.id):
+            return 0
+        # Every step asks this for every sequence, so `levels_at` is not called.
+        left = min(sequence.end - 1, sequence.max_tokens(self.positions)) - sequence.committed - 1
+        levels = len(self.widths) + 1
         return levels if levels <= left else max(left, 0)
 
     def levels_at(self, sequence: DraftSequence, further: int = 0) -> int:

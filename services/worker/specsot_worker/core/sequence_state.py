@@ -158,7 +158,8 @@ class SequenceState:
         if tree is None:
             tree = chain((self.root, *self.forced)) if self.forced else single(self.root)
         levels = tree_depth_limit(self.policy, self.committed) if self.policy else None
-        tree = first_nodes(tree if levels is None else shallow(tree, levels), max_nodes)
+        tree = tree if levels is None else shallow(tree, levels)
+        tree = first_nodes(tree, max_nodes) if len(tree.tokens) > max_nodes else tree
         scratch = self.tree_frames.launch(self.draft_round, len(tree.tokens))
         tree_segment = TreeSegment(
             self.opening.sequence, self.draft_round, self.committed, self.keep, tree, None, scratch

@@ -528,7 +528,7 @@ class Sequencer:
                 self._free_after(sequence, state.committed)
             # The tree was not truncated for lack of room in the frame, so the sequence moves to the end of
             # the order.
-            if min(state.next_tree_size, max_nodes) <= share:
+            if max_nodes <= share or state.next_tree_size <= share:
                 self._turns += 1
                 state.turn = self._turns
             segments[sequence] = segment = state.next_tree_segment(rows)
