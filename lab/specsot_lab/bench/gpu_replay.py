@@ -198,7 +198,7 @@ class Replay(Proposer):
         if growth:
             drawn = self._draw([tree.sequence for tree in verification.trees], self._last_tree)
             device = verification.targets.device
-            sent = indices(drawn.offsets, device)  # pyrefly: ignore[bad-argument-type]
+            sent = indices(drawn.offsets, device)
             self._drawn = drawn._replace(sent=sent)
         return growth
 
@@ -413,7 +413,7 @@ class ReplayedChoice:
         trees = len(self.drawn.offsets)
         offsets = self.drawn.sent
         if offsets is None:
-            offsets = indices(self.drawn.offsets, tokens.device)  # pyrefly: ignore[bad-argument-type]
+            offsets = indices(self.drawn.offsets, tokens.device)
         known_tokens = (tokens[: trees * self.nodes : self.nodes].long().unsqueeze(1) + offsets) % vocabulary
         if self.chosen.places == tuple(range(trees)):
             pool.tokens[:trees].copy_(known_tokens)

@@ -530,8 +530,12 @@ class _TreeGraph:
         if self._read_back:
             self._read_back.synchronize()
         host = self._host_pool
-        tokens, scores, parents = (each[:trees].copy() for each in (host.tokens, host.scores, host.parents))
-        return Candidates(tokens, scores, parents, self._candidate_depths)
+        return Candidates(
+            host.tokens[:trees].copy(),
+            host.scores[:trees].copy(),
+            host.parents[:trees].copy(),
+            self._candidate_depths,
+        )
 
     def _grow_trees(self) -> Tensor:
         """Compute the due rows, then grow level by level. Return the flat int32 buffer with the candidates,
