@@ -56,10 +56,11 @@ def test_copy_page_copies_only_the_rows_asked_for(kv: KVPages) -> None:
     assert not kv.layers[0][:, 2, :, 5:].any()
 
 
-def test_clear_page_leaves_zeros(kv: KVPages) -> None:
-    kv.write(0, torch.arange(16), torch.full((16, 2, 2, 3), torch.nan))
-    kv.clear_pages((0,))
-    assert not kv.layers[0][:, 0].any()
+def test_cleared_pages_are_zero_and_others_stay(kv: KVPages) -> None:
+    kv.write(0, torch.arange(24), torch.full((24, 2, 2, 3), torch.nan))
+    kv.clear_pages(())
+    kv.clear_pages((2, 0))
+    assert not kv.layers[0][:, [0, 2]].any()
     assert kv.layers[0][:, 1].isnan().all()
 
 

@@ -67,6 +67,33 @@ def test_slots_follow_the_pages():
     assert table.place(8, 1, 4) == (1, (1,), range(5, 8))
 
 
+def test_listed_pages_are_those_held_now_after_pages_were_removed() -> None:
+    table = PageTable(12, 4)
+    table.open(1, Window(sinks=4, recent=16))
+    table.open(2)
+    assert table.cover(2, 3, 8) == (3, (0, 1))
+    assert table.cover(2, 3, 5) == (3, (0, 1)), "the same pages reach the row"
+    table.unreserve(2, 1)
+    table.reserve(1, 4)
+    assert table.cover(2, 3, 8) == (3, (0, 2)), "the removed page has another owner"
+    assert table.cover(1, 0, 28) == (0, (1, 3, 4, 5, 6, 7, 8))
+    assert table.trim(1, 24) == (3,), "rows from 24 on see rows 0..3 and 8.."
+    assert table.cover(1, 24, 28) == (20, (1, 4, 5, 6, 7, 8))
+
+
+def test_a_table_knows_whether_any_open_sequence_has_a_policy() -> None:
+    table = PageTable(8, 4)
+    table.open(1)
+    assert not table.has_policies
+    table.open(2, Window(sinks=4, recent=16))
+    table.reserve(2, 8)
+    table.fork(3, 2, 8)
+    table.close(2)
+    assert table.has_policies, "the fork has the policy of its source"
+    table.close(3)
+    assert not table.has_policies
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_two_tables_that_see_the_same_calls_agree_and_lose_no_page(seed):
     rng = random.Random(seed)
