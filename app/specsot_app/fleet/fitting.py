@@ -138,8 +138,9 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
         raise InvalidRequest("a model is needed: a directory, a GGUF file, or owner/name on the hub", "model")
     base = describe_model(options.model)
     config = read_config(base)
-    if options.draft_model is None and options.drafter in (None, "mtp") and has_mtp(base, config):
-        options = replace(options, drafter="mtp", draft_model=options.model)
+    draft_model = options.draft_model or options.model
+    if options.drafter in (None, "mtp") and has_mtp(describe_model(draft_model), config):
+        options = replace(options, drafter="mtp", draft_model=draft_model)
     ranges = layers_of(options, base)
     places = [_with_measured(place) for place in _planned_places(options, len(ranges))]
     check_stages(len(ranges) or options.stages, [place.place for place in places])
