@@ -136,6 +136,9 @@ def test_the_plan_of_a_fleet_counts_an_mtp_layer_of_its_model(tmp_path):
     assert plan.draft == "the MTP layer of base"
     assert plan.draft_own > 0
     assert plan_fleet(FleetOptions(model=str(base), drafter="none")).draft == ""
+    alone = split_pair(write_pair(tmp_path / "other", "qwen2"), tmp_path / "alone")
+    apart = plan_fleet(FleetOptions(model=str(tmp_path / "other"), draft_model=str(alone)))
+    assert (apart.draft, apart.draft_own) == ("the MTP layer of alone", plan.draft_own)
 
 
 def test_drafter_processes_get_the_options_of_the_embedded_drafter(tmp_path, demo_model):

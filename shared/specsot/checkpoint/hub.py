@@ -192,6 +192,7 @@ def fetch_description(name: HubName) -> Path:
         return Path(snapshot_download(name.repository, revision=name.revision, allow_patterns=files))
 
 
+@cache
 def shapes_on_hub(path: Path) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor in a safetensors file on the hub, by name; only the file's header is
     read.
