@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
@@ -30,13 +31,15 @@ for line in sys.argv[2:]:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main(json.loads(line))
     told[line] = status, out.getvalue(), err.getvalue()
+"""
+# Further lines of that program: whether names of other systems are ours, and which of their routes we serve.
+NAMES = """
 from specsot import SpecSoT, SpecSoTModel
 from specsot.aiter import EAGLEConfig, EAGLEInference, sgl_verify_tree_greedy
 from specsot.eagle import Eagle, EagleConfig, verify_tree_greedy
 from specsot_master.http.app import installed_routes
 names = SpecSoTModel is SpecSoT, EAGLEConfig is EagleConfig
 told["names"] = [*names, *(routes.__name__ for routes in installed_routes())]
-print(json.dumps(told))
 """
 ASKED = ("infer", "--demo", "small", "--mode", "direct", "--drafter", "none", "--max-new-tokens", "8")
 QUESTION = (*ASKED, "How do I make Banana Pancakes?")
@@ -55,15 +58,21 @@ class Install:
     wheel: Path
     others: Path
 
-    def run(self, *lines: Words) -> tuple[Mapping[Words, AnswerMessage], list[object]]:
-        """One command line after the other, in one process; then whether names of other systems are ours, and
-        which routes of other systems are served.
+    def run(self, *lines: Words, then: str = "") -> dict[str, Any]:
+        """One command line after the other, in one process: what came of each, by the line as JSON, and what
+        further lines of Python have added.
         """
         paths = json.dumps([str(self.wheel), str(self.others)])
-        command = [sys.executable, "-I", "-S", "-c", RUN, paths, *map(json.dumps, lines)]
-        told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
-        names = told.pop("names")
-        return {tuple(json.loads(line)): tuple(said) for line, said in told.items()}, names
+        command = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            f"{RUN}{then}\nprint(json.dumps(told))",
+            paths,
+            *map(json.dumps, lines),
+        ]
+        return json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def build(project: Path, folder: Path) -> Path:
@@ -91,13 +100,13 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Install:
 
 
 @pytest.fixture(scope="module")
-def ran(plain: Install) -> tuple[Mapping[Words, AnswerMessage], list[object]]:
-    return plain.run(("--help",), *OWN, *LABS, QUESTION)
+def ran(plain: Install) -> dict[str, Any]:
+    return plain.run(("--help",), *OWN, *LABS, QUESTION, then=NAMES)
 
 
 @pytest.fixture(scope="module")
-def said(ran: tuple[Mapping[Words, AnswerMessage], list[object]]) -> Mapping[Words, AnswerMessage]:
-    return ran[0]
+def said(ran: dict[str, Any]) -> Mapping[Words, AnswerMessage]:
+    return {tuple(json.loads(line)): tuple(said) for line, said in ran.items() if line != "names"}
 
 
 def test_the_wheel_holds_the_product_and_its_reference_text(plain: Install) -> None:
@@ -143,15 +152,15 @@ def test_the_lab_s_wheel_brings_its_words_and_its_prompts(plain: Install, tmp_pa
     both.others.mkdir()
     for entry in (*plain.others.iterdir(), *lab.iterdir()):
         (both.others / entry.name).symlink_to(entry)
-    for status, shown, complaint in both.run(*WITH_LAB)[0].values():
+    for status, shown, complaint in both.run(*WITH_LAB).values():
         assert (status, complaint) == (0, "")
         assert shown.startswith("Usage: ")
 
 
 def test_names_and_routes_of_other_systems_come_with_the_product(
-    ran: tuple[Mapping[Words, AnswerMessage], list[object]],
+    ran: dict[str, Any],
 ) -> None:
-    assert ran[1] == [True, True, "legacy_routes"]
+    assert ran["names"] == [True, True, "legacy_routes"]
 
 
 def test_a_command_without_its_entry_point_reports_what_to_install() -> None:

@@ -36,6 +36,7 @@ from specsot_app.fleet.processes import (
 )
 from specsot_app.fleet.service_specs import UNCONFIGURED, processes_of, services_of
 from tests.contracts.grpcurl import parse, replay
+from tests.forked import started
 
 pytestmark = pytest.mark.processes
 
@@ -107,15 +108,9 @@ SMALL = ("serve", "--stages", "1", "--drafter", "none")
 def test_a_fleet_serves_until_it_is_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With a journal, which no second one gets."""
     words = [*SMALL, "--port", "0", "--journal", str(tmp_path)]
-    fleet = subprocess.Popen(
-        [sys.executable, "-m", "specsot_app", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert fleet.stdout is not None
-    lines = [fleet.stdout.readline() for _ in range(6)]
-    assert [line.split()[0] for line in lines] == ["ready:", "page", "API", "curl", "terminal", "grpcurl"]
+    fleet, output = started("specsot_app", *words)
+    heads = ("ready:", "page", "API", "curl", "terminal", "grpcurl")
+    lines = [next(line for line in output if line.split()[:1] == [head]) for head in heads]
     master = shlex.split(lines[4])[4]
     header, said, url = (word for word in shlex.split(lines[3])[2:] if word not in ("-H", "-d"))
     body = json.dumps({**json.loads(said), "max_tokens": 5}).encode()
@@ -139,8 +134,11 @@ def test_a_fleet_serves_until_it_is_stopped(tmp_path: Path, capsys: pytest.Captu
     assert main(words) == 2
     refusal = f"no journal in {tmp_path}: another master has it open, and only one may"
     assert capsys.readouterr().err.splitlines()[-1] == f"specsot: master: {refusal}"
-    fleet.send_signal(signal.SIGTERM)
-    assert fleet.wait(60) == 0
+    fleet.terminate()
+    with output:
+        output.read()
+    fleet.join()
+    assert fleet.exitcode == 0
     assert main(["health", master]) == 1
 
 

@@ -134,16 +134,6 @@ def test_several_gpus_as_printed() -> None:
 
 
 @pytest.mark.torch
-def test_run_specsot_as_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("specsot_lab")
-    monkeypatch.chdir(tmp_path)
-    line = f"--distributed False --enable_parallel True --task planning --num_samples 1 {MODELS}"
-    run_as_main(monkeypatch, str(REPOSITORY / "run_specsot.py"), f"{line} --max_new_tokens 64")
-    (records,) = [file for file in (tmp_path / "eval").iterdir() if file.suffix == ".jsonl"]
-    assert len(records.read_text().splitlines()) == 2, "one prompt, asked both ways"
-
-
-@pytest.mark.torch
 def test_a_model_without_a_prompt_file_plans_in_markers(tmp_path: Path) -> None:
     """It writes a list, and the client reads the seed's language."""
     for file in BASE.iterdir():
@@ -170,17 +160,18 @@ def collected(model: SpecSoT, question: str, asked: dict[str, object]) -> list[E
 
 
 @pytest.mark.torch
-def test_run_specsot_runs_one_after_the_other_with_other_settings(
+def test_run_specsot_as_printed_and_one_after_the_other_with_other_settings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """One prompt, asked both ways; as printed first, and again at the end."""
     pytest.importorskip("specsot_lab")
     monkeypatch.chdir(tmp_path)
     script = str(REPOSITORY / "run_specsot.py")
     line = f"{MODELS} --num_samples 1 --max_new_tokens 64"
+    printed = f"--distributed False --enable_parallel True --task planning {line}"
     split = '--distributed True --devices "127.0.0.1#cpu,127.0.0.1#cpu" --layer_splits 4 --comm_mode p2p'
-    for settings in ("--distributed False", split, "--temperature 0.7 --enable_parallel False"):
-        run_as_main(monkeypatch, script, f"{line} {settings}")
-    run_as_main(monkeypatch, script, f"{line} --distributed False")
+    for words in (printed, f"{line} {split}", f"{line} --temperature 0.7 --enable_parallel False", printed):
+        run_as_main(monkeypatch, script, words)
     kept = {folder.name: (folder / "records.jsonl").read_text() for folder in tmp_path.iterdir()}
     assert {name: len(records.splitlines()) for name, records in kept.items()} == {
         "eval": 2,

@@ -20,6 +20,7 @@ from specsot_master.core.dialects.tool_calls.forms import CallForm
 from specsot_master.core.dialects.tool_calls.harmony import HARMONY, HarmonyReader
 from specsot_master.core.dialects.tool_calls.reading import ToolReader
 from specsot_master.http.openai_tools import ToolUse
+from tests.conftest import examples, is_full
 from tests.constraint.vocabularies import SINGLE
 from tests.json_values import check_value
 from tests.master.test_call_forms import DERIVED, form_of
@@ -284,7 +285,7 @@ def test_arguments_of_all_types_are_read_as_the_schema_wants_them(name: str) -> 
     use = ToolUse(form, {"f": RICH}, required=True)
     given = use.forced_form([{"name": "f", "parameters": RICH}])
     assert given.kind == "structural_tag"
-    for seed in range(4):
+    for seed in range(examples(5)):
         calls = read(use.reader(), written(given, seed, words_of(form)))
         for _, arguments in calls:
             check_value(arguments, RICH)
@@ -313,7 +314,7 @@ def test_a_forced_call_is_complete_whatever_the_budget(name: str) -> None:
     use = ToolUse(form, SCHEMAS, named="note")
     given = use.forced_form(FUNCTIONS)
     least = there(automaton(given, words_of(form)).min_tokens(LIMIT)) - 1
-    for limit in range(least, least + 60, 3):
+    for limit in range(least, least + 60, 1 if is_full() else 7):
         ((called, arguments),) = read(use.reader(), written(given, limit, words_of(form), limit))
         assert called == "note"
         check_value(arguments, NOTE)
