@@ -141,14 +141,9 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
     if options.draft_model:
         options = replace(options, drafter=drafter_for(options, describe_model(options.draft_model)))
     config = read_config(base)
-<<<<<<< HEAD
-    if options.draft_model is None and options.drafter in (None, "mtp") and has_mtp(base, config):
-        options = replace(options, drafter="mtp", draft_model=model)
-=======
-    draft_model = options.draft_model or options.model
+    draft_model = options.draft_model or model
     if options.drafter in (None, "mtp") and has_mtp(describe_model(draft_model), config):
         options = replace(options, drafter="mtp", draft_model=draft_model)
->>>>>>> mtp
     ranges = layers_of(options, base)
     places = [_with_measured(place) for place in _planned_places(options, len(ranges))]
     check_stages(len(ranges) or options.stages, [place.place for place in places])
