@@ -49,7 +49,9 @@ def _decorate(function: Callable[..., Any], **options: Any) -> Any:
     function: the kernel's Python function.
     options: options of `triton.jit`.
     """
-    return triton.jit(function, **options) if triton.knobs.runtime.interpret else Kernel(function, **options)
+    interpreted_or_compiled = triton.jit(function, **options)
+    is_compiled = isinstance(interpreted_or_compiled, JITFunction)
+    return Kernel(function, **options) if is_compiled else interpreted_or_compiled
 
 
 # Decorator of a Triton kernel, with a type that type checkers understand.
