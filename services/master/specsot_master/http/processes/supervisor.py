@@ -114,7 +114,12 @@ class _ApiProcess:
                 case _:
                     host.handle(message)
 
-        link = Link[ToEngine](ToEngine, handle, host.close, host.on_unblocked)
+        def on_lost() -> None:
+            """Hand no further connections to the process, and cancel its requests."""
+            self.serving.clear()
+            host.close()
+
+        link = Link[ToEngine](ToEngine, handle, on_lost, host.on_unblocked)
         process: Process | None = None
         has_ended = False
         try:
@@ -235,7 +240,10 @@ class ApiProcesses:
                 served = True
                 self._start_accepting()
 
-            status = await process.run(self._spawn, on_serving)
+            try:
+                status: int | str = await process.run(self._spawn, on_serving)
+            except OSError as error:  # The system has no room for a process or a socket at the moment.
+                status = str(error)
             if self._is_closing:
                 return
             seconds = RESTART_SECONDS if served else min(seconds * 2, MAX_RESTART_SECONDS)
