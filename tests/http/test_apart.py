@@ -12,6 +12,8 @@ import httpx2 as httpx
 import pytest
 import pytest_asyncio
 
+from specsot.errors import Unavailable
+from specsot.params import Ask
 from specsot_master.core.ring.ring_state import EngineConfig
 from specsot_master.http.processes.messages import TEXT, Entries, PauseStream, ResumeStream
 from specsot_master.http.processes.remote_requests import MAX_WAITING_EVENTS, RemoteRequests
@@ -192,9 +194,6 @@ async def test_connections_are_shared_evenly() -> None:
 async def test_without_its_engine_a_process_answers_503() -> None:
     sent: list[object] = []
     requests = RemoteRequests(Recorder(sent), NoPrompts(), 2048)  # type: ignore[arg-type]
-    from specsot.errors import Unavailable
-    from specsot.params import Ask
-
     reading = asyncio.create_task(anext(requests.generate(Ask("Hi", mode="direct"))))
     asking = asyncio.create_task(requests.state())
     await turn()
@@ -207,8 +206,6 @@ async def test_without_its_engine_a_process_answers_503() -> None:
 
 
 async def test_a_stream_pauses_while_its_client_does_not_read() -> None:
-    from specsot.params import Ask
-
     sent: list[object] = []
     requests = RemoteRequests(Recorder(sent), NoPrompts(), 2048)  # type: ignore[arg-type]
     events = requests.generate(Ask("Hi", mode="direct"))
@@ -251,3 +248,22 @@ async def test_a_stream_of_a_hundred_clients_is_complete(apart: Apart) -> None:
         texts = await asyncio.gather(*(ask(client) for _ in range(100)))
     assert len(set(texts)) == 1
     assert texts[0]
+
+
+class Ended:
+    """A process that has ended as it was started."""
+
+    async def wait(self) -> int:
+        return 1
+
+    def kill(self) -> None:
+        raise ProcessLookupError
+
+
+async def test_processes_that_cannot_start_are_an_error() -> None:
+    async def spawn(link: Any, handover: Any) -> Ended:
+        return Ended()
+
+    with pytest.raises(Unavailable, match="could not be started: one of them has ended"):
+        async with served_apart(spawn=spawn):
+            pass
