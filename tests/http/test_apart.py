@@ -13,12 +13,21 @@ import pytest
 import pytest_asyncio
 
 from specsot.errors import Unavailable
-from specsot.params import Ask
-from specsot_master.core.ring.ring_state import EngineConfig
-from specsot_master.http.processes.messages import TEXT, Entries, PauseStream, ResumeStream
+from specsot.params import Ask, Limits
+from specsot_master.core.ring.ring_state import Caller, EngineConfig
+from specsot_master.http.processes.messages import (
+    END,
+    TEXT,
+    Entries,
+    OpenRequest,
+    PauseStream,
+    ResumeStream,
+)
 from specsot_master.http.processes.remote_requests import MAX_WAITING_EVENTS, RemoteRequests
+from specsot_master.http.processes.request_host import RequestHost
+from specsot_master.master import ServingState
 from tests.http.apart import Apart, served_apart
-from tests.http.house import CONFIG, Served, served
+from tests.http.house import CONFIG, INFO, Served, served
 from tests.master.stage import turn
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
@@ -220,11 +229,34 @@ async def test_a_stream_pauses_while_its_client_does_not_read() -> None:
     await events.aclose()
 
 
+async def test_what_a_busy_process_does_not_read_waits_in_the_engine() -> None:
+    """Once it reads again, the pieces of text that have waited come as one."""
+    async with served() as house:
+        sent: list[Any] = []
+        host = RequestHost(house.desk, lambda: ServingState(INFO, True), house.metrics.written)
+        host.link = Recorder(sent, blocked=True)  # type: ignore[assignment]
+        ask = Ask("Count.", mode="direct", limits=Limits(9))
+        host.handle(OpenRequest(7, ask, Caller(), True, None, {}))
+        await house.asked()
+        await house.quiet()
+        assert sent == []
+        host.link.blocked = False
+        host.on_unblocked()
+        while not sent:
+            await turn()
+        [message] = sent
+        kinds = [kind for _, _, kind, _ in message.entries]
+        assert {stream for stream, *_ in message.entries} == {7}
+        assert kinds.count(TEXT) == 1
+        assert kinds[-1] == END
+
+
 class Recorder:
     """A link that keeps what is sent."""
 
-    def __init__(self, sent: list[object]) -> None:
+    def __init__(self, sent: list[Any], blocked: bool = False) -> None:
         self.send = sent.append
+        self.blocked = blocked
 
 
 class NoPrompts:
