@@ -14,7 +14,7 @@ from specsot_master.core.ring.ring_state import EngineConfig
 from specsot_master.http.processes.api_process import ApiProcess
 from specsot_master.http.processes.messages import Welcome
 from specsot_master.http.processes.request_host import RequestHost
-from specsot_master.http.processes.supervisor import ApiProcesses, open_api_processes
+from specsot_master.http.processes.supervisor import ApiProcesses, Spawn, open_api_processes
 from specsot_master.master import RequestCounter, ServingState
 from specsot_master.telemetry import Metrics, RequestMetrics
 from tests.http.house import CONFIG, INFO, Served, Standing
@@ -64,8 +64,13 @@ class Apart(Served):
 
 
 @asynccontextmanager
-async def served_apart(count: int = 2, config: EngineConfig = CONFIG, **options: Any) -> AsyncIterator[Apart]:
-    """The same demo as `served`, before `count` API processes. `options` are members of their Welcome."""
+async def served_apart(
+    count: int = 2, config: EngineConfig = CONFIG, spawn: Spawn | None = None, **options: Any
+) -> AsyncIterator[Apart]:
+    """The same demo as `served`, before `count` API processes.
+
+    spawn: starts a process; None for one that is a task. `options` are members of the processes' Welcome.
+    """
     stage = Stage(SAYS, config=config)
     standing = Standing()
     desk = RequestCounter(stage.engine, lambda: standing.info)
@@ -73,7 +78,7 @@ async def served_apart(count: int = 2, config: EngineConfig = CONFIG, **options:
     desk.watch(lambda _: RequestMetrics(lambda _: metrics, stage.time.now))
     processes: list[TaskProcess] = []
 
-    async def spawn(link: socket.socket, handover: socket.socket) -> TaskProcess:
+    async def start_task(link: socket.socket, handover: socket.socket) -> TaskProcess:
         processes.append(TaskProcess(link.dup(), handover.dup()))
         return processes[-1]
 
@@ -103,7 +108,7 @@ async def served_apart(count: int = 2, config: EngineConfig = CONFIG, **options:
         count,
         Welcome(**defaults | options),
         lambda: RequestHost(desk, state, metrics.written),
-        spawn,
+        spawn or start_task,
     )
     one: Any = Apart(stage, desk, server, standing, metrics, None, None, processes=processes)  # type: ignore[arg-type]
     one.going.set()

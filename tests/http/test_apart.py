@@ -12,11 +12,22 @@ import httpx2 as httpx
 import pytest
 import pytest_asyncio
 
-from specsot_master.core.ring.ring_state import EngineConfig
-from specsot_master.http.processes.messages import TEXT, Entries, PauseStream, ResumeStream
+from specsot.errors import Unavailable
+from specsot.params import Ask, Limits
+from specsot_master.core.ring.ring_state import Caller, EngineConfig
+from specsot_master.http.processes.messages import (
+    END,
+    TEXT,
+    Entries,
+    OpenRequest,
+    PauseStream,
+    ResumeStream,
+)
 from specsot_master.http.processes.remote_requests import MAX_WAITING_EVENTS, RemoteRequests
+from specsot_master.http.processes.request_host import RequestHost
+from specsot_master.master import ServingState
 from tests.http.apart import Apart, served_apart
-from tests.http.house import CONFIG, Served, served
+from tests.http.house import CONFIG, INFO, Served, served
 from tests.master.stage import turn
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
@@ -192,9 +203,6 @@ async def test_connections_are_shared_evenly() -> None:
 async def test_without_its_engine_a_process_answers_503() -> None:
     sent: list[object] = []
     requests = RemoteRequests(Recorder(sent), NoPrompts(), 2048)  # type: ignore[arg-type]
-    from specsot.errors import Unavailable
-    from specsot.params import Ask
-
     reading = asyncio.create_task(anext(requests.generate(Ask("Hi", mode="direct"))))
     asking = asyncio.create_task(requests.state())
     await turn()
@@ -207,8 +215,6 @@ async def test_without_its_engine_a_process_answers_503() -> None:
 
 
 async def test_a_stream_pauses_while_its_client_does_not_read() -> None:
-    from specsot.params import Ask
-
     sent: list[object] = []
     requests = RemoteRequests(Recorder(sent), NoPrompts(), 2048)  # type: ignore[arg-type]
     events = requests.generate(Ask("Hi", mode="direct"))
@@ -223,11 +229,34 @@ async def test_a_stream_pauses_while_its_client_does_not_read() -> None:
     await events.aclose()
 
 
+async def test_what_a_busy_process_does_not_read_waits_in_the_engine() -> None:
+    """Once it reads again, the pieces of text that have waited come as one."""
+    async with served() as house:
+        sent: list[Any] = []
+        host = RequestHost(house.desk, lambda: ServingState(INFO, True), house.metrics.written)
+        host.link = Recorder(sent, blocked=True)  # type: ignore[assignment]
+        ask = Ask("Count.", mode="direct", limits=Limits(9))
+        host.handle(OpenRequest(7, ask, Caller(), True, None, {}))
+        await house.asked()
+        await house.quiet()
+        assert sent == []
+        host.link.blocked = False
+        host.on_unblocked()
+        while not sent:
+            await turn()
+        [message] = sent
+        kinds = [kind for _, _, kind, _ in message.entries]
+        assert {stream for stream, *_ in message.entries} == {7}
+        assert kinds.count(TEXT) == 1
+        assert kinds[-1] == END
+
+
 class Recorder:
     """A link that keeps what is sent."""
 
-    def __init__(self, sent: list[object]) -> None:
+    def __init__(self, sent: list[Any], blocked: bool = False) -> None:
         self.send = sent.append
+        self.blocked = blocked
 
 
 class NoPrompts:
@@ -251,3 +280,22 @@ async def test_a_stream_of_a_hundred_clients_is_complete(apart: Apart) -> None:
         texts = await asyncio.gather(*(ask(client) for _ in range(100)))
     assert len(set(texts)) == 1
     assert texts[0]
+
+
+class Ended:
+    """A process that has ended as it was started."""
+
+    async def wait(self) -> int:
+        return 1
+
+    def kill(self) -> None:
+        raise ProcessLookupError
+
+
+async def test_processes_that_cannot_start_are_an_error() -> None:
+    async def spawn(link: Any, handover: Any) -> Ended:
+        return Ended()
+
+    with pytest.raises(Unavailable, match="could not be started: one of them has ended"):
+        async with served_apart(spawn=spawn):
+            pass

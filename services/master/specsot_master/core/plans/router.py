@@ -242,8 +242,9 @@ def decide_question(question: str, later: bool = False) -> Decision:
     """
     text = question.strip()
     if len(text) <= LONG_TEXT:
-        if not later and text in _known:
-            return _known[text]
+        # One lookup, because threads that encode long prompts use this memory, too.
+        if not later and (known := _known.get(text)) is not None:
+            return known
         decision = _decide_short(text, later)
         if not later:
             remember_decision(text, decision)

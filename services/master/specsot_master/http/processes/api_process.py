@@ -13,8 +13,8 @@ from specsot.tasks import start
 from specsot.transport.security import PLAIN, Tls, Tokens
 from specsot_master.http.app import build_guarded_app
 from specsot_master.http.calls import HttpContext
-from specsot_master.http.processes.link import Link, open_link
-from specsot_master.http.processes.messages import ConnectionEnded, Leave, Serving, ToApi, Welcome
+from specsot_master.http.processes.link import EngineLink, open_link
+from specsot_master.http.processes.messages import ConnectionEnded, Leave, ReadyToServe, ToApi, Welcome
 from specsot_master.http.processes.remote_requests import RemoteRequests
 from specsot_master.http.server import MAX_CONNECTIONS, HandedConnections
 from specsot_master.prompts import Prompts
@@ -47,7 +47,7 @@ class ApiProcess:
     def __init__(self) -> None:
         """Create a process whose link is not connected."""
         loop = asyncio.get_running_loop()
-        self._link = Link[ToApi](ToApi, self._handle, self._on_lost)
+        self._link = EngineLink[ToApi](ToApi, self._handle, self._on_lost)
         self._requests: RemoteRequests | None = None
         # The options that the engine has sent; None if the engine has ended before.
         self._welcome: asyncio.Future[Welcome | None] = loop.create_future()
@@ -68,7 +68,7 @@ class ApiProcess:
         server: what `open_server` returned.
         handover: the connected socket over which the engine hands over accepted connections.
         """
-        self._link.send(Serving())
+        self._link.send(ReadyToServe())
         taking = start(take_connections(handover, server))
         try:
             grace = await self._leaving

@@ -18,7 +18,7 @@ LENGTH_BYTES: Final = 4
 Message = TypeVar("Message")
 
 
-class Link(asyncio.Protocol, Generic[Message]):
+class EngineLink(asyncio.Protocol, Generic[Message]):
     """One end of a link between the engine and an API process. The peer is a process of this program, so its
     messages are trusted; one that does not decode ends the link.
 
@@ -116,7 +116,7 @@ class Link(asyncio.Protocol, Generic[Message]):
         return bytes(memoryview(self._received)[first:end])
 
 
-async def open_link(link: Link[Message], connected: socket.socket) -> None:
+async def open_link(link: EngineLink[Message], connected: socket.socket) -> None:
     """Connect one end of a link.
 
     link: the end, which is not connected yet.

@@ -106,7 +106,7 @@ class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
 # --- from an API process to the engine ---
 
 
-class Serving(msgspec.Struct, frozen=True, array_like=True, tag="serving"):
+class ReadyToServe(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """The API process takes connections from now on."""
 
 
@@ -168,7 +168,7 @@ class ConnectionEnded(msgspec.Struct, frozen=True, array_like=True, tag="connect
 # Messages of the engine, and of an API process.
 ToApi = Welcome | Entries | Reply | Leave
 ToEngine = (
-    Serving
+    ReadyToServe
     | OpenRequest
     | CloseRequest
     | PauseStream

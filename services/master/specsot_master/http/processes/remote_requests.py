@@ -22,7 +22,7 @@ from specsot_master.core.ring.ring_state import PreparedPrompt
 from specsot_master.engine import ANONYMOUS, Caller
 from specsot_master.engine.event_stream import join_pieces
 from specsot_master.engine.intake import THREAD_CHARACTERS, TURN_CHARACTERS
-from specsot_master.http.processes.link import Link
+from specsot_master.http.processes.link import EngineLink
 from specsot_master.http.processes.messages import (
     END,
     FAILURE,
@@ -48,7 +48,7 @@ MAX_WAITING_EVENTS: Final = 256
 ENGINE_ENDED: Final = "the engine of this server has ended"
 
 
-class _Stream:
+class _ArrivingStream:
     """The events of one request that have arrived from the engine.
 
     The attribute `is_over` is True once the end of the stream has arrived; no event follows. `is_paused` is
@@ -130,7 +130,7 @@ class RemoteRequests:
     The attribute `lost` is True once the engine has ended.
     """
 
-    def __init__(self, link: Link[ToApi], prompts: Prompts, max_positions: int) -> None:
+    def __init__(self, link: EngineLink[ToApi], prompts: Prompts, max_positions: int) -> None:
         """Create an entry point without requests.
 
         link: the link to the engine.
@@ -139,7 +139,7 @@ class RemoteRequests:
         """
         self._prompts = prompts
         self._positions = max_positions
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, _ArrivingStream] = {}
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
         self._link = link
@@ -159,7 +159,7 @@ class RemoteRequests:
         caller = replace(caller, prepared=await self._prepare(ask))
         fields = structlog.contextvars.get_contextvars()
         number = next(self._numbers)
-        stream = self._streams[number] = _Stream()
+        stream = self._streams[number] = _ArrivingStream()
         self._send(OpenRequest(number, ask, caller, join_text, calling_trace.get(), fields))
         try:
             while (numbered := await stream.next_event(join_text)) is not None:
@@ -215,7 +215,7 @@ class RemoteRequests:
                 query.set_exception(Unavailable(ENGINE_ENDED))
         self._queries.clear()
 
-    def _take_in(self, number: int, stream: _Stream, event: int, kind: int, contents: Any) -> None:
+    def _take_in(self, number: int, stream: _ArrivingStream, event: int, kind: int, contents: Any) -> None:
         """Add what an entry says to its stream. A stream of which too much waits is paused.
 
         number: the number of the stream.

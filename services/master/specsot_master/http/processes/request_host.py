@@ -12,7 +12,7 @@ from specsot.errors import SpecsotError
 from specsot.tasks import start
 from specsot.tracing import caller as calling_trace
 from specsot_master.engine.event_stream import Subscription
-from specsot_master.http.processes.link import Link
+from specsot_master.http.processes.link import EngineLink
 from specsot_master.http.processes.messages import (
     END,
     FAILURE,
@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)
-class _Stream:
+class _HostedStream:
     """The events of one request of an API process.
 
     number: The number that the API process gave to the stream.
@@ -78,11 +78,11 @@ class RequestHost:
         self._requests = requests
         self._state = state
         self._metrics = metrics
-        self._streams: dict[int, _Stream] = {}
-        self._news: dict[_Stream, None] = {}
+        self._streams: dict[int, _HostedStream] = {}
+        self._news: dict[_HostedStream, None] = {}
         self._failures: list[Entry] = []
         self._is_sending_soon = False
-        self.link: Link[ToEngine] | None = None
+        self.link: EngineLink[ToEngine] | None = None
 
     def handle(self, message: ToEngine) -> None:
         """Handle a message of the API process. One that names an unknown stream is ignored, because the
@@ -126,11 +126,11 @@ class RequestHost:
 
         message: the request, with the number of its stream.
         """
-        stream = _Stream(message.stream, message.join_text)
+        stream = _HostedStream(message.stream, message.join_text)
         self._streams[stream.number] = stream
         stream.task = start(self._run(stream, message))
 
-    def _stop(self, stream: _Stream) -> None:
+    def _stop(self, stream: _HostedStream) -> None:
         """Cancel a request; nothing more of it is sent.
 
         stream: the stream of the request, which was removed from the streams.
@@ -139,7 +139,7 @@ class RequestHost:
         if stream.task:
             stream.task.cancel()
 
-    async def _run(self, stream: _Stream, message: OpenRequest) -> None:
+    async def _run(self, stream: _HostedStream, message: OpenRequest) -> None:
         """Run a request until all of its events are sent. An error of the engine is sent as the stream's end;
         one that is no SpecsotError is logged, and sent without its message.
 
@@ -164,7 +164,7 @@ class RequestHost:
             if self._streams.get(stream.number) is stream:
                 del self._streams[stream.number]
 
-    def _fail(self, stream: _Stream, error: SpecsotError) -> None:
+    def _fail(self, stream: _HostedStream, error: SpecsotError) -> None:
         """End a stream that the engine has not accepted, or whose request could not be closed.
 
         stream: the stream.
@@ -175,7 +175,7 @@ class RequestHost:
             self._failures.append((stream.number, 0, FAILURE, encode_error(error)))
             self._send_soon()
 
-    def _mark(self, stream: _Stream) -> None:
+    def _mark(self, stream: _HostedStream) -> None:
         """Note that there is something to send of a stream, unless the API process wants nothing of it.
 
         stream: a stream whose request runs.
@@ -206,7 +206,7 @@ class RequestHost:
         if entries:
             self._send(Entries(entries))
 
-    def _read(self, stream: _Stream, entries: list[Entry]) -> None:
+    def _read(self, stream: _HostedStream, entries: list[Entry]) -> None:
         """Append the unread events of a stream, and its end if it has ended.
 
         stream: a stream whose request runs.

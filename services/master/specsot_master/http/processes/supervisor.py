@@ -14,8 +14,8 @@ import structlog
 from specsot.errors import Unavailable
 from specsot.tasks import start
 from specsot_master.http.listener import bind
-from specsot_master.http.processes.link import Link, open_link
-from specsot_master.http.processes.messages import ConnectionEnded, Leave, Serving, ToEngine, Welcome
+from specsot_master.http.processes.link import EngineLink, open_link
+from specsot_master.http.processes.messages import ConnectionEnded, Leave, ReadyToServe, ToEngine, Welcome
 from specsot_master.http.processes.request_host import RequestHost
 
 log = structlog.get_logger()
@@ -81,7 +81,7 @@ class _ApiProcess:
         self.number = number
         self._welcome = welcome
         self._make_host = make_host
-        self._link: Link[ToEngine] | None = None
+        self._link: EngineLink[ToEngine] | None = None
         self._handover: socket.socket | None = None
         self.serving = asyncio.Event()
         self.num_connections = 0
@@ -106,7 +106,7 @@ class _ApiProcess:
             message: a message of the API process.
             """
             match message:
-                case Serving():
+                case ReadyToServe():
                     self.serving.set()
                     on_serving()
                 case ConnectionEnded():
@@ -114,7 +114,12 @@ class _ApiProcess:
                 case _:
                     host.handle(message)
 
-        link = Link[ToEngine](ToEngine, handle, host.close, host.on_unblocked)
+        def on_lost() -> None:
+            """Hand no further connections to the process, and cancel its requests."""
+            self.serving.clear()
+            host.close()
+
+        link = EngineLink[ToEngine](ToEngine, handle, on_lost, host.on_unblocked)
         process: Process | None = None
         has_ended = False
         try:
@@ -235,7 +240,10 @@ class ApiProcesses:
                 served = True
                 self._start_accepting()
 
-            status = await process.run(self._spawn, on_serving)
+            try:
+                status: int | str = await process.run(self._spawn, on_serving)
+            except OSError as error:  # The system has no room for a process or a socket at the moment.
+                status = str(error)
             if self._is_closing:
                 return
             seconds = RESTART_SECONDS if served else min(seconds * 2, MAX_RESTART_SECONDS)
