@@ -388,7 +388,7 @@ class CapturedSteps:
         (step,) = filled.steps
         rows = len(filled.rows.positions)
         entry = device_tree_entry(rows, roots, trees.nodes)
-        step.send(filled, self._stagings[0], entry.tolist())
+        step.send(filled, self._stagings[0], entry)
         assert step.trees is not None
         trees.choose(step.trees.tokens, step.trees.positions, step.trees.bits, step.vocabulary)
         step.start()
@@ -563,7 +563,9 @@ class _CapturedStep:
         heads[1, :count], heads[2, :count] = rows.positions, rows.slots
         return [*heads, *walk, *filled]
 
-    def send(self, filled: FilledStep, staging: Staging, entry: Sequence[int] | Tensor | None) -> None:
+    def send(
+        self, filled: FilledStep, staging: Staging, entry: Sequence[int] | Numbers | Tensor | None
+    ) -> None:
         """Copy the tables of a frame to the device.
 
         `filled.numbers[0]` receives the tokens if the range begins with the embedding. KV moves that do not

@@ -407,6 +407,8 @@ class FeatureStream:
             migrated_features = self.migrated.rows(opening) if opening.reused else None
             if opening.drafted:
                 self._open(opening, migrated_features)
+        if not self._sequences:
+            return
         appended = self._ring.appended if self._ring else 0
         rows = list[int]()
         first = 0

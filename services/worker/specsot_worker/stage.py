@@ -201,7 +201,8 @@ class DecoderStage:
         step: The predicted step, in the state PREPARED or CONFIRMED.
 
         Its sequences' reused KV is filled in, and the sequences that the frame closes are closed in the page
-        table and their pages cleared. The returned features include the taps of previous stages.
+        table and their pages cleared. Only a stage that runs the whole model has predicted steps, so no
+        previous stage has taps.
         """
         assert self.next_step is not None
         # A launched step has its tokens already. Without `outputs`, the frame's tokens are sent now.

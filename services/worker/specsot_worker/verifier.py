@@ -32,7 +32,6 @@ from specsot.members import RowsOf
 from specsot_model.inference import inference_mode
 from specsot_model.kv import indices
 from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, accept_tree, grammar_masks
-from specsot_worker.core.pipeline import are_in_order
 from specsot_worker.core.soft_end import make_rule
 from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.feature_stream import FeatureStream
@@ -348,7 +347,8 @@ class Verifier:
         for one in queries:
             if len(one.tree.tokens) > 1 or not one.state.will_continue(rests):
                 return False
-        return are_in_order([one.state.opening for one in queries])
+        places = [one.state.order for one in queries]
+        return places == sorted(places)
 
     def _launch_next(self, step: NextStep, queries: list[TargetQuery], found: list[Targets]) -> None:
         """Launch the next step before results are made, because every sequence waits for it.

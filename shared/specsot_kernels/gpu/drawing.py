@@ -67,7 +67,8 @@ def choose_tokens(
         meanwhile(tokens)
         there.synchronize()
         tokens = here
-    return [None if token < 0 else token for token in tokens.tolist()]
+    chosen = tokens.tolist()
+    return chosen if min(chosen, default=0) >= 0 else [None if token < 0 else token for token in chosen]
 
 
 @kernel

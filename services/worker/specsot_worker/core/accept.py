@@ -123,8 +123,9 @@ class DecodeState:
     bars: True if `barred_tokens` may return tokens.
     takes_argmax: True if every target of the sequence is the argmax of the unchanged logits, except where a
         grammar mask excludes it: the sequence is greedy, and neither biases nor barred tokens change it.
-    place: The sequence's place among the trees of a frame, if its next tree is always the drafter's tree for
-        its newest token. None if it has no drafter, or if it has a grammar and is not greedy.
+    order: The sequence's place among the trees of a frame, see `place_of`.
+    place: The same place, if the sequence's next tree is always the drafter's tree for its newest token. None
+        if it has no drafter, or if it has a grammar and is not greedy.
     """
 
     opening: Opening
@@ -140,6 +141,7 @@ class DecodeState:
     lowered: frozenset[int] = field(init=False)
     bars: bool = field(init=False)
     takes_argmax: bool = field(init=False)
+    order: tuple[int, int] = field(init=False)
     place: tuple[int, int] | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -155,7 +157,8 @@ class DecodeState:
         self.lowered = frozenset(token for token, _ in biases) if self.greedy else frozenset()
         self.bars = self.opening.min_tokens > 0 or bool(self.opening.excluded_first)
         self.takes_argmax = self.greedy and not (self.lowered or self.bars)
-        self.place = place_of(self.opening) if self.opening.drafted else None
+        self.order = place_of(self.opening)
+        self.place = self.order if self.opening.drafted else None
         if self.grammar:
             self.set_grammar(self.grammar)
 

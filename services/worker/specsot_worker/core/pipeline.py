@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -76,16 +76,6 @@ def place_of(opening: Opening) -> tuple[int, int]:
     """
     source = opening.fork.sequence if opening.fork else opening.sequence
     return source if opening.family is None else opening.family, opening.sequence
-
-
-def are_in_order(openings: Iterable[Opening]) -> bool:
-    """Return whether sequences are listed in the order that a frame's trees have, which is that of
-    `place_of`. Return True for none or one, False if any two are swapped.
-
-    openings: Openings of the sequences, in the order to check.
-    """
-    places = [place_of(one) for one in openings]
-    return places == sorted(places)
 
 
 @dataclass(frozen=True, slots=True)
