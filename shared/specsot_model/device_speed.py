@@ -23,7 +23,7 @@ PIECES = (1 << 21,) * 10 + (1 << 24,) * 2
 # Seconds. No copy starts later than this. On a quiet machine all copies end in a tenth of it. Untuned.
 COPY_SECONDS = 0.5
 # Seconds. How long to wait for other processes that measure on this device, and how often to look. Untuned.
-WAIT_SECONDS = 5.0
+WAIT_SECONDS = 2.0
 LOOK_SECONDS = 0.02
 
 

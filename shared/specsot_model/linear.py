@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,7 +23,7 @@ from specsot.members import QUANTIZATIONS, Quantization
 from specsot_kernels.errors import UnsupportedProcessor
 from specsot_model.decoding import Codes
 from specsot_model.fp8 import Fp8, NormWeight, ShortRows, Unscaled, multiplies_fp8
-from specsot_model.gguf_tensors import StoredRows, decode_rows
+from specsot_model.gguf_tensors import StoredPart, StoredRows, decode_rows
 from specsot_model.inference import inference_mode
 from specsot_model.int8 import Int8
 
@@ -696,6 +697,8 @@ def _packed_weight_class() -> type[PackedWeight]:
 
 # An embedding [vocab, hidden].
 Table = Tensor | Packed
+# ggml's number of the type of fp32 numbers.
+FP32_KIND = 0
 
 
 def hold_table(table: Tensor | StoredRows, quantization: Quantization | None) -> Table:
@@ -711,6 +714,27 @@ def hold_table(table: Tensor | StoredRows, quantization: Quantization | None) ->
     packed = quantize(table, "int8")
     assert isinstance(packed, Packed)
     return packed
+
+
+def pack_table(parts: Iterable[Tensor], shape: tuple[int, int]) -> Packed:
+    """Return a table in packed int8 whose rows are computed some at a time, so that no more are in floats.
+
+    parts: Consecutive rows [rows, in], in any type of floats.
+    shape: (out, in) of the table.
+
+    Raises ModelError if the processor lacks instructions that packed tables need.
+    """
+
+    def stored_parts() -> Iterator[StoredPart]:
+        """Yield each part as rows of fp32 numbers, in which GGUF files may store them as well."""
+        first = 0
+        for part in parts:
+            rows = part.float().contiguous().numpy().view(np.uint8)
+            yield StoredPart(rows, FP32_KIND, np.arange(first, first + len(rows)))
+            first += len(rows)
+
+    weight = _packed_weight_class().of_blocks(shape, stored_parts(), None, decode_rows)
+    return Packed.of_arrays(shape, weight.arrays, 8)
 
 
 def look_up(table: Table, tokens: Tensor) -> Tensor:

@@ -181,6 +181,9 @@ def _mapped(path: Path, shape: Sequence[int], bits: int) -> Packed | None:
                 return None
             if json.loads(file.read(HEADER)) != {"shape": list(shape)}:
                 return None
+            if hasattr(os, "posix_fadvise"):
+                # The system reads the file from the disk while other weights are prepared.
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
     except (OSError, ValueError):
         return None
     whole: Tensor = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)

@@ -26,7 +26,7 @@ from specsot_kernels.cpu.running import PackedWeight
 from specsot_model import published
 from specsot_model.decoder import Decoder
 from specsot_model.gguf_tensors import StoredPart, decode_rows
-from specsot_model.linear import look_up
+from specsot_model.linear import look_up, pack_table
 from specsot_model.packed_files import flush
 from specsot_model.published import as_published, open_weights
 from specsot_worker.loader import StageLoader
@@ -85,6 +85,13 @@ def test_blocks_are_packed_to_the_bits_of_their_decoded_floats(kind: GGMLQuantiz
     bias = torch.arange(57.0)
     wanted = PackedWeight(decoded[torch.from_numpy(np.argsort(outputs))], bias, 8)
     found = PackedWeight.of_blocks((57, 768), parts, bias, decode_rows)
+    assert all(torch.equal(one, other) for one, other in zip(found.arrays, wanted.arrays))
+
+
+def test_a_table_is_the_same_packed_at_once_and_in_parts() -> None:
+    rows = torch.randn(70, 96, generator=torch.Generator().manual_seed(3))
+    wanted = PackedWeight(rows, None, 8)
+    found = pack_table(iter(rows.split(32)), (70, 96)).weight
     assert all(torch.equal(one, other) for one, other in zip(found.arrays, wanted.arrays))
 
 

@@ -30,6 +30,20 @@ TINY = np.float32(1e-30)
 HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
+def _compiled(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that Numba compiles at its first call, and keeps compiled for later processes.
+
+    It is not kept if there is no folder to which Numba can write. It releases the GIL.
+
+    function: the function to compile.
+    """
+    try:
+        return numba.njit(cache=True, nogil=True)(function)
+    # Numba finds no folder that it can write a cache to.
+    except RuntimeError:
+        return numba.njit(nogil=True)(function)
+
+
 @numba.njit(inline="always")
 def _half(halves, block, at):
     """Return the fp16 number in two bytes of a block, as fp32.
@@ -41,14 +55,14 @@ def _half(halves, block, at):
     return halves[np.uint32(block[at]) | (np.uint32(block[at + 1]) << np.uint32(8))]
 
 
-@numba.njit(cache=True, nogil=True)
+@_compiled
 def _decode_fp32(rows, halves, out):
     """Decode rows of fp32 numbers; see `DECODERS`."""
     for row in range(rows.shape[0]):
         out[row] = rows[row].view(np.float32)
 
 
-@numba.njit(cache=True, nogil=True)
+@_compiled
 def _decode_fp16(rows, halves, out):
     """Decode rows of fp16 numbers; see `DECODERS`."""
     for row in range(rows.shape[0]):
@@ -57,7 +71,7 @@ def _decode_fp16(rows, halves, out):
             out[row, i] = halves[shorts[i]]
 
 
-@numba.njit(cache=True, nogil=True)
+@_compiled
 def _decode_bf16(rows, halves, out):
     """Decode rows of bf16 numbers; see `DECODERS`."""
     for row in range(rows.shape[0]):
@@ -67,7 +81,7 @@ def _decode_bf16(rows, halves, out):
             words[i] = np.uint32(shorts[i]) << np.uint32(16)
 
 
-@numba.njit(cache=True, nogil=True)
+@_compiled
 def _decode_q4_0(rows, halves, out):
     """Decode rows of blocks Q4_0: a scale, and 32 codes of 4 bits; see `DECODERS`."""
     for row in range(rows.shape[0]):
@@ -80,7 +94,7 @@ def _decode_q4_0(rows, halves, out):
                 to[16 + i] = scale * np.float32(np.int32(block[2 + i] >> 4) - 8)
 
 
-@numba.njit(cache=True, nogil=True)
+@_compiled
 def _decode_q4_1(rows, halves, out):
     """Decode rows of blocks Q4_1: a scale, a minimum, and 32 codes of 4 bits; see `DECODERS`."""
     for row in range(rows.shape[0]):
@@ -94,7 +108,7 @@ def _decode_q4_1(rows, halves, out):
                 to[16 + i] = scale * np.float32(block[4 + i] >> 4) + minimum
 
 
-@numba.njit(cache=True, nogil=True)
+@_compiled
 def _decode_q5_0(rows, halves, out):
     """Decode rows of blocks Q5_0: a scale, 32 upper bits, and 32 codes of 4 bits; see `DECODERS`."""
     for row in range(rows.shape[0]):
@@ -109,7 +123,7 @@ def _decode_q5_0(rows, halves, out):
                 to[16 + i] = scale * np.float32(np.int32((block[6 + i] >> 4) | (high_bit << 4)) - 16)
 
 
-@numba.njit(cache=True, nogil=True)
+@_compiled
 def _decode_q5_1(rows, halves, out):
     """Decode rows of blocks Q5_1: a scale, a minimum, 32 upper bits, and 32 codes of 4 bits; see
     `DECODERS`.
@@ -127,7 +141,7 @@ def _decode_q5_1(rows, halves, out):
                 to[16 + i] = scale * np.float32((block[8 + i] >> 4) | (high_bit << 4)) + minimum
 
 
-@numba.njit(cache=True, nogil=True)
+@_compiled
 def _decode_q8_0(rows, halves, out):
     """Decode rows of blocks Q8_0: a scale, and 32 codes of 8 bits; see `DECODERS`."""
     for row in range(rows.shape[0]):
@@ -155,7 +169,7 @@ def _scale_and_minimum(scales, group):
     return np.float32(scale), np.float32(minimum)
 
 
-@numba.njit(cache=True, nogil=True)
+@_compiled
 def _decode_q4_k(rows, halves, out):
     """Decode rows of blocks Q4_K: 256 codes of 4 bits in 8 groups; see `DECODERS`.
 
@@ -182,7 +196,7 @@ def _decode_q4_k(rows, halves, out):
                     to[32 + i] = scale * np.float32(codes[i] >> 4) - minimum
 
 
-@numba.njit(cache=True, nogil=True)
+@_compiled
 def _decode_q5_k(rows, halves, out):
     """Decode rows of blocks Q5_K: 256 codes of 5 bits in 8 groups; see `DECODERS`.
 
@@ -207,7 +221,7 @@ def _decode_q5_k(rows, halves, out):
                     to[i] = scale * np.float32(code) - minimum
 
 
-@numba.njit(cache=True, nogil=True)
+@_compiled
 def _decode_q6_k(rows, halves, out):
     """Decode rows of blocks Q6_K: 256 codes of 6 bits, with a scale for each 16; see `DECODERS`.
 
@@ -250,7 +264,7 @@ DECODERS: dict[int, Callable[[Rows, NDArray[np.float32], NDArray[np.float32]], N
 }
 
 
-@numba.njit(cache=True, nogil=True)
+@_compiled
 def _round_rows(floats, outputs, codes, scales, short):
     """Round rows to 8 bits with a scale for each, and store them among the packed codes.
 

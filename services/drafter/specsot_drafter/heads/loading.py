@@ -43,7 +43,15 @@ from specsot_drafter.heads.eagle import (
 )
 from specsot_model.inference import inference_mode
 from specsot_model.layers import Edges, Norm, stored_edges
-from specsot_model.linear import Linear, Table, hold_table, lm_head_quantization, look_up
+from specsot_model.linear import (
+    Linear,
+    Table,
+    hold_table,
+    lm_head_quantization,
+    look_up,
+    pack_table,
+    uses_packed_kernels,
+)
 from specsot_model.published import open_weights
 from specsot_model.rotary import Rotary
 from specsot_model.weights import Fetch
@@ -338,8 +346,11 @@ class _HeadLoader:
         """
         embedding = self.base.embedding()
         ids = torch.arange(self.config.vocab, device=self.fetch.device)
-        parts = [F.linear(look_up(embedding, some), projection) for some in ids.split(PROJECTED_AT_ONCE)]
-        return hold_table(torch.cat(parts), self.fetch.quantization)
+        parts = (F.linear(look_up(embedding, some), projection) for some in ids.split(PROJECTED_AT_ONCE))
+        packs = uses_packed_kernels(self.fetch.quantization, self.fetch.device)
+        if packs and self.fetch.dtype == torch.float32:
+            return pack_table(parts, (len(ids), self.shape.hidden))
+        return hold_table(torch.cat(list(parts)), self.fetch.quantization)
 
     def _lm_head(self) -> Linear:
         """Return the head's own lm_head, or the rows of the base model's that belong to the draft ids.
