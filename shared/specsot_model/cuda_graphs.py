@@ -312,9 +312,8 @@ class CapturedSteps:
             return self._fill_hidden(rows, *((short, "short") if short and fits else (bucket, "any")))
         if short and fits:
             return _fill_for(rows, self._short[short])
-        is_small = self._small_steps and bucket <= MAX_SMALL_ROWS
         sizes = [bucket]
-        if is_small:
+        if self._small_steps and bucket <= MAX_SMALL_ROWS:
             sizes += [size for size in sorted(self._steps) if size > MAX_SMALL_ROWS]
         attempts = (_fill_for(rows, self._steps[size]) for size in sizes)
         return next((attempt for attempt in attempts if attempt is not None), None)

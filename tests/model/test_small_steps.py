@@ -227,7 +227,7 @@ def test_what_cannot_be_draft_invariant_on_a_gpu_is_refused(
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 def test_capped_scores_cannot_be_draft_invariant_on_a_gpu_in_16_bits(demo_model: Path) -> None:
     capped = replace(read_config(demo_model / "base"), attention_softcap=50.0)
-    with pytest.raises(InvalidRequest, match="--draft-invariant needs layers without experts, .* capped"):
+    with pytest.raises(InvalidRequest, match=r"^--draft-invariant needs layers without experts, .* capped"):
         fused.check_draft_invariant(capped, torch.device("cuda"), torch.float16, None, "auto", 1)
     for device, dtype in (("cpu", torch.bfloat16), ("cuda", torch.float32)):
         fused.check_draft_invariant(capped, torch.device(device), dtype, None, "auto", 1)

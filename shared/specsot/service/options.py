@@ -171,8 +171,8 @@ class ModelOptions:
     )
     draft_invariant: bool = option(
         False,
-        "On GPUs: with one client, drafts change no token of a greedy 16-bit answer. Steps of up to 32 tokens "
-        "take up to 2.5 times as long.",
+        "On GPUs: with one client, drafts change no token of a greedy 16-bit answer. Steps of up to 32 "
+        "tokens take up to 2.5 times as long.",
         tier="expert",
     )
     device: str = option("cpu", "Torch device, such as cpu, cuda or cuda:0.")
