@@ -92,10 +92,11 @@ class SpecSoT:
             that ships for the base model, if there is one.
         options: Preset ("short", "long", "small": fills in options that are not given, here and for every
             question); dtype ("auto", "fp32", "bf16", "fp16"); quantization ("int8", "int4"); kv_cache_dtype
-            ("int8"); kv_memory (KV pages of each member, such as "4G"); batch_invariant (on GPUs);
-            draft_dtype and draft_quantization (of the draft model); device ("auto", the default, is an NVIDIA
-            GPU with room for the model, else the CPU); stages (number of layer ranges); layers (the ranges,
-            such as "0:4,4:8"); devices (of each range, as in `specsot serve`: "127.0.0.1#0,127.0.0.1#1");
+            ("int8"); kv_memory (KV pages of each member, such as "4G"); batch_invariant and draft_invariant
+            (on GPUs); draft_dtype and draft_quantization (of the draft model); device ("auto", the default,
+            is an NVIDIA GPU with room for the model, else the CPU); stages (number of layer ranges); layers
+            (the ranges, such as "0:4,4:8"); devices (of each range, as in `specsot serve`:
+            "127.0.0.1#0,127.0.0.1#1");
             layout ("packed", "batched"); model_format and draft_format ("safetensors", or "bin" for
             pytorch_model.bin, which is read for its tensors alone); drafter_rope_theta and aux_layers (if the
             head's config is wrong); drafter ("eagle", "model", "suffix", "ngram", "none"); draft_mode,

@@ -39,9 +39,9 @@ from specsot_kernels.attention_tables import (
 PIECE_COLUMNS = 512
 # Columns. What batch-invariant rows of a tree read together is a multiple of it. Untuned.
 BLOCK = 64
-# Rows. A step of at most so many rows is a small step: products and attention compute each of its rows in the
-# same order, whatever the other rows are, so that drafts do not change what a single sequence gets. 0: no
-# step is small. Chosen by the size of the default draft tree (25 rows).
+# Rows. A step of at most so many rows is a small step. With --draft-invariant, products and attention compute
+# each of its rows in the same order, whatever the other rows are, so that drafts do not change what a single
+# sequence gets. Chosen by the size of the default draft tree (25 rows).
 MAX_SMALL_ROWS: Final = 32
 # Pieces and partial results. Room in the tables of a small step; a step that needs more runs in a larger
 # graph. 32 rows after 40,000 columns fit, with tiles of two rows. Untuned.

@@ -258,6 +258,7 @@ class CapturedSteps:
             }
 
         self._invariant = decoder.batch_invariant
+        self._small_steps = decoder.runs_small_steps
         self._group = decoder.config.heads // decoder.config.kv_heads
         self._capture_graphs = capture_graphs
         self._hidden = defaultdict[RowKind, Graphs](dict)
@@ -311,7 +312,9 @@ class CapturedSteps:
             return self._fill_hidden(rows, *((short, "short") if short and fits else (bucket, "any")))
         if short and fits:
             return _fill_for(rows, self._short[short])
-        sizes = (size for size in sorted(self._steps) if size == bucket or bucket <= MAX_SMALL_ROWS < size)
+        sizes = [bucket]
+        if self._small_steps and bucket <= MAX_SMALL_ROWS:
+            sizes += [size for size in sorted(self._steps) if size > MAX_SMALL_ROWS]
         attempts = (_fill_for(rows, self._steps[size]) for size in sizes)
         return next((attempt for attempt in attempts if attempt is not None), None)
 

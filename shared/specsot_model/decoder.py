@@ -23,7 +23,13 @@ from specsot_kernels.segments import look_back
 from specsot_model import tensor_parallel as split
 from specsot_model.attention import AttentionPlan, RowSpan, plan_attention
 from specsot_model.delta_pages import DeltaPages, WalkedPages
-from specsot_model.fused import check_invariant, fuse_blocks, fused_logits
+from specsot_model.fused import (
+    check_draft_invariant,
+    check_invariant,
+    fuse_blocks,
+    fused_logits,
+    has_small_steps,
+)
 from specsot_model.inference import inference_mode
 from specsot_model.kv import KVPages
 from specsot_model.layers import Block, Edges, Norm, add_tap, present, rows_of_linear
@@ -61,6 +67,7 @@ class Decoder:
         batch_invariant: bool = False,
         loaded_parts: LoadedParts | None = None,
         devices: Sequence[torch.device] = (),
+        draft_invariant: bool = False,
     ) -> None:
         """Load the layers of a range, and prepare the kernels that run them.
 
@@ -79,10 +86,13 @@ class Decoder:
         loaded_parts: Layers that another range loaded already and shares with this one; it also receives what
             is loaded now. None: nothing is shared.
         devices: Devices that every layer is split over (tensor parallelism), `device` first. Empty: no split.
+        draft_invariant: The output of a token does not depend on the rest of a small step; see
+            `runs_small_steps`.
         """
         loaded_parts = LoadedParts() if loaded_parts is None else loaded_parts
         fetch = Fetch(files, dtype, device, quantization)
         self.batch_invariant = batch_invariant
+        self._draft_invariant = draft_invariant
         self.config = config
         self.layers = layers
         self.dtype = dtype
@@ -100,7 +110,9 @@ class Decoder:
         self._kv_dtype: KvDtype = kv_dtype
         self._split = split.SplitLayers(self._blocks, config, dtype, devices) if devices else None
         runs_own_kernels = self._kernels_read and not devices
-        self._fused_blocks = fuse_blocks(self._blocks, batch_invariant) if runs_own_kernels else None
+        self._fused_blocks = (
+            fuse_blocks(self._blocks, batch_invariant, self.runs_small_steps) if runs_own_kernels else None
+        )
         self._packed = pack_layers(self._blocks, self._rotary, dtype) if runs_own_kernels else None
         self._embedding = loaded_parts.embedding if layers.first == 0 else None
         last = layers.last == config.layers
@@ -128,6 +140,7 @@ class Decoder:
         quantization: Quantization | None = None,
         kv_dtype: KvDtype = "auto",
         batch_invariant: bool = False,
+        draft_invariant: bool = False,
         parts: LoadedParts | None = None,
         files: Weights | None = None,
         tensor_parallel: int = 1,
@@ -146,6 +159,8 @@ class Decoder:
             embedding, unless the CPU kernels pack weights.
         kv_dtype: Type of the KV cache; "auto" means `dtype`.
         batch_invariant: The output of a token does not depend on the rest of its batch, bit for bit.
+        draft_invariant: On a GPU in 16 bits, the output of a token does not depend on the rest of a small
+            step, bit for bit; see `runs_small_steps`.
         parts: Layers that are loaded already, in the same form. The layers loaded now are added to it. None:
             nothing is shared.
         files: Source of the tensors; None opens the weight files of `directory`.
@@ -164,10 +179,12 @@ class Decoder:
             check_invariant(config, torch.device(device), quantization, kv_dtype)
         split.check_split(config, tensor_parallel, quantization, batch_invariant)
         target_device = torch.device(device)
+        if draft_invariant and not batch_invariant:
+            check_draft_invariant(config, target_device, dtype, quantization, kv_dtype, tensor_parallel)
         devices = split.devices_of(device, tensor_parallel)
         files = files or open_weights(directory, allow_pickle_bin, quantization)
         load_options = dtype, target_device, on_layer_loaded, quantization, kv_dtype, batch_invariant
-        return cls(config, files, layers, *load_options, parts, devices)
+        return cls(config, files, layers, *load_options, parts, devices, draft_invariant)
 
     @classmethod
     def of(
@@ -202,6 +219,7 @@ class Decoder:
             quantization=options.stored_form,
             kv_dtype=options.kv_cache_dtype,
             batch_invariant=options.batch_invariant,
+            draft_invariant=options.draft_invariant,
             parts=parts,
             files=files,
             tensor_parallel=options.tensor_parallel,
@@ -234,12 +252,12 @@ class Decoder:
         """Tell whether rows of small steps are computed in one order, whatever the other rows are.
 
         Then drafts do not change the tokens of a single sequence; see `specsot_kernels.gpu.small_attention`.
-        This needs activations and KV of 16 bits, and layers without experts, gated delta rules, attention
-        sinks and capped scores. Batch-invariant ranges do more than that, and return False.
+        This needs --draft-invariant, activations and KV of 16 bits, and layers that `has_small_steps`
+        accepts. Batch-invariant ranges do more than that, and return False.
         """
-        config = self.config
-        others = config.routing or config.delta or config.names.sinks or config.attention_softcap
-        return self.dtype.itemsize == 2 and self._kv_dtype == "auto" and not (others or self.batch_invariant)
+        in_16_bits = self.dtype.itemsize == 2 and self._kv_dtype == "auto"
+        chosen = self._draft_invariant and not self.batch_invariant
+        return chosen and in_16_bits and has_small_steps(self.config)
 
     def parts(self, kv: KVPages) -> list[tuple[Decoder, KVPages]]:
         """Return the decoder and KV pages to capture on each device; the batch enters the first of them.
@@ -484,6 +502,7 @@ class Decoder:
         cap = self.config.logit_softcap
         kernel_logits = self._split_head(hidden) if self._split_head else None
         if self._fused_blocks:
-            kernel_logits = fused_logits(self._lm_head, self._norm, hidden, self.batch_invariant)
+            options = self.batch_invariant, self.runs_small_steps
+            kernel_logits = fused_logits(self._lm_head, self._norm, hidden, *options)
         logits = logits_of(self._lm_head, self._norm, hidden) if kernel_logits is None else kernel_logits
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

@@ -61,6 +61,7 @@ class FusedBlock:
         head_turns: Turning,
         invariant: bool = False,
         make_product: Callable[[Linear], AddedProduct] | None = None,
+        small_steps: bool = False,
     ) -> None:
         """Prepare the products and norms of a layer.
 
@@ -72,15 +73,17 @@ class FusedBlock:
         invariant: Products are batch-invariant (`InvariantRowProduct`).
         make_product: Makes the two products that are added to the residual stream. It is called for
             attention's output first, then for the MLP's. None: the products are those of a single device.
+        small_steps: Products keep the bits of a row in small steps (`SmallStepProduct`).
         """
-        make_product = make_product or partial(_product, invariant=invariant)
+        own_product = partial(_product, invariant=invariant, small_steps=small_steps)
+        make_product = make_product or own_product
         self._turning = head_turns
         config = block.config
         self._rope = config.rope
         self._input_norm = _norm_weight(block.input_norm)
-        self._qkv = _product(block.qkv, invariant)
+        self._qkv = own_product(block.qkv)
         self._out = make_product(block.out)
-        self._add_mlp = _mlp_adder(block, invariant, make_product)
+        self._add_mlp = _mlp_adder(block, own_product, make_product)
         self._heads = (config.kv_heads, config.heads // config.kv_heads)
         self._mlp_norm = _norm_weight(block.mlp_norm) if isinstance(block.mlp, GatedMlp) else None
         self._following: NormWeight | None = None
@@ -135,7 +138,11 @@ class FusedBlock:
 AddMlp = Callable[[Tensor, ShortRows | None, NormWeight | None], ShortRows | None]
 
 
-def _mlp_adder(block: Block, invariant: bool, make_product: Callable[[Linear], AddedProduct]) -> AddMlp:
+def _mlp_adder(
+    block: Block,
+    make_gated_product: Callable[[Linear], CapturedProduct],
+    make_product: Callable[[Linear], AddedProduct],
+) -> AddMlp:
     """Return a function that adds the layer's MLP update to the residual stream, as `AddedProduct.add_to`
     does.
 
@@ -143,7 +150,7 @@ def _mlp_adder(block: Block, invariant: bool, make_product: Callable[[Linear], A
     or None, and the next layer's norm or None. For experts and MLPs without a gate it always returns None.
 
     block: The layer, whose MLP and MLP norm are used.
-    invariant: Whether products are batch-invariant.
+    make_gated_product: Makes the MLP's first product, of gate and up.
     make_product: Makes the MLP's last product, which is added to the residual stream.
     """
     norm = block.mlp_norm
@@ -161,7 +168,7 @@ def _mlp_adder(block: Block, invariant: bool, make_product: Callable[[Linear], A
 
         return add_experts
     weight = _norm_weight(norm)
-    gate_up, down = _product(mlp.gate_up, invariant), make_product(mlp.down)
+    gate_up, down = make_gated_product(mlp.gate_up), make_product(mlp.down)
     return lambda hidden, rows, next_norm: down.add_to(hidden, gate_up.gated(hidden, weight, rows), next_norm)
 
 
@@ -171,14 +178,16 @@ class CapturedBlock:
     block: The layer, whose weights are shared.
     """
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: Block, small_steps: bool = False) -> None:
         """Copy the layer with its norms and products replaced by kernels.
 
         AssertionError is raised if a product of attention, or of an MLP without experts, is not in floats.
         Without one norm over all heads, the kernel that rotates heads applies the head norms too.
 
         block: The layer, whose weights are shared; it is not changed.
+        small_steps: Products keep the bits of a row in small steps (`SmallStepProduct`).
         """
+        with_kernels = partial(_with_kernels, small_steps=small_steps)
         self._turning = head_turns_of(block)
         self._block = copy(block)
         if not block.config.whole_qk_norm:
@@ -186,13 +195,13 @@ class CapturedBlock:
             self._block.head_norms = None
         for name in ("input_norm", "mlp_norm", "after_attention", "after_mlp"):
             setattr(self._block, name, _norm_by_kernel(getattr(block, name)))
-        self._block.qkv = _with_kernels(block.qkv)
-        self._block.out = _with_kernels(block.out)
+        self._block.qkv = with_kernels(block.qkv)
+        self._block.out = with_kernels(block.out)
         self._block.mlp = mlp = copy(block.mlp)
         if isinstance(mlp, UngatedMlp):
-            mlp.up, mlp.down = _with_kernels(mlp.up), _with_kernels(mlp.down)
+            mlp.up, mlp.down = with_kernels(mlp.up), with_kernels(mlp.down)
         elif isinstance(mlp, GatedMlp):
-            mlp.gate_up, mlp.down = _with_kernels(mlp.gate_up), _with_kernels(mlp.down)
+            mlp.gate_up, mlp.down = with_kernels(mlp.gate_up), with_kernels(mlp.down)
 
     def forward(
         self,
@@ -258,7 +267,9 @@ def rotate_heads(
 OnDevice = FusedBlock | CapturedBlock | FusedDelta
 
 
-def fuse_blocks(blocks: Sequence[Block], invariant: bool = False) -> tuple[OnDevice, ...] | None:
+def fuse_blocks(
+    blocks: Sequence[Block], invariant: bool = False, small_steps: bool = False
+) -> tuple[OnDevice, ...] | None:
     """Return layers for CUDA graphs, fused if all layers have the form that the fused kernels support.
 
     Return None if there are no kernels for these layers, or for this machine. If all layers have the form of
@@ -267,29 +278,33 @@ def fuse_blocks(blocks: Sequence[Block], invariant: bool = False) -> tuple[OnDev
 
     blocks: The layers of a range, whose weights are shared.
     invariant: True if a token's output must not depend on the rest of its batch.
+    small_steps: True if it must not depend on the rest of a small step; see `Decoder.runs_small_steps`.
     """
     if not all(runs_kernels(block.device) and _has_kernels(block, invariant) for block in blocks):
         return None
     if all(can_fuse(block.config, experts=True) for block in blocks):
-        return connect_blocks([FusedBlock(block, head_turns_of(block), invariant) for block in blocks])
+        return connect_blocks(
+            [FusedBlock(block, head_turns_of(block), invariant, small_steps=small_steps) for block in blocks]
+        )
     plain = not invariant and all(_has_kernels(block, floats_only=True) for block in blocks)
-    return tuple(map(capture_block, blocks)) if plain else None
+    return tuple(capture_block(block, small_steps) for block in blocks) if plain else None
 
 
-def capture_block(block: Block) -> OnDevice:
+def capture_block(block: Block, small_steps: bool = False) -> OnDevice:
     """Return a layer for CUDA graphs that runs `block` without ever waiting for the host.
 
     The result is a `FusedDelta` for a gated delta layer, and a `CapturedBlock` for every other layer. A gated
     delta layer has its gated silu MLP fused too; any other MLP runs in PyTorch's own operations.
 
     block: The layer, whose weights are shared.
+    small_steps: Products of a `CapturedBlock` keep the bits of a row in small steps (`SmallStepProduct`).
     """
     if not isinstance(block, DeltaBlock):
-        return CapturedBlock(block)
+        return CapturedBlock(block, small_steps)
     norm = _norm_by_kernel(block.mlp_norm)
     mlp = block.mlp
     if isinstance(mlp, GatedMlp) and block.config.activation == "silu":
-        add_mlp = _mlp_adder(block, False, _product)
+        add_mlp = _mlp_adder(block, _product, _product)
         return FusedDelta(block, lambda hidden: add_mlp(hidden, None, None))
     return FusedDelta(block, lambda hidden: hidden.add_(mlp(norm(hidden))))
 
@@ -304,7 +319,9 @@ def connect_blocks(blocks: Sequence[FusedBlock]) -> tuple[FusedBlock, ...]:
     return tuple(blocks)
 
 
-def fused_logits(head: Linear, norm: AnyNorm, hidden: Tensor, invariant: bool) -> Tensor | None:
+def fused_logits(
+    head: Linear, norm: AnyNorm, hidden: Tensor, invariant: bool, small_steps: bool = False
+) -> Tensor | None:
     """Return the fp32 logits [rows, V] of hidden states [rows, H].
 
     Return None if there is no kernel for this norm and lm_head. There is one for an RMSNorm and an lm_head
@@ -314,8 +331,9 @@ def fused_logits(head: Linear, norm: AnyNorm, hidden: Tensor, invariant: bool) -
     norm: The norm before the lm_head.
     hidden: [rows, H], the output of the last layer.
     invariant: True if the product must be batch-invariant.
+    small_steps: True if the product must keep the bits of a row in small steps (`SmallStepProduct`).
     """
-    product = captured_product(head, invariant)
+    product = captured_product(head, invariant, small_steps)
     if product is None or not isinstance(norm, Norm):
         return None
     return product.wide(hidden, (norm.weight, norm.eps))
@@ -387,6 +405,55 @@ def check_invariant(
         raise InvalidRequest(f"--batch-invariant needs {missing}", field="batch_invariant")
 
 
+def has_small_steps(config: ModelConfig) -> bool:
+    """Tell whether small steps can compute the rows of a model's layers in one order; see
+    `specsot_kernels.gpu.small_attention`.
+
+    They cannot with experts, gated delta rules, attention sinks or capped scores.
+
+    config: The model's config.
+    """
+    return not (config.routing or config.delta or config.names.sinks or config.attention_softcap)
+
+
+def check_draft_invariant(
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: Quantization | None,
+    kv_dtype: KvDtype,
+    parts: int,
+) -> None:
+    """Raise InvalidRequest if drafts might change tokens of this model on this GPU despite --draft-invariant.
+
+    The option changes nothing on a CPU and in fp32, where it is accepted. The message names the first
+    condition that is not met.
+
+    config: The model's config.
+    device: Device of the range.
+    dtype: Type of activations.
+    quantization: Form of the matrices; None is possible, and int8 for layers that are fused.
+    kv_dtype: Type of the KV cache; only "auto" is possible.
+    parts: Number of devices that every layer is split over; only 1 is possible.
+    """
+    if device.type != "cuda" or dtype.itemsize != 2:
+        return
+    exact = quantization is None or (quantization == "int8" and can_fuse(config))
+    conditions = {
+        "Triton, because other kernels add up in an order that depends on the batch": runs_kernels(device),
+        "one GPU per layer, not --tensor-parallel": parts == 1,
+        "matrices in --dtype, or in int8 for layers as Llama and Qwen have them, and KV rows in --dtype": (
+            exact and kv_dtype == "auto"
+        ),
+        "layers without experts, gated delta rules, attention sinks and capped scores": has_small_steps(
+            config
+        ),
+    }
+    missing = next((condition for condition, present in conditions.items() if not present), None)
+    if missing:
+        raise InvalidRequest(f"--draft-invariant needs {missing}", field="draft_invariant")
+
+
 def can_capture(
     config: ModelConfig,
     kernels: bool,
@@ -456,26 +523,28 @@ def _has_kernels(block: Block, invariant: bool = False, floats_only: bool = Fals
     )
 
 
-def _with_kernels(linear: Linear) -> Linear:
+def _with_kernels(linear: Linear, small_steps: bool) -> Linear:
     """Return a copy of a product that runs in kernels for CUDA graphs, over the same weight.
 
     linear: The product, in floats. AssertionError is raised for a quantized product, or one that is packed
         for a CPU.
+    small_steps: True if the product must keep the bits of a row in small steps (`SmallStepProduct`).
     """
     captured = copy(linear)
-    product = captured_product(linear)
+    product = captured_product(linear, small_steps=small_steps)
     assert isinstance(product, RowProduct), "see fuse_blocks"
     captured.multiply = product
     return captured
 
 
-def _product(linear: Linear, invariant: bool = False) -> CapturedProduct:
+def _product(linear: Linear, invariant: bool = False, small_steps: bool = False) -> CapturedProduct:
     """Return the form of a product for CUDA graphs; `fuse_blocks` has checked that there is one.
 
     linear: The product. AssertionError is raised if there is none.
     invariant: True if the product must be batch-invariant.
+    small_steps: True if the product must keep the bits of a row in small steps (`SmallStepProduct`).
     """
-    product = captured_product(linear, invariant)
+    product = captured_product(linear, invariant, small_steps)
     assert product is not None, "see fuse_blocks"
     return product
 

@@ -206,9 +206,6 @@ def _can_return_sums(device: torch.device) -> bool:
 class RowProduct:
     """A product for CUDA graphs in floats, which chooses its kernel by the number of rows.
 
-    Up to MAX_SMALL_ROWS rows of 16-bit numbers run in one kernel, in which a row's sums have one order; see
-    `specsot_kernels.gpu.small_products`.
-
     weight: [out, in], the weight.
     bias: [out]; None: no bias is added.
     """
@@ -334,13 +331,11 @@ class RowProduct:
             hidden.addmm_(x, self.weight.t())
 
     def _is_small(self, x: Tensor) -> bool:
-        """Tell whether x has so few rows that they run in the kernel of small steps.
+        """Tell whether x runs in the kernel of small steps, which only `SmallStepProduct` uses: False.
 
         x: [rows, in], the input.
         """
-        from specsot_kernels.gpu.small_products import suits
-
-        return suits(x)
+        return False
 
     def _is_single_row(self, x: Tensor) -> bool:
         """Tell whether x has a single row, for which there is a kernel of its own.
@@ -360,17 +355,29 @@ class RowProduct:
         return is_faster(x, len(self.weight), gated)
 
 
-class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
-    """A product whose sums always run in the same order, so a row's result is the same in any batch."""
+class SmallStepProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
+    """A product that computes a row with the same bits in every step of at most MAX_SMALL_ROWS rows.
+
+    So few rows of 16-bit numbers run in one kernel, in which a row's sums have one order; see
+    `specsot_kernels.gpu.small_products`. Other rows run as in `RowProduct`.
+    """
 
     __slots__ = ()
 
     def _is_small(self, x: Tensor) -> bool:
-        """Return False: few rows run in the same kernel as many rows, so that their sums keep their order.
+        """Tell whether x has so few rows that they run in the kernel of small steps.
 
         x: [rows, in], the input.
         """
-        return False
+        from specsot_kernels.gpu.small_products import suits
+
+        return suits(x)
+
+
+class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
+    """A product whose sums always run in the same order, so a row's result is the same in any batch."""
+
+    __slots__ = ()
 
     def _is_single_row(self, x: Tensor) -> bool:
         """Return False: a single row runs in the same kernel as many rows, so that its sums keep their order.
@@ -392,7 +399,9 @@ class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
 CapturedProduct = RowProduct | Fp8 | Int8
 
 
-def captured_product(linear: Linear, invariant: bool = False) -> CapturedProduct | None:
+def captured_product(
+    linear: Linear, invariant: bool = False, small_steps: bool = False
+) -> CapturedProduct | None:
     """Return the form of a product for CUDA graphs, or None if it cannot be captured.
 
     None is returned for packed CPU weights, for int4, for products in 8 bits whose sizes or device their
@@ -400,13 +409,16 @@ def captured_product(linear: Linear, invariant: bool = False) -> CapturedProduct
 
     linear: The product.
     invariant: True if the product must be batch-invariant; fp8 products are not.
+    small_steps: True if a product in floats must be a `SmallStepProduct`. Not used if `invariant` is true.
     """
     if isinstance(linear.multiply, Fp8 | Int8):
         exact = isinstance(linear.multiply, Int8) or not invariant
         return linear.multiply if linear.multiply.capturable and exact else None
     if linear.weight is None:
         return None
-    return (InvariantRowProduct if invariant else RowProduct)(linear.weight, linear.bias)
+    if invariant:
+        return InvariantRowProduct(linear.weight, linear.bias)
+    return (SmallStepProduct if small_steps else RowProduct)(linear.weight, linear.bias)
 
 
 # The dtypes that --dtype names.

@@ -391,6 +391,7 @@ def step_bytes(
     feature_size: int,
     long_prompt_frames: bool = True,
     invariant: bool = False,
+    small_steps: bool = False,
 ) -> int:
     """Return the maximum number of bytes that the CUDA graphs of a layer range take, and frames of prompts
     alone.
@@ -404,6 +405,7 @@ def step_bytes(
     long_prompt_frames: True if frames of prompts alone have more rows than other frames; see
         `cuda_graphs.prompt_rows`.
     invariant: True if the range is batch-invariant.
+    small_steps: True if graphs of few rows have the tables of small steps; see `Decoder.runs_small_steps`.
     """
     heads = config.heads, config.kv_heads, config.head_dim
     numbers_per_row = 8 * config.hidden + 6 * feature_size + 3 * config.intermediate
@@ -413,7 +415,7 @@ def step_bytes(
     columns = numbers_per_row + 2 * (heads[0] + heads[1]) * heads[2]
     prompts = PROMPT_ROWS if long_prompt_frames else 0
     delta_bytes = _walk_bytes(config.delta, itemsize, prompts) if config.delta else 0
-    graphs = graph_bytes(max(BUCKETS), heads, columns, itemsize, invariant, small_steps=not invariant)
+    graphs = graph_bytes(max(BUCKETS), heads, columns, itemsize, invariant, small_steps)
     return delta_bytes + graphs + prompts * columns * itemsize
 
 

@@ -75,7 +75,7 @@ def as_published(options: Given, base: Path) -> Given:
     model is not quantized, or if no kernels of this machine run that form. A form runs on a CPU, for int8 and
     int4, if Numba is installed. A GGUF file is decoded and rounded to int8, whose sums are exact, if this
     machine has all that `lacks_for_packed_kernels` asks for. Elsewhere fp8 and int8 run on GPUs that multiply
-    them, unless the model has experts or, for other forms than int8, is batch-invariant.
+    them, unless the model has experts or, for other forms than int8, is batch-invariant or draft-invariant.
 
     options: The model options, with device and dtype.
     base: Folder of the base model. Raises ModelError if its config cannot be read.
@@ -92,9 +92,10 @@ def as_published(options: Given, base: Path) -> Given:
     if uses_packed_kernels(form, device):
         runs = find_spec("numba") is not None
     else:
-        # Experts run as one grouped product, and batch-invariant layers in int8 or floats; other forms are
-        # decoded to --dtype.
-        decoded = config.routing or (options.batch_invariant and form != "int8")
+        # Experts run as one grouped product, and batch-invariant or draft-invariant layers in int8 or floats;
+        # other forms are decoded to --dtype.
+        invariant = options.batch_invariant or options.draft_invariant
+        decoded = config.routing or (invariant and form != "int8")
         multiplied = {"fp8": multiplies_fp8, "int8": multiplies_int8}.get(form)
         runs = not decoded and multiplied is not None and multiplied(device)
     return replace(options, quantization=form) if runs else options

@@ -95,10 +95,11 @@ def test_base_and_head_receive_their_own_settings(tmp_path: Path) -> None:
 
 
 def test_workers_receive_the_same_number_of_bits(tmp_path: Path) -> None:
-    wanted = FleetOptions(kind="processes", batch_invariant=True)
+    wanted = FleetOptions(kind="processes", batch_invariant=True, draft_invariant=True)
     _, *workers, drafter = services_of(wanted, models_of(wanted), 1, tmp_path)
-    assert all("--batch-invariant on" in " ".join(worker.arguments) for worker in workers)
-    assert "--batch-invariant" not in drafter.arguments
+    for flag in ("--batch-invariant", "--draft-invariant"):
+        assert all(f"{flag} on" in " ".join(worker.arguments) for worker in workers)
+        assert flag not in drafter.arguments
 
 
 def test_the_first_ring_waits_long_for_a_drafter_that_the_fleet_starts_itself(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from specsot_kernels.gpu.ordered import (
     parts_of,
     tile_for,
 )
-from specsot_kernels.line_tables import MAX_SMALL_ROWS
 from specsot_model.linear import InvariantRowProduct, RowProduct
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -74,14 +73,13 @@ def test_the_split_of_inputs_depends_on_the_matrix_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
-def test_rows_of_tall_matrices_beyond_small_steps_have_the_sums_of_batch_invariant_ones(
+def test_a_few_rows_have_the_sums_of_batch_invariant_products(
     kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every matrix counts as tall here."""
-    monkeypatch.setattr(ordered, "TALL_OUTPUT_TILES", 0)
+    """Gates of tall matrices, too; every matrix counts as tall here."""
+    monkeypatch.setattr(ordered, "SHORT_GATED_TILES", 0)
     torch.manual_seed(5)
-    rows = MAX_SMALL_ROWS + 1
-    x, weight, hidden = (torch.randn(size).to(DEVICE, kind) for size in ((rows, 608), (64, 608), (rows, 64)))
+    x, weight, hidden = (torch.randn(size).to(DEVICE, kind) for size in ((3, 608), (64, 608), (3, 64)))
     usual, invariant, norm = RowProduct(weight), InvariantRowProduct(weight), (x[0], 1e-5)
     for gated in (False, True):
         assert torch.equal(usual(x, gated), invariant(x, gated))

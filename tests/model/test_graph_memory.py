@@ -85,6 +85,10 @@ def test_more_rows_of_prompts_are_counted_where_frames_have_them(tmp_path: Path)
     assert counted.graphs(True) == counted.graphs(True, room=1) == whole
     assert counted.graphs(True, room=-1) == narrow, "not all layers can be here"
     assert replace(counted, options=replace(options, tensor_parallel=2)).graphs(True) == narrow
+    small_steps = replace(counted, options=replace(options, draft_invariant=True))
+    assert small_steps.graphs(True) > whole, "tables of small steps"
+    assert "draft-invariant" in small_steps.rounding, "workers of a ring must agree on it"
+    assert "draft-invariant" not in counted.rounding
     split = replace(CONFIG, delta=Delta())
     assert step_bytes(split, 2, 0) - step_bytes(split, 2, 0, long_prompt_frames=False) > whole - narrow
     assert BLOCK_ROWS == PROMPT_ROWS, "a walk is as long as the frames that are counted"

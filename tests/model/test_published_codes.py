@@ -186,8 +186,9 @@ def test_a_gpu_with_products_of_8_bit_floats_runs_them(
     monkeypatch.setattr(room, "multiplies_fp8", lambda device: device.type == "cuda")
     for more, form in (({"device": "cuda"}, "fp8"), ({}, None), ({"device": "cuda", "dtype": "bf16"}, None)):
         assert as_published(ModelOptions(tmp_path, **more), tmp_path).quantization == form
-    invariant = ModelOptions(tmp_path, device="cuda", batch_invariant=True)
-    assert as_published(invariant, tmp_path).quantization is None
+    for option in ("batch_invariant", "draft_invariant"):
+        invariant = ModelOptions(tmp_path, device="cuda", **{option: True})
+        assert as_published(invariant, tmp_path).quantization is None
 
 
 @pytest.mark.gpu

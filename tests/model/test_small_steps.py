@@ -1,4 +1,5 @@
-"""A token has the same logits, bit for bit, decoded alone and as a node of a draft tree of up to 31 nodes.
+"""With --draft-invariant, a token has the same logits, bit for bit, decoded alone and as a node of a draft
+tree of up to 31 nodes. Without it, the usual kernels run.
 
 On a GPU in bf16 and fp16, in graphs; without one, in fp32 within its rounding, to verify that these tests ask
 the same of both. `SPECSOT_TEST_MODEL_DIR` names the folder of a real model, which is then asked as well.
@@ -9,15 +10,21 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from specsot.members import Range
+from specsot.checkpoint.config import read_config
+from specsot.errors import InvalidRequest
+from specsot.members import KvDtype, Quantization, Range
 from specsot_kernels.line_tables import MAX_SMALL_ROWS
+from specsot_kernels.segments import RowSpan
+from specsot_model import fused
 from specsot_model.decoder import Decoder
+from specsot_model.graph_tables import FrameTables, SmallStepFrames, frame_tables
 from tests.model.test_invariance import PAGE, Texts
 from tests.model.tiny import write_model
 
@@ -110,7 +117,7 @@ def test_a_draft_tree_gives_the_bits_of_decoding(tmp_path: Path, family: str, ki
     if family == "mistral":
         more["sliding_window"] = 64
     write_model(tmp_path, family, num_hidden_layers=3, max_position_embeddings=1024, **(SIZES | more))
-    decoder = Decoder.load(tmp_path, Range(0, 3), kind, "cuda")
+    decoder = Decoder.load(tmp_path, Range(0, 3), kind, "cuda", draft_invariant=True)
     assert decoder.runs_small_steps
     check_trees(decoder, 1, capture=True)
     check_trees(decoder, 2, capture=False)
@@ -119,7 +126,7 @@ def test_a_draft_tree_gives_the_bits_of_decoding(tmp_path: Path, family: str, ki
 @pytest.mark.gpu
 @pytest.mark.skipif(not (ON_GPU and REAL_MODEL), reason="needs a CUDA device, and SPECSOT_TEST_MODEL_DIR")
 def test_a_draft_tree_of_a_real_model_gives_the_bits_of_decoding() -> None:
-    decoder = Decoder.load(Path(REAL_MODEL or ""), None, torch.bfloat16, "cuda")
+    decoder = Decoder.load(Path(REAL_MODEL or ""), None, torch.bfloat16, "cuda", draft_invariant=True)
     check_trees(decoder, 3, capture=True)
 
 
@@ -141,6 +148,86 @@ def test_a_draft_tree_gives_the_logits_of_decoding_within_the_rounding_of_fp32(t
 def test_ranges_whose_kernels_keep_the_order_of_sums_run_small_steps(
     demo_model: Path, dtype: torch.dtype, changes: dict[str, Any], expected: bool
 ) -> None:
-    decoder = Decoder.load(demo_model / "base", Range(0, 1), dtype, "cpu")
+    decoder = Decoder.load(demo_model / "base", Range(0, 1), dtype, "cpu", draft_invariant=True)
     decoder.config = replace(decoder.config, **changes)
     assert decoder.runs_small_steps == expected
+    usual = Decoder.load(demo_model / "base", Range(0, 1), dtype, "cpu")
+    assert not usual.runs_small_steps, "without --draft-invariant"
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    ("options", "small_products", "tables_of_small_steps"),
+    [
+        ({}, 0, FrameTables),
+        # One layer has four products, and lm_head is the fifth.
+        ({"draft_invariant": True}, 5, SmallStepFrames),
+    ],
+)
+def test_the_kernels_of_small_steps_run_only_with_draft_invariant(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int,
+    options: dict[str, bool],
+    small_products: int,
+    tables_of_small_steps: type[FrameTables],
+) -> None:
+    """The layers are those of a GPU; their kernels are interpreted where there is none."""
+    from specsot_kernels.gpu import small_products as kernels
+
+    multiplied = list[int]()
+    multiply_small = kernels.multiply_small
+
+    def count_and_multiply(x: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        multiplied.append(len(x))
+        return multiply_small(x, *given, **named)
+
+    monkeypatch.setattr(kernels, "multiply_small", count_and_multiply)
+    monkeypatch.setattr(fused, "runs_kernels", lambda device: True)
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    write_model(tmp_path, "qwen2", num_hidden_layers=1, max_position_embeddings=256, **sizes)
+    device = "cuda" if ON_GPU else "cpu"
+    decoder = Decoder.load(tmp_path, Range(0, 1), torch.float16, device, **options)
+    kv = decoder.make_kv(2, PAGE)
+    positions = torch.arange(rows, device=device)
+    plan = decoder.plan([RowSpan(rows, 0, rows, (0, 1))], PAGE, "packed")
+    hidden, _ = decoder.forward(decoder.embed(positions), positions, positions, plan, kv)
+    decoder.logits(hidden)
+    assert multiplied == [rows] * small_products
+    for size, kind in ((1, tables_of_small_steps), (32, tables_of_small_steps), (48, FrameTables)):
+        tables = frame_tables(decoder, kv, size, short_sequences=False, hidden=False)
+        assert [type(table) for table in tables] == [kind], size
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+@pytest.mark.parametrize(
+    ("quantization", "kv_dtype", "tensor_parallel", "why"),
+    [
+        ("fp8", "auto", 1, "matrices in --dtype, or in int8 "),
+        ("int4", "auto", 1, "matrices in --dtype, or in int8 "),
+        (None, "int8", 1, "matrices in --dtype, or in int8 "),
+        (None, "auto", 2, "one GPU per layer"),
+    ],
+)
+def test_what_cannot_be_draft_invariant_on_a_gpu_is_refused(
+    demo_model: Path, quantization: Quantization | None, kv_dtype: KvDtype, tensor_parallel: int, why: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"^--draft-invariant needs {why}"):
+        fused.check_draft_invariant(
+            read_config(demo_model / "base"),
+            torch.device("cuda"),
+            torch.bfloat16,
+            quantization,
+            kv_dtype,
+            tensor_parallel,
+        )
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+def test_capped_scores_cannot_be_draft_invariant_on_a_gpu_in_16_bits(demo_model: Path) -> None:
+    capped = replace(read_config(demo_model / "base"), attention_softcap=50.0)
+    with pytest.raises(InvalidRequest, match=r"^--draft-invariant needs layers without experts, .* capped"):
+        fused.check_draft_invariant(capped, torch.device("cuda"), torch.float16, None, "auto", 1)
+    for device, dtype in (("cpu", torch.bfloat16), ("cuda", torch.float32)):
+        fused.check_draft_invariant(capped, torch.device(device), dtype, None, "auto", 1)

@@ -294,7 +294,7 @@ MAX_LINE_BYTES = 1 << 16
 # Connections. Maximum that the join server handles at a time. Untuned.
 MAX_CONNECTIONS = 16
 # Flags that all workers of a ring share. Their values are plain words, so that no value can name a file.
-SHARED = ("--dtype", "--quantization", "--kv-cache-dtype", "--batch-invariant")
+SHARED = ("--dtype", "--quantization", "--kv-cache-dtype", "--batch-invariant", "--draft-invariant")
 
 # Called with a line for the user.
 PrintLine = Callable[[str], None]

@@ -56,9 +56,10 @@ class LayerMemory:
         kept = self.options.kv_cache_dtype
         if kept == "auto":
             kept = "fp16" if self._row_itemsize < self.dtype.itemsize else ""
-        grouped = "batch-invariant" if options.batch_invariant else ""
+        invariance = ("batch-invariant",) * options.batch_invariant
+        invariance += ("draft-invariant",) * options.draft_invariant
         held = describe_rounding(options.stored_form, options.device)
-        return ", ".join(filter(None, (held, kept and f"{kept} KV", grouped, self._batch_dependent)))
+        return ", ".join(filter(None, (held, kept and f"{kept} KV", *invariance, self._batch_dependent)))
 
     @property
     def _batch_dependent(self) -> str:
@@ -174,12 +175,15 @@ class LayerMemory:
         be captured, or with tensor parallelism for layers that cannot be fused.
         """
         kind = self.options.stored_form
-        grouped = self.options.batch_invariant
+        invariant = self.options.batch_invariant
+        small_steps = self.options.draft_invariant and not invariant
         eight = kind in ("fp8", "int8")
         captured = can_capture(self.config, kernels, bool(kind), eight, self.dtype)
         captured = captured and (self.options.tensor_parallel == 1 or can_fuse(self.config))
-        wide = not grouped and self._wide(layers, room)
-        return step_bytes(self.config, self.dtype.itemsize, width, wide, grouped) if captured else 0
+        wide = not invariant and self._wide(layers, room)
+        if not captured:
+            return 0
+        return step_bytes(self.config, self.dtype.itemsize, width, wide, invariant, small_steps)
 
     def _wide(self, layers: Range | None, room: int | None) -> bool:
         """Return whether frames of prompts only may have more tokens than others (see

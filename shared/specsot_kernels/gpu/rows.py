@@ -16,6 +16,7 @@ from torch import Tensor
 from specsot_kernels.gpu.launching import (
     await_preceding_kernel,
     kernel,
+    kernel_for_any,
     let_next_begin,
     on_device_of,
     pdl_options,
@@ -338,7 +339,7 @@ def _norm(x, weight, out, size, eps, room: tl.constexpr, early: tl.constexpr):
     tl.store(out + row * size + column, values.to(out.dtype.element_ty), mask=there)
 
 
-@kernel
+@kernel_for_any("pages", "page_rows")
 def _move(
     kv, moves, pages, kv_heads, page_rows, dim, count, many: tl.constexpr, room: tl.constexpr,
     early: tl.constexpr,
