@@ -116,7 +116,7 @@ def test_an_mtp_layer_of_the_base_drafts_unless_another_drafter_is_named(tmp_pat
         models = models_of(fleet_of({"model": str(base), **given}))
         assert (models.drafts, models.draft) == found
     split_pair(write_pair(tmp_path / "other", "qwen2"), alone)
-    assert models_of(fleet_of({"model": str(tmp_path / "other")})).drafts == "none"
+    assert models_of(fleet_of({"model": str(tmp_path / "other")})).drafts == "suffix"
     apart = models_of(fleet_of({"model": str(tmp_path / "other"), "draft_model": str(alone)}))
     assert (apart.drafts, apart.draft) == ("mtp", alone)
 

@@ -95,7 +95,7 @@ def test_a_broken_head_is_one_line_and_nothing_is_left_running(
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith(f"specsot: worker-0: {head / 'model.safetensors'}"), "both are one process"
+    assert err.startswith(f"specsot: {head / 'model.safetensors'}: "), "it is read before anything starts"
     assert err.count("\n") == 1
     left = subprocess.run(["pgrep", "-f", str(head)], capture_output=True, text=True, check=False)
     assert left.stdout == ""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from specsot.checkpoint.config import read_config, require_quantizer, require_torch
 from specsot.checkpoint.draft_kind import is_language_model
 from specsot.checkpoint.gguf.finding import POINTER
-from specsot.checkpoint.mtp import has_mtp
 from specsot.checkpoint.resolving import address_of_model, resolve_model
 from specsot.errors import InvalidRequest
 from specsot.members import CommMode, HopDtype, Layout, Range, Transport
@@ -347,7 +346,7 @@ def models_of(options: FleetOptions) -> Models:
     base = resolve_model(options.model) if options.model else small_pair() / "base"
     layers = layers_of(options, base)
     draft = draft_of(options, base)
-    if options.drafter is None and draft and has_mtp(draft, read_config(base)):
+    if options.drafter is None and draft and _has_mtp(draft, base):
         options = replace(options, drafter="mtp")
     check_head(options, draft)
     places = local_devices(options, len(layers))
@@ -374,6 +373,18 @@ def drafter_for(options: FleetOptions, draft: Path | None) -> DrafterName | None
         on_cpu = options.device == "cpu" and not options.devices
         return "suffix" if on_cpu and options.kind == "embedded" else None
     return "model" if options.draft_model and is_language_model(draft) else None
+
+
+def _has_mtp(directory: Path, base: Path) -> bool:
+    """Tell whether a directory holds an MTP layer for a base model, see `has_mtp`.
+
+    directory: Directory of a checkpoint or of an MTP layer alone.
+    base: Directory of the base model.
+    """
+    # Loads NumPy, which commands that only talk to a server do not need.
+    from specsot.checkpoint.mtp import has_mtp
+
+    return has_mtp(directory, read_config(base))
 
 
 def warn_of_processes(options: FleetOptions) -> None:
@@ -437,7 +448,7 @@ def draft_of(options: FleetOptions, base: Path) -> Path | None:
     if options.drafter in (None, "eagle") and (bundled := head_for(base, BUNDLED)):
         return bundled
     if options.drafter is None:
-        return base if has_mtp(base, read_config(base)) else None
+        return base if _has_mtp(base, base) else None
     raise InvalidRequest(f"drafter {options.drafter} needs a draft_model", field="draft_model")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -122,10 +123,10 @@ class Answerer(Speaker):
 
 @pytest.mark.parametrize("write", [False, True])
 async def test_one_command_measures_the_lengths_and_writes_them_for_the_master(
-    tmp_path: Path, write: bool
+    tmp_path: Path, demo_model: Path, write: bool
 ) -> None:
     speaker = Answerer(with_template(tmp_path, QWEN)[0])
-    (tmp_path / "config.json").write_text("{}")
+    shutil.copy(demo_model / "base" / "config.json", tmp_path)
 
     async def opener(_: FleetOptions) -> FleetClient:
         return speaker
