@@ -11,6 +11,7 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx2 as httpx
 import pytest
@@ -112,8 +113,18 @@ async def answer(opened: EmbeddedFleet, ask: Ask) -> Finished:
 
 async def abandon(opened: EmbeddedFleet, watch: Watch, ask: Ask, num_tokens: int) -> None:
     """Ask, and leave as soon as so many tokens of the prompt have been computed."""
-    asking = asyncio.create_task(answer(opened, ask))
-    await watch.has_computed(num_tokens)
+    await leave(asyncio.create_task(answer(opened, ask)), watch, num_tokens)
+
+
+async def leave(asking: asyncio.Task[Any], watch: Watch, num_tokens: int) -> None:
+    """Cancel a client as soon as so many tokens of its prompt have been computed.
+
+    A client that is answered before that, a refusal for example, fails the test instead of having it wait.
+    """
+    computing = asyncio.create_task(watch.has_computed(num_tokens))
+    await asyncio.wait([asking, computing], return_when=asyncio.FIRST_COMPLETED)
+    computing.cancel()
+    assert not asking.done(), f"answered before it left: {asking.result()}"
     asking.cancel()
     await asyncio.wait([asking])
 
@@ -179,12 +190,17 @@ async def test_a_fork_that_waits_for_an_abandoned_prompt_gets_as_much_as_it_need
     assert [one.tokens for one in answers] == [one.tokens for one in fresh]
 
 
+async def never() -> Any:
+    """Stand for the state and the metrics, which no call of these tests asks for."""
+    raise AssertionError("no call asks for the state or the metrics")
+
+
 @asynccontextmanager
 async def served(opened: EmbeddedFleet) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the HTTP endpoint of a fleet."""
     master = opened._master
     context = HttpContext(
-        master.requests, master.info().models[0], master.text, lambda: True, lambda: None, bytes, 0
+        master.requests, master.info().models[0], master.text, state=never, figures=never, began=0
     )
     server = await open_http_server("127.0.0.1:0", build_app(context))
     try:
@@ -205,12 +221,10 @@ async def test_a_client_that_drops_its_connection_and_asks_again_finds_what_was_
     watch = Watch()
     async with fleet(demo_model, watch, True, 1, 16) as opened, served(opened) as client:
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=body | {"stream": stream}))
-        await watch.has_computed(100)
-        asking.cancel()
-        await asyncio.wait([asking])
+        await leave(asking, watch, 100)
+        # Each look is an HTTP call, during which the server notices that the client is gone.
         while opened._master.info().requests.running:
-            watch.changed.clear()
-            await watch.changed.wait()
+            await client.get("/v1/models")
         computed = watch.num_computed
         again = (await client.post("/v1/chat/completions", json=body)).json()
     async with fleet(demo_model, Watch(), True, 1, 16) as opened, served(opened) as client:
