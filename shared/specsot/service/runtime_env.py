@@ -131,9 +131,9 @@ def spare_collector() -> None:
     search begins only after YOUNG_OBJECTS new objects.
 
     A search through all objects that are loaded at the start takes 0.1 s or more, in which no request
-    continues. Call `gc.unfreeze` when objects that existed then are no longer used.
+    continues and no heartbeat is sent. So none is made here either: cycles that are garbage by now stay
+    until `gc.unfreeze`. Call that when objects that existed then are no longer used.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
