@@ -26,7 +26,7 @@ function cutShort(turn, state) {
 class Part {
   constructor(told) {
     this.told = told;
-    this.body = make("div", {class: "body", dir: "auto", tabindex: told.id ? "0" : null, "aria-label": told.id ? `Text of ${told.title}` : null});
+    this.body = make("div", {class: "body", dir: "auto", tabindex: told.id ? "0" : null, "aria-label": told.id ? `Text of ${told.title || "the closing"}` : null});
     this.meta = make("p", {class: "meta"});
     this.head = make("h3");
     this.box = make("section", {class: "part", "data-branch": told.id}, ...(told.id ? [this.head, this.meta] : []), this.body);
@@ -59,7 +59,8 @@ class Part {
     const {id, title, state, tokens, steps, needs} = this.told;
     this.box.dataset.is = state;
     this.body.classList.toggle("cut", state === "length" && !SENTENCE_END.test(this.told.runs.at(-1)?.[0] ?? "."));
-    this.head.textContent = `${id}. ${title}`;
+    this.head.textContent = title ? `${id}. ${title}` : "";
+    this.head.hidden = !title;
     const pace = steps && tokens / steps > NOTHING_NEW ? ` · ${(tokens / steps).toFixed(1)} a step` : "";
     const after = state === "waiting" && needs.length ? ` for ${needs.join(", ")}` : "";
     this.meta.textContent = `${STATES[state] ?? state}${after}${tokens ? ` · ${count(tokens, "token")}${pace}` : ""}`;
