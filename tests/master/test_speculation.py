@@ -90,15 +90,6 @@ def test_the_plan_is_opened_once_the_direct_answer_has_its_first_token() -> None
     assert len(play.of(OpenSkeleton)) == 1
 
 
-def test_no_plan_is_opened_for_an_answer_of_one_token() -> None:
-    play = begin()
-    play.write(0, "A", step=1)
-    opened = len(play.of(OpenSkeleton))
-    play.end(0)
-    assert opened <= 1
-    assert play.finished.text == "A"
-
-
 def test_an_answer_that_ends_at_once_opens_no_plan() -> None:
     play = begin()
     play.end(0)

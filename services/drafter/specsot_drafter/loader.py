@@ -659,8 +659,8 @@ class SuffixBackend(DraftBackend):
 
         configuration: The epoch as the master has configured it.
         min_match: Number of a sequence's last tokens that an earlier occurrence must have at least, if that
-            is more than the backend's own number. MAX_MATCH finds copied text; shorter matches of 64
-            sequences take the host 10 ms, as long as a step.
+            is more than the backend's own number. MAX_MATCH finds copied text. With 64 sequences, looking
+            for matches of 2 tokens takes the host 3.9 ms, and 0.5 ms for MAX_MATCH (one CPU core).
 
         At least one level and one node remain.
         """
