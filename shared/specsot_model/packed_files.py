@@ -46,7 +46,9 @@ _publisher = ThreadPoolExecutor(1, "packed-files")
 
 
 def flush() -> None:
-    """Wait until all weights that this process has kept are on the disk, under their final names."""
+    """Wait until each weight that this process has kept is on the disk under its final name, or has failed to
+    get there; a failure is not reported.
+    """
     _publisher.submit(bool).result()
 
 

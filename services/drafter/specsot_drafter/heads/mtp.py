@@ -90,7 +90,7 @@ class MtpHead(DecoderHead):
 
     def step(self, tokens: Tensor, features: Tensor, origins: Tensor, rows: HeadRows) -> Tensor:
         """Run one forward pass like `forward`, but gather the features (`GraphHead.step`). Return the outputs
-        of the asked rows, [asked, hidden].
+        of the asked rows, [asked, hidden], or of all rows if `rows.asked` is None.
 
         tokens: Token ids, [rows].
         features: Features from which those of the rows are gathered, [n, hidden].
@@ -149,7 +149,8 @@ def load_mtp(
     base_directory: The base model, whose embedding, final norm and lm_head are loaded as well.
     dtype: Type of the numbers.
     device: Where the layer computes.
-    allow_pickle_bin: True if pickled weight files of `directory` may be read, see `WeightFiles`.
+    allow_pickle_bin: True if pickled weight files of `directory` may be read, see `WeightFiles`. It has no
+        effect if `directory` is `base_directory`; `allow_pickle_base` decides then.
     allow_pickle_base: The same for the base model.
     quantization: The form in which matrices are held. None: not quantized.
 

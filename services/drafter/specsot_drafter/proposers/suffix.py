@@ -137,8 +137,8 @@ class SuffixProposer(Proposer):
 
         sequence: Id of the sequence.
 
-        Tokens that a fork shares with its source are left out, as the source keeps them. Only the last
-        MAX_MATCH of them are kept, so that the fork's first own tokens can be found by what precedes them.
+        Of the tokens that a fork shares with its source, only the last MAX_MATCH are kept, so that the fork's
+        first own tokens can be found by what precedes them. The source keeps all of them.
 
         Nothing is kept if the proposer keeps no past tokens.
         """

@@ -52,8 +52,9 @@ class FormReader:
         "Plants need three things:\\n\\n1. **" -> titled
         "Plants need three things:\\n\\n1. Li" -> plain
 
-    form: the form of the answer, or None while it is not known. An answer whose first paragraph has
-        MAX_INTRODUCTION_TOKENS tokens counts as plain, as does one that ends within its first paragraph.
+    form: the form of the answer, or None while it is not known. An answer is plain if its form is still
+        unknown after MAX_INTRODUCTION_TOKENS tokens, or when it ends. Its first paragraph is its first line
+        with words.
     """
 
     form: AnswerForm | None = None

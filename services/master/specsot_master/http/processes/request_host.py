@@ -40,7 +40,7 @@ class _HostedStream:
 
     number: The number that the API process gave to the stream.
     join_text: True to join pieces of answer text that wait to be sent.
-    over: Set once the end of the events, or the error that ended them, is among the entries to send.
+    over: Set once `_read` has added the end of the events, or the error that ended them, to the entries.
     task: Runs the request; None before it is started.
     events: The events of the request; None until the engine has accepted the request.
     observers: Observe each event before it is sent.
@@ -88,7 +88,8 @@ class RequestHost:
         """Handle a message of the API process. One that names an unknown stream is ignored, because the
         stream may have ended before the message arrived.
 
-        message: any message of an API process; those that concern no request are ignored.
+        message: any message of an API process. A query is answered at once; a message of a class that is
+            not handled here is ignored.
         """
         match message:
             case OpenRequest():
@@ -165,7 +166,8 @@ class RequestHost:
                 del self._streams[stream.number]
 
     def _fail(self, stream: _HostedStream, error: SpecsotError) -> None:
-        """End a stream that the engine has not accepted, or whose request could not be closed.
+        """End a stream that the engine has not accepted, or whose request could not be closed. The stream
+        ends with the error, unless `_read` has already added its end or its error.
 
         stream: the stream.
         error: what the API process raises.
@@ -207,7 +209,8 @@ class RequestHost:
             self._send(Entries(entries))
 
     def _read(self, stream: _HostedStream, entries: list[Entry]) -> None:
-        """Append the unread events of a stream, and its end if it has ended.
+        """Append the unread events of a stream, and its end if it has ended. An error of the events is
+        appended as the stream's failure. Nothing is appended before the engine has accepted the request.
 
         stream: a stream whose request runs.
         entries: the entries of the next message.
