@@ -20,7 +20,10 @@ class EagerSteps:
 
     launched: number of steps.
     unread: number of those that were launched with trees that the host had not read.
+    accepts_device_tokens: whether the device may choose the tokens of further passes.
     """
+
+    accepts_device_tokens = False
 
     def __init__(
         self,

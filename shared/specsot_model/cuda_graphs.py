@@ -354,7 +354,8 @@ class CapturedSteps:
         those of the first device. States that gated delta layers store become valid.
 
         filled: The frame with its tables, as `fill` returned it.
-        entry: Token ids if the range starts with the embedding, else hidden states [rows, H].
+        entry: Token ids if the range starts with the embedding, else hidden states [rows, H]. On a single
+            device, token ids may be a tensor on it, [rows], which the host has not read.
         """
         steps = filled.steps
         with self._launching if len(steps) > 1 else nullcontext():
@@ -365,6 +366,11 @@ class CapturedSteps:
                 step.start()
         steps[0].commit()
         return steps[0].outputs(len(filled.rows.positions))
+
+    @property
+    def accepts_device_tokens(self) -> bool:
+        """Tell whether `launch` takes token ids that are still on the device: on a single device."""
+        return len(self._stagings) == 1
 
     @property
     def accepts_device_trees(self) -> bool:
@@ -503,6 +509,7 @@ class _CapturedStep:
         self._numbers = torch.zeros(self.size, dtype=torch.int32, device=decoder.device)
         own_flat, *table_flats = self._numbers.split(lengths)
         moves, tokens, positions, slots, *walk = views(own_flat, own_shapes)
+        self._tokens = tokens
         moves.fill_(-1)
         slots.fill_(-1)
         plans = [tables.plan(flat, group) for tables, flat in zip(self._tables, table_flats)]
@@ -574,7 +581,8 @@ class _CapturedStep:
         `filled.numbers[0]` receives the tokens if the range begins with the embedding. KV moves that do not
         fit the graph's table are done before the copy.
 
-        entry: Tokens or hidden states; None if this device is not where the rows enter.
+        entry: Tokens or hidden states; None if this device is not where the rows enter. Tokens may be a
+            tensor on the device.
         filled: The frame with its tables.
         staging: The pinned buffer through which this device's tables are copied.
         """
@@ -583,9 +591,11 @@ class _CapturedStep:
         with on_device_of(self._numbers):
             if entry is not None and self._hidden is not None:
                 self._hidden[: len(entry)] = torch.as_tensor(entry)
-            elif entry is not None:
+            elif entry is not None and not isinstance(entry, Tensor):
                 filled.numbers[0][: len(entry)] = entry
             staging.send([self._moves_table(filled.rows.moves), *filled.numbers], self._numbers)
+            if self._hidden is None and isinstance(entry, Tensor):
+                self._tokens[: len(entry)] = entry
 
     def start(self) -> None:
         """Launch the graph for the tables that were sent last. It may be launched again."""

@@ -98,12 +98,14 @@ def write(
     unread: bool = False,
     pages: int = PAGES,
     rows: int = 64,
+    passes: bool = False,
 ) -> tuple[dict[int, list[int]], DecoderStage, EagerSteps, int]:
     """What each sequence writes, and how many steps that took. unread: features are told of, too."""
     stage = DecoderStage(decoder, pages, PAGE, "packed")
     if unread:
         stage.tap(2, torch.ones(4, decoder.config.hidden))
     steps = EagerSteps(decoder, stage._kv, stage._taps, unread)
+    steps.accepts_device_tokens = passes
     if ahead:
         stage.run_by(steps)
     budget, table = FrameBudget(rows, 1, SHAPE.slots if engine else 1), PageTable(pages, PAGE)

@@ -160,6 +160,7 @@ class StepLoop:
         self.at: Phases = untimed
         verifier.colocated.drafter = self if engine else None
         verifier.quiet = lambda: not sequencer.prompt_tokens_due
+        verifier.passes = sequencer.passes_ahead
 
     def turn(self, enter_phase: Phases = untimed) -> Step:
         """Compute everything that is ready in one forward pass, then draft below what was written; return the
@@ -174,7 +175,7 @@ class StepLoop:
         self.at = enter_phase
         self.trees = {}
         with enter_phase("compose"):
-            frame = self.sequencer.compose(0.0)
+            frame = self.sequencer.compose(0.0, self._verifier.launched_passes)
         if frame is None:
             raise ModelError("no sequence is left to compute")
         with enter_phase("layers"):

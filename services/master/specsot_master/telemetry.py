@@ -431,17 +431,17 @@ class Metrics:
 
     def on_result(self, result: Result) -> None:
         """Record one step. For each outcome all tokens but the last count as accepted drafts; depths count
-        from 0.
+        from 0. In a step of several forward passes nothing was drafted; seconds are those of one pass.
 
         result: what the last stage has reported.
         """
         self._time(result)
         self.observe("iteration_tokens_total", sum(len(outcome.tokens) for outcome in result.outcomes))
         for stage, seconds in enumerate(result.seconds):
-            self.observe("stage_seconds", seconds, str(stage))
+            self.observe("stage_seconds", seconds / result.passes, str(stage))
         self._count("spec_decode_num_drafts", result.drafts)
         self._count("spec_decode_num_draft_tokens", result.drafted)
-        for outcome in result.outcomes:
+        for outcome in result.outcomes if result.passes == 1 else ():
             # The last token of an outcome is the base model's own (bonus) token, not an accepted one.
             for position in range(len(outcome.tokens) - 1):
                 self._count("spec_decode_num_accepted_tokens")
@@ -459,7 +459,7 @@ class Metrics:
         self._step_began = now if self._busy() else None
         if began is None:
             return
-        self.observe("step_seconds", now - began)
+        self.observe("step_seconds", (now - began) / result.passes)
         for stage, seconds in enumerate(result.seconds):
             self._count("stage_bubble_seconds", max(now - began - seconds, 0.0), str(stage))
 

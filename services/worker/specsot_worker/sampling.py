@@ -93,6 +93,22 @@ def choose_tokens(
     return chosen
 
 
+def choose_on_device(logits: torch.Tensor, requests: Sequence[DrawRequest]) -> torch.Tensor:
+    """Return the target token id of each row of logits, int32 [num_rows] on their device, without waiting for
+    the device if that is a GPU. -1 for a row whose logits are not finite. The tokens are those of
+    `choose_tokens`.
+
+    logits: [num_rows, vocab]. They are not changed.
+    requests: How each row's token is drawn, one per row. Empty: the argmax of every row.
+    """
+    if logits.is_cuda and HAS_KERNEL:
+        from specsot_kernels.gpu import drawing
+
+        return drawing.choose_on_device(logits, [draw_setting(request) for request in requests])
+    chosen = [-1 if token is None else token for token in choose_tokens(logits, requests)]
+    return torch.tensor(chosen, dtype=torch.int32, device=logits.device)
+
+
 def compile_draws(logits: torch.Tensor) -> None:
     """Compile the GPU's sampling kernels before the first request needs them. Nothing happens on a CPU.
 
@@ -380,14 +396,23 @@ def find_targets(
         for number, one in enumerate(queries)
     ]
     for number, one in enumerate(queries):
-        if (rule := one.state.soft_end) is None:
-            continue
+        softly = end_softly(one, found[number])
         # The rule returns the same list if it changes no target.
-        softly = rule.change(one.state.tokens, one.tree, found[number])
         if alone and softly is not found[number]:
             mispredicted(one.state.opening.sequence)
         found[number] = softly
     return found
+
+
+def end_softly(query: TargetQuery, targets: Targets) -> Targets:
+    """Return the targets of a query, with an end token where the sequence's soft end wants one. Return the
+    same list if no target changes.
+
+    query: The query, whose tree is walked.
+    targets: Target token id at each node.
+    """
+    rule = query.state.soft_end
+    return targets if rule is None else rule.change(query.state.tokens, query.tree, targets)
 
 
 @dataclass(slots=True)

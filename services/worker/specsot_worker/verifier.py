@@ -26,7 +26,7 @@ from specsot.core.frames import (
     num_tokens_of,
 )
 from specsot.core.overlap import OverlapState
-from specsot.core.tree import single
+from specsot.core.tree import chain, single
 from specsot.grammar import Grammar, IsolatedGrammar, SentenceEnds, SpellingHabits
 from specsot.members import RowsOf
 from specsot_model.inference import inference_mode
@@ -38,10 +38,16 @@ from specsot_worker.feature_stream import FeatureStream
 from specsot_worker.logprobs import add_logprobs
 from specsot_worker.migrated_kv import MigratedKV
 from specsot_worker.overlap.drafted_step import ColocatedDrafts, OverlapsSteps
-from specsot_worker.overlap.next_step import NextStep
+from specsot_worker.overlap.next_step import ChosenTokens, NextStep
 from specsot_worker.pending_grammars import PendingGrammars
 from specsot_worker.prompt_scores import PromptScores
-from specsot_worker.sampling import TargetQuery, Targets, find_targets
+from specsot_worker.sampling import (
+    TargetQuery,
+    Targets,
+    choose_on_device,
+    end_softly,
+    find_targets,
+)
 
 log = structlog.get_logger()
 
@@ -84,6 +90,8 @@ class Verifier:
     quiet: Returns True if no message or prompt has arrived that would change the next frame, so that the next
         step may be launched before its frame is composed. The worker sets it; until then it always returns
         True.
+    passes: Returns how many forward passes the next step may take, see `Sequencer.passes_ahead`. The worker
+        sets it; until then it always returns 1.
     """
 
     def __init__(
@@ -118,12 +126,20 @@ class Verifier:
         self.colocated = ColocatedDrafts(stage, self._places, lambda: self.quiet())
         # Returns whether no message has arrived that would change the next frame.
         self.quiet = lambda: True
+        # Returns how many forward passes the next step may take.
+        self.passes: Callable[[], int] = lambda: 1
 
     @property
     def next_confirmed(self) -> bool:
         """True if the next step has been launched with the tokens of the results, and waits for its frame."""
         step = self._next_step
         return step is not None and step.state is OverlapState.CONFIRMED
+
+    @property
+    def launched_passes(self) -> int:
+        """Number of forward passes of the step that waits for its frame; 1 without such a step."""
+        step = self._next_step
+        return step.launched_passes if step else 1
 
     @property
     def _next_step(self) -> NextStep | None:
@@ -313,12 +329,14 @@ class Verifier:
             first = stop
         if not rows:
             return {}
+        next_step = self._next_step
+        if frame.extra_passes and next_step and next_step.chosen:
+            return self._outcomes_of_passes(frame, decoding, next_step, next_step.chosen)
         hidden = frame.hidden
         assert hidden is not None
         logits = self._logits(hidden if len(rows) == first else hidden[indices(rows, hidden.device)])
         # The device computes the logits meanwhile.
         questions = [_target_query(*each) for each in decoding]
-        next_step = self._next_step
         steady = next_step is not None and self._steady(frame, questions)
         meanwhile = None if self._pending else partial(self.colocated.start, frame)
         found = find_targets(logits, questions, meanwhile=meanwhile, mispredicted=self.colocated.discard)
@@ -331,6 +349,42 @@ class Verifier:
         ]
         return {one.sequence: one for one in add_logprobs(outcomes, questions, logits)}
 
+    def _outcomes_of_passes(
+        self,
+        frame: Frame,
+        decoding: Sequence[tuple[Segment, DecodeState, int]],
+        step: NextStep,
+        chosen: ChosenTokens,
+    ) -> dict[int, Outcome]:
+        """Return the outcome of each sequence of a frame of several passes, by sequence, and launch the next
+        step before.
+
+        frame: The frame, see `Frame.extra_passes`. All of its segments decode.
+        decoding: Its segments, with the state of the sequence and the first of their rows.
+        step: Launches the next step.
+        chosen: The target tokens that the device has chosen.
+
+        Each tree becomes the chain of the tokens that were fed, so that it is accepted like a drafted one.
+
+            # root a, chosen [b c d] -> tree a -> b -> c with the targets [b c d]
+        """
+        found: list[Targets] = chosen.read()
+        queries = list[TargetQuery]()
+        for (segment, state, row), targets in zip(decoding, found):
+            assert isinstance(segment, TreeSegment)
+            fed = chain((segment.tree.tokens[0], *[token or 0 for token in targets[:-1]]))
+            queries.append(TargetQuery(state, row, fed, segment.committed + 1, ()))
+        found = [*map(end_softly, queries, found)]
+        rests = frame.paused or frame.catching_up
+        if self._steady(frame, queries) and self.quiet():
+            self._launch_next(step, queries, found)
+        outcomes = list[Outcome]()
+        for (segment, state, _), query, targets in zip(decoding, queries, found):
+            assert isinstance(segment, TreeSegment)
+            outcome = self._outcome(segment.with_tree(query.tree), state, targets, rests)
+            outcomes.append(replace(outcome, extra_passes=frame.extra_passes))
+        return {one.sequence: one for one in outcomes}
+
     def _steady(self, frame: Frame, queries: list[TargetQuery]) -> bool:
         """Return whether every sequence of a frame feeds exactly its one new token in the next frame, unless
         that token ends it, and the sequences are in the order of the next frame's trees. Return False for the
@@ -339,13 +393,15 @@ class Verifier:
         frame: The frame that is being verified.
         queries: Queries of its decoding segments, in the order of the segments.
 
-        Return False, too, if a segment does not decode, or if a tree has more nodes than its root.
+        Return False, too, if a segment does not decode, or if a tree has more nodes than its root and is no
+        chain of a frame of several passes.
         """
         if not frame.number or len(queries) < len(frame.segments) or self._pending:
             return False
         rests = frame.paused or frame.catching_up
         for one in queries:
-            if len(one.tree.tokens) > 1 or not one.state.will_continue(rests):
+            drafted = len(one.tree.tokens) > 1 + frame.extra_passes
+            if drafted or not one.state.will_continue(rests):
                 return False
         places = [one.state.order for one in queries]
         return places == sorted(places)
@@ -355,16 +411,36 @@ class Verifier:
 
         step: Launches the step.
         queries: One for each sequence of the frame.
-        found: Targets of each query: one token each, or [None] if the logits are not finite.
+        found: Targets of each query, one token per pass of the frame. None: the logits are not finite.
 
-        Nothing is launched if any logits are not finite, or if every sequence ends with its token.
+        Nothing is launched if any logits are not finite, or if every sequence ends with its tokens.
 
         The step may refuse to launch, for example for token ids beyond the vocabulary; nothing happens then.
+        If it is launched, as many further passes follow as `passes` allows.
         """
-        tokens = [token for (token,) in found if token is not None]
-        free = [one.state for one, token in zip(queries, tokens) if token not in one.state.opening.stop_ids]
-        if len(tokens) == len(found) and any(state.remaining > 1 for state in free):
-            step.launch(tokens)
+        if any(None in targets for targets in found):
+            return
+        continues = any(
+            one.state.remaining > len(targets) and set(targets).isdisjoint(one.state.opening.stop_ids)
+            for one, targets in zip(queries, found)
+        )
+        tokens = [token for targets in found if (token := targets[-1]) is not None]
+        if not (continues and step.launch(tokens)):
+            return
+        if (passes := self.passes()) > 1:
+            # Settings of the draws, which depend on the positions of the tokens.
+            drawn = [one for one in queries if one.state.opening.sampling.temperature > 0]
+
+            def choose(hidden: torch.Tensor, number: int) -> torch.Tensor:
+                """Return the tokens that follow one pass, int32 [num_sequences] on the device.
+
+                hidden: Hidden states after the pass, [num_sequences, hidden_size].
+                number: Number of the pass.
+                """
+                requests = [one.draw_request(len(one.tree) + number) for one in queries] if drawn else ()
+                return choose_on_device(self._logits(hidden), requests)
+
+            step.run_ahead(choose, passes)
 
     def _places(self, segments: Sequence[Segment]) -> list[tuple[int, int] | None]:
         """Return the place of each segment's sequence among a frame's trees, if its next tree is always the
@@ -478,11 +554,13 @@ def _result(frame: Frame, outcomes: tuple[Outcome, ...], prefixes: tuple[PrefixP
     outcomes: Outcomes of its decoding segments. May be empty.
     prefixes: How far its prefixes have been computed. May be empty.
 
-    The result also has the frame's compute seconds, its number of tokens, the number of trees with more
-    nodes than the root, and the number of drafted nodes, roots excluded.
+    The result also has the frame's compute seconds, the number of tokens of each pass, the number of trees
+    with more nodes than the root, and the number of drafted nodes, roots excluded. In a frame of several
+    passes nothing is drafted.
     """
-    rows = num_tokens_of(frame.segments)
-    drafted = [len(one.tree.tokens) - 1 for one in frame.segments if isinstance(one, TreeSegment)]
+    rows = num_tokens_of(frame.segments) // (1 + frame.extra_passes)
+    trees = [one.tree for one in frame.segments if isinstance(one, TreeSegment)]
+    drafted = [len(tree.tokens) - 1 - frame.extra_passes for tree in trees]
     drafts = len(drafted) - drafted.count(0)
     counts = rows, drafts, sum(drafted)
     return Result(frame.epoch, frame.number, outcomes, frame.seconds, *counts, prefixes)

@@ -226,6 +226,7 @@ class Worker:
         if verifier and (sequencer := self._active.sequencer):
             # The verifier launches the next frame by itself only if no message or prompt would change it.
             verifier.quiet = lambda: not (self._arrived() or sequencer.prompt_tokens_due)
+            verifier.passes = sequencer.passes_ahead
         if verifier and index and self._verify_thread:
             name = self._loader.name
             thread = self._verify_thread
@@ -422,13 +423,14 @@ class Worker:
         """
         if active.sequencer is None or active.missing_taps:
             return None
-        while (frame := active.sequencer.compose(self._clock())) is not None:
+        verifier = active.verifier
+        while frame := active.sequencer.compose(self._clock(), verifier.launched_passes if verifier else 1):
             await self._report_rejections(active)
             await self._run_frame(active, self._observer.launched(frame, self._clock()))
-            if not (active.verifier and active.verifier.next_confirmed):
+            if not (verifier and verifier.next_confirmed):
                 return 0.0
             await self._between_verifications(active)
-        if active.verifier and active.verifier.next_confirmed:
+        if verifier and verifier.next_confirmed:
             # The launched step waits for its frame, which is no compute time.
             active.stage.pause_compute_timer()
         await self._report_rejections(active)

@@ -294,6 +294,10 @@ class Frame:
     trace: the trace context of this step, for spans. None if the step is not traced.
     catching_up: True while drafting resumes: the drafter is sent what it missed, and asked for no trees until
         it has caught up.
+    extra_passes: number of forward passes that the frame takes in addition to the first. Each tree is then a
+        chain of `extra_passes` nodes after its root, and each pass feeds one node of every chain. Only the
+        root's token is known; the others are 0 in the frame, because the stage itself chooses each of them
+        after the pass before. Always 0 in a ring of several stages.
     """
 
     epoch: int
@@ -307,6 +311,7 @@ class Frame:
     paused: bool = False
     trace: str | None = None
     catching_up: bool = False
+    extra_passes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +345,7 @@ class Outcome:
         these. Set only where `draft_round` is 0.
     dropped: draft rounds of the sequence's tree frames in flight that this result drops, because they grow
         from nodes that were not accepted. Always empty as long as one tree frame of a sequence is in flight.
+    extra_passes: `Frame.extra_passes` of the verified frame. Without drafts, every pass adds one token.
     """
 
     sequence: int
@@ -352,6 +358,7 @@ class Outcome:
     draft_paused: bool = False
     prompt_chances: tuple[Logprob, ...] = ()
     dropped: tuple[int, ...] = ()
+    extra_passes: int = 0
 
 
 @value
@@ -376,7 +383,7 @@ class Result:
     number: number of the frame.
     outcomes: one per tree, and one per final prompt chunk of a sequence that decodes.
     seconds: compute time of each stage for this frame, in stage order.
-    rows: number of tokens in the frame's batch.
+    rows: number of tokens in the batch of each forward pass of the frame.
     drafts: number of trees in the frame that have more than their root.
     drafted: number of nodes beyond the roots, over all trees of the frame.
     prefixes: one per prompt chunk of a sequence that does not decode.
@@ -390,6 +397,11 @@ class Result:
     drafts: int = 0
     drafted: int = 0
     prefixes: tuple[PrefixProgress, ...] = ()
+
+    @property
+    def passes(self) -> int:
+        """Number of forward passes that the frame took, see `Frame.extra_passes`."""
+        return 1 + max([outcome.extra_passes for outcome in self.outcomes], default=0)
 
 
 @value

@@ -264,7 +264,7 @@ class Segment(_message.Message):
     def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., growth: _Optional[_Union[Growth, _Mapping]] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("epoch", "number", "openings", "segments", "closings", "hidden", "fused", "seconds", "paused", "trace", "catching_up")
+    __slots__ = ("epoch", "number", "openings", "segments", "closings", "hidden", "fused", "seconds", "paused", "trace", "catching_up", "extra_passes")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OPENINGS_FIELD_NUMBER: _ClassVar[int]
@@ -276,6 +276,7 @@ class Frame(_message.Message):
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     CATCHING_UP_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_PASSES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     number: int
     openings: _containers.RepeatedCompositeFieldContainer[Opening]
@@ -287,7 +288,8 @@ class Frame(_message.Message):
     paused: bool
     trace: str
     catching_up: bool
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., hidden: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fused: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., seconds: _Optional[_Iterable[float]] = ..., paused: bool = ..., trace: _Optional[str] = ..., catching_up: bool = ...) -> None: ...
+    extra_passes: int
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., hidden: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fused: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., seconds: _Optional[_Iterable[float]] = ..., paused: bool = ..., trace: _Optional[str] = ..., catching_up: bool = ..., extra_passes: _Optional[int] = ...) -> None: ...
 
 class Chance(_message.Message):
     __slots__ = ("logprob", "top_tokens", "top_logprobs")
@@ -300,7 +302,7 @@ class Chance(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("sequence", "draft_round", "accepted", "tokens", "end", "chances", "forced", "draft_paused", "prompt_chances", "dropped")
+    __slots__ = ("sequence", "draft_round", "accepted", "tokens", "end", "chances", "forced", "draft_paused", "prompt_chances", "dropped", "extra_passes")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_ROUND_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -311,6 +313,7 @@ class Outcome(_message.Message):
     DRAFT_PAUSED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_CHANCES_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_PASSES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     draft_round: int
     accepted: _containers.RepeatedScalarFieldContainer[int]
@@ -321,7 +324,8 @@ class Outcome(_message.Message):
     draft_paused: bool
     prompt_chances: _containers.RepeatedCompositeFieldContainer[Chance]
     dropped: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sequence: _Optional[int] = ..., draft_round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[End, str]] = ..., chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., forced: _Optional[_Iterable[int]] = ..., draft_paused: bool = ..., prompt_chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., dropped: _Optional[_Iterable[int]] = ...) -> None: ...
+    extra_passes: int
+    def __init__(self, sequence: _Optional[int] = ..., draft_round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[End, str]] = ..., chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., forced: _Optional[_Iterable[int]] = ..., draft_paused: bool = ..., prompt_chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., dropped: _Optional[_Iterable[int]] = ..., extra_passes: _Optional[int] = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("epoch", "number", "outcomes", "seconds", "rows", "drafts", "drafted", "prefixes")

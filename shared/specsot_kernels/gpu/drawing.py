@@ -42,6 +42,26 @@ def choose_tokens(
     settings: one for each row: temperature (0: argmax), top_k (0: none), top_p, min_p, and a 53-bit key. A
         top_p of 1 and a min_p of 0 cut nothing, and neither does a top_k of at least V.
     """
+    tokens = choose_on_device(logits, settings)
+    if meanwhile is not None and logits.is_cuda:
+        here = torch.empty(len(tokens), dtype=torch.int32, pin_memory=True)
+        here.copy_(tokens, non_blocking=True)
+        there = torch.cuda.Event()
+        there.record(torch.cuda.current_stream(logits.device))
+        meanwhile(tokens)
+        there.synchronize()
+        tokens = here
+    chosen = tokens.tolist()
+    return chosen if min(chosen, default=0) >= 0 else [None if token < 0 else token for token in chosen]
+
+
+def choose_on_device(logits: Tensor, settings: Sequence[Setting]) -> Tensor:
+    """Return a token for each row of logits, int32 [rows] on their device; -1 if a row holds NaN, infinity,
+    or nothing but -infinity. The host waits for nothing.
+
+    logits: [rows, V], the logits of each row.
+    settings: one for each row, see `choose_tokens`; none: the argmax of every row.
+    """
     rows, columns = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     drawn = any(one[0] > 0 for one in settings)
@@ -59,16 +79,7 @@ def choose_tokens(
             logits, device_settings, tokens, columns, logits.stride(0), BITS.get(logits.dtype, 32) // 2, wide,
             parts, line, drawn, cut, num_warps=32 if wide == WIDE else 4,
         )  # fmt: skip
-    if meanwhile is not None and logits.is_cuda:
-        here = torch.empty(rows, dtype=torch.int32, pin_memory=True)
-        here.copy_(tokens, non_blocking=True)
-        there = torch.cuda.Event()
-        there.record(torch.cuda.current_stream(logits.device))
-        meanwhile(tokens)
-        there.synchronize()
-        tokens = here
-    chosen = tokens.tolist()
-    return chosen if min(chosen, default=0) >= 0 else [None if token < 0 else token for token in chosen]
+    return tokens
 
 
 @kernel

@@ -97,16 +97,19 @@ class RequestTally:
         draft round 0 count as no tree. The first token's time is kept once it is set; tokens of the phase
         "decision" do not set it.
 
-        outcomes: what the step did for the request's sequences, at least one.
+        outcomes: what the step did for the request's sequences, at least one. Each of its forward passes
+            counts as a step, and, if it is one of several, as a draft round of its own.
         now: the time of the step, in seconds of the engine's clock.
         """
-        self.steps += 1
+        outcomes = tuple(outcomes)
+        self.steps += max(1 + outcome.extra_passes for outcome in outcomes)
         if self.phase is not None:
             self.phases.setdefault(f"{self.phase}_prefill", now - self.phase_began)
         for outcome in outcomes:
             if outcome.draft_round:
-                self.trees += 1
-                self.paused_trees += outcome.draft_paused
+                rounds = len(outcome.tokens) if outcome.extra_passes else 1
+                self.trees += rounds
+                self.paused_trees += rounds * outcome.draft_paused
                 self.tree_tokens += len(outcome.tokens)
             if self.first_token is None and outcome.tokens and self.phase != "decision":
                 self.first_token = now
@@ -220,12 +223,14 @@ class _Step:
 
     when: when its result arrived, in seconds.
     tokens: number of tokens that it added to all sequences.
-    rows: number of tokens in its batch.
+    rows: number of tokens in the batch of each of its forward passes.
+    passes: number of forward passes.
     """
 
     when: float
     tokens: int
     rows: int
+    passes: int
 
 
 class StepMeter:
@@ -259,9 +264,10 @@ class StepMeter:
         if not result.number:
             self._tokens += tokens
             return
-        self._newest.append(_Step(self._clock(), tokens, result.rows))
-        self._stages = _smoothed(self._stages, result.seconds)
-        self._steps = self._steps + 1
+        passes = result.passes
+        self._newest.append(_Step(self._clock(), tokens, result.rows, passes))
+        self._stages = _smoothed(self._stages, tuple(seconds / passes for seconds in result.seconds))
+        self._steps = self._steps + passes
         self._tokens = self._tokens + tokens
         for listener in self._listeners:
             listener(result)
@@ -276,8 +282,8 @@ class StepMeter:
         return StepsInfo(
             steps=self._steps,
             tokens=self._tokens,
-            per_second=len(recent) / WINDOW_SECONDS,
-            tokens_per_step=_mean(step.tokens for step in recent),
+            per_second=sum(step.passes for step in recent) / WINDOW_SECONDS,
+            tokens_per_step=_mean(step.tokens / step.passes for step in recent),
             rows_per_step=_mean(step.rows for step in recent),
             stages=tuple(round(seconds, SECONDS_DIGITS) for seconds in self._stages),
         )
@@ -295,7 +301,7 @@ def _smoothed(smoothed: tuple[float, ...], newest: tuple[float, ...]) -> tuple[f
     return tuple(0.8 * old + 0.2 * new for old, new in zip(smoothed, newest))
 
 
-def _mean(values: Iterable[int]) -> float:
+def _mean(values: Iterable[float]) -> float:
     """Return the rounded mean, or 0.0 for no values.
 
     values: the numbers, in any order.

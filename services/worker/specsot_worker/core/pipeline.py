@@ -637,12 +637,13 @@ class StepTimer:
         """
         previous = [self._verified.get(one.sequence) for one in frame.segments]
         self._note(frame, now)
-        sizes = [len(one.tree.tokens) for one in frame.segments if isinstance(one, TreeSegment)]
+        passes = 1 + frame.extra_passes
+        sizes = [len(one.tree.tokens) // passes for one in frame.segments if isinstance(one, TreeSegment)]
         known = [one for one in previous if one is not None]
-        computed = sum(frame.seconds)
+        computed = sum(frame.seconds) / passes
         if not sizes or len(sizes) < len(frame.segments) or len(known) < len(previous):
             return computed, 0.0
-        seconds = now - max([at for at, _ in known])
+        seconds = (now - max([at for at, _ in known])) / passes
         if sum(sizes) > len(sizes):
             # The machine may be loaded differently at the next pause, so older measurements are discarded.
             self._plain.clear()

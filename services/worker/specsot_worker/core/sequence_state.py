@@ -10,6 +10,7 @@ from specsot.core.tree import Tree, chain, first_nodes, shallow, single
 from specsot.core.tree_frames import TreeFrames
 from specsot_model.core.kv_plan import policy_of, tree_depth_limit
 from specsot_worker.core.pipeline import place_of
+from specsot_worker.core.run_ahead import can_run_ahead
 
 
 @dataclass(slots=True)
@@ -51,6 +52,7 @@ class SequenceState:
         nothing.
     place: The pair (family, sequence id), see `place_of`. Trees of a frame are sorted by it.
     policy: Which KV the sequence keeps: a window, pruning, or None for all of it.
+    runs_ahead: True if one frame may feed several tokens of the sequence, see `run_ahead`.
     turn: Place of the sequence in the order in which trees get their nodes: when a frame has too few tokens
         for all trees, sequences with a lower turn come first. 0 until a tree was scheduled without being
         truncated.
@@ -77,10 +79,12 @@ class SequenceState:
     root_only: bool = False
     place: tuple[int, int] = field(init=False)
     policy: Policy | None = field(init=False)
+    runs_ahead: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        """Derive `place` and `policy` from the opening. Forked and reused tokens count as fed."""
+        """Derive the other fields from the opening. Forked and reused tokens count as fed."""
         self.place = place_of(self.opening)
+        self.runs_ahead = can_run_ahead(self.opening)
         self.policy = policy_of(self.opening)
         self.fed = self.committed = self.opening.num_computed_tokens
 

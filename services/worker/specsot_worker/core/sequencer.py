@@ -26,9 +26,11 @@ from specsot.core.frames import (
     num_tokens_of,
 )
 from specsot.core.pages import PageTable, max_held_pages
+from specsot.core.tree import chain
 from specsot.errors import SpecsotError
 from specsot_model.core.kv_plan import open_sequence, policy_of
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, InFlightFrame, PipelineDepth
+from specsot_worker.core.run_ahead import MAX_PASSES
 from specsot_worker.core.sequence_state import SequenceState
 
 # Divisor. While prompts wait, trees leave 1 / PREFILL_SHARE of a frame's tokens to prompts. Untuned.
@@ -107,6 +109,25 @@ class Sequencer:
         """
         return sum(map(self._feedable_tokens, self._unfed.values()))
 
+    def passes_ahead(self) -> int:
+        """Return how many forward passes the frame after the next result may take: MAX_PASSES, or 1 if drafts
+        are awaited, if a prompt is being fed, or if one of the sequences cannot run ahead or is near the end
+        of its lease.
+
+        The stage launches these passes before that result is applied, and `compose` then is given their
+        number.
+        """
+        if self._budget.max_in_flight > 1 or self.prompt_tokens_due:
+            return 1
+        decoding = [one for one in self._sequences.values() if one.opening.decodes and one.opened]
+        drafts = not (self._draft_timeout.paused or self._draft_timeout.catching_up)
+        for state in decoding:
+            # The result that has not been applied may commit as many tokens as the next frame feeds.
+            far_from_lease = state.committed + 2 * MAX_PASSES <= state.lease
+            if not (state.runs_ahead and far_from_lease) or (drafts and state.opening.drafted):
+                return 1
+        return MAX_PASSES if len(decoding) * MAX_PASSES <= self._budget.rows else 1
+
     def apply_order(self, order: Order) -> None:
         """Apply an order of the master: open a sequence, close one, or extend a lease.
 
@@ -149,7 +170,10 @@ class Sequencer:
             return
         in_flight = self._in_flight.pop(result.number, None)
         if in_flight and self._depth:
-            self._depth.record_step(result.rows, result.seconds, now - in_flight.since, in_flight.alone)
+            passes = result.passes
+            seconds = [spent / passes for spent in result.seconds]
+            elapsed = (now - in_flight.since) / passes
+            self._depth.record_step(result.rows, seconds, elapsed, in_flight.alone)
         for outcome in result.outcomes:
             state = self._sequences.get(outcome.sequence)
             if state is None:
@@ -255,11 +279,14 @@ class Sequencer:
         self._rejected = []
         return rejected
 
-    def compose(self, now: float) -> Frame | None:
+    def compose(self, now: float, passes: int = 1) -> Frame | None:
         """Return the next frame, which is then in flight. Return None if nothing is ready, or if the maximum
         number of frames is in flight.
 
         now: Time in seconds.
+        passes: Number of forward passes that the stage has launched already for this frame. The frame takes
+            as many if it feeds only the roots of sequences that can run ahead so far; otherwise it takes one,
+            and the stage discards what it has launched.
 
         With one frame at a time, also return None while a sequence waits for its tree within its family
         deadline: a frame that left without that sequence would delay it by a whole step. `deadline` explains
@@ -275,6 +302,10 @@ class Sequencer:
         growths = self._compose_trees(now, self._budget.rows - self._tokens_reserved_for_prompts())
         openings, chunks = self._compose_prompts(num_tokens_of(growths))
         closings = self._pop_closings() if self._closings else ()
+        extra_passes = 0
+        if passes > 1 and not (openings or chunks) and self._can_run_ahead(growths, passes):
+            extra_passes = passes - 1
+            growths = [self._with_passes(segment, passes) for segment in growths]
         frame = Frame(
             self._epoch,
             self._number + 1,
@@ -283,11 +314,40 @@ class Sequencer:
             closings,
             paused=self._draft_timeout.paused,
             catching_up=self._draft_timeout.catching_up,
+            extra_passes=extra_passes,
         )
         if not (frame.openings or frame.segments or closings):
             return None
         self._record_launch(frame, now)
         return frame
+
+    def _can_run_ahead(self, segments: Sequence[TreeSegment], passes: int) -> bool:
+        """Return whether a frame with these segments may take several forward passes.
+
+        segments: The frame's segments.
+        passes: Number of passes.
+
+        Every tree must be a root alone, and every sequence must be able to run ahead within its lease and the
+        free pages. Return True without segments.
+        """
+        for one in segments:
+            state = self._sequences[one.sequence]
+            stop = one.committed + passes
+            if not state.runs_ahead or len(one.tree.tokens) > 1 or stop > state.lease:
+                return False
+        table = self._table
+        missing = [table.missing_pages(one.sequence, one.committed + passes) for one in segments]
+        return sum(missing) <= table.free
+
+    def _with_passes(self, segment: TreeSegment, passes: int) -> TreeSegment:
+        """Return a segment whose root alone is fed as one of a frame of several passes: its tree becomes a
+        chain, whose tokens after the root are not known yet. Its pages are reserved.
+
+        segment: The segment.
+        passes: Number of passes, which is the number of nodes of the chain.
+        """
+        self._table.reserve(segment.sequence, segment.committed + passes)
+        return segment.with_tree(chain((segment.tree.tokens[0], *(0,) * (passes - 1))))
 
     def deadline(self) -> float | None:
         """Return the earliest deadline among waiting sequences, in seconds.
@@ -360,7 +420,9 @@ class Sequencer:
             num_trees += state.opening.drafted and isinstance(one, TreeSegment)
         # Only a pause counts the drafted sequences.
         num_drafted = self._drafted() if frame.paused else 0
-        self._draft_timeout.record_launch(num_trees, num_tokens_of(segments), num_drafted)
+        # Every pass stands for a draft round without drafts.
+        num_rounds = num_trees * (1 + frame.extra_passes)
+        self._draft_timeout.record_launch(num_rounds, num_tokens_of(segments), num_drafted)
 
     def _drafted(self) -> int:
         """Return the number of sequences that have finished their prompts and are to be drafted for. Whether

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from specsot.core.device_verification import DeviceTrees
@@ -44,8 +45,14 @@ class Steps(Protocol):
         """Run a frame that `fill` has prepared, and return its hidden states and fused features.
 
         filled: The prepared step, from `fill`.
-        entry: Token ids, one per token of the frame, or hidden states [num_tokens, hidden_size].
+        entry: Token ids, one per token of the frame, or hidden states [num_tokens, hidden_size]. Token ids
+            may be an int32 tensor on the device if `accepts_device_tokens`.
         """
+        ...
+
+    @property
+    def accepts_device_tokens(self) -> bool:
+        """True if `launch` takes token ids that the host has not read."""
         ...
 
     @property
@@ -64,6 +71,48 @@ class Steps(Protocol):
         ...
 
 
+# Returns the tokens that follow hidden states [num_sequences, hidden_size]: int32 [num_sequences] on their
+# device, -1 where the logits are not finite. The number says in which pass of the step they were computed.
+ChooseTokens = Callable[[Tensor, int], Tensor]
+
+
+class ChosenTokens:
+    """The tokens that the device has chosen in the passes of one step, on their way to the host."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        """Start to copy the tokens to the host.
+
+        tokens: int32 [num_sequences, num_passes] on the device, -1 where logits are not finite.
+        """
+        on_gpu = tokens.is_cuda
+        self._tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=on_gpu)
+        self._tokens.copy_(tokens, non_blocking=True)
+        self._arrived = torch.cuda.Event() if on_gpu else None
+        if self._arrived:
+            self._arrived.record(torch.cuda.current_stream(tokens.device))
+        # Numbers of the sequences that have not ended meanwhile.
+        self._sequences = [*range(len(tokens))]
+
+    def keep(self, numbers: Sequence[int]) -> None:
+        """Leave out all sequences but these.
+
+        numbers: Numbers of the sequences that remain, among those that have not been left out before.
+        """
+        self._sequences = [self._sequences[number] for number in numbers]
+
+    def read(self) -> list[list[int | None]]:
+        """Wait for the device, and return the tokens of each sequence, one per pass. None: the logits are not
+        finite.
+        """
+        if self._arrived:
+            self._arrived.synchronize()
+        chosen = self._tokens.tolist()
+        found = [chosen[number] for number in self._sequences]
+        if all(min(tokens) >= 0 for tokens in found):
+            return found
+        return [[token if token >= 0 else None for token in tokens] for tokens in found]
+
+
 @dataclass(slots=True)
 class SpeculativeStep(OverlappedWork):
     """A predicted step, in one of the states that the package describes.
@@ -75,6 +124,7 @@ class SpeculativeStep(OverlappedWork):
     filled: The inputs of the frame that were written to the device for the graphs. None in the state IDLE.
     tokens: Token ids of all trees, in frame order. Known in the state CONFIRMED only; [] before.
     outputs: Hidden states [num_tokens, hidden_size] and fused features. None before the step is launched.
+    chosen: The target tokens of a step of several passes. None for a step of one pass.
     timed: True if the stage's timer counts since the launch. False if it must start with the frame.
     """
 
@@ -84,6 +134,7 @@ class SpeculativeStep(OverlappedWork):
     filled: FilledStep | None = None
     tokens: list[int] = field(default_factory=list[int])
     outputs: Outputs | None = None
+    chosen: ChosenTokens | None = None
     timed: bool = False
 
     @property
@@ -97,6 +148,33 @@ class SpeculativeStep(OverlappedWork):
     def rows(self) -> int:
         """Number of tokens of the step."""
         return sum([len(tree.tokens) for tree in self.trees])
+
+    @property
+    def passes(self) -> int:
+        """Number of forward passes of the step."""
+        return len(self.trees[0].tokens) if self.chosen else 1
+
+    def join_passes(self, outputs: Sequence[Outputs], chosen: Sequence[Tensor]) -> None:
+        """Make this the step of several passes that have been launched one after the other. Its trees become
+        chains whose tokens after the root are 0, see `Frame.extra_passes`.
+
+        outputs: Hidden states [num_sequences, hidden_size] and fused features of every pass.
+        chosen: Tokens that follow every pass, int32 [num_sequences] each, on the device.
+
+        For example:
+
+            # 2 passes of the sequences a, b: [a0 b0], [a1 b1] -> tokens of the step [a0 a1 | b0 b1]
+        """
+        hidden, fused = zip(*outputs)
+        features = [one for one in fused if one is not None]
+        self.outputs = (
+            torch.stack(hidden, 1).flatten(0, 1),
+            torch.stack(features, 1).flatten(0, 1) if features else None,
+        )
+        self.chosen = ChosenTokens(torch.stack(list(chosen), 1))
+        unknown = (0,) * (len(outputs) - 1)
+        self.trees = [chain((token, *unknown)) for token in self.tokens]
+        self.tokens = _tokens(self.trees)
 
     def leave_out(self, closed: Sequence[int]) -> None:
         """Remove sequences that have ended since the launch, and their outputs. Unknown ids are ignored.
@@ -114,6 +192,9 @@ class SpeculativeStep(OverlappedWork):
         placed = zip(self.segments, self.trees, firsts)
         remaining = [each for each in placed if each[0].sequence not in closed]
         if len(remaining) < len(self.segments):
+            if self.chosen:
+                sequences = [one.sequence for one in self.segments]
+                self.chosen.keep([n for n, sequence in enumerate(sequences) if sequence not in closed])
             rows = [row for _, tree, first in remaining for row in range(first, first + len(tree))]
             self.segments = [one for one, _, _ in remaining]
             self.trees = [tree for _, tree, _ in remaining]
@@ -191,6 +272,8 @@ class NextStep:
         self._single_nodes = False
         # True if the last trees had the shapes that `prepare` had expected.
         self._shapes_repeat = True
+        # What the passes of the step that was taken last have chosen. None if it had one pass.
+        self.chosen: ChosenTokens | None = None
         # For sequences of a discarded step that had been launched: their number of committed tokens. The
         # launch has already moved their accepted KV down to that position.
         self._moved_to: dict[int, int] = {}
@@ -199,6 +282,11 @@ class NextStep:
     def state(self) -> OverlapState:
         """State of the predicted step; IDLE if no step is predicted."""
         return self._step.state if self._step else OverlapState.IDLE
+
+    @property
+    def launched_passes(self) -> int:
+        """Number of forward passes of the confirmed step, which waits for its frame; 1 without one."""
+        return self._step.passes if self._step and self._step.confirmed else 1
 
     def take(self, frame: Frame) -> SpeculativeStep | None:
         """Return the predicted step if it is for this frame; no step is predicted afterwards. Otherwise
@@ -209,15 +297,17 @@ class NextStep:
         A returned step is PREPARED or CONFIRMED: in the first case, call `run_prepared`.
 
         Sequences that the frame closes are first left out of a confirmed step. None is returned as well if
-        no step is predicted.
+        no step is predicted. `chosen` becomes that of the returned step.
         """
         step = self._step
+        self.chosen = None
         if step is None:
             return None
         if step.confirmed and frame.closings:
             step.leave_out(frame.closings)
         if step.is_for(frame):
             self._step = None
+            self.chosen = step.chosen
             self._forget(frame.closings)
             return step
         self._discard()
@@ -247,8 +337,9 @@ class NextStep:
 
         frame: The frame that is running.
 
-        One token per sequence is expected if all trees of the frame are single nodes and no drafter will
-        answer: either drafting is paused or resuming, or the previous frame had single-node trees as well.
+        One token per sequence is expected if all trees of the frame are single nodes, or chains of a frame of
+        several passes, and no drafter will answer: either drafting is paused or resuming, or the previous
+        frame had such trees as well.
 
         A frame without trees, or with a segment that no tree follows, predicts nothing. A frame whose step
         cannot be prepared leaves a step in the state IDLE.
@@ -256,7 +347,7 @@ class NextStep:
         had_single_nodes = self._single_nodes
         trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
         self._all_continue = bool(trees) and self._all_have_next_tree(frame.segments)
-        single_nodes = all(len(one.tree.tokens) == 1 for one in trees)
+        single_nodes = bool(frame.extra_passes) or all(len(one.tree.tokens) == 1 for one in trees)
         draft_paused = frame.paused or frame.catching_up
         # After a pause of drafting, trees may follow.
         self._single_nodes = bool(trees) and single_nodes and not draft_paused
@@ -278,6 +369,36 @@ class NextStep:
             return False
         self._start_timer()
         return self._launch(tokens)
+
+    @inference_mode
+    def run_ahead(self, choose: ChooseTokens, passes: int) -> None:
+        """Launch further passes after the step that `launch` has just launched; each feeds the tokens that
+        the pass before has chosen. There are fewer passes than asked for if pages or graphs have no room, or
+        if graphs do not take tokens that the host has not read.
+
+        choose: Chooses the tokens that follow a pass, on the device.
+        passes: Number of passes in all, at least 1.
+
+        Nothing happens if no step is confirmed.
+        """
+        step = self._step
+        if step is None or step.outputs is None or not (step.confirmed and self._steps.accepts_device_tokens):
+            return
+        outputs = [step.outputs]
+        chosen = list[Tensor]()
+        while len(outputs) < passes:
+            number = len(outputs)
+            following = [
+                TreeSegment(one.sequence, one.draft_round, one.committed + number, (0,), tree)
+                for one, tree in zip(step.segments, step.trees)
+            ]
+            if (filled := self._fill(step, following)) is None:
+                break
+            chosen.append(choose(outputs[-1][0], number - 1))
+            outputs.append(self._steps.launch(filled, chosen[-1].clamp(min=0)))
+        if chosen:
+            chosen.append(choose(outputs[-1][0], len(outputs) - 1))
+            step.join_passes(outputs, chosen)
 
     @inference_mode
     def prepare(self, segments: Sequence[TreeSegment]) -> bool:
@@ -403,24 +524,33 @@ class NextStep:
         A step in the state IDLE has reserved no pages if pages were too few; if only a graph had no room,
         its pages stay reserved until it is discarded.
         """
-        table = self._table
         step = SpeculativeStep(segments, [one.tree for one in segments])
         self._step = step
+        step.filled = self._fill(step, segments)
+        if step.filled:
+            step.apply(OverlapEvent.WRITTEN)
+        return step
+
+    def _fill(self, step: SpeculativeStep, segments: Sequence[TreeSegment]) -> FilledStep | None:
+        """Reserve pages for one pass of a step, plan it, and fill the graphs' inputs. Return them, or None if
+        pages are too few, or if no graph has room.
+
+        step: The step. Pages that are reserved are recorded in it.
+        segments: The segments of the pass.
+        """
+        table = self._table
         sequences = [one.sequence for one in segments]
         missing = map(
             table.missing_pages, sequences, [one.committed + len(one.tree.tokens) for one in segments]
         )
         reserved = [(sequence, pages) for sequence, pages in zip(sequences, missing) if pages]
         if sum(pages for _, pages in reserved) > table.free:
-            return step
-        step.reserved = reserved
+            return None
+        step.reserved += reserved
         plan = plan_frame(table, Frame(0, 0, segments=tuple(segments)))
         if plan.trimmed:
             self._kv.clear_pages(plan.trimmed)
-        step.filled = self._steps.fill(StepRows((), plan.positions, plan.slots, plan.spans, plan.moves))
-        if step.filled:
-            step.apply(OverlapEvent.WRITTEN)
-        return step
+        return self._steps.fill(StepRows((), plan.positions, plan.slots, plan.spans, plan.moves))
 
     def _launch(self, tokens: list[int]) -> bool:
         """Launch the predicted step, for which the timer has started. Return whether it was launched: False
@@ -497,14 +627,16 @@ def _following(segment: Segment) -> TreeSegment:
     """Return the tree segment that follows a segment if its sequence generates one token. The token is not
     known yet, so 0 stands for it.
 
-    segment: A tree of one node, or a final prompt chunk.
+    segment: A tree of one node, a chain of a frame of several passes, or a final prompt chunk.
 
     For example:
 
         # tree at committed 12 -> committed 13, keep (0,); final chunk of tokens 0..8 -> round 1, committed 9
     """
     if isinstance(segment, TreeSegment):
-        return TreeSegment(segment.sequence, segment.draft_round, segment.committed + 1, (0,), segment.tree)
+        kept = tuple(range(len(segment.tree.tokens)))
+        committed = segment.committed + len(kept)
+        return TreeSegment(segment.sequence, segment.draft_round, committed, kept, single(0))
     return TreeSegment(segment.sequence, 1, segment.start + len(segment.tokens), (), single(0))
 
 

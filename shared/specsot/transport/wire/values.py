@@ -334,6 +334,8 @@ def encode_outcome(outcome: frames.Outcome) -> ring_pb2.Outcome:
         message.prompt_chances.extend(map(encode_logprob, outcome.prompt_chances))
     if outcome.dropped:
         message.dropped.extend(outcome.dropped)
+    if outcome.extra_passes:
+        message.extra_passes = outcome.extra_passes
     return message
 
 
@@ -370,6 +372,7 @@ def decode_outcome(message: ring_pb2.Outcome) -> frames.Outcome:
         message.draft_paused,
         prompt,
         dropped,
+        message.extra_passes,
     )
 
 

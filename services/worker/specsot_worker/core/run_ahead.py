@@ -1,0 +1,32 @@
+"""How many forward passes a frame takes when nothing is drafted.
+
+Without drafts, each forward pass gives every sequence one token, and the host needs longer to handle the
+outcomes of 64 sequences than a GPU needs for the pass. So the host gives the GPU several passes at once: each
+feeds the tokens that the pass before has chosen, on the device (`NextStep.run_ahead`). For everything but the
+stage, such a frame is one whose trees are chains that are accepted as a whole.
+
+The tokens are the same as those of single passes: every pass runs the same kernels, and chooses by the same
+rule. What a sequence gets beyond its end is dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from specsot.core.frames import Opening
+
+# Forward passes. A new prompt waits for at most so many, and a client gets as many tokens at once.
+MAX_PASSES: Final = 4
+
+
+def can_run_ahead(opening: Opening) -> bool:
+    """Return whether the device can choose several tokens of a sequence by itself: not if a token depends on
+    the tokens before it by more than the model, not under a KV policy, and not if log-probabilities are asked
+    for.
+
+    opening: The opening of the sequence: its grammar, penalties, biases, least number of tokens, KV policy.
+    """
+    sampling = opening.sampling
+    constrained = opening.plan or opening.form or opening.min_tokens or opening.logprobs is not None
+    has_policy = opening.window or opening.pruning or opening.heads
+    return not (constrained or has_policy or sampling.penalises or sampling.logit_bias)

@@ -1,0 +1,130 @@
+"""Frames of several forward passes: the device chooses tokens that the host reads later, all at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specsot.core.frames import Frame, Open
+from specsot.core.pages import PageTable
+from specsot_bench.eagle.generation import StepLoop
+from specsot_model.decoder import Decoder
+from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
+from specsot_worker.core.run_ahead import MAX_PASSES
+from specsot_worker.core.sequencer import Sequencer
+from specsot_worker.stage import DecoderStage
+from specsot_worker.verifier import Verifier
+from tests.eager_steps import EagerSteps
+from tests.models import Shape, write_base
+from tests.worker.test_next_step import (
+    FEW_PAGES,
+    PAGE,
+    PAGES,
+    WINDOW,
+    Dozing,
+    Erring,
+    engine_of,
+    opened,
+    orders,
+    random_orders,
+    steps_of,
+    write,
+)
+
+Written = dict[int, list[int]]
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    base = write_base(tmp_path_factory.mktemp("base"), Shape(layers=4))
+    return Decoder.load(base, None, torch.float32, "cpu")
+
+
+@pytest.fixture(scope="module")
+def wanted(decoder: Decoder) -> Written:
+    """What single passes write: greedy and drawn tokens, and a fork. No sequence is closed by an order."""
+    at_once = [order for due in orders().values() for order in due if isinstance(order, Open)]
+    return write(decoder, False, {0: at_once})[0]
+
+
+@pytest.fixture
+def frames(monkeypatch: pytest.MonkeyPatch) -> list[Frame]:
+    """The frames that a stage runs."""
+    seen, run = list[Frame](), DecoderStage.run
+    monkeypatch.setattr(DecoderStage, "run", lambda self, one: seen.append(one) or run(self, one))
+    return seen
+
+
+def beginnings(found: Written, wanted: Written) -> Written:
+    """What was wanted, with sequence 2, which an order closes, only as far as it was written."""
+    return wanted | {2: wanted[2][: len(found[2])]}
+
+
+def test_law_1_passes_that_follow_each_other_write_what_single_passes_write(
+    decoder: Decoder, wanted: Written, frames: list[Frame]
+) -> None:
+    found, stage, _, number = write(decoder, True, passes=True)
+    assert found == beginnings(found, wanted)
+    assert stage.table.free == PAGES, "nothing is kept for passes after a sequence's end"
+    assert stage.table.sequences == frozenset()
+    assert sum(one.extra_passes == MAX_PASSES - 1 for one in frames) > number / 3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_law_1_passes_write_the_same_as_sequences_come_and_go(
+    decoder: Decoder, wanted: Written, seed: int, frames: list[Frame]
+) -> None:
+    """On few pages, and with leases that end."""
+    pages = PAGES if seed % 2 else FEW_PAGES
+    found, stage, *_ = write(
+        decoder, True, random_orders(seed, None, drafted=False), pages=pages, passes=True
+    )
+    assert found == beginnings(found, wanted)
+    assert stage.table.free == pages
+    assert any(one.extra_passes for one in frames)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_law_1_passes_write_the_same_while_drafting_pauses(
+    decoder: Decoder, wanted: Written, seed: int, frames: list[Frame]
+) -> None:
+    engine = engine_of(Erring(wanted), Dozing(seed))
+    found, stage, *_ = write(decoder, True, random_orders(seed, None), engine, passes=True)
+    assert found == beginnings(found, wanted)
+    assert stage.table.free == PAGES
+    # The first frame after a pause may have been launched during the pause.
+    resting = [one.paused or one.catching_up for one in frames]
+    assert all(
+        now or before for before, now, one in zip(resting, resting[1:], frames[1:]) if one.extra_passes
+    )
+
+
+@pytest.mark.parametrize(
+    "special",
+    [{"window": WINDOW}, {"min_tokens": 3}, {"logprobs": 0}],
+    ids=["window", "min_tokens", "logprobs"],
+)
+def test_every_frame_has_one_pass_if_a_sequence_cannot_run_ahead(
+    decoder: Decoder, special: dict[str, object], frames: list[Frame]
+) -> None:
+    write(decoder, True, {0: [opened(1), opened(2, **special)]}, passes=True)
+    both = [one for one in frames if len(one.segments) == 2]
+    assert len(both) > 20
+    assert not any(one.extra_passes for one in both)
+
+
+def test_outcomes_count_their_passes(decoder: Decoder) -> None:
+    """So that statistics count forward passes and no drafts."""
+    stage = DecoderStage(decoder, PAGES, PAGE, "packed")
+    steps = EagerSteps(decoder, stage._kv, stage._taps)
+    steps.accepts_device_tokens = True
+    stage.run_by(steps)
+    sequencer = Sequencer(1, FrameBudget(64, 1, 1), PageTable(PAGES, PAGE), DraftTimeout(0.0, present=False))
+    loop = StepLoop(stage, Verifier(decoder.logits, lambda _: None, None, stage), sequencer)
+    results = list[tuple[int, int]]()
+    for step in steps_of(loop, {0: [opened(1), opened(3)]}):
+        result = step.result
+        assert result.drafts == result.drafted == 0
+        results += [(result.passes, len(outcome.tokens)) for outcome in result.outcomes if not outcome.end]
+    assert (MAX_PASSES, MAX_PASSES) in results
+    assert all(passes == num_tokens for passes, num_tokens in results)
