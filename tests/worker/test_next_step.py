@@ -18,6 +18,7 @@ import torch
 from specsot.core.frames import Close, Fork, Frame, Lease, Open, Opening, Order, PromptChunk, TreeSegment
 from specsot.core.overlap import OverlapEvent
 from specsot.core.pages import PageTable
+from specsot.core.run_ahead import MAX_PASSES
 from specsot.core.tree import accept, chain, shape_of
 from specsot.errors import ModelError
 from specsot.members import Configuration, TreeShape
@@ -108,10 +109,13 @@ def write(
     steps.accepts_device_tokens = passes
     if ahead:
         stage.run_by(steps)
-    budget, table = FrameBudget(rows, 1, SHAPE.slots if engine else 1), PageTable(pages, PAGE)
+    slots = SHAPE.slots if engine else MAX_PASSES if passes else 1
+    budget, table = FrameBudget(rows, 1, slots), PageTable(pages, PAGE)
     waits, vocabulary = DraftTimeout(0.0, present=engine is not None), decoder.config.vocab
-    sequencer = Sequencer(1, budget, table, waits, vocabulary=vocabulary)
     verifier = Verifier(decoder.logits, lambda _: None, None, stage if ahead else None)
+    sequencer = Sequencer(
+        1, budget, table, waits, vocabulary=vocabulary, runs_ahead=lambda: verifier.runs_ahead
+    )
     written, number = dict[int, list[int]](), 0
     for step in steps_of(StepLoop(stage, verifier, sequencer, engine), orders() if due is None else due):
         number += any(step.frame.segments)

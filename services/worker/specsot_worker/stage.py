@@ -12,6 +12,7 @@ import torch
 from specsot.core.frames import Frame, Payload, TreeSegment, tokens_of
 from specsot.core.overlap import OverlapEvent
 from specsot.core.pages import HeadShares, PageTable, RowPruning
+from specsot.core.tree import single
 from specsot.errors import WireError
 from specsot.members import Layout, Range
 from specsot.transport.pending_rows import PendingRows
@@ -150,7 +151,8 @@ class DecoderStage:
         If the frame's step was predicted, its outputs are used; otherwise the frame is planned here. Then
         the step after it is predicted if the stage can. `seconds` of the result are those of the preceding
         stages followed by this stage's. An error in the transfer of hidden states is raised on the last
-        stage.
+        stage. Of a frame of several passes whose step was not predicted, the first pass is run, and the
+        verifier launches the others (`NextStep.run_passes`).
         """
         if self._prepare_frame:
             self._prepare_frame()
@@ -159,7 +161,9 @@ class DecoderStage:
             frame = self.next_step.without_applied_moves(frame)
         if step is None or not step.timed:
             self._timer.begin()
-        hidden, fused = self._run_predicted(frame, step) if step else self._run_planned(frame)
+        hidden, fused = (
+            self._run_predicted(frame, step) if step else self._run_planned(self._first_pass(frame))
+        )
         if self.next_step:
             self.next_step.predict(frame)
         seconds = (*frame.seconds, self._timer.end(0 if hidden is None else len(hidden)))
@@ -167,6 +171,21 @@ class DecoderStage:
             # An error in the transfer is raised on the last stage, which waits for the device anyway.
             frame.hidden.check()
         return replace(frame, hidden=hidden, fused=fused, seconds=seconds)
+
+    def _first_pass(self, frame: Frame) -> Frame:
+        """Return the first pass of a frame of several passes, which feeds the roots alone, and reserve pages
+        for all passes. A frame of one pass is returned as it is.
+
+        frame: The frame to run.
+        """
+        if not frame.extra_passes:
+            return frame
+        roots = list[TreeSegment]()
+        for one in frame.segments:
+            assert isinstance(one, TreeSegment)
+            roots.append(one.with_tree(single(one.tree.tokens[0])))
+            self._table.reserve(one.sequence, one.committed + len(one.tree.tokens))
+        return replace(frame, segments=tuple(roots))
 
     def pause_compute_timer(self) -> None:
         """Stop counting compute time for a launched step, which waits for its frame. Nothing happens without

@@ -38,10 +38,11 @@ from specsot_worker.feature_stream import FeatureStream
 from specsot_worker.logprobs import add_logprobs
 from specsot_worker.migrated_kv import MigratedKV
 from specsot_worker.overlap.drafted_step import ColocatedDrafts, OverlapsSteps
-from specsot_worker.overlap.next_step import ChosenTokens, NextStep
+from specsot_worker.overlap.next_step import ChooseTokens, ChosenTokens, NextStep
 from specsot_worker.pending_grammars import PendingGrammars
 from specsot_worker.prompt_scores import PromptScores
 from specsot_worker.sampling import (
+    DrawRequest,
     TargetQuery,
     Targets,
     choose_on_device,
@@ -92,6 +93,7 @@ class Verifier:
         True.
     passes: Returns how many forward passes the next step may take, see `Sequencer.passes_ahead`. The worker
         sets it; until then it always returns 1.
+    runs_ahead: True if frames may have several forward passes.
     """
 
     def __init__(
@@ -136,6 +138,12 @@ class Verifier:
         return step is not None and step.state is OverlapState.CONFIRMED
 
     @property
+    def runs_ahead(self) -> bool:
+        """True if frames may have several forward passes: on a GPU that runs the whole model."""
+        step = self._next_step
+        return step is not None and step.accepts_device_tokens
+
+    @property
     def launched_passes(self) -> int:
         """Number of forward passes of the step that waits for its frame; 1 without such a step."""
         step = self._next_step
@@ -172,6 +180,7 @@ class Verifier:
         began = time.perf_counter()
         for opening in frame.openings:
             self._open(opening)
+        frame = self._run_passes(frame)
         verifiable = self._pending.hold_back(frame)
         # The device is still computing this frame, so the host has time for this.
         self._features.catch_up()
@@ -186,6 +195,44 @@ class Verifier:
         drafts = self.colocated.draft(_for_sole_drafter(features), predicted_step)
         self._forget(frame, outcomes)
         return VerifiedFrame(result, features if drafts is None else {}, drafts)
+
+    def _run_passes(self, frame: Frame) -> Frame:
+        """Launch all passes but the first of a frame of several passes, unless that was done before the frame
+        was composed. Return the frame with the outputs of all its passes.
+
+        frame: A frame whose first pass is running.
+        """
+        step = self._next_step
+        if not frame.extra_passes or step is None or step.chosen:
+            return frame
+        states = [self._decoding[one.sequence] for one in frame.segments]
+        positions = [one.committed + 1 for one in frame.segments if isinstance(one, TreeSegment)]
+        return step.run_passes(frame, self._chooser(states, positions))
+
+    def _chooser(self, states: Sequence[DecodeState], positions: Sequence[int]) -> ChooseTokens:
+        """Return a function that chooses the tokens after each of several passes, on the device.
+
+        states: What is remembered of the sequences, in the order of their rows.
+        positions: Position of the token that follows each sequence's first pass.
+        """
+        openings = [state.opening for state in states]
+        draws = any(opening.sampling.temperature > 0 for opening in openings)
+
+        def choose(hidden: torch.Tensor, number: int) -> torch.Tensor:
+            """Return the tokens that follow one pass, int32 [num_sequences] on the device.
+
+            hidden: Hidden states after the pass, [num_sequences, hidden_size].
+            number: Number of the pass, from 0 on.
+            """
+            requests = list[DrawRequest]()
+            if draws:
+                requests = [
+                    DrawRequest(opening.sampling, opening.seed, opening.ordinal, position + number)
+                    for opening, position in zip(openings, positions)
+                ]
+            return choose_on_device(self._logits(hidden), requests)
+
+        return choose
 
     def set_drafters(self, drafters: Collection[str]) -> None:
         """Use these drafters from now on. Drafters that were not present before know no sequence.
@@ -428,19 +475,8 @@ class Verifier:
         if not (continues and step.launch(tokens)):
             return
         if (passes := self.passes()) > 1:
-            # Settings of the draws, which depend on the positions of the tokens.
-            drawn = [one for one in queries if one.state.opening.sampling.temperature > 0]
-
-            def choose(hidden: torch.Tensor, number: int) -> torch.Tensor:
-                """Return the tokens that follow one pass, int32 [num_sequences] on the device.
-
-                hidden: Hidden states after the pass, [num_sequences, hidden_size].
-                number: Number of the pass.
-                """
-                requests = [one.draw_request(len(one.tree) + number) for one in queries] if drawn else ()
-                return choose_on_device(self._logits(hidden), requests)
-
-            step.run_ahead(choose, passes)
+            states = [one.state for one in queries]
+            step.run_ahead(self._chooser(states, [one.position + len(one.tree) for one in queries]), passes)
 
     def _places(self, segments: Sequence[Segment]) -> list[tuple[int, int] | None]:
         """Return the place of each segment's sequence among a frame's trees, if its next tree is always the

@@ -219,7 +219,7 @@ class Worker:
             stage,
             links,
             set(configuration.taps_of(own_stage)),
-            _make_sequencer(configuration, self._loader.vocabulary, stage) if index == 0 else None,
+            _make_sequencer(configuration, self._loader.vocabulary, stage, verifier) if index == 0 else None,
             verifier,
             Deadline(configuration.curve),
         )
@@ -798,12 +798,16 @@ def _time_limit(active: _WorkerEpoch, frame: Frame) -> float:
     return active.deadline.seconds(num_tokens_of(frame.segments))
 
 
-def _make_sequencer(configuration: Configuration, vocabulary: int | None, stage: StageRunner) -> Sequencer:
+def _make_sequencer(
+    configuration: Configuration, vocabulary: int | None, stage: StageRunner, verifier: Verifier | None
+) -> Sequencer:
     """Return a new sequencer for stage 0, without sequences.
 
     configuration: The epoch as the master has configured it.
     vocabulary: Number of token ids of the base model. None: token ids are not checked.
     stage: The stage of this worker, which says how many tokens a frame of prompts only may have.
+    verifier: The verifier of this worker, which says whether frames may have several forward passes. None on
+        every stage but the last.
 
     If the epoch has no drafter, no sequence waits for trees.
     """
@@ -813,4 +817,5 @@ def _make_sequencer(configuration: Configuration, vocabulary: int | None, stage:
     table = PageTable(configuration.pages, configuration.page_rows)
     draft_timeout = DraftTimeout(configuration.draft_timeout, configuration.drafter is not None)
     depth = PipelineDepth(len(configuration.stages), configuration.curve, configuration.flight > 1)
-    return Sequencer(configuration.epoch, budget, table, draft_timeout, depth, vocabulary)
+    runs_ahead = (lambda: verifier.runs_ahead) if verifier else (lambda: False)
+    return Sequencer(configuration.epoch, budget, table, draft_timeout, depth, vocabulary, runs_ahead)

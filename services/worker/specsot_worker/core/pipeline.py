@@ -276,6 +276,13 @@ class PipelineDepth:
         sizes = [max(max_chunk // part, 1) for part in CHUNK_DIVISORS]
         return min(sizes, key=lambda size: (self._prefill_seconds(prompt_tokens, size), -size))
 
+    def step_seconds(self, num_tokens: int) -> float:
+        """Return the estimated compute seconds of a step of one pass.
+
+        num_tokens: Number of tokens of the step.
+        """
+        return self._compute_seconds(num_tokens)
+
     def prompt_rows(self, num_decode_tokens: int, num_waiting: int, max_tokens: int) -> int:
         """Return how many prompt tokens a frame carries: as many as let the frame take at most
         MAX_PROMPT_STALL times as long as without prompts, but at least MIN_PROMPT_ROWS if `max_tokens`

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from specsot.core.frames import Draft, Opening, Outcome, PromptChunk, TreeSegment
 from specsot.core.pages import Policy
+from specsot.core.run_ahead import can_run_ahead
 from specsot.core.tree import Tree, chain, first_nodes, shallow, single
 from specsot.core.tree_frames import TreeFrames
 from specsot_model.core.kv_plan import policy_of, tree_depth_limit
 from specsot_worker.core.pipeline import place_of
-from specsot_worker.core.run_ahead import can_run_ahead
 
 
 @dataclass(slots=True)

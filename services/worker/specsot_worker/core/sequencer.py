@@ -6,7 +6,7 @@ changes in the same order. Callers pass in the time, in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from specsot.core.frames import (
@@ -26,11 +26,11 @@ from specsot.core.frames import (
     num_tokens_of,
 )
 from specsot.core.pages import PageTable, max_held_pages
+from specsot.core.run_ahead import num_passes
 from specsot.core.tree import chain
 from specsot.errors import SpecsotError
 from specsot_model.core.kv_plan import open_sequence, policy_of
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, InFlightFrame, PipelineDepth
-from specsot_worker.core.run_ahead import MAX_PASSES
 from specsot_worker.core.sequence_state import SequenceState
 
 # Divisor. While prompts wait, trees leave 1 / PREFILL_SHARE of a frame's tokens to prompts. Untuned.
@@ -65,6 +65,7 @@ class Sequencer:
         draft_timeout: DraftTimeout,
         depth: PipelineDepth | None = None,
         vocabulary: int | None = None,
+        runs_ahead: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start an epoch without sequences.
 
@@ -75,8 +76,12 @@ class Sequencer:
         depth: Decides how many frames are in flight and how many prompt tokens a frame carries. None: all
             that `budget` allows, and a family of sequences always shares a frame.
         vocabulary: Number of token ids of the base model. None: token ids are not checked.
+        runs_ahead: Returns whether the stage can run several forward passes per frame (`run_ahead`).
         """
         self._epoch = epoch
+        self._runs_ahead = runs_ahead
+        # True if the newest frame carried prompts alone although sequences were decoding.
+        self._prompts_alone = False
         self._budget = budget
         self._table = table
         self._draft_timeout = draft_timeout
@@ -110,23 +115,25 @@ class Sequencer:
         return sum(map(self._feedable_tokens, self._unfed.values()))
 
     def passes_ahead(self) -> int:
-        """Return how many forward passes the frame after the next result may take: MAX_PASSES, or 1 if drafts
-        are awaited, if a prompt is being fed, or if one of the sequences cannot run ahead or is near the end
-        of its lease.
+        """Return how many forward passes the next frame without prompts may take: as `num_passes` says, or 1
+        if drafts are awaited, if one of the sequences cannot run ahead, or if no sequence decodes. All passes
+        together fit into the token budget of a frame, and into the slots that a tree may take of a sequence.
 
-        The stage launches these passes before that result is applied, and `compose` then is given their
+        The stage may launch these passes before the next result is applied, and `compose` then is given their
         number.
         """
-        if self._budget.max_in_flight > 1 or self.prompt_tokens_due:
+        if self._budget.max_in_flight > 1 or not self._runs_ahead():
             return 1
-        decoding = [one for one in self._sequences.values() if one.opening.decodes and one.opened]
+        decoding = [one for one in self._sequences.values() if one.opening.decodes and one.prefilled]
         drafts = not (self._draft_timeout.paused or self._draft_timeout.catching_up)
         for state in decoding:
-            # The result that has not been applied may commit as many tokens as the next frame feeds.
-            far_from_lease = state.committed + 2 * MAX_PASSES <= state.lease
-            if not (state.runs_ahead and far_from_lease) or (drafts and state.opening.drafted):
+            if not state.runs_ahead or (drafts and state.opening.drafted):
                 return 1
-        return MAX_PASSES if len(decoding) * MAX_PASSES <= self._budget.rows else 1
+        if not decoding:
+            return 1
+        seconds = self._depth.step_seconds(len(decoding)) if self._depth else 0.0
+        limits = self._budget.max_tree_nodes, self._budget.rows // len(decoding)
+        return max(min(num_passes(seconds), *limits), 1)
 
     def apply_order(self, order: Order) -> None:
         """Apply an order of the master: open a sequence, close one, or extend a lease.
@@ -284,9 +291,10 @@ class Sequencer:
         number of frames is in flight.
 
         now: Time in seconds.
-        passes: Number of forward passes that the stage has launched already for this frame. The frame takes
-            as many if it feeds only the roots of sequences that can run ahead so far; otherwise it takes one,
-            and the stage discards what it has launched.
+        passes: Number of forward passes that the stage has launched already for this frame, or 1. The frame
+            takes as many, if possible; otherwise the stage discards what it has launched.
+
+        If all sequences can run ahead, prompts and trees take turns: a frame carries only one of both.
 
         With one frame at a time, also return None while a sequence waits for its tree within its family
         deadline: a frame that left without that sequence would delay it by a whole step. `deadline` explains
@@ -299,11 +307,22 @@ class Sequencer:
         max_in_flight = self._max_in_flight()
         if len(self._in_flight) >= max_in_flight or (max_in_flight == 1 and self._waiting_families(now)):
             return None
-        growths = self._compose_trees(now, self._budget.rows - self._tokens_reserved_for_prompts())
-        openings, chunks = self._compose_prompts(num_tokens_of(growths))
+        passes = passes if passes > 1 else self.passes_ahead()
+        take_turns = passes > 1 and self.prompt_tokens_due > 0
+        self._prompts_alone = take_turns and not self._prompts_alone
+        openings = list[Opening]()
+        chunks = list[PromptChunk]()
+        growths = list[TreeSegment]()
+        if self._prompts_alone:
+            openings, chunks = self._compose_prompts(0)
+        if not (openings or chunks):
+            max_tokens = self._budget.rows - self._tokens_reserved_for_prompts() * (not take_turns)
+            growths = self._compose_trees(now, max_tokens)
+        if not take_turns:
+            openings, chunks = self._compose_prompts(num_tokens_of(growths))
         closings = self._pop_closings() if self._closings else ()
         extra_passes = 0
-        if passes > 1 and not (openings or chunks) and self._can_run_ahead(growths, passes):
+        if passes > 1 and growths and not (openings or chunks) and self._can_run_ahead(growths, passes):
             extra_passes = passes - 1
             growths = [self._with_passes(segment, passes) for segment in growths]
         frame = Frame(
@@ -327,13 +346,10 @@ class Sequencer:
         segments: The frame's segments.
         passes: Number of passes.
 
-        Every tree must be a root alone, and every sequence must be able to run ahead within its lease and the
-        free pages. Return True without segments.
+        Every tree must be a root alone, and every sequence must be able to run ahead within the free pages.
         """
         for one in segments:
-            state = self._sequences[one.sequence]
-            stop = one.committed + passes
-            if not state.runs_ahead or len(one.tree.tokens) > 1 or stop > state.lease:
+            if not self._sequences[one.sequence].runs_ahead or len(one.tree.tokens) > 1:
                 return False
         table = self._table
         missing = [table.missing_pages(one.sequence, one.committed + passes) for one in segments]
@@ -347,6 +363,7 @@ class Sequencer:
         passes: Number of passes, which is the number of nodes of the chain.
         """
         self._table.reserve(segment.sequence, segment.committed + passes)
+        # The tokens that are not known yet are 0, see `Frame.extra_passes`.
         return segment.with_tree(chain((segment.tree.tokens[0], *(0,) * (passes - 1))))
 
     def deadline(self) -> float | None:

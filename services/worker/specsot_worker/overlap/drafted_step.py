@@ -78,7 +78,8 @@ class DraftedStep:
         A sequence without a tree in the frame is expected to have its root alone.
         """
         if self._segments and not self.selected:
-            segments = self._frame.segments
+            # The chains of a frame of several passes say nothing about the drafter's trees.
+            segments = () if self._frame.extra_passes else self._frame.segments
             trees = {one.sequence: one.tree for one in segments if isinstance(one, TreeSegment)}
             alike = [one.with_tree(trees.get(one.sequence, one.tree)) for one in self._segments]
             if not self._step.prepare(alike):

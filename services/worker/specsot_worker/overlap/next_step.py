@@ -154,26 +154,16 @@ class SpeculativeStep(OverlappedWork):
         """Number of forward passes of the step."""
         return len(self.trees[0].tokens) if self.chosen else 1
 
-    def join_passes(self, outputs: Sequence[Outputs], chosen: Sequence[Tensor]) -> None:
+    def join_passes(self, outputs: Sequence[Outputs], chosen: ChosenTokens) -> None:
         """Make this the step of several passes that have been launched one after the other. Its trees become
         chains whose tokens after the root are 0, see `Frame.extra_passes`.
 
         outputs: Hidden states [num_sequences, hidden_size] and fused features of every pass.
-        chosen: Tokens that follow every pass, int32 [num_sequences] each, on the device.
-
-        For example:
-
-            # 2 passes of the sequences a, b: [a0 b0], [a1 b1] -> tokens of the step [a0 a1 | b0 b1]
+        chosen: Tokens that follow every pass.
         """
-        hidden, fused = zip(*outputs)
-        features = [one for one in fused if one is not None]
-        self.outputs = (
-            torch.stack(hidden, 1).flatten(0, 1),
-            torch.stack(features, 1).flatten(0, 1) if features else None,
-        )
-        self.chosen = ChosenTokens(torch.stack(list(chosen), 1))
-        unknown = (0,) * (len(outputs) - 1)
-        self.trees = [chain((token, *unknown)) for token in self.tokens]
+        self.outputs = _join(outputs)
+        self.chosen = chosen
+        self.trees = [unknown_chain(token, len(outputs)) for token in self.tokens]
         self.tokens = _tokens(self.trees)
 
     def leave_out(self, closed: Sequence[int]) -> None:
@@ -209,7 +199,8 @@ class SpeculativeStep(OverlappedWork):
 
         frame: The frame that has arrived or was composed.
 
-        The frame must have no openings, and the predicted segments with the same kept nodes and tree shapes.
+        The frame must have no openings, as many passes, and the predicted segments with the same kept nodes
+        and tree shapes.
         If the step was launched, it must be confirmed and its tokens must be those of the frame. Closings are
         allowed.
 
@@ -218,6 +209,8 @@ class SpeculativeStep(OverlappedWork):
         if self.state not in (OverlapState.PREPARED, OverlapState.CONFIRMED):
             return False
         if frame.openings or not frame.segments or len(frame.segments) != len(self.segments):
+            return False
+        if frame.extra_passes != self.passes - 1:
             return False
         trees = list[Tree]()
         # The comparison is written out, because a call for each sequence would take as long again.
@@ -370,11 +363,15 @@ class NextStep:
         self._start_timer()
         return self._launch(tokens)
 
+    @property
+    def accepts_device_tokens(self) -> bool:
+        """True if `run_ahead` and `run_passes` can be used."""
+        return self._steps.accepts_device_tokens
+
     @inference_mode
     def run_ahead(self, choose: ChooseTokens, passes: int) -> None:
-        """Launch further passes after the step that `launch` has just launched; each feeds the tokens that
-        the pass before has chosen. There are fewer passes than asked for if pages or graphs have no room, or
-        if graphs do not take tokens that the host has not read.
+        """Launch further passes after the step that `launch` has just launched. There are fewer passes than
+        asked for if pages or graphs have no room.
 
         choose: Chooses the tokens that follow a pass, on the device.
         passes: Number of passes in all, at least 1.
@@ -382,23 +379,65 @@ class NextStep:
         Nothing happens if no step is confirmed.
         """
         step = self._step
-        if step is None or step.outputs is None or not (step.confirmed and self._steps.accepts_device_tokens):
-            return
-        outputs = [step.outputs]
+        if step is not None and step.confirmed and step.outputs:
+            outputs, chosen = self._launch_passes(step.segments, step.outputs, choose, passes, step.reserved)
+            if len(outputs) > 1:
+                step.join_passes(outputs, chosen)
+
+    @inference_mode
+    def run_passes(self, frame: Frame, choose: ChooseTokens) -> Frame:
+        """Launch all passes but the first of a frame whose first pass is running, and return the frame with
+        the outputs of all passes. `chosen` becomes their tokens.
+
+        frame: The frame, with the hidden states of its roots. Pages for all passes are reserved.
+        choose: Chooses the tokens that follow a pass, on the device.
+
+        If no graph has room, the frame gets fewer passes, and its chains fewer nodes.
+        """
+        assert isinstance(frame.hidden, Tensor)
+        fused = frame.fused if isinstance(frame.fused, Tensor) else None
+        segments = [one for one in frame.segments if isinstance(one, TreeSegment)]
+        first = frame.hidden, fused
+        outputs, self.chosen = self._launch_passes(segments, first, choose, 1 + frame.extra_passes, [])
+        hidden, features = _join(outputs)
+        chains = [one.with_tree(unknown_chain(one.tree.tokens[0], len(outputs))) for one in segments]
+        return replace(
+            frame, segments=tuple(chains), hidden=hidden, fused=features, extra_passes=len(outputs) - 1
+        )
+
+    def _launch_passes(
+        self,
+        segments: Sequence[TreeSegment],
+        first: Outputs,
+        choose: ChooseTokens,
+        passes: int,
+        reserved: list[tuple[int, int]],
+    ) -> tuple[list[Outputs], ChosenTokens]:
+        """Launch passes after a first one; each feeds the tokens that the pass before has chosen. Return the
+        outputs of all passes, and the tokens that follow each of them. There are fewer passes if pages or
+        graphs have no room.
+
+        segments: The segments of the first pass, whose roots it feeds.
+        first: Outputs of the first pass.
+        choose: Chooses the tokens that follow a pass, on the device.
+        passes: Number of passes in all.
+        reserved: Pages that are reserved for the passes are added, see `SpeculativeStep.reserved`.
+        """
+        outputs = [first]
         chosen = list[Tensor]()
+        root = single(0)
         while len(outputs) < passes:
             number = len(outputs)
             following = [
-                TreeSegment(one.sequence, one.draft_round, one.committed + number, (0,), tree)
-                for one, tree in zip(step.segments, step.trees)
+                TreeSegment(one.sequence, one.draft_round, one.committed + number, (0,), root)
+                for one in segments
             ]
-            if (filled := self._fill(step, following)) is None:
+            if (filled := self._fill(following, reserved)) is None:
                 break
             chosen.append(choose(outputs[-1][0], number - 1))
             outputs.append(self._steps.launch(filled, chosen[-1].clamp(min=0)))
-        if chosen:
-            chosen.append(choose(outputs[-1][0], len(outputs) - 1))
-            step.join_passes(outputs, chosen)
+        chosen.append(choose(outputs[-1][0], len(outputs) - 1))
+        return outputs, ChosenTokens(torch.stack(chosen, 1))
 
     @inference_mode
     def prepare(self, segments: Sequence[TreeSegment]) -> bool:
@@ -526,27 +565,27 @@ class NextStep:
         """
         step = SpeculativeStep(segments, [one.tree for one in segments])
         self._step = step
-        step.filled = self._fill(step, segments)
+        step.filled = self._fill(segments, step.reserved)
         if step.filled:
             step.apply(OverlapEvent.WRITTEN)
         return step
 
-    def _fill(self, step: SpeculativeStep, segments: Sequence[TreeSegment]) -> FilledStep | None:
-        """Reserve pages for one pass of a step, plan it, and fill the graphs' inputs. Return them, or None if
-        pages are too few, or if no graph has room.
+    def _fill(self, segments: Sequence[TreeSegment], reserved: list[tuple[int, int]]) -> FilledStep | None:
+        """Reserve pages for one pass, plan it, and fill the graphs' inputs. Return them, or None if pages are
+        too few, or if no graph has room.
 
-        step: The step. Pages that are reserved are recorded in it.
         segments: The segments of the pass.
+        reserved: Pages that are reserved for the pass are added, see `SpeculativeStep.reserved`.
         """
         table = self._table
         sequences = [one.sequence for one in segments]
         missing = map(
             table.missing_pages, sequences, [one.committed + len(one.tree.tokens) for one in segments]
         )
-        reserved = [(sequence, pages) for sequence, pages in zip(sequences, missing) if pages]
-        if sum(pages for _, pages in reserved) > table.free:
+        needed = [(sequence, pages) for sequence, pages in zip(sequences, missing) if pages]
+        if sum(pages for _, pages in needed) > table.free:
             return None
-        step.reserved += reserved
+        reserved += needed
         plan = plan_frame(table, Frame(0, 0, segments=tuple(segments)))
         if plan.trimmed:
             self._kv.clear_pages(plan.trimmed)
@@ -638,6 +677,29 @@ def _following(segment: Segment) -> TreeSegment:
         committed = segment.committed + len(kept)
         return TreeSegment(segment.sequence, segment.draft_round, committed, kept, single(0))
     return TreeSegment(segment.sequence, 1, segment.start + len(segment.tokens), (), single(0))
+
+
+def unknown_chain(root: int, num_nodes: int) -> Tree:
+    """Return the chain of a sequence in a frame of several passes: its tokens after the root are 0, because
+    they are not known yet, see `Frame.extra_passes`.
+
+    root: Token id of the root.
+    num_nodes: Number of nodes, which is the number of passes.
+    """
+    return chain((root, *(0,) * (num_nodes - 1)))
+
+
+def _join(outputs: Sequence[Outputs]) -> Outputs:
+    """Return the outputs of several passes as those of one step, whose tokens are in the order of sequences.
+
+    outputs: Hidden states [num_sequences, hidden_size] and fused features of every pass.
+
+        # 2 passes of the sequences a, b: [a0 b0], [a1 b1] -> [a0 a1 | b0 b1]
+    """
+    hidden, fused = zip(*outputs)
+    features = [one for one in fused if one is not None]
+    joined = torch.stack(features, 1).flatten(0, 1) if features else None
+    return torch.stack(hidden, 1).flatten(0, 1), joined
 
 
 def _tokens(trees: Iterable[Tree]) -> list[int]:
