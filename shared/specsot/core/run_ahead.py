@@ -24,7 +24,7 @@ from specsot.core.frames import Opening
 # and 15,500 tokens/s (mean of two rounds).
 MAX_PASSES: Final = 8
 # Seconds. All passes of a frame together take about so long at most, because a new prompt waits for them, and
-# a client gets their tokens at once. Untuned.
+# a client gets their tokens at once. A frame of prompts alone takes no longer either. Untuned.
 MAX_SECONDS: Final = 0.02
 
 

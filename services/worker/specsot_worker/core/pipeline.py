@@ -276,6 +276,14 @@ class PipelineDepth:
         sizes = [max(max_chunk // part, 1) for part in CHUNK_DIVISORS]
         return min(sizes, key=lambda size: (self._prefill_seconds(prompt_tokens, size), -size))
 
+    def rows_within(self, seconds: float, max_tokens: int) -> int:
+        """Return how many tokens a step may have to take at most so long; at least 1, at most `max_tokens`.
+
+        seconds: Estimated compute seconds of the step.
+        max_tokens: Upper bound of the result, at least 1.
+        """
+        return max(bisect_right(range(1, max_tokens + 1), seconds, key=self._compute_seconds), 1)
+
     def step_seconds(self, num_tokens: int) -> float:
         """Return the estimated compute seconds of a step of one pass.
 

@@ -26,7 +26,7 @@ from specsot.core.frames import (
     num_tokens_of,
 )
 from specsot.core.pages import PageTable, max_held_pages
-from specsot.core.run_ahead import num_passes
+from specsot.core.run_ahead import MAX_SECONDS, num_passes
 from specsot.core.tree import chain
 from specsot.errors import SpecsotError
 from specsot_model.core.kv_plan import open_sequence, policy_of
@@ -706,6 +706,9 @@ class Sequencer:
         A sequence with a finished prompt counts as decoding even if it has no tree in this frame. Without
         `PipelineDepth`, nothing but the budget bounds the number.
         """
+        if self._prompts_alone and self._depth:
+            # Prompts alone may take as long as the passes of a frame of trees.
+            return self._depth.rows_within(MAX_SECONDS, self._budget.alone)
         num_decode_tokens = max(
             num_tree_tokens, sum(state.root is not None for state in self._sequences.values())
         )
