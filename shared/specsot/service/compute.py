@@ -210,6 +210,11 @@ class ComputeThread(Executor):
         _live_threads.add(self)
         finalize(self, self._calls.put, None)
 
+    @property
+    def has_waiting(self) -> bool:
+        """True if a call is queued that has not started."""
+        return not self._calls.empty()
+
     def post(self, call: Callable[[], object]) -> None:
         """Queue a call. The first one starts the thread.
 
@@ -317,6 +322,13 @@ class Compute:
         self._executor = executor
         self._watched: list[_Watched] = []
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def has_waiting(self) -> bool:
+        """True if another call waits for the thread, so that a long call had better end. False for an executor
+        that does not tell.
+        """
+        return isinstance(self._executor, ComputeThread) and self._executor.has_waiting
 
     async def run(
         self, work: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None

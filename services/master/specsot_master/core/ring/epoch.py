@@ -104,23 +104,13 @@ def with_one_gpu(joining: Registration, members: Sequence[Registration]) -> Regi
     return replace(joining, gpus=tuple(sorted(joining.gpus, key=lambda gpu: taken[gpu])[:1]))
 
 
-def _runs_ahead(members: Sequence[Registration], stages: tuple[Stage, ...]) -> bool:
-    """Return whether the stage of a ring can run several forward passes per frame (`run_ahead`): if it is the
-    only one, and on a GPU.
-
-    members: the registrations of all members.
-    stages: the layer ranges of the epoch, with the worker of each.
-    """
-    return len(stages) == 1 and any(one.gpus for one in members if one.name == stages[0].name)
-
-
 def configurations_of(
     epoch: int, members: Sequence[Registration], stages: tuple[Stage, ...], config: RingConfig
 ) -> dict[str, Configuration]:
     """Return the Configuration of every member of a new epoch, by the member's name. They differ only in the
     receiver's name and GPU. Without drafters, or if the ring's options want none, there is no head, and one
-    slot; or MAX_PASSES slots if the stage can run several passes per frame. Frames in flight default to 1 for
-    one stage, else to one more than there are stages.
+    slot. A single stage has MAX_PASSES slots at least, because it may run several passes per frame. Frames in
+    flight default to 1 for one stage, else to one more than there are stages.
 
     epoch: the number of the new epoch.
     members: the registrations of all members; those that are neither a stage nor a drafter get none.
@@ -138,7 +128,7 @@ def configurations_of(
         stages=stages,
         pages=count_pages(members, stages, drafters, config),
         page_rows=page_rows_of(members, stages, config),
-        slots=max(shape.slots if drafter else 1, MAX_PASSES if _runs_ahead(members, stages) else 1),
+        slots=max(shape.slots if drafter else 1, MAX_PASSES if len(stages) == 1 else 1),
         rows=config.rows,
         flight=config.max_in_flight or (1 if len(stages) == 1 else len(stages) + 1),
         layout=config.layout,
