@@ -108,11 +108,11 @@ def read_all(folder: Path = RESULTS) -> dict[str, Measurement]:
 
 
 def shown(cell: Cell) -> str:
-    """Return a cell as text: whole numbers from 10,000 on with separators, nothing for None."""
+    """Return a cell as text: whole numbers with separators of thousands, nothing for None."""
     if cell is None:
         return ""
     if isinstance(cell, int) and not isinstance(cell, bool):
-        return f"{cell:,}" if abs(cell) >= 10_000 else str(cell)
+        return f"{cell:,}"
     return str(cell).replace("|", "\\|")
 
 
@@ -138,7 +138,7 @@ def pivoted(rows: Sequence[Row], by: str, columns: str, value: str) -> list[Row]
     """
     found: dict[Cell, dict[str, Cell]] = {}
     for row in rows:
-        found.setdefault(row[by], {by: row[by]})[f"{value}, {columns} {row[columns]}"] = row[value]
+        found.setdefault(row[by], {by: row[by]})[f"{columns}: {row[columns]}, {value}"] = row[value]
     return list(found.values())
 
 
@@ -203,7 +203,7 @@ def claims(measurements: Mapping[str, Measurement], to: str, folder: Path = RESU
             "SpecSoT": own,
             "beside it": other,
             "times as good": f"**{ratio:.2f}**",
-            "measured": f"[{one.date}]({to}{one.machine}.md#{one.name})",
+            "measured": f"[{one.date.replace('-', '&#8209;')}]({to}{one.machine}.md#{one.name})",
         }
         made.append(Claim(ratio, row, claim.get("readme", False)))
     return sorted(made, key=lambda each: each.ratio)
