@@ -11,10 +11,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from posixpath import dirname, join, normpath
+from typing import TYPE_CHECKING
 
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # Pages of the site by the file of the repository's root that each is made of.
@@ -25,11 +27,13 @@ STYLE = re.compile(r"<style>.*?</style>\n?", re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are made of files of the repository's root.
+    """Add the pages that are made of files of the repository's root; return all files.
 
     files: The files below docs/.
     config: The site's configuration.
     """
+    from mkdocs.structure.files import File
+
     for source, page in ROOT_PAGES.items():
         text = relinked((REPOSITORY / source).read_text(encoding="utf-8"), source)
         files.append(File.generated(config, page, content=text))
