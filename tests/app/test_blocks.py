@@ -29,7 +29,19 @@ BLOCKS = [
     for found in FENCED.finditer(page.read_text())
 ]
 SHELL = [(page, line) for page, kind, body in BLOCKS if not kind for line in body.splitlines()]
+FLAG = re.compile(r"(?<![\w-])(--[a-z][\w-]*)")
 FILES = re.compile(r"(?<![\w/.])(?:docker|deploy|tests|tools|models)/[\w./-]+|(?<=-f )[\w.-]+\.ya?ml")
+# Flags of other programs: pip, docker, guidellm, and a script of the lab.
+FOREIGN = {
+    "--no-deps",
+    "--wheel-dir",
+    "--require-hashes",
+    "--build-arg",
+    "--target",
+    "--shape",
+    "--help",
+    "--text",
+}
 # What a reader has, and this repository has not.
 THEIRS = re.compile(r"models/(llama|pythia|smollm2(-head|/base)?$|own)|^tests/clients/requests")
 
@@ -65,6 +77,17 @@ def test_every_file_that_a_command_names_is_there() -> None:
     ours = {(page, file) for page, file in named if not THEIRS.search(file)}
     assert len(ours) > 10
     assert [pair for pair in sorted(ours) if not (REPOSITORY / pair[1]).exists()] == []
+
+
+def test_every_flag_that_a_sentence_names_is_an_option() -> None:
+    """But those of other systems, which docs/migrating.md maps to ours."""
+    options = set(re.findall(r"`(--[a-z][\w-]*)`", (REPOSITORY / "docs" / "options.md").read_text()))
+    switches = {f"--no-{option.removeprefix('--')}" for option in options}
+    pages = [page for page in PAGES if page.name not in ("options.md", "migrating.md")]
+    sentences = "".join(FENCED.sub("", page.read_text()) for page in pages)
+    named = {flag for code in re.findall(r"`([^`\n]+)`", sentences) for flag in FLAG.findall(code)}
+    assert len(named) > 100
+    assert named - options - switches <= FOREIGN
 
 
 @pytest.mark.parametrize(("page", "body"), of("toml"))
