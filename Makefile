@@ -12,6 +12,7 @@ DEVELOP := --editable '.[model,dev]' --editable ./lab
 # Where no NVIDIA driver is, torch comes without CUDA. Run by the recipes that install it, and nowhere else.
 TORCH_INDEX = $$($(PYTHON) tools/torch_index.py)
 TOOLS  := .venv-protos
+SITE   := .venv-site
 QUESTION ?= What are the benefits of regular exercise?
 # Files go side by side (tests/spread.py), the longest first by tests/times.json. The slowest tests are named
 # before anything else; what every test took is in build/times.txt (`make times` keeps it).
@@ -28,7 +29,7 @@ HALF := tests/drafter tests/fleet tests/lab tests/master tests/skeleton
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .PHONY: help demo install develop test test-both test-all test-lab times faults check lint neat floors types pure \
-    pure-half pure-others format protos promise buf browser clients docs clean
+    pure-half pure-others format protos promise buf browser clients docs site clean
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -110,12 +111,15 @@ browser: ## a Chromium for the tests of the page, where apt-get can bring one
 clients: $(VENV)/developed ## ask a ring by real clients, pinned, in environments of their own; ARGS for more (docs/clients.md)
 	env -u PIP_CONSTRAINT $(BIN)/python -m tests.clients $(ARGS)
 
-docs: $(VENV)/installed ## list every file anew in docs/architecture.md
-	$(BIN)/python docs/files.py
+docs: $(VENV)/installed ## write docs/options.md anew, and what documents show of lab/results
 	$(BIN)/python docs/options.py
+	$(BIN)/python tools/results.py
 
-clean: ## remove both virtual environments
-	rm -rf $(VENV) $(TOOLS)
+site: $(SITE)/installed ## build the documents as a site in build/site, every link checked; nothing is fetched
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict --quiet
+
+clean: ## remove the virtual environments
+	rm -rf $(VENV) $(TOOLS) $(SITE)
 
 # By the pip that is there: one that `venv` brings is compiled first, for five seconds, and replaced.
 $(BIN)/python:
@@ -138,4 +142,11 @@ $(TOOLS)/installed: Makefile | $(BIN)/python
 	$(PYTHON) -m venv --without-pip $(TOOLS)
 	env -u PIP_CONSTRAINT $(BIN)/python -m pip --python $(TOOLS)/bin/python \
 	    --disable-pip-version-check install --quiet --no-compile grpcio-tools==1.76.0 'setuptools<81'
+	@touch $@
+
+# mkdocs and its theme, pinned; nothing else is in this environment.
+$(SITE)/installed: docs/requirements.txt | $(BIN)/python
+	$(PYTHON) -m venv --without-pip $(SITE)
+	env -u PIP_CONSTRAINT $(BIN)/python -m pip --python $(SITE)/bin/python \
+	    --disable-pip-version-check install --quiet --no-compile --requirement docs/requirements.txt
 	@touch $@

@@ -20,7 +20,8 @@ from specsot_worker.config import WorkerConfig
 PAGE = Path(__file__).with_name("options.md")
 HEAD = """# Options
 
-Written by `make docs` from the options table; [the command line](cli.md) says where values come from.
+Written by `make docs` from the options table. Values come from the command line, the environment, or a file
+([configuration](serve.md#configuration)).
 Every option is also an environment variable and a key of a file, by its name. Switches take no value
 in `specsot`'s commands, and `on` or `off` in services. A program with more than 22 options shows those marked
 "common" in `--help`, and all of them in `--help=all`.

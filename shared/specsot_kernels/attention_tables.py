@@ -28,16 +28,16 @@ from specsot_kernels.segments import drop_low_bits
 # A query is one head of one row; a tile of 64 queries holds 16 rows with 4 query heads for each KV head.
 # Queries. Largest tile. Untuned.
 QUERIES = 64
-# Queries. Tile for frames in which many sequences have a few rows each. Chosen by docs/results/h100-vllm.md.
+# Queries. Tile for frames in which many sequences have a few rows each. Chosen by measurement on an H100.
 SHORT = 32
 # Queries. The same for frames of at most SHORTEST_ROWS rows, mostly frames without trees. Chosen by
-# docs/results/h100-product.md.
+# measurement on an H100.
 SHORTEST = 16
 # Rows. Most rows that a sequence of a short frame has. Untuned.
 MAX_SHORT_ROWS = 32
-# Rows. Largest frame that uses tiles of SHORTEST queries. Chosen by docs/results/h100-product.md.
+# Rows. Largest frame that uses tiles of SHORTEST queries. Chosen by measurement on an H100.
 SHORTEST_ROWS = 64
-# Queries. Tile for frames that consist of prompts alone. Chosen by docs/results/h100-product.md.
+# Queries. Tile for frames that consist of prompts alone. Chosen by measurement on an H100.
 PROMPT_QUERIES = 128
 
 # A table of int32 numbers, as kernels read it.
@@ -50,8 +50,8 @@ Ints = NDArray[np.int64]
 MIN_PIECE_COLUMNS = 64
 # Rows. Tiles of at least so many rows use pieces of at least 2 * MIN_PIECE_COLUMNS columns. Untuned.
 WIDE_TILE_ROWS = 8
-# The next five describe an H100 to the cost model that cuts page runs into pieces; see
-# docs/results/h100-kernels.md#how-long-texts-are-cut.
+# The next five describe an H100 to the cost model that cuts page runs into pieces. Chosen by
+# measurement on an H100.
 # Programs. How many run at once: two on each of the 132 SMs.
 PROGRAMS = 264
 # KV heads. The number that most models have; the default where a model's number is not given.

@@ -42,14 +42,14 @@ from specsot_model.step_rows import FilledStep, Outputs, StepRows, device_tree_e
 # Rows. Sizes of graphs for any frame. Untuned.
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
 # Rows. Sizes of graphs for frames of many sequences with few rows each, whose attention is divided into
-# smaller tiles. The large ones fit 64 chains of four nodes or trees of eight (docs/results/h100-vllm.md); the
+# smaller tiles. The large ones fit 64 chains of four nodes or trees of eight (measured on an H100); the
 # small ones fit about 64 sequences whose rows are one tile each, such as sequences without drafts
-# (docs/results/h100-product.md).
+# (measured on an H100).
 SHORT_BUCKETS = (48, 64, 320, 512)
 # Rows. What a sequence of a large short graph may have, on average over the frame. Untuned.
 MAX_MEAN_SHORT_ROWS = 8
 # Rows. Sizes of graphs for frames of prompts alone, which have an attention kernel of their own. The kernel
-# needs 2,048 rows to fill an H100 (docs/results/h100-product.md).
+# needs 2,048 rows to fill an H100 (measured).
 PROMPT_BUCKETS = (512, 1024, 2048)
 PROMPT_ROWS = PROMPT_BUCKETS[-1]
 # Fraction of a prompt graph's rows that a frame must fill; otherwise it runs faster without a graph, or in a

@@ -625,7 +625,7 @@ class Packed:
     """An int8 or int4 weight packed for the CPU kernels.
 
     Activations are rounded to 8 bits, each row by itself, so a row's result does not depend on the batch
-    (docs/precision.md).
+    (docs/models.md).
 
     dtype: Type of the rows that `rows` returns: that of the original weight, or fp32 for `Codes`.
     weight: [out, in], floats or `Codes` of this form.

@@ -1,4 +1,4 @@
-"""What every measurement leaves behind, docs/results included: one shape, rows with names of their own."""
+"""What every measurement leaves behind, lab/results/raw included: one shape, rows with names of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from specsot_bench.results import named, write_results
 
-STORED = sorted((Path(__file__).resolve().parents[2] / "docs" / "results").glob("*.json"))
+STORED = sorted((Path(__file__).resolve().parents[2] / "lab" / "results" / "raw").glob("*.json"))
 
 
 def test_rows_are_called_after_what_they_are_of(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs as printed, by the small model: docs/python.md, and the questions of README and docs/cli.md."""
+"""Runs as printed, by the small model: docs/python.md, and the questions of README and docs/serve.md."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.endpoints.front import front
 pytestmark = [pytest.mark.torch, pytest.mark.processes]
 
 README = (REPOSITORY / "README.md").read_text()
-PYTHON = re.findall(
-    r"^```python\n(.*?)^```", (REPOSITORY / "docs" / "python.md").read_text(), re.MULTILINE | re.DOTALL
-)
-CLI = (REPOSITORY / "docs" / "cli.md").read_text()
+PAGE = (REPOSITORY / "docs" / "python.md").read_text()
+# What follows that heading is run by tests/eagle/test_document.py.
+PYTHON = re.findall(r"^```python\n(.*?)^```", PAGE.partition("\n## EAGLE ")[0], re.MULTILINE | re.DOTALL)
+CLI = (REPOSITORY / "docs" / "serve.md").read_text()
 SECTIONS = (("Ask", README), ("Questions", CLI))
 MASTER = "127.0.0.1:50050"  # where README's fleet listens
 
@@ -40,14 +40,14 @@ def run(*command: str, place: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("snippet", [s for s in PYTHON if MASTER not in s], ids=("ask", "eagle"))
+@pytest.mark.parametrize("snippet", [s for s in PYTHON if MASTER not in s], ids=("ask",))
 def test_a_python_snippet_prints_an_answer(
     snippet: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In this process, which has loaded already what each of them would load anew."""
     monkeypatch.chdir(place)
     snippet = snippet.replace("from_pretrained()", 'from_pretrained(demo="small")')
-    exec(compile(snippet, "README.md", "exec"), {"__name__": "__main__"})
+    exec(compile(snippet, "docs/python.md", "exec"), {"__name__": "__main__"})
     assert len(capsys.readouterr().out) > 100
 
 
@@ -61,7 +61,7 @@ async def test_the_snippet_that_asks_a_fleet_prints_its_events(place: Path) -> N
 
 
 def questions() -> list[str]:
-    """The lines below README's "Ask", and those below "Questions" in docs/cli.md."""
+    """The lines below README's "Ask", and those below "Questions" in docs/serve.md."""
     parts = (re.search(rf"^## {name}\n(.*?)^## ", page, re.M | re.S) for name, page in SECTIONS)
     lines = [line for part in parts if part for line in part[1].splitlines()]
     return [line for line in lines if re.match(r"(specsot infer|echo) ", line)]

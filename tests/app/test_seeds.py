@@ -28,7 +28,8 @@ from specsot_app.fleet.options import FleetOptions, models_of, with_stages
 from tests.conftest import REPOSITORY
 
 BASE, HEAD = REPOSITORY / "models/demo/base", REPOSITORY / "models/demo/eagle3"
-PAGE = (REPOSITORY / "docs/seeds.md").read_text()
+PAGE = (REPOSITORY / "docs/migrating.md").read_text()
+ROWS = (REPOSITORY / "tests/app/predecessors.md").read_text()
 MODELS = f"--base_model_path {BASE} --eagle_model_path {HEAD}"
 
 
@@ -334,7 +335,7 @@ def test_every_command_of_the_page_is_understood() -> None:
     pytest.importorskip("specsot_lab")
     lines = [
         re.sub("(infer|steps) D", rf"\1 --model {BASE} --draft-model {HEAD}", line).replace(" Q", " Why?")
-        for line in re.findall(r"`(?:python -m )?specsot ([^`|]+)`", PAGE)
+        for line in re.findall(r"`(?:python -m )?specsot ([^`|]+)`", PAGE + ROWS)
         if "..." not in line
     ]
     assert len(lines) > 20
@@ -349,9 +350,8 @@ def test_every_command_of_the_page_is_understood() -> None:
 
 
 def test_every_file_of_the_page_is_there() -> None:
-    names, _, rows = PAGE.partition("## Row by row")
-    for path in re.findall(r"`((?:app|lab|services|shared)/\w+/[\w/.]+)`", names):
+    for path in re.findall(r"`((?:app|lab|services|shared)/\w+/[\w/.]+)`", PAGE):
         assert (REPOSITORY / path).exists(), path
-    tests = set(re.findall(r"`(\w+/[\w/]+\.py)`", rows))
+    tests = set(re.findall(r"`(\w+/[\w/]+\.py)`", ROWS))
     assert len(tests) > 30
     assert [path for path in sorted(tests) if not (REPOSITORY / "tests" / path).is_file()] == []

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 PAGES = [
     REPOSITORY / "README.md",
-    *(REPOSITORY / "docs").glob("*.md"),
+    *(REPOSITORY / "docs").rglob("*.md"),
     *REPOSITORY.glob("models/*/README.md"),
 ]
 SERVICES: dict[str, Any] = {

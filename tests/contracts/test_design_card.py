@@ -1,7 +1,8 @@
 """The card this project was asked for by: folders, dependencies, services, scaling, and printed commands.
 
 What is run elsewhere is not run again here: the grpcurl lines by test_grpcurl.py, the seeds' snippets and the
-commands of docs/seeds.md by tests/app/test_seeds.py, several drafters by tests/laws/test_several_drafters.py.
+commands of docs/migrating.md by tests/app/test_seeds.py, several drafters by
+tests/laws/test_several_drafters.py.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Machine:
     host: tuple[Curve, Curve] = ((), ())
 
 
-# As told and as steps really were, one thread beside other processes, weights of 8 bits; docs/results/cpu.md.
+# As told and as steps really were, one thread beside other processes, weights of 8 bits.
 INT8_TOLD: Curve = ((1, 2.27e-3), (2, 2.53e-3), (4, 3.08e-3), (8, 3.7e-3), (16, 5.22e-3), (32, 8.71e-3),
                     (64, 15.7e-3), (128, 31.0e-3))  # fmt: skip
 INT8_STEP: Curve = (
@@ -141,8 +141,8 @@ CALM4_STEP: Curve = ((1, 6.2e-3), (2, 6.9e-3), (3, 7.6e-3), (4, 8.0e-3), (6, 8.5
                     (13, 12.4e-3), (21, 15.6e-3))  # fmt: skip
 CALM4_LEVEL: Curve = ((1, 1.15e-3), (4, 1.25e-3))
 CALM4 = Machine(CALM4_STEP, CALM4_LEVEL, (CALM4_TOLD, INT4_LEVEL_TOLD), 0.1e-3, 0.7e-3, 1.7e-3, 10e-3, 3e-3)
-# Many texts on an H100, an 8B base and its head captured in graphs, after the table of drafted steps of 64 in
-# docs/results/h100-vllm.md; what a first draft's prompts take is inferred from its 35 ms.
+# Many texts on an H100, an 8B base and its head captured in graphs, after measured steps of 64 with drafts
+# (2026-11-26); what a first draft's prompts take is inferred from its 35 ms.
 GPU_STEP: Curve = ((1, 5.6e-3), (8, 5.7e-3), (64, 6.3e-3), (128, 8.5e-3), (320, 15.1e-3), (512, 18e-3),
                   (1024, 30e-3))  # fmt: skip
 GPU_LEVEL: Curve = ((1, 0.25e-3), (64, 0.35e-3), (256, 0.6e-3))

@@ -16,7 +16,7 @@ from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.torch
 
-PAGE = (REPOSITORY / "docs" / "eagle.md").read_text()
+PAGE = (REPOSITORY / "docs" / "python.md").read_text().partition("\n## EAGLE for models in memory\n")[2]
 LIGHT = """
 import sys
 from specsot.eagle import TreeMaskMode, build_tree_structure
@@ -37,7 +37,7 @@ def run(code: str, folder: Path) -> str:
 def test_the_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     monkeypatch.chdir(REPOSITORY)
-    exec(compile(example, "docs/eagle.md", "exec"), {"__name__": "__main__"})
+    exec(compile(example, "docs/python.md", "exec"), {"__name__": "__main__"})
     said = capsys.readouterr().out
     assert said.count("[PLAN]") >= 2
     assert re.search(r"\d+ forwards for \d+ tokens", said)
@@ -45,7 +45,7 @@ def test_the_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 def test_the_table_says_what_the_config_says() -> None:
-    rows = re.findall(r"^\| (`.*?`(?:, `.*?`)*) \| (.*?) \|", PAGE.split("## The tree")[0], re.MULTILINE)
+    rows = re.findall(r"^\| (`.*?`(?:, `.*?`)*) \| (.*?) \|", PAGE.split("### The tree")[0], re.MULTILINE)
     told = {name: default for names, default in rows for name in re.findall(r"`(\w+)`", names)}
     said = {one.name: told[one.name].strip("`") for one in fields(EagleConfig)}
     own = EagleConfig()
@@ -57,7 +57,7 @@ def test_the_table_says_what_the_config_says() -> None:
 
 def test_every_name_is_there() -> None:
     named = re.findall(
-        r"^\| `(\w+)` \|", PAGE.split("## The tree functions")[1].split("\n## ")[0], re.MULTILINE
+        r"^\| `(\w+)` \|", PAGE.split("### The tree functions")[1].split("\n### ")[0], re.MULTILINE
     )
     assert len(named) == 7
     for name in (*named, *specsot.eagle.__all__):

@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 # Below "specsot", or the rest of another package's name (`_kernels`); split, so that no script that moves
 # modules takes them for references.
 LISTED = ("", "aiter", "eagle", "_kernels")  # whole, by __all__
-NAMED = {  # what docs/eagle.md and the docstrings of `SpecSoT` and `Eagle` name
+NAMED = {  # what docs/python.md and the docstrings of `SpecSoT` and `Eagle` name
     "_kernels.contract": ("DraftResults", "TreeArrays", "TreeMaskMode", "Verified"),
     "drafting": ("DraftOptions",),
     "members": ("Overrides",),

@@ -1,6 +1,6 @@
 """Law 1 for a base in fewer bits: it writes what it writes plainly, whoever drafts, cut as it may be.
 
-Not for KV rows in int8: there the last bit of a sum may decide about a whole step (docs/precision.md).
+Not for KV rows in int8: there the last bit of a sum may decide about a whole step (docs/models.md).
 """
 
 from dataclasses import replace

@@ -77,4 +77,4 @@ async def test_a_head_that_does_not_end() -> None:
     ],
 )
 def test_the_table_of_limits(row: str) -> None:
-    assert row in (REPOSITORY / "docs" / "security.md").read_text()
+    assert row in (REPOSITORY / "docs" / "operations.md").read_text()

@@ -1,4 +1,4 @@
-"""The recipe of docs/security.md: certificates by openssl, services as in compose.tls.yaml, clients' lines.
+"""The recipe of docs/operations.md: certificates by openssl, services as in compose.tls.yaml, clients' lines.
 
 The same processes stand here on loopback.
 """

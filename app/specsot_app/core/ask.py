@@ -415,13 +415,13 @@ def answer_of(view: View) -> Answer:
     )
 
 
-# The names of each mode in the statistics of the projects that this one grew from (docs/seeds.md).
+# The names of each mode in the statistics of the projects that this one grew from (docs/migrating.md).
 LEGACY_MODES = {"sot": "specsot", "direct": "eagle"}
 
 
 def stats_of(answer: Answer, tokens: int) -> dict[str, Any]:
     """Return the statistics of an answer as a dict, under our names and under those of the projects that this
-    one grew from (docs/seeds.md).
+    one grew from (docs/migrating.md).
 
     Times are in milliseconds under "time_ms" and in seconds under "total_time"; "mode" is "specsot" for a
     planned answer and "eagle" for a direct one.

@@ -31,7 +31,7 @@ EXIT_GRACE = 10.0
 LOOPBACK = "127.0.0.1"
 # Default port of the master's --fleet-listen.
 FLEET_PORT = 50060
-# Default number of stages. On one machine, more stages only add hops. Chosen by docs/results/cpu.md.
+# Default number of stages. On one machine, more stages only add hops. Chosen by measurement on two cores.
 STAGES = 1
 # Environment variables that configure the `specsot` command are hidden from services, which are configured by
 # flags.
@@ -377,7 +377,7 @@ def do_stages_take_turns(serving: Serving, places: Sequence[HostDevice]) -> bool
     """Return whether the stages of a ring compute one after the other, each with all cores of the machine.
 
     For many sequences, that is as fast as all stages at once with a share of the cores each, and for few
-    sequences it is faster (docs/results/cpu.md). It requires that all places are this machine's CPU, that no
+    sequences it is faster. It requires that all places are this machine's CPU, that no
     other machine can join, and that OMP_NUM_THREADS is not set.
 
     serving: Addresses of the services.

@@ -1,7 +1,7 @@
 """Turns answers into the rows of a table: rates, latencies, gains of drafts, memory, each against the
 baseline.
 
-docs/bench.md defines each column.
+docs/lab.md defines each column.
 """
 
 from __future__ import annotations

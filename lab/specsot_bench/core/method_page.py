@@ -1,6 +1,6 @@
 """Writes the page of `specsot bench quick` and `full`: the tables, and recommended settings for each goal.
 
-docs/bench.md defines each column.
+docs/lab.md defines each column.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ median (least .. most). TTFT, TPOT: ms. PPL: of what was written, to the base wi
 reference text, read as the method reads. accept %: accepted of proposed drafts, without the bonus token.
 tok/round: tokens that a forward pass of the base brought. MiB: what the method itself holds at most, besides
 the base's weights. evicted: tokens that have left the window. same: runs
-that wrote what plain decoding wrote. How each is computed: docs/bench.md."""
+that wrote what plain decoding wrote. How each is computed: docs/lab.md."""
 
 
 def rate(row: Row) -> str:

@@ -40,7 +40,7 @@ WRONG_OFFSET: Final = 7919
 
 
 # Probability that each rank of a node's children is right, for a head of SmolLM2-135M-Instruct, all levels,
-# MT-bench: docs/results/ranks-smollm2.json.
+# MT-bench: lab/results/raw/ranks-smollm2.json.
 RECORDED_RANKS: Final = (0.6211, 0.0999, 0.0392, 0.0297, 0.0155, 0.0139, 0.0103, 0.0075, 0.0083, 0.0048)
 
 # Probability that each rank of a node's children is right, the best rank first.

@@ -28,7 +28,7 @@ from typing import Literal
 from specsot.errors import InvalidRequest, PlanError
 
 # Points. Bounds a plan; --max-parallel and the token budget may allow fewer. Precedent: the grammar of
-# SpecSoT's second version (docs/seeds.md).
+# SpecSoT's second version (docs/migrating.md).
 MAX_POINTS = 16
 # Bytes in UTF-8. Bounds a point's title to a heading of one line. Untuned.
 MAX_TITLE_BYTES = 80

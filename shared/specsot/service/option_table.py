@@ -78,7 +78,7 @@ class Option:
     words: how "off" and "on" are written if a switch takes a value.
     paired: True if a switch also has the flag `--no-x`.
     keywords: names of the option in other systems' Python calls, each with a function that converts their
-        value. These names are also flags of commands, which --help does not show (docs/seeds.md does).
+        value. These names are also flags of commands, which --help does not show (docs/migrating.md does).
     fills: a function of the option's value and of all given values, by flag. Returns the given values with
         additional ones that this option implies. None: the option implies none.
     positional: True for an argument without a flag.

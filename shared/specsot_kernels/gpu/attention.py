@@ -39,15 +39,15 @@ COLUMNS = 64
 FP32_COLUMNS = 16
 # Queries. Smallest tile, which frames of one or two rows have.
 MIN_TILE = 16
-# Pieces. How many partial results of a row `_merge` loads at a time. Chosen by docs/results/h100-product.md.
+# Pieces. How many partial results of a row `_merge` loads at a time. Chosen by measurement on an H100.
 SLOTS_MERGED_AT_ONCE = 4
 # Programs. Maximum number that merge; with more heads, a program merges several. Chosen by
-# docs/results/h100-product.md.
+# measurement on an H100.
 MAX_MERGE_PROGRAMS = 4096
 # Programs. If a frame has more than MAX_UNLOOPED_PIECES pieces (over all KV heads), LOOPING_PROGRAMS programs
 # loop over them, since even programs without work occupy the GPU for a moment. With fewer pieces the loop
 # costs more than it saves.
-# Chosen by docs/results/h100-product.md.
+# Chosen by measurement on an H100.
 MAX_UNLOOPED_PIECES = 2048
 LOOPING_PROGRAMS = 512
 # Rows. From so many rows of prompts on, tiles that are not cut into pieces fill a GPU.
@@ -90,8 +90,7 @@ def launch_of(
     short: whether there are many pieces of a few rows, see `TreePlan`.
     by_descriptor: whether columns are loaded by tensor descriptors, see `are_copied`.
 
-    Small, short and copied tiles were measured on an H100, the others on an H200
-    (docs/results/h200-product.md, h100-product.md, h100-vllm.md, h100-kernels.md). With a head_dim above 128,
+    Small, short and copied tiles were measured on an H100, the others on an H200. With a head_dim above 128,
     fewer stages fit shared memory; untuned. In fp32 eight warps share the products of a tile; untuned.
     """
     if itemsize == 4:
@@ -286,7 +285,7 @@ def send_tables(tables: Sequence[Numbers], device: torch.device | str) -> tuple[
 
 
 def are_copied(plan: TreePlan, kind: torch.dtype, kv_layer: Tensor) -> bool:
-    """Return whether tiles of columns are loaded by tensor descriptors; see docs/results/h100-kernels.md.
+    """Return whether tiles of columns are loaded by tensor descriptors.
 
     The smallest and short tiles are excluded because they were not measured with descriptors.
 

@@ -69,7 +69,7 @@ class OrderedTile(NamedTuple):
 
 
 def tile_for(rows: int, itemsize: int, gated: bool) -> OrderedTile:
-    """Return a good tile for an H100; single matrices have faster ones, see docs/precision.md.
+    """Return a good tile for an H100; single matrices have faster ones.
 
     A 32-bit product has a tile of its own; a 16-bit one has tiles for up to 16 rows, up to FEW_ROWS rows, and
     more.

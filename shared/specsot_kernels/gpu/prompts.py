@@ -22,7 +22,7 @@ from specsot_kernels.gpu.launching import copies_blocks, kernel, on_device_of, p
 
 # Columns. Largest tile of keys that a program reads at a time.
 COLUMNS = 64
-# Warps of a program, and loop iterations in flight. Chosen by docs/results/h100-product.md: the fastest of
+# Warps of a program, and loop iterations in flight. Chosen by measurement: the fastest of
 # ten pairs on an H100.
 WARPS = 4
 STAGES = 3

@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 # Letters and digits. A repeated sentence, or all repeated clauses together, must have so many to be a loop
-# and not a turn of speech. Set before it was tried: docs/results/real-model.md, "Loops".
+# and not a turn of speech. Set before it was tried: of 191 branches of SmolLM2 it ended 37, and each of them
+# repeated itself.
 _LEAST = 24
 # Letters and digits. The same for a sentence that fills a line, which may be a refrain or a step of a list.
 _LEAST_LINE = 60

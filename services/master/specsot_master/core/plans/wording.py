@@ -39,7 +39,7 @@ QUESTION_KINDS: tuple[QuestionKind, ...] = get_args(QuestionKind)
 # The usual lengths of direct answers to questions of each kind.
 LengthsByKind = Mapping[QuestionKind, UsualLengths]
 # Tokens. The usual lengths of direct answers to questions that are planned. Chosen by measurement:
-# 155 direct answers of Qwen2.5-Coder-1.5B-Instruct (docs/results/lengths.md).
+# 155 direct answers of Qwen2.5-Coder-1.5B-Instruct (lab/results/direct-lengths.json).
 ANSWER_TOKENS: Final[Mapping[Language, LengthsByKind]] = {
     "en": {"list": UsualLengths(280, 310), "comparison": UsualLengths(260, 430)},
     "zh": {"list": UsualLengths(190, 260), "comparison": UsualLengths(220, 370)},
