@@ -315,7 +315,12 @@ class PlanBranches:
     @property
     def over(self) -> bool:
         """True if every branch is over, whatever the reason."""
-        return all(branch.reason for branch in self._branches.values())
+        return not self.unfinished
+
+    @property
+    def unfinished(self) -> tuple[int, ...]:
+        """Ids of branches that are not over, opened or not; () if all are."""
+        return tuple(id for id, branch in self._branches.items() if not branch.reason)
 
     @property
     def unopened(self) -> tuple[int, ...]:

@@ -185,6 +185,21 @@ class RequestPlan:
             self.finished or self._direct_text_sent or bool(plan and plan.all_opened and not self._to_polish)
         )
 
+    @property
+    def max_sequences(self) -> int:
+        """The most sequences that the request may decode at the same time from now on, at least 1. Until a
+        plan is known, it counts as one with as many points as the rules allow; a speculative plan may have a
+        closing, and is decoded beside the direct answer.
+        """
+        most = self._ask.limits.max_parallel
+        if self._branches:
+            return max(min(len(self._branches.unfinished), most), 1)
+        if self._direct_text_sent or self.finished:
+            return 1
+        if self._speculates:
+            return max(min(self._rules.max_points + 1, most), 2)
+        return min(self._rules.max_points, most)
+
     def apply_forecast(self, outlook: Outlook) -> None:
         """Use a forecast for the request, and for its time limit if it has one.
 
