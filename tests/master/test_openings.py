@@ -44,8 +44,21 @@ def test_the_opening_of_a_text_is_its_first_words(text: str, whole: bool, words:
 QUESTION = "Compare the letters of the alphabet."
 
 
+def tokens_of(word: str) -> tuple[int, ...]:
+    """Stands for a tokenizer in which a word may begin with its first letter or with a letter of its own."""
+    return (ord(word[0]), ord(word[0]) + 1000)
+
+
 def begin(question: str = "?") -> Play:
-    play = Play("auto", told=TOLD, speculates=True, answer_tokens=320, max_new_tokens=900, prompt=question)
+    play = Play(
+        "auto",
+        told=TOLD,
+        speculates=True,
+        answer_tokens=320,
+        max_new_tokens=900,
+        prompt=question,
+        beginnings=tokens_of,
+    )
     play.write(0, DIRECT)
     write_plan(play, " Alpha\n2. Beta\n3. Gamma")
     assert play.open_ready() == [1, 2, 3]
@@ -96,6 +109,17 @@ def test_a_branch_that_begins_like_an_earlier_one_is_opened_again_without_its_fi
     step(play, {2: "Old is the second. ", 3: "Gamma is it. "})
     assert shown(play)[2] == "Old is the second."
     assert play.plan.all_opened
+
+
+def test_a_branch_that_begins_with_a_discarded_word_again_may_begin_it_with_no_token() -> None:
+    """Another token may spell the beginning of the same word, so that excluding one is not enough."""
+    play = begin()
+    step(play, {1: "The letter is old. ", 2: "The letter is older. "})
+    assert play.open_ready() == [2]
+    assert play.of(OpenBranch)[-1].excluded == (ord("T"),)
+    step(play, {2: "The letter is older. "})
+    assert play.open_ready() == [2]
+    assert play.of(OpenBranch)[-1].excluded == tokens_of("The")
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,13 @@ class Prompts:
         """
         return len(self._text.encode(text))
 
+    def beginnings(self, word: str) -> tuple[int, ...]:
+        """Return the ids of the tokens with which a text may begin that begins with this word.
+
+        word: the first word of a text.
+        """
+        return self._text.beginnings(word)
+
     def plan(self, messages: Sequence[Message], rules: PlanRules) -> Conversation:
         """Return the prompts of a planned answer, which all begin with one shared prefix.
 

@@ -387,6 +387,7 @@ class Intake:
             self._prompts.wording.lengths_of(question_of(ask)),
             self._prompts.wording.paragraph_tokens,
             self._prompts.style == "markers" and self._prompts.listed,
+            self._prompts.beginnings,
         )
         plan = ForkPlan(ask, id, seed, model, since, prompt.tags) if prompt.tags else None
         return RequestState(

@@ -19,7 +19,7 @@ from specsot_master.core.limits import (
 from specsot_master.core.plans.answer import END, AnswerText
 from specsot_master.core.plans.cuts import LoopRule
 from specsot_master.core.plans.merged_answer import GAP, MergedAnswer
-from specsot_master.core.plans.openings import BranchOpening, opening_of
+from specsot_master.core.plans.openings import Beginnings, BranchOpening, opening_of
 from specsot_master.core.plans.sentences import (
     NextHeading,
     SentenceBuffer,
@@ -246,6 +246,7 @@ class PlanBranches:
         closing: int | None = None,
         aim: int | None = None,
         question: str = "",
+        beginnings: Beginnings = lambda _: (),
     ) -> None:
         """Create the branches of a plan, none of them opened. Without sentences that are held back, branches
         are not shortened to the aim. Without an aim, openings are settled from the start.
@@ -263,6 +264,7 @@ class PlanBranches:
         aim: how many tokens each branch should have, about; None for as many as the model writes. The closing
             ends after its first sentence.
         question: the text that the client asks; "" if it is not given as text.
+        beginnings: returns the ids of the tokens with which a text that begins with a certain word may begin.
         """
         stops = (*stops, END)
         points = shares.points
@@ -273,6 +275,7 @@ class PlanBranches:
         self.points = points
         self._headings = shares.headings
         self._cut = cut
+        self._beginnings = beginnings
         self.introduction = introduction
         self.closing = closing
         # The first words of the branches whose openings are settled.
@@ -393,7 +396,7 @@ class PlanBranches:
             if opening.settled or (branch.reason and not opening.waiting):
                 taken.update([words] if words else [])
             elif opening.may_rewrite(alike=bool(words) and words in taken):
-                branch.discarded += opening.discard()
+                branch.discarded += opening.discard(self._beginnings)
                 branch.opened = passing = False
                 again.append(id)
             elif words is not None and passing:

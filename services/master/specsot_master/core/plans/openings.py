@@ -3,8 +3,9 @@
 Branches do not see one another, so that several may begin with the same words ("Electric cars typically").
 The first words of a branch are withheld until those of all earlier branches are settled. A branch that begins
 like an earlier one is opened again, and must not begin with the same token any more; the same holds for one
-that begins like the question or the introduction. That token is excluded at the first position only: the
-branch may write it later. Which branch is opened again depends on tokens
+that begins like the question or the introduction. If the same word follows from other tokens, all tokens that
+begin the word are excluded. Tokens are excluded at the first position only: the branch may write them
+later. Which branch is opened again depends on tokens
 only, never on which of them is faster. A branch that begins with an item of a list or with a heading is
 opened again, too, as is one that begins with a label in bold: below its heading, prose follows.
 """
@@ -12,12 +13,15 @@ opened again, too, as is one that begins with a label in bold: below its heading
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from specsot.core.frames import End
 from specsot_master.core.plans.text_pieces import TextPiece
 
+# Returns the ids of the tokens with which a text that begins with a certain word may begin.
+Beginnings = Callable[[str], tuple[int, ...]]
 # Words, and characters of Han script. Texts that share so many first ones begin alike. Chosen by reading.
 OPENING_WORDS: Final = 3
 OPENING_CHARACTERS: Final = 6
@@ -37,6 +41,8 @@ _MARKUP = re.compile(r"\s*(?:[-+•]\s|\*|#|\d{1,3}[.)]\s+(?:\*|(?![a-zäöüá�
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
 # One word.
 _WORD = re.compile(r"\w+")
+# Characters. Bounds the first word whose tokens are excluded: Chinese has no spaces between words. Untuned.
+MAX_EXCLUDED_CHARACTERS: Final = 24
 
 
 def opening_of(text: str, whole: bool = False) -> str | None:
@@ -68,6 +74,7 @@ class BranchOpening:
     end: how the branch's sequence ended, or None while it runs.
     excluded: the ids of the tokens with which discarded texts of the branch began, which must not be its
         first token any more; empty for none. Later in the branch they are allowed.
+    discarded_words: the first words of the discarded texts; "" for a text that begins with no word.
     rewrites: how often the branch was opened again; 0 at first.
     """
 
@@ -75,6 +82,7 @@ class BranchOpening:
     waiting: list[TextPiece] = field(default_factory=list[TextPiece])
     end: End | None = None
     excluded: tuple[int, ...] = ()
+    discarded_words: tuple[str, ...] = ()
     rewrites: int = 0
 
     @property
@@ -101,14 +109,23 @@ class BranchOpening:
         most = MAX_MARKUP_REWRITES if self.is_markup else MAX_REWRITES if alike else 0
         return self.rewrites < most
 
-    def discard(self) -> int:
+    def discard(self, beginnings: Beginnings = lambda _: ()) -> int:
         """Exclude the first token, and forget all pieces. Return the number of their tokens; 0 if there was
-        none. The branch counts as not ended, and as opened again once more.
+        none. The branch counts as not ended, and as opened again once more. If the branch has begun with the
+        same word before, all tokens with which that word may begin are excluded:
+
+            "Ver|gleiche ..." -> excluded "Ver";   then "Verg|leiche ..." -> excluded "Ver", "Verg", "Ve"
+
+        beginnings: returns the ids of the tokens with which a text that begins with a certain word may begin.
         """
         tokens = [piece.token for piece in self.waiting if piece.token is not None]
+        found = _WORD.match("".join(piece.text for piece in self.waiting).lstrip())
+        word = found[0][:MAX_EXCLUDED_CHARACTERS] if found else ""
+        others = beginnings(word) if word in self.discarded_words else ()
         self.waiting = []
         self.end = None
-        self.excluded = (*self.excluded, *tokens[:1])
+        self.excluded = tuple(dict.fromkeys((*self.excluded, *tokens[:1], *others)))
+        self.discarded_words = (*self.discarded_words, word)
         self.rewrites += 1
         return len(tokens)
 

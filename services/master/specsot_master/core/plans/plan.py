@@ -60,6 +60,7 @@ from specsot_master.core.plans.forecast import Outlook
 from specsot_master.core.plans.guards import plan_of
 from specsot_master.core.plans.introduction import MAX_INTRODUCTION_TOKENS
 from specsot_master.core.plans.merged_answer import heading_of
+from specsot_master.core.plans.openings import Beginnings
 from specsot_master.core.plans.router import (
     ASKED_FOR,
     Decision,
@@ -110,6 +111,7 @@ class RequestPlan:
         answer_tokens: UsualLengths | None = None,
         paragraph_tokens: int | None = PARAGRAPH_TOKENS,
         shows_markers: bool = False,
+        beginnings: Beginnings = lambda _: (),
     ) -> None:
         """Create the plan of a request. Nothing is decided or opened before `start`.
 
@@ -132,6 +134,7 @@ class RequestPlan:
             model answers in long paragraphs.
         shows_markers: True if the client reads a plan that the model wrote as a list in the language of
             markers. The skeleton's text is then sent once, when the plan is used, and has no logprobs.
+        beginnings: returns the ids of the tokens with which a text that begins with a certain word may begin.
         """
         self._ask = ask
         self._request = request
@@ -143,6 +146,7 @@ class RequestPlan:
         self._told = told
         self._listed = told is not None
         self._shows_markers = shows_markers
+        self._beginnings = beginnings
         self._rules = rules_of(ask, self._listed, most, speculates)
         self._tally = RequestTally(now)
         self._number = 0
@@ -619,6 +623,7 @@ class RequestPlan:
             closing=closing,
             aim=aim,
             question=question_of(self._ask),
+            beginnings=self._beginnings,
         )
         self._tally.enter("branches", now)
         since = now - self._tally.began
