@@ -153,6 +153,25 @@ def test_no_branch_begins_like_the_question_or_the_introduction(alike: str) -> N
     assert set(shown(play)) == {1, 2, 3}
 
 
+@pytest.mark.parametrize(
+    ("text", "rewritten"),
+    [
+        ("Here's a revised version of your answer: Beta is second. ", True),
+        ("In two sentences, Beta is the second. ", True),
+        ("Hier ist der Absatz zu Beta. ", True),
+        ("Aquí está el párrafo sobre Beta. ", True),
+        ("以下是关于第二点的说明。", True),
+        ("Here, Beta follows Alpha. ", False),
+        ("In two ways Beta is the second. ", False),
+        ("Claroscuro is no letter. ", False),
+    ],
+)
+def test_a_branch_that_speaks_of_itself_is_opened_again(text: str, rewritten: bool) -> None:
+    play = begin()
+    step(play, {1: "Alpha comes first. ", 2: text, 3: "Gamma comes third. "})
+    assert play.open_ready() == ([2] if rewritten else [])
+
+
 def test_a_branch_that_ended_while_it_waited_ends_once_it_is_settled() -> None:
     play = begin()
     play.write(2, "Beta is it.")

@@ -19,7 +19,7 @@ from specsot_master.core.limits import (
 from specsot_master.core.plans.answer import END, AnswerText
 from specsot_master.core.plans.cuts import LoopRule
 from specsot_master.core.plans.merged_answer import GAP, MergedAnswer
-from specsot_master.core.plans.openings import Beginnings, BranchOpening, opening_of
+from specsot_master.core.plans.openings import Beginnings, BranchOpening, opening_of, speaks_of_itself
 from specsot_master.core.plans.sentences import (
     NextHeading,
     SentenceBuffer,
@@ -377,10 +377,10 @@ class PlanBranches:
     def pass_openings(self) -> tuple[list[int], list[int]]:
         """Settle the openings of the first branches, as far as their words are known. Return the ids of the
         branches that were settled, and of those that must be opened again because they begin like an earlier
-        branch, the question or the introduction, or not with prose; both lists may be empty. A branch is
-        opened again at most MAX_REWRITES times, or MAX_MARKUP_REWRITES times while it begins with no prose;
-        then its opening is settled as it is. For branches that are opened again, their tokens are counted as
-        discarded.
+        branch, the question or the introduction, speak of themselves, or begin not with prose; both lists may
+        be empty. A branch is opened again at most MAX_REWRITES times, or MAX_MARKUP_REWRITES times while it
+        begins with no prose; then its opening is settled as it is. For branches that are opened again, their
+        tokens are counted as discarded.
 
         Openings are settled in order, so that a branch is compared with the final words of all earlier ones:
 
@@ -395,7 +395,7 @@ class PlanBranches:
             words = self._words.get(id) if opening.settled else opening.words
             if opening.settled or (branch.reason and not opening.waiting):
                 taken.update([words] if words else [])
-            elif opening.may_rewrite(alike=bool(words) and words in taken):
+            elif opening.may_rewrite(bool(words) and (words in taken or speaks_of_itself(words))):
                 branch.discarded += opening.discard(self._beginnings)
                 branch.opened = passing = False
                 again.append(id)
