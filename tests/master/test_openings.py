@@ -158,6 +158,8 @@ def test_no_branch_begins_like_the_question_or_the_introduction(alike: str) -> N
     [
         ("Here's a revised version of your answer: Beta is second. ", True),
         ("In two sentences, Beta is the second. ", True),
+        ("I'm ready to help. ", True),
+        ("What a wonderful question. ", True),
         ("Hier ist der Absatz zu Beta. ", True),
         ("Aquí está el párrafo sobre Beta. ", True),
         ("以下是关于第二点的说明。", True),
