@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from specsot.core.frames import End
@@ -50,6 +50,7 @@ class Play:
         shows_markers: bool = False,
         prompt: str = "?",
         ends: dict[str, Any] | None = None,
+        beginnings: Callable[[str], tuple[int, ...]] = lambda _: (),
         **limits: int,
     ):
         wanted = Limits(**limits)
@@ -71,6 +72,7 @@ class Play:
             speculates=speculates,
             answer_tokens=UsualLengths(answer_tokens, answer_tokens) if answer_tokens else None,
             shows_markers=shows_markers,
+            beginnings=beginnings,
         )
         self.said: list[Command] = self.plan.start(prompt_tokens=5, now=1.0, plans=plans)
 

@@ -220,11 +220,17 @@ def test_one_answer_gives_no_forecast_and_more_of_them_the_range_of_what_was_mis
     assert (later.direct_min, later.direct_max) == pytest.approx((4.0, 6.0), abs=0.5)
 
 
-@pytest.mark.parametrize(("errors", "outside"), [(14, 1), (19, 2), (29, 3), (64, 6)])
-def test_a_tenth_of_the_errors_is_left_out_at_each_end_of_a_range(errors: int, outside: int) -> None:
+@pytest.mark.parametrize(
+    ("least", "errors", "outside"),
+    # From 0.3 to 1.3 the next errors would make the range too wide to be sent; from 0.5 to 1.5 they do not.
+    [(0.3, 14, 1), (0.3, 19, 2), (0.3, 29, 3), (0.3, 64, 6), (0.5, 19, 1), (0.5, 29, 2), (0.5, 64, 5)],
+)
+def test_a_tenth_of_the_errors_is_left_out_at_each_end_of_a_range(
+    least: float, errors: int, outside: int
+) -> None:
     costs = model(ended(Reason.STOP, 50))
     workload = Workload(0, Limits(), kind=KIND)
-    ratios = [0.5 + number / errors for number in range(errors)]
+    ratios = [least + number / errors for number in range(errors)]
     costs.misses[name_of_misses("planned", KIND)].extend(ratios)
     range_of_ratios = ratios[outside - 1], ratios[-outside]
     assert costs.spread("planned", workload, 1.0) == pytest.approx((median(ratios), *range_of_ratios))
@@ -276,7 +282,7 @@ def test_a_reported_range_is_narrow_and_holds_eight_of_ten_later_answers(
             within.append(told.direct_min <= steps / 10 <= told.direct_max)
         outlook.on_end(False, steps / 10, steps, 2 * steps, False)
     if noise < 0.6:
-        assert 0.75 < sum(within) / len(within) < 0.87
+        assert 0.78 < sum(within) / len(within) < 0.9
     else:
         assert len(within) < 100
 

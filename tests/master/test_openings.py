@@ -44,8 +44,21 @@ def test_the_opening_of_a_text_is_its_first_words(text: str, whole: bool, words:
 QUESTION = "Compare the letters of the alphabet."
 
 
+def tokens_of(word: str) -> tuple[int, ...]:
+    """Stands for a tokenizer in which a word may begin with its first letter or with a letter of its own."""
+    return (ord(word[0]), ord(word[0]) + 1000)
+
+
 def begin(question: str = "?") -> Play:
-    play = Play("auto", told=TOLD, speculates=True, answer_tokens=320, max_new_tokens=900, prompt=question)
+    play = Play(
+        "auto",
+        told=TOLD,
+        speculates=True,
+        answer_tokens=320,
+        max_new_tokens=900,
+        prompt=question,
+        beginnings=tokens_of,
+    )
     play.write(0, DIRECT)
     write_plan(play, " Alpha\n2. Beta\n3. Gamma")
     assert play.open_ready() == [1, 2, 3]
@@ -98,6 +111,17 @@ def test_a_branch_that_begins_like_an_earlier_one_is_opened_again_without_its_fi
     assert play.plan.all_opened
 
 
+def test_a_branch_that_begins_with_a_discarded_word_again_may_begin_it_with_no_token() -> None:
+    """Another token may spell the beginning of the same word, so that excluding one is not enough."""
+    play = begin()
+    step(play, {1: "The letter is old. ", 2: "The letter is older. "})
+    assert play.open_ready() == [2]
+    assert play.of(OpenBranch)[-1].excluded == (ord("T"),)
+    step(play, {2: "The letter is older. "})
+    assert play.open_ready() == [2]
+    assert play.of(OpenBranch)[-1].excluded == tokens_of("The")
+
+
 @pytest.mark.parametrize(
     ("alike", "own"),
     [
@@ -127,6 +151,27 @@ def test_no_branch_begins_like_the_question_or_the_introduction(alike: str) -> N
     assert play.open_ready() == [1]
     step(play, {1: "Alpha comes first. "})
     assert set(shown(play)) == {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "rewritten"),
+    [
+        ("Here's a revised version of your answer: Beta is second. ", True),
+        ("In two sentences, Beta is the second. ", True),
+        ("I'm ready to help. ", True),
+        ("What a wonderful question. ", True),
+        ("Hier ist der Absatz zu Beta. ", True),
+        ("Aquí está el párrafo sobre Beta. ", True),
+        ("以下是关于第二点的说明。", True),
+        ("Here, Beta follows Alpha. ", False),
+        ("In two ways Beta is the second. ", False),
+        ("Claroscuro is no letter. ", False),
+    ],
+)
+def test_a_branch_that_speaks_of_itself_is_opened_again(text: str, rewritten: bool) -> None:
+    play = begin()
+    step(play, {1: "Alpha comes first. ", 2: text, 3: "Gamma comes third. "})
+    assert play.open_ready() == ([2] if rewritten else [])
 
 
 def test_a_branch_that_ended_while_it_waited_ends_once_it_is_settled() -> None:

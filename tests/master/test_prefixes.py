@@ -164,6 +164,21 @@ class TestWays:
         assert self.ways_of(46, template, False) == [(26, 0, 0), (0, 46, 6), (0, 0, 0)]
         assert self.ways_of(46, template, True) == [(0, 46, 6)], "a prefix would wait for it"
 
+    def test_a_short_beginning_that_is_needed_later_is_not_opened_before_the_first_sequence(self) -> None:
+        tokens = tuple(range(50))
+        beginning = PromptPrefix(tokens, True, lambda shared: 20, plan=3)
+
+        def ways(shared: int) -> list[tuple[int, int, int, int]]:
+            route = PrefixMatch(self.node(shared), shared) if shared else PrefixMatch()
+            found = admission_options(beginning, route, PLAIN, True, later=True)
+            return [(len(way.own), way.shared, way.grant, way.plan) for way in found]
+
+        opened = (50, 50, 20, 3)
+        assert ways(0) == [opened], "a long one is opened first, as for a direct answer"
+        # 50 tokens are 7 pages of 8 rows, 24 tokens 3.
+        assert ways(24) == [(0, 24, 20 + 4, 3 + 4), opened]
+        assert ways(50) == [(0, 50, 20, 3), opened]
+
     def test_where_pages_are_tight_nothing_else_is_held(self) -> None:
         tight = RingState(epoch=1, pages=10, page_rows=8, slots=3, max_positions=1000)
         assert self.ways_of(60, PrefixMatch(self.node(40), 40), True, tight) == [(0, 60, 8)]

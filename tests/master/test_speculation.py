@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from specsot.core.frames import Close, End
+from specsot.core.frames import Close, End, Open
 from specsot.core.skeleton import read_plan
 from specsot.events import BranchFinished, BranchStarted, MergedText, Planned, Reason, SkeletonText
-from specsot.params import Ask, Limits
+from specsot.params import Ask, Limits, Message
 from specsot_master.core.commands import OpenAnswer, OpenBranch, OpenSkeleton
 from specsot_master.core.plans.speculation import (
     NO_BEGINNING,
@@ -19,9 +19,10 @@ from specsot_master.core.plans.speculation import (
     SHORT_ANSWER,
     TOO_FEW_POINTS,
 )
-from specsot_master.engine import Caller, EngineConfig, RequestJournal
+from specsot_master.engine import Caller, EngineConfig, RequestJournal, RingState
 from specsot_master.journal import open_journal
-from tests.conftest import seeds
+from tests.conftest import seeds, some
+from tests.master.fake_ring import STATE
 from tests.master.letters import finished, openings
 from tests.master.play import Play
 from tests.master.stage import Stage, of
@@ -438,6 +439,102 @@ async def test_a_cancelled_request_leaves_nothing_in_the_ring(steps: int) -> Non
     assert finished(events).text == told
     await theatre.settle()
     theatre.assert_clean()
+
+
+def asked(rules: str, letters: str) -> tuple[Message, ...]:
+    question = Message("user", f"What are the {letters} letters?")
+    return (Message("system", rules), question) if rules else (question,)
+
+
+def sent_before_the_first_token(theatre: Stage, since: int = 0) -> list[tuple[bool, int, int]]:
+    """(decodes, tokens that are fed, tokens that are forked) of each opening up to the answer's own."""
+    opened = [one for one in theatre.ring.orders[since:] if isinstance(one, Open)]
+    end = next(n for n, one in enumerate(opened) if one.opening.decodes) + 1
+    forks = [one.opening.fork for one in opened[:end]]
+    return [
+        (one.opening.decodes, len(one.tokens), fork.length if fork else 0) for one, fork in zip(opened, forks)
+    ]
+
+
+@pytest.mark.parametrize("state", [STATE, replace(STATE, has_drafter=False)], ids=["drafting", "plain"])
+@pytest.mark.parametrize("rules", ["", "You are a careful teacher of letters. " * 3], ids=["short", "long"])
+async def test_the_direct_answer_begins_like_that_of_a_direct_request(state: RingState, rules: str) -> None:
+    """A prefix that only the plan needs would cost the first token a step."""
+    asks = [replace(one, prompt=None, messages=asked(rules, "main")) for one in (ASK, ALONE)]
+    both: list[list[tuple[bool, int, int]]] = []
+    for ask in asks:
+        theatre = stage(state=state)
+        # Another question fills the prefix cache with what comes before the question.
+        await theatre.answer(replace(ALONE, prompt=None, messages=asked(rules, "Greek")))
+        before = len(theatre.ring.orders)
+        events = await theatre.answer(ask)
+        assert finished(events).text == (DIRECT if ask.mode == "direct" else PLANNED)
+        both.append(sent_before_the_first_token(theatre, before))
+        theatre.assert_clean()
+    assert both[0] == both[1]
+    ((_, _, forked),) = both[0]
+    assert bool(forked) == bool(rules), "no prefix is computed before the answer's own first step"
+
+
+async def test_the_plan_forks_a_prefix_that_is_opened_once_the_answer_has_begun() -> None:
+    theatre = stage()
+    await theatre.answer(replace(ALONE, prompt="letters of the Greek and of the Latin alphabet"))
+    before = len(openings(theatre))
+    await theatre.answer(ASK)
+    kinds = [(one.ordinal, one.decodes) for one in openings(theatre)[before:]]
+    assert kinds == [
+        (0, True),
+        (0, False),
+        (PLAN_ORDINAL, True),
+        (0, False),
+        *((id, True) for id in (1, 2, 3, 4, 5)),
+    ]
+    prefix, skeleton = openings(theatre)[before + 1 : before + 3]
+    assert skeleton.fork
+    assert (skeleton.fork.sequence, skeleton.fork.length) == (prefix.sequence, prefix.prompt)
+
+
+async def test_a_question_asked_twice_at_once_computes_the_plan_prefix_once() -> None:
+    theatre = stage()
+    await theatre.answer(replace(ALONE, prompt="letters of the Greek and of the Latin alphabet"))
+    before = len(openings(theatre))
+    for events in await theatre.play(theatre.listen(ASK), theatre.listen(ASK)):
+        assert finished(events).text == PLANNED
+    # One prefix for both plans, and one for the branches of both.
+    assert sum(not one.decodes for one in openings(theatre)[before:]) == 2
+    theatre.assert_clean()
+
+
+@pytest.mark.parametrize("pages", some(range(14, 34), 0, 5, 9, 14))
+@pytest.mark.parametrize("page_rows", [16, 64])
+async def test_on_few_pages_the_answer_is_planned_or_direct(pages: int, page_rows: int) -> None:
+    """The fake ring fails a sequence for which it has no pages."""
+    small = replace(STATE, pages=pages * 64 // page_rows, page_rows=page_rows)
+    theatre = stage(pages, state=small, config=EngineConfig(model="demo", prefix_cache=pages % 2 == 0))
+    asks = [replace(ASK, prompt=f"What are the {word} letters?") for word in ("main", "other", "last")]
+    for events in await theatre.play(*map(theatre.listen, asks)):
+        assert finished(events).text in (PLANNED, DIRECT)
+    theatre.assert_clean()
+
+
+async def arriving_together(count: int, live: int) -> list[str]:
+    """The answers to requests that all arrive before the first step, in a ring with enough pages."""
+    theatre = stage(config=EngineConfig(model="demo", live=live), state=replace(STATE, pages=1024))
+    clients = [theatre.listen(ASK, client=str(n)) for n in range(count)]
+    while len(theatre.engine.all_requests) < count:
+        await theatre.settle()
+    return [finished(events).text for events in await theatre.play(*clients)]
+
+
+async def test_plans_that_are_not_opened_yet_take_their_places() -> None:
+    """A plan of at most six points with its closing takes seven places, from the moment of its admission."""
+    for live, planned in ((13, 1), (14, 2), (20, 2), (21, 3)):
+        texts = await arriving_together(4, live)
+        assert texts == [PLANNED] * planned + [DIRECT] * (4 - planned)
+
+
+async def test_a_ring_full_of_requests_answers_directly() -> None:
+    assert await arriving_together(16, live=16) == [PLANNED] * 2 + [DIRECT] * 14
 
 
 async def test_a_full_batch_admits_no_plan() -> None:

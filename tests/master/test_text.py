@@ -101,6 +101,16 @@ def test_the_work_per_token_does_not_grow() -> None:
     assert max(lengths) <= 12
 
 
+def test_the_tokens_with_which_a_word_may_begin_spell_its_beginnings() -> None:
+    spelled = [TEXT.spell(token).decode() for token in TEXT.beginnings("There")]
+    assert "Th" in spelled
+    assert " T" not in spelled, "a single letter begins many other words"
+    for text in spelled:
+        assert "There".startswith(text.lstrip())
+    assert [TEXT.spell(token) for token in TEXT.beginnings("A")] == [b"A", b" A"]
+    assert TEXT.beginnings("") == ()
+
+
 def test_tokens_that_announce_a_list_are_a_colon_and_the_end_of_its_line() -> None:
     spelled = [TEXT.spell(token).decode() for token in TEXT.announcing_tokens]
     assert spelled

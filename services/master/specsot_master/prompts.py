@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from specsot.checkpoint.resolving import folder_of_model
 from specsot.core.list_plan import LIST_HEAD
@@ -20,6 +21,7 @@ from specsot_master.core.plans.prompts import (
     SAMPLE_POINT,
     Conversation,
     PromptTurn,
+    TurnSlots,
     find_slots,
     shared_length,
     shared_text,
@@ -35,6 +37,9 @@ from specsot_master.core.plans.wording import (
     write_list,
 )
 from specsot_master.text import Text
+
+# Characters. Shorter prompts are tokenized on the event loop, which takes a few ms; longer ones in a thread.
+THREAD_CHARACTERS: Final = 16 << 10
 
 
 class Prompts:
@@ -145,6 +150,13 @@ class Prompts:
         """
         return len(self._text.encode(text))
 
+    def beginnings(self, word: str) -> tuple[int, ...]:
+        """Return the ids of the tokens with which a text may begin that begins with this word.
+
+        word: the first word of a text.
+        """
+        return self._text.beginnings(word)
+
     def plan(self, messages: Sequence[Message], rules: PlanRules) -> Conversation:
         """Return the prompts of a planned answer, which all begin with one shared prefix.
 
@@ -206,26 +218,42 @@ class ListConversation:
         self._form: Form = wording.form
         asked = self._render(self._list_words)
         try:
-            self._slots = find_slots(self._render_branch, text.mark, self._num_places)
             probe = self._render_branch(*self._branch_words(SAMPLE_POINT, [SAMPLE_POINT]))
         except TemplateRefused:  # Some templates refuse a further question after the answer with the list.
             self._form = DEFAULT_FORM
-            self._slots = find_slots(self._render_branch, text.mark)
             probe = self._render_branch(*self._branch_words(SAMPLE_POINT, [SAMPLE_POINT]))
+        probe = self._begin_answer(probe, SAMPLE_POINT)
         cut, end = text.cut(asked, shared_text(asked, probe))
         self._shared_head = asked[:cut]
         self._joint_token = asked[cut:end]
         self._shared_tokens = text.encode(self._shared_head) if self._shared_head else ()
         skeleton = self._tokens(head_of_answer(asked, LIST_HEAD))
         branch = self._tokens(probe)
+        self._num_probed = len(probe)
         self.prefix = skeleton[
             : min(shared_length(skeleton, branch, len(self._shared_tokens)), len(skeleton) - 1)
         ]
         self.skeleton: PromptTurn = turn_from(self.prefix, skeleton, len(self._shared_tokens))
         self.answer: PromptTurn = turn_from(self.prefix, text.encode(text.render(self._messages)))
+        self.sample: PromptTurn = turn_from(self.prefix, branch, len(self._shared_tokens))
         self.asked = len(self.answer.tokens)
-        self.num_branch_characters = len(probe) - (len(self._shared_head) if self._slots else 0)
         self.unwanted: tuple[int, ...] = text.announcing_tokens
+        if len(asked) >= THREAD_CHARACTERS:
+            # The conversation is encoded in a thread then, where rendering it again stops nobody.
+            _ = self._slots
+
+    @cached_property
+    def _slots(self) -> TurnSlots | None:
+        """The rendered prompt of a branch with places for its words, or None if every prompt has to be
+        rendered as a whole. It is found when the first branch is opened, since the direct answer of a
+        speculative plan does not wait for it.
+        """
+        return find_slots(self._render_branch, self._text.mark, self._num_places)
+
+    @property
+    def num_branch_characters(self) -> int:
+        """Number of characters that must be tokenised for each branch, in addition to its own words."""
+        return self._num_probed - (len(self._shared_head) if self._slots else 0)
 
     def branch(
         self,
@@ -245,17 +273,26 @@ class ListConversation:
         introduction: the answer's text before the first point, which the prompt quotes, or which begins the
             branch's answer in the form "article"; "" for none.
         """
-        head = ""
-        if self._form == "article" and point.title:
-            head = f"{introduction.strip()}{heading_of(point)}".lstrip()
         words = self._branch_words(point, points, introduction)
         if self._slots:
             rendering = self._slots.fill(*map(self._text.mark, words))
         else:
             rendering = self._render_branch(*words)
-        if head:
-            rendering = head_of_answer(rendering, self._text.mark(head))
+        rendering = self._begin_answer(rendering, point, introduction)
         return turn_from(self.prefix, self._tokens(rendering), len(self._shared_tokens))
+
+    def _begin_answer(self, rendering: str, point: Point, introduction: str = "") -> str:
+        """Return the rendered prompt of a branch with the beginning of its answer: the introduction and the
+        point's heading in the form "article". Without a title, and in other forms, it is unchanged.
+
+        rendering: the rendered prompt, up to the head of the answer.
+        point: the point that the branch writes.
+        introduction: the answer's text before the first point; "" for none.
+        """
+        if self._form != "article" or not point.title:
+            return rendering
+        head = f"{introduction.strip()}{heading_of(point)}".lstrip()
+        return head_of_answer(rendering, self._text.mark(head))
 
     def polish(self, text: str) -> PromptTurn:
         """Return the prompt that asks for the answer to be written anew as one text.
@@ -526,6 +563,7 @@ class PartsConversation:
         self.unwanted: tuple[int, ...] = ()
         self.answer: PromptTurn = turn_from(self.prefix, text.encode(text.render(messages)))
         self.asked = len(self.answer.tokens)
+        self.sample: PromptTurn = self.branch(SAMPLE_POINT, [SAMPLE_POINT], [], 1)
 
     def branch(
         self,

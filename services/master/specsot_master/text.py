@@ -299,6 +299,21 @@ class Text:
             self._control.encode(text) if BREAK_MARK in text else self._token_ids(text, add_bos=False)
         )
 
+    def beginnings(self, word: str) -> tuple[int, ...]:
+        """Return the ids of the tokens with which a text may begin that begins with this word: those of the
+        word and of its beginnings of two characters or more, with or without a space before them. A single
+        character is left out, since many words begin with it. Return () for "".
+
+            "Compare" -> the ids of "Co", "Com", "Comp", "Compare", " Co", ..., as far as they are tokens
+
+        word: the first word of a text.
+        """
+        begun = [word[:length] for length in range(2, len(word))] + [word] * bool(word)
+        encoded = [(text, self.encode(space + text)) for space in ("", " ") for text in begun]
+        # A text without a token of its own may become a single token for unknown texts.
+        own = [(text, ids[0]) for text, ids in encoded if len(ids) == 1]
+        return tuple(dict.fromkeys(id for text, id in own if self.spell(id).strip() == text.encode()))
+
     def encode_prompt(self, text: str, max_positions: int | None = None) -> tuple[int, ...]:
         """Return the token ids of a text that the model shall continue, with the tokenizer's own additions,
         usually a bos token. Control tokens that the text spells become control tokens. The text must be free

@@ -412,6 +412,24 @@ class RequestState:
         turns = self.prompt.conversation
         return turns.asked if turns else len(self.prompt.answer)
 
+    @property
+    def max_sequences(self) -> int:
+        """The most sequences that the request may decode at the same time from now on; at least 1. A model
+        that forks by itself counts with those that it has.
+        """
+        if isinstance(self.plan, ForkPlan):
+            return max(len(self.sequences), 1)
+        return self.plan.max_sequences
+
+    @property
+    def begins_alone(self) -> bool:
+        """True if the request begins with a single sequence, whose first token need not wait for the prefix
+        that its plan will fork: it has a speculative plan, and has not entered a ring yet. False if the
+        client wants a KV policy or per-head windows, for which prefixes are not replaced by longer ones.
+        """
+        plain = not (self.ask.policy or self.ask.head_aware)
+        return self.prompt.speculates and not self.entered_ring and plain
+
     def workload(self, num_running_sequences: int) -> Workload:
         """Return the inputs of this request's forecast: how many tokens its first prompt still has to
         prefill, its limits, and the length of a branch's own turn (None for a direct answer). Tokens of the
@@ -496,6 +514,15 @@ class RequestState:
             shared = left.tokens[: shared_length(left.tokens, right.tokens, left.shared)]
             self._plan_prefix = shared if len(shared) > len(turns.prefix) else ()
         return self._plan_prefix
+
+    @property
+    def common_prefix(self) -> tuple[int, ...]:
+        """The tokens that all prompts of a planned request begin with, for a ring that shares them. Return ()
+        if the request is not planned, or if its prefixes are not replaced by longer ones (see
+        `begins_alone`).
+        """
+        turns = self.prompt.conversation
+        return () if turns is None or self.ask.policy or self.ask.head_aware else turns.prefix
 
     @property
     def lost_prefix(self) -> tuple[int, ...]:

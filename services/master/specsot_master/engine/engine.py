@@ -223,7 +223,8 @@ class Engine(Effects):
 
     def _admit_next(self, state: RingState, now: float) -> bool:
         """Admit the next waiting request if its pages are free. Return True if a request was admitted, False
-        if none waits or its pages are not free. A new request starts its plan; a request that ran in an
+        if none waits or its pages are not free. A new request starts its plan, or answers directly if the
+        ring has no places for a speculative plan; a request that ran in an
         earlier epoch reopens its sequences. An error in starting it fails that request only, and True is
         returned all the same.
 
@@ -231,7 +232,7 @@ class Engine(Effects):
         now: the present time, in seconds of the engine's clock.
         """
         request = self._queue.next_to_admit(now)
-        if request is None or not self._tables.admit(request, state):
+        if request is None or not self._tables.admit(request, state, self._queue.has_places(request)):
             return False
         self._queue.admit(request)
         with self._isolate(request):

@@ -26,7 +26,6 @@ from specsot_master.core.limits import (
 from specsot_master.core.plans.forecast import Forecaster, Workload, kind_of_question
 from specsot_master.core.plans.fork_plan import ALONE, FORKED, ForkPlan, may_fork
 from specsot_master.core.plans.plan import RequestPlan
-from specsot_master.core.plans.prompts import SAMPLE_POINT
 from specsot_master.core.plans.router import (
     MIN_PLANNED_TOKENS,
     Decision,
@@ -44,10 +43,8 @@ from specsot_master.core.ring.fitting import prefix_of, refit
 from specsot_master.core.ring.ring_state import Caller, EngineConfig, Ring, RingState, require_ring
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.journal import JournaledRequest
-from specsot_master.prompts import Prompts, messages_of
+from specsot_master.prompts import THREAD_CHARACTERS, Prompts, messages_of
 
-# Characters. Shorter prompts are tokenized on the event loop, which takes a few ms; longer ones in a thread.
-THREAD_CHARACTERS = 16 << 10
 # Characters. What a chat template adds to each message, as SmolLM2's template does.
 TURN_CHARACTERS = 24
 
@@ -357,8 +354,7 @@ class Intake:
         points = points_in_time(ask, self._costs, workload)
         both = self._prompts.listed and may_speculate(ask)
         turns = self._prompts.plan(messages, rules_of(ask, self._prompts.listed, points, both))
-        sample = turns.branch(SAMPLE_POINT, [SAMPLE_POINT], [], 1)
-        turn = max(len(sample.suffix), len(turns.polish("").suffix) if ask.polish else 0)
+        turn = max(len(turns.sample.suffix), len(turns.polish("").suffix) if ask.polish else 0)
         sizes = PlanSizes(len(turns.prefix), len(turns.skeleton.tokens), turn, turns.asked, both)
         return EncodedPrompt(decision, (), turns, sizes, score, kind, points, speculates=both)
 
@@ -387,6 +383,7 @@ class Intake:
             self._prompts.wording.lengths_of(question_of(ask)),
             self._prompts.wording.paragraph_tokens,
             self._prompts.style == "markers" and self._prompts.listed,
+            self._prompts.beginnings,
         )
         plan = ForkPlan(ask, id, seed, model, since, prompt.tags) if prompt.tags else None
         return RequestState(

@@ -21,6 +21,7 @@ from specsot_master.core.inputs import OrderUnsent, RingLost
 from specsot_master.core.plans.prompts import PromptTurn
 from specsot_master.core.request import Home, RequestState, is_drafted
 from specsot_master.core.ring.admission import (
+    MIN_SHARED_TOKENS,
     AdmissionOption,
     PageLedger,
     admission_options,
@@ -309,50 +310,42 @@ class RingTables:
 
     # --- pages and prefixes ---
 
-    def admit(self, request: RequestState, state: RingState) -> bool:
+    def admit(self, request: RequestState, state: RingState, may_plan: bool = True) -> bool:
         """Reserve the pages that a request needs to begin, and pin or open its prompt prefix. Return False,
         with nothing changed, if there is no room. For a request that ran before, no pages are reserved for a
         speculative plan.
 
         The options come best first: fork the longest cached prefix, or open a new one. A request with a
-        speculative plan is admitted without the plan (`RequestState.plans` becomes False) if there is no room
-        for both.
+        speculative plan is admitted without the plan (`RequestState.has_room_for_plan` becomes False) if
+        there are no pages for both, or if the plan is not allowed.
 
-        request: a waiting request, whose `node`, `shared` and `found` are set if it is admitted.
+        request: a waiting request, whose `node`, `shared` and `num_cached_tokens` are set if it is admitted.
         state: sizes and limits of the running ring.
+        may_plan: False if a speculative plan is not allowed (see `RequestQueue.has_places`).
         """
         speculates = request.prompt.speculates and not request.entered_ring
-        if speculates and self._has_places(request) and self._admit(request, state, request.beginning.plan):
+        if speculates and may_plan and self._admit(request, state, with_plan=True):
             return True
-        if not self._admit(request, state, 0):
+        if not self._admit(request, state, with_plan=False):
             return False
         request.has_room_for_plan = request.has_room_for_plan and not speculates
         return True
 
-    def _has_places(self, request: RequestState) -> bool:
-        """Return True if the branches of a plan, and one more sequence, fit the largest batch that is
-        allowed, or if the ring is empty.
-
-        request: the request, whose `max_parallel` bounds its branches.
-        """
-        places = request.ask.limits.max_parallel + 1
-        return not self._by_id or len(self._by_id) + places <= self._config.live
-
-    def _admit(self, request: RequestState, state: RingState, extra_pages: int) -> bool:
-        """Admit the request if there is room for it and for some further pages. Return False, with nothing
-        changed, if there is not. The first option with room is taken. Prefixes are not shared for a windowed
-        request, nor if caching is off.
+    def _admit(self, request: RequestState, state: RingState, with_plan: bool) -> bool:
+        """Admit the request if there is room for it, and for its speculative plan if that is wanted. Return
+        False, with nothing changed, if there is not. The first option with room is taken. Prefixes are not
+        shared for a windowed request, nor if caching is off.
 
         request: a waiting request.
         state: sizes and limits of the running ring.
-        extra_pages: number of KV pages that are granted in addition, for a speculative plan; 0 for none.
+        with_plan: True to grant the pages of the request's speculative plan, too.
         """
         drafted = is_drafted(request, state)
         beginning = request.beginning
         keeps = self._config.prefix_cache and beginning.window is None
         route = self.prefixes.longest_match(beginning.tokens, drafted) if keeps else PrefixMatch()
-        for option in admission_options(beginning, route, state, keeps):
-            grant = option.grant + extra_pages
+        for option in admission_options(beginning, route, state, keeps, request.begins_alone):
+            grant = option.grant + (option.plan if with_plan else 0)
             if self._make_room(option.pages + grant, option.route.node, option.slack):
                 self.ledger.admit(request.id, grant)
                 self._hold(request, option, drafted)
@@ -360,12 +353,13 @@ class RingTables:
         return False
 
     def lengthen(self, request: RequestState, tokens: tuple[int, ...], state: RingState) -> None:
-        """Replace the request's prefix by a longer one, which all branches of its plan fork. Change nothing
-        if the present prefix is already as long, or if there is no room; then each branch computes the tokens
-        itself. Pages of prefixes that no request needs are evicted for it. The request then pins the new
-        prefix in place of the old one.
+        """Replace the request's prefix by a longer one, which its plan, or all branches of its plan, fork.
+        Change nothing if the present prefix is already as long, or if there is no room; then each sequence
+        computes the tokens itself. Pages of prefixes that no request needs are evicted for it. The request
+        then pins the new prefix in place of the old one.
 
-        The new prefix forks the old one, so only the pages after the shared full pages are charged:
+        The new prefix forks the old one, or a cached prefix that does so. Thus the old prefix stays, and only
+        the pages after the shared full pages are charged:
         # page_rows 16, old prefix 40 tokens, new prefix 60 tokens
         # -> pages_for(60) - shared_pages(40) = 4 - 2 = 2 pages; the partly filled third page is copied
 
@@ -376,16 +370,39 @@ class RingTables:
         """
         node = request.node
         shared = request.shared if request.node else 0
-        pages = pages_for(len(tokens), state.page_rows) - shared_pages(shared, state)
-        if shared >= len(tokens) or not self._make_room(pages, node):
+        if shared >= len(tokens):
             return
-        option = AdmissionOption(PrefixMatch(node, shared) if shared else PrefixMatch(), tokens, pages, 0)
-        request.node = self._open_prefix(request, option, is_drafted(request, state), None)
+        drafted = is_drafted(request, state)
+        route = self._route_of(request, tokens, drafted)
+        own = tokens if route.length < len(tokens) else ()
+        pages = pages_for(len(tokens), state.page_rows) - shared_pages(route.length, state) if own else 0
+        if not self._make_room(pages, route.node):
+            return
+        option = AdmissionOption(route, own, pages, 0)
+        request.node = self._open_prefix(request, option, drafted, None) if own else route.node
+        assert request.node is not None
         self._pin(request.node, len(tokens))
         request.shared = len(tokens)
         if node:
             self.prefixes.unpin(node, shared)
             self._renew_prefix_leases(node)
+
+    def _route_of(self, request: RequestState, tokens: tuple[int, ...], drafted: bool) -> PrefixMatch:
+        """Return the prefix from which a longer prefix of the request is forked: the request's own one, or a
+        longer match of the prefix cache that is forked from it. The match has length 0 and no node if the
+        request has no prefix and the cache has none that is worth a fork.
+
+        request: an admitted request.
+        tokens: the token ids of the longer prefix.
+        drafted: True if the ring drafts for the request.
+        """
+        own = PrefixMatch(request.node, request.shared) if request.node and request.shared else PrefixMatch()
+        if not self._config.prefix_cache or request.beginning.window is not None:
+            return own
+        found = self.prefixes.longest_match(tokens, drafted)
+        if found.node is None or found.length < max(own.length + 1, min(MIN_SHARED_TOKENS, len(tokens))):
+            return own
+        return found if own.node in (None, *ancestors(found.node)) else own
 
     def has_room(self, request: RequestState, pages: int, reserved_only: bool = False) -> bool:
         """Return True if an admitted request may use so many more pages; unneeded prefixes are evicted for

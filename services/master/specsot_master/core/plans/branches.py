@@ -19,7 +19,7 @@ from specsot_master.core.limits import (
 from specsot_master.core.plans.answer import END, AnswerText
 from specsot_master.core.plans.cuts import LoopRule
 from specsot_master.core.plans.merged_answer import GAP, MergedAnswer
-from specsot_master.core.plans.openings import BranchOpening, opening_of
+from specsot_master.core.plans.openings import Beginnings, BranchOpening, opening_of, speaks_of_itself
 from specsot_master.core.plans.sentences import (
     NextHeading,
     SentenceBuffer,
@@ -246,6 +246,7 @@ class PlanBranches:
         closing: int | None = None,
         aim: int | None = None,
         question: str = "",
+        beginnings: Beginnings = lambda _: (),
     ) -> None:
         """Create the branches of a plan, none of them opened. Without sentences that are held back, branches
         are not shortened to the aim. Without an aim, openings are settled from the start.
@@ -263,6 +264,7 @@ class PlanBranches:
         aim: how many tokens each branch should have, about; None for as many as the model writes. The closing
             ends after its first sentence.
         question: the text that the client asks; "" if it is not given as text.
+        beginnings: returns the ids of the tokens with which a text that begins with a certain word may begin.
         """
         stops = (*stops, END)
         points = shares.points
@@ -273,6 +275,7 @@ class PlanBranches:
         self.points = points
         self._headings = shares.headings
         self._cut = cut
+        self._beginnings = beginnings
         self.introduction = introduction
         self.closing = closing
         # The first words of the branches whose openings are settled.
@@ -315,7 +318,12 @@ class PlanBranches:
     @property
     def over(self) -> bool:
         """True if every branch is over, whatever the reason."""
-        return all(branch.reason for branch in self._branches.values())
+        return not self.unfinished
+
+    @property
+    def unfinished(self) -> tuple[int, ...]:
+        """Ids of branches that are not over, opened or not; () if all are."""
+        return tuple(id for id, branch in self._branches.items() if not branch.reason)
 
     @property
     def unopened(self) -> tuple[int, ...]:
@@ -369,10 +377,10 @@ class PlanBranches:
     def pass_openings(self) -> tuple[list[int], list[int]]:
         """Settle the openings of the first branches, as far as their words are known. Return the ids of the
         branches that were settled, and of those that must be opened again because they begin like an earlier
-        branch, the question or the introduction, or not with prose; both lists may be empty. A branch is
-        opened again at most MAX_REWRITES times, or MAX_MARKUP_REWRITES times while it begins with no prose;
-        then its opening is settled as it is. For branches that are opened again, their tokens are counted as
-        discarded.
+        branch, the question or the introduction, speak of themselves, or begin not with prose; both lists may
+        be empty. A branch is opened again at most MAX_REWRITES times, or MAX_MARKUP_REWRITES times while it
+        begins with no prose; then its opening is settled as it is. For branches that are opened again, their
+        tokens are counted as discarded.
 
         Openings are settled in order, so that a branch is compared with the final words of all earlier ones:
 
@@ -387,8 +395,8 @@ class PlanBranches:
             words = self._words.get(id) if opening.settled else opening.words
             if opening.settled or (branch.reason and not opening.waiting):
                 taken.update([words] if words else [])
-            elif opening.may_rewrite(alike=bool(words) and words in taken):
-                branch.discarded += opening.discard()
+            elif opening.may_rewrite(bool(words) and (words in taken or speaks_of_itself(words))):
+                branch.discarded += opening.discard(self._beginnings)
                 branch.opened = passing = False
                 again.append(id)
             elif words is not None and passing:

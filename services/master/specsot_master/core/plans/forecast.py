@@ -470,6 +470,13 @@ class Forecaster:
 
             19 errors 0.3, 0.5, ... 1.1 ... 2.0, 4.0 -> 1.1, 0.5 and 2.0 x `seconds`
 
+        A range that is sent was chosen for being narrow (WIDEST), so that fewer than eight of ten answers end
+        within it. The range therefore takes in one more error at each end as long as it can still be sent.
+        Simulated with 14 to 60 errors whose middle eight of ten differ by 2.6 times, 79 % of the answers end
+        within the ranges that are sent without this rule, and 81 % with it.
+
+            19 errors 0.8, 0.9, ... 1.1 ... 1.5, 1.6 -> 1.1, 0.8 and 1.6 x `seconds`, as 1.6 <= 3 * 0.8
+
         about: "direct", "planned" or "branches".
         workload: the sizes of the request.
         seconds: the computed time, since the arrival of the request.
@@ -478,6 +485,8 @@ class Forecaster:
         if len(misses) < LEAST_MISSES:
             return None
         outside = (len(misses) + 1) // MISSES_PER_END
+        wider = max(outside - 1, 1)
+        outside = wider if misses[-wider] <= WIDEST * misses[wider - 1] else outside
         longest = self.longest(workload) if about == "direct" else inf
         usual, least, most = (
             min(seconds * miss, longest) for miss in (median(misses), misses[outside - 1], misses[-outside])

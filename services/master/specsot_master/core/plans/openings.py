@@ -3,21 +3,28 @@
 Branches do not see one another, so that several may begin with the same words ("Electric cars typically").
 The first words of a branch are withheld until those of all earlier branches are settled. A branch that begins
 like an earlier one is opened again, and must not begin with the same token any more; the same holds for one
-that begins like the question or the introduction. That token is excluded at the first position only: the
-branch may write it later. Which branch is opened again depends on tokens
-only, never on which of them is faster. A branch that begins with an item of a list or with a heading is
-opened again, too, as is one that begins with a label in bold: below its heading, prose follows.
+that begins like the question or the introduction. If the same word follows from other tokens, all tokens that
+begin the word are excluded. Tokens are excluded at the first position only: the branch may write them later.
+Which branch is opened again depends on tokens only, never on which of them is faster.
+
+A branch that begins with an item of a list, with a heading or with a label in bold is opened again, too:
+below its heading, prose follows. The same holds for a branch that speaks of itself ("Here's a revised
+version").
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from specsot.core.frames import End
+from specsot_master.core.plans import router_words
 from specsot_master.core.plans.text_pieces import TextPiece
 
+# Returns the ids of the tokens with which a text that begins with a certain word may begin.
+Beginnings = Callable[[str], tuple[int, ...]]
 # Words, and characters of Han script. Texts that share so many first ones begin alike. Chosen by reading.
 OPENING_WORDS: Final = 3
 OPENING_CHARACTERS: Final = 6
@@ -33,10 +40,24 @@ MAX_MARKUP_REWRITES: Final = 8
 # The beginnings of items, of labels in bold and of headings. A number may also begin a sentence ("3. is"), so
 # that a capital letter or a star must follow it.
 _MARKUP = re.compile(r"\s*(?:[-+•]\s|\*|#|\d{1,3}[.)]\s+(?:\*|(?![a-zäöüáéíóúñ])[^\W\d_]))")
+# The first words of a text that speaks of itself.
+_OF_ITSELF = re.compile(router_words.OF_ITSELF)
 # One character of Han script.
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
 # One word.
 _WORD = re.compile(r"\w+")
+# Characters. Bounds the first word whose tokens are excluded: Chinese has no spaces between words. Untuned.
+MAX_EXCLUDED_CHARACTERS: Final = 24
+
+
+def speaks_of_itself(words: str) -> bool:
+    """Return True if a branch with these first words speaks of its own text, and not of its subject.
+
+        "here s a" -> True;   "in two sentences" -> True;   "here the light" -> False
+
+    words: the first words of the branch, as `opening_of` returns them.
+    """
+    return _OF_ITSELF.match(words) is not None
 
 
 def opening_of(text: str, whole: bool = False) -> str | None:
@@ -68,6 +89,7 @@ class BranchOpening:
     end: how the branch's sequence ended, or None while it runs.
     excluded: the ids of the tokens with which discarded texts of the branch began, which must not be its
         first token any more; empty for none. Later in the branch they are allowed.
+    discarded_words: the first words of the discarded texts; "" for a text that begins with no word.
     rewrites: how often the branch was opened again; 0 at first.
     """
 
@@ -75,6 +97,7 @@ class BranchOpening:
     waiting: list[TextPiece] = field(default_factory=list[TextPiece])
     end: End | None = None
     excluded: tuple[int, ...] = ()
+    discarded_words: tuple[str, ...] = ()
     rewrites: int = 0
 
     @property
@@ -92,23 +115,32 @@ class BranchOpening:
         return _MARKUP.match("".join(piece.text for piece in self.waiting[:MAX_OPENING_TOKENS])) is not None
 
     def may_rewrite(self, alike: bool) -> bool:
-        """Return True if the branch is to be opened again, because it begins like an earlier one or not with
-        prose. Return False if it was opened again MAX_REWRITES times already, or MAX_MARKUP_REWRITES times if
-        it begins with no prose.
+        """Return True if the branch is to be opened again, because it begins like an earlier one, speaks of
+        itself, or begins not with prose. Return False if it was opened again MAX_REWRITES times already, or
+        MAX_MARKUP_REWRITES times if it begins with no prose.
 
-        alike: True if an earlier branch begins with the same words.
+        alike: True if an earlier branch begins with the same words, or if the branch speaks of itself.
         """
         most = MAX_MARKUP_REWRITES if self.is_markup else MAX_REWRITES if alike else 0
         return self.rewrites < most
 
-    def discard(self) -> int:
+    def discard(self, beginnings: Beginnings = lambda _: ()) -> int:
         """Exclude the first token, and forget all pieces. Return the number of their tokens; 0 if there was
-        none. The branch counts as not ended, and as opened again once more.
+        none. The branch counts as not ended, and as opened again once more. If the branch has begun with the
+        same word before, all tokens with which that word may begin are excluded:
+
+            "Ver|gleiche ..." -> excluded "Ver";   then "Verg|leiche ..." -> excluded "Ver", "Verg", "Ve"
+
+        beginnings: returns the ids of the tokens with which a text that begins with a certain word may begin.
         """
         tokens = [piece.token for piece in self.waiting if piece.token is not None]
+        found = _WORD.match("".join(piece.text for piece in self.waiting).lstrip())
+        word = found[0][:MAX_EXCLUDED_CHARACTERS] if found else ""
+        others = beginnings(word) if word in self.discarded_words else ()
         self.waiting = []
         self.end = None
-        self.excluded = (*self.excluded, *tokens[:1])
+        self.excluded = tuple(dict.fromkeys((*self.excluded, *tokens[:1], *others)))
+        self.discarded_words = (*self.discarded_words, word)
         self.rewrites += 1
         return len(tokens)
 

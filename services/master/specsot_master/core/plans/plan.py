@@ -60,6 +60,7 @@ from specsot_master.core.plans.forecast import Outlook
 from specsot_master.core.plans.guards import plan_of
 from specsot_master.core.plans.introduction import MAX_INTRODUCTION_TOKENS
 from specsot_master.core.plans.merged_answer import heading_of
+from specsot_master.core.plans.openings import Beginnings
 from specsot_master.core.plans.router import (
     ASKED_FOR,
     Decision,
@@ -110,6 +111,7 @@ class RequestPlan:
         answer_tokens: UsualLengths | None = None,
         paragraph_tokens: int | None = PARAGRAPH_TOKENS,
         shows_markers: bool = False,
+        beginnings: Beginnings = lambda _: (),
     ) -> None:
         """Create the plan of a request. Nothing is decided or opened before `start`.
 
@@ -132,6 +134,7 @@ class RequestPlan:
             model answers in long paragraphs.
         shows_markers: True if the client reads a plan that the model wrote as a list in the language of
             markers. The skeleton's text is then sent once, when the plan is used, and has no logprobs.
+        beginnings: returns the ids of the tokens with which a text that begins with a certain word may begin.
         """
         self._ask = ask
         self._request = request
@@ -143,6 +146,7 @@ class RequestPlan:
         self._told = told
         self._listed = told is not None
         self._shows_markers = shows_markers
+        self._beginnings = beginnings
         self._rules = rules_of(ask, self._listed, most, speculates)
         self._tally = RequestTally(now)
         self._number = 0
@@ -184,6 +188,21 @@ class RequestPlan:
         return (
             self.finished or self._direct_text_sent or bool(plan and plan.all_opened and not self._to_polish)
         )
+
+    @property
+    def max_sequences(self) -> int:
+        """The most sequences that the request may decode at the same time from now on, at least 1. Until a
+        plan is known, it counts as one with as many points as the rules allow; a speculative plan may have a
+        closing, and is decoded beside the direct answer.
+        """
+        most = self._ask.limits.max_parallel
+        if self._branches:
+            return max(min(len(self._branches.unfinished), most), 1)
+        if self._direct_text_sent or self.finished:
+            return 1
+        if self._speculates:
+            return max(min(self._rules.max_points + 1, most), 2)
+        return min(self._rules.max_points, most)
 
     def apply_forecast(self, outlook: Outlook) -> None:
         """Use a forecast for the request, and for its time limit if it has one.
@@ -604,6 +623,7 @@ class RequestPlan:
             closing=closing,
             aim=aim,
             question=question_of(self._ask),
+            beginnings=self._beginnings,
         )
         self._tally.enter("branches", now)
         since = now - self._tally.began

@@ -43,21 +43,25 @@ class Conversation(Protocol):
     prefix: the token ids that all turns begin with.
     skeleton: the prompt of the turn that asks for the plan.
     answer: the prompt of a direct answer, which follows an unusable plan.
+    sample: the prompt of a branch for SAMPLE_POINT, to measure the prompts of branches.
     instructions: the words that ask for a plan in a list, without the question; None for plans in other
         forms.
     asked: number of tokens of the prompt that a direct answer to the same messages has.
-    num_branch_characters: number of characters that must be tokenised for each branch, in addition to the
-        branch's own words.
     unwanted: ids of tokens that no branch may write, because they announce a list where prose is asked for.
     """
 
     prefix: tuple[int, ...]
     skeleton: PromptTurn
     answer: PromptTurn
+    sample: PromptTurn
     instructions: tuple[str, ...] | None
     asked: int
-    num_branch_characters: int
     unwanted: tuple[int, ...]
+
+    @property
+    def num_branch_characters(self) -> int:
+        """Number of characters that must be tokenised for each branch, in addition to its own words."""
+        ...
 
     def branch(
         self,

@@ -115,5 +115,8 @@ ASKED = rf"{expression('before_count')}{COUNT}(?:\s*[个种条点项本]|\s+(?!{
 # How a sentence of an answer begins that announces what the answer then lists.
 ANNOUNCING = expression("announcing")
 
+# How a text begins that speaks of itself, and not of its subject.
+OF_ITSELF = expression("of_itself")
+
 OF_THE_ANSWER = expression("of_the_answer")
 LIST = expression("list")

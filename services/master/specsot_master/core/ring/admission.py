@@ -213,6 +213,7 @@ class AdmissionOption:
     pages: number of KV pages of that new prefix; 0 to open none.
     grant: number of KV pages of what the request decodes.
     slack: number of KV pages that must stay free after the request has entered; 0 for none.
+    plan: number of KV pages of a speculative plan, in addition to the grant; 0 without such a plan.
     """
 
     route: PrefixMatch
@@ -220,6 +221,7 @@ class AdmissionOption:
     pages: int
     grant: int
     slack: int = 0
+    plan: int = 0
 
     @property
     def shared(self) -> int:
@@ -228,30 +230,36 @@ class AdmissionOption:
 
 
 def admission_options(
-    prompt_prefix: PromptPrefix, route: PrefixMatch, ring: RingState, may_keep: bool
+    prompt_prefix: PromptPrefix, route: PrefixMatch, ring: RingState, may_keep: bool, later: bool = False
 ) -> list[AdmissionOption]:
     """Return the ways in which a request may enter the ring, the best first; at least one. A cached prefix is
-    forked only if it shares at least MIN_PREFIX_TOKENS (MIN_SHARED_TOKENS if the beginning is not needed), or
-    all of a shorter beginning. For each way with a cached prefix there is one without it, later in the list.
+    forked only if it shares at least MIN_PREFIX_TOKENS (MIN_SHARED_TOKENS if the beginning is not needed
+    yet), or all of a shorter beginning. For each way with a cached prefix there is one without it, later in
+    the list.
 
-    A beginning that the request needs is opened as far as the prefix cache lacks it. If such a beginning and
-    the request together need all pages of the ring, no cached prefix is forked, as its pages would have to
-    stay. A beginning that only later requests may use is opened if it adds at least MIN_PREFIX_TOKENS, and
-    only while an eighth of the ring's pages stays free.
+    A beginning that the request needs is opened as far as the prefix cache lacks it; with `later`, it is not
+    opened yet if the cache lacks less than MIN_PREFIX_TOKENS. If such a beginning and the request together
+    need all pages of the ring, no cached prefix is forked, as its pages would have to stay. A beginning that
+    only later requests may use is opened if it adds at least MIN_PREFIX_TOKENS, and only while an eighth of
+    the ring's pages stays free.
 
     prompt_prefix: the common beginning of the request's prompts, and what the request needs in addition.
     route: the longest cached prefix of the request's prompt; its node is None if no prefix matches.
     ring: sizes and limits of the ring.
     may_keep: True if prefixes may be kept for later requests.
+    later: True if the request begins with a single sequence, which may compute a short beginning itself: a
+        prefix is computed one step before the first token.
     """
     tokens = prompt_prefix.tokens
-    min_shared = MIN_PREFIX_TOKENS if prompt_prefix.needed else MIN_SHARED_TOKENS
+    needed_now = prompt_prefix.needed and not later
+    min_shared = MIN_PREFIX_TOKENS if needed_now else MIN_SHARED_TOKENS
     known = route.length >= min(min_shared, max(len(tokens), 1))
     routes = [route, PrefixMatch()] if known else [PrefixMatch()]
     if prompt_prefix.needed:
         unforked = _opened(prompt_prefix, PrefixMatch(), ring)
         tight = unforked.pages + unforked.grant >= ring.pages
-        return [unforked] if tight else [_opened(prompt_prefix, one, ring) for one in routes]
+        enter = _begun if later else _opened
+        return [unforked] if tight else [enter(prompt_prefix, one, ring) for one in routes]
     found: list[AdmissionOption] = []
     for one in routes:
         if may_keep and len(tokens) - one.length >= MIN_PREFIX_TOKENS:
@@ -271,9 +279,28 @@ def _opened(prompt_prefix: PromptPrefix, route: PrefixMatch, ring: RingState) ->
     length = len(prompt_prefix.tokens)
     new_prefix = () if route.length == length else prompt_prefix.tokens
     pages = pages_for(length, ring.page_rows) - shared_pages(route.length, ring) if new_prefix else 0
-    return AdmissionOption(
-        route, new_prefix, capped_by_policy(prompt_prefix.window, pages, ring), prompt_prefix.grants(length)
-    )
+    pages = capped_by_policy(prompt_prefix.window, pages, ring)
+    return AdmissionOption(route, new_prefix, pages, prompt_prefix.grants(length), plan=prompt_prefix.plan)
+
+
+def _begun(prompt_prefix: PromptPrefix, route: PrefixMatch, ring: RingState) -> AdmissionOption:
+    """Return the option of a request that begins with a single sequence and needs its whole beginning later.
+    If the cache lacks less than MIN_PREFIX_TOKENS of the beginning, nothing is opened. The lacking pages are
+    then granted to the first sequence, and to the plan in case that the beginning cannot be opened later.
+
+        page_rows 16, beginning of 40 tokens, 24 of them cached, grant 20, plan 3
+        -> lacking ceil(40 / 16) - 24 // 16 = 3 - 1 = 2 pages: grant 20 + 2, plan 3 + 2
+
+    prompt_prefix: the common beginning of the request's prompts.
+    route: the cached prefix that is forked; its node is None to fork nothing.
+    ring: sizes and limits of the ring.
+    """
+    length = len(prompt_prefix.tokens)
+    if not 0 < length - route.length < MIN_PREFIX_TOKENS:
+        return _opened(prompt_prefix, route, ring)
+    lacking = pages_for(length, ring.page_rows) - shared_pages(route.length, ring)
+    grant = prompt_prefix.grants(route.length) + lacking
+    return AdmissionOption(route, (), 0, grant, plan=prompt_prefix.plan + lacking)
 
 
 def position_limit(ask: Ask, ring: RingState) -> int:

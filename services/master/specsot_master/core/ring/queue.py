@@ -207,6 +207,21 @@ class RequestQueue:
         claim = pick_fairest(claims, self._config.aging)
         return self._waiting[claim.request] if claim else None
 
+    def has_places(self, request: RequestState) -> bool:
+        """Return True if a speculative plan of this request may be begun: its branches, and all sequences
+        that live requests may still decode at the same time, are no more than the requests that the ring may
+        have. A ring without live requests always has places.
+
+        So a plan takes places that no other request asks for, and a full ring answers directly:
+
+            64 requests allowed, plans of at most 7 branches: 40 direct answers and 2 plans
+            -> 40 + 2 * 7 + 7 <= 64: True; with 45 direct answers 45 + 14 + 7 > 64: False
+
+        request: a waiting request.
+        """
+        taken = sum(one.max_sequences for one in self._live.values())
+        return not self._live or taken + request.max_sequences <= self._config.live
+
     def admit(self, request: RequestState) -> None:
         """Move a waiting request to the live ones.
 
