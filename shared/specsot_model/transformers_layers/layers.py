@@ -286,7 +286,8 @@ class _OwnRows:
         mask: Not used.
         options: Not used.
         """
-        return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2)
+        by_head = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+        return by_head.transpose(1, 2).contiguous()
 
 
 class _PagedAttention:
@@ -335,7 +336,7 @@ class _PagedAttention:
         )
         sinks = None if options.sinks is None else options.sinks.float().view(shape.kv_heads, shape.group)
         out = attend(queries, self._kv.layers[self.layer], plan, sinks, options.softcap)
-        return out.view(1, rows, shape.heads, shape.dim)[..., : shape.value_dim]
+        return out.view(1, rows, shape.heads, shape.dim)[..., : shape.value_dim].contiguous()
 
 
 def plan_key(shape: LayerShape) -> PlanKey:

@@ -145,8 +145,8 @@ def round_products(layer: nn.Module, form: Quantization, config: ModelConfig) ->
     ]
     if others:
         raise InvalidRequest(
-            f"--quantization does not work with model_type {config.model_type!r}: it runs through Transformers,"
-            f" and has matrices that are no products, such as {others[0]}",
+            f"--quantization does not work with model_type {config.model_type!r}, which runs through"
+            f" Transformers and has matrices that are no products, such as {others[0]}",
             "quantization",
         )
     for name, part in products.items():
@@ -167,8 +167,11 @@ def _load_layer(skeleton: Skeleton, fetch: Fetch, index: int, config: ModelConfi
     empty = skeleton.layers[index]
     names = [f"{prefix}{name}" for name in empty.state_dict()]
     if torch.device(fetch.device).type == "meta":
-        for name in names:
-            fetch(name, tuple(skeleton.model.state_dict()[name].shape))
+        expected = skeleton.model.state_dict()
+        tables = f"{config.names.embedding}.weight", f"{config.names.head}.weight"
+        ends = [one for one in expected if not one.startswith(f"{skeleton.path}.") and one not in tables]
+        for name in names + ends * (index == config.layers - 1):
+            fetch(name, tuple(expected[name].shape))
         return empty
     layer = deepcopy(empty)
     skeleton.layers[index] = layer

@@ -1,4 +1,4 @@
-"""Pins rotary embeddings that would change with the length of a batch, so that no sequence changes its own."""
+"""Pins rotary embeddings that would change with the length of a batch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PINNED: Final = "pinned"
 def pin_rotary(model: nn.Module, max_positions: int) -> None:
     """Choose the frequencies of every rotary module once, for all sequences.
 
-    A batch holds sequences of several lengths, and keys that are stored keep the frequencies with which they were
-    written. Hence longrope gets its long factors if the context is longer than the original one, and its short
-    factors otherwise; dynamic NTK scaling is off within the context, where sequences end.
+    A batch holds sequences of several lengths, and stored keys keep the frequencies with which they were
+    written. Hence longrope gets its long factors if the context is longer than the original one, and its
+    short factors otherwise. Dynamic NTK scaling is off within the context, where sequences end.
 
     model: A model whose rotary buffers are computed, or one on the device "meta".
     max_positions: Length of the model's context, in tokens.

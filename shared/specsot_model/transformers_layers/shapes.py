@@ -1,7 +1,8 @@
 """Measures what each layer of a family needs and stores, before any weight is loaded.
 
-The model's own forward runs once on the device "meta", where tensors have shapes and no numbers. Our attention
-function records the shapes of keys and values of each layer, and its mask tells which positions a row sees.
+The model's own forward runs once on the device "meta", where tensors have shapes and no numbers. Our
+attention function records the shapes of each layer's keys and values, and the layer's mask tells what a row
+sees.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class _Survey:
         reason: Why the family cannot run over layer ranges, as a clause.
         """
         raise ModelError(
-            f"model_type {self._config.model_type!r} cannot run over layer ranges through Transformers: {reason}"
+            f"model_type {self._config.model_type!r} cannot run over layer ranges in Transformers: {reason}"
         )
 
     def visit(self, index: int, hidden: Tensor, args: Sequence[Any], given: dict[str, Any]) -> Any:
@@ -157,7 +158,7 @@ class _Survey:
         except ModelError:
             raise
         except Exception as error:
-            # Some MLPs of experts ask for numbers, which "meta" does not have. Attention has been called by then.
+            # Some experts ask for numbers, which "meta" does not have. Attention has been called by then.
             if not self._calls:
                 self.refuse(f"layer {index} ({kind}) fails before it calls attention ({_one_line(error)})")
             output = torch.empty_like(hidden)

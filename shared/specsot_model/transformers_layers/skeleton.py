@@ -1,9 +1,9 @@
 """Builds a model of Transformers without weights, and runs any of its layers inside its own forward.
 
 The forward of a whole model does more than its layers: it scales embeddings, makes rotary tables, chooses
-masks by layer, and caps logits. Every family does it differently. Therefore the layers in the model's list are
-replaced by slots, and the model's own forward runs every time. A slot either runs its layer or passes a hidden
-state on.
+masks by layer, and caps logits. Every family does it differently. Therefore the layers in the model's list
+are replaced by slots, and the model's own forward runs every time. A slot either runs its layer or passes a
+hidden state on.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from specsot_model.transformers_layers.interface import MEASURES, RUNS, register
 
 # Fields of config.json that say how weights are stored; this room reads decoded weights.
 STORAGE = ("quantization_config", "compression_config", "torch_dtype", "dtype")
+# Kinds of layers, as configs call them, that read earlier rows otherwise than by attention.
+STATES = frozenset({"conv", "linear_attention", "mamba", "mamba2", "recurrent"})
 # Called with the index of a layer, its input, and the other arguments of the call, positional and by name.
 # Returns what the layer returns.
 Visit = Callable[[int, Tensor, Sequence[Any], dict[str, Any]], Any]
@@ -84,6 +86,7 @@ class Skeleton:
         """
         self.model: Any = _build(config, dtype, attention)
         self.path, self.layers = _find_layers(self.model, config)
+        _check_ends(self.model, config)
 
     def shell(self) -> Any:
         """Return a copy of the model with an empty list of layers. The copy shares nothing with the model."""
@@ -162,6 +165,10 @@ def _build(config: ModelConfig, dtype: torch.dtype, attention: str) -> nn.Module
         )
     if not owner._supports_attention_backend:  # noqa: SLF001
         raise ModelError(f"Transformers' code of model_type {kind!r} does not take other attention functions")
+    states = STATES.intersection(getattr(parsed, "layer_types", None) or ())
+    if states:
+        kinds = ", ".join(sorted(states))
+        raise ModelError(f"model_type {kind!r} has layers of kinds {kinds}, which keep a recurrent state")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(parsed, dtype=dtype, attn_implementation=attention)
     return model.eval()
@@ -184,10 +191,28 @@ def _find_layers(model: nn.Module, config: ModelConfig) -> tuple[str, nn.ModuleL
     if expected not in lists or len(lists[expected]) != config.layers:
         sizes = ", ".join(f"{name} ({len(part)})" for name, part in lists.items()) or "none"
         raise ModelError(
-            f"model_type {config.model_type!r} must have {config.layers} layers in the list {expected}, and has"
-            f" {sizes}"
+            f"model_type {config.model_type!r} must have {config.layers} layers in the list {expected}, and"
+            f" has {sizes}"
         )
     return expected, lists[expected]
+
+
+def _check_ends(model: Any, config: ModelConfig) -> None:
+    """Raise ModelError if the embedding or the lm_head of a model is not called as `ModelConfig.names` says.
+
+    model: The whole model, a `PreTrainedModel`.
+    config: The model's config.
+    """
+    ends = {
+        config.names.embedding: model.get_input_embeddings(),
+        config.names.head: model.get_output_embeddings(),
+    }
+    for expected, part in ends.items():
+        found = next((name for name, each in model.named_modules() if each is part), None)
+        if part is None or found != expected:
+            raise ModelError(
+                f"model_type {config.model_type!r} must have a module {expected}; its own is called {found}"
+            )
 
 
 def _one_line(error: Exception) -> str:
