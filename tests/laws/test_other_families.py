@@ -17,10 +17,9 @@ LIMIT, SHARED = 10, 20  # tokens written; tokens of the forked prefix, behind th
 
 
 async def test_law_1_a_family_through_transformers_equals_plain_decoding(tmp_path: Path) -> None:
-    """Of layers with windows and KV heads of several numbers; trees that are often right, then hostile ones."""
-    write_other(
-        tmp_path, "mimo_v2_flash", vocab_size=200, num_hidden_layers=4, layer_types=[*MIXED, MIXED[1]]
-    )
+    """With windows, and KV heads of several numbers; trees that are often right, then hostile ones."""
+    kinds = [*MIXED, MIXED[1]]
+    write_other(tmp_path, "mimo_v2_flash", vocab_size=200, num_hidden_layers=4, layer_types=kinds)
     prompts, excuses = prompts_of(3, SHARED), Excuses()
     wanted = [write_plainly(tmp_path, tuple(one), LIMIT, Sampling(), 7, n) for n, one in enumerate(prompts)]
     texts = [[*prompt, *plain.tokens] for prompt, plain in zip(prompts, wanted)]

@@ -206,10 +206,10 @@ HEAD = """# Families that run through Transformers
 
 A model whose `model_type` SpecSoT's own decoder does not have ([those that it has](models.md#families)) runs
 through the modules of [Transformers](https://github.com/huggingface/transformers).
-`pip install 'specsot[families]'` pins its release, {release}. Layer ranges, trees, branches, drafters, KV pages
-(also in int8), sliding windows, attention sinks and softcaps work as with other families. Code from a model's
-directory is never run. A worker logs `layers run through Transformers` at its start; `specsot plan` and
-`specsot verify` say it, too.
+`pip install 'specsot[families]'` pins its release, {release}. Layer ranges, trees, branches, drafters, KV
+pages (also in int8), sliding windows, attention sinks and softcaps work as with other families. Code from a
+model's directory is never run. A worker logs `layers run through Transformers` at its start; `specsot plan`
+and `specsot verify` say it, too.
 
 * **No CUDA graphs**, and neither fused nor packed layers. How much longer a step takes was not measured.
 * **`--quantization`** rounds the products (`nn.Linear`) of layers; a family whose experts are one tensor
@@ -219,11 +219,11 @@ directory is never run. A worker logs `layers run through Transformers` at its s
   attention, encoder-decoders, models that read images, `--tensor-parallel`, `--batch-invariant`. A layer that
   mixes rows otherwise than by attention is found when it is loaded. A request's [window](kv-policies.md) is
   refused, too.
-* **RoPE** that would switch with the length is the same for all sequences: longrope has its long factors where
-  the context is longer than the original one; dynamic NTK is off up to `max_position_embeddings`, where texts
-  end.
-* Each family of the table was tested on a tiny random model; no published checkpoint was loaded. A family that
-  is not in the table runs unless it is refused.
+* **RoPE** that would switch with the length is the same for all sequences: longrope has its long factors
+  where the context is longer than the original one; dynamic NTK is off up to `max_position_embeddings`, where
+  texts end.
+* Each family of the table was tested on a tiny random model; no published checkpoint was loaded. A family
+  that is not in the table runs unless it is refused.
 
 `python -m tests.model.other_families --write` measures the table. *Difference*: the largest difference of a
 logit from Transformers' whole model (fp32, eager attention), one layer per range, over a prompt of 20 tokens,
