@@ -38,6 +38,7 @@ from specsot_model.loaded_parts import LoadedParts
 from specsot_model.packed import ROWS_IN, can_pack, logits_of, pack_layers
 from specsot_model.published import as_published, open_weights
 from specsot_model.rotary import Rotary
+from specsot_model.transformers_layers.layers import TransformersLayers
 from specsot_model.weights import Fetch, Weights
 
 # A tap's weight [Hd, H]. A tap multiplies the input of one layer with its weight and adds the product to the
@@ -109,7 +110,7 @@ class Decoder:
                 on_layer_loaded(len(self._blocks))
         self._kv_dtype: KvDtype = kv_dtype
         self._split = split.SplitLayers(self._blocks, config, dtype, devices) if devices else None
-        runs_own_kernels = self._kernels_read and not devices
+        runs_own_kernels = self._kernels_read and not devices and config.transformers is None
         self._fused_blocks = (
             fuse_blocks(self._blocks, batch_invariant, self.runs_small_steps) if runs_own_kernels else None
         )
@@ -117,6 +118,10 @@ class Decoder:
         self._embedding = loaded_parts.embedding if layers.first == 0 else None
         last = layers.last == config.layers
         self._norm, self._lm_head = (loaded_parts.norm, loaded_parts.head) if last else (None, None)
+        self._transformers: TransformersLayers | None = None
+        if config.transformers is not None:
+            ends = self._embedding, self._lm_head
+            self._transformers = TransformersLayers(self._blocks, fetch, config, layers, *ends, kv_dtype)
         # The context in which a CUDA graph of this range is captured. One device's part of a tensor-parallel
         # range replaces it, because it is captured without the other parts.
         self.alone: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -312,6 +317,8 @@ class Decoder:
         """
         window = self.config.window
         windowed = self.config.windowed
+        if self._transformers:
+            return self._transformers.plan(spans, page_rows, layout)
         if window is None:
             return self._plan(spans, page_rows, layout)
         windowed_spans = [part for span in spans for part in look_back(span, window, drafts=False)]
@@ -358,6 +365,8 @@ class Decoder:
         """
         if self._split:
             return self._split.make_kv(pages, page_rows, self._kv_dtype)
+        if self._transformers:
+            return self._transformers.make_kv(pages, page_rows)
         config = self.config
         form = (ROWS_IN if self._packed else self.dtype, self.device, self._kv_dtype)
         if config.delta:
@@ -388,6 +397,8 @@ class Decoder:
         """
         if self._embedding is None:
             raise ModelError(f"layers {self.layers} hold no embedding")
+        if self._transformers:
+            return self._transformers.embed(tokens)
         embeddings = look_up(self._embedding, tokens)
         scale = self.config.embedding_scale
         return embeddings if scale == 1 else embeddings * torch.tensor(scale, dtype=embeddings.dtype)
@@ -457,7 +468,7 @@ class Decoder:
         plans: The attention plan of each layer of this range.
         kv: The KV cache of this range.
         """
-        if (layers := self._packed or self._split) is not None:
+        if (layers := self._packed or self._split or self._transformers) is not None:
             return layers.runner(positions, slots, plans, kv)
         fused_blocks = self._fused_blocks
         blocks = self._blocks
@@ -497,6 +508,8 @@ class Decoder:
 
         Raises ModelError if this range does not hold the lm_head.
         """
+        if self._transformers:
+            return self._transformers.logits(hidden)
         if self._norm is None or self._lm_head is None:
             raise ModelError(f"layers {self.layers} hold no lm_head")
         cap = self.config.logit_softcap

@@ -355,6 +355,7 @@ def can_fuse(config: ModelConfig, experts: bool = False) -> bool:
     gates = config.gated_heads
     plain = plain and not (config.whole_qk_norm or names.sinks or names.after_mlp)
     plain = plain and not (gates or config.norm_offset or config.attention_softcap)
+    plain = plain and config.transformers is None
     return plain and not (config.parallel or config.out_bias or config.mlp_bias)
 
 
@@ -413,7 +414,8 @@ def has_small_steps(config: ModelConfig) -> bool:
 
     config: The model's config.
     """
-    return not (config.routing or config.delta or config.names.sinks or config.attention_softcap)
+    known = config.transformers is None
+    return known and not (config.routing or config.delta or config.names.sinks or config.attention_softcap)
 
 
 def check_draft_invariant(
@@ -475,7 +477,7 @@ def can_capture(
     if all_in_8_bits:
         return kernels and can_fuse(config) and sizes_fit_8_bits(config)
     grouped = config.routing is None or (dtype == torch.bfloat16 and can_group(config, config.routing, dtype))
-    return grouped and kernels and not any_quantized
+    return grouped and kernels and not any_quantized and config.transformers is None
 
 
 def sizes_fit_8_bits(config: ModelConfig) -> bool:

@@ -19,6 +19,7 @@ from specsot_model.layers import AnyNorm, Block, fetch_embedding, fetch_final_no
 from specsot_model.linear import Linear, Table
 from specsot_model.published import open_weights, published_of
 from specsot_model.tensor_parallel import MakeBlock
+from specsot_model.transformers_layers.loading import TransformersBlock
 from specsot_model.weights import Fetch, Weights, has_files
 
 
@@ -44,20 +45,22 @@ class LoadedParts:
         loaded already is not loaded again. An embedding or lm_head that is tied to the other is shared with
         it. ModelError is raised if a tensor is missing or has another shape.
 
-        make: Loads the layer, unless it is a gated delta layer.
+        make: Loads the layer, unless it is a gated delta layer, or one that runs through Transformers.
         fetch: Reads tensors from the model's files, in the dtype and on the device of the range.
         config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
         index: Index of the layer in the whole model.
         """
         if index not in self.blocks:
             delta = config.delta if config.recurrent(index) else None
+            make = make if config.transformers is None else TransformersBlock
             self.blocks[index] = (
                 DeltaBlock(fetch, index, config, delta) if delta else make(fetch, index, config)
             )
         if index == 0 and self.embedding is None:
             self.embedding = fetch_embedding(fetch, config, self.head)
         if index == config.layers - 1 and self.head is None:
-            self.norm = fetch_final_norm(fetch, config)
+            # Transformers' own forward has the final norm, whose formula only its family knows.
+            self.norm = fetch_final_norm(fetch, config) if config.transformers is None else None
             self.head = fetch_lm_head(fetch, config, self.embedding)
         return self.blocks[index]
 

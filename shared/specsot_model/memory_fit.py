@@ -24,6 +24,7 @@ from specsot_model.core.walks import BLOCK_ROWS, CARRIED, WalkRoom
 from specsot_model.cuda_graphs import BUCKETS, PROMPT_ROWS
 from specsot_model.kv import row_bytes
 from specsot_model.linear import SMALL, check_device, lm_head_quantization, stored_bytes, uses_packed_kernels
+from specsot_model.transformers_layers.layers import page_row_bytes
 from specsot_model.weights import Weights
 
 log = structlog.get_logger()
@@ -345,6 +346,8 @@ def kv_page_bytes(
     kv_dtype: Type of the KV cache: "int8", or "auto" for `itemsize` bytes per number. Stored inputs are never
         int8.
     """
+    if config.transformers is not None:
+        return rows * page_row_bytes(config, layers, itemsize, kv_dtype)
     recurrent = sum(map(config.recurrent, range(layers.first, layers.last)))
     row_size = 2 * config.kv_heads * row_bytes(config.head_dim, itemsize, kv_dtype)
     total = (len(layers) - recurrent) * rows * row_size

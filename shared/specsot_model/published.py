@@ -83,7 +83,7 @@ def as_published(options: Given, base: Path) -> Given:
     config = read_config(base)
     form = config.published.form if config.published else None
     device = torch.device(options.device)
-    if options.quantization or options.dtype != "auto":
+    if options.quantization or options.dtype != "auto" or config.transformers is not None:
         return options
     if form is None:
         packs = device.type == "cpu" and options.tensor_parallel == 1 and is_quantized_gguf(base)

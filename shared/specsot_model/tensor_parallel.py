@@ -98,6 +98,7 @@ def check_split(
             raise InvalidRequest(f"tensor_parallel {parts} does not divide {size} {name}", FIELD)
     names = config.names
     refused = {
+        "families that run through Transformers": config.transformers is not None,
         "layers with experts": config.routing is not None,
         "gated delta layers and gated heads": config.delta is not None or config.gated_heads,
         "sliding windows": config.window is not None,

@@ -124,6 +124,13 @@ async def test_layers_that_read_every_row_refuse_them(policy: dict[str, Window |
         await stage.answer(replace(DIRECT, **policy))  # type: ignore[arg-type]
 
 
+async def test_layers_in_transformers_refuse_windows_alone() -> None:
+    stage = Stage(SAYS, config=EngineConfig(model="demo", transformers=True))
+    with pytest.raises(InvalidRequest, match="turns queries once only"):
+        await stage.answer(replace(DIRECT, window=Window(4, 64)))
+    await stage.answer(replace(DIRECT, pruning=Pruning()))
+
+
 def test_endpoints_may_name_them() -> None:
     pruning = {"keep_ratio": 0.7, "skip_layers": 0}
     said = {"messages": [{"role": "user", "content": "Why?"}]}

@@ -197,10 +197,11 @@ def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
     ("fields", "message"),
     [
         (
-            {"model_type": "t5"},
-            "model_type 't5' is not one of llama, mistral, ministral3, mixtral, qwen2, qwen3, ",
+            {"model_type": None},
+            "model_type None is not one of llama, mistral, ministral3, mixtral, qwen2, qwen3, ",
         ),
-        ({"model_type": None}, "model_type None is not one of"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "'t5' is an encoder-decoder, whose layers need"),
+        ({"model_type": "llava", "text_config": {}}, "'llava', which reads more than text, the text part"),
         ({"hidden_size": None}, "hidden_size must be a number > 0, got None"),
         ({"hidden_size": "64"}, "hidden_size must be a number > 0, got '64'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a number > 0, got 0"),

@@ -45,8 +45,9 @@ def _model_lines(plan: FleetPlan) -> list[str]:
     """
     other_forms = ", ".join(f"{form} {memory_in_words(size)}" for form, size in plan.forms.items())
     weights = f"{memory_in_words(plan.weights)} in {plan.held}" + (f" ({other_forms})" if other_forms else "")
-    text_only = ", text only" if plan.text_only else ""
-    lines = [f"model     {plan.model}: {plan.layers} layers{text_only}, {weights}"]
+    notes = ", text only" if plan.text_only else ""
+    notes += " through Transformers, without CUDA graphs" if plan.transformers else ""
+    lines = [f"model     {plan.model}: {plan.layers} layers{notes}, {weights}"]
     if plan.draft:
         borrowed = f", and {memory_in_words(plan.draft_borrowed)} copied from the base"
         size = memory_in_words(plan.draft_own) + (borrowed if plan.draft_borrowed else "")

@@ -92,6 +92,7 @@ class FleetPlan:
     draft_borrowed: Bytes of the drafter's copies of the base model's weights.
     tokens_per_second: Prediction for one sequence without drafts; None if no bandwidth is known.
     text_only: True if the model also reads images, but only its text is served.
+    transformers: True if the layers run through Transformers' own code, without CUDA graphs.
     """
 
     model: str
@@ -108,6 +109,7 @@ class FleetPlan:
     draft_borrowed: int = 0
     tokens_per_second: float | None = None
     text_only: bool = False
+    transformers: bool = False
 
     @property
     def lacking(self) -> dict[str, int]:
@@ -184,6 +186,7 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
         draft_borrowed=draft_memory.borrowed if draft_memory else 0,
         tokens_per_second=_speed(stage_plans),
         text_only=config.text_of is not None,
+        transformers=config.transformers is not None,
     )
 
 

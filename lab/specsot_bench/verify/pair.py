@@ -71,8 +71,8 @@ def describe_base(config: ModelConfig) -> str:
     """Return in one line what a base is, which layer ranges and positions it has, and whether CUDA graphs run
     it.
 
-    A model that also reads images is named by its text part, with "(text only)". Weights that were published
-    in fewer bits are named.
+    A model that also reads images is named by its text part, with "(text only)", and a family that our
+    decoder does not know with "(through Transformers)". Weights that were published in fewer bits are named.
 
     config: Config of the base model.
     """
@@ -80,6 +80,7 @@ def describe_base(config: ModelConfig) -> str:
     with_graphs = "with" if can_capture(config, kernels=True, any_quantized=False) else "without"
     size = f"{config.layers} layers, any ranges of them, {config.max_positions} positions"
     name = f"{config.text_of} (text only)" if config.text_of else config.model_type
+    name += " (through Transformers)" if config.transformers is not None else ""
     return f"{name}: {size}{stored}; on GPUs {with_graphs} CUDA graphs"
 
 

@@ -40,6 +40,8 @@ from specsot_model.loaded_parts import AbsentWeights, LoadedParts, measured_rang
 from specsot_model.memory_fit import Need, check_fit, free_on, gpus_on, tensors_of
 from specsot_model.published import PublishedWeights, as_published, is_quantized_gguf, open_weights
 from specsot_model.tensor_parallel import check_split, devices_of
+from specsot_model.transformers_layers.interface import RELEASE
+from specsot_model.transformers_layers.shapes import layer_shapes
 from specsot_model.weights import WeightFiles, Weights
 from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.memory import LayerMemory
@@ -90,7 +92,8 @@ class StageLoader:
         prepare_frame: Called before a stage runs each frame. None: nothing is called.
 
         Raises InvalidRequest for an unknown quantization, and ModelError if the packages that a quantization
-        needs are missing. InvalidRequest is also raised if the model cannot be split over
+        needs are missing, or if a family that our decoder does not know cannot run over layer ranges.
+        InvalidRequest is also raised if the model cannot be split over
         `tensor_parallel` devices, or if there are too few of them.
         """
         self._options = options = as_published(options, options.base)
@@ -104,6 +107,8 @@ class StageLoader:
         self._gpus = gpus(options.device)
         self._config = read_config(options.base)
         use_device(options.device)
+        if self._config.transformers is not None:
+            layer_shapes(self._config)
         self._dtype = resolve_dtype(options.dtype, options.device, options.stored_form)
         check_quantization(options.stored_form, options.device)
         check_split(self._config, options.tensor_parallel, options.stored_form, options.batch_invariant)
@@ -160,6 +165,7 @@ class StageLoader:
         if self._layers is None:
             self._read_vocabulary()
         self._report_published()
+        self._report_transformers()
         return Registration(
             kind="worker",
             name=self._name,
@@ -205,6 +211,18 @@ class StageLoader:
                 else f"decoded to {numbers}",
                 takes=memory_in_words(self._counted.weights(whole)),
                 stored=memory_in_words(files.stored),
+            )
+
+    def _report_transformers(self) -> None:
+        """Log in one line that the layers run through Transformers' own code. Nothing is logged for families
+        that our decoder knows.
+        """
+        if self._config.transformers is not None:
+            log.info(
+                "layers run through Transformers",
+                model_type=self._config.model_type,
+                release=RELEASE,
+                cuda_graphs="none",
             )
 
     def _report_gguf(self) -> None:

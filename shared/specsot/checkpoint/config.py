@@ -26,6 +26,7 @@ from specsot.checkpoint.families import (
     Routing,
 )
 from specsot.checkpoint.fields import Fields, Json, read_json
+from specsot.checkpoint.other_families import read_sizes
 from specsot.checkpoint.quantization_config import Published, read_published
 from specsot.checkpoint.rope import Rope, read_rope, read_sliding_rope
 from specsot.errors import InvalidRequest, ModelError
@@ -139,6 +140,8 @@ class ModelConfig:
     published: How matrices are quantized in the files; None: they are not.
     text_of: The model_type of the model with images whose text part this config is; None: it is no part of
         such a model.
+    transformers: The fields of config.json as JSON text, for a family that runs through Transformers' own
+        code because our decoder does not know it; None: our decoder runs the model.
     """
 
     model_type: str
@@ -178,6 +181,7 @@ class ModelConfig:
     delta: Delta | None = None
     published: Published | None = None
     text_of: str | None = None
+    transformers: str | None = None
 
     def recurrent(self, layer: int) -> bool:
         """Return whether a layer is a gated delta layer. False for every layer if the model has none.
@@ -216,7 +220,8 @@ def make_config(values: Json, generation: Json, source: Path) -> ModelConfig:
     generation: the fields of generation_config.json; empty if there is no such file.
     source: path of config.json, for error messages.
 
-    Raises ModelError for an unknown model_type, and for fields that are missing or wrong.
+    A family that `FAMILIES` does not have gets a config with `transformers`; see `other_family_config`.
+    Raises ModelError for a missing model_type, and for fields that are missing or wrong.
 
     The fields of a model with images are those of its text part, see `text_fields`. Raises ModelError also
     for a quantization that is not supported.
@@ -224,12 +229,35 @@ def make_config(values: Json, generation: Json, source: Path) -> ModelConfig:
     outer_type = str(values.get("model_type"))
     values = text_fields(values, source)
     family = FAMILIES.get(str(values.get("model_type")))
+    if family is None and isinstance(values.get("model_type"), str):
+        return other_family_config(values, generation, source)
     if family is None:
         known = ", ".join((*FAMILIES, *WITH_IMAGES))
         raise ModelError(f"{source}: model_type {values.get('model_type')!r} is not one of {known}")
     published = read_published(values, source)
     text_of = outer_type if outer_type in WITH_IMAGES else None
     return _read(Fields(source, values), family, _eos(values, generation, source), published, text_of)
+
+
+def other_family_config(values: Json, generation: Json, source: Path) -> ModelConfig:
+    """Return the config of a model that runs through Transformers' own code, whatever its family is.
+
+    Fields that describe how a layer computes keep their defaults, because Transformers' code computes it.
+
+    values: the fields of config.json, of a model of text alone.
+    generation: the fields of generation_config.json; empty if there is no such file.
+    source: path of config.json, for error messages.
+
+    Raises ModelError as `read_sizes` does, and for a quantization that is not supported.
+    """
+    return ModelConfig(
+        model_type=str(values["model_type"]),
+        eps=LLAMA.eps,
+        rope=Rope(),
+        eos=_eos(values, generation, source),
+        published=read_published(values, source),
+        **read_sizes(Fields(source, values)),
+    )
 
 
 def text_fields(values: Json, source: Path) -> Json:
@@ -542,7 +570,7 @@ def _delta(fields: Fields, defaults: Delta) -> Delta:
     )
 
 
-def _softcaps(fields: Fields, family: Family) -> dict[str, float | None]:
+def _softcaps(fields: Fields, family: Family) -> dict[str, Any]:
     """Return the caps of attention scores and logits, as arguments of `ModelConfig`. A cap is None if the
     config has null, and the family's default if the config does not have the field.
 

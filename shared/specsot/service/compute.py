@@ -325,8 +325,8 @@ class Compute:
 
     @property
     def has_waiting(self) -> bool:
-        """True if another call waits for the thread, so that a long call had better end. False for an executor
-        that does not tell.
+        """True if another call waits for the thread, so that a long call had better end. False for an
+        executor that does not tell.
         """
         return isinstance(self._executor, ComputeThread) and self._executor.has_waiting
 

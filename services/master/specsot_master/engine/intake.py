@@ -286,6 +286,11 @@ class Intake:
             raise InvalidRequest(
                 f"windows, pruning, head_aware: gated delta layers of {model!r} read every row"
             )
+        if ask.window and self._config.transformers:
+            raise InvalidRequest(
+                f"window: layers of {model!r} run through Transformers, which turns queries once only",
+                "window",
+            )
         measured = self._config.importance if ask.pruning else self._config.heads
         if ask.head_aware and measured is None:
             missing = "no importance" if ask.pruning else "nothing"

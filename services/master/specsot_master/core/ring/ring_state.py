@@ -126,6 +126,8 @@ class EngineConfig:
     heads: the measured attention window of every head, or None if it was not measured.
     importance: the measured importance of every KV head, or None if it was not measured.
     recurrent: True if some layers read every preceding token, so that windows and pruning are refused.
+    transformers: True if layers run through Transformers' own code, which cannot turn queries a second time
+        for the sinks of windows, so that windows are refused.
     lease: positions granted per lease: how far a sequence may decode before the master renews.
     aging: seconds of waiting that raise a request's priority by one, up to the highest one that waits.
     retry_after: seconds after which a refused client may try again, until a rate of departures is known.
@@ -150,6 +152,7 @@ class EngineConfig:
     heads: HeadWindows | None = None
     importance: HeadImportance | None = None
     recurrent: bool = False
+    transformers: bool = False
     live: int = option(
         64,
         "Maximum number of requests in the ring at once.",
