@@ -37,7 +37,7 @@ from specsot_model.linear import Linear, look_up, resolve_dtype, uses_packed_ker
 from specsot_model.loaded_parts import LoadedParts
 from specsot_model.packed import ROWS_IN, can_pack, logits_of, pack_layers
 from specsot_model.published import as_published, open_weights
-from specsot_model.rotary import Rotary
+from specsot_model.rotary import Rotary, frequencies
 from specsot_model.weights import Fetch, Weights
 
 # A tap's weight [Hd, H]. A tap multiplies the input of one layer with its weight and adds the product to the
@@ -97,11 +97,6 @@ class Decoder:
         self.layers = layers
         self.dtype = dtype
         self.device = device
-        rotary_options = config.heads, config.kv_heads, config.head_dim, device, config.query_scalar
-        self._rotary = Rotary(config.rope, *rotary_options)
-        self._sliding_rotary = (
-            Rotary(config.sliding_rope, *rotary_options) if config.sliding_rope else self._rotary
-        )
         self._blocks: list[Block] = []
         for index in range(layers.first, layers.last):
             self._blocks.append(loaded_parts.fetch(fetch, config, index, split.block_maker(devices)))
@@ -109,11 +104,13 @@ class Decoder:
                 on_layer_loaded(len(self._blocks))
         self._kv_dtype: KvDtype = kv_dtype
         self._split = split.SplitLayers(self._blocks, config, dtype, devices) if devices else None
+        self._rotaries = rotaries_of(config, layers, device)
+        self._frequencies = frequencies(config.rope, config.head_dim).to(device)
         runs_own_kernels = self._kernels_read and not devices
         self._fused_blocks = (
             fuse_blocks(self._blocks, batch_invariant, self.runs_small_steps) if runs_own_kernels else None
         )
-        self._packed = pack_layers(self._blocks, self._rotary, dtype) if runs_own_kernels else None
+        self._packed = pack_layers(self._blocks, self._rotaries, dtype) if runs_own_kernels else None
         self._embedding = loaded_parts.embedding if layers.first == 0 else None
         last = layers.last == config.layers
         self._norm, self._lm_head = (loaded_parts.norm, loaded_parts.head) if last else (None, None)
@@ -341,7 +338,7 @@ class Decoder:
         if self._split:
             return self._split.plan(spans, page_rows, layout, self._kernels_read)
         group = self.config.heads // self.config.kv_heads
-        rates = self._rotary.frequencies
+        rates = self._frequencies
         placement = (layout, self.dtype, self.device)
         options = *placement, rates, self._kernels_read, self.batch_invariant
         plan = plan_attention(spans, page_rows, group, *options, window, self.runs_small_steps)
@@ -462,12 +459,8 @@ class Decoder:
         fused_blocks = self._fused_blocks
         blocks = self._blocks
         ready = None
-        table, places = (None, None) if fused_blocks else (self._rotary.table(positions), kv.locate(slots))
-        tables = [table] * len(self.layers)
-        if self._sliding_rotary is not self._rotary:
-            sliding = self._sliding_rotary.table(positions)
-            layers = range(self.layers.first, self.layers.last)
-            tables = [sliding if layer in self.config.windowed else table for layer in layers]
+        places = None if fused_blocks else kv.locate(slots)
+        tables = {} if fused_blocks else {rotary: rotary.table(positions) for rotary in set(self._rotaries)}
 
         def run(hidden: Tensor, layers: range) -> None:
             """Run hidden states through some layers, in place.
@@ -481,7 +474,8 @@ class Decoder:
                     ready = fused_blocks[layer].forward(
                         hidden, positions, slots, plans[layer], kv, layer, ready
                     )
-                elif (table := tables[layer]) is not None and places is not None:
+                elif places is not None:
+                    table = tables[self._rotaries[layer]]
                     blocks[layer].forward(hidden, table, places, plans[layer], kv, layer)
 
         return run
@@ -506,3 +500,17 @@ class Decoder:
             kernel_logits = fused_logits(self._lm_head, self._norm, hidden, *options)
         logits = logits_of(self._lm_head, self._norm, hidden) if kernel_logits is None else kernel_logits
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+
+def rotaries_of(config: ModelConfig, layers: Range, device: torch.device) -> list[Rotary]:
+    """Return the rotary embedding of each layer. Layers with the same settings share one object, whose tables
+    are then computed once.
+
+    config: The base model's config.
+    layers: The range of layers.
+    device: Device of the tables.
+    """
+    sizes = config.heads, config.kv_heads, config.head_dim, device, config.query_scalar
+    ropes = [config.rope_of(layer) for layer in range(layers.first, layers.last)]
+    made = {rope: Rotary(rope, *sizes) for rope in set(ropes)}
+    return [made[rope] for rope in ropes]

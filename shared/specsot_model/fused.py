@@ -79,7 +79,7 @@ class FusedBlock:
         make_product = make_product or own_product
         self._turning = head_turns
         config = block.config
-        self._rope = config.rope
+        self._rope = block.rope
         self._input_norm = _norm_weight(block.input_norm)
         self._qkv = own_product(block.qkv)
         self._out = make_product(block.out)
@@ -229,7 +229,7 @@ class CapturedBlock:
 
             heads: [rows, heads, head_dim], queries, keys and values in this order.
             """
-            rotate_heads(heads, positions, slots, kv.layers[layer], self._turning, self._block.config.rope)
+            rotate_heads(heads, positions, slots, kv.layers[layer], self._turning, self._block.rope)
 
         self._block.update(hidden, rotate_and_store, kv.layers[layer], plan)
 

@@ -158,7 +158,7 @@ class Block:
         attention = f"{layer}.{names.attention}"
         self.config = config
         self.device = torch.device(fetch.device)
-        self.rope = (config.sliding_rope if index in config.windowed else None) or config.rope
+        self.rope = config.rope_of(index)
         self.input_norm = fetch_norm(fetch, f"{layer}.{names.input_norm}", config)
         self.qkv = fuse_qkv(fetch, attention, config, hidden)
         self.head_norms: tuple[Norm, Norm] | None = None

@@ -6,6 +6,7 @@ The models are tiny, random, and of odd shapes on purpose.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,18 @@ from safetensors.torch import load_file, save_file
 from specsot.checkpoint.config import read_config
 from specsot.checkpoint.families import text_name
 from specsot.checkpoint.fingerprint import fingerprint
+from specsot.core.tree import ancestry, depths
 from specsot.errors import ModelError
 from specsot.members import Layout, Range
+from specsot_model.attention import RowSpan
 from specsot_model.cuda_graphs import measure_rows
 from specsot_model.decoder import Decoder
 from specsot_model.linear import Linear
 from specsot_model.loaded_parts import measured_range
 from specsot_model.mlp import Experts, GatedMlp, GroupedExperts, LoopedExperts
 from tests.conftest import some
-from tests.model.tiny import GROWING, Ring, load, pickle_weights, write_model
+from tests.model.tiny import GROWING, PAGE_ROWS, Ring, load, pickle_weights, write_model
+from tests.trees import path
 
 PROMPT = [7, 99, 3, 50, 21, 21, 64, 8, 15, 30, 77, 41, 5, 90, 13, 2, 66, 38, 4, 19]
 WRITTEN, ALL_WRITTEN = 13, 200  # tokens, past windows and the end of a page; all of them by `make test-all`
@@ -62,6 +66,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "vicuna 16k": ("llama", {"num_key_value_heads": 4, "rope_parameters": LINEAR}),
     "mistral": ("mistral", {"sliding_window": None, "head_dim": 10}),
     "mistral window": ("mistral", {"sliding_window": 21}),
+    "smollm3": ("smollm3", {"tie_word_embeddings": True}),
+    "smollm3 biases": ("smollm3", {"attention_bias": True, "mlp_bias": True, "rope_parameters": {**YARN},
+                                   "no_rope_layers": [0, 1, 0, 1], "num_hidden_layers": 4}),
+    "smollm3 windows": ("smollm3", {"use_sliding_window": True, "sliding_window": 5, "shards": "20KB"}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral odd": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 24}),
     "mixtral one each": ("mixtral", {"num_experts_per_tok": 1, "tie_word_embeddings": True}),
@@ -114,6 +122,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "neox tied": ("gpt_neox", {"tie_word_embeddings": True, "hidden_size": 36, "num_attention_heads": 3,
                                "rotary_pct": 0.5}),
 }  # fmt: skip
+# Families in which layers differ in what they do with positions, or in what they add.
+OF_NODES_AND_BRANCHES = ("smollm3",)
 FAMILIES = (
     "llama",
     "mistral",
@@ -131,6 +141,7 @@ FAMILIES = (
     "gemma2",
     "gemma3_text",
     "ministral3",
+    "smollm3",
 )
 
 
@@ -211,6 +222,7 @@ def test_bf16_stays_near_fp32(kind: str, tmp_path: Path) -> None:
         ("glm4_moe", {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 1.0}}),
         ("minimax_m2", {"num_experts_per_tok": 1}),
         ("gpt_oss", {"swiglu_limit": 0.2}),
+        ("smollm3", {"no_rope_layers": [1, 1, 1]}),
         ("ministral3", {"rope_parameters": {**GROWING, "llama_4_scaling_beta": 0.1}}),
         ("gpt_oss", {"swiglu_alpha": 0.2}),
         ("gpt_neox", {"use_parallel_residual": False}),
@@ -307,6 +319,35 @@ def test_a_nodes_window_counts_positions(kind: str, layout: Layout, tmp_path: Pa
         (chain := Ring.of(load(tmp_path))).feed(PROMPT, 0)
         expected, _ = chain.feed([drafted[row] for row in path], at)
         torch.testing.assert_close(told[path], expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", OF_NODES_AND_BRANCHES)
+def test_trees_in_branches_of_a_prefix_give_the_logits_of_transformers(kind: str, tmp_path: Path) -> None:
+    """One frame holds both trees. The branches share their first page."""
+    model = write_model(tmp_path, kind)
+    prefix, drafted, parents = PROMPT[:PAGE_ROWS], [11, 40, 52, 63, 70], (0, 0, 0, 2, 3)
+    ring = Ring.of(load(tmp_path, (1, 3)))
+    ring.feed(prefix, 0)
+    starts = {(5, 2): [8, 15, 30], (5, 3): [77, 41, 13]}
+    for pages, start in starts.items():
+        replace(ring, pages=pages).feed(start, PAGE_ROWS)
+    base = PAGE_ROWS + 3
+    rows, visible = len(drafted), ancestry(parents)
+    spans = [RowSpan(rows, base, rows, pages, visible) for pages in starts]
+    positions = torch.tensor([base + depth for depth in depths(parents)] * 2)
+    slots = torch.tensor([pages[1] * PAGE_ROWS + 3 + row for pages in starts for row in range(rows)])
+    plan = ring.decoders[0].plan(spans, PAGE_ROWS, "packed")
+    hidden = ring.decoders[0].embed(torch.tensor(drafted * 2))
+    for decoder, kv in zip(ring.decoders, ring.kvs):
+        hidden, _ = decoder.forward(hidden, positions, slots, plan, kv)
+    told = ring.decoders[-1].logits(hidden).view(2, rows, -1)
+    for branch, start in enumerate(starts.values()):
+        for leaf in (1, 4):
+            nodes = path(parents, leaf)
+            wanted = answer(model, [*prefix, *start, *(drafted[node] for node in nodes)])
+            torch.testing.assert_close(told[branch, list(nodes)], wanted[base:], atol=1e-4, rtol=0)
+            first, second = wanted.topk(2).values.unbind(-1)
+            assert (first - second).median() > 0.1, "near ties would hide a difference"
 
 
 @pytest.mark.parametrize("start", ["model.language_model.", "language_model.model."])

@@ -20,7 +20,7 @@ PAGE_ROWS = 16
 MODEL_TYPES = (
     *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "glm4_moe", "minimax_m2"),
     *("gpt_oss", "phi3", "gemma2", "gemma3_text", "gpt_neox", "ministral3", "mistral3", "gemma3", "qwen3_vl"),
-    *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe"),
+    *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe", "smollm3"),
 )
 # Those that read images, too: their text, and the least vision that Transformers makes.
 IMAGES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "patch_size": 14, "image_size": 28,
@@ -74,6 +74,7 @@ FEW_EXPERTS: dict[str, dict[str, Any]] = {
     "minimax_m2": {"num_local_experts": 5, "num_experts_per_tok": 3},
     "gpt_oss": {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 20},
     "ministral3": {"rope_parameters": GROWING},
+    "smollm3": {"no_rope_layer_interval": 2},
 }
 ONLY_LLAMAS = ("num_key_value_heads", "head_dim")  # what GPT-NeoX has no word for
 SHAPE: dict[str, Any] = {

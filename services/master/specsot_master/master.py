@@ -439,7 +439,7 @@ def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineCon
     heads = read_heads(folder, config)
     importance = read_importance(folder, config)
     known = replace(ring.conduct, model=model.name, vocabulary=config.vocab, heads=heads)
-    return replace(known, importance=importance, recurrent=config.delta is not None)
+    return replace(known, importance=importance, allows_policies=config.allows_policies)
 
 
 def _ring_config(ring: RingOptions, model: ModelInfo) -> RingConfig:

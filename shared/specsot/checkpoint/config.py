@@ -27,7 +27,7 @@ from specsot.checkpoint.families import (
 )
 from specsot.checkpoint.fields import Fields, Json, read_json
 from specsot.checkpoint.quantization_config import Published, read_published
-from specsot.checkpoint.rope import Rope, read_rope, read_sliding_rope
+from specsot.checkpoint.rope import UNROTATED, Rope, read_rope, read_sliding_rope
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import MAX_TOKENS, HeadImportance, HeadWindows
 
@@ -134,6 +134,7 @@ class ModelConfig:
     sliding_rope: Rotary settings of the layers in `windowed`; None: those of `rope`.
     window: How many positions a token sees in the layers in `windowed`, its own included; None: no window.
     windowed: Numbers of the sliding-window layers, counted from 0.
+    unrotated: Numbers of the layers without rotary positions, counted from 0.
     gated_heads: True if each query head's output is multiplied by a sigmoid gate.
     delta: Sizes of the gated delta layers; None: every layer attends.
     published: How matrices are quantized in the files; None: they are not.
@@ -174,6 +175,7 @@ class ModelConfig:
     sliding_rope: Rope | None = None
     window: int | None = None
     windowed: frozenset[int] = frozenset()
+    unrotated: frozenset[int] = frozenset()
     gated_heads: bool = False
     delta: Delta | None = None
     published: Published | None = None
@@ -185,6 +187,24 @@ class ModelConfig:
         layer: number of the layer, counted from 0.
         """
         return self.delta is not None and layer in self.delta.layers
+
+    def rope_of(self, layer: int) -> Rope:
+        """Return the rotary settings of a layer.
+
+        layer: number of the layer, counted from 0.
+        """
+        if layer in self.unrotated:
+            return UNROTATED
+        return (self.sliding_rope if layer in self.windowed else None) or self.rope
+
+    @property
+    def allows_policies(self) -> bool:
+        """Return whether a request may have a KV policy, which hides tokens from layers that attend.
+
+        False with gated delta layers, whose states contain every token, and with layers without rotary
+        positions, whose queries must not be rotated towards the first tokens.
+        """
+        return self.delta is None and not self.unrotated
 
     def sparse(self, layer: int) -> bool:
         """Return whether a layer has experts. False for every layer if the model has none.
@@ -313,6 +333,7 @@ def _read(
         **_softcaps(fields, family),
         window=window,
         windowed=windowed,
+        unrotated=_unrotated(fields, family),
         gated_heads=family.gated_heads,
         delta=None if family.delta is None else _delta(fields, family.delta),
         routing=None if family.routing is None else _routing(fields, family, family.routing),
@@ -590,6 +611,29 @@ def _windowed(fields: Fields, family: Family) -> tuple[int | None, frozenset[int
     return window, frozenset(layer for layer, one in enumerate(is_sliding) if one)
 
 
+def _unrotated(fields: Fields, family: Family) -> frozenset[int]:
+    """Return the layers without rotary positions: those with a 0 in `no_rope_layers`, else every
+    `no_rope_layer_interval`-th. Return none for a family in which all layers rotate.
+
+    fields: the fields of the config.
+    family: the model's family.
+
+    Raises ModelError if `no_rope_layers` is no list of 0 and 1, or is shorter than the number of layers.
+
+        # no_rope_layers [1, 1, 1, 0, 1] of 5 layers -> {3}
+    """
+    if not family.unrotated_interval:
+        return frozenset()
+    layers = fields.count("num_hidden_layers")
+    flags = fields.values.get("no_rope_layers")
+    if flags is None:
+        interval = fields.count("no_rope_layer_interval", family.unrotated_interval)
+        return frozenset(range(interval - 1, layers, interval))
+    if not isinstance(flags, list) or len(flags) < layers or not all(flag in (0, 1) for flag in flags):
+        raise ModelError(f"{fields.source}: no_rope_layers must be 0 or 1 for each of {layers} layers")
+    return frozenset(layer for layer, rotates in enumerate(flags[:layers]) if not rotates)
+
+
 def _layer_types(fields: Fields, family: Family, layers: int) -> list[str]:
     """Return the attention kind of every layer, "full_attention" or "sliding_attention": from `layer_types`
     of the config, else by the family's rule.
@@ -612,6 +656,10 @@ def _layer_types(fields: Fields, family: Family, layers: int) -> list[str]:
         is_sliding = (
             layer >= first and (not pattern or (layer + 1) % pattern > 0) for layer in range(layers)
         )
+        # SmolLM3's windows are in the layers without rotary positions.
+        if family.unrotated_interval:
+            unrotated = _unrotated(fields, family)
+            is_sliding = (layer in unrotated for layer in range(layers))
         return [kinds[one] for one in is_sliding]
     if (
         not isinstance(listed_kinds, list)

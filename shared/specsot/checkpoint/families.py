@@ -249,6 +249,8 @@ class Family:
     query_scalar: Default of query_pre_attn_scalar; None: the field is not read.
     sliding_theta: Default of rope_local_base_freq, the rotary base of sliding-window layers; None: all layers
         have the same base.
+    unrotated_interval: Default of no_rope_layer_interval: every so-manieth layer has no rotary positions; 0:
+        all layers have them, and the field is not read.
     """
 
     names: Names = Names()
@@ -291,6 +293,7 @@ class Family:
     softcaps: tuple[float | None, float | None] | None = None
     query_scalar: int | None = None
     sliding_theta: float | None = None
+    unrotated_interval: int = 0
 
 
 # Llama, whose values are the defaults of the other families too.
@@ -374,6 +377,15 @@ FAMILIES: Mapping[str, Family] = {
         window="asked",
         window_rows=4096,
         whole_layers=28,
+    ),
+    "smollm3": Family(
+        mlp_bias=None,
+        kv_heads=4,
+        theta=2e6,
+        positions=32768,
+        window="asked",
+        tied=True,
+        unrotated_interval=4,
     ),
     "qwen3_vl_text": Family(qk_norm=True, kv_heads=32, head_dim=128, theta=5e5, positions=128000),
     "qwen3_moe": Family(

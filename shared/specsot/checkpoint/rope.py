@@ -53,6 +53,10 @@ class Rope:
         return int(head_dim * self.share)
 
 
+# Rotary settings of a layer without rotary positions.
+UNROTATED = Rope(share=0.0)
+
+
 def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
     """Return rotary settings from `rope_parameters` (new) or `rope_theta` and `rope_scaling` (old).
 
