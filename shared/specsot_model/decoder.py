@@ -366,11 +366,13 @@ class Decoder:
         """Return a tap's weight in the form that `forward` takes.
 
         With packed CPU layers the weight becomes int8: in floats, taps would take a twelfth of a step, and
-        the rounding is harmless because features only influence drafts, never accepted tokens.
+        the rounding is harmless because features only influence drafts, never accepted tokens. The weight is
+        multiplied by `ModelConfig.residual_scale`, so that features are those of the published model.
 
         weight: [Hd, H], in any dtype and on any device.
         """
-        moved = weight.to(self.device, self.dtype)
+        scale = self.config.residual_scale
+        moved = (weight if scale == 1 else weight * scale).to(self.device, self.dtype)
         return moved if self._packed is None else Linear(moved, None, "int8")
 
     @inference_mode

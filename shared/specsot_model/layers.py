@@ -144,7 +144,8 @@ class Block:
     def __init__(self, fetch: Fetch, index: int, config: ModelConfig) -> None:
         """Load the layer's tensors.
 
-        Head norms, attention sinks and norms after attention or MLP are loaded only if the model has them.
+        Head norms, attention sinks and norms before or after attention or MLP are loaded only if the model
+        has them.
         ModelError is raised if a tensor is missing or has another shape.
 
         fetch: Reads tensors from the model's files; its dtype and device are those of the layer.
@@ -159,7 +160,6 @@ class Block:
         self.config = config
         self.device = torch.device(fetch.device)
         self.rope = config.rope_of(index)
-        self.input_norm = fetch_norm(fetch, f"{layer}.{names.input_norm}", config)
         self.qkv = fuse_qkv(fetch, attention, config, hidden)
         self.head_norms: tuple[Norm, Norm] | None = None
         if config.qk_norm:
@@ -171,11 +171,10 @@ class Block:
             )
         self.out = fuse_projections(fetch, [f"{attention}.{names.out}"], (hidden, width), config.out_bias)
         self.sinks = fetch_sinks(fetch, f"{attention}.{names.sinks}", config) if names.sinks else None
-        self.mlp_norm = fetch_norm(fetch, f"{layer}.{names.mlp_norm}", config)
         self.mlp = fetch_mlp(fetch, layer, config, index)
-        self.after_attention, self.after_mlp = (
+        self.input_norm, self.mlp_norm, self.after_attention, self.after_mlp = (
             fetch_norm(fetch, f"{layer}.{name}", config) if name else _unchanged
-            for name in (names.after_attention, names.after_mlp)
+            for name in (names.input_norm, names.mlp_norm, names.after_attention, names.after_mlp)
         )
 
     def forward(
@@ -271,12 +270,12 @@ class Block:
             part.copy_(norm(part.flatten(1)).view_as(part) if config.whole_qk_norm else norm(part))
 
 
-def _unchanged(update: Tensor) -> Tensor:
-    """Return the update itself: the norm after attention or MLP of a model that has none there.
+def _unchanged(rows: Tensor) -> Tensor:
+    """Return the rows themselves: the norm before or after attention or MLP of a model that has none there.
 
-    update: [rows, hidden], what the layer adds to the residual stream.
+    rows: [rows, hidden], the residual stream, or what the layer adds to it.
     """
-    return update
+    return rows
 
 
 def fetch_sinks(fetch: Fetch, name: str, config: ModelConfig) -> Tensor:
@@ -434,12 +433,16 @@ def fetch_embedding(fetch: Fetch, config: ModelConfig, head: Linear | None = Non
 
 
 def fetch_final_norm(fetch: Fetch, config: ModelConfig) -> AnyNorm:
-    """Load the norm that precedes the lm_head.
+    """Load the norm that precedes the lm_head. If the model divides its logits by a number, the norm's weight
+    is divided by it instead, in fp32.
 
     fetch: Reads tensors from the model's files.
     config: The model's config: the norm's name, kind and size.
     """
-    return fetch_norm(fetch, config.names.norm, config)
+    if config.logit_divisor == 1:
+        return fetch_norm(fetch, config.names.norm, config)
+    weight = replace(fetch, dtype=torch.float32)(f"{config.names.norm}.weight", (config.hidden,))
+    return Norm(weight / config.logit_divisor, config.eps)
 
 
 def fetch_lm_head(fetch: Fetch, config: ModelConfig, embedding: Table | None = None) -> Linear:

@@ -356,7 +356,13 @@ def _fetch_run(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) 
     routing: The config's expert routing: numbers of experts, how scores are computed, and which biases exist.
     """
     names = config.names
-    if names.whole_experts and f"{layer}.{names.whole_experts[0]}" in fetch:
+    whole = f"{layer}.{names.whole_experts[0]}" if names.whole_experts else ""
+    inputs_first = (
+        names.whole_experts == names.stacked
+        and whole in fetch
+        and fetch.files.shape(whole)[1] == config.hidden
+    )
+    if names.whole_experts and whole in fetch and not inputs_first:
         return _fetch_joint(fetch, [f"{layer}.{name}" for name in names.whole_experts], config, routing)
     named = [
         [f"{layer}.{module_name.format(expert)}" for module_name in names.experts]
@@ -371,11 +377,11 @@ def _fetch_run(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) 
 def _fetch_stacked(
     fetch: Fetch, names: Sequence[str], config: ModelConfig, routing: Routing
 ) -> GroupedExperts | LoopedExperts:
-    """Return experts that are published as in gpt-oss: weights [experts, inputs, outputs], biases [experts,
-    outputs].
+    """Return experts that are published as in gpt-oss and Qwen3-VL: weights [experts, inputs, outputs], and
+    biases (if any) [experts, outputs].
 
-    Gate and up outputs alternate in the files. The result is a grouped product if the sizes allow it and the
-    weights are not quantized, and otherwise experts that run one after another.
+    Gate and up outputs alternate in the files if `names.alternating`. The result is a grouped product if the
+    sizes allow it and the weights are not quantized, and otherwise experts that run one after another.
 
     fetch: Reads tensors from the model's files.
     names: Tensor names of the gate_up and the down weights. The names of their biases end in "_bias".
@@ -387,21 +393,22 @@ def _fetch_stacked(
     width = routing.width
     # The decoded tensors are reordered expert by expert, so that only one expert is in memory twice.
     gate_up = fetch(names[0], (num_experts, hidden, 2 * width)).transpose(1, 2).contiguous()
-    for expert in gate_up:
+    for expert in gate_up if config.names.alternating else ():
         expert.copy_(_in_halves(expert))
     down = fetch(names[1], (num_experts, width, hidden)).transpose(1, 2).contiguous()
-    first, last = (
-        _in_halves(fetch(f"{names[0]}_bias", (num_experts, 2 * width)).T).T.contiguous(),
-        fetch(f"{names[1]}_bias", (num_experts, hidden)),
-    )
+    biases = None
+    if routing.biased:
+        first = fetch(f"{names[0]}_bias", (num_experts, 2 * width))
+        first = _in_halves(first.T).T.contiguous() if config.names.alternating else first
+        biases = first, fetch(f"{names[1]}_bias", (num_experts, hidden))
     if _groups_loaded(fetch, config, routing):
-        return GroupedExperts(gate_up, down, gate_of(config), (first, last))
-    pairs = zip(zip(gate_up, first), zip(down, last))
+        return GroupedExperts(gate_up, down, gate_of(config), biases)
     quantization = fetch.quantization
+    firsts, lasts = biases or ([None] * num_experts, [None] * num_experts)
     return LoopedExperts(
         [
-            GatedMlp(Linear(*up, quantization), Linear(*down, quantization), gate_of(config))
-            for up, down in pairs
+            GatedMlp(Linear(up, first, quantization), Linear(out, last, quantization), gate_of(config))
+            for up, first, out, last in zip(gate_up, firsts, down, lasts)
         ]
     )
 

@@ -77,6 +77,7 @@ class LayerSizes:
     heads: Number of query heads.
     kv_heads: Number of KV heads.
     head_dim: Numbers of a head.
+    query_scalar: Number by whose square root attention scores are divided; None means head_dim.
     """
 
     inputs: int
@@ -84,6 +85,7 @@ class LayerSizes:
     heads: int
     kv_heads: int
     head_dim: int
+    query_scalar: float | None = None
 
     @property
     def width(self) -> int:
@@ -267,6 +269,7 @@ class PackedLayers:
         counts = sizes.heads, sizes.kv_heads, sizes.head_dim, kv.page_rows
         for field, count in zip((steps.HEADS, steps.KV_HEADS, steps.HEAD_DIM, steps.PAGE_ROWS), counts):
             frame.put(field, count)
+        frame.put_float(steps.FACTOR, 1 / np.sqrt(np.float32(sizes.query_scalar or sizes.head_dim)))
         frame.point(steps.POSITIONS, positions.contiguous())
         frame.point(steps.SLOTS, slots.contiguous())
         frame.make(steps.PROJECTED, rows * (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim * 4)
@@ -382,7 +385,8 @@ def _sizes_of(config: ModelConfig) -> LayerSizes:
 
     config: The model's config.
     """
-    return LayerSizes(config.hidden, config.intermediate, config.heads, config.kv_heads, config.head_dim)
+    heads = config.heads, config.kv_heads, config.head_dim
+    return LayerSizes(config.hidden, config.intermediate, *heads, config.query_scalar)
 
 
 def can_pack(config: ModelConfig) -> bool:

@@ -127,7 +127,7 @@ class Rotary:
         kv_heads: int,
         head_dim: int,
         device: torch.device | str,
-        scalar: int | None = None,
+        scalar: float | None = None,
     ) -> None:
         """Compute the frequencies and scales of the tables.
 

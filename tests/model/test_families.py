@@ -26,9 +26,9 @@ from specsot_model.decoder import Decoder
 from specsot_model.linear import Linear
 from specsot_model.loaded_parts import measured_range
 from specsot_model.mlp import Experts, GatedMlp, GroupedExperts, LoopedExperts
+from tests import trees
 from tests.conftest import some
 from tests.model.tiny import GROWING, PAGE_ROWS, Ring, load, pickle_weights, write_model
-from tests.trees import path
 
 PROMPT = [7, 99, 3, 50, 21, 21, 64, 8, 15, 30, 77, 41, 5, 90, 13, 2, 66, 38, 4, 19]
 WRITTEN, ALL_WRITTEN = 13, 200  # tokens, past windows and the end of a page; all of them by `make test-all`
@@ -70,6 +70,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3 biases": ("smollm3", {"attention_bias": True, "mlp_bias": True, "rope_parameters": {**YARN},
                                    "no_rope_layers": [0, 1, 0, 1], "num_hidden_layers": 4}),
     "smollm3 windows": ("smollm3", {"use_sliding_window": True, "sliding_window": 5, "shards": "20KB"}),
+    "olmo2": ("olmo2", {"attention_bias": True, "rope_parameters": LINEAR}),
+    "olmo3": ("olmo3", {"rope_parameters": {"full_attention": YARN, "sliding_attention": NEAR_AND_FAR[
+                        "sliding_attention"]}, "shards": "20KB"}),
+    "granite": ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "granite 4": ("granitemoehybrid", {"tie_word_embeddings": True}),
+    "granite 4 unrotated": ("granitemoehybrid", {"position_embedding_type": None, "shards": "20KB"}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral odd": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 24}),
     "mixtral one each": ("mixtral", {"num_experts_per_tok": 1, "tie_word_embeddings": True}),
@@ -114,6 +120,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
                                "tie_word_embeddings": True, "shards": "20KB"}),
     "gemma3 with images": ("gemma3", {"sliding_window": 21, "sliding_window_pattern": 2, "head_dim": 10}),
     "qwen3-vl": ("qwen3_vl", {"tie_word_embeddings": True}),
+    "qwen3-vl moe": ("qwen3_vl_moe", {"mlp_only_layers": [1], "shards": "20KB"}),
+    "qwen3-vl moe of odd rows": ("qwen3_vl_moe", {"moe_intermediate_size": 22}),
     "pythia": ("gpt_neox", {"hidden_size": 64}),
     "neox one by one": ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "gelu_new"}),
     "neox half turned": ("gpt_neox", {"rope_parameters": {**LINEAR, "partial_rotary_factor": 0.5}}),
@@ -123,7 +131,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
                                "rotary_pct": 0.5}),
 }  # fmt: skip
 # Families in which layers differ in what they do with positions, or in what they add.
-OF_NODES_AND_BRANCHES = ("smollm3",)
+OF_NODES_AND_BRANCHES = ("smollm3", "olmo3", "granite", "granitemoehybrid", "qwen3_vl_moe")
 FAMILIES = (
     "llama",
     "mistral",
@@ -142,6 +150,8 @@ FAMILIES = (
     "gemma3_text",
     "ministral3",
     "smollm3",
+    "olmo3",
+    "granite",
 )
 
 
@@ -195,7 +205,9 @@ def test_taps_add_the_inputs_of_their_layers(kind: str, tmp_path: Path) -> None:
         part.register_forward_pre_hook(lambda _, args, index=index: inputs.__setitem__(index, args[0][0]))
     answer(model, PROMPT)
     taps = dict(zip((0, 2, 3), torch.eye(96).view(3, 32, 96).transpose(1, 2)))
-    _, fused = Ring.of(load(tmp_path, (1, 3))).feed(PROMPT, 0, taps=taps)
+    ring = Ring.of(load(tmp_path, (1, 3)))
+    held = {layer: ring.decoders[0].hold_tap(weight) for layer, weight in taps.items()}
+    _, fused = ring.feed(PROMPT, 0, taps=held)
     torch.testing.assert_close(fused, torch.cat([inputs[i] for i in (0, 2, 3)], 1), atol=1e-4, rtol=0)
 
 
@@ -223,6 +235,10 @@ def test_bf16_stays_near_fp32(kind: str, tmp_path: Path) -> None:
         ("minimax_m2", {"num_experts_per_tok": 1}),
         ("gpt_oss", {"swiglu_limit": 0.2}),
         ("smollm3", {"no_rope_layers": [1, 1, 1]}),
+        ("olmo3", {"rope_parameters": {"full_attention": LINEAR}}),
+        ("granite", {"embedding_multiplier": 2.0}),
+        ("granite", {"residual_multiplier": 0.5}),
+        ("granite", {"attention_multiplier": 0.3}),
         ("ministral3", {"rope_parameters": {**GROWING, "llama_4_scaling_beta": 0.1}}),
         ("gpt_oss", {"swiglu_alpha": 0.2}),
         ("gpt_neox", {"use_parallel_residual": False}),
@@ -257,6 +273,19 @@ def test_experts_are_the_same_published_one_by_one_or_in_one_tensor(tmp_path: Pa
         tensors |= {f"{experts}.gate_up_proj": torch.cat((gate, up), 1), f"{experts}.down_proj": down}
     save_file(tensors, file)
     assert torch.equal(Ring.of(load(tmp_path)).feed(PROMPT, 0)[0], apart)
+
+
+@pytest.mark.parametrize("width", [24, 22], ids=["grouped", "looped"])
+def test_experts_of_qwen3_vl_are_the_same_with_inputs_first(tmp_path: Path, width: int) -> None:
+    """As they are published; Transformers writes them with outputs first."""
+    write_model(tmp_path, "qwen3_vl_moe", moe_intermediate_size=width)
+    outputs_first, _ = Ring.of(load(tmp_path)).feed(PROMPT, 0)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    for name in [name for name in tensors if ".experts." in name]:
+        tensors[name] = tensors[name].transpose(1, 2).contiguous()
+    save_file(tensors, file)
+    assert torch.equal(Ring.of(load(tmp_path)).feed(PROMPT, 0)[0], outputs_first)
 
 
 def test_rows_of_mixed_experts_are_what_they_are_alone(tmp_path: Path) -> None:
@@ -343,7 +372,7 @@ def test_trees_in_branches_of_a_prefix_give_the_logits_of_transformers(kind: str
     told = ring.decoders[-1].logits(hidden).view(2, rows, -1)
     for branch, start in enumerate(starts.values()):
         for leaf in (1, 4):
-            nodes = path(parents, leaf)
+            nodes = trees.path(parents, leaf)
             wanted = answer(model, [*prefix, *start, *(drafted[node] for node in nodes)])
             torch.testing.assert_close(told[branch, list(nodes)], wanted[base:], atol=1e-4, rtol=0)
             first, second = wanted.topk(2).values.unbind(-1)

@@ -160,6 +160,7 @@ def test_what_layers_are_tapped_for_is_the_same_bits_within_their_call(tmp_path:
         *[("llama", *sizes) for sizes in ((1, 1, 64), (4, 2, 80), (3, 1, 64), (8, 2, 16), (5, 1, 32))],
         *[("llama", *sizes) for sizes in ((7, 1, 64), (8, 1, 128))],
         ("smollm3", 4, 2, 32),
+        ("granite", 4, 2, 32),
     ],
 )
 def test_rows_of_64_sequences_equal_those_of_each_alone_and_are_near_other_operations(

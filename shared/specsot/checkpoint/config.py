@@ -108,7 +108,7 @@ class ModelConfig:
     head_dim: Number of elements of a query, key or value of one head.
     intermediate: Width of the MLP.
     vocab: Number of rows of the embedding, which is the number of logits.
-    eps: Epsilon of the norms, which is added to the variance.
+    eps: Epsilon of the norms, which is added to the variance; see also `residual_scale`.
     max_positions: Length of the model's context, in tokens.
     tied: True if embedding and lm_head are one table.
     rope: Rotary settings of all layers, or of those outside `windowed` if there is a `sliding_rope`.
@@ -131,6 +131,11 @@ class ModelConfig:
     attention_softcap: Cap c of attention scores, as c * tanh(score / c); None: no cap.
     logit_softcap: Cap c of logits, as c * tanh(logit / c); None: no cap.
     query_scalar: Number by whose square root attention scores are divided; None means head_dim.
+    residual_scale: Factor of what the published model's layers add to the residual stream. Here the residual
+        stream is the published model's divided by this number, so that nothing has to be multiplied:
+        `embedding_scale` and `eps` are divided by it and by its square. The inputs of the norms are then the
+        same up to a factor, which norms remove.
+    logit_divisor: Number by which logits are divided.
     sliding_rope: Rotary settings of the layers in `windowed`; None: those of `rope`.
     window: How many positions a token sees in the layers in `windowed`, its own included; None: no window.
     windowed: Numbers of the sliding-window layers, counted from 0.
@@ -171,7 +176,9 @@ class ModelConfig:
     embedding_scale: float = 1.0
     attention_softcap: float | None = None
     logit_softcap: float | None = None
-    query_scalar: int | None = None
+    query_scalar: float | None = None
+    residual_scale: float = 1.0
+    logit_divisor: float = 1.0
     sliding_rope: Rope | None = None
     window: int | None = None
     windowed: frozenset[int] = frozenset()
@@ -296,6 +303,8 @@ def _read(
     kv_heads, head_dim = _heads(fields, family, hidden, heads)
     rope = _rope(fields, family, head_dim)
     bias = fields.flag("attention_bias", family.attention_bias)
+    if family.dense_hybrid:
+        _require_dense(fields)
     window, windowed = _windowed(fields, family)
     return ModelConfig(
         model_type=str(fields.values["model_type"]),
@@ -304,9 +313,10 @@ def _read(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate=fields.count("intermediate_size", fields.values.get(family.width_field)),
+        intermediate=fields.count("shared_intermediate_size", 1024)
+        if family.dense_hybrid
+        else fields.count("intermediate_size", fields.values.get(family.width_field)),
         vocab=fields.count("vocab_size", family.vocab),
-        eps=fields.number(family.eps_field, family.eps),
         max_positions=fields.count("max_position_embeddings", family.positions),
         tied=fields.flag("tie_word_embeddings", family.tied),
         rope=rope,
@@ -325,11 +335,8 @@ def _read(
         text_of=text_of,
         clamp=_clamp(fields, family),
         norm_offset=family.norm_offset,
-        embedding_scale=hidden**0.5 if family.scaled else 1.0,
-        query_scalar=family.query_scalar and fields.count("query_pre_attn_scalar", family.query_scalar),
-        sliding_rope=None
-        if family.sliding_theta is None
-        else read_sliding_rope(fields, family.sliding_theta),
+        **_scales(fields, family, hidden),
+        sliding_rope=_sliding_rope(fields, family, rope),
         **_softcaps(fields, family),
         window=window,
         windowed=windowed,
@@ -563,6 +570,62 @@ def _delta(fields: Fields, defaults: Delta) -> Delta:
     )
 
 
+def _scales(fields: Fields, family: Family, hidden: int) -> dict[str, Any]:
+    """Return the epsilon of the norms and the factors of embeddings, attention scores, residual stream and
+    logits, as arguments of `ModelConfig`.
+
+    fields: the fields of the config.
+    family: the model's family.
+    hidden: the hidden size.
+
+    Raises ModelError for a factor that is no number above 0.
+    """
+    eps = fields.number(family.eps_field, family.eps)
+    if not family.multiplied:
+        scalar = family.query_scalar and fields.count("query_pre_attn_scalar", family.query_scalar)
+        return {"eps": eps, "embedding_scale": hidden**0.5 if family.scaled else 1.0, "query_scalar": scalar}
+    residual = fields.number("residual_multiplier", 1.0)
+    return {
+        "eps": eps / residual**2,
+        "embedding_scale": fields.number("embedding_multiplier", 1.0) / residual,
+        "query_scalar": fields.number("attention_multiplier", 1.0) ** -2,
+        "residual_scale": residual,
+        "logit_divisor": fields.number("logits_scaling", 1.0),
+    }
+
+
+def _sliding_rope(fields: Fields, family: Family, rope: Rope) -> Rope | None:
+    """Return the rotary settings of sliding-window layers, or None if they are those of the other layers.
+
+    fields: the fields of the config.
+    family: the model's family.
+    rope: the rotary settings of the other layers.
+
+    Raises ModelError as `read_sliding_rope` does.
+    """
+    theta = rope.theta if family.windows_unscaled else family.sliding_theta
+    return None if theta is None else read_sliding_rope(fields, theta)
+
+
+def _require_dense(fields: Fields) -> None:
+    """Return None if every layer attends and has one MLP. Raises ModelError for Mamba layers and for experts,
+    which some models of Granite 4's family have.
+
+    fields: the fields of the config.
+    """
+    count = fields.count("num_hidden_layers")
+    kinds = fields.values.get("layer_types") or fields.values.get("layers_block_type") or []
+    if (
+        not isinstance(kinds, list)
+        or [kind in ("attention", "full_attention") for kind in kinds] != [True] * count
+    ):
+        raise ModelError(f"{fields.source}: Mamba layers are not supported, only attention in every layer")
+    if fields.index("num_local_experts", 8):
+        raise ModelError(
+            f"{fields.source}: num_local_experts must be 0, experts of this family are not supported"
+        )
+
+
 def _softcaps(fields: Fields, family: Family) -> dict[str, float | None]:
     """Return the caps of attention scores and logits, as arguments of `ModelConfig`. A cap is None if the
     config has null, and the family's default if the config does not have the field.
@@ -603,9 +666,8 @@ def _windowed(fields: Fields, family: Family) -> tuple[int | None, frozenset[int
     window = fields.count("sliding_window", rows)
     layers = fields.count("num_hidden_layers")
     is_sliding = [kind == "sliding_attention" for kind in _layer_types(fields, family, layers)]
-    never_reached = family.sliding_theta is None and window >= fields.count(
-        "max_position_embeddings", family.positions
-    )
+    own_rope = family.windows_unscaled or family.sliding_theta is not None
+    never_reached = not own_rope and window >= fields.count("max_position_embeddings", family.positions)
     if not any(is_sliding) or never_reached:
         return None, frozenset()
     return window, frozenset(layer for layer, one in enumerate(is_sliding) if one)
@@ -622,9 +684,11 @@ def _unrotated(fields: Fields, family: Family) -> frozenset[int]:
 
         # no_rope_layers [1, 1, 1, 0, 1] of 5 layers -> {3}
     """
+    layers = fields.count("num_hidden_layers")
+    if family.dense_hybrid and fields.values.get("position_embedding_type") != "rope":
+        return frozenset(range(layers))
     if not family.unrotated_interval:
         return frozenset()
-    layers = fields.count("num_hidden_layers")
     flags = fields.values.get("no_rope_layers")
     if flags is None:
         interval = fields.count("no_rope_layer_interval", family.unrotated_interval)
