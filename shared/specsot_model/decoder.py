@@ -35,6 +35,7 @@ from specsot_model.kv import KVPages
 from specsot_model.layers import Block, Edges, Norm, add_tap, present, rows_of_linear
 from specsot_model.linear import Linear, look_up, resolve_dtype, uses_packed_kernels
 from specsot_model.loaded_parts import LoadedParts
+from specsot_model.mixed_pages import MixedPages
 from specsot_model.packed import ROWS_IN, can_pack, logits_of, pack_layers
 from specsot_model.published import as_published, open_weights
 from specsot_model.rotary import Rotary, frequencies
@@ -293,7 +294,12 @@ class Decoder:
 
     @property
     def _kernels_read(self) -> bool:
-        """Tell whether the attention kernels can read the KV pages; on a CPU they read no int8 pages."""
+        """Tell whether the attention kernels can read the KV pages.
+
+        On a CPU they read no int8 pages, and on a GPU no pages of layers with different heads.
+        """
+        if self.config.wide is not None and self.device.type == "cuda":
+            return False
         return self._kv_dtype == "auto" or self.device.type == "cuda"
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
@@ -301,7 +307,8 @@ class Decoder:
 
         The plan does not depend on which layers this range has. If some layers attend to a sliding window
         only, the plan of those layers is the `sliding` of the result, or the result itself if all layers do.
-        As long as the window hides nothing from any row of the frame, the plan has no `sliding`.
+        As long as the window hides nothing from any row of the frame, the plan has no `sliding`, unless these
+        layers have other heads than the others.
 
         spans: One span per segment of the frame, in row order.
         page_rows: Rows of a KV page.
@@ -313,14 +320,22 @@ class Decoder:
             return self._plan(spans, page_rows, layout)
         windowed_spans = [part for span in spans for part in look_back(span, window, drafts=False)]
         if windowed_spans == list(spans):
-            return self._plan(spans, page_rows, layout)
-        sliding = self._plan(windowed_spans if self._packed else spans, page_rows, layout, window)
+            if self.config.wide is None:
+                return self._plan(spans, page_rows, layout)
+            window = None
+        group = self.config.heads // self.config.kv_heads
+        sliding = self._plan(windowed_spans if self._packed else spans, page_rows, layout, window, group)
         if len(windowed) == self.config.layers:
             return sliding
         return replace(self._plan(spans, page_rows, layout), sliding=sliding)
 
     def _plan(
-        self, spans: Sequence[RowSpan], page_rows: int, layout: Layout, window: int | None = None
+        self,
+        spans: Sequence[RowSpan],
+        page_rows: int,
+        layout: Layout,
+        window: int | None = None,
+        group: int | None = None,
     ) -> AttentionPlan:
         """Return the plan of one frame's attention for the kind of layers that run here: packed, split over
         devices, or neither.
@@ -332,12 +347,15 @@ class Decoder:
         layout: Whether segments are read one by one ("packed") or padded into one product ("batched").
         window: How many positions, its own included, a row of sliding-window layers sees; None: all
             positions.
+        group: Number of query heads per KV head; None: that of the layers outside of windows.
         """
         if self._packed:
             return self._packed.plan(spans, page_rows)
         if self._split:
             return self._split.plan(spans, page_rows, layout, self._kernels_read)
-        group = self.config.heads // self.config.kv_heads
+        if group is None:
+            kv_heads, _ = self.config.wide or (self.config.kv_heads, 0)
+            group = self.config.heads // kv_heads
         rates = self._frequencies
         placement = (layout, self.dtype, self.device)
         options = *placement, rates, self._kernels_read, self.batch_invariant
@@ -360,6 +378,8 @@ class Decoder:
         if config.delta:
             make = WalkedPages if self._fused_blocks else DeltaPages
             return make(config, self.layers, pages, page_rows, *form)
+        if config.wide is not None:
+            return MixedPages(config, self.layers, pages, page_rows, *form)
         return KVPages(len(self.layers), pages, page_rows, config.kv_heads, config.head_dim, *form)
 
     def hold_tap(self, weight: Tensor) -> Tap:
@@ -512,7 +532,14 @@ def rotaries_of(config: ModelConfig, layers: Range, device: torch.device) -> lis
     layers: The range of layers.
     device: Device of the tables.
     """
-    sizes = config.heads, config.kv_heads, config.head_dim, device, config.query_scalar
-    ropes = [config.rope_of(layer) for layer in range(layers.first, layers.last)]
-    made = {rope: Rotary(rope, *sizes) for rope in set(ropes)}
-    return [made[rope] for rope in ropes]
+    kinds = [
+        (
+            config.rope_of(layer),
+            config.heads,
+            config.of_layer(layer).kv_heads,
+            config.of_layer(layer).head_dim,
+        )
+        for layer in range(layers.first, layers.last)
+    ]
+    made = {kind: Rotary(*kind, device, config.query_scalar) for kind in set(kinds)}
+    return [made[kind] for kind in kinds]

@@ -114,6 +114,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2 uncapped": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma3": ("gemma3_text", {"sliding_window": 21, "sliding_window_pattern": 2, "head_dim": 10,
                "rope_parameters": NEAR_AND_FAR}),
+    "gemma4": ("gemma4_text", {"final_logit_softcapping": 3.0, "shards": "20KB"}),
+    "gemma4 dense": ("gemma4_text", {"enable_moe_block": False, "num_key_value_heads": 1}),
+    "gemma4 of own values": ("gemma4_text", {"attention_k_eq_v": False, "moe_intermediate_size": 22}),
+    "gemma4 12b": ("gemma4_unified_text", {}),
     "ministral3": ("ministral3", {"shards": "20KB"}),
     "mistral small": ("mistral3", {"sliding_window": None, "rope_theta": 5e3}),
     "ministral3 with images": ("mistral3", {"model_type": "ministral3", "rope_parameters": GROWING,
@@ -131,7 +135,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
                                "rotary_pct": 0.5}),
 }  # fmt: skip
 # Families in which layers differ in what they do with positions, or in what they add.
-OF_NODES_AND_BRANCHES = ("smollm3", "olmo3", "granite", "granitemoehybrid", "qwen3_vl_moe")
+OF_NODES_AND_BRANCHES = ("smollm3", "olmo3", "granite", "granitemoehybrid", "qwen3_vl_moe", "gemma4_text")
 FAMILIES = (
     "llama",
     "mistral",
@@ -152,6 +156,7 @@ FAMILIES = (
     "smollm3",
     "olmo3",
     "granite",
+    "gemma4_text",
 )
 
 
@@ -237,6 +242,8 @@ def test_bf16_stays_near_fp32(kind: str, tmp_path: Path) -> None:
         ("smollm3", {"no_rope_layers": [1, 1, 1]}),
         ("olmo3", {"rope_parameters": {"full_attention": LINEAR}}),
         ("granite", {"embedding_multiplier": 2.0}),
+        ("gemma4_text", {"top_k_experts": 1}),
+        ("gemma4_text", {"sliding_window": 3}),
         ("granite", {"residual_multiplier": 0.5}),
         ("granite", {"attention_multiplier": 0.3}),
         ("ministral3", {"rope_parameters": {**GROWING, "llama_4_scaling_beta": 0.1}}),

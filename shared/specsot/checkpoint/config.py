@@ -140,6 +140,10 @@ class ModelConfig:
     window: How many positions a token sees in the layers in `windowed`, its own included; None: no window.
     windowed: Numbers of the sliding-window layers, counted from 0.
     unrotated: Numbers of the layers without rotary positions, counted from 0.
+    wide: Number of KV heads, and number of elements of a head, in the layers outside `windowed`, whose heads
+        differ from those of other layers (Gemma 4); None: all layers have the same heads. See `of_layer`.
+    keys_as_values: True if values are the keys before their norm, in the layers outside `windowed`.
+    values_normed: True if values are normed, each head by itself and without a weight.
     gated_heads: True if each query head's output is multiplied by a sigmoid gate.
     delta: Sizes of the gated delta layers; None: every layer attends.
     published: How matrices are quantized in the files; None: they are not.
@@ -183,6 +187,9 @@ class ModelConfig:
     window: int | None = None
     windowed: frozenset[int] = frozenset()
     unrotated: frozenset[int] = frozenset()
+    wide: tuple[int, int] | None = None
+    keys_as_values: bool = False
+    values_normed: bool = False
     gated_heads: bool = False
     delta: Delta | None = None
     published: Published | None = None
@@ -194,6 +201,18 @@ class ModelConfig:
         layer: number of the layer, counted from 0.
         """
         return self.delta is not None and layer in self.delta.layers
+
+    def of_layer(self, layer: int) -> ModelConfig:
+        """Return this config with the heads of one layer: `self` if all layers have the same heads.
+
+        layer: number of the layer, counted from 0.
+        """
+        if self.wide is None:
+            return self
+        if layer in self.windowed:
+            return replace(self, keys_as_values=False)
+        kv_heads, head_dim = self.wide
+        return replace(self, kv_heads=kv_heads, head_dim=head_dim)
 
     def rope_of(self, layer: int) -> Rope:
         """Return the rotary settings of a layer.
@@ -208,10 +227,10 @@ class ModelConfig:
     def allows_policies(self) -> bool:
         """Return whether a request may have a KV policy, which hides tokens from layers that attend.
 
-        False with gated delta layers, whose states contain every token, and with layers without rotary
-        positions, whose queries must not be rotated towards the first tokens.
+        False with gated delta layers, whose states contain every token, with layers without rotary positions,
+        whose queries must not be rotated towards the first tokens, and with layers of different heads.
         """
-        return self.delta is None and not self.unrotated
+        return self.delta is None and not self.unrotated and self.wide is None
 
     def sparse(self, layer: int) -> bool:
         """Return whether a layer has experts. False for every layer if the model has none.
@@ -305,6 +324,9 @@ def _read(
     bias = fields.flag("attention_bias", family.attention_bias)
     if family.dense_hybrid:
         _require_dense(fields)
+    if family.global_heads:
+        _require_own_layers(fields, family)
+    sparse = family.routing is not None and (not family.global_heads or fields.flag("enable_moe_block"))
     window, windowed = _windowed(fields, family)
     return ModelConfig(
         model_type=str(fields.values["model_type"]),
@@ -326,7 +348,7 @@ def _read(
         qk_norm=fields.flag("use_qk_norm") if family.qk_norm is None else family.qk_norm,
         whole_qk_norm=family.whole_qk_norm,
         eos=eos,
-        names=family.names,
+        names=_names(family, sparse),
         norm=family.norm,
         mlp=family.mlp,
         activation=_activation(fields, family),
@@ -343,7 +365,8 @@ def _read(
         unrotated=_unrotated(fields, family),
         gated_heads=family.gated_heads,
         delta=None if family.delta is None else _delta(fields, family.delta),
-        routing=None if family.routing is None else _routing(fields, family, family.routing),
+        routing=_routing(fields, family, family.routing) if family.routing and sparse else None,
+        **(_wide(fields, heads, kv_heads) if family.global_heads else {}),
     )
 
 
@@ -426,10 +449,10 @@ def _routing(fields: Fields, family: Family, defaults: Routing) -> Routing:
     words = ("num_experts", "n_routed_experts", "num_local_experts")
     count_field = next((word for word in words if fields.values.get(word) is not None), words[-1])
     experts = fields.count(count_field, defaults.experts)
-    num_chosen = fields.count("num_experts_per_tok", defaults.chosen)
+    num_chosen = fields.count(family.chosen_field, defaults.chosen)
     if num_chosen > experts:
         raise ModelError(
-            f"{fields.source}: num_experts_per_tok is {num_chosen}, {count_field} only {experts}"
+            f"{fields.source}: {family.chosen_field} is {num_chosen}, {count_field} only {experts}"
         )
     width = fields.count(family.width_field, defaults.width)
     groups, num_open_groups = _groups(fields, experts, num_chosen)
@@ -607,6 +630,71 @@ def _sliding_rope(fields: Fields, family: Family, rope: Rope) -> Rope | None:
     return None if theta is None else read_sliding_rope(fields, theta)
 
 
+def _names(family: Family, sparse: bool) -> Names:
+    """Return the names of the model's tensors.
+
+    family: the model's family.
+    sparse: whether the model has experts.
+
+    With experts in parallel to an MLP, the residual stream is normed by the names in `parallel_norms` alone.
+    """
+    if family.names.parallel_norms is None:
+        return family.names
+    return replace(family.names, mlp_norm="") if sparse else replace(family.names, parallel_norms=None)
+
+
+def _wide(fields: Fields, heads: int, kv_heads: int) -> dict[str, Any]:
+    """Return what differs in Gemma 4's layers without a window, as arguments of `ModelConfig`.
+
+    fields: the fields of the config, either as published (global_head_dim, num_global_key_value_heads) or as
+        Transformers writes them (per_layer_config).
+    heads: number of query heads.
+    kv_heads: number of KV heads of the other layers.
+
+    Raises ModelError if a number is wrong, or if these layers differ from each other.
+    """
+    by_layer = fields.values.get("per_layer_config")
+    equal_keys = fields.flag("attention_k_eq_v")
+    if by_layer:
+        kinds = list(by_layer.values()) if isinstance(by_layer, dict) else []
+        if not all(isinstance(kind, dict) and kind == kinds[0] for kind in kinds) or not kinds:
+            raise ModelError(
+                f"{fields.source}: per_layer_config must have the same numbers for all its layers"
+            )
+        whole = Fields(fields.source, kinds[0])
+        wide_kv_heads = whole.count("num_key_value_heads", kv_heads)
+        head_dim = whole.count("head_dim", fields.count("head_dim", 256))
+    else:
+        wide_kv_heads = fields.count("num_global_key_value_heads", kv_heads) if equal_keys else kv_heads
+        head_dim = fields.count("global_head_dim", 512)
+    if heads % wide_kv_heads:
+        raise ModelError(f"{fields.source}: {heads} heads do not divide into {wide_kv_heads} key-value heads")
+    return {
+        "wide": (wide_kv_heads, _even(fields, "global_head_dim", head_dim)),
+        "keys_as_values": equal_keys,
+        "values_normed": True,
+    }
+
+
+def _require_own_layers(fields: Fields, family: Family) -> None:
+    """Return None if every layer needs nothing but its hidden states. Raises ModelError for what Gemma 4 E2B
+    and E4B have: embeddings of single layers, and KV that layers share. Raises ModelError also if tokens see
+    later tokens.
+
+    fields: the fields of the config.
+    family: the model's family.
+    """
+    embedded = fields.index("hidden_size_per_layer_input", family.embedded_layers)
+    shared = fields.index("num_kv_shared_layers", 0)
+    if embedded or shared:
+        raise ModelError(
+            f"{fields.source}: hidden_size_per_layer_input is {embedded}, num_kv_shared_layers {shared};"
+            " per-layer embeddings and shared KV (Gemma 4 E2B, E4B) are not supported"
+        )
+    if fields.values.get("use_bidirectional_attention") == "all":
+        raise ModelError(f"{fields.source}: use_bidirectional_attention 'all' is not supported")
+
+
 def _require_dense(fields: Fields) -> None:
     """Return None if every layer attends and has one MLP. Raises ModelError for Mamba layers and for experts,
     which some models of Granite 4's family have.
@@ -626,7 +714,7 @@ def _require_dense(fields: Fields) -> None:
         )
 
 
-def _softcaps(fields: Fields, family: Family) -> dict[str, float | None]:
+def _softcaps(fields: Fields, family: Family) -> dict[str, Any]:
     """Return the caps of attention scores and logits, as arguments of `ModelConfig`. A cap is None if the
     config has null, and the family's default if the config does not have the field.
 

@@ -59,6 +59,13 @@ class Names:
     shared: Names of gate, up and down of the MLP that every token runs in addition to its experts; None:
         there is none.
     shared_gate: The gate of the shared MLP.
+    parallel_norms: Norms of a layer whose experts run in parallel to an MLP (Gemma 4): before and after the
+        MLP, before and after the experts. All read the residual stream, or what its MLP or experts return.
+        None: experts take the place of the MLP.
+    router_scale: Factors [hidden] of the router's normed input, in a layer with `parallel_norms`; a full name
+        without a suffix.
+    expert_scale: Factors [experts] of the weights of experts; a full name without a suffix.
+    layer_scale: A factor [1] of the residual stream after the layer; a full name without a suffix.
     gate_up: One tensor of the MLP's gate and up. If empty, they are apart.
     gate: The MLP's gate.
     up: The MLP's up projection.
@@ -86,6 +93,10 @@ class Names:
     whole_experts: tuple[str, str] | None = None
     shared: tuple[str, str, str] | None = None
     shared_gate: str = ""
+    parallel_norms: tuple[str, str, str, str] | None = None
+    router_scale: str = ""
+    expert_scale: str = ""
+    layer_scale: str = ""
     gate_up: str = ""
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
@@ -230,6 +241,7 @@ class Family:
     eps_field: Name of the field with the epsilon of the norms.
     theta: Default of the field that `theta_field` names.
     theta_field: Name of the field with the rotary base.
+    rope_kind: Default of the kind of rotary settings, see `Rope.kind`.
     share: Default of the field that `share_field` names.
     share_field: Name of the field with the fraction of each head that rotates.
     partial: True if the fraction of a head that rotates may be less than 1.
@@ -259,6 +271,11 @@ class Family:
         others; False if they have those of the others, unless there is a `sliding_theta`.
     unrotated_interval: Default of no_rope_layer_interval: every so-manieth layer has no rotary positions; 0:
         all layers have them, and the field is not read.
+    chosen_field: Name of the field with the number of experts per token.
+    global_heads: True if layers without a window have heads of their own (Gemma 4), see `ModelConfig.wide`,
+        values are normed, and enable_moe_block says whether there are experts.
+    embedded_layers: Default of hidden_size_per_layer_input, the size of embeddings of single layers. Models
+        with such embeddings are refused.
     multiplied: True if the config's embedding_multiplier, residual_multiplier, attention_multiplier and
         logits_scaling are read (Granite).
     dense_hybrid: True if other models of the family have Mamba layers or experts, which are refused, and if
@@ -284,6 +301,7 @@ class Family:
     eps_field: str = "rms_norm_eps"
     theta: float = 10000.0
     theta_field: str = "rope_theta"
+    rope_kind: str = "default"
     share: float = 1.0
     share_field: str = "partial_rotary_factor"
     partial: bool = False
@@ -307,6 +325,9 @@ class Family:
     sliding_theta: float | None = None
     windows_unscaled: bool = False
     unrotated_interval: int = 0
+    chosen_field: str = "num_experts_per_tok"
+    global_heads: bool = False
+    embedded_layers: int = 0
     multiplied: bool = False
     dense_hybrid: bool = False
 
@@ -329,6 +350,42 @@ GEMMA = Family(
     query_scalar=256,
     window="always",
     window_rows=4096,
+)
+# Gemma 4, without embeddings of single layers and without KV that layers share.
+GEMMA4 = replace(
+    GEMMA,
+    names=replace(
+        GEMMA.names,
+        router="router.proj",
+        experts=_three("experts.{}"),
+        whole_experts=("experts.gate_up_proj", "experts.down_proj"),
+        parallel_norms=(
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm_1",
+            "pre_feedforward_layernorm_2",
+            "post_feedforward_layernorm_2",
+        ),
+        router_scale="router.scale",
+        expert_scale="router.per_expert_scale",
+        layer_scale="layer_scalar",
+    ),
+    mlp="gated",
+    routing=Routing(128, 8, 704),
+    chosen_field="top_k_experts",
+    norm_offset=0.0,
+    query_scalar=1,
+    softcaps=(None, None),
+    qk_norm=True,
+    theta=1e6,
+    sliding_theta=10000.0,
+    rope_kind="proportional",
+    share=0.25,
+    partial=True,
+    positions=131072,
+    pattern=6,
+    window_rows=512,
+    global_heads=True,
+    embedded_layers=256,
 )
 # OLMo 2, and what OLMo 3 has in common with it: norms only over what attention and MLP add.
 OLMO = Family(
@@ -531,6 +588,9 @@ FAMILIES: Mapping[str, Family] = {
         width_field="shared_intermediate_size",
         dense_hybrid=True,
     ),
+    "gemma4_text": GEMMA4,
+    # 12B: of text, the same without experts.
+    "gemma4_unified_text": replace(GEMMA4, positions=262144, window_rows=1024, embedded_layers=0),
     "gpt_neox": Family(
         names=Names(
             embedding="gpt_neox.embed_in",
@@ -565,6 +625,8 @@ FAMILIES: Mapping[str, Family] = {
 WITH_IMAGES: Mapping[str, str] = {
     "mistral3": "mistral",
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "qwen3_5": "qwen3_5_text",
