@@ -37,6 +37,7 @@ ARCHS = {
     "phi3": MODEL_ARCH.PHI3,
     "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3_text": MODEL_ARCH.GEMMA3,
+    "gemma4_text": MODEL_ARCH.GEMMA4,
     "glm4_moe": MODEL_ARCH.GLM4_MOE,
     "minimax_m2": MODEL_ARCH.MINIMAXM2,
     "gpt_oss": MODEL_ARCH.GPT_OSS,
@@ -127,6 +128,9 @@ def write_gguf(
 
 
 def _write_shape(writer: GGUFWriter, config: Any) -> None:
+    if config.model_type == "gemma4_text":
+        _write_gemma4(writer, config)
+        return
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -193,6 +197,57 @@ def _write_particulars(writer: GGUFWriter, config: Any, rope: Mapping[str, Any])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
 
 
+def _write_gemma4(writer: GGUFWriter, config: Any) -> None:
+    config.allow_global_per_layer_attribute_access = True
+    whole = config.per_layer_config["full_attention"]
+    is_sliding = [kind == "sliding_attention" for kind in config.layer_types]
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    kv_heads = [
+        config.num_key_value_heads if sliding else whole.num_key_value_heads for sliding in is_sliding
+    ]
+    writer.add_head_count_kv(kv_heads)
+    for add, size in (
+        (writer.add_key_length, whole.head_dim),
+        (writer.add_value_length, whole.head_dim),
+        (writer.add_key_length_swa, config.head_dim),
+        (writer.add_value_length_swa, config.head_dim),
+        (writer.add_rope_dimension_count, whole.head_dim),
+        (writer.add_rope_dimension_count_swa, config.head_dim),
+    ):
+        add(size)
+    writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern(is_sliding)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    writer.add_shared_kv_layers(0)
+    writer.add_embedding_length_per_layer_input(0)
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    pairs = whole.head_dim // 2
+    turning = int(pairs * config.rope_parameters["full_attention"]["partial_rotary_factor"])
+    factors = np.array([1.0] * turning + [1e30] * (pairs - turning), np.float32)
+    writer.add_tensor("rope_freqs.weight", factors)
+
+
+def _of_gemma4(name: str, values: np.ndarray, kind: str) -> Iterable[tuple[str, np.ndarray]]:
+    """Scales have names of their own; gates and ups of all experts stay in one tensor."""
+    layer = name.split(".")[2] if ".layers." in name else ""
+    if name.endswith("router.scale"):
+        return [(f"blk.{layer}.ffn_gate_inp.scale", values)]
+    if name.endswith("per_expert_scale"):
+        return [(f"blk.{layer}.ffn_down_exps.scale", values)]
+    bare = name.endswith("layer_scalar") or ".experts." in name
+    return [(f"{name}.weight" if bare else name, values)]
+
+
 def _write_delta(writer: GGUFWriter, config: Any) -> None:
     writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
     writer.add_ssm_state_size(config.linear_key_head_dim)
@@ -213,15 +268,18 @@ def _stored(model: torch.nn.Module, arch: MODEL_ARCH) -> Iterable[tuple[str, np.
             continue
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        parts = _of_gpt_oss if config.model_type == "gpt_oss" else _apart
+        parts = {"gpt_oss": _of_gpt_oss, "gemma4_text": _of_gemma4}.get(config.model_type, _apart)
         for one, values in parts(name, tensor.detach().numpy(), config.model_type):
+            if one.startswith("blk."):
+                yield one, values
+                continue
             if ".linear_attn." in one:
                 yield from _of_delta(one, values, config, names)
                 continue
             stem, _, suffix = one.rpartition(".")
             stored = names.get_name(stem)
             assert stored is not None, one
-            offset = config.model_type.startswith("gemma") or config.model_type in DELTA
+            offset = config.model_type in ("gemma2", "gemma3_text") or config.model_type in DELTA
             raised = values + 1 if offset and one.endswith("norm.weight") else values
             yield f"{stored}.{suffix}", _permuted(one, raised, config)
 

@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "phi3": "phi3",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
     "glm4moe": "glm4_moe",
     "minimax-m2": "minimax_m2",
     "gpt-oss": "gpt_oss",
@@ -186,6 +187,8 @@ def _particulars(kind: str, header: Header) -> dict[str, Any]:
         }
     if kind in ("gemma2", "gemma3_text"):
         return _of_gemma(kind, header)
+    if kind == "gemma4_text":
+        return _of_gemma4(header)
     if kind in ("phi3", "ministral3"):
         return {"sliding_window": window}
     if kind == "olmo3":
@@ -291,6 +294,47 @@ def _of_gemma(kind: str, header: Header) -> dict[str, Any]:
     }
 
 
+def _of_gemma4(header: Header) -> dict[str, Any]:
+    """Return the config fields that only Gemma 4 models have, and those of heads, which differ from layer to
+    layer.
+
+    header: the header of the GGUF file.
+
+    Raises ModelError if a number is missing, and if the file does not tell which layers have a window.
+    """
+    kinds = _kinds_of_layers(header)
+    if kinds is None:
+        raise ModelError(f"{header.file}: gemma4.attention.sliding_window_pattern must be a list")
+    kv_heads = header.get("attention.head_count_kv")
+    by_layer = kv_heads if isinstance(kv_heads, list) else [kv_heads] * len(kinds)
+    by_kind = dict(zip(kinds, by_layer))
+    whole_layers = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
+    experts = header.get("expert_count")
+    return {
+        "layer_types": kinds,
+        "head_dim": header.count("attention.key_length_swa"),
+        "global_head_dim": header.count("attention.key_length"),
+        "num_key_value_heads": by_kind.get("sliding_attention"),
+        "num_global_key_value_heads": by_kind.get("full_attention"),
+        "attention_k_eq_v": any(f"blk.{layer}.attn_v.weight" not in header.tensors for layer in whole_layers),
+        "sliding_window": header.count("attention.sliding_window"),
+        "rope_local_base_freq": header.get("rope.freq_base_swa", 10000.0),
+        "final_logit_softcapping": header.get("final_logit_softcapping"),
+        "hidden_size_per_layer_input": header.get("embedding_length_per_layer_input", 0),
+        "num_kv_shared_layers": header.get("attention.shared_kv_layers", 0),
+        "enable_moe_block": bool(experts),
+        **(
+            {
+                "num_experts": experts,
+                "top_k_experts": header.count("expert_used_count"),
+                "moe_intermediate_size": header.count("expert_feed_forward_length"),
+            }
+            if experts
+            else {}
+        ),
+    }
+
+
 def _of_glm(header: Header) -> dict[str, Any]:
     """Return the config fields that only GLM models have.
 
@@ -333,12 +377,16 @@ def _rope_scaling(header: Header) -> dict[str, Any] | None:
 
     Raises ModelError for an unsupported kind.
 
-    The tensors of the file have precedence over its metadata: frequency divisors mean Llama 3's scaling, long
-    and short factors mean longrope. A linear scaling with a factor of 1, of 0 or without a factor counts as
-    none.
+    The tensors of the file have precedence over its metadata: frequency divisors mean Llama 3's scaling, or
+    in Gemma 4 which pairs rotate; long and short factors mean longrope. A linear scaling with a factor of 1,
+    of 0 or without a factor counts as none.
     """
     kind = header.get("rope.scaling.type", "none")
     factor = header.get("rope.scaling.factor")
+    if ROPE_FREQS in header.tensors and header.architecture == "gemma4":
+        # Pairs that do not rotate have a divisor of 1e30.
+        rotating = _numbers(header, ROPE_FREQS) == 1
+        return {"rope_type": "proportional", "partial_rotary_factor": float(rotating.mean())}
     if ROPE_FREQS in header.tensors:
         return _llama3_scaling(header)
     if LONG in header.tensors and SHORT in header.tensors:
@@ -513,14 +561,21 @@ def _named(stored: str, place: Place, config: Mapping[str, Any]) -> Iterator[tup
         return
     layer = names.layer.format(split[1])
     part = split[2]
+    expert_names = names.experts if names.router else ()
     expert = _experts(names).get(part.removesuffix("_exps"))
     if family.delta and (named := _named_in_delta(part, place, config)):
         yield f"{layer}.linear_attn.{named[0]}", named[1]
-    elif part.endswith("_exps") and expert:
+    elif part.endswith("_exps") and expert and suffix != "scale":
         for number, one in enumerate(_split_experts(place)):
             yield f"{layer}.{expert.format(number)}.{suffix}", one
     elif expert and split[3]:
         yield f"{layer}.{expert.format(split[3])}.{suffix}", place
+    elif part == "ffn_gate_up_exps" and expert_names:
+        for half, name in zip(_split_rows(place), expert_names):
+            for number, one in enumerate(half):
+                yield f"{layer}.{name.format(number)}.{suffix}", one
+    elif suffix == "scale" and (scale := _scales(names).get(part)):
+        yield f"{layer}.{scale}", place
     elif part == "ffn_gate_inp_shexp" and names.shared_gate:
         yield f"{layer}.{names.shared_gate}.{suffix}", replace(place, shape=(1, place.shape[-1]))
     elif bare := _bare(names).get(part):
@@ -581,7 +636,21 @@ def _bare(names: Names) -> dict[str, str]:
     The values are full names within a layer, or "".
     """
     sinks = names.sinks and f"{names.attention}.{names.sinks}"
-    return {"attn_sinks": sinks, "exp_probs_b": names.correction}
+    return {
+        "attn_sinks": sinks,
+        "exp_probs_b": names.correction,
+        "layer_output_scale": names.layer_scale,
+    }
+
+
+def _scales(names: Names) -> dict[str, str]:
+    """Return the names of tensors whose GGUF names end with ".scale", by these names without it.
+
+    An empty name means that the family has no such tensor.
+
+    names: the family's names of tensors.
+    """
+    return {"ffn_gate_inp": names.router_scale, "ffn_down_exps": names.expert_scale}
 
 
 def _inner(names: Names) -> dict[str, str]:
@@ -594,6 +663,7 @@ def _inner(names: Names) -> dict[str, str]:
     and values, the separate projections and their norms are left out.
     """
     shared = dict(zip(("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"), names.shared or ()))
+    parallel = ("ffn_norm", "post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2")
     own = {
         "attn_norm": names.input_norm,
         "ffn_norm": names.mlp_norm,
@@ -606,6 +676,7 @@ def _inner(names: Names) -> dict[str, str]:
         "ffn_up": names.gate_up or names.up,
         "ffn_down": names.down,
         **shared,
+        **dict(zip(parallel, names.parallel_norms or ())),
     }
     heads = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")
     apart = {f"attn_{one.removesuffix('_proj')}": f"{names.attention}.{one}" for one in heads}
@@ -624,6 +695,22 @@ def _split_experts(place: Place) -> Iterator[Place]:
     shape = place.shape[1:]
     size = place.bytes // count
     return (replace(place, shape=shape, begin=place.begin + n * size, bytes=size) for n in range(count))
+
+
+def _split_rows(place: Place) -> Iterator[Iterator[Place]]:
+    """Yield for gates and for ups the places of all experts, of a tensor in which the gate of each expert
+    precedes its up.
+
+    place: the place of the tensor [experts, 2 * width, hidden].
+    """
+    _, rows, columns = place.shape
+    experts = list(_split_experts(place))
+    for half in range(2):
+        size = experts[0].bytes // 2
+        yield (
+            replace(one, shape=(rows // 2, columns), begin=one.begin + half * size, bytes=size)
+            for one in experts
+        )
 
 
 def _order(part: str, place: Place, config: Mapping[str, Any]) -> Order | None:
