@@ -35,9 +35,10 @@ from specsot_model.kv import KVPages
 from specsot_model.layers import Block, Edges, Norm, add_tap, present, rows_of_linear
 from specsot_model.linear import Linear, look_up, resolve_dtype, uses_packed_kernels
 from specsot_model.loaded_parts import LoadedParts
+from specsot_model.mixed_pages import MixedPages
 from specsot_model.packed import ROWS_IN, can_pack, logits_of, pack_layers
 from specsot_model.published import as_published, open_weights
-from specsot_model.rotary import Rotary
+from specsot_model.rotary import Rotary, frequencies
 from specsot_model.transformers_layers.layers import TransformersLayers
 from specsot_model.weights import Fetch, Weights
 
@@ -98,11 +99,6 @@ class Decoder:
         self.layers = layers
         self.dtype = dtype
         self.device = device
-        rotary_options = config.heads, config.kv_heads, config.head_dim, device, config.query_scalar
-        self._rotary = Rotary(config.rope, *rotary_options)
-        self._sliding_rotary = (
-            Rotary(config.sliding_rope, *rotary_options) if config.sliding_rope else self._rotary
-        )
         self._blocks: list[Block] = []
         for index in range(layers.first, layers.last):
             self._blocks.append(loaded_parts.fetch(fetch, config, index, split.block_maker(devices)))
@@ -110,11 +106,13 @@ class Decoder:
                 on_layer_loaded(len(self._blocks))
         self._kv_dtype: KvDtype = kv_dtype
         self._split = split.SplitLayers(self._blocks, config, dtype, devices) if devices else None
+        self._rotaries = rotaries_of(config, layers, device)
+        self._frequencies = frequencies(config.rope, config.head_dim).to(device)
         runs_own_kernels = self._kernels_read and not devices and config.transformers is None
         self._fused_blocks = (
             fuse_blocks(self._blocks, batch_invariant, self.runs_small_steps) if runs_own_kernels else None
         )
-        self._packed = pack_layers(self._blocks, self._rotary, dtype) if runs_own_kernels else None
+        self._packed = pack_layers(self._blocks, self._rotaries, dtype) if runs_own_kernels else None
         self._embedding = loaded_parts.embedding if layers.first == 0 else None
         last = layers.last == config.layers
         self._norm, self._lm_head = (loaded_parts.norm, loaded_parts.head) if last else (None, None)
@@ -301,7 +299,12 @@ class Decoder:
 
     @property
     def _kernels_read(self) -> bool:
-        """Tell whether the attention kernels can read the KV pages; on a CPU they read no int8 pages."""
+        """Tell whether the attention kernels can read the KV pages.
+
+        On a CPU they read no int8 pages, and on a GPU no pages of layers with different heads.
+        """
+        if self.config.wide is not None and self.device.type == "cuda":
+            return False
         return self._kv_dtype == "auto" or self.device.type == "cuda"
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
@@ -309,7 +312,8 @@ class Decoder:
 
         The plan does not depend on which layers this range has. If some layers attend to a sliding window
         only, the plan of those layers is the `sliding` of the result, or the result itself if all layers do.
-        As long as the window hides nothing from any row of the frame, the plan has no `sliding`.
+        As long as the window hides nothing from any row of the frame, the plan has no `sliding`, unless these
+        layers have other heads than the others.
 
         spans: One span per segment of the frame, in row order.
         page_rows: Rows of a KV page.
@@ -323,14 +327,22 @@ class Decoder:
             return self._plan(spans, page_rows, layout)
         windowed_spans = [part for span in spans for part in look_back(span, window, drafts=False)]
         if windowed_spans == list(spans):
-            return self._plan(spans, page_rows, layout)
-        sliding = self._plan(windowed_spans if self._packed else spans, page_rows, layout, window)
+            if self.config.wide is None:
+                return self._plan(spans, page_rows, layout)
+            window = None
+        group = self.config.heads // self.config.kv_heads
+        sliding = self._plan(windowed_spans if self._packed else spans, page_rows, layout, window, group)
         if len(windowed) == self.config.layers:
             return sliding
         return replace(self._plan(spans, page_rows, layout), sliding=sliding)
 
     def _plan(
-        self, spans: Sequence[RowSpan], page_rows: int, layout: Layout, window: int | None = None
+        self,
+        spans: Sequence[RowSpan],
+        page_rows: int,
+        layout: Layout,
+        window: int | None = None,
+        group: int | None = None,
     ) -> AttentionPlan:
         """Return the plan of one frame's attention for the kind of layers that run here: packed, split over
         devices, or neither.
@@ -342,13 +354,16 @@ class Decoder:
         layout: Whether segments are read one by one ("packed") or padded into one product ("batched").
         window: How many positions, its own included, a row of sliding-window layers sees; None: all
             positions.
+        group: Number of query heads per KV head; None: that of the layers outside of windows.
         """
         if self._packed:
             return self._packed.plan(spans, page_rows)
         if self._split:
             return self._split.plan(spans, page_rows, layout, self._kernels_read)
-        group = self.config.heads // self.config.kv_heads
-        rates = self._rotary.frequencies
+        if group is None:
+            kv_heads, _ = self.config.wide or (self.config.kv_heads, 0)
+            group = self.config.heads // kv_heads
+        rates = self._frequencies
         placement = (layout, self.dtype, self.device)
         options = *placement, rates, self._kernels_read, self.batch_invariant
         plan = plan_attention(spans, page_rows, group, *options, window, self.runs_small_steps)
@@ -372,17 +387,21 @@ class Decoder:
         if config.delta:
             make = WalkedPages if self._fused_blocks else DeltaPages
             return make(config, self.layers, pages, page_rows, *form)
+        if config.wide is not None:
+            return MixedPages(config, self.layers, pages, page_rows, *form)
         return KVPages(len(self.layers), pages, page_rows, config.kv_heads, config.head_dim, *form)
 
     def hold_tap(self, weight: Tensor) -> Tap:
         """Return a tap's weight in the form that `forward` takes.
 
         With packed CPU layers the weight becomes int8: in floats, taps would take a twelfth of a step, and
-        the rounding is harmless because features only influence drafts, never accepted tokens.
+        the rounding is harmless because features only influence drafts, never accepted tokens. The weight is
+        multiplied by `ModelConfig.residual_scale`, so that features are those of the published model.
 
         weight: [Hd, H], in any dtype and on any device.
         """
-        moved = weight.to(self.device, self.dtype)
+        scale = self.config.residual_scale
+        moved = (weight if scale == 1 else weight * scale).to(self.device, self.dtype)
         return moved if self._packed is None else Linear(moved, None, "int8")
 
     @inference_mode
@@ -473,12 +492,8 @@ class Decoder:
         fused_blocks = self._fused_blocks
         blocks = self._blocks
         ready = None
-        table, places = (None, None) if fused_blocks else (self._rotary.table(positions), kv.locate(slots))
-        tables = [table] * len(self.layers)
-        if self._sliding_rotary is not self._rotary:
-            sliding = self._sliding_rotary.table(positions)
-            layers = range(self.layers.first, self.layers.last)
-            tables = [sliding if layer in self.config.windowed else table for layer in layers]
+        places = None if fused_blocks else kv.locate(slots)
+        tables = {} if fused_blocks else {rotary: rotary.table(positions) for rotary in set(self._rotaries)}
 
         def run(hidden: Tensor, layers: range) -> None:
             """Run hidden states through some layers, in place.
@@ -492,7 +507,8 @@ class Decoder:
                     ready = fused_blocks[layer].forward(
                         hidden, positions, slots, plans[layer], kv, layer, ready
                     )
-                elif (table := tables[layer]) is not None and places is not None:
+                elif places is not None:
+                    table = tables[self._rotaries[layer]]
                     blocks[layer].forward(hidden, table, places, plans[layer], kv, layer)
 
         return run
@@ -519,3 +535,24 @@ class Decoder:
             kernel_logits = fused_logits(self._lm_head, self._norm, hidden, *options)
         logits = logits_of(self._lm_head, self._norm, hidden) if kernel_logits is None else kernel_logits
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+
+def rotaries_of(config: ModelConfig, layers: Range, device: torch.device) -> list[Rotary]:
+    """Return the rotary embedding of each layer. Layers with the same settings share one object, whose tables
+    are then computed once.
+
+    config: The base model's config.
+    layers: The range of layers.
+    device: Device of the tables.
+    """
+    kinds = [
+        (
+            config.rope_of(layer),
+            config.heads,
+            config.of_layer(layer).kv_heads,
+            config.of_layer(layer).head_dim,
+        )
+        for layer in range(layers.first, layers.last)
+    ]
+    made = {kind: Rotary(*kind, device, config.query_scalar) for kind in set(kinds)}
+    return [made[kind] for kind in kinds]

@@ -184,8 +184,8 @@ def _fetch_inputs(fetch: Fetch, mixer: str, hidden: int, delta: Delta) -> Tensor
     gates z.
 
     Pages store all of these but the gates. Checkpoints publish the projections apart (`delta.apart`), or two
-    tensors in which the parts of one key head lie side by side. ModelError is raised if a tensor is missing
-    or has another shape.
+    tensors in which the parts of one key head lie side by side; of these, GGUF files have the one of b and a.
+    ModelError is raised if a tensor is missing or has another shape.
 
     fetch: Reads tensors from the model's files.
     mixer: Name of the mixer's module, without a dot at the end.
@@ -199,16 +199,25 @@ def _fetch_inputs(fetch: Fetch, mixer: str, hidden: int, delta: Delta) -> Tensor
         )
     group = delta.value_heads // delta.key_heads
     values_per_head = group * delta.value_dim
-    sizes = {
-        "in_proj_qkvz": (delta.key_dim, delta.key_dim, values_per_head, values_per_head),
-        "in_proj_ba": (group, group),
-    }
-    parts: list[Tensor] = []
-    for name, split in sizes.items():
+
+    def fetch_by_head(name: str, *split: int) -> list[Tensor]:
+        """Return the parts of a projection in which those of each key head lie side by side.
+
+        name: Name of the projection.
+        split: Outputs of each part of one key head.
+        """
         weight = fetch(f"{mixer}.{name}.weight", (delta.key_heads * sum(split), hidden))
         by_head = weight.unflatten(0, (delta.key_heads, sum(split))).split(split, 1)
-        parts += [part.flatten(0, 1) for part in by_head]
-    q, k, v, z, b, a = parts
+        return [part.flatten(0, 1) for part in by_head]
+
+    b, a = fetch_by_head("in_proj_ba", group, group)
+    if f"{mixer}.in_proj_qkv.weight" in fetch:
+        mixed, z = (
+            fetch(f"{mixer}.in_proj_{name}.weight", (count, hidden))
+            for name, count in (("qkv", delta.mixed), ("z", delta.values))
+        )
+        return torch.cat((mixed, b, a, z))
+    q, k, v, z = fetch_by_head("in_proj_qkvz", delta.key_dim, delta.key_dim, values_per_head, values_per_head)
     return torch.cat((q, k, v, b, a, z))
 
 

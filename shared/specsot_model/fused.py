@@ -79,7 +79,7 @@ class FusedBlock:
         make_product = make_product or own_product
         self._turning = head_turns
         config = block.config
-        self._rope = config.rope
+        self._rope = block.rope
         self._input_norm = _norm_weight(block.input_norm)
         self._qkv = own_product(block.qkv)
         self._out = make_product(block.out)
@@ -229,7 +229,7 @@ class CapturedBlock:
 
             heads: [rows, heads, head_dim], queries, keys and values in this order.
             """
-            rotate_heads(heads, positions, slots, kv.layers[layer], self._turning, self._block.config.rope)
+            rotate_heads(heads, positions, slots, kv.layers[layer], self._turning, self._block.rope)
 
         self._block.update(hidden, rotate_and_store, kv.layers[layer], plan)
 
@@ -272,14 +272,17 @@ def fuse_blocks(
 ) -> tuple[OnDevice, ...] | None:
     """Return layers for CUDA graphs, fused if all layers have the form that the fused kernels support.
 
-    Return None if there are no kernels for these layers, or for this machine. If all layers have the form of
-    Llama and Qwen, perhaps with experts, the result is connected `FusedBlock`s. Otherwise it is what
-    `capture_block` returns for each layer, which needs products in floats and `invariant` false.
+    Return None if there are no kernels for these layers (those of Gemma 4), or for this machine. If all
+    layers have the form of Llama and Qwen, perhaps with experts, the result is connected `FusedBlock`s.
+    Otherwise it is what `capture_block` returns for each layer, which needs products in floats and
+    `invariant` false.
 
     blocks: The layers of a range, whose weights are shared.
     invariant: True if a token's output must not depend on the rest of its batch.
     small_steps: True if it must not depend on the rest of a small step; see `Decoder.runs_small_steps`.
     """
+    if blocks[0].config.values_normed:
+        return None
     if not all(runs_kernels(block.device) and _has_kernels(block, invariant) for block in blocks):
         return None
     if all(can_fuse(block.config, experts=True) for block in blocks):
@@ -474,6 +477,8 @@ def can_capture(
         numbers. The model must then have the fused kernels' form and sizes that are multiples of 16.
     dtype: Type of activations. Experts are captured in bf16 only; see `_has_kernels`.
     """
+    if config.values_normed:
+        return False
     if all_in_8_bits:
         return kernels and can_fuse(config) and sizes_fit_8_bits(config)
     grouped = config.routing is None or (dtype == torch.bfloat16 and can_group(config, config.routing, dtype))

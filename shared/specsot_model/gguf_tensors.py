@@ -59,9 +59,8 @@ class GgufTensors:
     def get_tensor(self, name: str) -> Tensor:
         """Read and dequantize a tensor, and return it in fp32.
 
-        The result has the shape, the order of rows and the values of the published model: rows that the file
-        stores in another order are put back, and a constant that was added to the file's numbers is
-        subtracted.
+        The result has the shape, the order of rows and columns and the values of the published model: what
+        the file stores in another order is put back, and what a converter did to all numbers is undone.
 
         name: Name of the tensor in the model.
 
@@ -70,18 +69,24 @@ class GgufTensors:
         place = self._places[name]
         rows = self._map(name)
         if place.order:
-            axes, order = place.order
-            rows = rows.reshape(*axes, -1).transpose(*order, len(axes)).reshape(rows.shape)
+            rows = rows[_stored_rows(place)]
         numbers = np.empty(place.shape, np.float32)
         rows_out = numbers.reshape(len(rows), -1)
         rows_at_a_time = max(AT_ONCE // rows_out.shape[1], 1)
         for first in range(0, len(rows), rows_at_a_time):
             part = rows[first : first + rows_at_a_time]
             rows_out[first : first + rows_at_a_time] = decode_rows(part, place.kind)
+        if place.columns:
+            axes, order = place.columns
+            numbers = numbers[:, np.arange(place.shape[1]).reshape(axes).transpose(order).flatten()]
+        if place.log:
+            numbers = np.log(-numbers)
         return torch.from_numpy(numbers - np.float32(place.more) if place.more else numbers)
 
-    def blocks(self, name: str) -> StoredRows:
+    def blocks(self, name: str) -> StoredRows | None:
         """Return a matrix as the blocks that the file stores, mapped and not decoded.
+
+        Return None if its columns have to be reordered, because a block has numbers of several columns.
 
         name: Name of the tensor in the model. No constant was added to its numbers, and it has two
             dimensions.
@@ -89,12 +94,11 @@ class GgufTensors:
         Raises KeyError if the file has no such tensor, ModelError if the file cannot be read.
         """
         place = self._places[name]
-        outputs = np.arange(place.shape[0])
-        if place.order:
-            axes, order = place.order
-            stored_rows = outputs.reshape(axes).transpose(order).flatten()
-            outputs = np.empty_like(stored_rows)
-            outputs[stored_rows] = np.arange(len(stored_rows))
+        if place.columns:
+            return None
+        stored_rows = _stored_rows(place)
+        outputs = np.empty_like(stored_rows)
+        outputs[stored_rows] = np.arange(len(stored_rows))
         part = StoredPart(self._map(name), place.kind, outputs)
         return StoredRows(torch.Size(place.shape), (part,))
 
@@ -111,6 +115,20 @@ class GgufTensors:
         except (OSError, ValueError) as error:
             raise ModelError(f"{place.file}: {name}: {error}") from None
         return stored.reshape(place.shape[0], -1)
+
+
+def _stored_rows(place: Place) -> NDArray[np.int64]:
+    """Return by row of a tensor the row in which the file stores it.
+
+    place: Where the tensor lies, and how its rows have to be reordered.
+
+    # 1 row kept, axes (2, 2), order (1, 0): 0 1 3 2 4
+    """
+    rows = np.arange(place.shape[0])
+    if place.order is None:
+        return rows
+    axes, order = place.order
+    return np.concatenate((rows[: place.kept], rows[place.kept :].reshape(axes).transpose(order).flatten()))
 
 
 class StoredPart(NamedTuple):

@@ -29,7 +29,7 @@ from specsot_model.linear import (
     lm_head_quantization,
     uses_packed_kernels,
 )
-from specsot_model.mlp import fetch_mlp
+from specsot_model.mlp import Experts, ParallelExperts, fetch_gated, fetch_mlp
 from specsot_model.projections import fuse_projections, fuse_qkv
 from specsot_model.rotary import interleave, rotate
 from specsot_model.weights import Fetch
@@ -144,13 +144,16 @@ class Block:
     def __init__(self, fetch: Fetch, index: int, config: ModelConfig) -> None:
         """Load the layer's tensors.
 
-        Head norms, attention sinks and norms after attention or MLP are loaded only if the model has them.
+        Head norms, attention sinks and norms before or after attention or MLP are loaded only if the model
+        has them.
         ModelError is raised if a tensor is missing or has another shape.
 
         fetch: Reads tensors from the model's files; its dtype and device are those of the layer.
         index: Index of the layer in the whole model, by which its tensors are named.
         config: The model's config: sizes, tensor names of its family, and kinds of norm, MLP and so on.
         """
+        rope = config.rope_of(index)
+        config = config.of_layer(index)
         names = config.names
         hidden = config.hidden
         width = config.heads * config.head_dim
@@ -158,8 +161,7 @@ class Block:
         attention = f"{layer}.{names.attention}"
         self.config = config
         self.device = torch.device(fetch.device)
-        self.rope = (config.sliding_rope if index in config.windowed else None) or config.rope
-        self.input_norm = fetch_norm(fetch, f"{layer}.{names.input_norm}", config)
+        self.rope = rope
         self.qkv = fuse_qkv(fetch, attention, config, hidden)
         self.head_norms: tuple[Norm, Norm] | None = None
         if config.qk_norm:
@@ -169,14 +171,19 @@ class Block:
             self.head_norms = fetch_head_norms(
                 fetch, attention, dim, config.eps, rotated, spans, config.norm_offset
             )
+        self.value_norm = _unweighted_norm(config.head_dim, fetch, config) if config.values_normed else None
         self.out = fuse_projections(fetch, [f"{attention}.{names.out}"], (hidden, width), config.out_bias)
         self.sinks = fetch_sinks(fetch, f"{attention}.{names.sinks}", config) if names.sinks else None
-        self.mlp_norm = fetch_norm(fetch, f"{layer}.{names.mlp_norm}", config)
         self.mlp = fetch_mlp(fetch, layer, config, index)
-        self.after_attention, self.after_mlp = (
+        if names.parallel_norms and isinstance(self.mlp, Experts):
+            norms = [fetch_norm(fetch, f"{layer}.{name}", config) for name in names.parallel_norms]
+            router_norm = _unweighted_norm(hidden, fetch, config)
+            self.mlp = ParallelExperts(fetch_gated(fetch, layer, config), self.mlp, norms, router_norm)
+        self.input_norm, self.mlp_norm, self.after_attention, self.after_mlp = (
             fetch_norm(fetch, f"{layer}.{name}", config) if name else _unchanged
-            for name in (names.after_attention, names.after_mlp)
+            for name in (names.input_norm, names.mlp_norm, names.after_attention, names.after_mlp)
         )
+        self.scale = fetch(f"{layer}.{names.layer_scale}", (1,)) if names.layer_scale else None
 
     def forward(
         self, hidden: Tensor, table: Tensor, places: Places, plan: AttentionPlan, kv: KVPages, layer: int
@@ -237,6 +244,8 @@ class Block:
         else:
             hidden.add_(update)
             hidden.add_(self.after_mlp(self.mlp(self.mlp_norm(hidden))))
+        if self.scale is not None:
+            hidden.mul_(self.scale)
 
     def attention(
         self, hidden: Tensor, rotate_and_store: RotateAndStore, kv_layer: Tensor, plan: AttentionPlan
@@ -260,23 +269,37 @@ class Block:
         return self.after_attention(self.out(attended))
 
     def _norm_heads(self, heads: Tensor) -> None:
-        """Normalize the queries and keys of each row, in place. Without head norms (QK norm) nothing is
-        changed.
+        """Normalize the queries and keys of each row, and the values if the model norms them, in place.
+
+        Queries and keys are not changed if the model has no head norms (QK norm).
 
         heads: [rows, heads + 2 * kv_heads, head_dim], queries, keys and values in this order.
         """
         config = self.config
+        if self.value_norm is not None:
+            values = heads.narrow(1, config.heads + config.kv_heads, config.kv_heads)
+            values.copy_(self.value_norm(values))
         parts = heads.narrow(1, 0, config.heads + config.kv_heads).split((config.heads, config.kv_heads), 1)
         for part, norm in zip(parts, self.head_norms or ()):
             part.copy_(norm(part.flatten(1)).view_as(part) if config.whole_qk_norm else norm(part))
 
 
-def _unchanged(update: Tensor) -> Tensor:
-    """Return the update itself: the norm after attention or MLP of a model that has none there.
+def _unchanged(rows: Tensor) -> Tensor:
+    """Return the rows themselves: the norm before or after attention or MLP of a model that has none there.
 
-    update: [rows, hidden], what the layer adds to the residual stream.
+    rows: [rows, hidden], the residual stream, or what the layer adds to it.
     """
-    return update
+    return rows
+
+
+def _unweighted_norm(size: int, fetch: Fetch, config: ModelConfig) -> Norm:
+    """Return an RMSNorm without a weight.
+
+    size: Numbers of what is normed.
+    fetch: Its device is that of the norm.
+    config: The model's config, for the epsilon.
+    """
+    return Norm(torch.ones(size, device=fetch.device), config.eps)
 
 
 def fetch_sinks(fetch: Fetch, name: str, config: ModelConfig) -> Tensor:
@@ -434,12 +457,16 @@ def fetch_embedding(fetch: Fetch, config: ModelConfig, head: Linear | None = Non
 
 
 def fetch_final_norm(fetch: Fetch, config: ModelConfig) -> AnyNorm:
-    """Load the norm that precedes the lm_head.
+    """Load the norm that precedes the lm_head. If the model divides its logits by a number, the norm's weight
+    is divided by it instead, in fp32.
 
     fetch: Reads tensors from the model's files.
     config: The model's config: the norm's name, kind and size.
     """
-    return fetch_norm(fetch, config.names.norm, config)
+    if config.logit_divisor == 1:
+        return fetch_norm(fetch, config.names.norm, config)
+    weight = replace(fetch, dtype=torch.float32)(f"{config.names.norm}.weight", (config.hidden,))
+    return Norm(weight / config.logit_divisor, config.eps)
 
 
 def fetch_lm_head(fetch: Fetch, config: ModelConfig, embedding: Table | None = None) -> Linear:

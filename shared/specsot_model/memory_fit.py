@@ -288,7 +288,8 @@ def _tensor_bytes(files: Weights, config: ModelConfig, name: str, weight_form: W
     shape = files.shape(name)
     form = None if name.endswith("bias") else files.form(name, weight_form.quantization)
     if routing and f".{config.names.router}." in name:
-        return stored_bytes(shape, 4 if routing.score == "sigmoid" else weight_form.itemsize, None)
+        exact = routing.score == "sigmoid" or config.names.router_scale
+        return stored_bytes(shape, 4 if exact else weight_form.itemsize, None)
     if name.endswith(config.names.stacked or ()):
         return shape[0] * stored_bytes((shape[2], shape[1]), weight_form.itemsize, form)
     if name.endswith(config.names.whole_experts or ()):
@@ -348,11 +349,11 @@ def kv_page_bytes(
     """
     if config.transformers is not None:
         return rows * page_row_bytes(config, layers, itemsize, kv_dtype)
-    recurrent = sum(map(config.recurrent, range(layers.first, layers.last)))
-    row_size = 2 * config.kv_heads * row_bytes(config.head_dim, itemsize, kv_dtype)
-    total = (len(layers) - recurrent) * rows * row_size
+    attending = [config.of_layer(n) for n in range(layers.first, layers.last) if not config.recurrent(n)]
+    row_sizes = (2 * one.kv_heads * row_bytes(one.head_dim, itemsize, kv_dtype) for one in attending)
+    total = rows * sum(row_sizes)
     if config.delta:
-        total += recurrent * (
+        total += (len(layers) - len(attending)) * (
             2 * config.delta.half * itemsize * rows + 4 * config.delta.state * states_for(rows)
         )
     return total

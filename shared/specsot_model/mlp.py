@@ -48,7 +48,7 @@ def fetch_mlp(fetch: Fetch, layer: str, config: ModelConfig, index: int) -> Mlp:
     """
     if config.routing is not None and config.sparse(index):
         return fetch_experts(fetch, layer, config, config.routing)
-    return (_fetch_ungated if config.mlp == "plain" else _fetch_gated)(fetch, layer, config)
+    return (_fetch_ungated if config.mlp == "plain" else fetch_gated)(fetch, layer, config)
 
 
 def gate(gate_up: Tensor, act: Act = F.silu) -> Tensor:
@@ -142,10 +142,15 @@ RunExperts = Callable[[Tensor, Tensor], Tensor]
 class Router:
     """Chooses the experts of each row and their weights; scores are computed in fp32."""
 
-    __slots__ = ("_bias", "_correction", "_routing", "_weight")
+    __slots__ = ("_bias", "_correction", "_factors", "_routing", "_weight")
 
     def __init__(
-        self, weight: Tensor, routing: Routing, bias: Tensor | None = None, correction: Tensor | None = None
+        self,
+        weight: Tensor,
+        routing: Routing,
+        bias: Tensor | None = None,
+        correction: Tensor | None = None,
+        factors: Tensor | None = None,
     ) -> None:
         """Prepare a router from its weights.
 
@@ -154,8 +159,10 @@ class Router:
         bias: [experts], added to the scores before softmax or sigmoid; None: no bias.
         correction: fp32 [experts], added to the scores for the choice of experts, not for their weights;
             None: no correction.
+        factors: fp32 [experts], factors of the weights of each expert; None: there are none.
         """
         self._weight = weight
+        self._factors = factors
         self._routing = routing
         self._bias = bias
         self._correction = correction
@@ -180,6 +187,8 @@ class Router:
             weights = scores.gather(-1, experts)
         if routing.normalised:
             weights = weights / weights.sum(-1, keepdim=True)
+        if self._factors is not None:
+            weights = weights * self._factors[experts]
         return (weights if routing.scale == 1 else weights * routing.scale), experts
 
 
@@ -218,15 +227,16 @@ class Experts:
         self.run = run
         self._shared = shared
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, routed: Tensor | None = None) -> Tensor:
         """Return the weighted sum of each row's experts, plus the shared MLP, [rows, hidden].
 
         The sum is rounded to the type of `x`. The shared MLP's output is added if there is a shared MLP.
 
         x: [rows, hidden], normalized. At least one row if the experts run one after another
             (`LoopedExperts`).
+        routed: [rows, hidden], what the router reads; None: it reads `x`.
         """
-        weights, experts = self._router(x)
+        weights, experts = self._router(x if routed is None else routed)
         chosen = experts.shape[1]
         experts = experts.flatten()
         order = experts.argsort(stable=True)
@@ -235,6 +245,36 @@ class Experts:
         out[order] = expert_outputs
         mixed = (out.view(-1, chosen, x.shape[1]) * weights[..., None]).sum(1).to(x.dtype)
         return mixed if self._shared is None else mixed.add_(self._shared(x))
+
+
+class ParallelExperts:
+    """The sum of an MLP and of experts that read the same residual stream, each through norms of its own, as
+    in Gemma 4.
+    """
+
+    __slots__ = ("_experts", "_mlp", "_norms", "_router_norm")
+
+    def __init__(self, mlp: Mlp, experts: Experts, norms: Sequence[Mlp], router_norm: Mlp) -> None:
+        """Combine the parts.
+
+        mlp: The MLP.
+        experts: The experts.
+        norms: Four norms: before and after the MLP, and before and after the experts.
+        router_norm: The norm before the router of the experts.
+        """
+        self._mlp = mlp
+        self._experts = experts
+        self._norms = tuple(norms)
+        self._router_norm = router_norm
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Return the sum of both outputs, [rows, hidden].
+
+        hidden: [rows, hidden], the residual stream; it is not modified.
+        """
+        before_mlp, after_mlp, before_experts, after_experts = self._norms
+        mixed = self._experts(before_experts(hidden), self._router_norm(hidden))
+        return after_mlp(self._mlp(before_mlp(hidden))).add_(after_experts(mixed))
 
 
 class SigmoidGatedMlp:
@@ -356,7 +396,13 @@ def _fetch_run(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) 
     routing: The config's expert routing: numbers of experts, how scores are computed, and which biases exist.
     """
     names = config.names
-    if names.whole_experts and f"{layer}.{names.whole_experts[0]}" in fetch:
+    whole = f"{layer}.{names.whole_experts[0]}" if names.whole_experts else ""
+    inputs_first = (
+        names.whole_experts == names.stacked
+        and whole in fetch
+        and fetch.files.shape(whole)[1] == config.hidden
+    )
+    if names.whole_experts and whole in fetch and not inputs_first:
         return _fetch_joint(fetch, [f"{layer}.{name}" for name in names.whole_experts], config, routing)
     named = [
         [f"{layer}.{module_name.format(expert)}" for module_name in names.experts]
@@ -371,11 +417,11 @@ def _fetch_run(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) 
 def _fetch_stacked(
     fetch: Fetch, names: Sequence[str], config: ModelConfig, routing: Routing
 ) -> GroupedExperts | LoopedExperts:
-    """Return experts that are published as in gpt-oss: weights [experts, inputs, outputs], biases [experts,
-    outputs].
+    """Return experts that are published as in gpt-oss and Qwen3-VL: weights [experts, inputs, outputs], and
+    biases (if any) [experts, outputs].
 
-    Gate and up outputs alternate in the files. The result is a grouped product if the sizes allow it and the
-    weights are not quantized, and otherwise experts that run one after another.
+    Gate and up outputs alternate in the files if `names.alternating`. The result is a grouped product if the
+    sizes allow it and the weights are not quantized, and otherwise experts that run one after another.
 
     fetch: Reads tensors from the model's files.
     names: Tensor names of the gate_up and the down weights. The names of their biases end in "_bias".
@@ -387,21 +433,22 @@ def _fetch_stacked(
     width = routing.width
     # The decoded tensors are reordered expert by expert, so that only one expert is in memory twice.
     gate_up = fetch(names[0], (num_experts, hidden, 2 * width)).transpose(1, 2).contiguous()
-    for expert in gate_up:
+    for expert in gate_up if config.names.alternating else ():
         expert.copy_(_in_halves(expert))
     down = fetch(names[1], (num_experts, width, hidden)).transpose(1, 2).contiguous()
-    first, last = (
-        _in_halves(fetch(f"{names[0]}_bias", (num_experts, 2 * width)).T).T.contiguous(),
-        fetch(f"{names[1]}_bias", (num_experts, hidden)),
-    )
+    biases = None
+    if routing.biased:
+        first = fetch(f"{names[0]}_bias", (num_experts, 2 * width))
+        first = _in_halves(first.T).T.contiguous() if config.names.alternating else first
+        biases = first, fetch(f"{names[1]}_bias", (num_experts, hidden))
     if _groups_loaded(fetch, config, routing):
-        return GroupedExperts(gate_up, down, gate_of(config), (first, last))
-    pairs = zip(zip(gate_up, first), zip(down, last))
+        return GroupedExperts(gate_up, down, gate_of(config), biases)
     quantization = fetch.quantization
+    firsts, lasts = biases or ([None] * num_experts, [None] * num_experts)
     return LoopedExperts(
         [
-            GatedMlp(Linear(*up, quantization), Linear(*down, quantization), gate_of(config))
-            for up, down in pairs
+            GatedMlp(Linear(up, first, quantization), Linear(out, last, quantization), gate_of(config))
+            for up, first, out, last in zip(gate_up, firsts, down, lasts)
         ]
     )
 
@@ -451,7 +498,8 @@ def _fetch_router(fetch: Fetch, layer: str, config: ModelConfig, routing: Routin
     otherwise in the type of `fetch`.
 
     A row's best sigmoid scores may be so close that rounding would change the choice. A bias is loaded only
-    if `routing.biased`, and a correction, always in fp32, only if `routing.corrected`.
+    if `routing.biased`, and a correction, always in fp32, only if `routing.corrected`. Factors of the
+    router's inputs (`router_scale`) are multiplied into its weight, which is then fp32.
 
     fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
     layer: Name of the layer, such as "model.layers.3", without a dot at the end.
@@ -460,12 +508,15 @@ def _fetch_router(fetch: Fetch, layer: str, config: ModelConfig, routing: Routin
     """
     names = config.names
     exact = replace(fetch, dtype=torch.float32)
-    fetch_scores = exact if routing.score == "sigmoid" else fetch
+    fetch_scores = exact if routing.score == "sigmoid" or names.router_scale else fetch
     weight = fetch_scores(f"{layer}.{names.router}.weight", (routing.experts, config.hidden))
+    if names.router_scale:
+        weight = weight * exact(f"{layer}.{names.router_scale}", (config.hidden,)) * config.hidden**-0.5
     shape = (routing.experts,)
     bias = fetch_scores(f"{layer}.{names.router}.bias", shape) if routing.biased else None
     correction = exact(f"{layer}.{names.correction}", shape) if routing.corrected else None
-    return Router(weight, routing, bias, correction)
+    factors = exact(f"{layer}.{names.expert_scale}", shape) if names.expert_scale else None
+    return Router(weight, routing, bias, correction, factors)
 
 
 def _fetch_shared(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Mlp | None:
@@ -568,7 +619,7 @@ def _fetch_looped(
     )
 
 
-def _fetch_gated(fetch: Fetch, layer: str, config: ModelConfig) -> GatedMlp:
+def fetch_gated(fetch: Fetch, layer: str, config: ModelConfig) -> GatedMlp:
     """Return a gated MLP with its weights loaded: from two tensors if the model publishes gate and up as one,
     and otherwise from three.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,6 +77,7 @@ class LayerSizes:
     heads: Number of query heads.
     kv_heads: Number of KV heads.
     head_dim: Numbers of a head.
+    query_scalar: Number by whose square root attention scores are divided; None means head_dim.
     """
 
     inputs: int
@@ -83,6 +85,7 @@ class LayerSizes:
     heads: int
     kv_heads: int
     head_dim: int
+    query_scalar: float | None = None
 
     @property
     def width(self) -> int:
@@ -100,21 +103,21 @@ class LayerSizes:
 class PackedLayers:
     """Consecutive layers that a CPU kernel runs in one call."""
 
-    def __init__(self, parts: Sequence[LayerParts], sizes: LayerSizes, frequencies: Tensor) -> None:
+    def __init__(self, parts: Sequence[LayerParts], sizes: LayerSizes, rotaries: Sequence[Rotary]) -> None:
         """Tabulate the layers for the kernel.
 
         parts: The products and norms of each layer.
         sizes: Sizes that all layers share.
-        frequencies: Radians per position of each rotary pair, fp32 [head_dim / 2]; see `Rotary.frequencies`.
+        rotaries: The rotary embedding of each layer.
         """
         self._sizes_of = sizes
-        self._frequencies = frequencies
+        self._rotaries = tuple(rotaries)
         self._eps = parts[0].mlp_norm.eps
         # The tables hold addresses of these parts' memory, so the parts must stay alive.
         self._parts_of = parts
         self._tables = np.stack([part.table for part in parts])
         self._widest = max(sizes.inputs, sizes.intermediate, sizes.width)
-        self._turns = torch.empty(0, 2, sizes.head_dim)
+        self._turns = dict.fromkeys(rotaries, torch.empty(0, 2, sizes.head_dim))
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
         """Return the attention plan of a frame, which holds the columns that each row sees.
@@ -174,7 +177,8 @@ class PackedLayers:
 
         positions: LongTensor [rows], the position of each row in its sequence; at least one row.
         slots: LongTensor [rows], the KV slot of each row.
-        plans: One plan per layer. If all are the same object, one kernel call runs the whole range.
+        plans: One plan per layer. One kernel call runs all consecutive layers with the same plan object and
+            rotary embedding.
         kv: The KV cache of the layer range.
         tap_addresses: int64 [layers, 2], addresses of each layer's tap and of its result, 0 without a tap;
             see `steps.TAPS`. None: no layer has a tap.
@@ -182,8 +186,9 @@ class PackedLayers:
         from specsot_kernels.cpu import steps
 
         longest = max(_columns(plan).longest for plan in plans)
-        one_plan = all(plan is plans[0] for plan in plans)
         frame = self._frame(positions, slots, kv, longest)
+        num_positions = int(positions.max()) + 1
+        kinds = [(id(plan), rotary) for plan, rotary in zip(plans, self._rotaries)]
 
         def run(hidden: Tensor, layers: range) -> None:
             """Run hidden states through some layers, in place.
@@ -192,12 +197,13 @@ class PackedLayers:
             layers: Indices of the layers among these.
             """
             frame.point(steps.HIDDEN, hidden)
-            for part_range in (layers,) if one_plan else (range(layer, layer + 1) for layer in layers):
-                if part_range:
-                    self._set_columns(frame, plans[part_range.start], kv, part_range.start)
-                    if tap_addresses is not None:
-                        frame.put(steps.TAPS, tap_addresses[part_range.start :].ctypes.data)
-                    frame.run(self._tables[part_range.start], len(part_range))
+            for _, alike in groupby(layers, key=kinds.__getitem__):
+                part = tuple(alike)
+                self._set_columns(frame, plans[part[0]], kv, part[0])
+                self._set_turns(frame, part[0], num_positions)
+                if tap_addresses is not None:
+                    frame.put(steps.TAPS, tap_addresses[part[0] :].ctypes.data)
+                frame.run(self._tables[part[0]], len(part))
 
         return run
 
@@ -224,6 +230,7 @@ class PackedLayers:
         hidden = residual.clone(memory_format=torch.contiguous_format)
         frame.point(steps.HIDDEN, hidden)
         frame.point(steps.X, inputs.contiguous())
+        self._set_turns(frame, layer, int(positions.max()) + 1)
         self._set_columns(frame, plan, kv, layer)
         frame.run(self._tables[layer], 1)
         return hidden
@@ -241,13 +248,12 @@ class PackedLayers:
 
         frame = self._frame(positions, slots, kv, None)
         frame.point(steps.X, inputs.contiguous())
+        self._set_turns(frame, layer, int(positions.max()) + 1)
         self._set_kv(frame, kv, layer)
         frame.run(self._tables[layer], steps.REMEMBER)
 
     def _frame(self, positions: Tensor, slots: Tensor, kv: KVPages, max_columns: int | None) -> KernelFrame:
-        """Return the kernel's argument block for a batch.
-
-        The rotary table grows if a position lies beyond its end.
+        """Return the kernel's argument block for a batch, without what differs from layer to layer.
 
         positions: LongTensor [rows], the position of each row in its sequence.
         slots: LongTensor [rows], the KV slot of each row.
@@ -263,9 +269,9 @@ class PackedLayers:
         counts = sizes.heads, sizes.kv_heads, sizes.head_dim, kv.page_rows
         for field, count in zip((steps.HEADS, steps.KV_HEADS, steps.HEAD_DIM, steps.PAGE_ROWS), counts):
             frame.put(field, count)
+        frame.put_float(steps.FACTOR, 1 / np.sqrt(np.float32(sizes.query_scalar or sizes.head_dim)))
         frame.point(steps.POSITIONS, positions.contiguous())
         frame.point(steps.SLOTS, slots.contiguous())
-        frame.point(steps.TURNS, self._rotary_table(int(positions.max()) + 1))
         frame.make(steps.PROJECTED, rows * (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim * 4)
         if max_columns is not None:
             frame.make(steps.ATTENDED, rows * sizes.width * 4)
@@ -302,21 +308,26 @@ class PackedLayers:
         frame.put(steps.VALUES, pages.data_ptr() + pages[0].nbytes)
         frame.put(steps.LAYERS_APART, pages.nbytes)
 
-    def _rotary_table(self, positions: int) -> Tensor:
-        """Return the rotary table of at least so many positions, fp32 [positions, 2, head_dim].
+    def _set_turns(self, frame: KernelFrame, layer: int, positions: int) -> None:
+        """Let the kernel read the rotary table of a layer, fp32 [positions, 2, head_dim].
 
         It holds cosines and signed sines; a pair (x, y) uses [c c] and [-s s]. The table is kept and grows to
         the next power of two, and to at least TURNS_AT_ONCE positions.
 
+        frame: The kernel's argument block.
+        layer: Index of the layer among these.
         positions: Number of positions that are needed, from 0 on.
         """
-        if len(self._turns) < positions:
+        from specsot_kernels.cpu import steps
+
+        rotary = self._rotaries[layer]
+        if len(self._turns[rotary]) < positions:
             count = max(TURNS_AT_ONCE, 2 ** (positions - 1).bit_length())
-            angles = torch.arange(count).float()[:, None] * self._frequencies
+            angles = torch.arange(count).float()[:, None] * rotary.frequencies
             cosines, sines = (table.float() for table in (angles.double().cos(), angles.double().sin()))
             signed = torch.stack((-sines, sines), -1).flatten(1)
-            self._turns = torch.stack((cosines.repeat_interleave(2, 1), signed), 1).contiguous()
-        return self._turns
+            self._turns[rotary] = torch.stack((cosines.repeat_interleave(2, 1), signed), 1).contiguous()
+        frame.point(steps.TURNS, self._turns[rotary])
 
 
 def _columns(plan: AttentionPlan) -> ColumnPlan:
@@ -337,20 +348,22 @@ def packed_of(linear: Linear) -> Packed:
     return linear.multiply
 
 
-def pack_layers(blocks: Sequence[Block], rotary: Rotary, dtype: torch.dtype) -> PackedLayers | None:
+def pack_layers(
+    blocks: Sequence[Block], rotaries: Sequence[Rotary], dtype: torch.dtype
+) -> PackedLayers | None:
     """Return the layers for the CPU kernel, or None if the kernel does not support them.
 
     It needs packed int8 or int4 weights, fp32 activations, and layers as `can_pack` says.
 
     blocks: The layers of a range, at least one, whose weights are shared.
-    rotary: The rotary embedding of the range.
+    rotaries: The rotary embedding of each layer.
     dtype: Type of activations.
     """
     packed = all(isinstance(block.qkv.multiply, Packed) for block in blocks)
     if not (packed and dtype == torch.float32 and can_pack(blocks[0].config)):
         return None
     parts = [_parts_of(block) for block in blocks]
-    return PackedLayers(parts, _sizes_of(blocks[0].config), rotary.frequencies)
+    return PackedLayers(parts, _sizes_of(blocks[0].config), rotaries)
 
 
 def _parts_of(block: Block) -> LayerParts:
@@ -372,7 +385,8 @@ def _sizes_of(config: ModelConfig) -> LayerSizes:
 
     config: The model's config.
     """
-    return LayerSizes(config.hidden, config.intermediate, config.heads, config.kv_heads, config.head_dim)
+    heads = config.heads, config.kv_heads, config.head_dim
+    return LayerSizes(config.hidden, config.intermediate, *heads, config.query_scalar)
 
 
 def can_pack(config: ModelConfig) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -28,7 +28,7 @@ def fuse_projections(fetch: Fetch, names: Sequence[str], shape: tuple[int, int],
 
     Raises ModelError if the files hold some of the projections quantized and others not.
     """
-    return _fuse(fetch, dict.fromkeys(names, shape), bias, _join)
+    return _fuse(fetch, [(name, shape) for name in names], bias, _join)
 
 
 def fuse_qkv(fetch: Fetch, prefix: str, config: ModelConfig, inputs: int) -> Linear:
@@ -50,10 +50,13 @@ def fuse_qkv(fetch: Fetch, prefix: str, config: ModelConfig, inputs: int) -> Lin
     heads = config.heads
     kv_heads = config.kv_heads
     queries = heads * 2 if config.gated_heads else heads
-    sizes = {"q_proj": queries, "k_proj": kv_heads, "v_proj": kv_heads}
+    # Values that are keys are computed once more by the same weight, since they are neither normed with a
+    # weight nor rotated.
+    values = "k_proj" if config.keys_as_values else "v_proj"
+    sizes = [("q_proj", queries), ("k_proj", kv_heads), (values, kv_heads)]
     if joint_name:
-        sizes = {joint_name: heads + 2 * kv_heads}
-    shapes = {f"{prefix}.{name}": (size * config.head_dim, inputs) for name, size in sizes.items()}
+        sizes = [(joint_name, heads + 2 * kv_heads)]
+    shapes = [(f"{prefix}.{name}", (size * config.head_dim, inputs)) for name, size in sizes]
     return _fuse(fetch, shapes, config.qkv_bias, partial(_join_qkv, config))
 
 
@@ -92,7 +95,7 @@ def _join(*parts: Tensor) -> Tensor:
 
 
 def _fuse(
-    fetch: Fetch, shapes: Mapping[str, tuple[int, int]], bias: bool, join: Callable[..., Tensor]
+    fetch: Fetch, shapes: Sequence[tuple[str, tuple[int, int]]], bias: bool, join: Callable[..., Tensor]
 ) -> Linear:
     """Return projections joined into one product, with their weights loaded.
 
@@ -101,20 +104,22 @@ def _fuse(
     missing or has another shape.
 
     fetch: Reads tensors from the model's files.
-    shapes: Shape (out, in) of each projection, by module name. At least one.
+    shapes: Module name and shape (out, in) of each projection. At least one.
     bias: Whether the modules have biases; if not, the product has none.
     join: Joins weights, biases or codes along the outputs.
 
     Raises ModelError if the files hold some of the projections quantized and others not.
     """
-    first = f"{next(iter(shapes))}.weight"
+    first = f"{shapes[0][0]}.weight"
     form = fetch.form(first)
-    shape = sum(outputs for outputs, _ in shapes.values()), next(iter(shapes.values()))[1]
+    shape = sum(outputs for _, (outputs, _) in shapes), shapes[0][1][1]
     if packed := fetch.find_packed(first, shape, form):
         return Linear(packed)
-    weights = [fetch.matrix(f"{name}.weight", shape) for name, shape in shapes.items()]
-    biases = [fetch(f"{name}.bias", shape[:1]) for name, shape in shapes.items()] if bias else []
-    linear = Linear(_join_weights(weights, shapes, join), join(*biases) if biases else None, form)
+    weights = [fetch.matrix(f"{name}.weight", shape) for name, shape in shapes]
+    biases = [fetch(f"{name}.bias", shape[:1]) for name, shape in shapes] if bias else []
+    linear = Linear(
+        _join_weights(weights, [name for name, _ in shapes], join), join(*biases) if biases else None, form
+    )
     return (
         Linear(fetch.keep_packed(first, linear.multiply)) if isinstance(linear.multiply, Packed) else linear
     )

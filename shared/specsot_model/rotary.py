@@ -42,7 +42,7 @@ def frequencies(rope: Rope, head_dim: int) -> Tensor:
     below original / high, and blends the two in between (as published with Llama 3.1). The kind yarn does the
     same, but blends linearly by pair index, between the pairs that turn `high` and `low` times within the
     original context. The kind linear divides all frequencies by `factor`, and longrope each by a factor of
-    its own.
+    its own. The kind proportional has 0 for all but the first pairs.
 
     rope: The model's rotary parameters: base, kind of scaling and its factors.
     head_dim: Numbers of a head.
@@ -57,7 +57,8 @@ def frequencies(rope: Rope, head_dim: int) -> Tensor:
 def _scaled(rope: Rope, unscaled: Tensor) -> Tensor:
     """Return frequencies scaled as `rope.kind` says, fp32 [pairs].
 
-    The result is unchanged for "default". Any other kind than linear, longrope and llama3 is treated as yarn.
+    The result is unchanged for "default". Any other kind than linear, longrope, proportional and llama3 is
+    treated as yarn.
 
     rope: The model's rotary parameters.
     unscaled: Radians per position of each rotating pair, fp32 [pairs], without scaling.
@@ -68,6 +69,9 @@ def _scaled(rope: Rope, unscaled: Tensor) -> Tensor:
         return unscaled
     if rope.kind == "linear":
         return unscaled / rope.factor
+    if rope.kind == "proportional":
+        rotating = torch.arange(len(unscaled)) < int(rope.proportion * len(unscaled))
+        return unscaled / rope.factor * rotating
     if rope.kind == "longrope":
         if len(rope.factors) != len(unscaled):
             raise ModelError(f"longrope has {len(rope.factors)} factors for {len(unscaled)} rotating pairs")
@@ -127,7 +131,7 @@ class Rotary:
         kv_heads: int,
         head_dim: int,
         device: torch.device | str,
-        scalar: int | None = None,
+        scalar: float | None = None,
     ) -> None:
         """Compute the frequencies and scales of the tables.
 

@@ -119,7 +119,7 @@ async def test_heads_that_were_not_measured_are_refused() -> None:
 )
 async def test_layers_that_read_every_row_refuse_them(policy: dict[str, Window | Pruning | bool]) -> None:
     measured = HeadWindows((((4, 64),),))
-    stage = Stage(SAYS, config=EngineConfig(model="demo", recurrent=True, heads=measured))
+    stage = Stage(SAYS, config=EngineConfig(model="demo", allows_policies=False, heads=measured))
     with pytest.raises(InvalidRequest, match="gated delta layers"):
         await stage.answer(replace(DIRECT, **policy))  # type: ignore[arg-type]
 

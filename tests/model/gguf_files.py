@@ -18,6 +18,7 @@ from gguf import (
     GGMLQuantizationType,
     GGUFWriter,
     RopeScalingType,
+    TensorNameMap,
     get_tensor_name_map,
 )
 from gguf.quants import quantize
@@ -36,11 +37,23 @@ ARCHS = {
     "phi3": MODEL_ARCH.PHI3,
     "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3_text": MODEL_ARCH.GEMMA3,
+    "gemma4_text": MODEL_ARCH.GEMMA4,
     "glm4_moe": MODEL_ARCH.GLM4_MOE,
     "minimax_m2": MODEL_ARCH.MINIMAXM2,
     "gpt_oss": MODEL_ARCH.GPT_OSS,
     "gpt_neox": MODEL_ARCH.GPTNEOX,
+    "qwen3_vl": MODEL_ARCH.QWEN3VL,
+    "qwen3_vl_moe": MODEL_ARCH.QWEN3VLMOE,
+    "qwen3_next": MODEL_ARCH.QWEN3NEXT,
+    "qwen3_5_text": MODEL_ARCH.QWEN35,
+    "qwen3_5_moe_text": MODEL_ARCH.QWEN35MOE,
+    "smollm3": MODEL_ARCH.SMOLLM3,
+    "olmo2": MODEL_ARCH.OLMO2,
+    "olmo3": MODEL_ARCH.OLMO2,
+    "granite": MODEL_ARCH.GRANITE,
 }
+QWEN_EXPERTS = ("qwen3_moe", "qwen3_vl_moe_text", "qwen3_next", "qwen3_5_moe_text")
+DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 
 @dataclass
@@ -94,8 +107,8 @@ def write_gguf(
     also: writes what else shall be in it. tensors: whether the model's own are in it. Parts
     have names of their own; the first one's is returned.
     """
-    config: Any = model.config
-    family = ARCHS[config.model_type]
+    config: Any = model.config.get_text_config()
+    family = ARCHS[model.config.model_type]
     writer = GGUFWriter(file, arch or MODEL_ARCH_NAMES[family], split_max_tensors=split)
     _write_shape(writer, config)
     also(writer)
@@ -115,6 +128,9 @@ def write_gguf(
 
 
 def _write_shape(writer: GGUFWriter, config: Any) -> None:
+    if config.model_type == "gemma4_text":
+        _write_gemma4(writer, config)
+        return
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -133,15 +149,25 @@ def _write_shape(writer: GGUFWriter, config: Any) -> None:
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    if config.model_type in ("qwen3_moe", "glm4_moe"):
+    if config.model_type in (*QWEN_EXPERTS, "glm4_moe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if config.model_type in ("mixtral", "qwen3_moe", "glm4_moe", "minimax_m2", "gpt_oss"):
-        writer.add_expert_count(config.num_local_experts)
+    if config.model_type in (*QWEN_EXPERTS, "mixtral", "glm4_moe", "minimax_m2", "gpt_oss"):
+        writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
     _write_particulars(writer, config, rope)
 
 
 def _write_particulars(writer: GGUFWriter, config: Any, rope: Mapping[str, Any]) -> None:
+    if config.model_type in DELTA:
+        _write_delta(writer, config)
+    if config.model_type == "olmo3":
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    if config.model_type == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     if config.model_type in ("minimax_m2", "gpt_oss"):
         writer.add_expert_feed_forward_length(config.intermediate_size)
     if config.model_type == "glm4_moe":
@@ -171,19 +197,134 @@ def _write_particulars(writer: GGUFWriter, config: Any, rope: Mapping[str, Any])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
 
 
+def _write_gemma4(writer: GGUFWriter, config: Any) -> None:
+    config.allow_global_per_layer_attribute_access = True
+    whole = config.per_layer_config["full_attention"]
+    is_sliding = [kind == "sliding_attention" for kind in config.layer_types]
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    kv_heads = [
+        config.num_key_value_heads if sliding else whole.num_key_value_heads for sliding in is_sliding
+    ]
+    writer.add_head_count_kv(kv_heads)
+    for add, size in (
+        (writer.add_key_length, whole.head_dim),
+        (writer.add_value_length, whole.head_dim),
+        (writer.add_key_length_swa, config.head_dim),
+        (writer.add_value_length_swa, config.head_dim),
+        (writer.add_rope_dimension_count, whole.head_dim),
+        (writer.add_rope_dimension_count_swa, config.head_dim),
+    ):
+        add(size)
+    writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern(is_sliding)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    writer.add_shared_kv_layers(0)
+    writer.add_embedding_length_per_layer_input(0)
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    pairs = whole.head_dim // 2
+    turning = int(pairs * config.rope_parameters["full_attention"]["partial_rotary_factor"])
+    factors = np.array([1.0] * turning + [1e30] * (pairs - turning), np.float32)
+    writer.add_tensor("rope_freqs.weight", factors)
+
+
+def _of_gemma4(name: str, values: np.ndarray, kind: str) -> Iterable[tuple[str, np.ndarray]]:
+    """Scales have names of their own; gates and ups of all experts stay in one tensor."""
+    layer = name.split(".")[2] if ".layers." in name else ""
+    if name.endswith("router.scale"):
+        return [(f"blk.{layer}.ffn_gate_inp.scale", values)]
+    if name.endswith("per_expert_scale"):
+        return [(f"blk.{layer}.ffn_down_exps.scale", values)]
+    bare = name.endswith("layer_scalar") or ".experts." in name
+    return [(f"{name}.weight" if bare else name, values)]
+
+
+def _write_delta(writer: GGUFWriter, config: Any) -> None:
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+    writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
+    if config.model_type != "qwen3_5_text":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+
+
 def _stored(model: torch.nn.Module, arch: MODEL_ARCH) -> Iterable[tuple[str, np.ndarray]]:
-    config: Any = model.config
+    config: Any = model.config.get_text_config()
     names = get_tensor_name_map(arch, config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
+    for whole_name, tensor in model.state_dict().items():
+        name = whole_name.replace("model.language_model.", "model.")
+        if name.startswith("model.visual."):
+            continue
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        parts = _of_gpt_oss if config.model_type == "gpt_oss" else _apart
+        parts = {"gpt_oss": _of_gpt_oss, "gemma4_text": _of_gemma4}.get(config.model_type, _apart)
         for one, values in parts(name, tensor.detach().numpy(), config.model_type):
+            if one.startswith("blk."):
+                yield one, values
+                continue
+            if ".linear_attn." in one:
+                yield from _of_delta(one, values, config, names)
+                continue
             stem, _, suffix = one.rpartition(".")
             stored = names.get_name(stem)
             assert stored is not None, one
-            gemma = config.model_type.startswith("gemma") and one.endswith("norm.weight")
-            yield f"{stored}.{suffix}", _permuted(one, values + 1 if gemma else values, config)
+            offset = config.model_type in ("gemma2", "gemma3_text") or config.model_type in DELTA
+            raised = values + 1 if offset and one.endswith("norm.weight") else values
+            yield f"{stored}.{suffix}", _permuted(one, raised, config)
+
+
+def _of_delta(
+    name: str, values: np.ndarray, config: Any, names: TensorNameMap
+) -> Iterable[tuple[str, np.ndarray]]:
+    """Value heads of Qwen3.5 take turns by key head; those of Qwen3-Next stay, and its gates leave them."""
+    layer, _, part = name.partition(".linear_attn.")
+    keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    key_dim, value_dim = config.linear_key_head_dim, config.linear_value_head_dim
+    first = 2 * keys * key_dim
+
+    def in_turns(rows: np.ndarray, dim: int) -> np.ndarray:
+        if config.model_type == "qwen3_next":
+            return rows
+        return rows.reshape(keys, heads // keys, dim, -1).swapaxes(0, 1).reshape(rows.shape)
+
+    match part:
+        case "in_proj_qkvz.weight":
+            each = heads // keys * value_dim
+            by_head = np.split(
+                values.reshape(keys, -1, values.shape[1]), [key_dim, 2 * key_dim, 2 * key_dim + each], 1
+            )
+            q, k, v, z = (one.reshape(-1, values.shape[1]) for one in by_head)
+            number = layer.rpartition(".")[2]
+            yield f"blk.{number}.attn_qkv.weight", np.concatenate((q, k, v))
+            yield f"blk.{number}.attn_gate.weight", z
+            return
+        case "in_proj_qkv.weight" | "conv1d.weight":
+            rows = values.squeeze(1) if values.ndim == 3 else values
+            values = np.concatenate((rows[:first], in_turns(rows[first:], value_dim)))
+        case "in_proj_z.weight":
+            values = in_turns(values, value_dim)
+        case "in_proj_a.weight" | "in_proj_b.weight" | "dt_bias":
+            values = in_turns(values, 1)
+        case "A_log":
+            values = in_turns(-np.exp(values), 1)
+        case "out_proj.weight":
+            values = np.ascontiguousarray(in_turns(np.ascontiguousarray(values.T), value_dim).T)
+    if part == "A_log":
+        yield str(names.get_name(name)), values
+        return
+    stem, _, suffix = name.replace("dt_bias", "dt_proj.bias").rpartition(".")
+    yield f"{names.get_name(stem)}.{suffix}", values
 
 
 def _of_gpt_oss(name: str, values: np.ndarray, kind: str) -> Iterable[tuple[str, np.ndarray]]:
@@ -217,7 +358,8 @@ def _apart(name: str, values: np.ndarray, kind: str) -> Iterable[tuple[str, np.n
 
 def _permuted(name: str, values: np.ndarray, config: Any) -> np.ndarray:
     heads = config.num_attention_heads
-    if config.model_type in ("llama", "mixtral", "ministral3") and (".q_proj." in name or ".k_proj." in name):
+    kinds = ("llama", "mixtral", "ministral3", "smollm3", "granite")
+    if config.model_type in kinds and (".q_proj." in name or ".k_proj." in name):
         heads = heads if ".q_proj." in name else config.num_key_value_heads
         halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
         return halves.swapaxes(1, 2).reshape(values.shape)

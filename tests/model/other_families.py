@@ -217,8 +217,8 @@ and `specsot verify` say it, too.
 * **Refused in one line, before weights are loaded**: layers with a recurrent state or a convolution, KV of
   another layer, embeddings of each layer or of positions, several attentions in a layer, sparse and chunked
   attention, encoder-decoders, models that read images, `--tensor-parallel`, `--batch-invariant`. A layer that
-  mixes rows otherwise than by attention is found when it is loaded. A request's [window](design.md#kv-policies) is
-  refused, too.
+  mixes rows otherwise than by attention is found when it is loaded. A request's
+  [window](design.md#kv-policies) is refused, too.
 * **RoPE** that would switch with the length is the same for all sequences: longrope has its long factors
   where the context is longer than the original one; dynamic NTK is off up to `max_position_embeddings`, where
   texts end.

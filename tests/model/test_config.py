@@ -136,6 +136,13 @@ def test_other_kinds_of_layers_are_refused(tmp_path: Path, kinds: Any) -> None:
         read(tmp_path, model_type="mistral", num_hidden_layers=3, layer_types=kinds, num_key_value_heads=2)
 
 
+# What a config of these families must have: their defaults are models that are refused.
+REQUIRED: dict[str, dict[str, Any]] = {
+    "granitemoehybrid": {"layer_types": ["attention"] * 3, "num_local_experts": 0},
+    "gemma4_text": {"hidden_size_per_layer_input": 0},
+}
+
+
 @pytest.mark.torch  # Transformers looks for it
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_defaults_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
@@ -143,15 +150,18 @@ def test_defaults_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
 
     theirs = AutoConfig.for_model(kind, hidden_size=4096, num_attention_heads=32)
     sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_local_experts": None}
-    ours = read(tmp_path, model_type=kind, **sizes)
+    ours = read(tmp_path, model_type=kind, **sizes | REQUIRED.get(kind, {}))
+    theirs.allow_global_per_layer_attribute_access = True
     turns = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
     assert ours.rope.theta == turns["rope_theta"]
-    assert ours.rope.share == turns.get("partial_rotary_factor", 1.0)
+    assert ours.rope.share * ours.rope.proportion == turns.get("partial_rotary_factor", 1.0)
     if ours.sliding_rope:
         assert ours.sliding_rope.theta == theirs.rope_parameters["sliding_attention"]["rope_theta"]
     assert ours.attention_softcap == getattr(theirs, "attn_logit_softcapping", None)
     assert ours.logit_softcap == getattr(theirs, "final_logit_softcapping", None)
-    assert ours.query_scalar == getattr(theirs, "query_pre_attn_scalar", None)
+    # Granite and Gemma 4 name no scalar: they do not divide scores at all.
+    undivided = kind.startswith(("granite", "gemma4"))
+    assert ours.query_scalar == getattr(theirs, "query_pre_attn_scalar", 1 if undivided else None)
     assert ours.eps == (getattr(theirs, "rms_norm_eps", None) or theirs.layer_norm_eps)
     assert ours.kv_heads == getattr(theirs, "num_key_value_heads", 32)
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 128)
@@ -161,8 +171,14 @@ def test_defaults_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
     assert ours.qkv_bias == getattr(theirs, "attention_bias", kind == "qwen2")
     if ours.routing:
         counts = ours.routing.experts, ours.routing.chosen
-        experts = theirs.num_experts if ours.delta else theirs.num_local_experts
+        experts = getattr(theirs, "num_local_experts", None) or theirs.num_experts
         assert counts == (experts, theirs.num_experts_per_tok)
+    if kind == "smollm3":
+        unrotated = {layer for layer, rotates in enumerate(theirs.no_rope_layers) if not rotates}
+        assert ours.unrotated == {layer for layer in unrotated if layer < ours.layers}
+    if kind.startswith("gemma4"):
+        assert ours.rope.kind == turns["rope_type"]
+        assert ours.wide == (theirs.num_key_value_heads, theirs.per_layer_config["full_attention"].head_dim)
     if ours.delta:
         kinds = [
             "linear_attention" if ours.recurrent(layer) else "full_attention" for layer in range(ours.layers)
@@ -209,6 +225,31 @@ def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
         ({"vocab_size": True}, "vocab_size must be a number > 0, got True"),
         ({"num_key_value_heads": 3}, "4 heads do not divide into 3 key-value heads"),
         ({"head_dim": 15}, "head_dim must be even, got 15"),
+        (
+            {"model_type": "smollm3", "no_rope_layers": [1, 0]},
+            "no_rope_layers must be 0 or 1 for each of 3 layers",
+        ),
+        (
+            {"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention", "mamba"]},
+            "Mamba layers are not supported, only attention in every layer",
+        ),
+        (
+            {"model_type": "granitemoehybrid", "layer_types": ["attention"] * 3, "num_local_experts": 8},
+            "num_local_experts must be 0, experts of this family are not supported",
+        ),
+        (
+            {"model_type": "gemma4_text", "num_kv_shared_layers": 2},
+            "hidden_size_per_layer_input is 256, num_kv_shared_layers 2; per-layer embeddings and shared KV "
+            "(Gemma 4 E2B, E4B) are not supported",
+        ),
+        (
+            {"model_type": "gemma4_unified_text", "use_bidirectional_attention": "all"},
+            "use_bidirectional_attention 'all' is not supported",
+        ),
+        (
+            {"model_type": "gemma4_unified_text", "per_layer_config": {"1": {"head_dim": 16}, "2": {}}},
+            "per_layer_config must have the same numbers for all its layers",
+        ),
         ({"hidden_act": "mish"}, "hidden_act 'mish' is not one of silu, swish, gelu"),
         ({"hidden_act": ["silu"]}, "hidden_act ['silu'] is not one of"),
         ({"hidden_size": float("inf")}, "hidden_size must be a number > 0, got inf"),

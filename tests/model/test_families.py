@@ -6,6 +6,7 @@ The models are tiny, random, and of odd shapes on purpose.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,18 @@ from safetensors.torch import load_file, save_file
 from specsot.checkpoint.config import read_config
 from specsot.checkpoint.families import text_name
 from specsot.checkpoint.fingerprint import fingerprint
+from specsot.core.tree import ancestry, depths
 from specsot.errors import ModelError
 from specsot.members import Layout, Range
+from specsot_model.attention import RowSpan
 from specsot_model.cuda_graphs import measure_rows
 from specsot_model.decoder import Decoder
 from specsot_model.linear import Linear
 from specsot_model.loaded_parts import measured_range
 from specsot_model.mlp import Experts, GatedMlp, GroupedExperts, LoopedExperts
+from tests import trees
 from tests.conftest import some
-from tests.model.tiny import GROWING, Ring, load, pickle_weights, write_model
+from tests.model.tiny import GROWING, PAGE_ROWS, Ring, load, pickle_weights, write_model
 
 PROMPT = [7, 99, 3, 50, 21, 21, 64, 8, 15, 30, 77, 41, 5, 90, 13, 2, 66, 38, 4, 19]
 WRITTEN, ALL_WRITTEN = 13, 200  # tokens, past windows and the end of a page; all of them by `make test-all`
@@ -62,6 +66,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "vicuna 16k": ("llama", {"num_key_value_heads": 4, "rope_parameters": LINEAR}),
     "mistral": ("mistral", {"sliding_window": None, "head_dim": 10}),
     "mistral window": ("mistral", {"sliding_window": 21}),
+    "smollm3": ("smollm3", {"tie_word_embeddings": True}),
+    "smollm3 biases": ("smollm3", {"attention_bias": True, "mlp_bias": True, "rope_parameters": {**YARN},
+                                   "no_rope_layers": [0, 1, 0, 1], "num_hidden_layers": 4}),
+    "smollm3 windows": ("smollm3", {"use_sliding_window": True, "sliding_window": 5, "shards": "20KB"}),
+    "olmo2": ("olmo2", {"attention_bias": True, "rope_parameters": LINEAR}),
+    "olmo3": ("olmo3", {"rope_parameters": {"full_attention": YARN, "sliding_attention": NEAR_AND_FAR[
+                        "sliding_attention"]}, "shards": "20KB"}),
+    "granite": ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "granite 4": ("granitemoehybrid", {"tie_word_embeddings": True}),
+    "granite 4 unrotated": ("granitemoehybrid", {"position_embedding_type": None, "shards": "20KB"}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral odd": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 24}),
     "mixtral one each": ("mixtral", {"num_experts_per_tok": 1, "tie_word_embeddings": True}),
@@ -100,12 +114,18 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2 uncapped": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma3": ("gemma3_text", {"sliding_window": 21, "sliding_window_pattern": 2, "head_dim": 10,
                "rope_parameters": NEAR_AND_FAR}),
+    "gemma4": ("gemma4_text", {"final_logit_softcapping": 3.0, "shards": "20KB"}),
+    "gemma4 dense": ("gemma4_text", {"enable_moe_block": False, "num_key_value_heads": 1}),
+    "gemma4 of own values": ("gemma4_text", {"attention_k_eq_v": False, "moe_intermediate_size": 22}),
+    "gemma4 12b": ("gemma4_unified_text", {}),
     "ministral3": ("ministral3", {"shards": "20KB"}),
     "mistral small": ("mistral3", {"sliding_window": None, "rope_theta": 5e3}),
     "ministral3 with images": ("mistral3", {"model_type": "ministral3", "rope_parameters": GROWING,
                                "tie_word_embeddings": True, "shards": "20KB"}),
     "gemma3 with images": ("gemma3", {"sliding_window": 21, "sliding_window_pattern": 2, "head_dim": 10}),
     "qwen3-vl": ("qwen3_vl", {"tie_word_embeddings": True}),
+    "qwen3-vl moe": ("qwen3_vl_moe", {"mlp_only_layers": [1], "shards": "20KB"}),
+    "qwen3-vl moe of odd rows": ("qwen3_vl_moe", {"moe_intermediate_size": 22}),
     "pythia": ("gpt_neox", {"hidden_size": 64}),
     "neox one by one": ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "gelu_new"}),
     "neox half turned": ("gpt_neox", {"rope_parameters": {**LINEAR, "partial_rotary_factor": 0.5}}),
@@ -114,6 +134,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "neox tied": ("gpt_neox", {"tie_word_embeddings": True, "hidden_size": 36, "num_attention_heads": 3,
                                "rotary_pct": 0.5}),
 }  # fmt: skip
+# Families in which layers differ in what they do with positions, or in what they add.
+OF_NODES_AND_BRANCHES = ("smollm3", "olmo3", "granite", "granitemoehybrid", "qwen3_vl_moe", "gemma4_text")
 FAMILIES = (
     "llama",
     "mistral",
@@ -131,6 +153,10 @@ FAMILIES = (
     "gemma2",
     "gemma3_text",
     "ministral3",
+    "smollm3",
+    "olmo3",
+    "granite",
+    "gemma4_text",
 )
 
 
@@ -184,7 +210,9 @@ def test_taps_add_the_inputs_of_their_layers(kind: str, tmp_path: Path) -> None:
         part.register_forward_pre_hook(lambda _, args, index=index: inputs.__setitem__(index, args[0][0]))
     answer(model, PROMPT)
     taps = dict(zip((0, 2, 3), torch.eye(96).view(3, 32, 96).transpose(1, 2)))
-    _, fused = Ring.of(load(tmp_path, (1, 3))).feed(PROMPT, 0, taps=taps)
+    ring = Ring.of(load(tmp_path, (1, 3)))
+    held = {layer: ring.decoders[0].hold_tap(weight) for layer, weight in taps.items()}
+    _, fused = ring.feed(PROMPT, 0, taps=held)
     torch.testing.assert_close(fused, torch.cat([inputs[i] for i in (0, 2, 3)], 1), atol=1e-4, rtol=0)
 
 
@@ -211,6 +239,13 @@ def test_bf16_stays_near_fp32(kind: str, tmp_path: Path) -> None:
         ("glm4_moe", {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 1.0}}),
         ("minimax_m2", {"num_experts_per_tok": 1}),
         ("gpt_oss", {"swiglu_limit": 0.2}),
+        ("smollm3", {"no_rope_layers": [1, 1, 1]}),
+        ("olmo3", {"rope_parameters": {"full_attention": LINEAR}}),
+        ("granite", {"embedding_multiplier": 2.0}),
+        ("gemma4_text", {"top_k_experts": 1}),
+        ("gemma4_text", {"sliding_window": 3}),
+        ("granite", {"residual_multiplier": 0.5}),
+        ("granite", {"attention_multiplier": 0.3}),
         ("ministral3", {"rope_parameters": {**GROWING, "llama_4_scaling_beta": 0.1}}),
         ("gpt_oss", {"swiglu_alpha": 0.2}),
         ("gpt_neox", {"use_parallel_residual": False}),
@@ -245,6 +280,19 @@ def test_experts_are_the_same_published_one_by_one_or_in_one_tensor(tmp_path: Pa
         tensors |= {f"{experts}.gate_up_proj": torch.cat((gate, up), 1), f"{experts}.down_proj": down}
     save_file(tensors, file)
     assert torch.equal(Ring.of(load(tmp_path)).feed(PROMPT, 0)[0], apart)
+
+
+@pytest.mark.parametrize("width", [24, 22], ids=["grouped", "looped"])
+def test_experts_of_qwen3_vl_are_the_same_with_inputs_first(tmp_path: Path, width: int) -> None:
+    """As they are published; Transformers writes them with outputs first."""
+    write_model(tmp_path, "qwen3_vl_moe", moe_intermediate_size=width)
+    outputs_first, _ = Ring.of(load(tmp_path)).feed(PROMPT, 0)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    for name in [name for name in tensors if ".experts." in name]:
+        tensors[name] = tensors[name].transpose(1, 2).contiguous()
+    save_file(tensors, file)
+    assert torch.equal(Ring.of(load(tmp_path)).feed(PROMPT, 0)[0], outputs_first)
 
 
 def test_rows_of_mixed_experts_are_what_they_are_alone(tmp_path: Path) -> None:
@@ -307,6 +355,35 @@ def test_a_nodes_window_counts_positions(kind: str, layout: Layout, tmp_path: Pa
         (chain := Ring.of(load(tmp_path))).feed(PROMPT, 0)
         expected, _ = chain.feed([drafted[row] for row in path], at)
         torch.testing.assert_close(told[path], expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", OF_NODES_AND_BRANCHES)
+def test_trees_in_branches_of_a_prefix_give_the_logits_of_transformers(kind: str, tmp_path: Path) -> None:
+    """One frame holds both trees. The branches share their first page."""
+    model = write_model(tmp_path, kind)
+    prefix, drafted, parents = PROMPT[:PAGE_ROWS], [11, 40, 52, 63, 70], (0, 0, 0, 2, 3)
+    ring = Ring.of(load(tmp_path, (1, 3)))
+    ring.feed(prefix, 0)
+    starts = {(5, 2): [8, 15, 30], (5, 3): [77, 41, 13]}
+    for pages, start in starts.items():
+        replace(ring, pages=pages).feed(start, PAGE_ROWS)
+    base = PAGE_ROWS + 3
+    rows, visible = len(drafted), ancestry(parents)
+    spans = [RowSpan(rows, base, rows, pages, visible) for pages in starts]
+    positions = torch.tensor([base + depth for depth in depths(parents)] * 2)
+    slots = torch.tensor([pages[1] * PAGE_ROWS + 3 + row for pages in starts for row in range(rows)])
+    plan = ring.decoders[0].plan(spans, PAGE_ROWS, "packed")
+    hidden = ring.decoders[0].embed(torch.tensor(drafted * 2))
+    for decoder, kv in zip(ring.decoders, ring.kvs):
+        hidden, _ = decoder.forward(hidden, positions, slots, plan, kv)
+    told = ring.decoders[-1].logits(hidden).view(2, rows, -1)
+    for branch, start in enumerate(starts.values()):
+        for leaf in (1, 4):
+            nodes = trees.path(parents, leaf)
+            wanted = answer(model, [*prefix, *start, *(drafted[node] for node in nodes)])
+            torch.testing.assert_close(told[branch, list(nodes)], wanted[base:], atol=1e-4, rtol=0)
+            first, second = wanted.topk(2).values.unbind(-1)
+            assert (first - second).median() > 0.1, "near ties would hide a difference"
 
 
 @pytest.mark.parametrize("start", ["model.language_model.", "language_model.model."])

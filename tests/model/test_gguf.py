@@ -52,6 +52,7 @@ LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e3}
 LONG = {"rope_type": "longrope", "rope_theta": 5e3, "long_factor": [1.5, *[2.0] * 7],
         "short_factor": [1.0] * 8, "original_max_position_embeddings": 16}  # fmt: skip
 FAR = {"full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+NEAR = {"rope_type": "default", "rope_theta": 5e3}  # of the same base: GGUF has one
 GEMMA = {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
 
 
@@ -106,6 +107,16 @@ OTHERS: dict[str, tuple[str, dict[str, Any], Callable[[GGUFWriter], None]]] = {
         lambda writer: None,
     ),
     "pythia": ("gpt_neox", {}, lambda writer: None),
+    "qwen3-vl": ("qwen3_vl", {}, lambda writer: None),
+    "qwen3-vl moe": ("qwen3_vl_moe", {}, lambda writer: None),
+    "qwen3 next": ("qwen3_next", {}, lambda writer: None),
+    "qwen3.5": ("qwen3_5_text", {"tie_word_embeddings": True}, lambda writer: None),
+    "qwen3.5 moe": ("qwen3_5_moe_text", {}, lambda writer: None),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 4, "num_hidden_layers": 5}, lambda writer: None),
+    "olmo 2": ("olmo2", {}, lambda writer: None),
+    "olmo 3": ("olmo3", {"sliding_window": 7, "rope_parameters": FAR | {"sliding_attention": NEAR}},
+               lambda writer: None),
+    "granite": ("granite", {"attention_bias": True, "mlp_bias": True}, lambda writer: None),
     "ministral 3": ("ministral3", {"tie_word_embeddings": True}, lambda writer: None),
     "phi 3": ("phi3", {"sliding_window": 7}, lambda writer: None),
     "phi 4 mini": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 16},
@@ -113,6 +124,10 @@ OTHERS: dict[str, tuple[str, dict[str, Any], Callable[[GGUFWriter], None]]] = {
     "gemma 2": ("gemma2", {"sliding_window": 7, **GEMMA}, lambda writer: None),
     "gemma 3": ("gemma3_text", {"sliding_window": 7, "rope_parameters": FAR, "num_hidden_layers": 7, **GEMMA},
                 lambda writer: None),
+    "gemma 4": ("gemma4_text", {"final_logit_softcapping": 3.0, "tie_word_embeddings": True},
+                lambda writer: None),
+    "gemma 4 dense": ("gemma4_text", {"final_logit_softcapping": 3.0, "enable_moe_block": False},
+                      lambda writer: None),
     "minimax m2": ("minimax_m2", {"rotary_dim": 8}, lambda writer: None),
     "glm 4.5": ("glm4_moe", {"attention_bias": True, "use_qk_norm": True, "routed_scaling_factor": 2.5},
                 lambda writer: None),

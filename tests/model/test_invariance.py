@@ -155,16 +155,21 @@ def test_what_layers_are_tapped_for_is_the_same_bits_within_their_call(tmp_path:
 
 @pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim"),
-    [(1, 1, 64), (4, 2, 80), (3, 1, 64), (8, 2, 16), (5, 1, 32), (7, 1, 64), (8, 1, 128)],
+    ("kind", "heads", "kv_heads", "dim"),
+    [
+        *[("llama", *sizes) for sizes in ((1, 1, 64), (4, 2, 80), (3, 1, 64), (8, 2, 16), (5, 1, 32))],
+        *[("llama", *sizes) for sizes in ((7, 1, 64), (8, 1, 128))],
+        ("smollm3", 4, 2, 32),
+        ("granite", 4, 2, 32),
+    ],
 )
 def test_rows_of_64_sequences_equal_those_of_each_alone_and_are_near_other_operations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heads: int, kv_heads: int, dim: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, heads: int, kv_heads: int, dim: int
 ) -> None:
     """Keys and values in fp16, however many queries read one of them, and wherever their pages lie."""
     sizes: dict[str, Any] = {"hidden_size": 32 * heads, "intermediate_size": 160, "head_dim": dim}
     counts = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
-    write_model(tmp_path, "llama", num_hidden_layers=2, max_position_embeddings=1024, **sizes, **counts)
+    write_model(tmp_path, kind, num_hidden_layers=2, max_position_embeddings=1024, **sizes, **counts)
     given = tmp_path, Range(0, 2), torch.float32, "cpu"
     packed = Decoder.load(*given, quantization="int8")
     monkeypatch.setattr(packing, "can_pack", lambda config: False)

@@ -20,7 +20,8 @@ PAGE_ROWS = 16
 MODEL_TYPES = (
     *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "glm4_moe", "minimax_m2"),
     *("gpt_oss", "phi3", "gemma2", "gemma3_text", "gpt_neox", "ministral3", "mistral3", "gemma3", "qwen3_vl"),
-    *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe"),
+    *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe", "smollm3"),
+    *("olmo2", "olmo3", "granite", "granitemoehybrid", "qwen3_vl_moe", "gemma4_text"),
 )
 # Those that read images, too: their text, and the least vision that Transformers makes.
 IMAGES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "patch_size": 14, "image_size": 28,
@@ -31,6 +32,12 @@ WITH_IMAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_vl": (
         "qwen3_vl_text",
         {"model_type": "qwen3_vl_vision", "depth": 1, "hidden_size": 16, "intermediate_size": 16,
+         "num_heads": 2, "out_hidden_size": 32, "num_position_embeddings": 4,
+         "deepstack_visual_indexes": [0]},
+    ),
+    "qwen3_vl_moe": (
+        "qwen3_vl_moe_text",
+        {"model_type": "qwen3_vl_moe_vision", "depth": 1, "hidden_size": 16, "intermediate_size": 16,
          "num_heads": 2, "out_hidden_size": 32, "num_position_embeddings": 4,
          "deepstack_visual_indexes": [0]},
     ),
@@ -45,6 +52,26 @@ WITH_IMAGES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 GROWING = {"rope_type": "yarn", "rope_theta": 5e3, "factor": 4.0, "original_max_position_embeddings": 12,
            "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}  # fmt: skip
+MULTIPLIERS = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2,
+               "logits_scaling": 1.5}  # fmt: skip
+DENSE = ("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v", "sliding_window", "layer_types",
+         "rope_parameters")  # fmt: skip
+GEMMA4 = {
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "sliding_window": 20,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 5e3, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+    },
+    "hidden_size_per_layer_input": 0,
+    "enable_moe_block": True,
+    "num_experts": 5,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 24,
+}
 RECURRENT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe")
 # Transformers would make 128 experts of 768, which takes seconds.
 FEW_EXPERTS: dict[str, dict[str, Any]] = {
@@ -74,6 +101,23 @@ FEW_EXPERTS: dict[str, dict[str, Any]] = {
     "minimax_m2": {"num_local_experts": 5, "num_experts_per_tok": 3},
     "gpt_oss": {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 20},
     "ministral3": {"rope_parameters": GROWING},
+    "smollm3": {"no_rope_layer_interval": 2},
+    "olmo3": {
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "granite": MULTIPLIERS,
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": {name: value for name, value in GEMMA4.items() if name in DENSE},
+    "granitemoehybrid": {
+        **MULTIPLIERS,
+        "num_local_experts": 0,
+        "shared_intermediate_size": 56,
+        "layer_types": ["full_attention"] * 3,
+        "position_embedding_type": "rope",
+        "mamba_n_heads": 8,
+    },
+    "qwen3_vl_moe": {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
 }
 ONLY_LLAMAS = ("num_key_value_heads", "head_dim")  # what GPT-NeoX has no word for
 SHAPE: dict[str, Any] = {
@@ -110,11 +154,15 @@ def make_model(kind: str = "llama", **changes: Any) -> torch.nn.Module:
         if name.endswith(("bias", "norm.weight")):
             offset = kind in RECURRENT and not name.endswith("linear_attn.norm.weight")  # 1 + w
             torch.nn.init.normal_(parameter, 1.0 if name.endswith("weight") and not offset else 0.0, 0.2)
+        if name.endswith(("router.scale", "expert_scale")):
+            torch.nn.init.normal_(parameter, 1.0, 0.2)
         if name.endswith("sinks"):
             torch.nn.init.normal_(parameter, 0.0, 2.0)
     for name, buffer in model.named_buffers():
         if name.endswith("correction_bias"):
             torch.nn.init.normal_(buffer, 0.0, 0.2)
+        if name.endswith("layer_scalar"):
+            torch.nn.init.normal_(buffer, 0.8, 0.1)
     return model
 
 

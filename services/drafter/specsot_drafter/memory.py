@@ -16,7 +16,13 @@ from specsot_drafter.proposers.lm import MODEL_TREES, BeamShape, can_capture_bea
 from specsot_model.fused import can_capture
 from specsot_model.linear import stored_bytes
 from specsot_model.loaded_parts import AbsentWeights
-from specsot_model.memory_fit import WeightForm, drafter_bytes, weight_bytes_of, weights_of
+from specsot_model.memory_fit import (
+    WeightForm,
+    drafter_bytes,
+    kv_page_bytes,
+    weight_bytes_of,
+    weights_of,
+)
 from specsot_model.packed import ROWS_IN, row_itemsize
 from specsot_model.weights import Weights
 
@@ -100,7 +106,7 @@ def model_memory(
     no borrowed part.
     """
     kv_itemsize = row_itemsize(config, held.itemsize, held.packed)
-    row = 2 * config.layers * config.kv_heads * config.head_dim * kv_itemsize
+    row = kv_page_bytes(config, Range(0, config.layers), 1, kv_itemsize)
     kind = held.quantization
     captured = can_capture(config, kernels, kind is not None, kind in ("fp8", "int8"))
     graphs = beam_graph_bytes(config, held.itemsize, beam) if captured and not config.windowed else 0

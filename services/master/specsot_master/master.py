@@ -440,7 +440,8 @@ def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineCon
     importance = read_importance(folder, config)
     known = replace(ring.conduct, model=model.name, vocabulary=config.vocab, heads=heads)
     others = config.transformers is not None
-    return replace(known, importance=importance, recurrent=config.delta is not None, transformers=others)
+    known = replace(known, importance=importance, transformers=others)
+    return replace(known, allows_policies=config.allows_policies)
 
 
 def _ring_config(ring: RingOptions, model: ModelInfo) -> RingConfig:

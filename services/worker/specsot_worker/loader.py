@@ -188,7 +188,7 @@ class StageLoader:
             copy_speed=0 if self._config.routing else copy_speed(self._device),
             quantization=self._counted.rounding,
             lends=borrowed_of(self._options.base) is None and self._options.model_format != "bin",
-            hands_over=not config.delta and self._options.tensor_parallel == 1,
+            hands_over=not config.delta and not config.wide and self._options.tensor_parallel == 1,
         )
 
     def _report_published(self) -> None:

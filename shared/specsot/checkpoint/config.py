@@ -28,7 +28,7 @@ from specsot.checkpoint.families import (
 from specsot.checkpoint.fields import Fields, Json, read_json
 from specsot.checkpoint.other_families import read_sizes
 from specsot.checkpoint.quantization_config import Published, read_published
-from specsot.checkpoint.rope import Rope, read_rope, read_sliding_rope
+from specsot.checkpoint.rope import UNROTATED, Rope, read_rope, read_sliding_rope
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import MAX_TOKENS, HeadImportance, HeadWindows
 
@@ -109,7 +109,7 @@ class ModelConfig:
     head_dim: Number of elements of a query, key or value of one head.
     intermediate: Width of the MLP.
     vocab: Number of rows of the embedding, which is the number of logits.
-    eps: Epsilon of the norms, which is added to the variance.
+    eps: Epsilon of the norms, which is added to the variance; see also `residual_scale`.
     max_positions: Length of the model's context, in tokens.
     tied: True if embedding and lm_head are one table.
     rope: Rotary settings of all layers, or of those outside `windowed` if there is a `sliding_rope`.
@@ -132,9 +132,19 @@ class ModelConfig:
     attention_softcap: Cap c of attention scores, as c * tanh(score / c); None: no cap.
     logit_softcap: Cap c of logits, as c * tanh(logit / c); None: no cap.
     query_scalar: Number by whose square root attention scores are divided; None means head_dim.
+    residual_scale: Factor of what the published model's layers add to the residual stream. Here the residual
+        stream is the published model's divided by this number, so that nothing has to be multiplied:
+        `embedding_scale` and `eps` are divided by it and by its square. The inputs of the norms are then the
+        same up to a factor, which norms remove.
+    logit_divisor: Number by which logits are divided.
     sliding_rope: Rotary settings of the layers in `windowed`; None: those of `rope`.
     window: How many positions a token sees in the layers in `windowed`, its own included; None: no window.
     windowed: Numbers of the sliding-window layers, counted from 0.
+    unrotated: Numbers of the layers without rotary positions, counted from 0.
+    wide: Number of KV heads, and number of elements of a head, in the layers outside `windowed`, whose heads
+        differ from those of other layers (Gemma 4); None: all layers have the same heads. See `of_layer`.
+    keys_as_values: True if values are the keys before their norm, in the layers outside `windowed`.
+    values_normed: True if values are normed, each head by itself and without a weight.
     gated_heads: True if each query head's output is multiplied by a sigmoid gate.
     delta: Sizes of the gated delta layers; None: every layer attends.
     published: How matrices are quantized in the files; None: they are not.
@@ -173,10 +183,16 @@ class ModelConfig:
     embedding_scale: float = 1.0
     attention_softcap: float | None = None
     logit_softcap: float | None = None
-    query_scalar: int | None = None
+    query_scalar: float | None = None
+    residual_scale: float = 1.0
+    logit_divisor: float = 1.0
     sliding_rope: Rope | None = None
     window: int | None = None
     windowed: frozenset[int] = frozenset()
+    unrotated: frozenset[int] = frozenset()
+    wide: tuple[int, int] | None = None
+    keys_as_values: bool = False
+    values_normed: bool = False
     gated_heads: bool = False
     delta: Delta | None = None
     published: Published | None = None
@@ -189,6 +205,36 @@ class ModelConfig:
         layer: number of the layer, counted from 0.
         """
         return self.delta is not None and layer in self.delta.layers
+
+    def of_layer(self, layer: int) -> ModelConfig:
+        """Return this config with the heads of one layer: `self` if all layers have the same heads.
+
+        layer: number of the layer, counted from 0.
+        """
+        if self.wide is None:
+            return self
+        if layer in self.windowed:
+            return replace(self, keys_as_values=False)
+        kv_heads, head_dim = self.wide
+        return replace(self, kv_heads=kv_heads, head_dim=head_dim)
+
+    def rope_of(self, layer: int) -> Rope:
+        """Return the rotary settings of a layer.
+
+        layer: number of the layer, counted from 0.
+        """
+        if layer in self.unrotated:
+            return UNROTATED
+        return (self.sliding_rope if layer in self.windowed else None) or self.rope
+
+    @property
+    def allows_policies(self) -> bool:
+        """Return whether a request may have a KV policy, which hides tokens from layers that attend.
+
+        False with gated delta layers, whose states contain every token, with layers without rotary positions,
+        whose queries must not be rotated towards the first tokens, and with layers of different heads.
+        """
+        return self.delta is None and not self.unrotated and self.wide is None
 
     def sparse(self, layer: int) -> bool:
         """Return whether a layer has experts. False for every layer if the model has none.
@@ -304,6 +350,11 @@ def _read(
     kv_heads, head_dim = _heads(fields, family, hidden, heads)
     rope = _rope(fields, family, head_dim)
     bias = fields.flag("attention_bias", family.attention_bias)
+    if family.dense_hybrid:
+        _require_dense(fields)
+    if family.global_heads:
+        _require_own_layers(fields, family)
+    sparse = family.routing is not None and (not family.global_heads or fields.flag("enable_moe_block"))
     window, windowed = _windowed(fields, family)
     return ModelConfig(
         model_type=str(fields.values["model_type"]),
@@ -312,9 +363,10 @@ def _read(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate=fields.count("intermediate_size", fields.values.get(family.width_field)),
+        intermediate=fields.count("shared_intermediate_size", 1024)
+        if family.dense_hybrid
+        else fields.count("intermediate_size", fields.values.get(family.width_field)),
         vocab=fields.count("vocab_size", family.vocab),
-        eps=fields.number(family.eps_field, family.eps),
         max_positions=fields.count("max_position_embeddings", family.positions),
         tied=fields.flag("tie_word_embeddings", family.tied),
         rope=rope,
@@ -324,7 +376,7 @@ def _read(
         qk_norm=fields.flag("use_qk_norm") if family.qk_norm is None else family.qk_norm,
         whole_qk_norm=family.whole_qk_norm,
         eos=eos,
-        names=family.names,
+        names=_names(family, sparse),
         norm=family.norm,
         mlp=family.mlp,
         activation=_activation(fields, family),
@@ -333,17 +385,16 @@ def _read(
         text_of=text_of,
         clamp=_clamp(fields, family),
         norm_offset=family.norm_offset,
-        embedding_scale=hidden**0.5 if family.scaled else 1.0,
-        query_scalar=family.query_scalar and fields.count("query_pre_attn_scalar", family.query_scalar),
-        sliding_rope=None
-        if family.sliding_theta is None
-        else read_sliding_rope(fields, family.sliding_theta),
+        **_scales(fields, family, hidden),
+        sliding_rope=_sliding_rope(fields, family, rope),
         **_softcaps(fields, family),
         window=window,
         windowed=windowed,
+        unrotated=_unrotated(fields, family),
         gated_heads=family.gated_heads,
         delta=None if family.delta is None else _delta(fields, family.delta),
-        routing=None if family.routing is None else _routing(fields, family, family.routing),
+        routing=_routing(fields, family, family.routing) if family.routing and sparse else None,
+        **(_wide(fields, heads, kv_heads) if family.global_heads else {}),
     )
 
 
@@ -426,10 +477,10 @@ def _routing(fields: Fields, family: Family, defaults: Routing) -> Routing:
     words = ("num_experts", "n_routed_experts", "num_local_experts")
     count_field = next((word for word in words if fields.values.get(word) is not None), words[-1])
     experts = fields.count(count_field, defaults.experts)
-    num_chosen = fields.count("num_experts_per_tok", defaults.chosen)
+    num_chosen = fields.count(family.chosen_field, defaults.chosen)
     if num_chosen > experts:
         raise ModelError(
-            f"{fields.source}: num_experts_per_tok is {num_chosen}, {count_field} only {experts}"
+            f"{fields.source}: {family.chosen_field} is {num_chosen}, {count_field} only {experts}"
         )
     width = fields.count(family.width_field, defaults.width)
     groups, num_open_groups = _groups(fields, experts, num_chosen)
@@ -570,6 +621,127 @@ def _delta(fields: Fields, defaults: Delta) -> Delta:
     )
 
 
+def _scales(fields: Fields, family: Family, hidden: int) -> dict[str, Any]:
+    """Return the epsilon of the norms and the factors of embeddings, attention scores, residual stream and
+    logits, as arguments of `ModelConfig`.
+
+    fields: the fields of the config.
+    family: the model's family.
+    hidden: the hidden size.
+
+    Raises ModelError for a factor that is no number above 0.
+    """
+    eps = fields.number(family.eps_field, family.eps)
+    if not family.multiplied:
+        scalar = family.query_scalar and fields.count("query_pre_attn_scalar", family.query_scalar)
+        return {"eps": eps, "embedding_scale": hidden**0.5 if family.scaled else 1.0, "query_scalar": scalar}
+    residual = fields.number("residual_multiplier", 1.0)
+    return {
+        "eps": eps / residual**2,
+        "embedding_scale": fields.number("embedding_multiplier", 1.0) / residual,
+        "query_scalar": fields.number("attention_multiplier", 1.0) ** -2,
+        "residual_scale": residual,
+        "logit_divisor": fields.number("logits_scaling", 1.0),
+    }
+
+
+def _sliding_rope(fields: Fields, family: Family, rope: Rope) -> Rope | None:
+    """Return the rotary settings of sliding-window layers, or None if they are those of the other layers.
+
+    fields: the fields of the config.
+    family: the model's family.
+    rope: the rotary settings of the other layers.
+
+    Raises ModelError as `read_sliding_rope` does.
+    """
+    theta = rope.theta if family.windows_unscaled else family.sliding_theta
+    return None if theta is None else read_sliding_rope(fields, theta)
+
+
+def _names(family: Family, sparse: bool) -> Names:
+    """Return the names of the model's tensors.
+
+    family: the model's family.
+    sparse: whether the model has experts.
+
+    With experts in parallel to an MLP, the residual stream is normed by the names in `parallel_norms` alone.
+    """
+    if family.names.parallel_norms is None:
+        return family.names
+    return replace(family.names, mlp_norm="") if sparse else replace(family.names, parallel_norms=None)
+
+
+def _wide(fields: Fields, heads: int, kv_heads: int) -> dict[str, Any]:
+    """Return what differs in Gemma 4's layers without a window, as arguments of `ModelConfig`.
+
+    fields: the fields of the config, either as published (global_head_dim, num_global_key_value_heads) or as
+        Transformers writes them (per_layer_config).
+    heads: number of query heads.
+    kv_heads: number of KV heads of the other layers.
+
+    Raises ModelError if a number is wrong, or if these layers differ from each other.
+    """
+    by_layer = fields.values.get("per_layer_config")
+    equal_keys = fields.flag("attention_k_eq_v")
+    if by_layer:
+        kinds = list(by_layer.values()) if isinstance(by_layer, dict) else []
+        if not all(isinstance(kind, dict) and kind == kinds[0] for kind in kinds) or not kinds:
+            raise ModelError(
+                f"{fields.source}: per_layer_config must have the same numbers for all its layers"
+            )
+        whole = Fields(fields.source, kinds[0])
+        wide_kv_heads = whole.count("num_key_value_heads", kv_heads)
+        head_dim = whole.count("head_dim", fields.count("head_dim", 256))
+    else:
+        wide_kv_heads = fields.count("num_global_key_value_heads", kv_heads) if equal_keys else kv_heads
+        head_dim = fields.count("global_head_dim", 512)
+    if heads % wide_kv_heads:
+        raise ModelError(f"{fields.source}: {heads} heads do not divide into {wide_kv_heads} key-value heads")
+    return {
+        "wide": (wide_kv_heads, _even(fields, "global_head_dim", head_dim)),
+        "keys_as_values": equal_keys,
+        "values_normed": True,
+    }
+
+
+def _require_own_layers(fields: Fields, family: Family) -> None:
+    """Return None if every layer needs nothing but its hidden states. Raises ModelError for what Gemma 4 E2B
+    and E4B have: embeddings of single layers, and KV that layers share. Raises ModelError also if tokens see
+    later tokens.
+
+    fields: the fields of the config.
+    family: the model's family.
+    """
+    embedded = fields.index("hidden_size_per_layer_input", family.embedded_layers)
+    shared = fields.index("num_kv_shared_layers", 0)
+    if embedded or shared:
+        raise ModelError(
+            f"{fields.source}: hidden_size_per_layer_input is {embedded}, num_kv_shared_layers {shared};"
+            " per-layer embeddings and shared KV (Gemma 4 E2B, E4B) are not supported"
+        )
+    if fields.values.get("use_bidirectional_attention") == "all":
+        raise ModelError(f"{fields.source}: use_bidirectional_attention 'all' is not supported")
+
+
+def _require_dense(fields: Fields) -> None:
+    """Return None if every layer attends and has one MLP. Raises ModelError for Mamba layers and for experts,
+    which some models of Granite 4's family have.
+
+    fields: the fields of the config.
+    """
+    count = fields.count("num_hidden_layers")
+    kinds = fields.values.get("layer_types") or fields.values.get("layers_block_type") or []
+    if (
+        not isinstance(kinds, list)
+        or [kind in ("attention", "full_attention") for kind in kinds] != [True] * count
+    ):
+        raise ModelError(f"{fields.source}: Mamba layers are not supported, only attention in every layer")
+    if fields.index("num_local_experts", 8):
+        raise ModelError(
+            f"{fields.source}: num_local_experts must be 0, experts of this family are not supported"
+        )
+
+
 def _softcaps(fields: Fields, family: Family) -> dict[str, Any]:
     """Return the caps of attention scores and logits, as arguments of `ModelConfig`. A cap is None if the
     config has null, and the family's default if the config does not have the field.
@@ -610,12 +782,36 @@ def _windowed(fields: Fields, family: Family) -> tuple[int | None, frozenset[int
     window = fields.count("sliding_window", rows)
     layers = fields.count("num_hidden_layers")
     is_sliding = [kind == "sliding_attention" for kind in _layer_types(fields, family, layers)]
-    never_reached = family.sliding_theta is None and window >= fields.count(
-        "max_position_embeddings", family.positions
-    )
+    own_rope = family.windows_unscaled or family.sliding_theta is not None
+    never_reached = not own_rope and window >= fields.count("max_position_embeddings", family.positions)
     if not any(is_sliding) or never_reached:
         return None, frozenset()
     return window, frozenset(layer for layer, one in enumerate(is_sliding) if one)
+
+
+def _unrotated(fields: Fields, family: Family) -> frozenset[int]:
+    """Return the layers without rotary positions: those with a 0 in `no_rope_layers`, else every
+    `no_rope_layer_interval`-th. Return none for a family in which all layers rotate.
+
+    fields: the fields of the config.
+    family: the model's family.
+
+    Raises ModelError if `no_rope_layers` is no list of 0 and 1, or is shorter than the number of layers.
+
+        # no_rope_layers [1, 1, 1, 0, 1] of 5 layers -> {3}
+    """
+    layers = fields.count("num_hidden_layers")
+    if family.dense_hybrid and fields.values.get("position_embedding_type") != "rope":
+        return frozenset(range(layers))
+    if not family.unrotated_interval:
+        return frozenset()
+    flags = fields.values.get("no_rope_layers")
+    if flags is None:
+        interval = fields.count("no_rope_layer_interval", family.unrotated_interval)
+        return frozenset(range(interval - 1, layers, interval))
+    if not isinstance(flags, list) or len(flags) < layers or not all(flag in (0, 1) for flag in flags):
+        raise ModelError(f"{fields.source}: no_rope_layers must be 0 or 1 for each of {layers} layers")
+    return frozenset(layer for layer, rotates in enumerate(flags[:layers]) if not rotates)
 
 
 def _layer_types(fields: Fields, family: Family, layers: int) -> list[str]:
@@ -640,6 +836,10 @@ def _layer_types(fields: Fields, family: Family, layers: int) -> list[str]:
         is_sliding = (
             layer >= first and (not pattern or (layer + 1) % pattern > 0) for layer in range(layers)
         )
+        # SmolLM3's windows are in the layers without rotary positions.
+        if family.unrotated_interval:
+            unrotated = _unrotated(fields, family)
+            is_sliding = (layer in unrotated for layer in range(layers))
         return [kinds[one] for one in is_sliding]
     if (
         not isinstance(listed_kinds, list)

@@ -35,8 +35,8 @@ class Names:
     head: The lm_head.
     layer: The prefix of a layer's tensors, with {} for the layer's number. The names below are names inside a
         layer.
-    input_norm: The norm before attention.
-    mlp_norm: The norm before the MLP.
+    input_norm: The norm before attention. If empty, attention reads the residual stream.
+    mlp_norm: The norm before the MLP. If empty, the MLP reads the residual stream.
     attention: The attention module; `qkv`, `out` and `sinks` are names inside it.
     qkv: One tensor of queries, keys and values. If empty, they are q_proj, k_proj and v_proj.
     qkv_by_head: True if the rows of `qkv` are [heads, 3, head_dim]; False if they are queries, then keys,
@@ -49,13 +49,23 @@ class Names:
     router: The router of a layer with experts, which computes a score per expert.
     correction: The router's correction of scores, see `Routing.corrected`; a full name without a suffix.
     experts: Names of gate, up and down of an expert, with {} for its number.
-    stacked: Names of one tensor of all experts' gates and ups, and one of their downs, as gpt-oss publishes
-        them; in GGUF files they are apart. None: the family has no such tensors.
-    whole_experts: Names of the same two tensors in the layout that products read, for experts that may be
-        published either way. None: the family has no such tensors.
+    stacked: Names of one tensor of all experts' gates and ups, and one of their downs, both [experts, inputs,
+        outputs]; in GGUF files they are apart. None: the family has no such tensors.
+    alternating: True if gates and ups take turns in the first of these tensors, as gpt-oss publishes them;
+        False if all gates precede all ups.
+    whole_experts: Names of the same two tensors in the layout that products read, [experts, outputs, inputs],
+        for experts that may be published either way. If they are those of `stacked`, the shape decides. None:
+        the family has no such tensors.
     shared: Names of gate, up and down of the MLP that every token runs in addition to its experts; None:
         there is none.
     shared_gate: The gate of the shared MLP.
+    parallel_norms: Norms of a layer whose experts run in parallel to an MLP (Gemma 4): before and after the
+        MLP, before and after the experts. All read the residual stream, or what its MLP or experts return.
+        None: experts take the place of the MLP.
+    router_scale: Factors [hidden] of the router's normed input, in a layer with `parallel_norms`; a full name
+        without a suffix.
+    expert_scale: Factors [experts] of the weights of experts; a full name without a suffix.
+    layer_scale: A factor [1] of the residual stream after the layer; a full name without a suffix.
     gate_up: One tensor of the MLP's gate and up. If empty, they are apart.
     gate: The MLP's gate.
     up: The MLP's up projection.
@@ -79,9 +89,14 @@ class Names:
     correction: str = ""
     experts: tuple[str, str, str] = ("", "", "")
     stacked: tuple[str, str] | None = None
+    alternating: bool = True
     whole_experts: tuple[str, str] | None = None
     shared: tuple[str, str, str] | None = None
     shared_gate: str = ""
+    parallel_norms: tuple[str, str, str, str] | None = None
+    router_scale: str = ""
+    expert_scale: str = ""
+    layer_scale: str = ""
     gate_up: str = ""
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
@@ -98,6 +113,8 @@ def _three(mlp: str) -> tuple[str, str, str]:
 
 # The tensor names of Qwen's models with experts.
 QWEN_EXPERTS = Names(router="mlp.gate", experts=_three("mlp.experts.{}"))
+# The names of one tensor of all experts' gates and ups, and of one of their downs.
+WHOLE_EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 # The tensor names of Mixtral's models with experts.
 MIXTRAL_EXPERTS = Names(
     router="block_sparse_moe.gate",
@@ -224,6 +241,7 @@ class Family:
     eps_field: Name of the field with the epsilon of the norms.
     theta: Default of the field that `theta_field` names.
     theta_field: Name of the field with the rotary base.
+    rope_kind: Default of the kind of rotary settings, see `Rope.kind`.
     share: Default of the field that `share_field` names.
     share_field: Name of the field with the fraction of each head that rotates.
     partial: True if the fraction of a head that rotates may be less than 1.
@@ -249,6 +267,19 @@ class Family:
     query_scalar: Default of query_pre_attn_scalar; None: the field is not read.
     sliding_theta: Default of rope_local_base_freq, the rotary base of sliding-window layers; None: all layers
         have the same base.
+    windows_unscaled: True if sliding-window layers have the default rotary settings, with the base of the
+        others; False if they have those of the others, unless there is a `sliding_theta`.
+    unrotated_interval: Default of no_rope_layer_interval: every so-manieth layer has no rotary positions; 0:
+        all layers have them, and the field is not read.
+    chosen_field: Name of the field with the number of experts per token.
+    global_heads: True if layers without a window have heads of their own (Gemma 4), see `ModelConfig.wide`,
+        values are normed, and enable_moe_block says whether there are experts.
+    embedded_layers: Default of hidden_size_per_layer_input, the size of embeddings of single layers. Models
+        with such embeddings are refused.
+    multiplied: True if the config's embedding_multiplier, residual_multiplier, attention_multiplier and
+        logits_scaling are read (Granite).
+    dense_hybrid: True if other models of the family have Mamba layers or experts, which are refused, and if
+        position_embedding_type says whether layers have rotary positions.
     """
 
     names: Names = Names()
@@ -270,6 +301,7 @@ class Family:
     eps_field: str = "rms_norm_eps"
     theta: float = 10000.0
     theta_field: str = "rope_theta"
+    rope_kind: str = "default"
     share: float = 1.0
     share_field: str = "partial_rotary_factor"
     partial: bool = False
@@ -291,6 +323,13 @@ class Family:
     softcaps: tuple[float | None, float | None] | None = None
     query_scalar: int | None = None
     sliding_theta: float | None = None
+    windows_unscaled: bool = False
+    unrotated_interval: int = 0
+    chosen_field: str = "num_experts_per_tok"
+    global_heads: bool = False
+    embedded_layers: int = 0
+    multiplied: bool = False
+    dense_hybrid: bool = False
 
 
 # Llama, whose values are the defaults of the other families too.
@@ -312,6 +351,56 @@ GEMMA = Family(
     window="always",
     window_rows=4096,
 )
+# Gemma 4, without embeddings of single layers and without KV that layers share.
+GEMMA4 = replace(
+    GEMMA,
+    names=replace(
+        GEMMA.names,
+        router="router.proj",
+        experts=_three("experts.{}"),
+        whole_experts=("experts.gate_up_proj", "experts.down_proj"),
+        parallel_norms=(
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm_1",
+            "pre_feedforward_layernorm_2",
+            "post_feedforward_layernorm_2",
+        ),
+        router_scale="router.scale",
+        expert_scale="router.per_expert_scale",
+        layer_scale="layer_scalar",
+    ),
+    mlp="gated",
+    routing=Routing(128, 8, 704),
+    chosen_field="top_k_experts",
+    norm_offset=0.0,
+    query_scalar=1,
+    softcaps=(None, None),
+    qk_norm=True,
+    theta=1e6,
+    sliding_theta=10000.0,
+    rope_kind="proportional",
+    share=0.25,
+    partial=True,
+    positions=131072,
+    pattern=6,
+    window_rows=512,
+    global_heads=True,
+    embedded_layers=256,
+)
+# OLMo 2, and what OLMo 3 has in common with it: norms only over what attention and MLP add.
+OLMO = Family(
+    names=Names(
+        input_norm="",
+        mlp_norm="",
+        after_attention="post_attention_layernorm",
+        after_mlp="post_feedforward_layernorm",
+    ),
+    qk_norm=True,
+    whole_qk_norm=True,
+    eps=1e-5,
+)
+# Granite, and what Granite 4 has in common with it.
+GRANITE = Family(mlp_bias=None, multiplied=True)
 # Qwen3-Next, and what the Qwen3.5 families have in common with it.
 QWEN_DELTA = Family(
     names=replace(QWEN_EXPERTS, shared=_three("mlp.shared_expert"), shared_gate="mlp.shared_expert_gate"),
@@ -375,7 +464,26 @@ FAMILIES: Mapping[str, Family] = {
         window_rows=4096,
         whole_layers=28,
     ),
+    "smollm3": Family(
+        mlp_bias=None,
+        kv_heads=4,
+        theta=2e6,
+        positions=32768,
+        window="asked",
+        tied=True,
+        unrotated_interval=4,
+    ),
     "qwen3_vl_text": Family(qk_norm=True, kv_heads=32, head_dim=128, theta=5e5, positions=128000),
+    "qwen3_vl_moe_text": Family(
+        names=replace(QWEN_EXPERTS, stacked=WHOLE_EXPERTS, alternating=False, whole_experts=WHOLE_EXPERTS),
+        mlp="experts",
+        routing=Routing(60, 4, 1408),
+        qk_norm=True,
+        kv_heads=16,
+        theta=5e5,
+        positions=128000,
+        tied=True,
+    ),
     "qwen3_moe": Family(
         names=QWEN_EXPERTS,
         mlp="experts",
@@ -392,7 +500,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "qwen3_5_moe_text": replace(
         QWEN_DELTA,
-        names=replace(QWEN_DELTA.names, whole_experts=("mlp.experts.gate_up_proj", "mlp.experts.down_proj")),
+        names=replace(QWEN_DELTA.names, whole_experts=WHOLE_EXPERTS),
         routing=Routing(256, 8, 512),
         delta=Delta(apart=True),
     ),
@@ -431,7 +539,7 @@ FAMILIES: Mapping[str, Family] = {
             sinks="sinks",
             router="mlp.router",
             experts=_three("mlp.experts.{}"),
-            stacked=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+            stacked=WHOLE_EXPERTS,
         ),
         mlp="experts",
         # gpt-oss takes the softmax over the chosen experts only. That equals a softmax over all experts whose
@@ -470,6 +578,19 @@ FAMILIES: Mapping[str, Family] = {
         heads=8,
         vocab=262208,
     ),
+    "olmo2": OLMO,
+    "olmo3": replace(OLMO, theta=5e5, window="always", window_rows=4096, pattern=4, windows_unscaled=True),
+    "granite": GRANITE,
+    "granitemoehybrid": replace(
+        GRANITE,
+        names=Names(gate_up="shared_mlp.input_linear", down="shared_mlp.output_linear"),
+        mlp_bias=False,
+        width_field="shared_intermediate_size",
+        dense_hybrid=True,
+    ),
+    "gemma4_text": GEMMA4,
+    # 12B: of text, the same without experts.
+    "gemma4_unified_text": replace(GEMMA4, positions=262144, window_rows=1024, embedded_layers=0),
     "gpt_neox": Family(
         names=Names(
             embedding="gpt_neox.embed_in",
@@ -504,7 +625,10 @@ FAMILIES: Mapping[str, Family] = {
 WITH_IMAGES: Mapping[str, str] = {
     "mistral3": "mistral",
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }

@@ -115,6 +115,7 @@ def block_config(config: ModelConfig, names: MtpNames, tensors: Collection[str])
         delta=None,
         window=None,
         windowed=frozenset(),
+        unrotated=frozenset(),
         sliding_rope=None,
     )
 

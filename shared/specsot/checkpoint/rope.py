@@ -11,7 +11,7 @@ from specsot.checkpoint.fields import Fields, Json
 from specsot.errors import ModelError
 
 # The kinds of rotary settings that are supported.
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,9 @@ class Rope:
 
     theta: Base of the frequencies.
     kind: "default", "linear" (positions / factor), "llama3" or "yarn" (scaled by wavelength), or "longrope"
-        (each pair slowed by its own factor). "dynamic" configs are read as "default".
-    factor: Factor of the context extension, for linear, llama3 and yarn.
+        (each pair slowed by its own factor), or "proportional" (only the first pairs rotate, with the
+        frequencies that they have if all rotate). "dynamic" configs are read as "default".
+    factor: Factor of the context extension, for linear, llama3, yarn and proportional.
     low: low_freq_factor of llama3, or beta_slow of yarn.
     high: high_freq_factor of llama3, or beta_fast of yarn.
     original: Context length in tokens before the extension.
@@ -29,6 +30,7 @@ class Rope:
     truncate: True if the range that yarn blends ends at whole pairs.
     stretch: Factor of rotated queries and keys.
     factors: For longrope, the divisor of each pair's frequency; empty for other kinds.
+    proportion: For proportional, the fraction of a head's pairs that rotate.
     slope: Queries are multiplied by 1 + slope * log(1 + floor(position / original)), as in Llama 4; 0: they
         are not.
     """
@@ -43,6 +45,7 @@ class Rope:
     truncate: bool = True
     stretch: float = 1.0
     factors: tuple[float, ...] = ()
+    proportion: float = 1.0
     slope: float = 0.0
 
     def rotated(self, head_dim: int) -> int:
@@ -51,6 +54,10 @@ class Rope:
         head_dim: number of elements of a head.
         """
         return int(head_dim * self.share)
+
+
+# Rotary settings of a layer without rotary positions.
+UNROTATED = Rope(share=0.0)
 
 
 def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
@@ -78,7 +85,7 @@ def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
         "partial_rotary_factor": fields.get(family.share_field),
     }
     reader = Fields(source, {**old, **settings})
-    kind = settings.get("rope_type", settings.get("type", "default"))
+    kind = settings.get("rope_type", settings.get("type", family.rope_kind))
     kind = "longrope" if kind == "su" else kind
     if kind not in KINDS:
         raise ModelError(f"{source}: rope type {kind!r} is not one of {', '.join(KINDS)}")
@@ -110,6 +117,8 @@ def _of_kind(kind: str, reader: Fields, fields: Json, theta: float, share: float
         return Rope(theta, share=share)
     if kind == "longrope":
         return _longrope(Fields(reader.source, {**fields, **reader.values}), theta, share)
+    if kind == "proportional":
+        return Rope(theta, kind, reader.number("factor", 1.0), proportion=share)
     factor = reader.number("factor")
     if kind == "linear":
         return Rope(theta, kind, factor, share=share)

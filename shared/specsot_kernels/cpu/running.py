@@ -377,7 +377,7 @@ class KernelFrame:
         self._used = 0
         self._threads = torch.get_num_threads() if _openmp() else 1
         self.put(steps.ROWS, rows)
-        self._numbers[steps.EPS // 8] = np.float32(eps).view(np.int32)
+        self.put_float(steps.EPS, eps)
         if self._threads > 1:
             for field, entry in zip((steps.THREAD, steps.THREADS, steps.SYSTEM), _entries()):
                 self.put(field, entry)
@@ -395,6 +395,14 @@ class KernelFrame:
         number: an integer or an address.
         """
         self._numbers[field // 8] = number
+
+    def put_float(self, field: int, number: float) -> None:
+        """Write a number into a field of the table, as fp32.
+
+        field: offset of the field in bytes; see `steps`.
+        number: the number, which is rounded.
+        """
+        self._numbers[field // 8] = np.float32(number).view(np.int32)
 
     def point(self, field: int, tensor: Tensor) -> None:
         """Let a field point to a tensor, which is kept alive as long as the frame.

@@ -35,8 +35,8 @@ INPUT_NORM, MLP_NORM, Q_NORM, K_NORM = range(DOWN + 48, DOWN + 80, 8)
 # Numbers of a layer's table.
 LAYER = DOWN // 8 + PRODUCT + 4
 # Fields of a frame's table; a single product uses the first nine and those from X on. All are addresses of
-# arrays except the counts ROWS, HEADS, KV_HEADS, HEAD_DIM, PAGE_ROWS, SEEN_BY, BEST and COUNT, the number
-# EPS, and:
+# arrays except the counts ROWS, HEADS, KV_HEADS, HEAD_DIM, PAGE_ROWS, SEEN_BY, BEST and COUNT, the numbers
+# EPS and FACTOR, by which queries are multiplied, and:
 # * X is the input of a product, and of a layer without a first norm.
 # * LAYERS_APART and SCORES_APART are bytes from one layer's keys to the next layer's, and from one query's
 #   scores to the next query's.
@@ -53,9 +53,10 @@ LAYER = DOWN // 8 + PRODUCT + 4
 (ROWS, EPS, THREAD, THREADS, MEETING, SHORT, SCALES, SUMS, WIDE,
  HIDDEN, HEADS, KV_HEADS, HEAD_DIM, PAGE_ROWS, KEYS, VALUES, LAYERS_APART, SLOTS, POSITIONS, TURNS,
  SIGHT, SEEN_BY, ASKED, TURNED, SCORES, SCORES_APART, EVEN, PROJECTED, ATTENDED, INNER,
- X, OUTPUT, NORM, BEST, COUNT, CHANCES, TOKENS, OFFSETS, TAPS, SYSTEM) = range(0, 40 * 8, 8)  # fmt: skip
+ X, OUTPUT, NORM, BEST, COUNT, CHANCES, TOKENS, OFFSETS, TAPS, SYSTEM,
+ FACTOR) = range(0, 41 * 8, 8)  # fmt: skip
 # Numbers of a frame's table.
-FRAME = 40
+FRAME = 41
 # What a call computes: a product (MULTIPLY), the COUNT best of its BEST outputs (CHOOSE), or the keys and
 # values of a layer (REMEMBER). A positive number runs so many layers one after another.
 MULTIPLY = 0
@@ -351,7 +352,7 @@ def rotate_and_store(frame, layer, row):
     """Rotate a row's queries and keys, and store its keys and values in their page unless the slot is
     negative.
 
-    Head norms are applied if the layer has them. Queries are also scaled by 1 / sqrt(head dimension).
+    Head norms are applied if the layer has them. Queries are also multiplied by the frame's FACTOR.
 
     frame: address of the frame's table.
     layer: address of the layer's table.
@@ -362,7 +363,7 @@ def rotate_and_store(frame, layer, row):
     )  # fmt: skip
     at = v.get_long(frame + PROJECTED) + row * (heads + 2 * kv_heads) * dim * 4
     position = v.get_long(v.get_long(frame + POSITIONS) + 8 * row)
-    scale = numba.float32(1.0) / numba.float32(numba.float32(dim) ** numba.float32(0.5))
+    scale = v.get(frame + FACTOR)
     for head in range(heads):
         turn(frame, at + head * dim * 4, v.get_long(layer + Q_NORM), position, scale)
     slot = v.get_long(v.get_long(frame + SLOTS) + 8 * row)

@@ -356,7 +356,7 @@ def _pack(layers: Sequence[HeadLayer], dtype: torch.dtype) -> PackedLayers | Non
         LayerParts(one.qkv, one.out, one.gate_up, one.down, None, one.mlp_norm, one.head_norms)
         for one in layers
     ]
-    return PackedLayers(parts, _sizes(shape, shape.inputs), first.rotary.frequencies)
+    return PackedLayers(parts, _sizes(shape, shape.inputs), [one.rotary for one in layers])
 
 
 def can_pack(shape: HeadShape, stretch: float) -> bool:

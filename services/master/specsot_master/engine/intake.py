@@ -282,9 +282,10 @@ class Intake:
         check_plan(ask, self._prompts.listed)
         check_tokens(ask, self._config.vocabulary)
         check_drafter(ask, ring.drafters)
-        if (ask.policy or ask.head_aware) and self._config.recurrent:
+        if (ask.policy or ask.head_aware) and not self._config.allows_policies:
             raise InvalidRequest(
-                f"windows, pruning, head_aware: gated delta layers of {model!r} read every row"
+                f"windows, pruning, head_aware: {model!r} has gated delta layers or layers without rotary"
+                " positions, for which there are none"
             )
         if ask.window and self._config.transformers:
             raise InvalidRequest(

@@ -21,7 +21,7 @@ from specsot.checkpoint.gguf.tokenizer import StoredTokenizer
 from specsot.errors import ModelError
 
 # Version of the directories' content. Every change of the content needs another version.
-FORM = "4"
+FORM = "5"
 
 
 def directory_of(file: Path) -> Path:
@@ -92,11 +92,12 @@ def read_places(pointer: Path) -> dict[str, Place]:
     """
     places: dict[str, Place] = {}
     for name, stored in read_json(pointer).items():
-        axes, order = stored.pop("order") or ((), ())
-        row_order = (tuple(axes), tuple(order)) if axes else None
+        for name_of_order in ("order", "columns"):
+            axes, order = stored[name_of_order] or ((), ())
+            stored[name_of_order] = (tuple(axes), tuple(order)) if axes else None
         neighbour = pointer.parent / Path(stored["file"]).name
         stored["file"] = str(neighbour) if neighbour.is_file() else stored["file"]
-        places[name] = Place(**stored | {"shape": tuple(stored["shape"])}, order=row_order)
+        places[name] = Place(**stored | {"shape": tuple(stored["shape"])})
     return places
 
 

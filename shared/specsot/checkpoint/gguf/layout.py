@@ -22,9 +22,18 @@ ARCHITECTURES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3moe": "qwen3_moe",
+    "qwen3vl": "qwen3_vl_text",
+    "qwen3vlmoe": "qwen3_vl_moe_text",
+    "qwen3next": "qwen3_next",
+    "qwen35": "qwen3_5_text",
+    "qwen35moe": "qwen3_5_moe_text",
+    "smollm3": "smollm3",
+    "olmo2": "olmo2",
+    "granite": "granite",
     "phi3": "phi3",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
     "glm4moe": "glm4_moe",
     "minimax-m2": "minimax_m2",
     "gpt-oss": "gpt_oss",
@@ -66,6 +75,9 @@ class Place:
         should be; None: rows stay as stored. See `_order`.
     more: Number that the converter added to all elements of the tensor; the reader subtracts it. 0 for most
         tensors.
+    kept: Number of first rows that stay; `order` says how to reorder those after them.
+    columns: How to reorder the columns, as `order` does the rows; None: columns stay as stored.
+    log: True if the file has -exp of the tensor's elements.
     """
 
     file: str
@@ -75,6 +87,9 @@ class Place:
     bytes: int
     order: Order | None = None
     more: float = 0.0
+    kept: int = 0
+    columns: Order | None = None
+    log: bool = False
 
 
 def model_type_of(header: Header) -> str:
@@ -82,13 +97,15 @@ def model_type_of(header: Header) -> str:
 
     header: the header of the GGUF file.
 
-    A Llama file with experts is "mixtral".
+    A Llama file with experts is "mixtral", and an OLMo 2 file with sliding windows "olmo3".
     """
     found = ARCHITECTURES.get(header.architecture)
     if found is None:
         known = ", ".join(ARCHITECTURES)
         raise ModelError(f"{header.file}: a GGUF of architecture {header.architecture!r}, not one of {known}")
-    return "mixtral" if header.get("expert_count") and found == "llama" else found
+    if found == "llama" and header.get("expert_count"):
+        return "mixtral"
+    return "olmo3" if found == "olmo2" and header.get("attention.sliding_window") else found
 
 
 def config_of(header: Header) -> dict[str, Any]:
@@ -112,7 +129,9 @@ def config_of(header: Header) -> dict[str, Any]:
         "model_type": kind,
         "vocab_size": _vocabulary(header),
         "hidden_size": header.count("embedding_length"),
-        "intermediate_size": header.count("feed_forward_length"),
+        "intermediate_size": header.count(
+            "feed_forward_length" if header.get("feed_forward_length") else "expert_feed_forward_length"
+        ),
         "num_hidden_layers": _layers(header),
         "num_attention_heads": heads,
         "num_key_value_heads": header.get("attention.head_count_kv", heads),
@@ -152,14 +171,10 @@ def _particulars(kind: str, header: Header) -> dict[str, Any]:
         experts = header.count("expert_count")
         chosen = header.count("expert_used_count")
         return {"num_local_experts": experts, "num_experts_per_tok": chosen, "sliding_window": None}
-    if kind == "qwen3_moe":
-        return {
-            "num_experts": header.count("expert_count"),
-            "num_experts_per_tok": header.count("expert_used_count"),
-            "moe_intermediate_size": header.count("expert_feed_forward_length"),
-            # GGUF has no such field; llama.cpp always normalizes the weights of these models.
-            "norm_topk_prob": True,
-        }
+    if kind in ("qwen3_moe", "qwen3_vl_moe_text"):
+        return _of_qwen_experts(header)
+    if FAMILIES[kind].delta:
+        return _of_delta(header) | (_of_qwen_experts(header) if FAMILIES[kind].routing else {})
     if kind == "glm4_moe":
         return _of_glm(header)
     if kind in ("minimax_m2", "gpt_oss"):
@@ -172,14 +187,86 @@ def _particulars(kind: str, header: Header) -> dict[str, Any]:
         }
     if kind in ("gemma2", "gemma3_text"):
         return _of_gemma(kind, header)
+    if kind == "gemma4_text":
+        return _of_gemma4(header)
     if kind in ("phi3", "ministral3"):
         return {"sliding_window": window}
+    if kind == "olmo3":
+        return {"sliding_window": window, "layer_types": _kinds_of_layers(header)}
+    if kind == "granite":
+        return _of_granite(header)
     if kind == "gpt_neox":
         return {"use_parallel_residual": header.get("use_parallel_residual", True)}
-    if kind == "llama":
+    if kind in ("llama", "smollm3"):
         biased = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
         return {field: name in header.tensors for field, name in biased.items()}
     return {}
+
+
+def _of_qwen_experts(header: Header) -> dict[str, Any]:
+    """Return the config fields of the experts of Qwen's models.
+
+    header: the header of the GGUF file.
+
+    Raises ModelError if the number or the width of experts is missing.
+    """
+    shared = header.get("expert_shared_feed_forward_length")
+    return {
+        "num_experts": header.count("expert_count"),
+        "num_experts_per_tok": header.count("expert_used_count"),
+        "moe_intermediate_size": header.count("expert_feed_forward_length"),
+        # GGUF has no such field; llama.cpp always normalizes the weights of these models.
+        "norm_topk_prob": True,
+        **({} if shared is None else {"shared_expert_intermediate_size": shared}),
+    }
+
+
+def _of_delta(header: Header) -> dict[str, Any]:
+    """Return the config fields of gated delta layers.
+
+    header: the header of the GGUF file.
+
+    Raises ModelError if one of their sizes is missing.
+    """
+    value_heads = header.count("ssm.time_step_rank")
+    return {
+        "linear_num_key_heads": header.count("ssm.group_count"),
+        "linear_num_value_heads": value_heads,
+        "linear_key_head_dim": header.count("ssm.state_size"),
+        "linear_value_head_dim": header.count("ssm.inner_size") // value_heads,
+        "linear_conv_kernel_dim": header.count("ssm.conv_kernel"),
+        "full_attention_interval": header.get("full_attention_interval", 4),
+    }
+
+
+def _of_granite(header: Header) -> dict[str, Any]:
+    """Return the config fields that only Granite models have. A factor that the file does not have is 1.
+
+    header: the header of the GGUF file.
+    """
+    factors = {
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "attention_multiplier": "attention.scale",
+        "logits_scaling": "logit_scale",
+    }
+    biased = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
+    return {
+        **{field: header.get(key, 1.0) for field, key in factors.items()},
+        **{field: name in header.tensors for field, name in biased.items()},
+    }
+
+
+def _kinds_of_layers(header: Header) -> list[str] | None:
+    """Return the kind of every layer, as `layer_types` of a config names it. Return None if the file does not
+    tell which layers have a sliding window.
+
+    header: the header of the GGUF file.
+    """
+    pattern = header.get("attention.sliding_window_pattern")
+    if not isinstance(pattern, list):
+        return None
+    return ["sliding_attention" if is_sliding else "full_attention" for is_sliding in pattern]
 
 
 def _of_gemma(kind: str, header: Header) -> dict[str, Any]:
@@ -204,6 +291,47 @@ def _of_gemma(kind: str, header: Header) -> dict[str, Any]:
         "final_logit_softcapping": header.get("final_logit_softcapping", caps[1]),
         "query_pre_attn_scalar": width // heads if largest else head_dim,
         "rope_local_base_freq": header.get("rope.freq_base_swa", 10000.0),
+    }
+
+
+def _of_gemma4(header: Header) -> dict[str, Any]:
+    """Return the config fields that only Gemma 4 models have, and those of heads, which differ from layer to
+    layer.
+
+    header: the header of the GGUF file.
+
+    Raises ModelError if a number is missing, and if the file does not tell which layers have a window.
+    """
+    kinds = _kinds_of_layers(header)
+    if kinds is None:
+        raise ModelError(f"{header.file}: gemma4.attention.sliding_window_pattern must be a list")
+    kv_heads = header.get("attention.head_count_kv")
+    by_layer = kv_heads if isinstance(kv_heads, list) else [kv_heads] * len(kinds)
+    by_kind = dict(zip(kinds, by_layer))
+    whole_layers = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
+    experts = header.get("expert_count")
+    return {
+        "layer_types": kinds,
+        "head_dim": header.count("attention.key_length_swa"),
+        "global_head_dim": header.count("attention.key_length"),
+        "num_key_value_heads": by_kind.get("sliding_attention"),
+        "num_global_key_value_heads": by_kind.get("full_attention"),
+        "attention_k_eq_v": any(f"blk.{layer}.attn_v.weight" not in header.tensors for layer in whole_layers),
+        "sliding_window": header.count("attention.sliding_window"),
+        "rope_local_base_freq": header.get("rope.freq_base_swa", 10000.0),
+        "final_logit_softcapping": header.get("final_logit_softcapping"),
+        "hidden_size_per_layer_input": header.get("embedding_length_per_layer_input", 0),
+        "num_kv_shared_layers": header.get("attention.shared_kv_layers", 0),
+        "enable_moe_block": bool(experts),
+        **(
+            {
+                "num_experts": experts,
+                "top_k_experts": header.count("expert_used_count"),
+                "moe_intermediate_size": header.count("expert_feed_forward_length"),
+            }
+            if experts
+            else {}
+        ),
     }
 
 
@@ -249,12 +377,16 @@ def _rope_scaling(header: Header) -> dict[str, Any] | None:
 
     Raises ModelError for an unsupported kind.
 
-    The tensors of the file have precedence over its metadata: frequency divisors mean Llama 3's scaling, long
-    and short factors mean longrope. A linear scaling with a factor of 1, of 0 or without a factor counts as
-    none.
+    The tensors of the file have precedence over its metadata: frequency divisors mean Llama 3's scaling, or
+    in Gemma 4 which pairs rotate; long and short factors mean longrope. A linear scaling with a factor of 1,
+    of 0 or without a factor counts as none.
     """
     kind = header.get("rope.scaling.type", "none")
     factor = header.get("rope.scaling.factor")
+    if ROPE_FREQS in header.tensors and header.architecture == "gemma4":
+        # Pairs that do not rotate have a divisor of 1e30.
+        rotating = _numbers(header, ROPE_FREQS) == 1
+        return {"rope_type": "proportional", "partial_rotary_factor": float(rotating.mean())}
     if ROPE_FREQS in header.tensors:
         return _llama3_scaling(header)
     if LONG in header.tensors and SHORT in header.tensors:
@@ -414,6 +546,8 @@ def _named(stored: str, place: Place, config: Mapping[str, Any]) -> Iterator[tup
     """
     family = FAMILIES[config["model_type"]]
     names = family.names
+    # The only tensor of a layer whose name has no suffix.
+    stored = f"{stored}.weight" if stored.endswith(".ssm_a") else stored
     outer = {"token_embd": names.embedding, "output_norm": names.norm, "output": names.head}
     stem, _, suffix = stored.rpartition(".")
     # Gemma's norms are stored with the offset already added to their weights.
@@ -427,16 +561,63 @@ def _named(stored: str, place: Place, config: Mapping[str, Any]) -> Iterator[tup
         return
     layer = names.layer.format(split[1])
     part = split[2]
+    expert_names = names.experts if names.router else ()
     expert = _experts(names).get(part.removesuffix("_exps"))
-    if part.endswith("_exps") and expert:
+    if family.delta and (named := _named_in_delta(part, place, config)):
+        yield f"{layer}.linear_attn.{named[0]}", named[1]
+    elif part.endswith("_exps") and expert and suffix != "scale":
         for number, one in enumerate(_split_experts(place)):
             yield f"{layer}.{expert.format(number)}.{suffix}", one
     elif expert and split[3]:
         yield f"{layer}.{expert.format(split[3])}.{suffix}", place
+    elif part == "ffn_gate_up_exps" and expert_names:
+        for half, name in zip(_split_rows(place), expert_names):
+            for number, one in enumerate(half):
+                yield f"{layer}.{name.format(number)}.{suffix}", one
+    elif suffix == "scale" and (scale := _scales(names).get(part)):
+        yield f"{layer}.{scale}", place
+    elif part == "ffn_gate_inp_shexp" and names.shared_gate:
+        yield f"{layer}.{names.shared_gate}.{suffix}", replace(place, shape=(1, place.shape[-1]))
     elif bare := _bare(names).get(part):
         yield f"{layer}.{bare}", place
     elif name := _inner(names).get(part):
         yield f"{layer}.{name}.{suffix}", replace(place, order=_order(part, place, config))
+
+
+def _named_in_delta(part: str, place: Place, config: Mapping[str, Any]) -> tuple[str, Place] | None:
+    """Return the name within the mixer of a gated delta layer, and the place, of a stored tensor. Return None
+    for other tensors of a layer.
+
+    part: name of the tensor inside its layer, without suffix, as GGUF has it.
+    place: where the tensor is stored.
+    config: the fields of config.json.
+
+    For Qwen3.5, llama.cpp orders value heads by their number within the key head, so that the value heads of
+    all key heads take turns:
+
+        # 2 key heads a and b of 2 value heads each: a0 a1 b0 b1 is stored as a0 b0 a1 b1
+    """
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    value_dim = config["linear_value_head_dim"]
+    first_rows = 2 * keys * config["linear_key_head_dim"]
+    tiled = config["model_type"] != "qwen3_next"
+    heads: Order | None = ((values // keys, keys, value_dim), (1, 0, 2)) if tiled else None
+    single: Order | None = ((values // keys, keys), (1, 0)) if tiled else None
+    if part == "ssm_conv1d":
+        place = replace(place, shape=(place.shape[0], 1, place.shape[-1]))
+    found: dict[str, tuple[str, Place]] = {
+        "attn_qkv": ("in_proj_qkv.weight", replace(place, order=heads, kept=first_rows)),
+        "attn_gate": ("in_proj_z.weight", replace(place, order=heads)),
+        "ssm_ba": ("in_proj_ba.weight", place),
+        "ssm_alpha": ("in_proj_a.weight", replace(place, order=single)),
+        "ssm_beta": ("in_proj_b.weight", replace(place, order=single)),
+        "ssm_conv1d": ("conv1d.weight", replace(place, order=heads, kept=first_rows)),
+        "ssm_a": ("A_log", replace(place, order=single, log=True)),
+        "ssm_dt": ("dt_bias", replace(place, order=single)),
+        "ssm_norm": ("norm.weight", replace(place, more=0.0)),
+        "ssm_out": ("out_proj.weight", replace(place, columns=heads)),
+    }
+    return found.get(part)
 
 
 def _experts(names: Names) -> dict[str, str]:
@@ -455,7 +636,21 @@ def _bare(names: Names) -> dict[str, str]:
     The values are full names within a layer, or "".
     """
     sinks = names.sinks and f"{names.attention}.{names.sinks}"
-    return {"attn_sinks": sinks, "exp_probs_b": names.correction}
+    return {
+        "attn_sinks": sinks,
+        "exp_probs_b": names.correction,
+        "layer_output_scale": names.layer_scale,
+    }
+
+
+def _scales(names: Names) -> dict[str, str]:
+    """Return the names of tensors whose GGUF names end with ".scale", by these names without it.
+
+    An empty name means that the family has no such tensor.
+
+    names: the family's names of tensors.
+    """
+    return {"ffn_gate_inp": names.router_scale, "ffn_down_exps": names.expert_scale}
 
 
 def _inner(names: Names) -> dict[str, str]:
@@ -468,6 +663,7 @@ def _inner(names: Names) -> dict[str, str]:
     and values, the separate projections and their norms are left out.
     """
     shared = dict(zip(("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"), names.shared or ()))
+    parallel = ("ffn_norm", "post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2")
     own = {
         "attn_norm": names.input_norm,
         "ffn_norm": names.mlp_norm,
@@ -480,6 +676,7 @@ def _inner(names: Names) -> dict[str, str]:
         "ffn_up": names.gate_up or names.up,
         "ffn_down": names.down,
         **shared,
+        **dict(zip(parallel, names.parallel_norms or ())),
     }
     heads = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")
     apart = {f"attn_{one.removesuffix('_proj')}": f"{names.attention}.{one}" for one in heads}
@@ -498,6 +695,22 @@ def _split_experts(place: Place) -> Iterator[Place]:
     shape = place.shape[1:]
     size = place.bytes // count
     return (replace(place, shape=shape, begin=place.begin + n * size, bytes=size) for n in range(count))
+
+
+def _split_rows(place: Place) -> Iterator[Iterator[Place]]:
+    """Yield for gates and for ups the places of all experts, of a tensor in which the gate of each expert
+    precedes its up.
+
+    place: the place of the tensor [experts, 2 * width, hidden].
+    """
+    _, rows, columns = place.shape
+    experts = list(_split_experts(place))
+    for half in range(2):
+        size = experts[0].bytes // 2
+        yield (
+            replace(one, shape=(rows // 2, columns), begin=one.begin + half * size, bytes=size)
+            for one in experts
+        )
 
 
 def _order(part: str, place: Place, config: Mapping[str, Any]) -> Order | None:
@@ -519,7 +732,7 @@ def _order(part: str, place: Place, config: Mapping[str, Any]) -> Order | None:
     """
     heads = config["num_attention_heads"]
     kind = config["model_type"]
-    if kind in ("llama", "mixtral", "ministral3") and part in ("attn_q", "attn_k"):
+    if kind in ("llama", "mixtral", "ministral3", "smollm3", "granite") and part in ("attn_q", "attn_k"):
         heads = heads if part == "attn_q" else config["num_key_value_heads"]
         return (heads, place.shape[0] // heads // 2, 2), (0, 2, 1)
     if part == "attn_qkv" and FAMILIES[kind].names.qkv_by_head:

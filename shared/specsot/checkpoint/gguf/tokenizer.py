@@ -83,6 +83,8 @@ class StoredTokenizer:
         """
         self._header = header
         self._kind = self._get("model")
+        # Gemma 4's kind is that of sentencepiece with merges.
+        self._kind = "llama" if self._kind == "gemma4" else self._kind
         if self._kind not in ("gpt2", "llama"):
             raise self._error(f"tokenizer {self._kind!r} is not one of gpt2, llama")
         self._tokens: list[str] = self._get("tokens", [])

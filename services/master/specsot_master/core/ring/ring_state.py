@@ -125,7 +125,7 @@ class EngineConfig:
     vocabulary: the number of token ids that the model has. Set from the model's directory.
     heads: the measured attention window of every head, or None if it was not measured.
     importance: the measured importance of every KV head, or None if it was not measured.
-    recurrent: True if some layers read every preceding token, so that windows and pruning are refused.
+    allows_policies: False if windows and pruning are refused; see `ModelConfig.allows_policies`.
     transformers: True if layers run through Transformers' own code, which cannot turn queries a second time
         for the sinks of windows, so that windows are refused.
     lease: positions granted per lease: how far a sequence may decode before the master renews.
@@ -151,7 +151,7 @@ class EngineConfig:
     vocabulary: int = 2**31
     heads: HeadWindows | None = None
     importance: HeadImportance | None = None
-    recurrent: bool = False
+    allows_policies: bool = True
     transformers: bool = False
     live: int = option(
         64,
