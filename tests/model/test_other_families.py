@@ -34,6 +34,7 @@ from tests.model.other_families import (
     compare,
     load_other,
     logits_of,
+    only_through_transformers,
     write_other,
 )
 from tests.model.tiny import PAGE_ROWS, SHAPE, Ring
@@ -86,7 +87,7 @@ def test_layers_that_need_more_than_a_hidden_state_are_refused(
         values = AutoConfig.for_model(kind, **given).to_dict() | {"is_encoder_decoder": False}
     values = {"num_hidden_layers": 3, **given, **values}
     (tmp_path / "config.json").write_text(json.dumps({**values, "model_type": kind}, default=str))
-    with pytest.raises(ModelError, match=re.escape(reason)) as refused:
+    with pytest.raises(ModelError, match=re.escape(reason)) as refused, only_through_transformers():
         layer_shapes(read_config(tmp_path))
     assert "\n" not in str(refused.value)
 
@@ -103,7 +104,7 @@ def test_a_layer_that_mixes_rows_elsewhere_than_in_attention_is_refused(tmp_path
         layers._check_rows()
 
 
-@pytest.mark.parametrize("kind", ["granite", "mimo_v2_flash"])
+@pytest.mark.parametrize("kind", ["granitemoe", "mimo_v2_flash"])
 def test_taps_add_the_inputs_of_their_layers(kind: str, tmp_path: Path) -> None:
     model = write_other(tmp_path, kind)
     inputs: dict[int, torch.Tensor] = {}
