@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -93,9 +94,10 @@ def test_a_chain_of_steady_drafts_is_never_faster_than_one_tree_of_all_nodes_for
 
     The drafts after a token continue those after the token before, so that no later draft adds a path.
     """
-    hops = RingCosts(4, 1.0, CostCurve(((1, 1e-9), (2, 1e-9))), CostCurve(((1, 0.0), (2, 0.0))))
+    curves = CostCurve(((1, 1e-9), (2, 1e-9))), CostCurve(((1, 0.0), (2, 0.0)))
     dice = random.Random(frames)
-    for _ in range(5):
+    for number in range(5):
+        hops = RingCosts(4, 1.0, *curves, shared_host=number % 2 == 0)
         wrong = {position for position in range(40) if dice.random() < 0.3}
         text = text_of(list(range(40)), 40, wrong)
         one_tree = write([text], hops, ChainPolicy(1, 40, 40))
@@ -116,7 +118,7 @@ def test_random_drafts_write_the_whole_text_no_slower_than_plainly(frames: int) 
 
 
 def test_the_comparison_is_with_the_best_single_tree() -> None:
-    """A head that is always right to its last level: hidden drafting is all that a chain can add far away."""
+    """A head that is always right: the deepest tree is the best single one, and has no other nodes."""
     host = HOSTS["smollm2-vnni"]
     costs = RingCosts(4, 0.05, CostCurve(host.step), CostCurve(host.level), host.frame, host.proposal)
     row = compare([text_of(list(range(40)), 12)], costs)
@@ -125,10 +127,23 @@ def test_the_comparison_is_with_the_best_single_tree() -> None:
     assert row["chain"] >= row["two"] > 0
 
 
+def test_a_drafter_on_the_host_of_the_last_stage_takes_its_time_from_it() -> None:
+    """A stage takes a second, drafting too: together two seconds a frame, apart one."""
+    text = text_of(list(range(41)), levels=8)
+    level = CostCurve(((1, 0.125), (2, 0.125)))
+    shared = RingCosts(4, 0.0, CostCurve(((1, 4.0), (2, 4.0))), level)
+    policy = ChainPolicy(8, 1, 8, spread=False)
+    together = write([text], shared, policy).seconds
+    apart = write([text], replace(shared, shared_host=False), policy).seconds
+    assert together / apart == pytest.approx(2, abs=0.2)
+    tree = ChainPolicy(1, 8, 8)
+    assert write([text], shared, tree) == write([text], replace(shared, shared_host=False), tree)
+
+
 @pytest.mark.torch
 def test_a_record_of_the_small_pair_is_made_once_and_simulated(tmp_path: Path) -> None:
-    record, output, prompts = tmp_path / "drafts.npz", tmp_path / "chains.json", tmp_path / "prompts.txt"
-    prompts.write_text("tides\n")
+    record, output, prompts = tmp_path / "drafts.npz", tmp_path / "chains.json", tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"turns": ["tides", "and why?"]}) + "\n")
     asked = ["bench", "chains", "--record", str(record), "--rtt", "20", "--json", str(output)]
     assert main([*asked, "--prompts", str(prompts), "--tokens", "12"]) == 0
     (row,) = json.loads(output.read_text())["rows"]

@@ -1,5 +1,5 @@
-"""`specsot bench chains`: what several frames of one sequence in flight would bring, simulated beside the best
-single tree.
+"""`specsot bench chains`: what several frames of one sequence in flight would bring, simulated beside the
+best single tree.
 
 The drafts are those that a real head proposed, recorded by `draft_record`; `frame_chains` replays them. What
 steps and levels take is that of one of the HOSTS, on a host for every stage.
@@ -70,6 +70,16 @@ HOSTS: Final[Mapping[str, Host]] = {
     "smollm2-avx2": Host(_scaled(9.6e-3, AVX2), ((1, 0.8e-3), (4, 0.9e-3), (16, 2e-3)), FRAME, PROPOSAL),
     # Qwen2.5-Coder-1.5B in int8: assumed, as one that reads its 1.6 GB at 32 GB/s, with SmolLM2's multiples.
     "1.5b-vnni": Host(_scaled(50e-3, VNNI), ((1, 1.5e-3), (4, 1.6e-3), (16, 2.5e-3)), FRAME, PROPOSAL),
+    # Qwen2.5-Coder-1.5B in int8, measured on one AVX2 core beside other processes, in processor seconds.
+    "1.5b-avx2": Host(
+        (
+            *((1, 0.171), (2, 0.205), (4, 0.258), (6, 0.407), (8, 0.523), (12, 0.729), (16, 1.126)),
+            *((24, 1.634), (32, 2.136), (48, 3.404), (64, 4.408), (97, 6.965)),
+        ),
+        ((1, 3.9e-3), (4, 4.3e-3), (10, 8e-3)),
+        FRAME,
+        PROPOSAL,
+    ),
     # Qwen2.5-Coder-1.5B in bf16 on an H200, measured; what hosts take is half of the above, assumed.
     "1.5b-h200": Host(
         ((1, 1.66e-3), (2, 1.99e-3), (16, 2.1e-3), (32, 2.29e-3), (64, 2.44e-3), (128, 2.57e-3)),
@@ -85,6 +95,8 @@ TREE_LEVELS: Final = (3, 4, 6, 8, 10, 12)
 CHAIN_FRAMES: Final = (2, 4, 8, 16)
 CHAIN_NODES: Final = (8, 16, 24)
 CHAIN_LEVELS: Final = (4, 8, 12)
+# Levels of the chains whose drafting takes no time.
+FREE_LEVELS: Final = (4, 8, 12, 14)
 
 Tried = tuple[ChainPolicy, Written]
 
@@ -125,39 +137,60 @@ def compare(texts: Sequence[DraftedText], costs: RingCosts) -> Row:
     """Return how chains compare with the best single tree at one distance, as the figures of a row.
 
     texts: The recorded answers.
-    costs: What the ring takes.
+    costs: What the ring takes; the drafter shares the host of the last stage.
 
     "plain" are tokens per second without drafts, "tree" the best single tree's as a multiple of them. The
     other ratios are multiples of the best single tree: "free_tree" if drafting took no time, "two" and
-    "chain" with at most two and with any number of frames in flight, "free_chain" if the drafting of the
-    chain took no time. "tree_rows" and "chain_rows" are rows per token.
+    "chain" with at most two and with any number of frames in flight, "apart" if the drafter had a host of
+    its own next to the last stage, and "free_chain" if drafting took no time. "tree_rows" and "chain_rows"
+    are rows per token.
+
+    Every figure is of the best policy in hindsight, chosen for its own column.
     """
     plain = write(texts, costs, ChainPolicy(1, 0, 0))
     tree_policy, tree = best_of(texts, costs, single_trees())
     free_tree = best_of(texts, costs, [replace(policy, free_drafting=True) for policy in single_trees()])[1]
     two = best_of(texts, costs, chain_policies((2,)))[1]
-    policy, _ = best_of(texts, costs, chain_policies())
-    variants = [policy, replace(policy, root_first=False), replace(policy, spread=True)]
-    policy, chain = best_of(texts, costs, variants)
-    levels = sorted({*CHAIN_LEVELS, policy.levels, 14})
+    policy, chain = best_of(texts, costs, chain_policies())
+    apart_policy, apart = best_of(texts, replace(costs, shared_host=False), chain_policies())
     free = [
-        replace(policy, free_drafting=True, levels=count, spread=spread)
-        for count in levels
+        replace(tried, free_drafting=True, levels=levels, spread=spread)
+        for tried in {policy, apart_policy}
+        for levels in FREE_LEVELS
         for spread in (False, True)
     ]
     return {
         "plain": plain.rate,
         "tree": tree.rate / plain.rate,
-        "tree_shape": f"{tree_policy.levels}, {tree_policy.nodes}",
+        "tree_shape": _shape(tree_policy),
         "tau": tree.tokens / tree.frames,
         "tree_rows": tree.rows / tree.tokens,
         "free_tree": free_tree.rate / tree.rate,
         "two": two.rate / tree.rate,
         "chain": chain.rate / tree.rate,
-        "chain_shape": f"{policy.frames}; {policy.levels}, {policy.nodes}",
+        "chain_shape": f"{policy.frames}; {_shape(policy)}",
         "chain_rows": chain.rows / chain.tokens,
+        "apart": apart.rate / tree.rate,
+        "apart_shape": f"{apart_policy.frames}; {_shape(apart_policy)}",
         "free_chain": best_of(texts, costs, free)[1].rate / tree.rate,
     }
+
+
+def _shape(policy: ChainPolicy) -> str:
+    """Return the levels and nodes of a policy's frames, for a cell.
+
+    policy: The policy.
+    """
+    return f"{policy.levels}, {policy.nodes}"
+
+
+def _shapes(heading: str, key: str) -> Column:
+    """Return a column of shapes among columns of figures.
+
+    heading: Heading of the column.
+    key: Key of the entry in a row.
+    """
+    return Column(heading, lambda row: str(row[key]))
 
 
 # The columns of the table.
@@ -165,16 +198,18 @@ COLUMNS: Final[tuple[Column, ...]] = (
     text("host", "host"),
     figure("RTT ms", "rtt_ms", 0),
     figure("plain, tokens/s", "plain", 2),
-    text("best tree: levels, nodes", "tree_shape"),
-    figure("of plain", "tree", 2),
+    figure("best tree, of plain", "tree", 2),
+    _shapes("levels, nodes", "tree_shape"),
     figure("tokens a step", "tau", 2),
     figure("rows a token", "tree_rows", 1),
-    figure("drafting free, of best tree", "free_tree", 2),
-    figure("two frames, of best tree", "two", 2),
-    text("best chain: frames; levels, nodes", "chain_shape"),
-    figure("of best tree", "chain", 2),
+    figure("chain, of best tree", "chain", 2),
+    _shapes("frames; levels, nodes", "chain_shape"),
     figure("its rows a token", "chain_rows", 1),
-    figure("drafting free, of best tree ", "free_chain", 2),
+    figure("two frames", "two", 2),
+    figure("drafter apart", "apart", 2),
+    _shapes("its frames; levels, nodes", "apart_shape"),
+    figure("drafting free: tree", "free_tree", 2),
+    figure("chain", "free_chain", 2),
 )
 
 

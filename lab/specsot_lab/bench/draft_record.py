@@ -7,6 +7,7 @@ a node would have been accepted exactly if its path from the root is what the mo
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from specsot.core.frames import FeatureBatch, Features, Frame, Opening, PromptChunk, TreeSegment
 from specsot.core.tree import Tree
+from specsot.errors import InvalidRequest
 from specsot.members import TreeShape
 from specsot.params import Message
 from specsot_bench.asking import counting_bar
@@ -35,7 +37,7 @@ from specsot_model.decoder import Decoder
 from specsot_model.linear import uses_packed_kernels
 from specsot_worker.stage import DecoderStage
 
-# Levels that are grown at every token: single trees of up to 12 levels are compared, and a chain of frames may
+# Levels that are grown at every token. Single trees of up to 12 levels are compared; a chain of frames may
 # look a little further ahead.
 LEVELS: Final = 14
 # Children of each node, and nodes of a level that are fed, as in the published trees.
@@ -190,3 +192,18 @@ def make_record(file: Path, models: ModelSet, questions: Sequence[str], num_toke
             texts.append(text)
             write_record(file, texts)
             count()
+
+
+def read_questions(file: Path) -> tuple[str, ...]:
+    """Return the first turns of a file of prompts, as JSON lines with a list `turns` each.
+
+    file: The file. Raises InvalidRequest if it cannot be read.
+    """
+    try:
+        return tuple(
+            json.loads(line)["turns"][0]
+            for line in file.read_text(encoding="utf-8").splitlines()
+            if line.strip()
+        )
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise InvalidRequest(f"prompts: {file}: {error}", field="prompts") from None

@@ -5,13 +5,14 @@ result of the frame before tells. Without waiting for the result, a *child frame
 nodes that are in flight. The last stage walks through the frames in order; if the next token of the text is
 no node in flight, it becomes the root of a new chain, and what is in flight is dropped.
 
-Time is that of a ring whose stages have a host each, and whose drafter lives on the host of the last stage
-without slowing it down. Where the real ring would be slower than is simulated, that is said with "at least".
+Time is that of a ring whose stages have a host each; the drafter lives on the host of the last stage, or on
+one of its own next to it. What was dropped costs nothing any more once the last stage knows, which is the
+best case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Final
@@ -71,6 +72,8 @@ class RingCosts:
     level: One level of a draft tree, by the rows that the head computes.
     frame: What a stage's host takes for every frame besides computing: to receive, decode, encode and send.
     proposal: What the drafter's host takes for every proposal besides its levels.
+    shared_host: True: the last stage and the drafter compute on one host, one after the other. False: the
+        drafter has a host of its own, next to that of the last stage.
     """
 
     stages: int
@@ -79,6 +82,7 @@ class RingCosts:
     level: CostCurve
     frame: float = 0.0
     proposal: float = 0.0
+    shared_host: bool = True
 
     def stage(self, rows: int) -> float:
         """Return the seconds that one stage is busy with a frame.
@@ -214,38 +218,74 @@ class ChainRun:
         # Number of the newest frame whose result is known.
         self._verified = 0
         self._frames = self._rows = 0
-        # When each stage has computed all frames that were sent.
-        self._free = [0.0] * costs.stages
+        # When each stage but the last has computed all frames that were sent.
+        self._free = [0.0] * (costs.stages - 1)
         # When the newest frame was sent.
         self._sent_at = -np.inf
-        # Results to come: (seconds, frame).
-        self._results: list[tuple[float, int]] = []
+        # Frames on their way to the last stage: (seconds of arrival, number, rows).
+        self._arrivals: list[tuple[float, int, int]] = []
+        # The frame that the last stage computes: (seconds of its end, number).
+        self._verifying: tuple[float, int] | None = None
+        # When the next frame is to be drafted at the earliest; None: not before the next result.
+        self._due: float | None = 0.0
+        # When the draft that was begun is complete.
+        self._drafting: float | None = None
 
     def run(self) -> Written:
         """Write the text, and return what it took."""
         now = 0.0
-        ready_at = self._begin_draft(now)
         while True:
-            # Results that come before the next frame is drafted may drop what it would belong to.
-            if self._results and (ready_at is None or self._results[0][0] <= ready_at):
-                now, frame = heappop(self._results)
-                missed = self._verify(frame)
+            self._start_work(now)
+            now = min(self._next_times())
+            if self._verifying and self._verifying[0] <= now:
+                missed = self._verify(self._verifying[1])
+                self._verifying = None
                 if self._known >= len(self._text.tokens) - 1:
                     return Written(self._known, now, self._frames, self._rows)
                 if missed:
-                    # Stages do not compute what was dropped, at least from now on.
+                    # No host computes what was dropped, from now on.
                     self._free = [min(seconds, now) for seconds in self._free]
-                    self._results.clear()
+                    self._arrivals.clear()
                     self._verified = self._frames
-                    ready_at = self._begin_draft(now)
-                elif ready_at is None:
-                    ready_at = self._begin_draft(now)
-            else:
-                assert ready_at is not None, "either a result or a frame is due"
-                now = ready_at
+                    self._drafting = None
+                if self._drafting is None:
+                    self._due = self._next_due(now)
+            elif self._drafting is not None and self._drafting <= now:
+                self._drafting = None
                 sent = self._send_next(now)
                 # A draft that results have overtaken is begun anew; a tree without further nodes is not.
-                ready_at = self._begin_draft(now) if sent or self._drafted < self._known else None
+                self._due = self._next_due(now) if sent or self._drafted < self._known else None
+
+    def _start_work(self, now: float) -> None:
+        """Let the drafter and the last stage begin what is due, if their hosts are free. On a shared host,
+        drafting comes first: verification first would leave the stages before without work.
+
+        now: Seconds.
+        """
+        shared = self._costs.shared_host
+        busy = self._drafting is not None or (shared and self._verifying is not None)
+        if not busy and self._due is not None and self._due <= now:
+            self._due = None
+            self._drafted = self._known
+            self._draft_root = self._root
+            opens_bare = self._bare and self._root.frame is None
+            self._drafting = now + (0.0 if opens_bare else self._growth())
+        busy = self._verifying is not None or (shared and self._drafting is not None)
+        if not busy and self._arrivals and self._arrivals[0][0] <= now:
+            _, frame, rows = heappop(self._arrivals)
+            self._verifying = now + self._costs.stage(rows), frame
+
+    def _next_times(self) -> Iterator[float]:
+        """Yield when something ends, or can begin if its host is free by then. At least one time."""
+        if self._verifying:
+            yield self._verifying[0]
+        if self._drafting is not None:
+            yield self._drafting
+        idle = self._verifying is None and self._drafting is None
+        if self._arrivals and (idle if self._costs.shared_host else self._verifying is None):
+            yield self._arrivals[0][0]
+        if self._due is not None and (idle if self._costs.shared_host else self._drafting is None):
+            yield self._due
 
     def _verify(self, frame: int) -> bool:
         """Walk on as far as the results of this frame and those before lead. Return whether the newest known
@@ -260,24 +300,22 @@ class ChainRun:
             self._root = self._root.children.get(self._text.tokens[self._known]) or SentNode()
         return self._root.frame is None
 
-    def _begin_draft(self, now: float) -> float | None:
-        """Begin to draft the next frame. Return when it is drafted and may be sent; None if as many frames as
-        allowed are in flight.
+    def _next_due(self, now: float) -> float | None:
+        """Return when the next frame is to be drafted at the earliest; None if as many frames as allowed are
+        in flight.
 
         now: Seconds.
         """
         policy = self._policy
-        self._drafted = self._known
-        self._draft_root = self._root
         if self._root.frame is None:
-            return now + (0.0 if self._bare else self._growth())
+            return now
         live = self._root.live_frames(self._verified)
         if len(live) >= policy.frames:
             return None
+        if not policy.spread or (policy.root_first and len(live) == 1):
+            return now
         spacing = self._costs.round_trip(policy.nodes) / policy.frames
-        first = policy.root_first and len(live) == 1
-        at_once = first or not policy.spread
-        return max(now + self._growth(), now if at_once else self._sent_at + spacing)
+        return max(now, self._sent_at + spacing - self._growth())
 
     def _growth(self) -> float:
         """Return the seconds that it takes to grow the tree of the newest known token."""
@@ -296,7 +334,7 @@ class ChainRun:
         if self._drafted >= len(text.trees):
             return []
         follows = text.tokens[self._drafted : self._known + 1]
-        # By number in the draft's tree, 0 for its root: the node that was sent or is new; None: it is neither.
+        # By number in the draft's tree, 0 for its root: the node that was sent or is new; None: neither.
         places: list[SentNode | None] = [self._draft_root]
         # By number: whether the known tokens may lead to the node.
         alive = [True]
@@ -335,10 +373,10 @@ class ChainRun:
         rows = len(chosen) + opens
         self._rows += rows
         self._sent_at = now
-        for stage in range(costs.stages):
-            now = max(now + costs.hop, self._free[stage]) + costs.stage(rows)
+        for stage, free in enumerate(self._free):
+            now = max(now + costs.hop, free) + costs.stage(rows)
             self._free[stage] = now
-        heappush(self._results, (now, self._frames))
+        heappush(self._arrivals, (now + costs.hop, self._frames, rows))
         return True
 
     @property

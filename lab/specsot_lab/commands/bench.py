@@ -626,7 +626,8 @@ class ChainsBenchOptions:
     hosts: Names of the machines whose costs are simulated.
     rtt: Round trips between neighbours, in milliseconds.
     stages: Number of stages.
-    prompts: File of questions for the record; None: those of the benchmark.
+    prompts: File of questions for the record, or of JSON lines (.jsonl), of whose `turns` the first is asked;
+        None: those of the benchmark.
     tokens: Maximum number of tokens of each recorded answer.
     fleet: The base model and the head of the record, and their precision.
     output: Where results are written.
@@ -640,7 +641,9 @@ class ChainsBenchOptions:
         (0.0, 5.0, 20.0, 100.0), "Round trip between neighbours, in milliseconds.", min_value=0, metavar="MS"
     )
     stages: int = option(4, "Number of stages.", min_value=2, aliases=("pipeline-parallel-size",))
-    prompts: Path | None = option(None, "Questions of the record, one a line.", metavar="FILE")
+    prompts: Path | None = option(
+        None, "Questions of the record, one a line, or JSON lines with `turns`.", metavar="FILE"
+    )
     tokens: int = option(48, shared(LENGTH, "tokens", "Tokens of each recorded answer, at most."))
     fleet: Annotated[FleetOptions, OF_STEPS] = field(default_factory=FleetOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
@@ -664,12 +667,16 @@ def chains(options: ChainsBenchOptions) -> int:
     from specsot_lab.bench import chains as chains_module
 
     if not options.record.exists():
-        from specsot_lab.bench.draft_record import make_record
+        from specsot_lab.bench.draft_record import make_record, read_questions
 
         models = models_of(options.fleet, None)
         if models.head is None:
             raise InvalidRequest("a record is made with a head: give --draft-model", "draft_model")
-        questions = questions_of(options.prompts, is_small(models.base), QUESTIONS)
+        prompts = options.prompts
+        if prompts and prompts.suffix == ".jsonl":
+            questions = read_questions(prompts)
+        else:
+            questions = questions_of(prompts, is_small(models.base), QUESTIONS)
         make_record(options.record, models, questions, options.tokens)
     hosts = [name.strip() for name in options.hosts.split(",")]
     return chains_module.measure(options.record, hosts, options.rtt, options.stages, output)
