@@ -93,7 +93,7 @@ TREE_NODES: Final = (4, 8, 12, 16, 24, 32, 48, 64, 96)
 TREE_LEVELS: Final = (3, 4, 6, 8, 10, 12)
 # Frames in flight, and nodes and levels of each, of the chains that are compared.
 CHAIN_FRAMES: Final = (2, 4, 8, 16)
-CHAIN_NODES: Final = (8, 16, 24)
+CHAIN_NODES: Final = (4, 8, 16, 24)
 CHAIN_LEVELS: Final = (4, 8, 12)
 # Levels of the chains whose drafting takes no time.
 FREE_LEVELS: Final = (4, 8, 12, 14)
@@ -133,6 +133,22 @@ def chain_policies(frames: Sequence[int] = CHAIN_FRAMES) -> list[ChainPolicy]:
     ]
 
 
+def best_chain(texts: Sequence[DraftedText], costs: RingCosts) -> Tried:
+    """Return the best chain, with what it wrote. Of the best number and size of frames, also those whose root
+    waits for its first nodes, and those whose frames are spread over a round trip, are tried.
+
+    texts: The recorded answers.
+    costs: What the ring takes.
+    """
+    policy, _ = best_of(texts, costs, chain_policies())
+    variants = [
+        replace(policy, root_first=root_first, spread=spread)
+        for root_first in (True, False)
+        for spread in (False, True)
+    ]
+    return best_of(texts, costs, variants)
+
+
 def compare(texts: Sequence[DraftedText], costs: RingCosts) -> Row:
     """Return how chains compare with the best single tree at one distance, as the figures of a row.
 
@@ -151,8 +167,8 @@ def compare(texts: Sequence[DraftedText], costs: RingCosts) -> Row:
     tree_policy, tree = best_of(texts, costs, single_trees())
     free_tree = best_of(texts, costs, [replace(policy, free_drafting=True) for policy in single_trees()])[1]
     two = best_of(texts, costs, chain_policies((2,)))[1]
-    policy, chain = best_of(texts, costs, chain_policies())
-    apart_policy, apart = best_of(texts, replace(costs, shared_host=False), chain_policies())
+    policy, chain = best_chain(texts, costs)
+    apart_policy, apart = best_chain(texts, replace(costs, shared_host=False))
     free = [
         replace(tried, free_drafting=True, levels=levels, spread=spread)
         for tried in {policy, apart_policy}

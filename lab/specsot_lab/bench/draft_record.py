@@ -145,7 +145,7 @@ def write_record(file: Path, texts: Sequence[DraftedText]) -> None:
     }
     for name in ("tokens", "parents", "depths", "scores"):
         arrays[name] = np.concatenate([getattr(tree, name) for tree in trees])
-    np.savez_compressed(file, **arrays)
+    np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def read_record(file: Path) -> tuple[DraftedText, ...]:
@@ -183,7 +183,8 @@ def make_record(file: Path, models: ModelSet, questions: Sequence[str], num_toke
     assert models.head is not None
     prompts = Prompts(models.base, Text(models.base))
     decoder = load_decoder(models)
-    kind = models.quantization if uses_packed_kernels(models.quantization, models.device) else None
+    form = models.stored_form
+    kind = form if uses_packed_kernels(form, models.device) else None
     head = load_head(models.head, models.base, torch.float32, "cpu", quantization=kind)
     asked = [prompts.chat([Message("user", question)]) for question in questions]
     texts = list[DraftedText]()

@@ -187,7 +187,7 @@ class SentNode:
         verified: Number of the newest frame whose result is known.
         """
         frames = set[int]()
-        nodes = [self]
+        nodes: list[SentNode] = [self]
         while nodes:
             node = nodes.pop()
             nodes += node.children.values()
