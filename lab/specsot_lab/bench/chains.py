@@ -88,9 +88,10 @@ HOSTS: Final[Mapping[str, Host]] = {
         PROPOSAL / 2,
     ),
 }
-# Nodes and levels of the single trees that are compared.
-TREE_NODES: Final = (4, 8, 12, 16, 24, 32, 48, 64, 96)
-TREE_LEVELS: Final = (3, 4, 6, 8, 10, 12)
+# Nodes and levels of the single trees that are compared. With its root, a tree of 3 or 7 nodes has as many rows
+# as a later frame of a chain with 4 or 8 nodes, where step curves have knees.
+TREE_NODES: Final = (1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 23, 24, 31, 48, 63, 96)
+TREE_LEVELS: Final = (1, 2, 3, 4, 6, 8, 10, 12)
 # Frames in flight, and nodes and levels of each, of the chains that are compared.
 CHAIN_FRAMES: Final = (2, 4, 8, 16)
 CHAIN_NODES: Final = (4, 8, 16, 24)
@@ -165,7 +166,12 @@ def compare(texts: Sequence[DraftedText], costs: RingCosts) -> Row:
     """
     plain = write(texts, costs, ChainPolicy(1, 0, 0))
     tree_policy, tree = best_of(texts, costs, single_trees())
-    free_tree = best_of(texts, costs, [replace(policy, free_drafting=True) for policy in single_trees()])[1]
+    free_trees = [
+        replace(policy, free_drafting=True)
+        for policy in single_trees()
+        if tree_policy.nodes <= policy.nodes <= 3 * tree_policy.nodes
+    ]
+    free_tree = best_of(texts, costs, free_trees)[1]
     two = best_of(texts, costs, chain_policies((2,)))[1]
     policy, chain = best_chain(texts, costs)
     apart_policy, apart = best_chain(texts, replace(costs, shared_host=False))
