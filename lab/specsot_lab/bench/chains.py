@@ -88,8 +88,8 @@ HOSTS: Final[Mapping[str, Host]] = {
         PROPOSAL / 2,
     ),
 }
-# Nodes and levels of the single trees that are compared. With its root, a tree of 3 or 7 nodes has as many rows
-# as a later frame of a chain with 4 or 8 nodes, where step curves have knees.
+# Nodes and levels of the single trees that are compared. With its root, a tree of 3 or 7 nodes has as many
+# rows as a later frame of a chain with 4 or 8 nodes, where step curves have knees.
 TREE_NODES: Final = (1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 23, 24, 31, 48, 63, 96)
 TREE_LEVELS: Final = (1, 2, 3, 4, 6, 8, 10, 12)
 # Frames in flight, and nodes and levels of each, of the chains that are compared.
