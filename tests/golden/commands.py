@@ -23,6 +23,7 @@ NEEDED: Mapping[Program, Sequence[str]] = {  # without which a command says noth
     ("join",): ["a:1/code"],
     ("train",): ["--model=m", "--output=o"],
     ("bench", "ranks"): ["--texts=t"],
+    ("bench", "chains"): ["--record=r"],
     ("bench", "llamacpp"): ["--peer=p", "--gguf=g"],
 }
 OF_ALL = ("config", "help", "version")

@@ -618,6 +618,71 @@ def ranks(options: RanksBenchOptions) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainsBenchOptions:
+    """Options of `specsot bench chains`. Each field is an option of the command line, described by its help
+    text.
+
+    record: File of recorded drafts, which is made if it is missing.
+    hosts: Names of the machines whose costs are simulated.
+    rtt: Round trips between neighbours, in milliseconds.
+    stages: Number of stages.
+    prompts: File of questions for the record, or of JSON lines (.jsonl), of whose `turns` the first is asked;
+        None: those of the benchmark.
+    tokens: Maximum number of tokens of each recorded answer.
+    fleet: The base model and the head of the record, and their precision.
+    output: Where results are written.
+    """
+
+    HEADING: ClassVar[str] = "Measurement"
+
+    record: Annotated[Path, Option("Recorded drafts, made first if it is missing.", metavar="FILE")]
+    hosts: str = option("smollm2-vnni", "Machines, such as smollm2-vnni,smollm2-avx2,1.5b-vnni,1.5b-h200.")
+    rtt: tuple[float, ...] = option(
+        (0.0, 5.0, 20.0, 100.0), "Round trip between neighbours, in milliseconds.", min_value=0, metavar="MS"
+    )
+    stages: int = option(4, "Number of stages.", min_value=2, aliases=("pipeline-parallel-size",))
+    prompts: Path | None = option(
+        None, "Questions of the record, one a line, or JSON lines with `turns`.", metavar="FILE"
+    )
+    tokens: int = option(48, shared(LENGTH, "tokens", "Tokens of each recorded answer, at most."))
+    fleet: Annotated[FleetOptions, OF_STEPS] = field(default_factory=FleetOptions)
+    output: OutputOptions = field(default_factory=OutputOptions)
+
+
+@command(ChainsBenchOptions, table="bench-chains")
+def chains(options: ChainsBenchOptions) -> int:
+    """Simulate several frames of one sequence in flight beside the best single tree, on recorded drafts.
+
+    \fIf the record is missing, the model answers the questions on this CPU first. Returns the exit status 0.
+    Raises InvalidRequest for an unknown machine, a record that cannot be read, or if a record is to be made
+    without a head.
+
+    options: Options of the command line; see `ChainsBenchOptions`. An output file that cannot be written
+    raises InvalidRequest before anything is measured, and a model that is not found ModelError.
+    """
+    output = options.output.place
+    from specsot_app.fleet.demo import is_small
+    from specsot_bench.asking import questions_of
+    from specsot_bench.rounds import QUESTIONS, models_of
+    from specsot_lab.bench import chains as chains_module
+
+    if not options.record.exists():
+        from specsot_lab.bench.draft_record import make_record, read_questions
+
+        models = models_of(options.fleet, None)
+        if models.head is None:
+            raise InvalidRequest("a record is made with a head: give --draft-model", "draft_model")
+        prompts = options.prompts
+        if prompts and prompts.suffix == ".jsonl":
+            questions = read_questions(prompts)
+        else:
+            questions = questions_of(prompts, is_small(models.base), QUESTIONS)
+        make_record(options.record, models, questions, options.tokens)
+    hosts = [name.strip() for name in options.hosts.split(",")]
+    return chains_module.measure(options.record, hosts, options.rtt, options.stages, output)
+
+
+@dataclass(frozen=True, slots=True)
 class TunerBenchOptions:
     """Options of `specsot bench tuner`. Each field is an option of the command line, described by its help
     text.
