@@ -28,7 +28,7 @@ HALF := tests/drafter tests/fleet tests/lab tests/master tests/skeleton
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .PHONY: help demo install develop test test-both test-all test-lab times faults check lint neat floors types pure \
-    pure-half pure-others format protos promise buf browser clients docs clean
+    pure-half pure-others dist format protos promise buf browser clients docs clean
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -109,6 +109,15 @@ browser: ## a Chromium for the tests of the page, where apt-get can bring one
 
 clients: $(VENV)/developed ## ask a ring by real clients, pinned, in environments of their own; ARGS for more (docs/clients.md)
 	env -u PIP_CONSTRAINT $(BIN)/python -m tests.clients $(ARGS)
+
+# Where the heads' files will be, if this is for a release; otherwise a wheel finds those heads alone that it has.
+HEADS_URL ?=
+
+dist: ## wheels of product and lab, and the files of the heads, into dist/; HEADS_URL for a release
+	rm -rf dist
+	$(PYTHON) tools/heads.py dist --address "$(HEADS_URL)"
+	env -u PIP_CONSTRAINT $(PYTHON) -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist . ./lab
+	cd dist && sha256sum * >SHA256SUMS
 
 docs: $(VENV)/installed ## list every file anew in docs/architecture.md
 	$(BIN)/python docs/files.py
