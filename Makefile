@@ -28,7 +28,7 @@ HALF := tests/drafter tests/fleet tests/lab tests/master tests/skeleton
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .PHONY: help demo install develop test test-both test-all test-lab times faults check lint neat floors types pure \
-    pure-half pure-others dist format protos promise buf browser clients docs clean
+    pure-half pure-others coverage dist format protos promise buf browser clients docs clean
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -109,6 +109,13 @@ browser: ## a Chromium for the tests of the page, where apt-get can bring one
 
 clients: $(VENV)/developed ## ask a ring by real clients, pinned, in environments of their own; ARGS for more (docs/clients.md)
 	env -u PIP_CONSTRAINT $(BIN)/python -m tests.clients $(ARGS)
+
+# Kernels that Numba and Triton compile are not counted: no line of theirs is executed by Python.
+coverage: $(VENV)/developed ## which lines of the product no test executes: a figure, not a gate. TESTS=--pure: in a minute
+	rm -rf build/coverage
+	-$(BIN)/coverage run -m pytest -p no:cacheprovider $(or $(TESTS),$(SPREAD) --ignore $(LAB))
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --sort=miss
 
 # Where the heads' files will be, if this is for a release; otherwise a wheel finds those heads alone that it has.
 HEADS_URL ?=

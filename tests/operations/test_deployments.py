@@ -43,7 +43,8 @@ WRITTEN = sorted(
         *DEPLOY.rglob("*.yaml"),
         *REPOSITORY.glob("*compose*.y*ml"),
         *(REPOSITORY / "docker").glob("*.yaml"),
-        *(REPOSITORY / ".github").rglob("*.yaml"),
+        *(REPOSITORY / ".github").rglob("*.y*ml"),
+        REPOSITORY / ".pre-commit-config.yaml",
     )
 )
 STYLE = """
