@@ -28,7 +28,7 @@ HALF := tests/drafter tests/fleet tests/lab tests/master tests/skeleton
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .PHONY: help demo install develop test test-both test-all test-lab times faults check lint neat floors types pure \
-    pure-half pure-others coverage dist format protos promise buf browser clients docs clean
+    pure-half pure-others coverage dist format protos promise buf browser pictures clients docs clean
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -106,6 +106,9 @@ browser: ## a Chromium for the tests of the page, where apt-get can bring one
 	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$one >/dev/null && exit; \
 	done; \
 	echo "no Chromium here: the tests of the page will be skipped"
+
+pictures: $(VENV)/developed browser ## pictures of the page of a running `specsot serve`, into build/pictures; ARGS for more
+	$(BIN)/python tools/pictures.py build/pictures $(ARGS)
 
 clients: $(VENV)/developed ## ask a ring by real clients, pinned, in environments of their own; ARGS for more (docs/clients.md)
 	env -u PIP_CONSTRAINT $(BIN)/python -m tests.clients $(ARGS)
