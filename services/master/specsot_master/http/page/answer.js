@@ -63,7 +63,7 @@ class Part {
     this.head.hidden = !title;
     const pace = steps && tokens / steps > NOTHING_NEW ? ` · ${(tokens / steps).toFixed(1)} a step` : "";
     const after = state === "waiting" && needs.length ? ` for ${needs.join(", ")}` : "";
-    this.meta.textContent = `${STATES[state] ?? state}${after}${tokens ? ` · ${count(tokens, "token")}${pace}` : ""}`;
+    this.meta.textContent = `${id && !title ? "closing · " : ""}${STATES[state] ?? state}${after}${tokens ? ` · ${count(tokens, "token")}${pace}` : ""}`;
   }
 }
 
