@@ -114,7 +114,7 @@ clients: $(VENV)/developed ## ask a ring by real clients, pinned, in environment
 	env -u PIP_CONSTRAINT $(BIN)/python -m tests.clients $(ARGS)
 
 # Kernels that Numba and Triton compile are not counted: no line of theirs is executed by Python.
-coverage: $(VENV)/developed ## which lines of the product no test executes: a figure, not a gate. TESTS=--pure: in a minute
+coverage: $(VENV)/developed ## which lines of the product no test executes: a figure, not a gate. TESTS=--pure: of the pure tests
 	rm -rf build/coverage
 	-$(BIN)/coverage run -m pytest -p no:cacheprovider $(or $(TESTS),$(SPREAD) --ignore $(LAB))
 	$(BIN)/coverage combine --quiet
