@@ -29,7 +29,7 @@ HALF := tests/drafter tests/fleet tests/lab tests/master tests/skeleton
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .PHONY: help demo install develop test test-both test-all test-lab times faults check lint neat floors types pure \
-    pure-half pure-others format protos promise buf browser clients docs site clean
+    pure-half pure-others coverage dist format protos promise buf browser pictures clients docs site clean
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -108,8 +108,27 @@ browser: ## a Chromium for the tests of the page, where apt-get can bring one
 	done; \
 	echo "no Chromium here: the tests of the page will be skipped"
 
+pictures: $(VENV)/developed browser ## pictures of the page of a running `specsot serve`, into build/pictures; ARGS for more
+	$(BIN)/python tools/pictures.py build/pictures $(ARGS)
+
 clients: $(VENV)/developed ## ask a ring by real clients, pinned, in environments of their own; ARGS for more (docs/clients.md)
 	env -u PIP_CONSTRAINT $(BIN)/python -m tests.clients $(ARGS)
+
+# Kernels that Numba and Triton compile are not counted: no line of theirs is executed by Python.
+coverage: $(VENV)/developed ## which lines of the product no test executes: a figure, not a gate. TESTS=--pure: of the pure tests
+	rm -rf build/coverage
+	-$(BIN)/coverage run -m pytest -p no:cacheprovider $(or $(TESTS),$(SPREAD) --ignore $(LAB))
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --sort=miss
+
+# Where the heads' files will be, if this is for a release; otherwise a wheel finds those heads alone that it has.
+HEADS_URL ?=
+
+dist: ## wheels of product and lab, and the files of the heads, into dist/; HEADS_URL for a release
+	rm -rf dist
+	$(PYTHON) tools/heads.py dist --address "$(HEADS_URL)"
+	env -u PIP_CONSTRAINT $(PYTHON) -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist . ./lab
+	cd dist && sha256sum * >SHA256SUMS
 
 docs: $(VENV)/installed ## write docs/options.md anew, and what documents show of lab/results
 	$(BIN)/python docs/options.py

@@ -3,6 +3,10 @@
 They are processes of their own with all that follows, and run what `python -m` would run. What is not in the
 parent's environment when torch is loaded, such as another number of threads, makes a process by exec as ever.
 Where files of tests go side by side, what they are forked from is forked too (`serve`), and imports nothing.
+
+Start a process only where the process itself is tested, and by this fork, unless its start is what is tested.
+Forms are compiled in the test's own process (`compile_here` in `tests/conftest.py`), and command lines of one
+installation share a process.
 """
 
 from __future__ import annotations

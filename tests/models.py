@@ -34,7 +34,8 @@ class Shape:
     positions: int = 512
 
 
-SHALLOW = Shape(layers=4)  # half the time, where depth does not matter
+# Half the time, where depth does not matter. A test of experts has few and small ones for the same reason.
+SHALLOW = Shape(layers=4)
 
 
 def write_base(directory: Path, shape: Shape = Shape(), seed: int = 1, poison: int | None = None) -> Path:

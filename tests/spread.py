@@ -26,7 +26,8 @@ import pytest
 
 from specsot_app.fleet.die_with_parent import end_with
 
-# What is compiled or loaded when it is first used: once, for all processes.
+# What is compiled or loaded when it is first used: once, for all processes. What many files
+# load late belongs here.
 LAZY = (
     ("numba", "specsot_kernels.cpu.steps"),
     ("transformers", "transformers.models.llama.modeling_llama"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specsot_app.fleet import bundled_heads
+from specsot.checkpoint.released_heads import released_heads
 from specsot_app.fleet.bundled_heads import head_for, head_named
 from specsot_app.fleet.demo import BUNDLED
 from tests.models import Shape, write_base
@@ -51,4 +51,4 @@ def test_a_base_of_another_size_gets_none(places: tuple[Path, ...], tmp_path: Pa
 
 
 def test_every_head_that_ships_is_in_its_place() -> None:
-    assert all(head_named(name, BUNDLED) for name in bundled_heads.NAMES)
+    assert all(head_named(name, BUNDLED) for name in released_heads().heads)

@@ -1,11 +1,13 @@
-"""The product's wheel without the lab: its own words are complete, the lab's say what to install."""
+"""The product's wheel without the lab, as pip installs it from an index.
+
+Its own words are complete, the lab's say what to install.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 from specsot_app.cli import _refusing
 from tests.conftest import REPOSITORY
+from tools.try_release import pip_install, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -25,6 +28,7 @@ RUN = """
 import contextlib, io, json, sys
 sys.path += json.loads(sys.argv[1])
 from specsot_app.cli import main
+sys.stdin = io.StringIO("How do I make Banana Pancakes?\\n")
 told = {}
 for line in sys.argv[2:]:
     out, err = io.StringIO(), io.StringIO()
@@ -41,8 +45,9 @@ from specsot_master.http.app import installed_routes
 names = SpecSoTModel is SpecSoT, EAGLEConfig is EagleConfig
 told["names"] = [*names, *(routes.__name__ for routes in installed_routes())]
 """
-ASKED = ("infer", "--demo", "small", "--mode", "direct", "--drafter", "none", "--max-new-tokens", "8")
-QUESTION = (*ASKED, "How do I make Banana Pancakes?")
+QUESTION = ("chat", "--demo", "small", "--mode", "direct", "--drafter", "none", "--max-new-tokens", "8")
+# Settings of pip that would have it look elsewhere than in the index of a test.
+OF_PIP = ("PIP_CONSTRAINT", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX")
 OWN = (("verify", "--help"), ("bench", "quick", "--help"), ("bench", "full", "--help"))
 LABS = (("eval",), ("eval", "--help"), ("train", "--output", "x"), ("bench", "load", "--clients", "3"))
 WITH_LAB = (("eval", "--help"), ("train", "--help"), ("bench", "load", "--help"))
@@ -53,7 +58,7 @@ AnswerMessage = tuple[int, str, str]  # status, what it printed, what it complai
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """Folders a Python finds packages in: the unpacked wheel, and what it depends on."""
+    """Folders a Python finds packages in: the installed wheel, and what it depends on."""
 
     wheel: Path
     others: Path
@@ -76,13 +81,22 @@ class Install:
 
 
 def build(project: Path, folder: Path) -> Path:
-    """An unpacked wheel, which was never compressed: that takes seconds."""
+    """The folder of a new wheel, which was never compressed: that takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(zlib, "Z_DEFAULT_COMPRESSION", 0)
         (wheel,) = WheelBuilder(str(project)).build(directory=str(folder / "dist"), versions=["standard"])
-    with zipfile.ZipFile(wheel) as file:
-        file.extractall(folder / "unpacked")
-    return folder / "unpacked"
+    return Path(wheel).parent
+
+
+def install(name: str, dist: Path, folder: Path) -> Path:
+    """A folder with the package of that name, which pip finds in an index of our own."""
+    with pytest.MonkeyPatch.context() as patch, serving(dist) as index:
+        for variable in OF_PIP:
+            patch.delenv(variable, raising=False)
+        patch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        patch.setenv("PIP_INDEX_URL", f"{index.address}/simple")
+        pip_install(Path(sys.executable), name, index, "--no-deps", f"--target={folder / name}")
+    return folder / name
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +110,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Install:
             link = others / entry.name
             if not entry.name.startswith(OURS) and not link.exists():
                 link.symlink_to(entry)
-    return Install(build(REPOSITORY, folder), others)
+    return Install(install("specsot", build(REPOSITORY, folder), folder), others)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +160,7 @@ def test_help_lists_the_same_words_with_and_without_the_lab(said: Mapping[Words,
 
 
 def test_the_lab_s_wheel_brings_its_words_and_its_prompts(plain: Install, tmp_path: Path) -> None:
-    lab = build(REPOSITORY / "lab", tmp_path)
+    lab = install("specsot-lab", build(REPOSITORY / "lab", tmp_path), tmp_path)
     assert (lab / "specsot_lab/eval/data/gsm8k.jsonl").exists()
     both = Install(plain.wheel, tmp_path / "both")
     both.others.mkdir()

@@ -1,4 +1,8 @@
-"""The endpoint that most tests here knock at."""
+"""The endpoint that most tests here knock at.
+
+Starting one takes longer than most tests: tests that are refused, and leave nothing behind, share one for
+their file (`shared_house`).
+"""
 
 from __future__ import annotations
 

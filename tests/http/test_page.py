@@ -48,22 +48,26 @@ async def test_a_question_is_planned_written_side_by_side_and_folded_into_the_an
         await ask(page, LETTERS, "sot")
         await house.asked()
         await house.steps(8)
-        await page.wait_for_selector(".side .part[data-is=planned]")
+        await page.wait_for_selector(".planned .part[data-is=planned]")
         assert not await page.is_visible("#hello")
         await shoot(page, "skeleton")
         while house.metrics.branches != 2:
             await house.steps(1)
         await house.steps(4)
         await until(page, "document.querySelectorAll('.part[data-is=writing] .body > *').length === 2")
-        states = await all_of(page, ".side .part", "dataset.is")
+        states = await all_of(page, ".planned .part", "dataset.is")
         assert states == ["writing", "writing", "waiting"], "two at once; the third needs the first"
+        folded = await all_of(page, ".planned .part", "classList.contains('ahead')")
+        assert folded == [False, True, True], "the first can be read; the others tell how far they are"
+        await page.click(".part:nth-child(2) .now")
+        assert not await page.is_visible(".ahead:nth-child(2)"), "and can be read before their turn"
         assert await text_of(page, ".part:nth-child(3) .meta") == "waits for 1"
         assert await page.is_visible("#stop")
         assert not await page.is_visible("#ask")
         await shoot(page, "branches")
         house.going.set()
         await done(page, "stop")
-        assert await page.query_selector(".side") is None, "what was side by side is one column"
+        assert await page.query_selector(".planned, .ahead") is None, "all is shown"
         shown = await all_of(page, ".part :is(h3, .body)")
         assert shown == [part.strip() for part in re.split(r"^## (.*)$", ANSWER, flags=re.MULTILINE) if part]
         tints = await all_of(page, ".part .body span", "className")
@@ -102,10 +106,9 @@ async def test_the_ring_is_a_drawer_with_its_times(house: Served) -> None:
         ]
         reach = await text_of(page, "#reach")
         assert "can reach 44.4 tokens/s by that. Now 10.0 tokens/s are written, 0.2 times that" in reach
+        assert await text_of(page, "#machine") == "demo · a context of 2,048 tokens · AMD EPYC, 2 cores"
         machine = "2 stages and a drafter on AMD EPYC, 2 cores, 8.0 GiB, on vm."
-        assert await page.text_content("#machine") == (
-            f"demo: 8 layers, a context of 2,048 tokens, float32; {machine}"
-        )
+        assert await page.text_content("#machine-words") == f"8 layers, float32; {machine}"
         assert await page.get_attribute("#state", "data-pace") == "10 tokens/s"
         assert await page.eval_on_selector("#ring", "one => one.classList.contains('moving')")
         await shoot(page, "ring")
@@ -129,6 +132,15 @@ async def test_a_direct_answer_by_settings_that_stay(house: Served) -> None:
         (opening,) = house.opened()
         assert (opening.seed, opening.sampling.temperature, opening.limit) == (9007199254740993, 0.5, 7)
         assert "Be brief." in prompts(house)[0]
+        sent: list[Any] = []
+        page.on("request", lambda asked: asked.post_data and sent.append(asked.post_data_json))
+        await page.click(f"{LAST} .actions button:text('Continue')")
+        await page.wait_for_selector(".answer:nth-child(4)")
+        await done(page, "length")
+        (again,) = sent
+        rest = "Continue where you stopped, and repeat nothing."
+        assert [one["content"].split() for one in again["messages"][2:]] == [["word"] * 6, rest.split()]
+        assert await text_of(page, ".asked:nth-child(3) p") == rest
 
 
 async def test_reasoning_is_shown_separately_and_can_be_folded() -> None:
@@ -216,7 +228,7 @@ async def test_what_was_shown_when_it_was_stopped_is_what_is_kept(house: Served)
         assert await text_of(page, f"{LAST} .status") == "planning"
         await house.asked()
         await house.steps(16)
-        await page.wait_for_selector(".side .part")
+        await page.wait_for_selector(".planned .part")
         await page.click("#stop")
         await done(page, "stopped")
         await house.quiet()

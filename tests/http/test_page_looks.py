@@ -22,21 +22,24 @@ pytestmark = [
 __all__ = ["chromium", "house"]  # fixtures
 
 
-async def test_cards_fill_their_rows(house: Served) -> None:
+async def test_what_is_read_stays_where_it_is_while_a_plan_is_written(house: Served) -> None:
+    """Nothing scrolls, and the reader's section begins where it began, at every step."""
     house.going.clear()
     async with opened(house) as page:
-        await page.set_viewport_size({"width": 700, "height": 900})
+        await page.set_viewport_size({"width": 390, "height": 900})
         await ask(page, LETTERS, "sot")
         await house.asked()
         while house.metrics.branches < 2:
             await house.steps(1)
-        await until(page, "document.querySelectorAll('.side .part').length === 3")
-        boxes = "[...document.querySelectorAll('.side .part')].map(one => one.getBoundingClientRect())"
-        first, second, third = await page.evaluate(f"{boxes}.map(one => [one.top, one.left, one.right])")
-        assert (first[0], third[0] > first[0]) == (second[0], True), "two side by side, and one below"
-        assert (third[1], third[2]) == (first[1], second[2]), "which is as wide as both"
-        await page.set_viewport_size({"width": 390, "height": 900})
-        await until(page, f"new Set({boxes}.map(one => one.left)).size === 1")
+        await until(page, "document.querySelectorAll('.planned .part').length === 3")
+        top = "[document.querySelector('.part').getBoundingClientRect().top, scrollY]"
+        seen = {tuple(await page.evaluate(top))}
+        for _ in range(6):
+            await house.steps(1)
+            seen.add(tuple(await page.evaluate(top)))
+        assert len(seen) == 1
+        bodies = "[...document.querySelectorAll('.body')].map(one => getComputedStyle(one).overflowY)"
+        assert not {"auto", "scroll"} & set(await page.evaluate(bodies))
         assert await text_of(page, "#model") == "demo", "what answers is named on a phone, too"
         house.going.set()
         await done(page, "stop")

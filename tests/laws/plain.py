@@ -46,7 +46,11 @@ def write_plainly(
     ordinal: int,
     guess: Sequence[int] = (),
 ) -> Plain:
-    """guess: what may be that text, such as a ring's: one forward reads as much of it as is right."""
+    """Return what plain decoding writes, by Transformers, which decode one token in one forward.
+
+    guess: what may be that text, such as a ring's. One forward reads as much of it as is right, so pass what
+        the ring wrote: a correct ring then costs one forward.
+    """
     key = base, prompt, limit, sampling, seed, ordinal
     if key not in KNOWN:
         KNOWN[key] = _write_plainly(*key, guess)

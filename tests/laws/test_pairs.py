@@ -2,6 +2,8 @@
 
 Plain decoding is Transformers' for a base as it is; under a policy, or in fewer bits, it is that of a ring of
 one stage without a drafter. The grids that vary a few settings fully are run by `make test-all`.
+A new setting of a ring is a factor of this array, not a grid of its own: the array grows by a few rows, a
+grid multiplies.
 """
 
 from __future__ import annotations

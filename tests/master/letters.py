@@ -17,6 +17,7 @@ SAYS = {
     "Write point 2": "Beta 正文在这里。🎉",
     "Write point 3": "Gamma follows alpha.\n",
     "Count": repeat("word", 300),
+    "Continue where": repeat("word", 300),
     "What is": "It is naïve 你好.",
 }
 ANSWER = (

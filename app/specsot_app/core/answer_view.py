@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specsot.core.view import Panel, View
-from specsot.events import NO_PLAN, Finished, Forecast, Reason, Started, Statistics
+from specsot.events import NO_PLAN, Finished, Forecast, Reason, Statistics
 
 # Columns. Minimum width of a panel, since narrower prose is hard to read. Untuned.
 PANEL_WIDTH = 38
@@ -104,15 +104,19 @@ def is_merging(view: View) -> bool:
 
 
 def heading(view: View) -> Text:
-    """Return the dim first line: forecast, model, mode and seed. Before the request has started, the line
-    says "waiting".
+    """Return the dim first line: what happens until there is text, the forecast, and the model. Before the
+    request has started, the line says "waiting". A model without a name is called "model".
 
     The line ends in an ellipsis if the terminal is too narrow.
 
     view: The state after the newest event.
     """
-    parts = [describe_forecast(view.forecast)] if view.forecast else []
-    parts += [describe_start(view.started)] if view.started else ["waiting"]
+    if view.started is None:
+        parts = ["waiting"]
+    else:
+        parts = ["" if view.merged or view.panels else "reading the question"]
+        parts += [describe_forecast(view.forecast)] if view.forecast else []
+        parts += [view.started.model or "model"]
     return Text(" · ".join(filter(None, parts)), style="dim", no_wrap=True, overflow="ellipsis")
 
 
@@ -156,17 +160,6 @@ def _figure(seconds: float) -> str:
     seconds: A duration of at least 0.
     """
     return f"{seconds:.1f}" if seconds < 5 else f"{seconds:.0f}"
-
-
-def describe_start(started: Started) -> str:
-    """Return model, mode, seed and number of prompt tokens of a request, in one line.
-
-    A model without a name is called "model".
-
-    started: The request's first event.
-    """
-    model = started.model or "model"
-    return f"{model} · mode {started.mode} · seed {started.seed} · {started.prompt_tokens} prompt tokens"
 
 
 def text_frame(title: str, text: str, size: Size) -> Frame:

@@ -1,54 +1,90 @@
-"""Draft heads that ship with SpecSoT, found by the name of the base model.
+"""Draft heads of this version, found by the name of the base model: in a folder of models, or fetched.
 
 `models/NAME/eagle3` is a head for every base whose file, folder or Hub name contains NAME, whatever its case
-and punctuation, and whose sizes are those of the model that the head was trained for.
+and punctuation, and whose sizes are those of the model that the head was trained for. Heads that are in no
+folder of models are fetched once from the release (`specsot.checkpoint.released_heads`).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
+
 from specsot.checkpoint.config import ModelConfig, read_config
 from specsot.checkpoint.fields import read_json
+from specsot.checkpoint.released_heads import fetch_head, plain_name, released_heads
 from specsot.checkpoint.resolving import address_of_model
 from specsot.errors import ModelError
 
-# Folders in `models` that hold a head of this kind. `demo` is not one: its name says nothing of a model.
-NAMES: Final = ("qwen2.5-coder-1.5b", "smollm2")
+log = structlog.get_logger()
+
 HEAD: Final = "eagle3"  # The folder of a head in the folder of its model.
 
 
-def head_named(name: str, folders: Sequence[Path], known_names: Sequence[str] = NAMES) -> Path | None:
+def head_named(name: str, folders: Sequence[Path], known_names: Collection[str] | None = None) -> Path | None:
     """Return the folder of the bundled head called `name`, such as "qwen2.5-coder-1.5b"; None if there is
     none.
 
     name: Name to look for, compared without case and punctuation.
     folders: Folders that may hold bundled models; the first that has the head wins.
-    known_names: Names of the models that have a head.
+    known_names: Names of the models that have a head. None: those of this version.
     """
-    known = next((known for known in known_names if _plain(known) == _plain(name)), None)
+    names = released_heads().heads if known_names is None else known_names
+    known = next((known for known in names if plain_name(known) == plain_name(name)), None)
     return None if known is None else _folder(known, folders)
 
 
-def head_for(base: Path, folders: Sequence[Path], known_names: Sequence[str] = NAMES) -> Path | None:
+def head_for(base: Path, folders: Sequence[Path], known_names: Collection[str] | None = None) -> Path | None:
     """Return the folder of the bundled head for a base model; None if none fits by name and sizes.
 
     If several names fit, the first of `known_names` whose head fits the sizes is taken.
 
     base: The base model's directory or GGUF file.
     folders: Folders that may hold bundled models; the first that has a head wins.
-    known_names: Names of the models that have a head.
+    known_names: Names of the models that have a head. None: those of this version.
     Raises ModelError if the base model's config cannot be read.
     """
-    address = _plain(address_of_model(base))
-    heads = [_folder(known, folders) for known in known_names if _plain(known) in address]
+    address = plain_name(address_of_model(base))
+    names = released_heads().heads if known_names is None else known_names
+    heads = [_folder(known, folders) for known in names if plain_name(known) in address]
     if not heads:
         return None
     config = read_config(base)
     return next((head for head in heads if head is not None and _fits(head, config)), None)
+
+
+def fetched_head_for(base: Path) -> Path | None:
+    """Return the folder of the released head for a base model, which is fetched if the cache lacks it. None
+    if no released head fits by name and sizes, or if it cannot be fetched, which is logged once.
+
+    base: The base model's directory or GGUF file.
+    Raises ModelError if the base model's config cannot be read.
+    """
+    address = plain_name(address_of_model(base))
+    named = [head for name, head in released_heads().heads.items() if plain_name(name) in address]
+    if not named:
+        return None
+    config = read_config(base)
+    sizes = config.hidden, config.vocab
+    head = next((head for head in named if (head.hidden_size, head.vocab_size) == sizes), None)
+    return None if head is None else _fetched_or_none(head.name)
+
+
+@cache
+def _fetched_or_none(name: str) -> Path | None:
+    """Return the folder of a released head; None if it cannot be fetched, which is logged.
+
+    name: Name of the head.
+    """
+    try:
+        return fetch_head(released_heads().heads[name])
+    except ModelError as error:
+        log.warning("no draft head", head=name, why=str(error))
+        return None
 
 
 def _folder(name: str, folders: Sequence[Path]) -> Path | None:
@@ -78,11 +114,3 @@ def _fits(head: Path, base: ModelConfig) -> bool:
         return False
     hidden = fields.get("target_hidden_size", fields.get("hidden_size"))
     return (hidden, fields.get("vocab_size")) == (base.hidden, base.vocab)
-
-
-def _plain(name: str) -> str:
-    """Return the lower-case letters and digits of a name: "Qwen2.5-Coder-1.5B" -> "qwen25coder15b".
-
-    name: Name or address of a model.
-    """
-    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -24,7 +24,7 @@ from specsot.errors import InvalidRequest, Refused
 from specsot.members import QUANTIZATIONS, Configuration, Quantization, Range, Registration, Stage
 from specsot.params import MODELLESS
 from specsot_app.core.device_map import HostDevice, PlannedPlace, check_stages, parse_planned
-from specsot_app.fleet.options import FleetOptions, drafter_for, layers_of, local_hosts, models_of
+from specsot_app.fleet.options import FleetOptions, drafter_for, layers_of, local_hosts, models_of, named_head
 from specsot_drafter.heads.checkpoint import Checkpoint
 from specsot_drafter.memory import DraftMemory, eagle_memory, model_memory, mtp_memory
 from specsot_drafter.proposers.lm import beam_shape, read_small
@@ -140,6 +140,7 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
     if model is None:
         raise InvalidRequest("a model is needed: a directory, a GGUF file, or owner/name on the hub", "model")
     base = describe_model(model)
+    options = replace(options, draft_model=named_head(options) or options.draft_model)
     if options.draft_model:
         options = replace(options, drafter=drafter_for(options, describe_model(options.draft_model)))
     config = read_config(base)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from specsot.checkpoint.config import read_config, require_quantizer, require_torch
 from specsot.checkpoint.draft_kind import is_language_model
 from specsot.checkpoint.gguf.finding import POINTER
+from specsot.checkpoint.released_heads import fetch_head, head_called
 from specsot.checkpoint.resolving import address_of_model, resolve_model
 from specsot.errors import InvalidRequest
 from specsot.members import CommMode, HopDtype, Layout, Range, Transport
@@ -28,7 +29,7 @@ from specsot_app.core.device_map import (
     parse_ranges,
     splits_of,
 )
-from specsot_app.fleet.bundled_heads import head_for, head_named
+from specsot_app.fleet.bundled_heads import fetched_head_for, head_for, head_named
 from specsot_app.fleet.demo import BUNDLED, small_pair
 
 if TYPE_CHECKING:
@@ -423,14 +424,15 @@ def draft_of(options: FleetOptions, base: Path) -> Path | None:
     """Return the directory of the head or model that drafts for a base model; None if nothing drafts or no
     model is needed.
 
-    Without `draft_model`, the head that ships with SpecSoT for this base is used, if there is one; else the
-    base model itself, if its checkpoint has an MTP layer.
+    Without `draft_model`, SpecSoT's own head for this base is used, if there is one, in a folder of models or
+    from the release; else the base model itself, if its checkpoint has an MTP layer. A head that cannot be
+    fetched is logged, and does without.
 
     A drafter that needs no model (MODELLESS) gives None, even if `draft_model` is given. `draft_model` is
-    the name of a bundled head, a path, or a Hub repository. Drafter "mtp" without `draft_model` gives the
-    base. Without `model` and `draft_model`, the bundled small pair's head drafts, unless the drafter is
-    "model" or "mtp". If nothing is found to draft, None is returned without a `drafter`, and InvalidRequest
-    is raised with one.
+    the name of a head of SpecSoT's own, a path, or a Hub repository. Drafter "mtp" without `draft_model`
+    gives the base. Without `model` and `draft_model`, the bundled small pair's head drafts, unless the
+    drafter is "model" or "mtp". If nothing is found to draft, None is returned without a `drafter`, and
+    InvalidRequest is raised with one.
 
     options: Options of the fleet.
     base: The base model's directory.
@@ -440,30 +442,34 @@ def draft_of(options: FleetOptions, base: Path) -> Path | None:
     if options.drafter in MODELLESS:
         return None
     if options.draft_model:
-        return _named_head(options) or resolve_model(options.draft_model)
+        return named_head(options) or resolve_model(options.draft_model)
     if options.drafter == "mtp":
         return base
     if options.model is None and options.drafter != "model":
         return small_pair() / "eagle3"
-    if options.drafter in (None, "eagle") and (bundled := head_for(base, BUNDLED)):
-        return bundled
+    if options.drafter in (None, "eagle") and (head := head_for(base, BUNDLED) or fetched_head_for(base)):
+        return head
     if options.drafter is None:
         return base if _has_mtp(base, base) else None
     raise InvalidRequest(f"drafter {options.drafter} needs a draft_model", field="draft_model")
 
 
-def _named_head(options: FleetOptions) -> Path | None:
-    """Return the bundled head that `draft_model` names; None if it names a path, a Hub repository, or no
-    head.
+def named_head(options: FleetOptions) -> Path | None:
+    """Return the head of SpecSoT's own that `draft_model` names: bundled, or fetched from the release. Return
+    None if it names a path, a Hub repository, or no head.
 
     Drafter "model", a name with a slash and the name of an existing path give None at once.
 
     options: Options of the fleet.
+    Raises ModelError if a head of that name exists, but cannot be fetched.
     """
     name = str(options.draft_model)
     if options.drafter == "model" or "/" in name or Path(name).exists():
         return None
-    return head_named(name, BUNDLED)
+    if bundled := head_named(name, BUNDLED):
+        return bundled
+    released = head_called(name)
+    return None if released is None else fetch_head(released)
 
 
 def check_head(options: FleetOptions, draft: Path | None) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from specsot.checkpoint.config import require_model_directory
 from specsot.checkpoint.gguf.finding import POINTER, find_gguf
 from specsot.checkpoint.hub import HubName, fetch_description, fetch_model, hub_name, snapshot_of
+from specsot.checkpoint.released_heads import fetch_head, head_called
 
 
 def resolve_model(model_name: str | Path) -> Path:
@@ -46,6 +47,18 @@ def describe_model(model_name: str | Path) -> Path:
     """
     name = None if Path(model_name).expanduser().exists() else hub_name(str(model_name))
     return require_model_directory(fetch_description(name)) if name else resolve_model(model_name)
+
+
+def resolve_draft(name: str | Path) -> Path:
+    """Return the directory of a draft model: like `resolve_model`, but the name of a released head is that of
+    the head, which is fetched if it is not in the cache.
+
+    name: the text of --draft-model, or a path. A local path wins over the name of a head.
+
+    Raises ModelError, in one line, as `resolve_model` does, and if the head cannot be fetched.
+    """
+    head = None if Path(name).expanduser().exists() else head_called(str(name))
+    return resolve_model(name) if head is None else fetch_head(head)
 
 
 def folder_of_model(directory: Path) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from specsot.checkpoint.config import require_torch
-from specsot.checkpoint.resolving import resolve_model
+from specsot.checkpoint.resolving import resolve_draft, resolve_model
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
 from specsot.members import (
@@ -226,7 +226,8 @@ class DraftModelOptions(ModelOptions):
     )
     draft_model: str | Path | None = option(
         None,
-        "EAGLE head, MTP layer or small model: a directory, a GGUF file, or a name on the hub like --model.",
+        "EAGLE head, MTP layer or small model: a directory, a GGUF file, a name on the hub like --model, or "
+        "the name of a head that SpecSoT publishes, such as qwen2.5-coder-1.5b.",
         metavar="MODEL",
         tier="common",
     )
@@ -247,7 +248,8 @@ class DraftModelOptions(ModelOptions):
 
     @property
     def draft(self) -> Path:
-        """Return the draft model's directory. The text files of a model on the hub are fetched.
+        """Return the draft model's directory. The text files of a model on the hub, and a head that the
+        release has by that name, are fetched.
 
         Without a draft model, drafter "mtp" has the directory of the base model.
 
@@ -257,7 +259,8 @@ class DraftModelOptions(ModelOptions):
             return self.base
         if self.draft_model is None:
             raise InvalidRequest(f"drafter {self.drafts} needs a draft_model", "draft_model")
-        return resolve_model(self.draft_model)
+        resolve = resolve_model if self.drafts in ("model", "mtp") else resolve_draft
+        return resolve(self.draft_model)
 
     @property
     def drafter_dtype(self) -> Dtype:

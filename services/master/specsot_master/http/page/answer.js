@@ -1,6 +1,6 @@
 "use strict";
-// One answer on the page, from its events or as it was kept. While a plan is written its branches are cards side by
-// side; once all are done the same cards, without their painter, are the answer's sections.
+// One answer on the page, from its events or as it was kept. While a plan is written, one section grows: the first that
+// is not over. Those after it show their heading and first lines until it is their turn, so nothing moves above a reader.
 
 // A plan's line, in any dialect: a number, then perhaps a length, a label and needs, then the title.
 const TITLE = /^\s*(\d{1,4})[.)]\s*(?:<[^>\n]*>\s*)*(?:\[[-\d, ]*\]\s*)?([^\s<\[].*)$/gm;
@@ -26,10 +26,13 @@ function cutShort(turn, state) {
 class Part {
   constructor(told) {
     this.told = told;
-    this.body = make("div", {class: "body", dir: "auto", tabindex: told.id ? "0" : null, "aria-label": told.id ? `Text of ${told.title || "the closing"}` : null});
+    this.body = make("div", {class: "body", dir: "auto"});
     this.meta = make("p", {class: "meta"});
     this.head = make("h3");
-    this.box = make("section", {class: "part", "data-branch": told.id}, ...(told.id ? [this.head, this.meta] : []), this.body);
+    this.shown = false;  // whether the reader wants it before its turn
+    const now = make("button", {type: "button", class: "quiet now", title: "Show this section before its turn"}, "Read now");
+    now.addEventListener("click", () => { this.shown = true; this.box.classList.remove("ahead"); });
+    this.box = make("section", {class: "part", "data-branch": told.id}, ...(told.id ? [this.head, this.meta, now] : []), this.body);
     if (told.runs.length) render(this.body, told.runs);
     this.tell();
   }
@@ -43,10 +46,7 @@ class Part {
   }
 
   draw() {
-    const low = this.body.scrollHeight - this.body.scrollTop - this.body.clientHeight < 24;
     render(this.body, this.told.runs);
-    if (low) this.body.scrollTop = this.body.scrollHeight;
-    this.body.classList.toggle("moved", this.body.scrollTop > 0);
     this.tell();
   }
 
@@ -63,7 +63,7 @@ class Part {
     this.head.hidden = !title;
     const pace = steps && tokens / steps > NOTHING_NEW ? ` · ${(tokens / steps).toFixed(1)} a step` : "";
     const after = state === "waiting" && needs.length ? ` for ${needs.join(", ")}` : "";
-    this.meta.textContent = `${STATES[state] ?? state}${after}${tokens ? ` · ${count(tokens, "token")}${pace}` : ""}`;
+    this.meta.textContent = `${id && !title ? "closing · " : ""}${STATES[state] ?? state}${after}${tokens ? ` · ${count(tokens, "token")}${pace}` : ""}`;
   }
 }
 
@@ -82,21 +82,10 @@ const painter = {
     if (follows) scrollTo({top: document.body.scrollHeight});
   },
 };
-const atTheEnd = () => $("turns").dataset.follows === "yes" && !document.querySelector(".side") && innerHeight + scrollY > document.body.scrollHeight - 80;
-
-// Cards in rows that are filled: no more rows than needed, and about equally many cards in each.
-function lay(list) {
-  const cards = [...list.children], side = list.classList.contains("side"), fit = Math.max(1, Math.floor((list.clientWidth + 12) / 292));
-  const more = cards.some((one) => one.dataset.is === "planned"), rows = Math.ceil(cards.length / fit);  // more: the plan is being written
-  const columns = more ? fit : Math.ceil(cards.length / rows), full = more ? cards.length : (cards.length - rows * (columns - 1)) * columns;
-  list.style.setProperty("--rows", rows);  // what is below them begins below them
-  list.style.gridTemplateColumns = side ? `repeat(${columns * (columns - 1) || 1}, minmax(0, 1fr))` : "";
-  cards.forEach((card, n) => { card.style.gridColumn = side ? `span ${n < full ? columns - 1 || 1 : columns}` : ""; });
-}
-addEventListener("resize", () => document.querySelectorAll(".side").forEach(lay));
+const atTheEnd = () => $("turns").dataset.follows === "yes" && !document.querySelector(".planned") && innerHeight + scrollY > document.body.scrollHeight - 80;
 
 class Answer {
-  // hands: {again(mode), retry()}: what its buttons do; none where they may not.
+  // hands: {again(mode), retry(), more()}: what its buttons do; none where they may not.
   constructor(turn, hands) {
     this.turn = turn;
     this.hands = hands;
@@ -119,15 +108,25 @@ class Answer {
     const part = new Part(told);
     this.parts.set(told.id, part);
     if (told.id) this.list.append(part.box); else this.list.prepend(part.box);
-    lay(this.list);
+    this.turnOver();
     return part;
+  }
+
+  // Fold the sections after the first that is not over, but for those that the reader asked for.
+  turnOver() {
+    let ahead = false;
+    for (const box of this.list.children) {
+      const part = this.parts.get(Number(box.dataset.branch));
+      box.classList.toggle("ahead", ahead && this.turn.state === "writing" && !part.shown);
+      ahead ||= part.told.id > 0 && OPEN.includes(part.told.state);
+    }
   }
 
   part(id, title = "", state = "writing") {
     if (this.parts.has(id)) return this.parts.get(id);
     const told = {id, title, needs: [], runs: [], tokens: 0, steps: 0, state};
     if (id) this.turn.parts.push(told); else this.turn.parts.unshift(told);
-    if (id) this.list.classList.add("side");
+    if (id) this.list.classList.add("planned");
     return this.show(told);
   }
 
@@ -136,7 +135,7 @@ class Answer {
     if (delta.reasoning_content ?? delta.reasoning) this.think(delta.reasoning_content ?? delta.reasoning);
     if (delta.content) {
       this.thinking.open = false;
-      if (this.status.textContent === READING) this.say("writing");
+      if (this.status.textContent.startsWith(READING)) this.say("writing");
       this.turn.content += delta.content;
       if (event?.step_tokens || !this.turn.parts.some((one) => one.id)) this.part(0).add(delta.content, event?.step_tokens ?? 0);
     }
@@ -146,7 +145,7 @@ class Answer {
   on = {
     started(event, said) {
       this.turn.seed = said.match(/"seed":(\d+)/)[1];  // as text: it has more digits than a number keeps
-      if (foreseen(event.forecast)) this.say(foreseen(event.forecast));
+      if (foreseen(event.forecast)) this.say(`${READING}; ${foreseen(event.forecast)}`);
     },
     skeleton_text(event) {
       this.raw += event.text;
@@ -160,20 +159,25 @@ class Answer {
     planned(event) {
       const points = new Map(event.points.map((point) => [point.id, point]));
       for (const id of [...this.parts.keys()]) if (id && !points.has(id)) this.drop(id);
-      if (!points.size) this.list.classList.remove("side");
+      if (!points.size) this.list.classList.remove("planned");
       for (const [id, point] of points) {
         const part = this.part(id);
         this.list.append(part.box);  // in the plan's order
         Object.assign(part.told, {title: point.title, needs: point.needs, state: "waiting"});
-        part.body.setAttribute("aria-label", `Text of ${point.title}`);
         part.tell();
       }
-      lay(this.list);
+      this.turnOver();
       this.say(points.size ? [`${count(points.size, "point")}`, foreseen(event.forecast)].filter(Boolean).join("; ") : "writing");
     },
-    branch_started(event) { this.part(event.branch, event.title).mark("writing"); },
+    branch_started(event) {
+      this.part(event.branch, event.title).mark("writing");
+      this.turnOver();
+    },
     branch_text(event) { this.part(event.branch).add(event.text, event.step_tokens); },
-    branch_finished(event) { this.part(event.branch).mark(event.reason); },
+    branch_finished(event) {
+      this.part(event.branch).mark(event.reason);
+      this.turnOver();
+    },
     finished(event) {
       this.turn.figures = event.statistics;
       this.turn.content = event.text ?? this.turn.content;
@@ -191,7 +195,6 @@ class Answer {
   drop(id) {
     this.parts.get(id).box.remove();
     this.parts.delete(id);
-    lay(this.list);
     this.turn.parts = this.turn.parts.filter((one) => one.id !== id);
   }
 
@@ -212,20 +215,14 @@ class Answer {
     if (state === "stopped" || state === "failed") cutShort(this.turn, state);
     for (const [id, part] of [...this.parts]) if (!this.turn.parts.includes(part.told)) this.drop(id);
     for (const part of this.parts.values()) part.mark(OPEN.includes(part.told.state) ? state : part.told.state);
-    const fold = () => this.close(error);
-    const still = document.hidden || !document.startViewTransition || matchMedia("(prefers-reduced-motion: reduce)").matches;
-    if (still || !this.list.classList.contains("side")) return fold();
-    for (const part of this.parts.values()) part.box.style.viewTransitionName = `part-${part.told.id}`;
-    const done = document.startViewTransition(fold);
-    done.ready.catch(() => {});  // skipped, where another one begins
-    done.finished.finally(() => { for (const part of this.parts.values()) part.box.style.viewTransitionName = ""; });
+    this.close(error);
   }
 
   close(error = null) {
     const {turn} = this;
     this.box.dataset.is = turn.state;
-    this.list.classList.remove("side");
-    lay(this.list);
+    this.list.classList.remove("planned");
+    this.turnOver();
     this.say("");
     this.status.hidden = true;
     if (![...this.parts.keys()].some(Boolean) && this.parts.has(0)) this.parts.get(0).told.state = turn.state;
@@ -255,6 +252,7 @@ class Answer {
     };
     return make("div", {class: "actions"},
       ...(turn.content ? [copyButton(() => turn.content)] : []),
+      ...(hands.more && turn.content && turn.state === "length" ? [button("Continue", hands.more, "Ask for the rest")] : []),
       ...(hands.again && turn.state !== "failed" ? [
         button("Again", () => hands.again(null), "Another answer to the same question"),
         button(planned ? "As one text" : "In points", () => hands.again(planned ? "direct" : "sot"), planned ? "The same question without a plan" : "The same question with a plan"),

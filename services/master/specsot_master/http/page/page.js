@@ -8,6 +8,8 @@ let run = null;  // the question under way: {talk, turn, view, stop}
 const EXAMPLES = ["What are the benefits of regular exercise?", "How can I prepare for a job interview?", "Write a short poem about the sea.",
   "Write a Python function that counts the words of a text."];
 
+const REST = "Continue where you stopped, and repeat nothing.";
+
 // --- who we are, where the server asks: kept as long as this window ---
 
 function storage() { try { return sessionStorage; } catch { return storage.ours ??= {}; } }
@@ -37,7 +39,7 @@ function submit() {
 async function answer(mode, again = false) {
   const turn = {...newAnswer(), mode};
   const stop = new AbortController();
-  const view = new Answer(turn, {live: true, retry, again: (other) => retry(other ?? mode, true)});
+  const view = new Answer(turn, {live: true, retry, more, again: (other) => retry(other ?? mode, true)});
   const mine = run = {talk, turn, view, stop};
   talk.turns.push(turn);
   keepTalk(talk);
@@ -64,7 +66,14 @@ function retry(mode = form.elements.mode.value, again = false) {
   answer(mode, again);
 }
 
-// The question's start at the top, so that its branches are seen; a direct answer is followed as it grows.
+// Ask for the rest of an answer that was cut, as a turn of its own.
+function more() {
+  if (run) return;
+  talk.turns.push({role: "user", content: REST});
+  answer("direct");
+}
+
+// The question's start at the top; a direct answer is followed as it grows, a planned one is read at one's own pace.
 function follow(view) {
   $("turns").dataset.follows = "yes";
   view.box.previousElementSibling?.scrollIntoView({block: "start"});
@@ -160,7 +169,7 @@ function show() {
     if (turn.role === "user") return asked(turn, n);
     if (turn === run?.turn) return run.view.box;
     const last = n === talk.turns.length - 1;
-    return new Answer(turn, last ? {retry, again: (other) => retry(other ?? turn.mode, true)} : {}).box;
+    return new Answer(turn, last ? {retry, more, again: (other) => retry(other ?? turn.mode, true)} : {}).box;
   });
   $("turns").replaceChildren(...boxes);
   $("hello").hidden = talk.turns.length > 0;

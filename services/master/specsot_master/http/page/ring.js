@@ -45,8 +45,12 @@ function meet(info) {
   $("state").dataset.pace = info.ready && pace ? `${pace.toFixed(pace < 10 ? 1 : 0)} tokens/s` : "";
   $("model").textContent = $("model").title = model?.name ?? "";
   const places = new Map(stages.map((one) => [`${one.device} ${one.gpu} ${one.host}`, placeOf(one)]).filter(([, place]) => place)), numbers = stages[0]?.dtype;
-  $("machine").textContent = model ? [`${model.name}: ${count(model.layers, "layer")}, a context of ${model.max_positions.toLocaleString("en")} tokens${numbers ? `, ${numbers}` : ""}`,
-    stages.length && `${count(stages.length, "stage")}${drafter ? " and a drafter" : ""}${places.size ? ` on ${[...places.values()].join("; ")}` : ""}`].filter(Boolean).join("; ") + "." + (model.no_chat_template ? " Its files hold no chat template: it may continue your question instead of answering it." : "") : "";
+  const devices = new Set(stages.map((one) => one.device || one.gpu).filter(Boolean));
+  $("machine").hidden = !model;
+  $("machine-short").textContent = model ? [model.name, `a context of ${model.max_positions.toLocaleString("en")} tokens`, ...devices].join(" · ") : "";
+  $("machine-words").textContent = model ? [`${count(model.layers, "layer")}${numbers ? `, ${numbers}` : ""}`,
+    stages.length && `${count(stages.length, "stage")}${drafter ? " and a drafter" : ""}${places.size ? ` on ${[...places.values()].join("; ")}` : ""}`].filter(Boolean).join("; ") + "." : "";
+  $("no-template").hidden = !model?.no_chat_template;
   if (model) set.max_tokens.max = model.max_positions - 1;
   if (!$("ring").hidden) draw(info, stages, drafter, steps);
 }
