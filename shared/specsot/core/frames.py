@@ -69,10 +69,13 @@ class ReusedKV:
     sequence: id of the previous epoch's sequence, whose KV rows every stage still holds.
     tokens: the tokens of the reused rows. They follow the tokens that the new sequence forks, if it forks
         any.
+    replay: True if a stage was lost with the KV of its layers. Frames with `replay` then carry these tokens
+        before the sequence's own ones, and the layers that were lost compute their KV again.
     """
 
     sequence: int
     tokens: tuple[int, ...]
+    replay: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +297,9 @@ class Frame:
     trace: the trace context of this step, for spans. None if the step is not traced.
     catching_up: True while drafting resumes: the drafter is sent what it missed, and asked for no trees until
         it has caught up.
+    replay: True if the segments are chunks of reused rows (`ReusedKV.replay`). Every stage puts the KV that
+        it kept into its pages, computes that of the lost layers, and passes hidden states on only as far as
+        lost layers reach; the last stage verifies nothing.
     """
 
     epoch: int
@@ -307,6 +313,7 @@ class Frame:
     paused: bool = False
     trace: str | None = None
     catching_up: bool = False
+    replay: bool = False
 
 
 @dataclass(frozen=True, slots=True)
