@@ -144,6 +144,9 @@ class KvHandover:
         self._broken = None
         found = [(stage.name, self._table.find(stage.name)) for stage in epoch.stages]
         members = {name: member for name, member in found if member}
+        number, kept, _ = self._kept
+        if not epoch.ring and number == epoch.number and kept:
+            self._repair_in_full("the ring broke again before it was complete")
         if epoch.ring and members:
             head = epoch.ring.head
             self._broken = BrokenRing(epoch.number, epoch.stages, members, head, final_rows())
