@@ -24,6 +24,8 @@ from pathlib import Path
 
 # Seconds. How long a fleet may take to load the model and complete its ring.
 START_SECONDS = 600.0
+# Seconds. How long it may take to end, before it is killed.
+STOP_SECONDS = 60.0
 TICKS = os.sysconf("SC_CLK_TCK")
 WORDS = (
     "The tide follows the moon, rivers carry salt into the sea, and the wind moves the water of the surface. "
@@ -174,6 +176,10 @@ def trial(fleet: int, port: int, log: Path, number: int, options: argparse.Names
             cpu["after"] = cpu_seconds(fleet)
 
     text, times = answer(port, prompt, options.tokens, on_piece)
+    if not killed:
+        raise SystemExit(
+            f"the answer had {len(times)} pieces, and the kill waits for {options.after} (--after)"
+        )
     late = [one for one in times if one >= killed[0]]
     silence, at = max((later - one, one) for one, later in pairwise([killed[0], *late]))
     print(
@@ -218,7 +224,10 @@ def main() -> int:
             equal &= trial(fleet.pid, options.port + 1, log, number, options)
     finally:
         fleet.send_signal(signal.SIGINT)
-        fleet.wait(60)
+        try:
+            fleet.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            fleet.kill()
     return not equal
 
 

@@ -14,6 +14,7 @@ from specsot.core.frames import Frame, num_tokens_of
 from specsot.events import Finished
 from specsot.members import Quantization
 from specsot.params import Ask
+from tests.conftest import some
 from tests.laws.test_handover import LETTERS, WARM, Gate, House, ask_of
 
 # Tokens of each sequence that may be computed by every layer: the newest one, and those of a tree before it.
@@ -103,8 +104,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("spare", [False, True], ids=["shared", "standby"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "spare"), some([(case, spare) for case in CASES for spare in (False, True)], 2, 9)
+)
 async def test_only_lost_layers_are_computed_again_and_the_sequences_are_the_same(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch, case: str, spare: bool
 ) -> None:
