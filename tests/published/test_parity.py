@@ -36,8 +36,8 @@ PROMPTS = (
     'def merge(left: list[int], right: list[int]) -> list[int]:\n    """Merge two sorted lists."""\n',
     "春天来了,公园里的花都开了。孩子们",
 )
-# Texts on which tokenizers part: spaces, digits, contractions, scripts, emoji, code, control characters. "½" is
-# left out: of SmolLM2, Transformers' reading writes it as two tokens, though the vocabulary has it as one.
+# Texts on which tokenizers part: spaces, digits, contractions, scripts, emoji, code, control characters.
+# "½" is left out: Transformers' reading of SmolLM2 writes two tokens, though its vocabulary has one for it.
 TEXTS = (
     *PROMPTS,
     "", " ", "  a", "a  ", "\n", "\n\n\n", "\t\tx", "a\r\nb", " " * 31, "x" * 70,
