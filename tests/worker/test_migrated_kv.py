@@ -153,12 +153,12 @@ def test_rows_serve_the_next_epoch_and_what_is_too_much_or_out_of_place_is_left_
     held = member.rows
     held.expect(order(RowsOf(5, 0, 4)))
     held.add("a", KvRows(7, 5, 0, 2, numbers(5, 0, 2, 4)))  # the two before are missing
-    assert not held.complete(Range(0, 1))
+    assert not held.complete(range(0, 1))
     held.add("a", KvRows(7, 5, 0, 0, numbers(5, 0, 0, 3)))
     held.add("a", KvRows(7, 5, 0, 2, numbers(5, 0, 2, 4)))  # one of them once more
-    assert held.complete(Range(0, 1))
+    assert held.complete(range(0, 1))
     held.add("a", KvRows(6, 5, 1, 0, numbers(5, 1, 0, 4)))  # of an epoch before
-    assert not held.complete(Range(0, 2))
+    assert not held.complete(range(0, 2))
     member.turn(8)
     assert member.ready is held
     member.rows.add("a", KvRows(7, 6, 0, 0, numbers(6, 0, 0, 4)))
@@ -171,7 +171,7 @@ def test_rows_serve_the_next_epoch_and_what_is_too_much_or_out_of_place_is_left_
     assert member.ready is not held, "the second epoch since"
     monkeypatch.setattr(migrated_kv, "MAX_BYTES", 8 * 3)
     held.add("a", KvRows(8, 5, 0, 0, numbers(5, 0, 0, 4)))
-    assert not held.complete(Range(0, 1))
+    assert not held.complete(range(0, 1))
 
 
 def test_what_no_order_named_neither_stays_nor_keeps_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_what_no_order_named_neither_stays_nor_keeps_others_out(monkeypatch: pyt
     assert not held._rows
     held.add("a", KvRows(7, 5, 0, 0, numbers(5, 0, 0, 3)))
     held.add("a", KvRows(7, 5, 0, 2, numbers(5, 0, 2, 4)))
-    assert held.complete(Range(0, 1))
+    assert held.complete(range(0, 1))
     held.drop(5)
     assert not held._rows
     monkeypatch.setattr(migrated_kv, "MAX_BYTES", held._bytes + 2 * migrated_kv.OVER_BYTES)

@@ -107,7 +107,10 @@ class Fleet:
         self._loading_ahead: dict[str, Range] = {}
         self._loaded_ahead: dict[str, Range] = {}
         self._without_room: dict[str, Range] = {}
-        self._handover = KvHandover(self._table, self.reform)
+        self._handover = KvHandover(self._table, self.reform, config.hop_dtype)
+        # True after a loss, until the ring has generated a token: another change before would delay requests
+        # once more.
+        self._must_run = False
         # The stages of the next epoch, to which KV is being migrated; empty if no change is under way.
         self._planned_stages: Stages = ()
         # Set while `rebalance` waits for these stages. The result says why they were given up, or is empty.
@@ -146,6 +149,7 @@ class Fleet:
             drafters=self._drafters,
             curve=configuration.curve,
             kept=self._handover.migrated_rows(configuration.epoch),
+            replays=self._handover.replays(configuration.epoch),
         )
 
     @property
@@ -354,7 +358,9 @@ class Fleet:
 
         Without an epoch, one is formed as soon as the members suffice. If better stages are possible and no
         request would be disturbed, the epoch is replaced at once. If requests are running, the change is
-        prepared alongside (`_prepare_change`). A drafter may join a running epoch without interrupting it.
+        prepared alongside (`_prepare_change`). After a loss, that begins once the ring has generated a token:
+        a worker that comes back while others take over its layers waits until then. A drafter may join a
+        running epoch without interrupting it.
         """
         epoch = self._epoch
         members = self._table.registrations
@@ -364,9 +370,10 @@ class Fleet:
             return
         better = better_stages(members, self._config, epoch.stages, epoch.settled_names)
         holds = self._count_fitting(better, members) if better else None
-        if better and holds is not None and not (self.user.at_work and epoch.ring):
+        waits = bool(self.user.at_work) and self._must_run
+        if better and holds is not None and not (waits or (self.user.at_work and epoch.ring)):
             self._begin_anew(better, "the drafter joined" if better == epoch.stages else "a worker joined")
-        elif epoch.ring:
+        elif epoch.ring and not waits:
             self._prepare_change(members, better if holds and holds > self.user.at_work else None)
 
     def _members_for(self, stages: Stages) -> Sequence[Registration]:
@@ -507,6 +514,7 @@ class Fleet:
         first, last = self._epoch.stages[0].name, self._epoch.stages[-1].name
         rejects = result.number == 0 and not any(one.tokens for one in result.outcomes)
         if name == last or (name == first and rejects):
+            self._must_run = self._must_run and rejects
             self.user.handle(result)
         else:
             log.warning("result ignored", name=name, epoch=result.epoch)
@@ -632,11 +640,15 @@ class Fleet:
 
     def _form(self) -> None:
         """Begin an epoch if the members suffice; else log what is missing, once for each different reason.
-        The master is told of a new reason.
+        The master is told of a new reason. After a loss, the epoch begins once the stages that are left have
+        kept what the next ring can reuse, see `KvHandover.continue_repair`.
         """
         stages = self._stages_or_missing()
         if not isinstance(stages, str):
-            self._begin(stages)
+            if self._handover.continue_repair(stages):
+                self._begin(stages)
+                if self._epoch.formed:
+                    self._handover.finish_migration(self._epoch.number)
             return
         if stages != self._missing:
             log.info("waiting for the ring", missing=stages)
@@ -737,6 +749,9 @@ class Fleet:
         """
         self._drop_planned_stages(reason)
         self._stop_watching()
+        if not is_planned:
+            self._must_run = True
+            self._handover.remember_broken(self._epoch, self.user.final_rows)
         remaining = [name for name in self._epoch.end() if name != culprit]
         self._table.send_all(dict.fromkeys(remaining, Disband(self._epoch.number, reason)))
         self.user.handle(RingLost(reason, is_planned))

@@ -1,24 +1,31 @@
-"""Migrates KV rows and features to the stages of the next epoch while the present epoch continues.
+"""Migrates KV rows and features to the stages of the next epoch, while the present epoch continues or after
+it broke.
 
-A *row* is the KV of one token. Givers are the stages of the present epoch, takers those of the next one.
+A *row* is the KV of one token. Givers are the stages of the present epoch, takers those of the next one. If a
+stage was lost, the other stages of the broken epoch are the givers, and the layers that were lost compute
+their KV from the hidden states that the stage before them has logged; `HandOver` shows who keeps what.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import structlog
 
-from specsot.members import HandOver, Head, Registration, RowsOf
+from specsot.members import HandOver, Head, HopDtype, Registration, RowsOf, Stage
 from specsot_master.core.ring.epoch import Epoch
 from specsot_master.core.ring.placement import Stages
-from specsot_master.members import MemberTable
+from specsot_master.members import Member, MemberTable
 
 log = structlog.get_logger()
 
 # Seconds after which a round is given up. Requests continue meanwhile. 46 MB take 37 s at 10 Mbit/s.
 ROUND_SECONDS = 60.0
+# Seconds after which the stages that are left of a broken ring are waited for no longer, and everything is
+# computed again. Requests wait meanwhile. Untuned.
+REPAIR_SECONDS = 5.0
 # Tokens, over all sequences. So few are computed again in the next epoch rather than migrated in a further
 # round. Untuned.
 MAX_RECOMPUTED_ROWS = 32
@@ -28,8 +35,27 @@ MAX_ROUNDS = 4
 MAX_MIGRATED_BYTES = 256 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class BrokenRing:
+    """What may be left of a ring that broke.
+
+    number: the epoch's number.
+    stages: all its stages, in ring order.
+    members: the members of these stages that had not been lost when it broke, by name.
+    head: the draft head for which its last stage keeps features, or None.
+    rows: by sequence id, how many of its first tokens had final KV on every stage.
+    """
+
+    number: int
+    stages: Stages
+    members: Mapping[str, Member]
+    head: Head | None
+    rows: Mapping[int, int]
+
+
 class KvHandover:
-    """Migrates KV to the stages of the next epoch, for one change of the ring at a time, in rounds.
+    """Migrates KV to the stages of the next epoch, for one change of the ring at a time: in rounds while the
+    present epoch runs, or in a single one after it broke.
 
     Each round migrates the tokens that have become final since the round before:
         # final tokens of sequence 7 at the three rounds: 900, 960, 970
@@ -37,14 +63,22 @@ class KvHandover:
         done
     """
 
-    def __init__(self, table: MemberTable, on_timeout: Callable[[], None]) -> None:
+    def __init__(
+        self, table: MemberTable, on_timeout: Callable[[], None], hop_dtype: HopDtype = "auto"
+    ) -> None:
         """Create a migration that has not started.
 
         table: the members and their links.
         on_timeout: called without arguments when a round's time has run out, so that the fleet calls
-            `continue_migration` again.
+            `continue_migration` or `continue_repair` again.
+        hop_dtype: in which form hidden states travel between stages.
         """
         self._table = table
+        self._hop_dtype = hop_dtype
+        # The ring that broke, until the next epoch begins or it turns out that nothing of it can be used.
+        self._broken: BrokenRing | None = None
+        # The newest order, if it says what was lost of a broken ring.
+        self._repair: HandOver | None = None
         self._later = on_timeout
         # What the change depends on: (epoch, next stages, registrations of the takers, draft head).
         self._change: object = None
@@ -58,8 +92,9 @@ class KvHandover:
         self._rounds = self._number = 0
         # The loop's time at which this round is given up.
         self._ends = 0.0
-        # The epoch that began with migrated rows, with their counts by sequence id.
-        self._kept: tuple[int, Mapping[int, int]] = 0, {}
+        # The epoch that began with migrated rows, with their counts by sequence id, and whether lost layers
+        # must compute their rows again.
+        self._kept: tuple[int, Mapping[int, int], bool] = 0, {}, False
 
     def continue_migration(
         self, epoch: Epoch, next_stages: Stages, final_rows: Callable[[], Mapping[int, int]]
@@ -97,6 +132,89 @@ class KvHandover:
         live = {one: rows for one, rows in final_rows().items() if one not in self._over}
         return not self._go_on(epoch, next_stages, _within(MAX_MIGRATED_BYTES, members, live))
 
+    def remember_broken(self, epoch: Epoch, final_rows: Callable[[], Mapping[int, int]]) -> None:
+        """Remember a ring that has broken, so that the next epoch may begin with its KV (`continue_repair`).
+        A ring that was not complete has none.
+
+        epoch: the epoch, whose end has not been noted yet.
+        final_rows: returns, by sequence id, how many of its first tokens have final KV on every stage.
+        """
+        self._change = None
+        self._repair = None
+        self._broken = None
+        found = [(stage.name, self._table.find(stage.name)) for stage in epoch.stages]
+        members = {name: member for name, member in found if member}
+        number, kept, _ = self._kept
+        if not epoch.ring and number == epoch.number and kept:
+            self._repair_in_full("the ring broke again before it was complete")
+        if epoch.ring and members:
+            head = epoch.ring.head
+            self._broken = BrokenRing(epoch.number, epoch.stages, members, head, final_rows())
+
+    def continue_repair(self, next_stages: Stages) -> bool:
+        """Start or continue to keep what is left of a broken ring for the next one. Return True if the next
+        epoch may begin now; False if rows are still on their way. It is to be called again after every
+        confirmation and when the time is over.
+
+        If the members change meanwhile, it starts anew. If nothing can be kept, or rows were not in time, the
+        result is True, and the next epoch computes everything again; the log says why.
+
+        next_stages: the stages of the next epoch, which take the rows.
+        """
+        broken = self._broken
+        if broken is None or not broken.rows:
+            self._migrated = {}
+            return True
+        members = self._table.registrations
+        # A process that joined under the name of a lost one has nothing to give.
+        givers = tuple(
+            one
+            for one in broken.stages
+            if one.name in self._table and self._table.find(one.name) is broken.members.get(one.name)
+        )
+        change = broken.number, givers, next_stages, members
+        if self._change != change:
+            self._change = change
+            order = HandOver(
+                broken.number, givers, next_stages, (), self._number + 1, broken.head is not None, hidden=True
+            )
+            if reason := repair_obstacle(members, broken, order, self._hop_dtype):
+                return self._repair_in_full(reason)
+            self._send(order, _within(MAX_MIGRATED_BYTES, members, broken.rows))
+            return False
+        if self._lacking and asyncio.get_running_loop().time() < self._ends:
+            return False
+        if self._lacking:
+            return self._repair_in_full(f"not in time: {', '.join(sorted(self._lacking))}")
+        return True
+
+    def _repair_in_full(self, reason: str) -> bool:
+        """Give up what is left of a broken ring, log why, and return True: the next epoch may begin.
+
+        reason: why nothing of it can be used, in words.
+        """
+        log.warning("repair computes every layer again", reason=reason)
+        self._broken = None
+        self._repair = None
+        self._migrated = {}
+        return True
+
+    def _send(self, order: HandOver, rows: Mapping[int, int]) -> None:
+        """Order the stages that are left of a broken ring to keep rows for the next one.
+
+        order: the order without its rows.
+        rows: by sequence id, how many of its first tokens are to be kept.
+        """
+        self._number += 1
+        self._migrated = dict(rows)
+        self._over.clear()
+        self._repair = replace(order, rows=tuple(RowsOf(one, 0, last) for one, last in rows.items()))
+        self._lacking = {stage.name for stage in order.takers}
+        self._ends = asyncio.get_running_loop().time() + REPAIR_SECONDS
+        asyncio.get_running_loop().call_later(REPAIR_SECONDS, self._later)
+        names = dict.fromkeys(stage.name for stage in (*order.takers, *order.givers))
+        self._table.send_all(dict.fromkeys(names, self._repair))
+
     def record_confirmation(self, name: str, number: int, closed_sequences: Sequence[int]) -> None:
         """Note that a taker has received all rows of an order. Confirmations of older orders are ignored. The
         rows of closed sequences are not counted as migrated, and no more of them are sent.
@@ -118,11 +236,23 @@ class KvHandover:
 
         epoch: the number of the epoch that has started.
         """
+        lost = self._repair.lost if self._repair else None
         if self._migrated:
             rows = sum(self._migrated.values())
-            log.info("KV rows migrated", epoch=epoch, sequences=len(self._migrated), rows=rows)
-        self._kept = (epoch, self._migrated)
+            event = "KV rows kept after a loss" if self._repair else "KV rows migrated"
+            replayed = {"replayed_layers": str(lost)} if lost else {}
+            log.info(event, epoch=epoch, sequences=len(self._migrated), rows=rows, **replayed)
+        self._kept = (epoch, self._migrated, lost is not None)
         self._change = None
+        self._broken = None
+        self._repair = None
+
+    def replays(self, epoch: int) -> bool:
+        """Return True if the rows of this epoch (`migrated_rows`) lack layers that must compute them again.
+
+        epoch: the number of the epoch.
+        """
+        return self._kept[2] and epoch == self._kept[0]
 
     def migrated_rows(self, epoch: int) -> Mapping[int, int]:
         """Return, by sequence id of the previous epoch, how many of its first tokens have KV on this epoch's
@@ -155,8 +285,11 @@ class KvHandover:
         self._lacking = {stage.name for stage in next_stages}
         self._ends = asyncio.get_running_loop().time() + ROUND_SECONDS
         asyncio.get_running_loop().call_later(ROUND_SECONDS, self._later)
-        features = head_of(self._table.registrations) is not None
-        order = HandOver(epoch.number, epoch.stages, next_stages, tuple(asked), self._number, features)
+        members = self._table.registrations
+        features = head_of(members) is not None
+        workers = [one for one in members if one.kind == "worker"]
+        logs = all(one.hidden_bytes for one in workers)
+        order = HandOver(epoch.number, epoch.stages, next_stages, tuple(asked), self._number, features, logs)
         self._table.send_all(
             dict.fromkeys(dict.fromkeys(stage.name for stage in (*next_stages, *epoch.stages)), order)
         )
@@ -183,11 +316,48 @@ def handover_obstacle(members: Sequence[Registration], epoch: Epoch, next_stages
     epoch: the running epoch, whose stages would give their rows.
     next_stages: the stages of the next epoch.
     """
-    names = {stage.name for stage in (*epoch.stages, *next_stages)}
-    stages = [one for one in members if one.name in names]
     head = head_of(members)
     if head and not (epoch.ring and epoch.ring.head == head):
         return "a draft head joined after the ring was formed, and needs the features of all tokens"
+    return kv_obstacle(members, (*epoch.stages, *next_stages))
+
+
+def repair_obstacle(
+    members: Sequence[Registration], broken: BrokenRing, order: HandOver, hop_dtype: HopDtype
+) -> str | None:
+    """Return in words why the next epoch cannot begin with what is left of a broken ring, or None if it can.
+    The first obstacle that is found is returned.
+
+    members: the registrations of all members.
+    broken: the ring that broke.
+    order: the order, without its rows, that the stages of both rings would receive.
+    hop_dtype: in which form hidden states travel between stages.
+    """
+    lost = order.lost
+    if not order.givers:
+        return "no stage is left"
+    head = head_of(members)
+    if head != broken.head:
+        return "the draft head has changed, and needs the features of all tokens"
+    if lost and any(lost.first <= one.layers.first < lost.last for one in order.givers):
+        return "several stages were lost, with another one between them"
+    stages = (*order.givers, *order.takers)
+    if lost and lost.first and hop_dtype != "auto":
+        return "hidden states travel in 8 bits, and are logged in full"
+    logs = {one.name for one in members if one.hidden_bytes}
+    if unable := sorted({one.name for one in stages} - logs):
+        return f"hidden states are not logged by {', '.join(unable)}"
+    return kv_obstacle(members, stages)
+
+
+def kv_obstacle(members: Sequence[Registration], either_stages: Sequence[Stage]) -> str | None:
+    """Return in words why these stages cannot exchange KV rows, or None if they can.
+
+    members: the registrations of all members.
+    either_stages: the stages that give rows and those that take them.
+    """
+    names = {stage.name for stage in either_stages}
+    stages = [one for one in members if one.name in names]
     if unable := [one.name for one in stages if not one.hands_over]:
         return f"not supported by {', '.join(unable)}: recurrent states, parts of layers, or another version"
     alike = len({(one.dtype, one.number_bytes, one.quantization) for one in stages}) == 1
@@ -201,13 +371,17 @@ def _within(max_bytes: int, members: Sequence[Registration], final_rows: Mapping
 
         # room for 1000 tokens, final rows {1: 700, 2: 500, 3: 200} -> {1: 700, 3: 200}
 
-    max_bytes: bytes of KV, and of the last stage's features, over all layers.
+    max_bytes: bytes of KV, of the last stage's features and of logged hidden states, over all stages.
     members: the registrations of all members, of which at least one is a worker.
     final_rows: by sequence id, how many of its first tokens have final KV on every stage.
     """
     width = head.width if (head := head_of(members)) else 0
     workers = [one for one in members if one.kind == "worker"]
-    row = max(one.row_bytes * one.model_layers + width * one.number_bytes for one in workers)
+    logged = len(workers) - 1
+    row = max(
+        one.row_bytes * one.model_layers + width * one.number_bytes + one.hidden_bytes * logged
+        for one in workers
+    )
     chosen = dict[int, int]()
     room = max_bytes
     for sequence, rows in sorted(final_rows.items(), key=lambda one: -one[1]):

@@ -160,6 +160,7 @@ class StageLoader:
         """
         config = self._config
         memory = self._memory()
+        hands_over = not config.delta and not config.wide and self._options.tensor_parallel == 1
         if self._layers:
             self._check_fit(self._layers, self._options.page_bytes, self._graph_bytes(self._layers))
         if self._layers is None:
@@ -188,7 +189,8 @@ class StageLoader:
             copy_speed=0 if self._config.routing else copy_speed(self._device),
             quantization=self._counted.rounding,
             lends=borrowed_of(self._options.base) is None and self._options.model_format != "bin",
-            hands_over=not config.delta and not config.wide and self._options.tensor_parallel == 1,
+            hands_over=hands_over,
+            hidden_bytes=config.hidden * self._dtype.itemsize if hands_over else 0,
         )
 
     def _report_published(self) -> None:

@@ -144,8 +144,8 @@ class LayerMemory:
         return bytes_read_per_token(self.files, self.config, layers, self.held)
 
     def pages(self, configuration: Configuration, layers: Range) -> int:
-        """Return the bytes of the KV pages, and of what is kept for the drafter: slices of its head, and the
-        ring of features on the last stage. Without a draft head, only the KV pages count.
+        """Return the bytes of the KV pages, of the log of hidden states (on all stages but the last), and of
+        what is kept for the drafter: slices of its head, and the ring of features on the last stage.
 
         configuration: The epoch as the master has configured it.
         layers: The layer range of this worker.
@@ -159,7 +159,9 @@ class LayerMemory:
         # On a CPU, layers with weights of few bits read a second copy of a slice, in 8 bits.
         each = self.dtype.itemsize + self.held.packed
         features = FEATURE_RING_ROWS * configuration.width_at(layers) * self.dtype.itemsize
-        return self._pages(layers, rows) + features + slices * each
+        is_last = layers.last == self.config.layers
+        log = 0 if is_last else rows * self.config.hidden * self.dtype.itemsize
+        return self._pages(layers, rows) + log + features + slices * each
 
     def graphs(
         self, kernels: bool, width: int = 0, layers: Range | None = None, room: int | None = None

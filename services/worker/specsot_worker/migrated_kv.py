@@ -1,12 +1,14 @@
-"""Migrates KV to the stages of the next epoch while this epoch runs, so that prompts are not computed again.
+"""Migrates KV to the stages of the next epoch, while this epoch runs or after a stage was lost, so that
+prompts are not computed again.
 
-One *row* is the KV of one position in one layer. Features travel like the KV of a layer after the last one.
+One *row* is the KV of one position in one layer. Features and logged hidden states travel like the KV of
+further layers; `HandOver` lists their numbers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
@@ -14,7 +16,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from specsot.core.frames import Frame, Opening
+from specsot.core.frames import Frame, Opening, PromptChunk
 from specsot.core.pages import PageTable
 from specsot.errors import SpecsotError, WireError
 from specsot.members import HandOver, KvRows, Progress, Range, RowsOf, Stage
@@ -22,6 +24,7 @@ from specsot.tasks import start
 from specsot.transport.links import Dialer, Link, close_in_background
 from specsot_model.inference import inference_mode
 from specsot_model.kv import KVPages
+from specsot_worker.hidden_log import HiddenLog
 
 log = structlog.get_logger()
 
@@ -32,12 +35,15 @@ OVER_BYTES = 64
 # Positions. KV of at most this many positions, counted per layer, is gathered between two frames. Untuned.
 JOB_ROWS = 4096
 
-# Sender, sequence, layer. Features count as a layer after the last one.
+# Sender, sequence, and the number of what the rows belong to, see `HandOver`.
 Key = tuple[str, int, int]
 
 
 class MigratedKV:
-    """Store of the KV that has been received from other workers, by sender, sequence and layer."""
+    """Store of the KV that has been received from other workers, by sender, sequence and number.
+
+    order: The order that is being carried out, or was carried out last.
+    """
 
     def __init__(self, epoch: int = 0) -> None:
         """Start empty.
@@ -46,7 +52,7 @@ class MigratedKV:
         """
         self._rows: dict[Key, list[Tensor]] = {}
         self._closed: set[Key] = set()
-        self._order = HandOver(0, (), (), ())
+        self.order = HandOver(0, (), (), ())
         self._epoch = epoch
         self._bytes = 0
 
@@ -62,7 +68,7 @@ class MigratedKV:
         if order.epoch < self._epoch:
             self._epoch = 0
         self._enter(order.epoch)
-        self._order = order
+        self.order = order
 
     def add(self, sender: str, message: KvRows) -> None:
         """Store KV from one sender. What is present already is left out; so is what does not continue the
@@ -96,27 +102,27 @@ class MigratedKV:
             self._rows.setdefault(key, []).append(message.rows[num_known:])
             self._bytes += message.rows[num_known:].nbytes
 
-    def complete(self, layers: Range) -> bool:
-        """Return whether all KV of some layers is present that the order names, or was reported as not
-        existing: False while some is missing. Return True if the order names no sequences.
+    def complete(self, numbers: Collection[int]) -> bool:
+        """Return whether all rows are present that the order names, or were reported as not existing: False
+        while some are missing. Return True if the order names no sequences.
 
-        layers: The layers that this worker will run.
+        numbers: The numbers of the rows that this worker is sent.
         """
         return all(
             sum(map(len, self._rows.get(key, ()))) >= request.last or key in self._closed
-            for request in self._order.rows
-            for key in self._keys(request.sequence, layers)
+            for request in self.order.rows
+            for key in self._keys(request.sequence, numbers)
         )
 
-    def closed_sequences(self, layers: Range) -> tuple[int, ...]:
-        """Return the ids of the sequences of the order that the senders have closed, or () if there are none.
-        A sequence that lacks only features does not count.
+    def closed_sequences(self, needed: Collection[int]) -> tuple[int, ...]:
+        """Return the ids of the sequences of the order of which a sender has no rows, because it has closed
+        them, or () if there are none. A sequence that lacks only features, or only the log of this worker's
+        hidden states, does not count.
 
-        layers: The layers that this worker will run.
+        needed: The numbers of the rows without which this worker cannot continue a sequence.
         """
-        kv = Range(layers.first, min(layers.last, self._order.model_layers))
-        sequences = (one.sequence for one in self._order.rows)
-        return tuple(one for one in sequences if any(key in self._closed for key in self._keys(one, kv)))
+        sequences = (one.sequence for one in self.order.rows)
+        return tuple(one for one in sequences if any(key in self._closed for key in self._keys(one, needed)))
 
     def rows(self, opening: Opening, layer: int | None = None) -> Tensor | None:
         """Return the KV with which an opening begins in one layer: [num_tokens, elements of a position]. None
@@ -133,22 +139,39 @@ class MigratedKV:
         sequence. For a decoding sequence the stored KV is removed even if the result is None.
         """
         assert opening.reused is not None
-        layer = self._order.model_layers if layer is None else layer
+        layer = self.order.model_layers if layer is None else layer
         last = opening.num_computed_tokens
-        (key,) = self._keys(opening.reused.sequence, Range(layer, layer + 1))
+        (key,) = self._keys(opening.reused.sequence, (layer,))
         parts = (self._rows.pop if opening.decodes else self._rows.get)(key, [])
         complete = sum(map(len, parts)) >= last
         return torch.cat(parts)[last - len(opening.reused.tokens) : last] if complete else None
 
-    def keep(self, layers: Range) -> None:
-        """Drop the KV of all other layers: it belongs to an order that was replaced by a later one.
+    def chunk(self, opening: Opening, number: int, chunk: PromptChunk) -> Tensor | None:
+        """Return the rows of one chunk of the tokens with which an opening begins, [num_tokens, elements of a
+        row]; None if they are not present completely. The rows stay.
 
-        layers: The layers whose KV stays.
+        opening: The opening of a sequence that reuses KV (`opening.reused` is set).
+        number: What the rows belong to, see `HandOver`.
+        chunk: A chunk of the reused tokens.
+        """
+        assert opening.reused is not None
+        (key,) = self._keys(opening.reused.sequence, (number,))
+        parts = self._rows.get(key, [])
+        if len(parts) > 1:
+            # A long sequence has many chunks, so its rows are joined once.
+            parts = self._rows[key] = [torch.cat(parts)]
+        last = chunk.start + len(chunk.tokens)
+        return parts[0][chunk.start : last] if parts and len(parts[0]) >= last else None
+
+    def keep(self, numbers: Collection[int]) -> None:
+        """Drop all other rows: they belong to an order that was replaced by a later one.
+
+        numbers: What the rows belong to that stay.
 
         A record that a sequence is closed stays.
         """
         for key in tuple(self._rows):
-            if not layers.first <= key[2] < layers.last:
+            if key[2] not in numbers:
                 del self._rows[key]
 
     def drop(self, sequence: int, features: bool = False) -> None:
@@ -159,17 +182,16 @@ class MigratedKV:
             drop its KV and not its features.
         """
         for key in tuple(self._rows):
-            if key[1] == sequence and (key[2] == self._order.model_layers) == features:
+            if key[1] == sequence and (key[2] == self.order.model_layers) == features:
                 self._rows.pop(key, None)
 
-    def _keys(self, sequence: int, layers: Range) -> list[Key]:
-        """Return the keys under which the KV of a sequence is stored, one for each layer.
+    def _keys(self, sequence: int, numbers: Collection[int]) -> list[Key]:
+        """Return the keys under which the rows of a sequence are stored, one for each number.
 
         sequence: Id of the sequence.
-        layers: The layers, among which the one after the last stands for features.
+        numbers: What the rows belong to, see `HandOver`.
         """
-        numbers = range(layers.first, layers.last)
-        return [(self._order.giver_of(layer), sequence, layer) for layer in numbers]
+        return [(self.order.giver_of(number), sequence, number) for number in numbers]
 
     def _enter(self, epoch: int) -> None:
         """Discard everything received if a later epoch than the present one begins to be prepared. Otherwise
@@ -186,7 +208,8 @@ class MigratedKV:
             self._bytes = 0
 
 
-# Positions of a sequence, and a layer of the model.
+# Positions of a sequence, and the number of what the rows belong to: a layer of the model, features or hidden
+# states, see `HandOver`.
 LayerRows = tuple[RowsOf, int]
 
 
@@ -197,16 +220,18 @@ class StageRows:
     migrated: The KV that this worker received during the previous epoch. The worker sets it.
     """
 
-    def __init__(self, table: PageTable, kv: KVPages, layers: Range) -> None:
+    def __init__(self, table: PageTable, kv: KVPages, layers: Range, log: HiddenLog | None = None) -> None:
         """Start without openings to fill.
 
         table: Page table of the stage.
         kv: KV pages of the stage.
         layers: Layer range of the stage.
+        log: The hidden states that the stage passes on. None on the last stage.
         """
         self._table = table
         self._kv = kv
         self._layers = layers
+        self._log = log
         self.migrated = MigratedKV()
         # Openings that reuse KV, by sequence, until their first own tokens arrive: their pages are reserved
         # only then.
@@ -220,16 +245,97 @@ class StageRows:
         None if the sequence is closed, or if its range of positions is empty.
 
         requests: A sequence with a range of its positions, and a layer of this stage by its number in the
-            model.
+            model, or the number of the hidden states that this stage passes on.
 
-        Also None if the sequence is unknown.
+        Also None if the sequence is unknown, and for hidden states that are not logged completely.
         """
         found = list[Tensor | None]()
-        for request, layer in requests:
+        for request, number in requests:
             is_open = request.sequence in self._table
             slots = self._table.slots(request.sequence, request.first, request.last) if is_open else None
-            found.append(self._kv.rows_at(layer - self._layers.first, slots) if slots else None)
+            if not slots:
+                found.append(None)
+            elif number < self._layers.last:
+                found.append(self._kv.rows_at(number - self._layers.first, slots))
+            else:
+                found.append(self._log.rows_at(request.sequence, slots) if self._log else None)
         return found
+
+    @property
+    def lost(self) -> Range | None:
+        """The layers of this stage whose KV no worker has kept, so that frames with `replay` compute it. None
+        if there are none.
+        """
+        lost = self.migrated.order.lost
+        if lost is None:
+            return None
+        first, last = max(lost.first, self._layers.first), min(lost.last, self._layers.last)
+        return Range(first, last) if first < last else None
+
+    @inference_mode
+    def put_kept(self, frame: Frame, slots: Sequence[int]) -> None:
+        """Write the KV of all layers that is kept, and the logged hidden states, to the pages of a frame with
+        `replay`.
+
+        frame: The frame that is about to run. Its segments are chunks of reused tokens.
+        slots: KV slot of every token of the frame.
+
+        Raises WireError if KV is not present. A sequence whose hidden states are not present has an
+        incomplete log from now on, unless this frame computes them.
+        """
+        self._unfilled |= {one.sequence: one for one in frame.openings if one.reused}
+        lost = self.lost or Range(0, 0)
+        layers = range(self._layers.first, self._layers.last)
+        kept = [layer for layer in layers if not lost.first <= layer < lost.last]
+        first = 0
+        for segment, opening in self._chunks(frame):
+            chunk_slots = slots[first : first + len(segment.tokens)]
+            first += len(segment.tokens)
+            for layer in kept:
+                self._kv.put_rows_at(
+                    layer - self._layers.first, chunk_slots, self._rows(opening, layer, segment)
+                )
+            if self._log and lost.last != self._layers.last:
+                number = self.migrated.order.model_layers + self._layers.last
+                logged = self.migrated.chunk(opening, number, segment)
+                self._log.put_rows_at(segment.sequence, chunk_slots, logged)
+
+    def hidden_entering(self, frame: Frame, layer: int) -> Tensor:
+        """Return a copy of the logged hidden states of a frame with `replay`, [num_tokens, hidden_size], on
+        the host.
+
+        frame: The frame that is about to run.
+        layer: The first lost layer, which the hidden states enter.
+
+        Raises WireError if they are not present.
+        """
+        number = self.migrated.order.model_layers + layer
+        return torch.cat([self._rows(opening, number, segment) for segment, opening in self._chunks(frame)])
+
+    def _chunks(self, frame: Frame) -> Iterator[tuple[PromptChunk, Opening]]:
+        """Yield the chunks of a frame with `replay`, each with the opening of its sequence.
+
+        frame: A frame whose openings are known already.
+
+        Raises WireError if a segment is no chunk of reused tokens.
+        """
+        for segment in frame.segments:
+            opening = self._unfilled.get(segment.sequence)
+            if opening is None or not isinstance(segment, PromptChunk):
+                raise WireError(f"sequence {segment.sequence} of frame {frame.number} reuses no KV")
+            yield segment, opening
+
+    def _rows(self, opening: Opening, number: int, chunk: PromptChunk) -> Tensor:
+        """Return the rows of one chunk. Raises WireError if they are not present.
+
+        opening: The opening of the chunk's sequence.
+        number: What the rows belong to, see `HandOver`.
+        chunk: A chunk of the reused tokens.
+        """
+        rows = self.migrated.chunk(opening, number, chunk)
+        if rows is None:
+            raise WireError(f"rows {number} are missing for sequence {opening.sequence}")
+        return rows
 
     def fill(self, frame: Frame) -> None:
         """Write reused KV to the pages of the sequences that have their first own tokens in this frame,
@@ -240,12 +346,16 @@ class StageRows:
 
         Raises WireError if the KV is not present.
 
-        A sequence's pages are filled once, with its first segment. Received KV of a closed sequence is
-        dropped unless an opening that is not filled yet reuses it.
+        A sequence's pages are filled once, with its first segment, unless frames with `replay` have filled
+        them. Received KV of a closed sequence is dropped unless an opening that is not filled yet reuses it.
         """
         self._unfilled |= {one.sequence: one for one in frame.openings if one.reused}
         for segment in frame.segments if self._unfilled else ():
             if opening := self._unfilled.pop(segment.sequence, None):
+                if opening.reused and opening.reused.replay:
+                    # A decoding sequence is the last one that needs its rows.
+                    self._closed.update([opening.reused.sequence] if opening.decodes else ())
+                    continue
                 slots = self._table.slots(opening.sequence, opening.forked, opening.num_computed_tokens)
                 for layer in range(self._layers.first, self._layers.last):
                     rows = self.migrated.rows(opening, layer)
@@ -254,6 +364,9 @@ class StageRows:
                             f"the migrated KV of layer {layer} is missing for sequence {opening.sequence}"
                         )
                     self._kv.put_rows_at(layer - self._layers.first, slots, rows)
+                if self._log:
+                    number = self.migrated.order.model_layers + self._layers.last
+                    self._log.put_rows_at(opening.sequence, slots, self.migrated.rows(opening, number))
         self._closed.update(map(self._reused_sequence, frame.closings))
         if self._closed:
             needed = {one.reused.sequence for one in self._unfilled.values() if one.reused}
@@ -307,17 +420,18 @@ class RowHandover:
         # `rows` receives KV during the running epoch; `ready` was received during the previous one and serves
         # the running epoch.
         self.rows = self.ready = MigratedKV()
-        # The order, this worker's layers, and the link to the master, until all KV has been received.
-        self._waiting: tuple[HandOver, Range, Link] | None = None
-        # Layers of this worker in the newest order.
-        self._own_layers: Range | None = None
+        # The order, this worker as a receiver, and the link to the master, until all rows have been received.
+        self._waiting: tuple[HandOver, Stage, Link] | None = None
+        # Numbers of the rows that the newest order sends to this worker.
+        self._own_numbers: tuple[int, ...] | None = None
         self._sending: asyncio.Task[None] | None = None
 
     def begin(self, order: HandOver, copies: Copies | None, uplink: Link) -> None:
         """Start migrating. An order replaces the previous one.
 
         order: The master's order, which names the sequences, the senders and the receivers.
-        copies: Copies KV of the running epoch. None if this worker only receives.
+        copies: Copies KV of the order's epoch. None if this worker has none of it; if the order names it as a
+            sender, it then reports every sequence as closed.
         uplink: Link to the master, which is informed when this worker has received everything.
 
         If the order names this worker as no receiver, nothing is awaited. If it names this worker as no
@@ -325,15 +439,15 @@ class RowHandover:
         """
         self.stop()
         self.rows.expect(order)
-        own_layers = next((order.held_by(one) for one in order.takers if one.name == self._name), None)
-        self._waiting = (order, own_layers, uplink) if own_layers else None
-        self._own_layers = own_layers
+        own_stage = next((one for one in order.takers if one.name == self._name), None)
+        self._waiting = (order, own_stage, uplink) if own_stage else None
+        self._own_numbers = order.taken_by(own_stage) if own_stage else None
         self._sending = start(self._send_all(order, copies))
 
     def turn(self, epoch: int) -> None:
         """Begin an epoch with the KV that was received during the previous epoch: `rows` becomes `ready`, and
-        an order that is still being carried out stops. KV of layers that the newest order does not assign to
-        this worker is dropped.
+        an order that is still being carried out stops. Rows that the newest order does not send to this
+        worker are dropped.
 
         epoch: Number of the epoch that begins.
 
@@ -342,9 +456,9 @@ class RowHandover:
         self.stop()
         self.ready = self.rows
         self.rows = MigratedKV(epoch)
-        if self._own_layers:
-            self.ready.keep(self._own_layers)
-        self._own_layers = None
+        if self._own_numbers is not None:
+            self.ready.keep(self._own_numbers)
+        self._own_numbers = None
 
     def stop(self) -> None:
         """Stop sending, and stop waiting for KV. KV that has been received stays.
@@ -370,88 +484,93 @@ class RowHandover:
         """Inform the master, once, that all KV of this worker's layers has been received. Nothing happens
         while KV is missing.
 
-        Nothing happens either without an order for this worker's layers, or if the report was sent before.
-        The report names the sequences that the senders have closed. An error of the link to the master is
-        ignored.
+        Nothing happens either without an order that sends rows to this worker, or if the report was sent
+        before. The report names the sequences that the senders have closed. An error of the link to the
+        master is ignored.
         """
-        if self._waiting and self.rows.complete(self._waiting[1]):
-            (order, layers, uplink) = self._waiting
+        if self._waiting and self.rows.complete(self._waiting[0].taken_by(self._waiting[1])):
+            (order, own_stage, uplink) = self._waiting
             self._waiting = None
-            progress = Progress(
-                order.epoch, 1, 1, migrated=order.number, over=self.rows.closed_sequences(layers)
-            )
+            over = self.rows.closed_sequences(order.needed_by(own_stage))
+            progress = Progress(order.epoch, 1, 1, migrated=order.number, over=over)
             # The loss of the master is detected elsewhere.
             with suppress(SpecsotError):
                 await uplink.send(progress)
 
     async def _send_all(self, order: HandOver, copies: Copies | None) -> None:
-        """Send every receiver the KV of the layers that it shares with this worker. Nothing is sent if this
-        worker is no sender of the order.
+        """Send every receiver the rows that it wants of this worker. Nothing is sent if this worker is no
+        sender of the order.
 
         order: The order that is carried out.
-        copies: Copies KV of the running epoch. None: nothing is sent.
+        copies: Copies KV of the order's epoch. None: every sequence is reported as closed.
 
-        A receiver that shares no layers with this worker is skipped. At the end, the master is informed if
-        this worker, as a receiver, has everything already.
+        A receiver that wants nothing of this worker is skipped. At the end, the master is informed if this
+        worker, as a receiver, has everything already.
         """
-        own_layers = next((order.held_by(one) for one in order.givers if one.name == self._name), None)
-        for receiver in order.takers if own_layers and copies else ():
-            assert own_layers
-            assert copies
-            receiver_layers = order.held_by(receiver)
-            layers = Range(
-                max(own_layers.first, receiver_layers.first), min(own_layers.last, receiver_layers.last)
-            )
-            if layers.first < layers.last:
-                await self._send_to(receiver, order, copies, layers)
+        own_stage = next((one for one in order.givers if one.name == self._name), None)
+        given = order.given_by(own_stage) if own_stage else ()
+        for receiver in order.takers if given else ():
+            taken = order.taken_by(receiver)
+            if numbers := [number for number in given if number in taken]:
+                await self._send_to(receiver, order, copies or _no_copies, numbers)
         await self._report_received()
 
-    async def _send_to(self, receiver: Stage, order: HandOver, copies: Copies, layers: Range) -> None:
+    async def _send_to(
+        self, receiver: Stage, order: HandOver, copies: Copies, numbers: Sequence[int]
+    ) -> None:
         """Send KV to one receiver. If the receiver cannot be reached, a warning is logged, and nothing else
         happens: the receiver never reports completion, and the master's wait has a limit.
 
         receiver: The stage that will run the layers. It may be this worker, which then stores the KV itself.
         order: The order that is carried out.
-        copies: Copies KV of the running epoch.
-        layers: The layers whose KV is sent.
+        copies: Copies KV of the order's epoch.
+        numbers: What the rows belong to that are sent, see `HandOver`.
 
         KV that this worker stores itself is not sent over a link.
         """
         if receiver.name == self._name:
-            await _send(order, copies, layers, lambda one: self.take(self._name, one))
+            await _send(order, copies, numbers, lambda one: self.take(self._name, one))
             return
         try:
             # Epoch 0: the loss of this link ends no epoch.
             link = await self._dialer.dial(receiver.address, 0)
             try:
-                await _send(order, copies, layers, link.send)
+                await _send(order, copies, numbers, link.send)
             finally:
                 await close_in_background(link.close())
         except SpecsotError as error:
             log.warning("KV not migrated: receiver not reached", receiver=receiver.name, reason=str(error))
 
 
+async def _no_copies(asked: Sequence[LayerRows]) -> Sequence[None]:
+    """Return None for each request, as a worker does that has nothing of the order's epoch.
+
+    asked: The requests: a range of positions of one sequence each.
+    """
+    return [None] * len(asked)
+
+
 async def _send(
-    order: HandOver, copies: Copies, layers: Range, send: Callable[[KvRows], Awaitable[None]]
+    order: HandOver, copies: Copies, numbers: Sequence[int], send: Callable[[KvRows], Awaitable[None]]
 ) -> None:
     """Copy and send KV, a few positions at a time, between frames.
 
     order: The order that is carried out.
-    copies: Copies KV of the running epoch.
-    layers: The layers whose KV is sent.
+    copies: Copies KV of the order's epoch.
+    numbers: What the rows belong to that are sent, see `HandOver`.
     send: Sends one message to the receiver.
     """
-    for job in _jobs(order.rows, layers, order.model_layers):
+    for job in _jobs(order.rows, numbers, order.model_layers):
         for (request, layer), rows in zip(job, await copies(job)):
             await send(KvRows(order.epoch, request.sequence, layer, request.first, rows))
 
 
-def _jobs(requests: Sequence[RowsOf], layers: Range, model_layers: int) -> Iterator[list[LayerRows]]:
+def _jobs(requests: Sequence[RowsOf], numbers: Sequence[int], model_layers: int) -> Iterator[list[LayerRows]]:
     """Yield what is to be sent in jobs of at most JOB_ROWS positions, or of one sequence and layer. Features
     have jobs of their own. Nothing is yielded without requests or layers.
 
     requests: Sequences with ranges of their positions. Each is copied in every layer.
-    layers: The layers whose KV is sent.
+    numbers: What the rows belong to that are sent, see `HandOver`.
     model_layers: Number of layers of the model, which as a layer number stands for features.
 
     For example:
@@ -463,15 +582,16 @@ def _jobs(requests: Sequence[RowsOf], layers: Range, model_layers: int) -> Itera
     """
     job = list[LayerRows]()
     num_positions = 0
-    for layer in range(layers.first, layers.last):
+    for number in numbers:
         for request in requests:
             if job and (
-                num_positions + request.last - request.first > JOB_ROWS or job[-1][1] < layer == model_layers
+                num_positions + request.last - request.first > JOB_ROWS
+                or (number == model_layers) != (job[-1][1] == model_layers)
             ):
                 yield job
                 job = []
                 num_positions = 0
-            job.append((request, layer))
+            job.append((request, number))
             num_positions += request.last - request.first
     if job:
         yield job

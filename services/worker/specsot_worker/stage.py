@@ -29,6 +29,7 @@ from specsot_model.cuda_graphs import (
 from specsot_model.decoder import Decoder, Tap
 from specsot_model.inference import inference_mode
 from specsot_model.kv import Moves, indices
+from specsot_worker.hidden_log import HiddenLog
 from specsot_worker.migrated_kv import StageRows
 from specsot_worker.overlap.next_step import NextStep, SpeculativeStep, Steps
 from specsot_worker.stage_timers import make_timer
@@ -74,9 +75,11 @@ class DecoderStage:
         self._taps: dict[int, Tap] = {}
         self._graphs: Steps | None = None
         self.next_step: NextStep | None = None
-        self.rows = StageRows(self._table, self._kv, decoder.layers)
         self.uncaptured = 0
         first, last = decoder.layers.first == 0, decoder.layers.last == decoder.config.layers
+        shape = pages, page_rows, decoder.config.hidden
+        self._log = None if last else HiddenLog(*shape, decoder.dtype, decoder.device)
+        self.rows = StageRows(self._table, self._kv, decoder.layers, self._log)
         self._timer = make_timer(decoder.device, first, last)
         self._last = last
         self._whole = first and last
@@ -161,9 +164,12 @@ class DecoderStage:
             frame = self.next_step.without_applied_moves(frame)
         if step is None or not step.timed:
             self._timer.begin()
-        hidden, fused = (
-            self._run_predicted(frame, step) if step else self._run_planned(self._first_pass(frame))
-        )
+        if frame.replay:
+            hidden, fused = self._replay(frame), None
+        elif step:
+            hidden, fused = self._run_predicted(frame, step)
+        else:
+            hidden, fused = self._run_planned(self._first_pass(frame))
         if self.next_step:
             self.next_step.predict(frame)
         seconds = (*frame.seconds, self._timer.end(0 if hidden is None else len(hidden)))
@@ -207,10 +213,60 @@ class DecoderStage:
         moves = self._prepare_pages(frame, plan)
         self.rows.fill(frame)
         outputs = self._forward(frame, plan, moves) if plan.slots else (None, None)
+        if self._log:
+            self._log.record(frame, plan, outputs[0])
         # This comes last, because the closing frame itself may have written to the freed pages.
         if plan.freed:
             self._kv.clear_pages(plan.freed)
         return outputs
+
+    def _replay(self, frame: Frame) -> torch.Tensor | None:
+        """Put the KV that was kept of a frame's reused tokens into its pages, and compute the KV of the
+        layers that were lost. Return the hidden states after the last layer, [num_tokens, hidden_size], if
+        the next stage needs them, because the lost layers reach beyond this stage; else None.
+
+        frame: The frame with `replay`, of which openings and chunks of reused tokens are read.
+
+        The first lost layer reads the tokens' embedding, the hidden states that the stage before has
+        computed, or those that the stage before the lost one has logged. Raises WireError if they are
+        missing.
+
+            # layers 10:19 were lost, this stage runs 10:14: reads the log of layer 10, runs 10..13, returns
+            # what enters layer 14; the next stage runs 14:28: reads that, runs 14..18, returns None
+        """
+        plan = plan_frame(self._table, frame)
+        self._prepare_pages(frame, plan)
+        self.rows.put_kept(frame, plan.slots)
+        lost = self.rows.lost
+        hidden = self._compute_lost(frame, plan, lost) if lost and plan.slots else None
+        passed = hidden if lost and lost.last == self.layers.last else None
+        if self._log:
+            self._log.record(frame, plan, passed)
+        if plan.freed:
+            self._kv.clear_pages(plan.freed)
+        return None if self._last else passed
+
+    def _compute_lost(self, frame: Frame, plan: KvPlan, lost: Range) -> torch.Tensor:
+        """Compute the KV of the lost layers for a frame's reused tokens. Return the hidden states after the
+        last of these layers, [num_tokens, hidden_size].
+
+        frame: The frame with `replay`.
+        plan: Positions, KV slots and visible KV of its tokens.
+        lost: The lost layers of this stage.
+        """
+        decoder = self._decoder
+        if lost.first == 0 or frame.hidden is not None:
+            entry = self._entry_rows(frame, len(plan.slots))
+        else:
+            entry = self._to_device(self.rows.hidden_entering(frame, lost.first))
+        return decoder.run_layers(
+            lost,
+            entry if isinstance(entry, torch.Tensor) else decoder.embed(indices(entry, decoder.device)),
+            indices(plan.positions, decoder.device),
+            indices(plan.slots, decoder.device),
+            self._plans(plan.spans),
+            self._kv,
+        )
 
     def _run_predicted(self, frame: Frame, step: SpeculativeStep) -> RowsOut:
         """Run a frame whose step was predicted: launch the step, if that has not been done, and return its

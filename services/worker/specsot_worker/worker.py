@@ -123,6 +123,8 @@ class Worker:
         self._clock = clock
         self._observer = observer or WorkerObserver()
         self._active: _WorkerEpoch | None = None
+        # The last epoch after its end, whose KV may be of use to the next one, until that begins.
+        self._former: _WorkerEpoch | None = None
         self._future_epoch_messages = FutureEpochMessages()
         self._handover = RowHandover(loader.name, dialer)
         # Tasks that are not awaited.
@@ -173,6 +175,8 @@ class Worker:
         if self._preloading:
             self._preloading.cancel()
         self._handover.turn(configuration.epoch)
+        # Free its pages before those of this epoch are allocated.
+        self._former = None
         index = stage_index(configuration)
         own_stage = configuration.stages[index]
         loader = self._loader
@@ -263,25 +267,28 @@ class Worker:
         """Load layers ahead, or migrate KV to other workers, in the background. The current epoch goes on.
 
         order: StandBy names layers to load for a later epoch; HandOver names KV to migrate. Either replaces
-            an earlier order of its kind. Outside an epoch, a HandOver makes this worker receive only.
+            an earlier order of its kind. If this worker has no KV of the HandOver's epoch, it receives only.
         uplink: Link to the master, which is sent the progress.
 
-        A StandBy cancels layers that are still being preloaded for an earlier StandBy. A HandOver is carried
-        out for the KV of the current epoch if the stage can migrate KV.
+        A StandBy cancels layers that are still being preloaded for an earlier StandBy, and frees the KV of an
+        epoch that has ended. A HandOver is carried out for the KV of its epoch, which runs or has just ended,
+        if the stage can migrate KV.
         """
         if isinstance(order, HandOver):
-            copies = self._copies_of(self._active) if self._active else None
-            self._handover.begin(order, copies, uplink)
+            source = self._active or self._former
+            known = source is not None and source.configuration.epoch == order.epoch
+            self._handover.begin(order, self._copies_of(source) if source and known else None, uplink)
             return
+        self._former = None
         if self._preloading:
             self._preloading.cancel()
         self._preloading = self._in_background(self._preload(order, uplink))
 
     def _copies_of(self, active: _WorkerEpoch) -> Copies | None:
-        """Return a function that copies KV and features of the running epoch. Return None if the stage cannot
-        migrate its KV.
+        """Return a function that copies KV and features of an epoch. Return None if the stage cannot migrate
+        its KV.
 
-        active: The running epoch.
+        active: The running epoch, or the last one.
 
         Features are copied on the thread that verifies, because that thread also writes them.
 
@@ -438,13 +445,15 @@ class Worker:
         return None if deadline is None else max(0.0, deadline - self._clock())
 
     async def disband(self) -> None:
-        """Leave the epoch and close its links. Nothing happens outside an epoch.
+        """Leave the epoch and close its links. Its KV stays until the next epoch begins, which may reuse it.
+        Nothing happens outside an epoch.
 
         Links are closed in the background, so closing them does not delay the caller.
         """
         active = self._active
         self._active = None
         if active is not None:
+            self._former = active
             self._observer.disbanded()
             if active.async_verifier:
                 active.async_verifier.close()

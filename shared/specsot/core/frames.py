@@ -69,10 +69,13 @@ class ReusedKV:
     sequence: id of the previous epoch's sequence, whose KV rows every stage still holds.
     tokens: the tokens of the reused rows. They follow the tokens that the new sequence forks, if it forks
         any.
+    replay: True if a stage was lost with the KV of its layers. Frames with `replay` then carry these tokens
+        before the sequence's own ones, and the layers that were lost compute their KV again.
     """
 
     sequence: int
     tokens: tuple[int, ...]
+    replay: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +301,9 @@ class Frame:
         chain of `extra_passes` nodes after its root, and each pass feeds one node of every chain. Only the
         root's token is known; the others are 0 in the frame, because the stage itself chooses each of them
         after the pass before. Always 0 in a ring of several stages.
+    replay: True if the segments are chunks of reused rows (`ReusedKV.replay`). Every stage puts the KV that
+        it kept into its pages, computes that of the lost layers, and passes hidden states on only as far as
+        lost layers reach; the last stage verifies nothing.
     """
 
     epoch: int
@@ -312,6 +318,7 @@ class Frame:
     trace: str | None = None
     catching_up: bool = False
     extra_passes: int = 0
+    replay: bool = False
 
 
 @dataclass(frozen=True, slots=True)

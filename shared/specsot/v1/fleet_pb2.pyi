@@ -108,7 +108,7 @@ class JoinResponse(_message.Message):
     def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., configure: _Optional[_Union[Configuration, _Mapping]] = ..., disband: _Optional[_Union[Disband, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., stand_by: _Optional[_Union[StandBy, _Mapping]] = ..., rejoined: _Optional[_Union[Rejoined, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., hand_over: _Optional[_Union[HandOver, _Mapping]] = ..., drafter_lost: _Optional[_Union[DrafterLost, _Mapping]] = ...) -> None: ...
 
 class Registration(_message.Message):
-    __slots__ = ("kind", "name", "address", "fingerprint", "model_layers", "max_positions", "kv_bytes", "row_bytes", "layers", "curve", "head", "protocol", "drafters", "shape", "host", "gpus", "memory", "weights", "rtt", "began", "number_bytes", "quantization", "epoch", "lends", "device", "dtype", "copy_speed", "hands_over")
+    __slots__ = ("kind", "name", "address", "fingerprint", "model_layers", "max_positions", "kv_bytes", "row_bytes", "layers", "curve", "head", "protocol", "drafters", "shape", "host", "gpus", "memory", "weights", "rtt", "began", "number_bytes", "quantization", "epoch", "lends", "device", "dtype", "copy_speed", "hands_over", "hidden_bytes")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,7 @@ class Registration(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     COPY_SPEED_FIELD_NUMBER: _ClassVar[int]
     HANDS_OVER_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     kind: _values_pb2.Kind
     name: str
     address: str
@@ -165,7 +166,8 @@ class Registration(_message.Message):
     dtype: str
     copy_speed: int
     hands_over: bool
-    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., model_layers: _Optional[int] = ..., max_positions: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., row_bytes: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., curve: _Optional[_Iterable[_Union[_values_pb2.Cost, _Mapping]]] = ..., head: _Optional[_Union[_values_pb2.Head, _Mapping]] = ..., protocol: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[_values_pb2.DraftMethod, str]]] = ..., shape: _Optional[_Union[TreeShape, _Mapping]] = ..., host: _Optional[str] = ..., gpus: _Optional[_Iterable[str]] = ..., memory: _Optional[int] = ..., weights: _Optional[_Union[WeightBytes, _Mapping]] = ..., rtt: _Optional[float] = ..., began: _Optional[int] = ..., number_bytes: _Optional[int] = ..., quantization: _Optional[str] = ..., epoch: _Optional[int] = ..., lends: bool = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., copy_speed: _Optional[int] = ..., hands_over: bool = ...) -> None: ...
+    hidden_bytes: int
+    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., model_layers: _Optional[int] = ..., max_positions: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., row_bytes: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., curve: _Optional[_Iterable[_Union[_values_pb2.Cost, _Mapping]]] = ..., head: _Optional[_Union[_values_pb2.Head, _Mapping]] = ..., protocol: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[_values_pb2.DraftMethod, str]]] = ..., shape: _Optional[_Union[TreeShape, _Mapping]] = ..., host: _Optional[str] = ..., gpus: _Optional[_Iterable[str]] = ..., memory: _Optional[int] = ..., weights: _Optional[_Union[WeightBytes, _Mapping]] = ..., rtt: _Optional[float] = ..., began: _Optional[int] = ..., number_bytes: _Optional[int] = ..., quantization: _Optional[str] = ..., epoch: _Optional[int] = ..., lends: bool = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., copy_speed: _Optional[int] = ..., hands_over: bool = ..., hidden_bytes: _Optional[int] = ...) -> None: ...
 
 class WeightBytes(_message.Message):
     __slots__ = ("layer", "first", "last")
@@ -230,20 +232,22 @@ class StandBy(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ...) -> None: ...
 
 class HandOver(_message.Message):
-    __slots__ = ("epoch", "givers", "takers", "rows", "number", "features")
+    __slots__ = ("epoch", "givers", "takers", "rows", "number", "features", "hidden")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GIVERS_FIELD_NUMBER: _ClassVar[int]
     TAKERS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     givers: _containers.RepeatedCompositeFieldContainer[Stage]
     takers: _containers.RepeatedCompositeFieldContainer[Stage]
     rows: _containers.RepeatedCompositeFieldContainer[RowsOf]
     number: int
     features: bool
-    def __init__(self, epoch: _Optional[int] = ..., givers: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., takers: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[RowsOf, _Mapping]]] = ..., number: _Optional[int] = ..., features: bool = ...) -> None: ...
+    hidden: bool
+    def __init__(self, epoch: _Optional[int] = ..., givers: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., takers: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[RowsOf, _Mapping]]] = ..., number: _Optional[int] = ..., features: bool = ..., hidden: bool = ...) -> None: ...
 
 class RowsOf(_message.Message):
     __slots__ = ("sequence", "first", "last")

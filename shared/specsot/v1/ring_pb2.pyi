@@ -194,12 +194,14 @@ class SoftEnd(_message.Message):
     def __init__(self, after: _Optional[int] = ..., token: _Optional[int] = ...) -> None: ...
 
 class ReusedKV(_message.Message):
-    __slots__ = ("sequence", "tokens")
+    __slots__ = ("sequence", "tokens", "replay")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sequence: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    replay: bool
+    def __init__(self, sequence: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., replay: bool = ...) -> None: ...
 
 class LayerHeads(_message.Message):
     __slots__ = ("sinks", "recent")
@@ -264,7 +266,7 @@ class Segment(_message.Message):
     def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., growth: _Optional[_Union[Growth, _Mapping]] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("epoch", "number", "openings", "segments", "closings", "hidden", "fused", "seconds", "paused", "trace", "catching_up", "extra_passes")
+    __slots__ = ("epoch", "number", "openings", "segments", "closings", "hidden", "fused", "seconds", "paused", "trace", "catching_up", "extra_passes", "replay")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OPENINGS_FIELD_NUMBER: _ClassVar[int]
@@ -277,6 +279,7 @@ class Frame(_message.Message):
     TRACE_FIELD_NUMBER: _ClassVar[int]
     CATCHING_UP_FIELD_NUMBER: _ClassVar[int]
     EXTRA_PASSES_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     number: int
     openings: _containers.RepeatedCompositeFieldContainer[Opening]
@@ -289,7 +292,8 @@ class Frame(_message.Message):
     trace: str
     catching_up: bool
     extra_passes: int
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., hidden: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fused: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., seconds: _Optional[_Iterable[float]] = ..., paused: bool = ..., trace: _Optional[str] = ..., catching_up: bool = ..., extra_passes: _Optional[int] = ...) -> None: ...
+    replay: bool
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., hidden: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fused: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., seconds: _Optional[_Iterable[float]] = ..., paused: bool = ..., trace: _Optional[str] = ..., catching_up: bool = ..., extra_passes: _Optional[int] = ..., replay: bool = ...) -> None: ...
 
 class Chance(_message.Message):
     __slots__ = ("logprob", "top_tokens", "top_logprobs")

@@ -43,6 +43,7 @@ registrations = st.builds(
     dtype=text,
     copy_speed=big,
     hands_over=st.booleans(),
+    hidden_bytes=st.integers(0, 2**32 - 1),
 )
 several = st.lists(big, max_size=3).map(tuple)
 stages = st.builds(members.Stage, name=names, address=names, layers=layers)

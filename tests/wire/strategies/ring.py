@@ -55,7 +55,7 @@ def openings(draw: st.DrawFn) -> fr.Opening:
         importance=draw(st.none() | importances) if pruning else None,
         min_tokens=draw(small),
         prompt_logprobs=draw(st.none() | small),
-        reused=draw(st.none() | st.builds(fr.ReusedKV, big, kept)),
+        reused=draw(st.none() | st.builds(fr.ReusedKV, big, kept, st.booleans())),
         soft_end=draw(st.none() | st.builds(SoftEnd, after=small, token=small)),
         excluded_first=draw(tokens),
     )
@@ -96,6 +96,7 @@ frames = st.builds(
     seconds=times,
     paused=st.booleans(),
     catching_up=st.booleans(),
+    replay=st.booleans(),
     trace=traces,
 )
 logprobs = st.floats(-100, 0, width=32)

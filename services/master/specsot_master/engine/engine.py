@@ -335,7 +335,7 @@ class Engine(Effects):
 
         state: sizes and limits of the new ring.
         """
-        self._tables.begin_epoch(state.pages, state.kept)
+        self._tables.begin_epoch(state.pages, state.kept, state.replays)
         self._epoch = state.epoch
         self._costs.begin(state.curve)
         self._intake.remember(state)

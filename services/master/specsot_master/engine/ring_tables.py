@@ -148,7 +148,7 @@ class RingTables:
         """Pages that no request has reserved, and pages of cached prefixes that no request needs now."""
         return self.ledger.free + self.prefixes.spare()
 
-    def begin_epoch(self, pages: int, kept: Mapping[int, int] | None = None) -> None:
+    def begin_epoch(self, pages: int, kept: Mapping[int, int] | None = None, replays: bool = False) -> None:
         """Forget all sequences and prefixes, because the ring of the next epoch is empty. Pages of the last
         epoch are not returned one by one: the new ledger has all pages free.
 
@@ -156,8 +156,9 @@ class RingTables:
         kept: by sequence id of an earlier epoch, how many leading tokens' KV the new stages have received;
             None or empty if nothing was migrated. Stage 0 is ordered to drop those of sequences that have
             ended meanwhile.
+        replays: True if lost layers must compute this KV again.
         """
-        for ended in self._migrated.begin(kept or {}):
+        for ended in self._migrated.begin(kept or {}, replays):
             self._outbox.put(Close(ended, kept=True))
         self._by_id.clear()
         self.prefixes.clear()
@@ -259,7 +260,10 @@ class RingTables:
             request.family = opening.sequence
         drafted = is_drafted(request, state)
         fork = request.fork(turn)
-        reused_kv = self._migrated.reused_of_sequence(sequence, fork.length if fork else 0) if again else None
+        num_forked = fork.length if fork else 0
+        reused_kv = self._migrated.reused_of_sequence(sequence, num_forked) if again else None
+        if again and self._migrated.is_unused(sequence, num_forked):
+            self._outbox.put(Close(sequence.id, kept=True))
         opening = replace(opening, drafted=drafted, fork=fork, family=request.family, reused=reused_kv)
         log.reopen(opening)
         sequence.pages = pages_of(request, turn, opening.limit, state)

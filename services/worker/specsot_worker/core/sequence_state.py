@@ -53,6 +53,7 @@ class SequenceState:
     place: The pair (family, sequence id), see `place_of`. Trees of a frame are sorted by it.
     policy: Which KV the sequence keeps: a window, pruning, or None for all of it.
     runs_ahead: True if one frame may feed several tokens of the sequence, see `run_ahead`.
+    replayed: Number of first tokens whose KV is complete, or that frames with `replay` have carried so far.
     turn: Place of the sequence in the order in which trees get their nodes: when a frame has too few tokens
         for all trees, sequences with a lower turn come first. 0 until a tree was scheduled without being
         truncated.
@@ -80,6 +81,7 @@ class SequenceState:
     place: tuple[int, int] = field(init=False)
     policy: Policy | None = field(init=False)
     runs_ahead: bool = field(init=False)
+    replayed: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Derive the other fields from the opening. Forked and reused tokens count as fed."""
@@ -87,6 +89,8 @@ class SequenceState:
         self.runs_ahead = can_run_ahead(self.opening)
         self.policy = policy_of(self.opening)
         self.fed = self.committed = self.opening.num_computed_tokens
+        reused = self.opening.reused
+        self.replayed = self.opening.forked if reused and reused.replay else self.fed
 
     @property
     def family(self) -> int:
@@ -103,6 +107,25 @@ class SequenceState:
         """Number of prompt tokens that are still to be fed: those of a prefix only up to its lease."""
         prompt = self.opening.prompt
         return max((prompt if self.opening.decodes else min(prompt, self.lease)) - self.fed, 0)
+
+    @property
+    def num_unreplayed(self) -> int:
+        """Number of reused tokens that frames with `replay` must still carry, before the sequence's own."""
+        return self.opening.num_computed_tokens - self.replayed
+
+    def next_replay(self, max_tokens: int) -> PromptChunk:
+        """Return the next chunk of reused tokens, and count its tokens as replayed.
+
+        max_tokens: Maximum number of tokens of the chunk.
+
+            # forked 6 tokens, reused tokens of positions 6..9, max_tokens 3 -> positions 6..8, then 9
+        """
+        assert self.opening.reused is not None
+        start = self.replayed
+        offset = start - self.opening.forked
+        tokens = self.opening.reused.tokens[offset : offset + max_tokens]
+        self.replayed += len(tokens)
+        return PromptChunk(self.opening.sequence, start, tokens, final=False)
 
     @property
     def can_decode(self) -> bool:

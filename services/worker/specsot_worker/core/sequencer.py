@@ -300,13 +300,16 @@ class Sequencer:
         deadline: a frame that left without that sequence would delay it by a whole step. `deadline` explains
         both deadlines.
 
-        A frame may carry openings or closings without any tokens. Within the call, sequences that cannot be
+        As long as reused tokens have to be replayed, frames carry nothing else. A frame may carry openings or
+        closings without any tokens. Within the call, sequences that cannot be
         opened are rejected, see `rejections`.
         """
         self._composed = now
         max_in_flight = self._max_in_flight()
         if len(self._in_flight) >= max_in_flight or (max_in_flight == 1 and self._waiting_families(now)):
             return None
+        if replay := self._compose_replay(now):
+            return replay
         passes = passes if passes > 1 else self.passes_ahead()
         take_turns = passes > 1 and self.prompt_tokens_due > 0
         self._prompts_alone = take_turns and not self._prompts_alone
@@ -365,6 +368,41 @@ class Sequencer:
         self._table.reserve(segment.sequence, segment.committed + passes)
         # The tokens that are not known yet are 0, see `Frame.extra_passes`.
         return segment.with_tree(chain((segment.tree.tokens[0], *(0,) * (passes - 1))))
+
+    def _compose_replay(self, now: float) -> Frame | None:
+        """Return the next frame with `replay`, which is then in flight; None if no open sequence, or none
+        that can be opened now, has reused tokens that lost layers must compute again.
+
+        now: Time in seconds.
+
+        Sequences come in order of arrival, and share the tokens of a frame of prompts.
+        """
+        waiting = [state for state in self._unfed.values() if state.num_unreplayed]
+        max_tokens = self._budget.alone
+        openings = list[Opening]()
+        chunks = list[PromptChunk]()
+        fed = self._fed_tokens() if waiting else {}
+        for state in waiting:
+            if max_tokens and (state.opened or self._open(state, fed, openings)):
+                due = state.num_unreplayed
+                rows = self._depth.chunk_rows(due, self._budget.alone) if self._depth else due
+                chunks.append(state.next_replay(min(rows, max_tokens)))
+                max_tokens -= len(chunks[-1].tokens)
+        if not chunks:
+            return None
+        self._number += 1
+        # Its segments are no trees, and its time says nothing about steps.
+        self._record_in_flight((), now)
+        timeout = self._draft_timeout
+        return Frame(
+            self._epoch,
+            self._number,
+            tuple(openings),
+            tuple(chunks),
+            paused=timeout.paused,
+            catching_up=timeout.catching_up,
+            replay=True,
+        )
 
     def deadline(self) -> float | None:
         """Return the earliest deadline among waiting sequences, in seconds.
@@ -661,18 +699,10 @@ class Sequencer:
         unfed = [
             state
             for state in self._unfed.values()
-            if state.num_unfed or (state.opening.decodes and not state.opened)
+            if not state.num_unreplayed and (state.num_unfed or (state.opening.decodes and not state.opened))
         ]
         max_tokens = self._max_prompt_tokens(num_tree_tokens, unfed) if unfed else 0
-        sequences = self._sequences.items() if unfed else ()
-        # How far each sequence was fed by earlier frames: a fork's source must be fed that far before this
-        # frame, because stages apply openings before new tokens. A sequence with reused KV is left out until
-        # it was fed a token of its own, because its pages are filled in only then.
-        fed = {
-            id: one.fed
-            for id, one in sequences
-            if one.fed > one.opening.num_computed_tokens or not one.opening.reused
-        }
+        fed = self._fed_tokens() if unfed else {}
         for state in unfed:
             was_open = state.opened
             if not was_open and not self._open(state, fed, openings):
@@ -693,6 +723,20 @@ class Sequencer:
             if state.prefilled:
                 del self._unfed[sequence]
         return openings, chunks
+
+    def _fed_tokens(self) -> dict[int, int]:
+        """Return by sequence id how many tokens earlier frames have fed. A fork's source must be fed as far
+        as the fork reaches before the frame that opens the fork, because stages apply openings before new
+        tokens.
+
+        A sequence with reused KV is left out until it was fed a token of its own, because its pages are
+        complete only then.
+        """
+        return {
+            id: one.fed
+            for id, one in self._sequences.items()
+            if one.fed > one.opening.num_computed_tokens or not one.opening.reused
+        }
 
     def _max_prompt_tokens(self, num_tree_tokens: int, unfed: Sequence[SequenceState]) -> int:
         """Return how many prompt tokens the frame may carry.

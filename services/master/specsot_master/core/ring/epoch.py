@@ -179,7 +179,8 @@ def count_pages(
     can hold, at most the configured number. Drafters that report 0 bytes per row do not bound the pages. A
     configured number that counts CPU pages is converted to pages of this ring's size.
 
-    The last stage also keeps, in the same memory, the features of the newest tokens for the drafters.
+    The last stage also keeps, in the same memory, the features of the newest tokens for the drafters. All
+    other stages log a token's hidden states there, in addition to its KV.
 
         3 GiB, 16 KiB per layer and row, 24 layers, 256 rows a page -> 3 GiB / (24 * 16 KiB * 256) = 32 pages
 
@@ -192,6 +193,7 @@ def count_pages(
     """
     granted = {member.name: member for member in members}
     row = {stage.name: granted[stage.name].row_bytes * len(stage.layers) for stage in stages}
+    row |= {stage.name: row[stage.name] + granted[stage.name].hidden_bytes for stage in stages[:-1]}
     head = drafters[0].head if drafters else None
     if head:
         last = stages[-1].name

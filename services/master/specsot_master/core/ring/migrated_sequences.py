@@ -21,6 +21,7 @@ class MigratedSequences:
         """Know no sequences."""
         self._offered: dict[int, ActiveSequence] = {}
         self._rows: Mapping[int, int] = {}
+        self._replays = False
 
     def offer(self, sequences: Iterable[ActiveSequence], num_slots: int) -> dict[int, int]:
         """Record the sequences that the next epoch may reuse. Return, by sequence id, how many first KV rows
@@ -39,14 +40,16 @@ class MigratedSequences:
         final = {id: one.log.position - 1 - num_slots for id, one in self._offered.items()}
         return {id: rows for id, rows in final.items() if rows > 0}
 
-    def begin(self, num_rows: Mapping[int, int]) -> list[int]:
+    def begin(self, num_rows: Mapping[int, int], replays: bool = False) -> list[int]:
         """Begin an epoch that has KV of earlier sequences. Return the ids of those that have ended meanwhile,
         whose rows can be freed; empty if none has.
 
         num_rows: by sequence id of the previous epoch, how many first KV rows every stage has; empty if
             nothing was migrated.
+        replays: True if a stage was lost with its part of these rows, which must be computed again.
         """
         self._rows = num_rows
+        self._replays = replays
         return [id for id in num_rows if id not in self._offered]
 
     def end(self, sequence: ActiveSequence) -> bool:
@@ -70,7 +73,17 @@ class MigratedSequences:
         num_forked: how many first tokens it forks in the new epoch.
         """
         tokens = sequence.log.tokens[num_forked : self._count(sequence)]
-        return ReusedKV(sequence.id, tokens) if tokens else None
+        return ReusedKV(sequence.id, tokens, self._replays) if tokens else None
+
+    def is_unused(self, sequence: ActiveSequence, num_forked: int) -> bool:
+        """Return True if rows of a sequence were migrated, but the prefix that it forks has all of them.
+
+            num_forked 100, 89 rows migrated -> True
+
+        sequence: the sequence, still with its id of the previous epoch.
+        num_forked: how many first tokens it forks in the new epoch.
+        """
+        return 0 < self._count(sequence) <= num_forked
 
     def of_prefix(self, request: RequestState, tokens: tuple[int, ...], num_forked: int) -> ReusedKV | None:
         """Return the rows to reuse for a request's prefix, from one of its sequences that is opened again
@@ -89,7 +102,7 @@ class MigratedSequences:
         for sequence in request.lost:
             last = min(self._count(sequence), len(tokens) - 1)
             if last > num_forked and sequence.log.tokens[: len(tokens)] == tokens:
-                return ReusedKV(sequence.id, tokens[num_forked:last])
+                return ReusedKV(sequence.id, tokens[num_forked:last], self._replays)
         return None
 
     def _count(self, sequence: ActiveSequence) -> int:

@@ -30,6 +30,8 @@ class RingState:
         seconds) in ascending order; empty if they measured nothing in common.
     kept: by the id of a sequence of the previous epoch, how many of its first KV rows every stage still has;
         empty if nothing was migrated.
+    replays: True if a stage was lost with its part of these rows, so that frames with `replay` compute it
+        again.
     """
 
     epoch: int
@@ -42,6 +44,7 @@ class RingState:
     rows: int = 512
     curve: Curve = ()
     kept: Mapping[int, int] = field(default_factory=dict[int, int])
+    replays: bool = False
 
 
 @dataclass(frozen=True, slots=True)

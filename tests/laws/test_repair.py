@@ -1,0 +1,139 @@
+"""Law 1 after a loss: of a broken ring everything but the lost layers is kept, and the text is the same."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from specsot.core.frames import Frame, num_tokens_of
+from specsot.events import Finished
+from specsot.members import Quantization
+from specsot.params import Ask
+from tests.conftest import some
+from tests.laws.test_handover import LETTERS, WARM, Gate, House, ask_of
+
+# Tokens of each sequence that may be computed by every layer: the newest one, and those of a tree before it.
+TAIL = 1 + 8
+STAGES = "abc"
+
+
+class Replays(Gate):
+    """Counts what frames with `replay` carry, and what other prompt chunks do, by epoch."""
+
+    def __init__(self, frames: int) -> None:
+        super().__init__(frames)
+        self.replayed: dict[int, int] = {}
+
+    def computed(self, frame: Frame, seconds: float) -> None:
+        if frame.replay:
+            self.replayed[frame.epoch] = self.replayed.get(frame.epoch, 0) + num_tokens_of(frame.segments)
+        else:
+            super().computed(frame, seconds)
+
+
+@asynccontextmanager
+async def ring_of_three(base: Path, monkeypatch: pytest.MonkeyPatch, bits: Quantization | None, drafts: bool):
+    """Workers a, b and c of equal speed, each of which stops before its frame 16."""
+    monkeypatch.setattr("tests.laws.test_handover.Gate", Replays)
+    house = House(base, bits, drafts, workers=3, max_stages=3)
+    if drafts:
+        house.add_drafter()
+    for name in STAGES:
+        house.add(name, 1.0, 16)
+    try:
+        await house.master.complete(with_drafter=drafts)
+        yield house
+    finally:
+        await house.close()
+
+
+async def answer(house: House, ask: Ask) -> str:
+    events = [one.event async for one in house.master.requests.generate(ask)]
+    assert isinstance(events[-1], Finished)
+    return events[-1].text
+
+
+async def lose(house: House, *places: int) -> None:
+    """The stages at these places are killed amid the answers."""
+    names = [stage.name for stage in house.fleet.ring.stages]
+    await house.gates[names[0]].reached.wait()
+    for place in places:
+        house.fleet.on_disconnect(names[place], "killed")
+    for gate in house.gates.values():
+        gate.open.set()
+
+
+async def all_free(house: House) -> None:
+    """Wait until every stage holds the pages of cached prefixes and no others: the last closings come with a
+    frame of their own.
+    """
+    engine, workers = house.fleet.user, [house.workers[name] for name in house.fleet._epoch.running]
+    async with asyncio.timeout(60):
+        # No message says that the last frame has run everywhere.
+        while {worker.free_pages for worker in workers} != {  # noqa: ASYNC110
+            house.fleet.ring.pages - engine.prefix_pages
+        }:
+            await asyncio.sleep(0.01)
+
+
+def kept(logs: list[Any]) -> list[tuple[str, str]]:
+    """What was kept of each broken ring, and which layers were lost; or why nothing was kept."""
+    return [
+        (one["event"], one.get("replayed_layers") or one.get("reason"))
+        for one in logs
+        if one["event"] in ("KV rows kept after a loss", "repair computes every layer again")
+    ]
+
+
+CASES = {
+    "first": (0, [ask_of("direct", 0, tokens=32)], None, False),
+    "middle": (1, [ask_of("direct", 0, tokens=32), ask_of("direct", 1, WARM, tokens=32)], None, False),
+    "last, int8": (2, [ask_of("direct", 0, tokens=32)], "int8", False),
+    "middle, branches, a head": (
+        1,
+        [ask_of("sot", 0, tokens=96), ask_of("direct", 1, tokens=32)],
+        None,
+        True,
+    ),
+    "last, a grammar, a head": (2, [ask_of("direct", 0, tokens=48, form=LETTERS)], None, True),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "spare"), some([(case, spare) for case in CASES for spare in (False, True)], 2, 9)
+)
+async def test_only_lost_layers_are_computed_again_and_the_sequences_are_the_same(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch, case: str, spare: bool
+) -> None:
+    """The others take over the lost layers, or a standby does. Every page is free again."""
+    place, asks, bits, drafts = CASES[case]
+    async with ring_of_three(demo_model / "base", monkeypatch, bits, drafts) as house:
+        if spare:
+            house.add("d", 1.0)
+            while not house.fleet.knows("d"):
+                await house.hear()
+        lost = house.fleet.ring.stages[place]
+        answers = [asyncio.create_task(answer(house, ask)) for ask in asks]
+        with capture_logs() as logs:
+            await lose(house, place)
+            texts = [await one for one in answers]
+        epoch, migrated = house.fleet.epoch, house.fleet._handover._kept[1]
+        gates = [gate for name, gate in house.gates.items() if name != lost.name]
+        replayed = max(gate.replayed.get(epoch, 0) for gate in gates)
+        again = max(gate.read.get(epoch, 0) for gate in gates)
+        whole = [await answer(house, ask) for ask in asks]
+        assert house.fleet.epoch == epoch
+        await all_free(house)
+        left = {name: house.workers[name]._handover.ready._rows for name in house.fleet._epoch.running}
+    assert kept(logs) == [("KV rows kept after a loss", str(lost.layers))]
+    assert texts == whole
+    assert replayed
+    assert replayed <= sum(migrated.values())
+    if len(migrated) == len(asks):  # a sequence that has no output yet is computed from its first token
+        assert again <= (TAIL + 1) * (len(migrated) + 1)
+    assert not any(left.values()), "no received row is left"
