@@ -135,7 +135,7 @@ class ChainPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenInFrames:
     """What it took to write texts.
 
     tokens: Tokens after the first one of each text.
@@ -154,9 +154,9 @@ class Written:
         """Tokens per second."""
         return self.tokens / self.seconds
 
-    def __add__(self, other: Written) -> Written:
+    def __add__(self, other: WrittenInFrames) -> WrittenInFrames:
         """Return the sums of both."""
-        return Written(
+        return WrittenInFrames(
             self.tokens + other.tokens,
             self.seconds + other.seconds,
             self.frames + other.frames,
@@ -231,7 +231,7 @@ class ChainRun:
         # When the draft that was begun is complete.
         self._drafting: float | None = None
 
-    def run(self) -> Written:
+    def run(self) -> WrittenInFrames:
         """Write the text, and return what it took."""
         now = 0.0
         while True:
@@ -241,7 +241,7 @@ class ChainRun:
                 missed = self._verify(self._verifying[1])
                 self._verifying = None
                 if self._known >= len(self._text.tokens) - 1:
-                    return Written(self._known, now, self._frames, self._rows)
+                    return WrittenInFrames(self._known, now, self._frames, self._rows)
                 if missed:
                     # No host computes what was dropped, from now on.
                     self._free = [min(seconds, now) for seconds in self._free]
@@ -385,14 +385,14 @@ class ChainRun:
         return self._policy.root_first and self._policy.frames > 1
 
 
-def write(texts: Sequence[DraftedText], costs: RingCosts, policy: ChainPolicy) -> Written:
+def write(texts: Sequence[DraftedText], costs: RingCosts, policy: ChainPolicy) -> WrittenInFrames:
     """Write texts one after another, and return the sums.
 
     texts: At least one text, of at least two tokens.
     costs: What steps and drafts take.
     policy: How every text is drafted.
     """
-    total = Written(0, 0.0, 0, 0)
+    total = WrittenInFrames(0, 0.0, 0, 0)
     for text in texts:
         total += ChainRun(text, costs, policy).run()
     return total

@@ -40,7 +40,7 @@ class PlansByKey(AttentionPlan):
 
 
 @dataclass(slots=True)
-class _Pass:
+class _ForwardRun:
     """One run of the model's forward, in which slots run some layers.
 
     hidden: [1, rows, hidden], the input of the next layer that runs. None: what arrives at a layer passes.
@@ -94,7 +94,7 @@ class TransformersLayers:
         skeleton = skeleton_of(config, fetch.dtype)
         self._model = load_shell(skeleton, fetch, config, embedding, head)
         self._trunk = fill_slots(self._model, skeleton.path, list(skeleton.layers), self._visit)
-        self._pass = _Pass(None, range(0))
+        self._pass = _ForwardRun(None, range(0))
         self._attention: Attention = _OwnRows()
         self._check_rows()
 
@@ -130,7 +130,7 @@ class TransformersLayers:
         """
         self._attention = attention = _OwnRows()
         positions = torch.arange(hidden.shape[1], device=self._device)[None]
-        work = _Pass(hidden, range(index, index + 1))
+        work = _ForwardRun(hidden, range(index, index + 1))
         with attending(attention):
             self._run(work, inputs_embeds=hidden, position_ids=positions)
         return present(work.hidden, "layer")
@@ -188,7 +188,7 @@ class TransformersLayers:
         tokens: LongTensor [rows], token ids.
         """
         work = self._run(
-            _Pass(None, range(0)), input_ids=tokens[None], position_ids=torch.zeros_like(tokens)[None]
+            _ForwardRun(None, range(0)), input_ids=tokens[None], position_ids=torch.zeros_like(tokens)[None]
         )
         entered = present(work.entered, "embedding")
         return entered[0].clone()
@@ -203,7 +203,7 @@ class TransformersLayers:
         """
         present(self._has_head or None, "lm_head")
         positions = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
-        self._pass = _Pass(hidden[None], range(0))
+        self._pass = _ForwardRun(hidden[None], range(0))
         return self._model(inputs_embeds=hidden[None], position_ids=positions, use_cache=False).logits[0]
 
     def runner(
@@ -229,7 +229,7 @@ class TransformersLayers:
             if not layers:
                 return
             self._attention = attention
-            work = _Pass(hidden[None], range(self._first + layers.start, self._first + layers.stop))
+            work = _ForwardRun(hidden[None], range(self._first + layers.start, self._first + layers.stop))
             with attending(attention):
                 self._run(work, inputs_embeds=hidden[None], position_ids=positions[None])
             assert work.hidden is not None
@@ -237,7 +237,7 @@ class TransformersLayers:
 
         return run
 
-    def _run(self, work: _Pass, **inputs: Tensor) -> _Pass:
+    def _run(self, work: _ForwardRun, **inputs: Tensor) -> _ForwardRun:
         """Run the model's forward without its lm_head, and return `work` after it.
 
         work: What the slots do.

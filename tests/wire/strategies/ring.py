@@ -96,6 +96,7 @@ frames = st.builds(
     seconds=times,
     paused=st.booleans(),
     catching_up=st.booleans(),
+    extra_passes=small,
     replay=st.booleans(),
     trace=traces,
 )
@@ -110,7 +111,7 @@ def outcomes(draw: st.DrawFn) -> fr.Outcome:
     end = draw(st.none() | st.sampled_from(fr.End))
     read = draw(st.lists(chances, max_size=2).map(tuple))
     known = draw(big), draw(small), draw(rising), written, end, told
-    return fr.Outcome(*known, draw(tokens), draw(st.booleans()), read, draw(rising))
+    return fr.Outcome(*known, draw(tokens), draw(st.booleans()), read, draw(rising), draw(small))
 
 
 results = st.builds(
