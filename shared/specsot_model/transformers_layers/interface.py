@@ -54,7 +54,7 @@ class Attention(Protocol):
     layer: int
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: AttentionOptions
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: AttentionArguments
     ) -> Tensor:
         """Return the output of every query head, [1, rows, heads, value_dim].
 
@@ -67,7 +67,7 @@ class Attention(Protocol):
         ...
 
 
-class AttentionOptions:
+class AttentionArguments:
     """What an attention call of Transformers says besides queries, keys, values and mask.
 
     scaling: Factor of the queries.
@@ -120,9 +120,9 @@ def _attend(
     key: [1, kv_heads, rows, key_dim], normed and rotated.
     value: [1, kv_heads, rows, value_dim].
     attention_mask: What the layer passes as its mask.
-    given: Further options; see `AttentionOptions`.
+    given: Further options; see `AttentionArguments`.
     """
-    options = AttentionOptions(query.shape[-1], given)
+    options = AttentionArguments(query.shape[-1], given)
     return _attention.get().attend(query, key, value, attention_mask, options), None
 
 

@@ -18,7 +18,7 @@ from specsot_model.attention import AttentionPlan, RowSpan, attend, plan_attenti
 from specsot_model.kv import KVPages, Places, row_bytes
 from specsot_model.layers import Block, present
 from specsot_model.linear import Linear, Table
-from specsot_model.transformers_layers.interface import Attention, AttentionOptions, attending
+from specsot_model.transformers_layers.interface import Attention, AttentionArguments, attending
 from specsot_model.transformers_layers.loading import TransformersBlock, load_shell
 from specsot_model.transformers_layers.pages import GroupedPages
 from specsot_model.transformers_layers.shapes import LayerShape, layer_shapes
@@ -276,7 +276,7 @@ class _OwnRows:
     layer = 0
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: AttentionOptions
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: AttentionArguments
     ) -> Tensor:
         """Return each row's value for every query head, [1, rows, heads, value_dim].
 
@@ -313,7 +313,7 @@ class _PagedAttention:
         self._places = places
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: AttentionOptions
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: AttentionArguments
     ) -> Tensor:
         """Store the rows' keys and values in the pages, and return the attention output, [1, rows, heads,
         value_dim].

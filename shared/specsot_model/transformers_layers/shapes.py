@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from specsot.checkpoint.config import ModelConfig
 from specsot.errors import ModelError
-from specsot_model.transformers_layers.interface import AttentionOptions, Sees, attending
+from specsot_model.transformers_layers.interface import AttentionArguments, Sees, attending
 from specsot_model.transformers_layers.rotary import pin_rotary
 from specsot_model.transformers_layers.skeleton import fill_slots, measured_skeleton
 
@@ -174,7 +174,7 @@ class _Survey:
         return output
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: AttentionOptions
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: AttentionArguments
     ) -> Tensor:
         """Record the shapes of a layer's attention, and return an output of the right shape.
 
