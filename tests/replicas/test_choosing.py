@@ -70,6 +70,9 @@ class Nobody:
     def fitting(self, ring):
         return 0
 
+    def final_rows(self):
+        return {}
+
     def handle(self, event):
         pass
 

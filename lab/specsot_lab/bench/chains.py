@@ -17,9 +17,9 @@ from specsot.core.cost_curve import CostCurve
 from specsot.errors import InvalidRequest
 from specsot.members import Curve
 from specsot_bench.core.tables import Column, figure, markdown, text
-from specsot_bench.results import Row, publish
+from specsot_bench.results import Row, named, publish
 from specsot_lab.bench.draft_record import read_record
-from specsot_lab.bench.frame_chains import ChainPolicy, DraftedText, RingCosts, Written, write
+from specsot_lab.bench.frame_chains import ChainPolicy, DraftedText, RingCosts, WrittenInFrames, write
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def _scaled(seconds: float, multiples: Curve) -> Curve:
     return tuple((rows, multiple * seconds) for rows, multiple in multiples)
 
 
-# A step by its rows, as a multiple of one row's (docs/results/cpu.md, "What more rows cost"). 97 rows are
+# A step by its rows, as a multiple of one row's (lab/results/cpu-rows.json). 97 rows are
 # extrapolated.
 VNNI: Final[Curve] = (
     *((1, 1.0), (2, 1.01), (4, 1.2), (6, 1.14), (8, 1.16), (12, 1.64), (16, 1.87), (24, 2.4)),
@@ -99,7 +99,7 @@ CHAIN_LEVELS: Final = (4, 8, 12)
 # Levels of the chains whose drafting takes no time.
 FREE_LEVELS: Final = (4, 8, 12, 14)
 
-Tried = tuple[ChainPolicy, Written]
+Tried = tuple[ChainPolicy, WrittenInFrames]
 
 
 def best_of(texts: Sequence[DraftedText], costs: RingCosts, policies: Iterable[ChainPolicy]) -> Tried:
@@ -261,7 +261,7 @@ def measure(
             costs = RingCosts(
                 *(stages, rtt / 2000, CostCurve(host.step), CostCurve(host.level)), host.frame, host.proposal
             )
-            rows.append({"host": name, "rtt_ms": rtt} | dict(compare(texts, costs)))
+            rows += named([{"host": name, "rtt_ms": rtt} | dict(compare(texts, costs))], "host", "rtt_ms")
             print(markdown(COLUMNS, rows[-1:]), file=sys.stderr)
     settings: Row = {
         "record": record.name,

@@ -239,9 +239,16 @@ class KvHandover:
         lost = self._repair.lost if self._repair else None
         if self._migrated:
             rows = sum(self._migrated.values())
-            event = "KV rows kept after a loss" if self._repair else "KV rows migrated"
-            replayed = {"replayed_layers": str(lost)} if lost else {}
-            log.info(event, epoch=epoch, sequences=len(self._migrated), rows=rows, **replayed)
+            if self._repair:
+                log.info(
+                    "KV rows kept after a loss",
+                    epoch=epoch,
+                    sequences=len(self._migrated),
+                    rows=rows,
+                    replayed_layers=str(lost) if lost else "none",
+                )
+            else:
+                log.info("KV rows migrated", epoch=epoch, sequences=len(self._migrated), rows=rows)
         self._kept = (epoch, self._migrated, lost is not None)
         self._change = None
         self._broken = None
