@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from specsot.core.frames import Close, Fork, Open, Opening, PromptChunk, ReusedKV
+from specsot.core.frames import (
+    Close,
+    Fork,
+    Open,
+    Opening,
+    Outcome,
+    PromptChunk,
+    Result,
+    ReusedKV,
+    TreeSegment,
+)
 from specsot.core.pages import PageTable
+from specsot.core.run_ahead import MAX_PASSES
 from specsot_model.core.kv_plan import plan_frame
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
@@ -83,3 +96,31 @@ def test_a_log_of_hidden_states_follows_forks_and_says_what_it_lacks() -> None:
     log.put_rows_at(2, table.slots(2, 0, 1), None)
     assert log.rows_at(2, table.slots(2, 0, 8)) is None
     assert torch.equal(there(log.rows_at(1, table.slots(1, 0, 6))), hidden)
+
+
+def test_replay_comes_before_frames_of_several_passes() -> None:
+    """On a ring of one stage, also if the stage has launched the passes already; afterwards they go on."""
+    budget, waits = FrameBudget(64, 1, MAX_PASSES, 64), DraftTimeout(0.0, present=False)
+    stage0 = Sequencer(1, budget, PageTable(16, 8), waits, runs_ahead=lambda: True)
+    seen = list[tuple[bool, int, list[int]]]()
+
+    def step(passes: int = 1) -> None:
+        frame = there(stage0.compose(0.0, passes))
+        seen.append((frame.replay, frame.extra_passes, [one.sequence for one in frame.segments]))
+        done = list[Outcome]()
+        for one in frame.segments if not frame.replay else ():
+            nodes = len(one.tree.tokens) if isinstance(one, TreeSegment) else 0
+            rounds = one.draft_round if isinstance(one, TreeSegment) else 0
+            tokens = (5,) * max(nodes, 1)
+            done.append(Outcome(one.sequence, rounds, tuple(range(nodes)), tokens))
+        stage0.apply_result(Result(1, frame.number, tuple(done)), 0.0)
+
+    stage0.apply_order(Open(replace(reopened(1, 11), limit=99, drafted=False), (*range(11), 77), lease=99))
+    for _ in range(3):
+        step()
+    stage0.apply_order(Open(replace(reopened(2, 3), limit=99, drafted=False), (0, 1, 2, 77), lease=99))
+    for _ in range(3):
+        step(MAX_PASSES)
+    ahead = MAX_PASSES - 1
+    assert seen[:3] == [(True, 0, [1]), (False, 0, [1]), (False, ahead, [1])]
+    assert seen[3:6] == [(True, 0, [2]), (False, 0, [2]), (False, ahead, [1, 2])]
