@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from specsot.core.run_ahead import MAX_PASSES
 from specsot.params import DrafterName
 from specsot.service.option_table import ABOVE_ZERO, LAYER_NUMBERS, POSITIVE, counted, is_word, option
 
@@ -368,6 +369,13 @@ class Configuration:
     def drafted(self) -> bool:
         """True if the epoch was formed with a drafter, even if that drafter is missing at the moment."""
         return self.slots > 1
+
+    @property
+    def reserved_slots(self) -> int:
+        """Number of KV slots that are kept free for every live sequence: for the nodes of its tree, and on a
+        single stage for the tokens of a frame of several passes (`run_ahead`).
+        """
+        return max(self.slots, MAX_PASSES) if len(self.stages) == 1 else self.slots
 
     @property
     def drafted_for(self) -> Stage:

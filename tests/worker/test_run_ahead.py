@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from specsot.core.frames import Frame, Open
 from specsot.core.pages import PageTable
 from specsot.core.run_ahead import MAX_PASSES
+from specsot.members import Configuration, Range, Stage
 from specsot_bench.eagle.generation import StepLoop
 from specsot_model.decoder import Decoder
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
@@ -133,3 +136,12 @@ def test_outcomes_count_their_passes(decoder: Decoder) -> None:
         results += [(result.passes, len(outcome.tokens)) for outcome in result.outcomes if not outcome.end]
     assert (MAX_PASSES, MAX_PASSES) in results
     assert all(passes == num_tokens for passes, num_tokens in results)
+
+
+def test_slots_for_passes_do_not_count_as_a_drafter() -> None:
+    """A single stage reserves slots for the tokens of several passes, whether or not something is drafted."""
+    alone = Configuration(1, "w", (Stage("w", "w", Range(0, 4)),), PAGES, PAGE, slots=1)
+    assert (alone.reserved_slots, alone.drafted) == (MAX_PASSES, False)
+    assert replace(alone, slots=24).reserved_slots == 24
+    two = (Stage("v", "v", Range(0, 2)), Stage("w", "w", Range(2, 4)))
+    assert replace(alone, stages=two).reserved_slots == 1

@@ -142,7 +142,7 @@ class Fleet:
             epoch=configuration.epoch,
             pages=configuration.pages,
             page_rows=configuration.page_rows,
-            slots=configuration.slots,
+            slots=configuration.reserved_slots,
             rows=configuration.rows,
             max_positions=min(one.max_positions for one in self.registrations),
             has_drafter=configuration.drafted,

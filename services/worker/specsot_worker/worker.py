@@ -860,7 +860,10 @@ def _make_sequencer(
     If the epoch has no drafter, no sequence waits for trees.
     """
     budget = FrameBudget(
-        configuration.rows, configuration.flight, configuration.slots, stage.prompt_rows(configuration.rows)
+        configuration.rows,
+        configuration.flight,
+        configuration.reserved_slots,
+        stage.prompt_rows(configuration.rows),
     )
     table = PageTable(configuration.pages, configuration.page_rows)
     draft_timeout = DraftTimeout(configuration.draft_timeout, configuration.drafter is not None)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from specsot.core.draft_pause import FEATURE_RING_ROWS
 from specsot.core.info import MemberInfo, memory_in_words
-from specsot.core.run_ahead import MAX_PASSES
 from specsot.errors import Occupied, Refused
 from specsot.members import (
     MASTER,
@@ -108,9 +107,8 @@ def configurations_of(
     epoch: int, members: Sequence[Registration], stages: tuple[Stage, ...], config: RingConfig
 ) -> dict[str, Configuration]:
     """Return the Configuration of every member of a new epoch, by the member's name. They differ only in the
-    receiver's name and GPU. Without drafters, or if the ring's options want none, there is no head, and one
-    slot. A single stage has MAX_PASSES slots at least, because it may run several passes per frame. Frames in
-    flight default to 1 for one stage, else to one more than there are stages.
+    receiver's name and GPU. Without drafters, or if the ring's options want none, there is one slot and no
+    head. Frames in flight default to 1 for one stage, else to one more than there are stages.
 
     epoch: the number of the new epoch.
     members: the registrations of all members; those that are neither a stage nor a drafter get none.
@@ -128,7 +126,7 @@ def configurations_of(
         stages=stages,
         pages=count_pages(members, stages, drafters, config),
         page_rows=page_rows_of(members, stages, config),
-        slots=max(shape.slots if drafter else 1, MAX_PASSES if len(stages) == 1 else 1),
+        slots=shape.slots if drafter else 1,
         rows=config.rows,
         flight=config.max_in_flight or (1 if len(stages) == 1 else len(stages) + 1),
         layout=config.layout,
