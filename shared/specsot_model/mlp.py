@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -397,11 +398,7 @@ def _fetch_run(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) 
     """
     names = config.names
     whole = f"{layer}.{names.whole_experts[0]}" if names.whole_experts else ""
-    inputs_first = (
-        names.whole_experts == names.stacked
-        and whole in fetch
-        and fetch.files.shape(whole)[1] == config.hidden
-    )
+    inputs_first = names.whole_experts == names.stacked and _has_inputs_first(fetch, whole, config)
     if names.whole_experts and whole in fetch and not inputs_first:
         return _fetch_joint(fetch, [f"{layer}.{name}" for name in names.whole_experts], config, routing)
     named = [
@@ -412,6 +409,19 @@ def _fetch_run(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) 
         return _fetch_stacked(fetch, [f"{layer}.{name}" for name in names.stacked], config, routing)
     fetch_all = _fetch_grouped if _groups_loaded(fetch, config, routing) else _fetch_looped
     return fetch_all(fetch, named, config, routing)
+
+
+def _has_inputs_first(fetch: Fetch, name: str, config: ModelConfig) -> bool:
+    """Return whether a tensor of all experts has the shape [experts, inputs, outputs]. False if there is no
+    such tensor, and for weights that are not here, which have as many bytes in either shape.
+
+    fetch: Reads tensors from the model's files.
+    name: Name of the tensor of gates and ups.
+    config: The model's config, whose hidden size is the number of inputs.
+    """
+    with suppress(KeyError):
+        return name in fetch and fetch.files.shape(name)[1] == config.hidden
+    return False
 
 
 def _fetch_stacked(

@@ -119,7 +119,8 @@ def test_a_drafter_that_answers_nothing_does_not_count_as_active() -> None:
     """While the drafter is paused or catches up, stage 0 must not take it for active."""
     engine = SimpleNamespace(begin=lambda: None, finish=tuple, paused_trees=0, awake=False)
     verifier, heard = SimpleNamespace(colocated=SimpleNamespace()), list[int]()
-    loop = StepLoop(None, verifier, None, engine)  # type: ignore[arg-type]
+    sequencer = SimpleNamespace(passes_ahead=lambda: 1)
+    loop = StepLoop(None, verifier, sequencer, engine)  # type: ignore[arg-type]
     for rest, awake in ((0, False), (3, False), (0, False), (0, True)):
         engine.paused_trees, engine.awake = rest, awake
         heard += [one.paused_trees for one in loop.start_drafts().result((), lambda: None)]
