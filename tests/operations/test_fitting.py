@@ -114,8 +114,9 @@ def test_rows_in_fewer_bits_take_the_registered_number_of_bytes(
     with structlog.testing.capture_logs() as lines:
         stage = source.make_stage(configuration(Range(0, 2), pages=4), Range(0, 2))
     assert stage._kv.bytes == 2 * told.row_bytes * 4 * 64
+    assert stage._log, "the stage before the last one logs what it passes on"
     assert [one["pages"] for one in lines if one["event"] == "memory checked"] == [
-        memory_in_words(stage._kv.bytes)
+        memory_in_words(stage._kv.bytes + stage._log._rows.nbytes)
     ]
 
 

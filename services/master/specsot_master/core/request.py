@@ -425,9 +425,10 @@ class RequestState:
     def begins_alone(self) -> bool:
         """True if the request begins with a single sequence, whose first token need not wait for the prefix
         that its plan will fork: it has a speculative plan, and has not entered a ring yet. False if the
-        client wants a KV policy or per-head windows, for which prefixes are not replaced by longer ones.
+        router's score decides first, which forks the same prefix, and if the client wants a KV policy or
+        per-head windows, for which prefixes are not replaced by longer ones.
         """
-        plain = not (self.ask.policy or self.ask.head_aware)
+        plain = not (self.ask.policy or self.ask.head_aware or self.prompt.score)
         return self.prompt.speculates and not self.entered_ring and plain
 
     def workload(self, num_running_sequences: int) -> Workload:
