@@ -512,9 +512,9 @@ class Worker:
         verify: Verifies a frame, and sends the result to the master.
         frame: The first frame.
 
-        Passing each step to the event loop and back took a quarter of a step of 8 sequences with drafts. The
-        steps end if the next step has not been launched, if a message or another call waits, if features are
-        to be sent, if the set of drafters changes, and if the epoch has ended.
+        A step is then not passed to the event loop and back. The steps end if the next step has not been
+        launched, if a message or another call waits, if features are to be sent, if the set of drafters
+        changes, and if the epoch has ended.
         """
         while True:
             with self._observer.computing(frame):
