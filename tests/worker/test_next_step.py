@@ -5,7 +5,7 @@ instead of it.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ from specsot.core.pages import PageTable
 from specsot.core.run_ahead import MAX_PASSES
 from specsot.core.tree import accept, chain, shape_of
 from specsot.errors import ModelError
+from specsot.grammar.state import Grammar
 from specsot.members import Configuration, TreeShape
 from specsot.params import Sampling, Window
 from specsot_bench.eagle.generation import StepLoop
@@ -100,6 +101,7 @@ def write(
     pages: int = PAGES,
     rows: int = 64,
     passes: bool = False,
+    find_grammar: Callable[[Opening], Grammar | None] = lambda _: None,
 ) -> tuple[dict[int, list[int]], DecoderStage, EagerSteps, int]:
     """What each sequence writes, and how many steps that took. unread: features are told of, too."""
     stage = DecoderStage(decoder, pages, PAGE, "packed")
@@ -112,7 +114,7 @@ def write(
     slots = SHAPE.slots if engine else MAX_PASSES if passes else 1
     budget, table = FrameBudget(rows, 1, slots), PageTable(pages, PAGE)
     waits, vocabulary = DraftTimeout(0.0, present=engine is not None), decoder.config.vocab
-    verifier = Verifier(decoder.logits, lambda _: None, None, stage if ahead else None)
+    verifier = Verifier(decoder.logits, find_grammar, None, stage if ahead else None)
     sequencer = Sequencer(
         1, budget, table, waits, vocabulary=vocabulary, runs_ahead=lambda: verifier.runs_ahead
     )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from specsot.core.frames import Frame, Open
+from specsot.core.frames import Frame, Open, Opening
 from specsot.core.pages import PageTable
-from specsot.core.run_ahead import MAX_PASSES
+from specsot.core.run_ahead import MAX_PASSES, next_max_passes
+from specsot.grammar.state import Grammar
 from specsot.members import Configuration, Range, Stage
+from specsot.params import Form, Sampling
 from specsot_bench.eagle.generation import StepLoop
 from specsot_model.decoder import Decoder
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
@@ -26,6 +29,7 @@ from tests.worker.test_next_step import (
     WINDOW,
     Dozing,
     Erring,
+    Orders,
     engine_of,
     opened,
     orders,
@@ -35,6 +39,7 @@ from tests.worker.test_next_step import (
 )
 
 Written = dict[int, list[int]]
+VOCABULARY = Shape().vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +108,59 @@ def test_law_1_passes_write_the_same_while_drafting_pauses(
     assert all(
         now or before for before, now, one in zip(resting, resting[1:], frames[1:]) if one.extra_passes
     )
+
+
+class Sparse:
+    """Forbids a fifth of all tokens, others after each token. Its state is the number of tokens."""
+
+    def start(self) -> int:
+        return 0
+
+    def advance(self, state: int, token: int) -> int | None:
+        return state + 1 if self.allows(state, token, 1) else None
+
+    def finished(self, state: int) -> bool:
+        return False
+
+    def forced(self, state: int) -> tuple[int, ...]:
+        return ()
+
+    def mask(self, state: int, remaining: int) -> np.ndarray:
+        return (np.arange(VOCABULARY) + state) % 5 > 0
+
+    def allows(self, state: int, token: int, remaining: int) -> bool:
+        return (token + state) % 5 > 0
+
+
+def test_law_1_sequences_with_a_grammar_write_the_same_in_frames_of_several_passes(
+    decoder: Decoder, frames: list[Frame]
+) -> None:
+    """Greedy and drawn tokens, next to a sequence without a grammar."""
+    form, warm = Form("json_object"), Sampling(temperature=0.9)
+
+    def orders_of_all() -> Orders:
+        return {0: [opened(1, form=form), opened(2), opened(3, form=form, sampling=warm)]}
+
+    def find(opening: Opening) -> Grammar | None:
+        return Sparse() if opening.form else None
+
+    wanted, *_, steps_of_single_passes = write(decoder, False, orders_of_all(), find_grammar=find)
+    frames.clear()
+    found, stage, _, number = write(decoder, True, orders_of_all(), passes=True, find_grammar=find)
+    assert found == wanted
+    assert stage.table.free == PAGES
+    assert {one.extra_passes + 1 for one in frames} >= {1, 2, 4}, (
+        "fewer after a token that the grammar changed"
+    )
+    assert number < steps_of_single_passes
+
+
+def test_a_frame_takes_no_more_passes_than_the_one_before_had_accepted_tokens() -> None:
+    assert next_max_passes(MAX_PASSES, MAX_PASSES, 3) == 3
+    assert next_max_passes(3, 3, 3) == 6
+    assert next_max_passes(6, 6, 6) == MAX_PASSES
+    # One pass says nothing about more of them.
+    assert next_max_passes(MAX_PASSES, 1, 1) == MAX_PASSES
 
 
 @pytest.mark.parametrize(

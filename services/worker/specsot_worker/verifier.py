@@ -417,14 +417,21 @@ class Verifier:
         Each tree becomes the chain of the tokens that were fed, so that it is accepted like a drafted one.
 
             # root a, chosen [b c d] -> tree a -> b -> c with the targets [b c d]
+
+        The device does not know what a grammar allows. So the chain of a sequence with a grammar is verified
+        like a drafted one too, see `_verified_chains`.
+
+            # root a, chosen [b c d], and the grammar forces x after b -> accepted a -> b, targets [b x -]
         """
         found: list[Targets] = chosen.read()
         queries = list[TargetQuery]()
         for (segment, state, row), targets in zip(decoding, found):
             assert isinstance(segment, TreeSegment)
             fed = chain((segment.tree.tokens[0], *[token or 0 for token in targets[:-1]]))
-            queries.append(TargetQuery(state, row, fed, segment.committed + 1, ()))
+            masks = grammar_masks(segment.with_tree(fed), state) if state.grammar else ()
+            queries.append(TargetQuery(state, row, fed, segment.committed + 1, masks))
         found = [*map(end_softly, queries, found)]
+        found = self._verified_chains(frame, queries, found)
         rests = frame.paused or frame.catching_up
         if self._steady(frame, queries) and self.quiet():
             self._launch_next(step, queries, found)
@@ -434,6 +441,30 @@ class Verifier:
             outcome = self._outcome(segment.with_tree(query.tree), state, targets, rests)
             outcomes.append(replace(outcome, extra_passes=frame.extra_passes))
         return {one.sequence: one for one in outcomes}
+
+    def _verified_chains(
+        self, frame: Frame, queries: Sequence[TargetQuery], found: Sequence[Targets]
+    ) -> list[Targets]:
+        """Return the targets of a frame of several passes: those of sequences with a grammar from logits and
+        masks, as for drafted trees; those of the others as the device has chosen them.
+
+        frame: The frame, with the hidden states of all passes.
+        queries: Queries of its segments. Each tree is the chain of the tokens that were fed.
+        found: Targets of each query, as the device has chosen them.
+        """
+        masked = [number for number, one in enumerate(queries) if one.masks]
+        verified = list(found)
+        hidden = frame.hidden
+        if masked and hidden is not None:
+            length = 1 + frame.extra_passes
+            rows = [
+                row for number in masked for row in range(queries[number].row, queries[number].row + length)
+            ]
+            asked = [queries[number]._replace(row=place * length) for place, number in enumerate(masked)]
+            logits = self._logits(hidden[indices(rows, hidden.device)])
+            for number, targets in zip(masked, find_targets(logits, asked)):
+                verified[number] = targets
+        return verified
 
     def _steady(self, frame: Frame, queries: list[TargetQuery]) -> bool:
         """Return whether every sequence of a frame feeds exactly its one new token in the next frame, unless

@@ -9,6 +9,10 @@ accepted as a whole.
 The tokens are the same as those of single passes: every pass runs the same kernels, and chooses by the same
 rule. What a sequence gets beyond its end is dropped.
 
+The device does not know what a grammar allows. So the host verifies the tokens of a sequence with a grammar
+as if they had been drafted: they are accepted up to the first one that the grammar changes. A model that has
+been asked for a list or for JSON mostly writes what its grammar allows.
+
 A frame with prompts has one pass. So that few frames have, prompts and trees take turns while sequences can
 run ahead:
 
@@ -37,14 +41,31 @@ def num_passes(seconds: float) -> int:
     return max(1, min(MAX_PASSES, int(MAX_SECONDS / seconds))) if seconds > 0 else MAX_PASSES
 
 
+def next_max_passes(max_passes: int, passes: int, num_tokens: int) -> int:
+    """Return how many forward passes the next frame of a sequence may take, at least 1.
+
+    max_passes: As many as this frame was allowed to take.
+    passes: Number of passes that it took.
+    num_tokens: Number of tokens that were accepted of it, at least 1.
+
+    Passes after the first token that a grammar changes are wasted. So the next frame takes no more passes
+    than tokens were accepted of this one, and up to twice as many after a frame that was accepted as a whole.
+
+        # 8 passes, 3 accepted -> 3; 3 passes, 3 accepted -> 6; then 8
+    """
+    if num_tokens < passes:
+        return num_tokens
+    return max(max_passes, min(2 * passes, MAX_PASSES))
+
+
 def can_run_ahead(opening: Opening) -> bool:
     """Return whether the device can choose several tokens of a sequence by itself: not if a token depends on
-    the tokens before it by more than the model, not under a KV policy, and not if log-probabilities are asked
-    for.
+    the tokens before it by more than the model and a grammar, not under a KV policy, and not if
+    log-probabilities are asked for.
 
-    opening: The opening of the sequence: its grammar, penalties, biases, least number of tokens, KV policy.
+    opening: The opening of the sequence: its penalties, biases, least number of tokens, KV policy.
     """
     sampling = opening.sampling
-    constrained = opening.plan or opening.form or opening.min_tokens or opening.logprobs is not None
+    constrained = opening.min_tokens or opening.logprobs is not None
     has_policy = opening.window or opening.pruning or opening.heads
     return not (constrained or has_policy or sampling.penalises or sampling.logit_bias)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from specsot.core.frames import Draft, Opening, Outcome, PromptChunk, TreeSegment
 from specsot.core.pages import Policy
-from specsot.core.run_ahead import can_run_ahead
+from specsot.core.run_ahead import MAX_PASSES, can_run_ahead, next_max_passes
 from specsot.core.tree import Tree, chain, first_nodes, shallow, single
 from specsot.core.tree_frames import TreeFrames
 from specsot_model.core.kv_plan import policy_of, tree_depth_limit
@@ -53,6 +53,7 @@ class SequenceState:
     place: The pair (family, sequence id), see `place_of`. Trees of a frame are sorted by it.
     policy: Which KV the sequence keeps: a window, pruning, or None for all of it.
     runs_ahead: True if one frame may feed several tokens of the sequence, see `run_ahead`.
+    max_passes: Maximum number of forward passes of the sequence's next frame, see `next_max_passes`.
     replayed: Number of first tokens whose KV is complete, or that frames with `replay` have carried so far.
     turn: Place of the sequence in the order in which trees get their nodes: when a frame has too few tokens
         for all trees, sequences with a lower turn come first. 0 until a tree was scheduled without being
@@ -81,6 +82,7 @@ class SequenceState:
     place: tuple[int, int] = field(init=False)
     policy: Policy | None = field(init=False)
     runs_ahead: bool = field(init=False)
+    max_passes: int = MAX_PASSES
     replayed: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -208,7 +210,8 @@ class SequenceState:
 
         The sequence waits for a tree from `now` on only if it is drafted, the drafter was informed of the
         newest segment, a tree is awaited, and the outcome has tokens. The next draft round is the outcome's
-        plus one. `keep` becomes the accepted nodes, and the root the last new token.
+        plus one. `keep` becomes the accepted nodes, and the root the last new token. `max_passes` follows
+        how many tokens of a frame of several passes were accepted.
         """
         self.tree_frames.finish(outcome.draft_round, outcome.dropped)
         self.committed += len(outcome.accepted)
@@ -218,6 +221,8 @@ class SequenceState:
         self.root_only = not outcome.tokens
         self.draft_round = outcome.draft_round + 1
         self.forced = outcome.forced
+        if outcome.tokens:
+            self.max_passes = next_max_passes(self.max_passes, 1 + outcome.extra_passes, len(outcome.tokens))
         waits = awaits_drafts and self.opening.drafted and self.drafter_informed and not self.root_only
         self.waiting_since = now if waits else None
         self.returned_at = now

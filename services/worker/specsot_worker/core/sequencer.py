@@ -118,6 +118,7 @@ class Sequencer:
         """Return how many forward passes the next frame without prompts may take: as `num_passes` says, or 1
         if drafts are awaited, if one of the sequences cannot run ahead, or if no sequence decodes. All passes
         together fit into the token budget of a frame, and into the slots that a tree may take of a sequence.
+        No sequence takes more than its `max_passes`.
 
         The stage may launch these passes before the next result is applied, and `compose` then is given their
         number.
@@ -132,7 +133,11 @@ class Sequencer:
         if not decoding:
             return 1
         seconds = self._depth.step_seconds(len(decoding)) if self._depth else 0.0
-        limits = self._budget.max_tree_nodes, self._budget.rows // len(decoding)
+        limits = (
+            self._budget.max_tree_nodes,
+            self._budget.rows // len(decoding),
+            *[state.max_passes for state in decoding],
+        )
         return max(min(num_passes(seconds), *limits), 1)
 
     def apply_order(self, order: Order) -> None:
