@@ -77,8 +77,8 @@ class Sentences:
     introduced: str
     # Asks for the closing paragraph.
     closing: str
-    # Takes the place of `closing` where the question compares things. The closing has not read what the points
-    # say of them, so that it must not judge.
+    # Takes the place of `closing` where the question compares things. The closing has not read what the
+    # points say of them, so that it must not judge.
     choice: str
     # Asks for the texts of all points as one text, `{text}`.
     polish: str
