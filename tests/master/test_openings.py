@@ -336,9 +336,11 @@ def test_branches_that_write_nothing_are_not_opened_again() -> None:
         "**Use**: It is so. ",
         "1. Use it now, please. ",
         "1. **Use**: It is so. ",
+        '"To use it, begin now. ',
+        "„Gamma“ ist der dritte. ",
     ],
 )
-def test_a_branch_that_begins_with_a_list_or_a_heading_is_opened_again(text: str) -> None:
+def test_a_branch_that_begins_with_a_list_a_heading_or_a_quotation_is_opened_again(text: str) -> None:
     play = begin()
     step(play, {3: text})
     assert [point.id for point in play.plan.ready()] == [3], "no other branch is waited for"

@@ -9,9 +9,9 @@ either, so that it is not opened again for each of them. Tokens are excluded at 
 branch may write them later. Which branch is opened again depends on tokens only, never on which of them is
 faster.
 
-A branch that begins with an item of a list, with a heading or with a label in bold is opened again, too:
-below its heading, prose follows. The same holds for a branch that speaks of itself ("Here's a revised
-version").
+A branch that begins with an item of a list, with a heading, with a label in bold or with a quotation mark is
+opened again, too: below its heading, prose follows. The same holds for a branch that speaks of itself
+("Here's a revised version").
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ MAX_REWRITES: Final = 5
 # Times. The same for a branch that does not begin with prose. Chosen by reading: with 5, two of 118 branches
 # still began with a label or a heading, as the openings that they tried before were those of others.
 MAX_MARKUP_REWRITES: Final = 8
-# The beginnings of items, of labels in bold and of headings. A number may also begin a sentence ("3. is"), so
-# that a capital letter or a star must follow it.
-_MARKUP = re.compile(r"\s*(?:[-+•]\s|\*|#|\d{1,3}[.)]\s+(?:\*|(?![a-zäöüáéíóúñ])[^\W\d_]))")
+# The beginnings of items, of labels in bold, of headings, and of texts in quotation marks, in which small
+# models set all that they write. A number may also begin a sentence ("3. is"), so that a capital letter or a
+# star must follow it.
+_MARKUP = re.compile(r"\s*(?:[-+•]\s|[*#\"“„«]|\d{1,3}[.)]\s+(?:\*|(?![a-zäöüáéíóúñ])[^\W\d_]))")
 # The first words of a text that speaks of itself.
 _OF_ITSELF = re.compile(router_words.OF_ITSELF)
 # One character of Han script.
@@ -114,7 +115,7 @@ class BranchOpening:
 
     @property
     def is_markup(self) -> bool:
-        """True if the branch begins with an item of a list, a label in bold or a heading."""
+        """True if the branch begins with an item of a list, a label in bold, a heading or a quotation."""
         return _MARKUP.match("".join(piece.text for piece in self.waiting[:MAX_OPENING_TOKENS])) is not None
 
     def may_rewrite(self, alike: bool) -> bool:
