@@ -184,6 +184,23 @@ def test_forced_bytes_are_those_without_a_choice(seed: int, steps: int) -> None:
     assert len(live) != 1
 
 
+def test_a_list_is_expected_to_continue_wherever_it_may_end() -> None:
+    """Its next number is fed together with the end of the line. A list that ends there ends all the same."""
+    rules = PlanRules(direct=False, max_points=4, listed=True)
+    for text, expected in (
+        (" A\n", b"2."),
+        (" A\n2. B\n", b"3."),
+        (" A\n2. B\n3. C\n4", b"."),
+        (" A\n2. B", b""),
+    ):
+        place = run(text, rules)
+        assert place is not None
+        assert language.forced(rules, place) == expected
+    end = run(" A\n2. B\n\n", rules)
+    assert isinstance(end, Done)
+    assert language.forced(rules, end) == b""
+
+
 def test_forced_reaches_over_fields() -> None:
     start = language.begin(SMALL)
     assert language.forced(SMALL, start) == b"[PLAN]\n1.<"

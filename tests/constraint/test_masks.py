@@ -23,6 +23,7 @@ from specsot.core.vocabulary import Vocabulary, describe, read_vocabulary
 from specsot.errors import ModelError
 from specsot.grammar import State, TokenAutomaton, language, prebuild
 from specsot.grammar.language import Done, Place
+from specsot.grammar.state import _explore
 from tests.conftest import examples, is_full, some
 from tests.constraint.oracle import parse, parse_list
 from tests.constraint.vocabularies import CROSSING, NARROW, SINGLE, token_ids
@@ -299,6 +300,16 @@ def test_lists_of_any_length_are_explored_before_the_first_request() -> None:
     for points in range(2, MAX_LIST_POINTS + 1):
         listed = PlanRules(direct=False, max_points=points, listed=True, plan_tokens=7 * points)
         assert sum(1 for _ in TokenAutomaton(vocabulary, listed, (0,)).explore()) == 0
+
+
+def test_the_usual_lists_are_explored_first() -> None:
+    """So that a plan that comes while the server starts computes no masks in its steps."""
+    explored = _explore(describe([*SINGLE.bytes, b"first of all"]))
+    usual = PlanRules(direct=False, max_points=6, listed=True)
+    for _ in range(60):
+        next(explored)
+    vocabulary = describe([*SINGLE.bytes, b"first of all"])
+    assert sum(1 for _ in TokenAutomaton(vocabulary, usual, (0,)).explore()) == 0
 
 
 def test_titles_with_room_share_one_mask() -> None:

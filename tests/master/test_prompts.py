@@ -543,6 +543,19 @@ def test_a_comparison_is_asked_for_aspects(speak: Speak) -> None:
         assert asked in told[0]
 
 
+def test_the_closing_of_a_comparison_does_not_judge_what_it_has_not_read(tmp_path: Path) -> None:
+    text, prompts = with_template(tmp_path, QWEN)
+    for question, asked in (
+        ("Compare tea and coffee.", "what the choice depends on"),
+        ("Vergleiche Tee und Kaffee.", "wovon die Wahl abhängt"),
+        ("Compara el té con el café.", "de qué depende la elección"),
+        ("比较一下电动汽车和汽油车。", "取决于什么"),
+        (QUESTION, 'Write only the last sentence of the answer. Begin with "Overall".'),
+    ):
+        conversation = ask_all(prompts, Message("user", question))
+        assert asked in words(text, conversation.branch(Point(3, 1, ""), POINTS, [], 60).tokens)
+
+
 def test_parts_need_a_template_that_puts_turns_after_each_other(tmp_path: Path) -> None:
     (tmp_path / "specsot.json").write_text(
         json.dumps({"skeleton_turn": "Plan.", "branch_turn": "{id}"}), encoding="utf-8"

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from specsot_master.core.plans.short_answers import ONE_LINER_TOKENS, ShortAnswer
+from specsot_master.core.plans.short_answers import ONE_LINER_TOKENS, READ_FRACTION, ShortAnswer
 from specsot_master.core.plans.text_pieces import TextPiece
 from specsot_master.core.plans.wording import PARAGRAPH_TOKENS
 
@@ -60,14 +60,14 @@ def test_an_answer_is_short_if_it_is_one_paragraph_or_a_list_of_one_liners(
 
 
 def test_a_long_paragraph_is_not_short_for_a_model_that_answers_in_long_paragraphs() -> None:
-    """The plan is complete after 40 tokens: the answer that has as many is not short, however it goes on."""
+    """The plan has 40 tokens: the answer that has 28 is not short, however it goes on."""
     answer = ShortAnswer(paragraph_tokens=None)
     told = list[bool | None]()
     for piece in pieces_of("word " * PARAGRAPH_TOKENS):
         answer.read(piece)
         told.append(answer.is_short(40, plan_complete=True))
-    assert told[:39] == [None] * 39
-    assert set(told[39:]) == {False}
+    assert told[:27] == [None] * 27
+    assert set(told[27:]) == {False}
     ended = ShortAnswer(paragraph_tokens=None)
     ended.read(TextPiece(1, "Yes."))
     ended.end()
@@ -107,8 +107,8 @@ def test_a_long_item_is_known_at_its_first_tokens_so_that_no_plan_waits_for_its_
     assert needed <= len(pieces_of(f"{RIVERS}\n\n")) + ONE_LINER_TOKENS
 
 
-@pytest.mark.parametrize("plan_tokens", range(10, 40))
-def test_one_liners_count_within_as_many_tokens_as_the_plan_has_whichever_is_decoded_first(
+@pytest.mark.parametrize("plan_tokens", range(10, 60))
+def test_one_liners_count_within_a_part_of_the_plans_tokens_whichever_is_decoded_first(
     plan_tokens: int,
 ) -> None:
     pieces = pieces_of(f"{RIVERS}\n\n1. Danube\n2. Rhine\n3. Elbe\n" + "4. More of them\n" * 9)
@@ -123,4 +123,4 @@ def test_one_liners_count_within_as_many_tokens_as_the_plan_has_whichever_is_dec
                 results.add(short)
                 break
     needed = read(f"{RIVERS}\n\n1. Danube\n2. Rhine\n")[1]
-    assert results == {needed <= plan_tokens}
+    assert results == {needed <= int(READ_FRACTION * plan_tokens)}

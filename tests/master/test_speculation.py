@@ -200,7 +200,7 @@ def test_a_plan_that_does_not_stand_releases_the_direct_answer(plan_first: bool)
     ("answer", "plan", "reason"),
     [
         ("The main one is Alpha. It is the first.", LIST, SHORT_ANSWER),
-        ("They are signs.\n\n- Alpha\n- Beta\n- Gamma", LIST, SHORT_ANSWER),
+        ("Two.\n\n- Alpha\n- Beta\n- Gamma", LIST, SHORT_ANSWER),
         ("1. Alpha\n2. Beta", LIST, NO_BEGINNING),
         (f"Here are seven letters:\n\n1. {ITEM}", LIST, TOO_FEW_POINTS),
     ],

@@ -121,11 +121,11 @@ def test_every_node_is_masked_by_its_own_state():
 
 
 def test_forced_tokens_are_reported_up_to_the_last_token_that_may_be_generated():
-    """Only drafted sequences report forced tokens, because no drafter drafts for the others."""
+    """A sequence without a drafter reports them, too: no drafter is needed to know them."""
     for limit, forced in ((100, (5, 4, 3, 2, 1, 0)), (4, (5, 4)), (2, ()), (1, ())):
         assert accept_prompt(written(limit=limit, grammar=Countdown(6)), 6).forced == forced
     undrafted = DecodeState(Opening(3, 4, limit=100, drafted=False), Countdown(6))
-    assert accept_prompt(undrafted, 6).forced == ()
+    assert accept_prompt(undrafted, 6).forced == (5, 4, 3, 2, 1, 0)
     assert accept_prompt(written(), 6).forced == ()
 
 
@@ -140,6 +140,17 @@ class Wordy(Countdown):
 
     def forced(self, state):
         return () if state == 99 else (state, 1)
+
+
+def test_forced_tokens_follow_a_token_unless_it_is_forbidden_or_the_last_or_a_choice_is_left():
+    """A step that is launched before the results are made feeds the new tokens alone."""
+    assert written(grammar=Countdown(6)).will_continue(paused=True)
+    assert written(grammar=Countdown(6)).is_forced_after([6])
+    assert not written(grammar=Countdown(6)).is_forced_after([3])
+    assert not written(grammar=Countdown(6)).is_forced_after([None])
+    assert not written(grammar=Countdown(0)).is_forced_after([0])
+    assert not written(grammar=Wordy(6)).is_forced_after([6])
+    assert not written().is_forced_after([6])
 
 
 def test_forced_runs_are_tokenised_as_the_base_model_did_before():

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from specsot.core.frames import Frame, Open, Opening
+from specsot.core.frames import Frame, Open, Opening, TreeSegment
 from specsot.core.pages import PageTable
-from specsot.core.run_ahead import MAX_PASSES, next_max_passes
+from specsot.core.run_ahead import MAX_PASSES, OPENING_TOKENS, next_max_passes
+from specsot.core.soft_end import SoftEnd
 from specsot.grammar.state import Grammar
 from specsot.members import Configuration, Range, Stage
 from specsot.params import Form, Sampling
@@ -175,6 +176,38 @@ def test_every_frame_has_one_pass_if_a_sequence_cannot_run_ahead(
     both = [one for one in frames if len(one.segments) == 2]
     assert len(both) > 20
     assert not any(one.extra_passes for one in both)
+
+
+def test_law_1_passes_write_the_same_under_biases_and_without_a_first_token(
+    decoder: Decoder, wanted: Written, frames: list[Frame]
+) -> None:
+    """As branches do, which must not announce lists, and are opened again with another first token."""
+    lowered = Sampling(logit_bias=tuple((token, -100.0) for token in sorted(set(wanted[1][2:9]))))
+    biases = sorted({wanted[3][1]: 3.0, wanted[3][4]: -2.0}.items())
+    drawn = Sampling(temperature=0.9, logit_bias=tuple(biases))
+    openings = [
+        opened(1, sampling=lowered, excluded_first=(wanted[1][0],)),
+        opened(2),
+        opened(3, sampling=drawn, seed=5),
+    ]
+    single = write(decoder, False, {0: [*openings]})[0]
+    frames.clear()
+    assert write(decoder, True, {0: [*openings]}, passes=True)[0] == single
+    assert single[1] != wanted[1]
+    assert any(len(one.segments) == 3 and one.extra_passes for one in frames)
+
+
+def test_a_branch_runs_ahead_once_its_first_words_are_known(
+    decoder: Decoder, wanted: Written, frames: list[Frame]
+) -> None:
+    """It may be closed and opened again because of them, and a new prompt waits for frames of passes."""
+    unwritten = max(wanted[1]) + 1
+    branch = opened(1, stop_ids=(unwritten,), soft_end=SoftEnd(20, unwritten))
+    write(decoder, True, {0: [branch]}, passes=True)
+    trees = [segment for one in frames for segment in one.segments if isinstance(segment, TreeSegment)]
+    sizes = {one.committed - branch.opening.prompt: len(one.tree.tokens) for one in trees}
+    assert [sizes[generated] for generated in range(OPENING_TOKENS)] == [1] * OPENING_TOKENS
+    assert list(sizes.values()).count(MAX_PASSES) >= 2
 
 
 def test_outcomes_count_their_passes(decoder: Decoder) -> None:

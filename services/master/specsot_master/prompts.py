@@ -326,7 +326,8 @@ class ListConversation:
         points: all points of the plan.
         introduction: the answer's text before the first point; "" for none.
         """
-        words = self._sentences.ask_for_point(self._form, point, points, introduction)
+        compared = compares(self._messages[-1].content)
+        words = self._sentences.ask_for_point(self._form, point, points, introduction, compared)
         return (write_list(points), words) if self._form == "turns" else (words,)
 
     def _render_branch(self, *words: str) -> str:

@@ -8,6 +8,7 @@ import torch
 
 from specsot.params import Sampling
 from specsot_model.inference import inference_mode
+from specsot_model.kv import indices
 
 
 def without_tokens(
@@ -55,6 +56,42 @@ def apply_penalties(logits: torch.Tensor, sampling: Sampling, counts: Mapping[in
         _bias(logits, sampling.logit_bias)
     if sampling.penalises and counts:
         _penalise(logits, sampling, counts)
+
+
+class RowBiases:
+    """The biases of several sequences, which are added to the logits of all of them at once."""
+
+    def __init__(self, samplings: Sequence[Sampling]) -> None:
+        """Remember the biases. Nothing is copied to a device yet.
+
+        samplings: Sampling parameters of the sequences, in the order of the rows of logits.
+        """
+        biases = [(row, *bias) for row, one in enumerate(samplings) for bias in one.logit_bias]
+        self._places = [row for row, _, _ in biases], [token for _, token, _ in biases]
+        self._additions = [addition for _, _, addition in biases]
+        # Rows and token ids, int64 [2, num_biases], and the additions, on the device; None before.
+        self._on_device: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def add_to(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits with the biases, in float32, to which `apply_penalties` adds those of one row,
+        too. Without biases, the logits themselves are returned. The host does not wait for the device.
+
+        logits: [num_sequences, vocab]. They are changed in place if they are float32.
+        """
+        if not self._additions:
+            return logits
+        logits = logits.float()
+        if self._on_device is None:
+            additions = torch.tensor(self._additions)
+            additions = additions.pin_memory() if logits.is_cuda else additions
+            self._on_device = (
+                indices(self._places, logits.device),
+                additions.to(logits.device, non_blocking=True),
+            )
+        (rows, tokens), additions = self._on_device
+        # A token has one bias per sequence, so that no place is written twice.
+        logits[rows, tokens] += additions
+        return logits
 
 
 def _bias(logits: torch.Tensor, bias: tuple[tuple[int, float], ...]) -> None:

@@ -39,6 +39,7 @@ from specsot_worker.logprobs import add_logprobs
 from specsot_worker.migrated_kv import MigratedKV
 from specsot_worker.overlap.drafted_step import ColocatedDrafts, OverlapsSteps
 from specsot_worker.overlap.next_step import ChooseTokens, ChosenTokens, NextStep
+from specsot_worker.penalties import RowBiases
 from specsot_worker.pending_grammars import PendingGrammars
 from specsot_worker.prompt_scores import PromptScores
 from specsot_worker.sampling import (
@@ -220,6 +221,7 @@ class Verifier:
         """
         openings = [state.opening for state in states]
         draws = any(opening.sampling.temperature > 0 for opening in openings)
+        biases = RowBiases([opening.sampling for opening in openings])
 
         def choose(hidden: torch.Tensor, number: int) -> torch.Tensor:
             """Return the tokens that follow one pass, int32 [num_sequences] on the device.
@@ -233,7 +235,7 @@ class Verifier:
                     DrawRequest(opening.sampling, opening.seed, opening.ordinal, position + number)
                     for opening, position in zip(openings, positions)
                 ]
-            return choose_on_device(self._logits(hidden), requests)
+            return choose_on_device(biases.add_to(self._logits(hidden)), requests)
 
         return choose
 
@@ -390,7 +392,7 @@ class Verifier:
         steady = next_step is not None and self._steady(frame, questions)
         meanwhile = None if self._pending else partial(self.colocated.start, frame)
         found = find_targets(logits, questions, meanwhile=meanwhile, mispredicted=self.colocated.discard)
-        if next_step and steady and self.quiet():
+        if next_step and steady and self.quiet() and not _forces_tokens(questions, found):
             self._launch_next(next_step, questions, found)
         rests = frame.paused or frame.catching_up
         outcomes = [
@@ -433,7 +435,7 @@ class Verifier:
         found = [*map(end_softly, queries, found)]
         found = self._verified_chains(frame, queries, found)
         rests = frame.paused or frame.catching_up
-        if self._steady(frame, queries) and self.quiet():
+        if self._steady(frame, queries) and self.quiet() and not _forces_tokens(queries, found):
             self._launch_next(step, queries, found)
         outcomes = list[Outcome]()
         for (segment, state, _), query, targets in zip(decoding, queries, found):
@@ -583,6 +585,16 @@ def _for_sole_drafter(features: Mapping[str, tuple[Features, ...]]) -> tuple[Fea
     features: Messages by name of the drafter.
     """
     return next(iter(features.values()), ())
+
+
+def _forces_tokens(queries: Sequence[TargetQuery], found: Sequence[Targets]) -> bool:
+    """Return whether a grammar forces the token after the last target of a query, so that the next step feeds
+    more than that target.
+
+    queries: Queries whose trees are roots alone, or chains of a frame of several passes.
+    found: Targets of each query, one for each node.
+    """
+    return any(one.state.is_forced_after(targets) for one, targets in zip(queries, found))
 
 
 def _target_query(segment: Segment, state: DecodeState, row: int) -> TargetQuery:

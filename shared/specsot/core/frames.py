@@ -346,7 +346,7 @@ class Outcome:
     end: why the sequence ended, or None while it continues.
     chances: the log-probability of each of `tokens`, -inf to 0, with alternatives; empty if the sequence does
         not ask for log-probabilities.
-    forced: the tokens after `tokens` that the constraint determines alone. Set only for drafted sequences.
+    forced: the tokens after `tokens` that the constraint determines alone.
     draft_paused: True if nothing was drafted for a drafted sequence, because drafting was paused or resuming.
     prompt_chances: the log-probability of each token of the prompt but the first, if the sequence asks for
         these. Set only where `draft_round` is 0.

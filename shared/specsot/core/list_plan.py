@@ -123,10 +123,25 @@ def title_of(line: str) -> str:
     'Buy the tickets'
     >>> title_of(" Wired vs.wireless")
     'Wired vs. wireless'
+    >>> title_of(" **A content delivery network (CDN)**")
+    'A content delivery network (CDN)'
 
-    Control characters become spaces, and the title has at most MAX_TITLE_BYTES bytes.
+    A bracket that the title opens is closed. Control characters become spaces, and the title has at most
+    MAX_TITLE_BYTES bytes, before a bracket is closed.
     """
     visible = clean_title(line).strip(_MARKS + " ")
     title = _ENDS.split(visible, maxsplit=1)[0]
     # A full stop before a space ends a title, so that models glue the word after "vs." to it.
-    return _GLUED.sub("vs. ", title.strip(_MARKS + " ").rstrip(" .,;:。，；、"))
+    return _close_bracket(_GLUED.sub("vs. ", title.strip(_MARKS + " ").rstrip(" .,;:。，；、")))
+
+
+def _close_bracket(title: str) -> str:
+    """Return a title whose last bracket is closed if it was opened. The closing one was a mark at the end of
+    the line, or the title has ended within the bracket. A title without open bracket is unchanged.
+
+    title: the title, without marks around it.
+    """
+    for opening, closing in ("()", "（）"):
+        if title.count(opening) > title.count(closing):
+            return title + closing
+    return title

@@ -31,6 +31,10 @@ MAX_PASSES: Final = 8
 # Seconds. All passes of a frame together take about so long at most, because a new prompt waits for them, and
 # a client gets their tokens at once. A frame of prompts alone takes no longer either. Untuned.
 MAX_SECONDS: Final = 0.02
+# Tokens. The branches of a plan, which have soft ends, do not run ahead before: their first words decide
+# whether they are closed and opened again, and the new prompt would wait for two frames of several passes.
+# Untuned: three words and the beginning of a fourth have so many tokens at most in most languages.
+OPENING_TOKENS: Final = 8
 
 
 def num_passes(seconds: float) -> int:
@@ -61,11 +65,12 @@ def next_max_passes(max_passes: int, passes: int, num_tokens: int) -> int:
 def can_run_ahead(opening: Opening) -> bool:
     """Return whether the device can choose several tokens of a sequence by itself: not if a token depends on
     the tokens before it by more than the model and a grammar, not under a KV policy, and not if
-    log-probabilities are asked for.
+    log-probabilities are asked for. Biases are the same for every token, so that the device adds them; tokens
+    that must not be the first concern the prompt's frame alone.
 
-    opening: The opening of the sequence: its penalties, biases, least number of tokens, KV policy.
+    opening: The opening of the sequence: its penalties, least number of tokens, KV policy.
     """
     sampling = opening.sampling
     constrained = opening.min_tokens or opening.logprobs is not None
     has_policy = opening.window or opening.pruning or opening.heads
-    return not (constrained or has_policy or sampling.penalises or sampling.logit_bias)
+    return not (constrained or has_policy or sampling.penalises)

@@ -356,7 +356,9 @@ def edges(rules: PlanRules, place: Place) -> tuple[Edge, ...]:
 def forced(rules: PlanRules, place: Place) -> bytes:
     """Return the bytes that the grammar determines from this place on, up to a choice or the end.
 
-    The result is empty if the place leaves a choice, and at the end.
+    The result is empty if the place leaves a choice, and at the end. At the beginning of a list's line, the
+    end of the list counts as no choice: the number of the line is by far the likelier, and what is drafted
+    in vain changes no text.
 
     rules: the rules of the skeleton. Only its tool names are read here.
     place: the place from which on bytes are determined.
@@ -366,6 +368,8 @@ def forced(rules: PlanRules, place: Place) -> bytes:
     determined = bytearray()
     while True:
         allowed = [edge for edge in edges(rules, place) if edge.target is not None]
+        if isinstance(place, ListLine):
+            allowed = [edge for edge in allowed if not isinstance(edge.target, Done)]
         if len(allowed) != 1 or allowed[0].low != allowed[0].high or allowed[0].target is None:
             return bytes(determined)
         determined.append(allowed[0].low)

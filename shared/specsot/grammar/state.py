@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,10 @@ LONGEST_FORCED_RUN = 16
 MAX_FORCED_RUNS = 4096
 # Forms. Bounds the cache of compiled forms; the least recently used is dropped. Untuned.
 MAX_CACHED_FORMS = 8
+# Points. The lengths of lists, in the order in which their places are explored: first those of plans to
+# questions that name no number, then what questions ask for. A list of 6 points has 46 places, and all lists
+# together have 600: the longest first, the usual one would be ready last.
+LIST_LENGTHS: Final = (6, 8, 5, 3, 10, 4, 7, 2, 9, 12, 11)
 # The rules of a list with the default options of a request.
 LISTED = PlanRules(False, max_points=MAX_LIST_POINTS, listed=True)
 
@@ -166,10 +170,9 @@ def _explore(vocabulary: Vocabulary) -> Iterator[None]:
 
     vocabulary: the bytes of every token id.
 
-    The skeletons are lists of MAX_LIST_POINTS down to 2 points, and plans of one point with and without a
-    direct answer.
+    The skeletons are lists of all LIST_LENGTHS, and plans of one point with and without a direct answer.
     """
-    lists = [replace(LISTED, max_points=points) for points in range(MAX_LIST_POINTS, 1, -1)]
+    lists = [replace(LISTED, max_points=points) for points in LIST_LENGTHS]
     # A vocabulary that cannot spell a skeleton has nothing to explore; its sequences fail one by one.
     with suppress(ModelError):
         for rules in (*lists, PlanRules(direct=True, max_points=1), PlanRules(direct=False, max_points=1)):

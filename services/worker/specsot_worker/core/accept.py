@@ -211,15 +211,27 @@ class DecodeState:
         """Return whether the next step feeds exactly the one token that this step generates, unless that
         token ends the sequence.
 
-        This is False for drafted sequences with a grammar, because forced tokens may be fed with the token;
-        for sequences that ask for log-probabilities; and for drafted sequences while drafting is active.
+        This is False for sequences that ask for log-probabilities, and for drafted sequences while drafting
+        is active. Of a sequence with a grammar, see also `is_forced_after`.
 
         paused: True while drafting is paused or resuming.
         """
         opening = self.opening
-        # Tokens that the grammar forces may be fed together with the new token.
-        may_be_forced = self.grammar is not None and opening.drafted
-        return not may_be_forced and opening.logprobs is None and (paused or not opening.drafted)
+        return opening.logprobs is None and (paused or not opening.drafted)
+
+    def is_forced_after(self, targets: Sequence[int | None]) -> bool:
+        """Return whether the grammar leaves no choice about the token that follows these target tokens, so
+        that it is fed together with the last of them. Return False without a grammar.
+
+        targets: Ids of the next target tokens, in order. None: the logits are not finite, or acceptance does
+            not come so far; then the result is False.
+        """
+        state = self.state
+        if self.grammar is None:
+            return False
+        for token in targets:
+            state = None if token is None or state is None else self.grammar.advance(state, token)
+        return state is not None and bool(self.habits.forced(self.grammar, state, 1))
 
     def write(self, tokens: tuple[int, ...]) -> End | None:
         """Append generated tokens up to and including the first that ends the sequence, and advance grammar
@@ -249,11 +261,11 @@ class DecodeState:
         return None
 
     def forced(self) -> tuple[int, ...]:
-        """Return the ids of the next tokens that the grammar leaves no choice about, as far as drafting them
-        is profitable: at most LONGEST_FORCED_RUN, and none after the last token that may be generated. Return
-        () without a grammar or a drafter, or if the next token is not forced.
+        """Return the ids of the next tokens that the grammar leaves no choice about, as far as feeding them
+        at once is profitable: at most LONGEST_FORCED_RUN, and none after the last token that may be
+        generated. Return () without a grammar, or if the next token is not forced. No drafter is needed.
         """
-        if self.grammar is None or not self.opening.drafted:
+        if self.grammar is None:
             return ()
         return self.habits.forced(self.grammar, self.state, min(self.remaining - 1, LONGEST_FORCED_RUN))
 

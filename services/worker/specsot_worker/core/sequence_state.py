@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from specsot.core.frames import Draft, Opening, Outcome, PromptChunk, TreeSegment
 from specsot.core.pages import Policy
-from specsot.core.run_ahead import MAX_PASSES, can_run_ahead, next_max_passes
+from specsot.core.run_ahead import MAX_PASSES, OPENING_TOKENS, can_run_ahead, next_max_passes
 from specsot.core.tree import Tree, chain, first_nodes, shallow, single
 from specsot.core.tree_frames import TreeFrames
 from specsot_model.core.kv_plan import policy_of, tree_depth_limit
@@ -52,7 +52,8 @@ class SequenceState:
         nothing.
     place: The pair (family, sequence id), see `place_of`. Trees of a frame are sorted by it.
     policy: Which KV the sequence keeps: a window, pruning, or None for all of it.
-    runs_ahead: True if one frame may feed several tokens of the sequence, see `run_ahead`.
+    runs_ahead: True if one frame may feed several tokens of the sequence, see `run_ahead` and
+        `runs_ahead_now`.
     max_passes: Maximum number of forward passes of the sequence's next frame, see `next_max_passes`.
     replayed: Number of first tokens whose KV is complete, or that frames with `replay` have carried so far.
     turn: Place of the sequence in the order in which trees get their nodes: when a frame has too few tokens
@@ -98,6 +99,13 @@ class SequenceState:
     def family(self) -> int:
         """The family whose sequences share frames if possible, see `place_of`."""
         return self.place[0]
+
+    @property
+    def runs_ahead_now(self) -> bool:
+        """True if one frame may feed several tokens of the sequence from its present length on."""
+        opening = self.opening
+        generated = self.committed - (opening.prompt - opening.generated)
+        return self.runs_ahead and (opening.soft_end is None or generated >= OPENING_TOKENS)
 
     @property
     def prefilled(self) -> bool:

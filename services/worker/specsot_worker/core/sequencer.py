@@ -128,7 +128,7 @@ class Sequencer:
         decoding = [one for one in self._sequences.values() if one.opening.decodes and one.prefilled]
         drafts = not (self._draft_timeout.paused or self._draft_timeout.catching_up)
         for state in decoding:
-            if not state.runs_ahead or (drafts and state.opening.drafted):
+            if not state.runs_ahead_now or (drafts and state.opening.drafted):
                 return 1
         if not decoding:
             return 1
@@ -357,7 +357,7 @@ class Sequencer:
         Every tree must be a root alone, and every sequence must be able to run ahead within the free pages.
         """
         for one in segments:
-            if not self._sequences[one.sequence].runs_ahead or len(one.tree.tokens) > 1:
+            if not self._sequences[one.sequence].runs_ahead_now or len(one.tree.tokens) > 1:
                 return False
         table = self._table
         missing = [table.missing_pages(one.sequence, one.committed + passes) for one in segments]

@@ -380,7 +380,8 @@ class PlanBranches:
         branch, the question or the introduction, speak of themselves, or begin not with prose; both lists may
         be empty. A branch is opened again at most MAX_REWRITES times, or MAX_MARKUP_REWRITES times while it
         begins with no prose; then its opening is settled as it is. For branches that are opened again, their
-        tokens are counted as discarded.
+        tokens are counted as discarded. A branch is opened again for the second time once the first texts of
+        all earlier branches have begun, with whose tokens it must not begin then.
 
         Openings are settled in order, so that a branch is compared with the final words of all earlier ones:
 
@@ -389,14 +390,23 @@ class PlanBranches:
         settled: list[int] = []
         again: list[int] = []
         taken = set(self._words_before)
+        # The first tokens of earlier branches; None once one of them is not known yet.
+        firsts: tuple[int, ...] | None = ()
         passing = True
         for id, branch in self._branches.items():
             opening = branch.opening
+            opening.read_first_token()
+            before = firsts
+            first = () if branch.reason and opening.first_tokens is None else opening.first_tokens
+            firsts = None if before is None or first is None else before + first
             words = self._words.get(id) if opening.settled else opening.words
             if opening.settled or (branch.reason and not opening.waiting):
                 taken.update([words] if words else [])
             elif opening.may_rewrite(bool(words) and (words in taken or speaks_of_itself(words))):
-                branch.discarded += opening.discard(self._beginnings)
+                if opening.rewrites and before is None:
+                    passing = False
+                    continue
+                branch.discarded += opening.discard(self._beginnings, before or ())
                 branch.opened = passing = False
                 again.append(id)
             elif words is not None and passing:

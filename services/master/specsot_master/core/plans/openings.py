@@ -2,20 +2,22 @@
 
 Branches do not see one another, so that several may begin with the same words ("Electric cars typically").
 The first words of a branch are withheld until those of all earlier branches are settled. A branch that begins
-like an earlier one is opened again, and must not begin with the same token any more; the same holds for one
-that begins like the question or the introduction. If the same word follows from other tokens, all tokens that
-begin the word are excluded. Tokens are excluded at the first position only: the branch may write them later.
-Which branch is opened again depends on tokens only, never on which of them is faster.
+like an earlier one is opened again, and must not begin with the same word any more: neither with its first
+token nor with others that begin the word. The same holds for one that begins like the question or the
+introduction. A branch that is opened again once more must not begin with the first tokens of earlier branches
+either, so that it is not opened again for each of them. Tokens are excluded at the first position only: the
+branch may write them later. Which branch is opened again depends on tokens only, never on which of them is
+faster.
 
-A branch that begins with an item of a list, with a heading or with a label in bold is opened again, too:
-below its heading, prose follows. The same holds for a branch that speaks of itself ("Here's a revised
-version").
+A branch that begins with an item of a list, with a heading, with a label in bold or with a quotation mark is
+opened again, too: below its heading, prose follows. The same holds for a branch that speaks of itself
+("Here's a revised version").
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,7 +29,7 @@ from specsot_master.core.plans.text_pieces import TextPiece
 Beginnings = Callable[[str], tuple[int, ...]]
 # Words, and characters of Han script. Texts that share so many first ones begin alike. Chosen by reading.
 OPENING_WORDS: Final = 3
-OPENING_CHARACTERS: Final = 6
+OPENING_CHARACTERS: Final = 4
 # Tokens. Bounds the opening: a text without enough words has its opening then. Given by the aim of the
 # feature.
 MAX_OPENING_TOKENS: Final = 24
@@ -37,9 +39,10 @@ MAX_REWRITES: Final = 5
 # Times. The same for a branch that does not begin with prose. Chosen by reading: with 5, two of 118 branches
 # still began with a label or a heading, as the openings that they tried before were those of others.
 MAX_MARKUP_REWRITES: Final = 8
-# The beginnings of items, of labels in bold and of headings. A number may also begin a sentence ("3. is"), so
-# that a capital letter or a star must follow it.
-_MARKUP = re.compile(r"\s*(?:[-+•]\s|\*|#|\d{1,3}[.)]\s+(?:\*|(?![a-zäöüáéíóúñ])[^\W\d_]))")
+# The beginnings of items, of labels in bold, of headings, and of texts in quotation marks, in which small
+# models set all that they write. A number may also begin a sentence ("3. is"), so that a capital letter or a
+# star must follow it.
+_MARKUP = re.compile(r"\s*(?:[-+•]\s|[*#\"“„«]|\d{1,3}[.)]\s+(?:\*|(?![a-zäöüáéíóúñ])[^\W\d_]))")
 # The first words of a text that speaks of itself.
 _OF_ITSELF = re.compile(router_words.OF_ITSELF)
 # One character of Han script.
@@ -89,7 +92,8 @@ class BranchOpening:
     end: how the branch's sequence ended, or None while it runs.
     excluded: the ids of the tokens with which discarded texts of the branch began, which must not be its
         first token any more; empty for none. Later in the branch they are allowed.
-    discarded_words: the first words of the discarded texts; "" for a text that begins with no word.
+    first_tokens: the id of the token with which the branch's first text began; () if that text ended without
+        a token, None before.
     rewrites: how often the branch was opened again; 0 at first.
     """
 
@@ -97,7 +101,7 @@ class BranchOpening:
     waiting: list[TextPiece] = field(default_factory=list[TextPiece])
     end: End | None = None
     excluded: tuple[int, ...] = ()
-    discarded_words: tuple[str, ...] = ()
+    first_tokens: tuple[int, ...] | None = None
     rewrites: int = 0
 
     @property
@@ -111,7 +115,7 @@ class BranchOpening:
 
     @property
     def is_markup(self) -> bool:
-        """True if the branch begins with an item of a list, a label in bold or a heading."""
+        """True if the branch begins with an item of a list, a label in bold, a heading or a quotation."""
         return _MARKUP.match("".join(piece.text for piece in self.waiting[:MAX_OPENING_TOKENS])) is not None
 
     def may_rewrite(self, alike: bool) -> bool:
@@ -124,23 +128,36 @@ class BranchOpening:
         most = MAX_MARKUP_REWRITES if self.is_markup else MAX_REWRITES if alike else 0
         return self.rewrites < most
 
-    def discard(self, beginnings: Beginnings = lambda _: ()) -> int:
-        """Exclude the first token, and forget all pieces. Return the number of their tokens; 0 if there was
-        none. The branch counts as not ended, and as opened again once more. If the branch has begun with the
-        same word before, all tokens with which that word may begin are excluded:
+    def read_first_token(self) -> None:
+        """Set `first_tokens` as soon as the first text has a token or has ended; it does not change then."""
+        if self.first_tokens is None and (self._tokens or self.end is not None):
+            self.first_tokens = self._tokens[:1]
 
-            "Ver|gleiche ..." -> excluded "Ver";   then "Verg|leiche ..." -> excluded "Ver", "Verg", "Ve"
+    @property
+    def _tokens(self) -> tuple[int, ...]:
+        """Token ids of the pieces that wait; () if none does."""
+        return tuple(piece.token for piece in self.waiting if piece.token is not None)
+
+    def discard(self, beginnings: Beginnings = lambda _: (), taken: Iterable[int] = ()) -> int:
+        """Exclude the beginning of the branch's text, and forget all pieces. Return the number of their
+        tokens; 0 if there was none. The branch counts as not ended, and as opened again once more.
+
+        All tokens with which the text's first word may begin are excluded; and if the branch was opened again
+        before, `taken`, too:
+
+            "Ver|gleiche ..." -> excluded "Ver", "Verg", "Ve"
+            "The light ...", opened again before, taken "Elect" -> further "The", "Th", "Elect"
 
         beginnings: returns the ids of the tokens with which a text that begins with a certain word may begin.
+        taken: the ids of the tokens with which other branches begin.
         """
-        tokens = [piece.token for piece in self.waiting if piece.token is not None]
+        tokens = self._tokens
         found = _WORD.match("".join(piece.text for piece in self.waiting).lstrip())
         word = found[0][:MAX_EXCLUDED_CHARACTERS] if found else ""
-        others = beginnings(word) if word in self.discarded_words else ()
+        others = (*(beginnings(word) if word else ()), *(taken if self.rewrites else ()))
         self.waiting = []
         self.end = None
         self.excluded = tuple(dict.fromkeys((*self.excluded, *tokens[:1], *others)))
-        self.discarded_words = (*self.discarded_words, word)
         self.rewrites += 1
         return len(tokens)
 

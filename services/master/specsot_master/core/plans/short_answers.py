@@ -16,6 +16,10 @@ from specsot_master.core.plans.wording import PARAGRAPH_TOKENS
 
 # Tokens. An item of a list with fewer is a one-liner. A point of a plan would have at least twice as many.
 ONE_LINER_TOKENS: Final = MIN_AIM // 2
+# Fraction of a plan's tokens. One-liners count within so many first tokens of the answer: numbers and full
+# stops of a plan's lines follow from its grammar, so that about so many steps complete the plan. Chosen by
+# measurement: of the tokens of 41 plans of Qwen2.5-Coder-1.5B-Instruct, 0.75 are no such marks.
+READ_FRACTION: Final = 0.7
 # Items. A list whose first so many items are one-liners has nothing else. Untuned.
 _ITEMS_READ: Final = 2
 _ITEM: Final = re.compile(r"\s*(?:[-*+•]\s|\d{1,3}(?:[.)]\s|[、．]))")
@@ -27,8 +31,8 @@ class ShortAnswer:
     """Reads a direct answer token by token until it is known whether the answer is short.
 
     An answer is short if it is a single paragraph, or if the first two lines after its first paragraph are
-    one-liners of a list. One-liners count only within the answer's first tokens, as many as the plan has, so
-    that a plan which is complete does not wait for them.
+    one-liners of a list. One-liners count only within the answer's first tokens, READ_FRACTION of as many as
+    the plan has, so that a plan which is complete does not wait for them.
 
         "Rivers are long.\\n\\n1. Danube\\n2. Rhine\\n3." -> short, as soon as the second item is complete
         "Rivers are long.\\n\\n1. The Danube, which rises in the Black Forest and has" -> not short
@@ -73,17 +77,18 @@ class ShortAnswer:
         whichever of answer and plan is decoded first.
 
         A single paragraph is short whatever the plan's length; one-liners make the answer short only if they
-        were complete within `plan_tokens` tokens. Return False if the text tells so, or if the plan is
-        complete and the answer has as many tokens as the plan without being short; the first paragraph must
+        were complete within READ_FRACTION of `plan_tokens` tokens. Return False if the text tells so, or if
+        the plan is complete and the answer has so many tokens without being short; the first paragraph must
         also be complete then, unless the model's answers may be long paragraphs.
 
         plan_tokens: how many tokens the plan has so far.
         plan_complete: True if the plan has no further tokens.
         """
-        if self._short and (not self._broken or self._tokens <= plan_tokens):
+        last = int(READ_FRACTION * plan_tokens)
+        if self._short and (not self._broken or self._tokens <= last):
             return True
         readable = self._broken or self.paragraph_tokens is None
-        late = readable and plan_complete and self._tokens >= plan_tokens
+        late = readable and plan_complete and self._tokens >= last
         return False if late or self._short is False else None
 
     def _end_line(self, line: str) -> None:

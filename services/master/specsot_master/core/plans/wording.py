@@ -77,6 +77,9 @@ class Sentences:
     introduced: str
     # Asks for the closing paragraph.
     closing: str
+    # Takes the place of `closing` where the question compares things. The closing has not read what the
+    # points say of them, so that it must not judge.
+    choice: str
     # Asks for the texts of all points as one text, `{text}`.
     polish: str
 
@@ -90,7 +93,14 @@ class Sentences:
         points = (self.exactly if exact else self.at_most).format(count=count)
         return (self.aspects if compares else self.plan).format(points=points)
 
-    def ask_for_point(self, form: Form, point: Point, points: Sequence[Point], introduction: str = "") -> str:
+    def ask_for_point(
+        self,
+        form: Form,
+        point: Point,
+        points: Sequence[Point],
+        introduction: str = "",
+        compares: bool = False,
+    ) -> str:
         """Return the words that ask for the text of one point of a plan, or for the closing paragraph if the
         point has no title. An introduction is quoted before the question, except in the form "question" and
         for a point in the form "article".
@@ -99,8 +109,10 @@ class Sentences:
         point: the point that is to be written.
         points: all points of the plan, which some forms list.
         introduction: the text before the first point; "" if there is none.
+        compares: True if the question compares things, which changes the closing only.
         """
-        words: str = getattr(self, form) if point.title else self.closing
+        closing = self.choice if compares else self.closing
+        words: str = getattr(self, form) if point.title else closing
         asked = words.format(plan=write_list(points), id=point.id, title=point.title).strip()
         # A branch of an article has the introduction in its answer.
         if not introduction or form == "question" or (form == "article" and point.title):
@@ -119,7 +131,7 @@ def write_list(points: Sequence[Point]) -> str:
 
 
 ENGLISH = Sentences(
-    plan="Answer with a short numbered list of {points}, each 2 to 6 words.",
+    plan="Answer with a short numbered list of {points}, each 2 to 4 words.",
     aspects=(
         "Answer with a short numbered list of {points}: only the names of the aspects in which they are to "
         "be compared, each 1 to 4 words."
@@ -145,6 +157,10 @@ ENGLISH = Sentences(
         "The answer has these points:\n{plan}\n\n"
         'Write only the last sentence of the answer. Begin with "Overall".'
     ),
+    choice=(
+        "The answer compares them in these points:\n{plan}\n\n"
+        'Write only the last sentence of the answer: what the choice depends on. Begin with "Overall".'
+    ),
     polish=(
         "Write one clear answer from these notes, without headings and without saying anything twice:\n\n"
         "{text}"
@@ -153,7 +169,7 @@ ENGLISH = Sentences(
 # "in zwei oder drei Sätzen" and "en dos o tres frases" make models number their sentences ("Erster Satz:",
 # "Hier sind zwei Sätze"), so that German and Spanish ask for a short paragraph. Chinese bounds the length.
 GERMAN = Sentences(
-    plan="Antworte mit einer kurzen nummerierten Liste von {points} mit je 2 bis 6 Wörtern.",
+    plan="Antworte mit einer kurzen nummerierten Liste von {points} mit je 1 bis 4 Wörtern.",
     aspects=(
         "Antworte mit einer kurzen nummerierten Liste von {points}: nur den Namen der Merkmale, "
         "die zu vergleichen sind, mit je 1 bis 4 Wörtern."
@@ -179,12 +195,16 @@ GERMAN = Sentences(
         "Die Antwort hat diese Punkte:\n{plan}\n\n"
         "Schreibe nur den letzten Satz der Antwort. Beginne mit „Insgesamt“."
     ),
+    choice=(
+        "Die Antwort vergleicht in diesen Punkten:\n{plan}\n\n"
+        "Schreibe nur den letzten Satz der Antwort: wovon die Wahl abhängt. Beginne mit „Insgesamt“."
+    ),
     polish=(
         "Schreibe aus diesen Notizen eine Antwort am Stück, ohne Überschriften und Wiederholungen:\n\n{text}"
     ),
 )
 SPANISH = Sentences(
-    plan="Responde con una lista numerada breve de {points}, de 2 a 6 palabras cada uno.",
+    plan="Responde con una lista numerada breve de {points}, de 1 a 4 palabras cada uno.",
     aspects=(
         "Responde con una lista numerada breve de {points}: solo los nombres de los aspectos que se deben "
         "comparar, de 1 a 4 palabras cada uno."
@@ -210,10 +230,14 @@ SPANISH = Sentences(
         "La respuesta tiene estos puntos:\n{plan}\n\n"
         "Escribe solo la última frase de la respuesta. Empieza con «En resumen»."
     ),
+    choice=(
+        "La respuesta compara en estos puntos:\n{plan}\n\n"
+        "Escribe solo la última frase de la respuesta: de qué depende la elección. Empieza con «En resumen»."
+    ),
     polish="Escribe con estas notas una respuesta coherente, sin títulos ni repeticiones:\n\n{text}",
 )
 CHINESE = Sentences(
-    plan="请用简短的编号列表回答，{points}，每点不超过 12 个字。",
+    plan="请用简短的编号列表回答，{points}，每点不超过 8 个字。",
     aspects="请用简短的编号列表，只列出要比较的方面的名称，{points}，每点不超过 8 个字。",
     at_most="最多 {count} 点",
     exactly="{count} 点",
@@ -227,6 +251,7 @@ CHINESE = Sentences(
     article="请用以下标题回答，每个标题下写一段不超过 60 个字的具体说明，不要用列表：\n{plan}",
     introduced="回答以这一段开头：\n{introduction}",
     closing=("回答包含以下要点：\n{plan}\n\n请只写回答的最后一句话，以“总之”开头。"),
+    choice=("回答从以下方面进行比较：\n{plan}\n\n请只写回答的最后一句话：如何选择取决于什么，以“总之”开头。"),
     polish="请把下面的笔记写成一篇连贯的回答，不要标题，不要重复：\n\n{text}",
 )
 DEFAULT_SENTENCES: Mapping[Language, Sentences] = {
@@ -248,12 +273,14 @@ _REQUIRED: Mapping[str, tuple[str, ...]] = {
     "article": ("plan",),
     "introduced": ("introduction",),
     "closing": (),
+    "choice": (),
     "polish": ("text",),
 }
 _ALLOWED: Mapping[str, tuple[str, ...]] = {
     **_REQUIRED,
     **dict.fromkeys(FORMS, ("plan", "id", "title")),
     "closing": ("plan",),
+    "choice": ("plan",),
 }
 
 
@@ -360,7 +387,7 @@ def _changed(place: str, sentences: Sentences, given: object) -> Sentences:
 
 def _check_places(place: str, name: str, text: object) -> None:
     """Check that a sentence is text with all required placeholders and no unknown ones; return nothing if it
-    is. "closing" needs no placeholder.
+    is. "closing" and "choice" need no placeholder.
 
     place: where the sentence stands in the file, for errors.
     name: its name in `Sentences`.
