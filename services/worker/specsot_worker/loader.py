@@ -55,8 +55,8 @@ log = structlog.get_logger()
 
 # Seconds. How often the number of compiled kernels is logged. Untuned.
 REPORT_SECONDS: Final = 2.0
-# Rows. One number of rows for each kernel that the lm_head has: up to 16 rows, to 32, and to 64.
-LOGITS_ROWS: Final = (1, 17, 33)
+# Rows. One number of rows for each kernel of the lm_head: for one row, up to 16, to 32, to 64, and more.
+LOGITS_ROWS: Final = (1, 2, 17, 33, 65)
 
 
 class StageLoader:
