@@ -71,6 +71,20 @@ class ChosenDevice:
     notable: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class KvMemory:
+    """How much memory each member of a fleet gives to KV pages.
+
+    worker: Bytes of each worker.
+    drafter: Bytes of the drafter; 0 without a drafter that is a model.
+    positions: KV positions of all sequences of a ring together.
+    """
+
+    worker: int
+    drafter: int
+    positions: int
+
+
 def choose_device(
     gpus_found: FoundGpus, needed_bytes: int | None = None, stages: int = 1, shards: int = 1
 ) -> ChosenDevice:
