@@ -11,7 +11,7 @@ import pytest
 from specsot.checkpoint.config import read_config
 from specsot.errors import ModelError
 from specsot_app.core.device_choice import FoundGpu, FoundGpus, KvMemory, choose_device, visible_gpus
-from specsot_app.fleet.devices import choose_for, print_choice, with_kv_memory
+from specsot_app.fleet.devices import choose_for, print_choice, print_shared_gpus, with_kv_memory
 from specsot_app.fleet.options import FleetOptions
 from tests.master.stage import BASE
 from tests.there import there
@@ -205,6 +205,20 @@ def test_kv_pages_take_what_is_free_on_a_gpu_and_the_start_says_so() -> None:
     assert (kv, draft, asked) == (28 * GIB, GIB, [(free, 1, 1, 64)])
     assert printed.startswith("specsot: KV memory 28.0 GiB of")
     assert "1,048,576 tokens; --kv-memory sets it" in printed
+
+
+def test_the_start_says_that_stages_share_a_gpu_and_what_that_costs() -> None:
+    def printed(options: FleetOptions, found: FoundGpus) -> str:
+        out = io.StringIO()
+        print_shared_gpus(options, out, 1, lambda: found)
+        return out.getvalue()
+
+    line = printed(FleetOptions(device="cuda", stages=2), ONE)
+    assert line.startswith("specsot: 2 stages share cuda:0: one stage would be faster")
+    assert printed(FleetOptions(device="cuda:1", stages=2), TWO).startswith("specsot: 2 stages share cuda:1:")
+    assert printed(FleetOptions(device="cuda", stages=2), TWO) == "", "each has one of its own"
+    assert printed(FleetOptions(device="cuda"), ONE) == ""
+    assert printed(FleetOptions(device="cpu", stages=2), NONE) == ""
 
 
 def test_a_ring_of_two_stages_takes_the_memory_of_two_gpus() -> None:

@@ -25,7 +25,14 @@ from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, arguments_of, option
 from specsot.service.options import OF_WORKER, LogLevel
 from specsot_app.core.device_map import check_stages, split_ranges
-from specsot_app.fleet.devices import CHOSEN_DEVICE, DEVICE_HELP, choose_for, print_choice, with_kv_memory
+from specsot_app.fleet.devices import (
+    CHOSEN_DEVICE,
+    DEVICE_HELP,
+    choose_for,
+    print_choice,
+    print_shared_gpus,
+    with_kv_memory,
+)
 from specsot_app.fleet.opening import with_demo
 from specsot_app.fleet.options import FleetOptions, Models, models_of, places_of
 from specsot_app.runtime import run_until_signal
@@ -214,6 +221,7 @@ def serve(options: ServeOptions) -> int:
         print_choice(choice, sys.stderr)
     if not options.share:
         placed = replace(fleet, kind="processes", stages=stages)
+        print_shared_gpus(placed, sys.stderr, rings)
         found = with_kv_memory(placed, sys.stderr, rings, ring.conduct.live)
         fleet_options = replace(
             fleet_options, kv_memory=found.kv_memory, draft_kv_memory=found.draft_kv_memory

@@ -22,6 +22,7 @@ from specsot_app.core.device_choice import (
     FoundGpus,
     KvMemory,
     choose_device,
+    shared_gpus,
     visible_gpus,
 )
 from specsot_app.fleet.options import FleetOptions, local_hosts, parts_of_list, places_of
@@ -164,6 +165,28 @@ def _with_cpu_kv_memory(options: FleetOptions, out: TextIO) -> FleetOptions:
     words = f"KV memory {memory_in_words(CPU_SHARE * free)}, because {memory_in_words(free)} are free"
     print(f"specsot: {words}; --kv-memory sets it", file=out, flush=True)
     return replace(options, kv_memory=int(CPU_SHARE * free))
+
+
+def print_shared_gpus(
+    options: FleetOptions,
+    out: TextIO,
+    rings: int = 1,
+    find_gpus_here: Callable[[], FoundGpus] | None = None,
+) -> None:
+    """Print one line if several stages of a ring share a GPU of this machine, which says what that costs.
+
+    options: Options of a fleet, which name a device. With places, or on a CPU, nothing is printed.
+    out: Stream to print to.
+    rings: Number of rings.
+    find_gpus_here: Finds this machine's GPUs; None: `find_gpus`.
+    """
+    stages = num_stages(options, rings)
+    if stages == 1 or options.device == "cpu" or places_of(options) or options.master is not None:
+        return
+    gpus = (find_gpus_here or find_gpus)().gpus
+    if options.device != "cuda" or len(gpus) == 1:
+        name = options.device if options.device != "cuda" else f"cuda:{gpus[0].number}"
+        print(f"specsot: {shared_gpus([name] * stages)}", file=out, flush=True)
 
 
 def num_stages(options: FleetOptions, rings: int = 1) -> int:

@@ -32,7 +32,7 @@ from specsot_drafter.heads.checkpoint import Checkpoint
 from specsot_drafter.memory import DraftMemory, eagle_memory, model_memory, mtp_memory
 from specsot_drafter.proposers.lm import beam_shape, read_small
 from specsot_master.core.ring.epoch import configurations_of
-from specsot_master.core.ring.placement import CPU_PAGE_ROWS, Throughput, next_stages
+from specsot_master.core.ring.placement import CPU_PAGE_ROWS, Throughput, hop_seconds, next_stages
 from specsot_master.core.ring.ring_state import RingConfig
 from specsot_model.device_speed import copy_speed
 from specsot_model.linear import NAMES, resolve_dtype
@@ -191,7 +191,9 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
         draft=_draft_name(options) if draft_memory else "",
         draft_own=draft_memory.own if draft_memory else 0,
         draft_borrowed=draft_memory.borrowed if draft_memory else 0,
-        tokens_per_second=_speed(stage_plans),
+        tokens_per_second=_speed(
+            stage_plans, hop_seconds([workers[by_name[stage.name]] for stage in stages])
+        ),
         text_only=config.text_of is not None,
         transformers=config.transformers is not None,
     )
@@ -301,7 +303,8 @@ def _planned_places(options: FleetOptions, ranges: int) -> tuple[PlannedPlace, .
     counted through cuda:0, cuda:1 and so on.
 
     A device "cuda:1" without --devices is used by every stage; "cuda" gives stage 0 cuda:0, stage 1 cuda:1
-    and so on. Without ranges and `stages` there is one place.
+    and so on, and begins again if this machine has fewer GPUs than stages. Without ranges and `stages` there
+    is one place.
 
     options: Options of the fleet.
     ranges: Number of layer ranges that were chosen; 0 if none were.
@@ -309,10 +312,9 @@ def _planned_places(options: FleetOptions, ranges: int) -> tuple[PlannedPlace, .
     if options.devices:
         return parse_planned(options.devices)
     kind, _, number = options.device.partition(":")
-    names = [
-        f"cuda:{number or stage}" if kind == "cuda" else kind
-        for stage in range(ranges or options.stages or 1)
-    ]
+    stages = ranges or options.stages or 1
+    num_gpus = torch.cuda.device_count() or stages
+    names = [f"cuda:{number or stage % num_gpus}" if kind == "cuda" else kind for stage in range(stages)]
     return tuple(PlannedPlace(HostDevice(HERE, name)) for name in names)
 
 
@@ -522,15 +524,17 @@ def _stage_plan(
     )
 
 
-def _speed(stages: Sequence[StagePlan]) -> float | None:
-    """Return tokens a second if a step only reads the weights; None if a stage's bandwidth is unknown.
+def _speed(stages: Sequence[StagePlan], hops: float) -> float | None:
+    """Return tokens a second if a step only reads the weights and passes the stages; None if a stage's
+    bandwidth is unknown.
 
     stages: The planned stages of the ring.
+    hops: Seconds that a step takes between the stages.
     """
     seconds = [stage.read / stage.bandwidth for stage in stages if stage.bandwidth]
     is_complete = len(seconds) == len(stages)
     return (
-        Throughput(tuple(stage.place for stage in stages), tuple(seconds), 0.0).tokens_per_second
+        Throughput(tuple(stage.place for stage in stages), tuple(seconds), hops).tokens_per_second
         if is_complete
         else None
     )
