@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from specsot.checkpoint.config import read_config
 from specsot.errors import ModelError
-from specsot_app.core.device_choice import FoundGpu, FoundGpus, choose_device, visible_gpus
-from specsot_app.fleet.devices import choose_for, print_choice
+from specsot_app.core.device_choice import FoundGpu, FoundGpus, KvMemory, choose_device, visible_gpus
+from specsot_app.fleet.devices import choose_for, print_choice, print_shared_gpus, with_kv_memory
 from specsot_app.fleet.options import FleetOptions
 from tests.master.stage import BASE
 from tests.there import there
@@ -181,6 +182,92 @@ def test_a_model_that_cannot_be_read_is_left_to_who_loads_it() -> None:
 
     made, _ = choose_for(AUTO, find_gpus_here=lambda: ONE, count_bytes=broken)
     assert made.device == "cuda"
+
+
+def memory_of(
+    options: FleetOptions, found: FoundGpus, rings: int = 1
+) -> tuple[int | None, int | None, list[tuple[int, ...]], str]:
+    """The KV memory of workers and drafter, what was asked for, and what was printed."""
+    asked: list[tuple[int, ...]] = []
+
+    def count(_: FleetOptions, *numbers: int) -> KvMemory:
+        asked.append(numbers)
+        return KvMemory(worker=28 * GIB, drafter=GIB, positions=1 << 20)
+
+    out = io.StringIO()
+    made = with_kv_memory(options, out, rings, 64, lambda: found, count)
+    return made.kv_memory, made.draft_kv_memory, asked, out.getvalue()
+
+
+def test_kv_pages_take_what_is_free_on_a_gpu_and_the_start_says_so() -> None:
+    kv, draft, asked, printed = memory_of(FleetOptions(device="cuda:0"), ONE)
+    free = ONE.gpus[0].free
+    assert (kv, draft, asked) == (28 * GIB, GIB, [(free, 1, 1, 64)])
+    assert printed.startswith("specsot: KV memory 28.0 GiB of")
+    assert "1,048,576 tokens; --kv-memory sets it" in printed
+
+
+def test_the_start_says_that_stages_share_a_gpu_and_what_that_costs() -> None:
+    def printed(options: FleetOptions, found: FoundGpus) -> str:
+        out = io.StringIO()
+        print_shared_gpus(options, out, 1, lambda: found)
+        return out.getvalue()
+
+    line = printed(FleetOptions(device="cuda", stages=2), ONE)
+    assert line.startswith("specsot: 2 stages share cuda:0: one stage would be faster")
+    assert printed(FleetOptions(device="cuda:1", stages=2), TWO).startswith("specsot: 2 stages share cuda:1:")
+    assert printed(FleetOptions(device="cuda", stages=2), TWO) == "", "each has one of its own"
+    assert printed(FleetOptions(device="cuda"), ONE) == ""
+    assert printed(FleetOptions(device="cpu", stages=2), NONE) == ""
+
+
+def test_a_ring_of_two_stages_takes_the_memory_of_two_gpus() -> None:
+    _, _, [(free, num_gpus, rings, _)], _ = memory_of(FleetOptions(device="cuda", stages=2), TWO)
+    assert (free, num_gpus, rings) == (min(gpu.free or 0 for gpu in TWO.gpus), 2, 1)
+    shared = FleetOptions(devices="127.0.0.1#0,127.0.0.1#0")
+    assert memory_of(shared, TWO)[2] == [(TWO.gpus[0].free, 1, 1, 64)]
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (FleetOptions(device="cuda", kv_memory=GIB), ONE),
+        (FleetOptions(device="cuda", master="10.0.0.1:50050"), ONE),
+        (FleetOptions(devices="127.0.0.1#0,127.0.0.1#cpu"), ONE),
+        (FleetOptions(device="cuda"), FoundGpus((FoundGpu(0, "a part of a GPU"),), 1, "2.13.0", True)),
+    ],
+)
+def test_a_kv_memory_that_is_given_or_unknown_stays(options: FleetOptions, found: FoundGpus) -> None:
+    kv, draft, asked, printed = memory_of(options, found)
+    assert (kv, draft, asked, printed) == (options.kv_memory, None, [], "")
+
+
+@pytest.mark.torch
+def test_kv_pages_leave_most_of_a_small_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specsot_model.memory_fit.free_memory", lambda: GIB)
+    kv, _, _, printed = memory_of(FleetOptions(device="cpu", kind="processes"), NONE)
+    assert kv == GIB // 4
+    assert "256 MiB" in printed
+    monkeypatch.setattr("specsot_model.memory_fit.free_memory", lambda: 64 * GIB)
+    assert memory_of(FleetOptions(device="cpu", kind="processes"), NONE)[0] is None
+
+
+@pytest.mark.torch
+def test_kv_memory_is_what_requests_can_use_or_what_fits(demo_model: Path) -> None:
+    from specsot_app.fleet.fitting import kv_memory_on_gpus
+
+    options = FleetOptions(model=demo_model / "base", drafter="none", dtype="bf16")
+    ample = kv_memory_on_gpus(options, 1, 100 * GIB, 1, 1, 4)
+    context = read_config(demo_model / "base").max_positions
+    assert ample.positions == 4 * context
+    two_stages = kv_memory_on_gpus(options, 2, 100 * GIB, 1, 1, 4)
+    assert (two_stages.positions, two_stages.drafter) == (4 * context, 0)
+    assert ample.worker // 2 <= two_stages.worker < ample.worker
+    scarce = kv_memory_on_gpus(options, 1, GIB, 1, 1, 1 << 20)
+    assert scarce.worker < 0.8 * GIB, "the rest is left to others"
+    assert kv_memory_on_gpus(options, 1, GIB // 64, 1, 1, 64).positions == 0
+    drafted = replace(options, drafter="eagle", draft_model=demo_model / "eagle3")
+    assert 0 < kv_memory_on_gpus(drafted, 1, 100 * GIB, 1, 1, 4).drafter < ample.worker
 
 
 @pytest.mark.torch

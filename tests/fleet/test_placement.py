@@ -151,6 +151,20 @@ def test_the_pace_counts_layers_the_models_end_and_hops_between_machines():
     assert str(expected_throughput(stages, unmeasured)) == "a 0:4, b 4:8, c 8:12"
 
 
+def test_stages_on_gpus_of_one_host_take_time_between_them():
+    """Qwen2.5-Coder-1.5B in two stages on one H200: its layers take 1.96 ms, and 275 tokens/s came."""
+    a, b = site("a", host="x", gpus=("G",)), site("b", host="x", gpus=("G",))
+    stages = Stage("a", "a", Range(0, 1)), Stage("b", "b", Range(1, 2))
+    members = {one.name: replace(one, weights=None, curve=((1, 0.00098),)) for one in (a, b)}
+    pace = expected_throughput(stages, members)
+    assert pace.hops > 0
+    assert pace.tokens_per_second == pytest.approx(275, rel=0.15)
+    on_cpus = {name: replace(one, gpus=()) for name, one in members.items()}
+    assert expected_throughput(stages, on_cpus).hops == 0
+    alone = expected_throughput(stages[:1], members)
+    assert alone.hops == 0, "a single stage passes nothing on"
+
+
 ONE, TWO = replace(PLAIN, workers=1), replace(PLAIN, workers=1, max_stages=2)
 FAR = dict(rtt=0.02)
 

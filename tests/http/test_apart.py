@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ import pytest_asyncio
 
 from specsot.errors import Unavailable
 from specsot.params import Ask, Limits
+from specsot_master.core.request import RequestState
 from specsot_master.core.ring.ring_state import Caller, EngineConfig
 from specsot_master.http.processes.messages import (
     END,
@@ -249,6 +251,24 @@ async def test_what_a_busy_process_does_not_read_waits_in_the_engine() -> None:
         assert {stream for stream, *_ in message.entries} == {7}
         assert kinds.count(TEXT) == 1
         assert kinds[-1] == END
+
+
+async def test_an_ended_request_leaves_nothing_to_the_garbage_collector(
+    request: pytest.FixtureRequest,
+) -> None:
+    """A search through the cycles of some hundred requests would stop all streams for 50 ms."""
+    gc.disable()
+    request.addfinalizer(gc.enable)
+    async with served() as house:
+        sent: list[Any] = []
+        host = RequestHost(house.desk, lambda: ServingState(INFO, True), house.metrics.written)
+        host.link = Recorder(sent)  # type: ignore[assignment]
+        host.handle(OpenRequest(7, Ask("Count.", mode="direct", limits=Limits(9)), Caller(), True, None, {}))
+        while not any(kind == END for message in sent for _, _, kind, _ in message.entries):
+            await turn()
+        assert await house.desk.drain(1.0)
+        await turn()
+        assert [one for one in gc.get_objects() if type(one) is RequestState] == []
 
 
 class Recorder:

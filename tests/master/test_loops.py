@@ -82,8 +82,8 @@ CLOSING = "This will help you feel more confident and prepared."
 @pytest.mark.parametrize(
     ("text", "cut"),
     [
-        ("".join(f"{n}. {TIP}\n" for n in range(6, 15)), f"6. {TIP}"),
-        (f"Be early. {LOOP}. " + f"Go on. {LOOP}. " * 9, f"Be early. {LOOP}. Go on."),
+        ("".join(f"{n}. {TIP}\n" for n in range(6, 15)), f"6. {TIP}\n7. {TIP}"),
+        (f"Be early. {LOOP}. " + f"Go on. {LOOP}. " * 9, f"Be early. {LOOP}. Go on. {LOOP}. Go on."),
         (
             "".join(f"{n}. Step {n} is new. {CLOSING}\n" for n in range(1, 9)),
             "".join(f"{n}. Step {n} is new. {CLOSING}\n" for n in range(1, 5)) + "5. Step 5 is new.",
@@ -125,6 +125,20 @@ def held(text: str, rule: LoopRule) -> int:
 def test_short_clauses_that_come_again_in_another_order_are_shown() -> None:
     pairs = "".join(f"- ({a}, {b})\n" for a in range(1, 7) for b in range(1, 7))
     assert held(f"These are the outcomes:\n{pairs}There are 36.", DIRECT_LOOPS) <= 40
+
+
+COUNTS = [
+    "- Number of girls present: 43",
+    "- Number of girls absent: 53",
+    "- Number of boys present: 53",
+    "- Number of boys absent: 4",
+]
+
+
+def test_lines_that_begin_alike_are_shown_while_they_are_written() -> None:
+    lines = "\n".join(COUNTS * 2)
+    assert held(f"{lines}\nSo 49 boys were there on Friday.", DIRECT_LOOPS) <= 1
+    assert held(f"{lines}\nSo 49 boys were there on Friday.", BRANCH_LOOPS) > len(COUNTS[0])
 
 
 def test_a_repetition_that_a_fence_interrupts_is_cut_off_after_the_fence_only() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from specsot.members import Range
+from specsot_model.attention import RowSpan
 from specsot_model.cuda_graphs import BUCKETS, CapturedSteps, GraphCapture, compile_steps, prompt_buckets
 from specsot_model.decoder import Decoder
 from tests.model.tiny import write_model
@@ -35,7 +36,9 @@ SIZES: dict[str, Any] = {
 def test_no_kernel_is_compiled_while_the_graphs_of_a_measured_model_are_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: torch.dtype
 ) -> None:
-    """One layer is measured, over pages of another size; then the graphs of the whole model are captured."""
+    """One layer is measured, over pages of another size; then the graphs of the whole model are captured, and
+    prompts run that have no graph.
+    """
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "cache"))
     write_model(tmp_path, "qwen2", num_hidden_layers=3, max_position_embeddings=1024, **SIZES)
     one = Decoder.load(tmp_path, Range(1, 2), kind, "cuda")
@@ -52,6 +55,12 @@ def test_no_kernel_is_compiled_while_the_graphs_of_a_measured_model_are_captured
     whole = Decoder.load(tmp_path, Range(0, 3), kind, "cuda")
     kv = whole.make_kv(40, 64)
     CapturedSteps(whole, kv, {}, GraphCapture(), BUCKETS, prompt_buckets(whole, kv))
+    rows = BUCKETS[-1] + 9
+    hidden = torch.zeros(rows, whole.config.hidden, dtype=kind, device="cuda")
+    positions = torch.arange(rows, device="cuda")
+    whole.forward(
+        hidden, positions, positions, whole.plan([RowSpan(rows, 0, rows, (*range(9),))], 64, "packed"), kv
+    )
     assert compiled == []
 
 

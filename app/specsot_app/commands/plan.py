@@ -12,6 +12,7 @@ from specsot.checkpoint.config import require_torch
 from specsot.core.info import memory_in_words
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, option
+from specsot_app.core.device_choice import shared_gpus
 from specsot_app.fleet.options import FleetOptions
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def _row(stage: StagePlan) -> tuple[str, ...]:
 
 
 def _ring_lines(plan: FleetPlan) -> list[str]:
-    """Return the two lines about KV positions and speed of the whole ring.
+    """Return the lines about KV positions and speed of the whole ring, and about GPUs that stages share.
 
     The first line has the positions of all sequences, the pages, and the longest sequence that fits, which
     the model's context bounds too.
@@ -80,10 +81,12 @@ def _ring_lines(plan: FleetPlan) -> list[str]:
     plan: The fleet as it would be loaded.
     """
     pages = f"{plan.positions // plan.page_rows} pages of {plan.page_rows}"
+    shared = shared_gpus([stage.place for stage in plan.stages])
     return [
         f"KV        {plan.positions:,} positions in {pages}, for all sequences together; "
         f"one may have up to {min(plan.context, plan.positions):,}",
         f"speed     {_speed(plan.stages, plan.tokens_per_second)}",
+        *([f"shared    {shared}"] if shared else []),
     ]
 
 

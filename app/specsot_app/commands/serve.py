@@ -25,7 +25,14 @@ from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, arguments_of, option
 from specsot.service.options import OF_WORKER, LogLevel
 from specsot_app.core.device_map import check_stages, split_ranges
-from specsot_app.fleet.devices import CHOSEN_DEVICE, DEVICE_HELP, choose_for, print_choice
+from specsot_app.fleet.devices import (
+    CHOSEN_DEVICE,
+    DEVICE_HELP,
+    choose_for,
+    print_choice,
+    print_shared_gpus,
+    with_kv_memory,
+)
 from specsot_app.fleet.opening import with_demo
 from specsot_app.fleet.options import FleetOptions, Models, models_of, places_of
 from specsot_app.runtime import run_until_signal
@@ -172,7 +179,8 @@ def serve(options: ServeOptions) -> int:
     from specsot_app.fleet.processes import free_port
     from specsot_app.fleet.service_specs import Serving, flags_of, with_join_server, with_member_server
 
-    fleet, choice = choose_for(with_demo(options.fleet, sys.stderr), options.master.ring.replicas)
+    rings = options.master.ring.replicas
+    fleet, choice = choose_for(with_demo(options.fleet, sys.stderr), rings)
     # Devices are left out here, because some may be on other machines.
     fleet_options = replace(fleet, kind="processes", devices=None)
     models = with_layer_splits(models_of(fleet_options), options.layer_splits)
@@ -211,6 +219,13 @@ def serve(options: ServeOptions) -> int:
         check_free(serving.listen_address(options.port))
     if choice:
         print_choice(choice, sys.stderr)
+    if not options.share:
+        placed = replace(fleet, kind="processes", stages=stages)
+        print_shared_gpus(placed, sys.stderr, rings)
+        found = with_kv_memory(placed, sys.stderr, rings, ring.conduct.live)
+        fleet_options = replace(
+            fleet_options, kv_memory=found.kv_memory, draft_kv_memory=found.draft_kv_memory
+        )
     # Ctrl-C is the normal end of a fleet.
     with suppress(KeyboardInterrupt):
         open_page = webbrowser.open if options.browser else None

@@ -84,12 +84,14 @@ class EmbeddedOptions:
     def member_options(self, member: str) -> DraftModelOptions:
         """Return the options with which one member loads: its device and its KV memory are filled in.
 
-        Without a chosen KV memory it is KV_MEMORY bytes.
+        Without a chosen KV memory it is KV_MEMORY bytes; the drafter may have a KV memory of its own.
 
         member: The member's name, "drafter" or "worker-0", "worker-1" and so on.
         """
         weights = self.weights
         memory = KV_MEMORY if weights.kv_memory is None else weights.kv_memory
+        if member == "drafter" and weights.draft_kv_memory is not None:
+            memory = weights.draft_kv_memory
         return replace(weights, device=_device(self, member), kv_memory=memory)
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -19,17 +20,19 @@ from specsot.checkpoint.fields import read_json
 from specsot.checkpoint.hub import shapes_on_hub, snapshot_of
 from specsot.checkpoint.mtp import has_mtp
 from specsot.checkpoint.resolving import describe_model, name_of_model
+from specsot.core.draft_pause import FEATURE_RING_ROWS
 from specsot.core.info import memory_in_words
 from specsot.errors import InvalidRequest, Refused
 from specsot.members import QUANTIZATIONS, Configuration, Quantization, Range, Registration, Stage
 from specsot.params import MODELLESS
+from specsot_app.core.device_choice import KvMemory
 from specsot_app.core.device_map import HostDevice, PlannedPlace, check_stages, parse_planned
 from specsot_app.fleet.options import FleetOptions, drafter_for, layers_of, local_hosts, models_of, named_head
 from specsot_drafter.heads.checkpoint import Checkpoint
 from specsot_drafter.memory import DraftMemory, eagle_memory, model_memory, mtp_memory
 from specsot_drafter.proposers.lm import beam_shape, read_small
 from specsot_master.core.ring.epoch import configurations_of
-from specsot_master.core.ring.placement import Throughput, next_stages
+from specsot_master.core.ring.placement import CPU_PAGE_ROWS, Throughput, hop_seconds, next_stages
 from specsot_master.core.ring.ring_state import RingConfig
 from specsot_model.device_speed import copy_speed
 from specsot_model.linear import NAMES, resolve_dtype
@@ -41,6 +44,9 @@ from specsot_worker.memory import LayerMemory
 
 # The host of this machine.
 HERE = "127.0.0.1"
+# Fraction. How much KV pages take by default of what weights and graphs leave free on a GPU. The rest is for
+# what libraries allocate while a ring runs, and for other programs. Untuned.
+KV_SHARE: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +191,9 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
         draft=_draft_name(options) if draft_memory else "",
         draft_own=draft_memory.own if draft_memory else 0,
         draft_borrowed=draft_memory.borrowed if draft_memory else 0,
-        tokens_per_second=_speed(stage_plans),
+        tokens_per_second=_speed(
+            stage_plans, hop_seconds([workers[by_name[stage.name]] for stage in stages])
+        ),
         text_only=config.text_of is not None,
         transformers=config.transformers is not None,
     )
@@ -208,7 +216,60 @@ def count_on_gpu(options: FleetOptions) -> int:
     No GPU is queried; room for graphs is counted as on a GPU that is large enough.
 
     Without a drafter that is a model, nothing is added for drafting. The drafter's KV pages count as many
-    bytes as those of the ring.
+    bytes as those of the ring, unless it has a KV memory of its own.
+
+    options: Options of the fleet.
+    Raises ModelError, HeadMismatch, InvalidRequest.
+    """
+    layer_memory, draft_memory = _memory_on_gpu(options)
+    kv_bytes = layer_memory.options.page_bytes
+    draft_kv_bytes = kv_bytes if options.draft_kv_memory is None else options.draft_kv_memory
+    drafter_bytes = draft_memory.weights + draft_memory.graphs + draft_kv_bytes if draft_memory else 0
+    return (
+        layer_memory.weights(Range(0, layer_memory.config.layers))
+        + kv_bytes
+        + _graphs_on_gpu(layer_memory, draft_memory)
+        + drafter_bytes
+    )
+
+
+def kv_memory_on_gpus(
+    options: FleetOptions, stages: int, free: int, num_gpus: int, num_rings: int, num_requests: int
+) -> KvMemory:
+    """Return the KV memory of each member of a fleet on GPUs: as much as the requests can use, and at most
+    KV_SHARE of what weights, CUDA graphs and the drafter leave free. The rings share the GPUs evenly.
+
+    One ring of one stage, 139 GiB free, 4 GiB of weights and graphs, 28 KiB a position, 64 requests of 32,768
+    positions, of which a ring uses 2**20 -> 28 GiB; with 24 GiB free -> 16 GiB.
+
+    options: Options of the fleet.
+    stages: Number of layer ranges of a ring.
+    free: Free bytes of each GPU.
+    num_gpus: Number of GPUs that the fleet uses.
+    num_rings: Number of rings.
+    num_requests: Maximum number of requests in a ring at once.
+    Raises ModelError, HeadMismatch, InvalidRequest. Without any room, the result has 0 positions.
+    """
+    layer_memory, draft_memory = _memory_on_gpu(options)
+    config = layer_memory.config
+    every = Range(0, config.layers)
+    row = layer_memory.row_in(every)
+    draft_row = draft_memory.row if draft_memory else 0
+    fixed = layer_memory.weights(every) + stages * _graphs_on_gpu(layer_memory, draft_memory)
+    fixed += draft_memory.weights + draft_memory.graphs if draft_memory else 0
+    room = KV_SHARE * max(num_gpus * free - num_rings * fixed, 0)
+    useful = min(num_requests * config.max_positions, RingConfig().max_pages * CPU_PAGE_ROWS)
+    positions = min(int(room / (num_rings * (config.layers * row + draft_row))), useful)
+    layers = -(-config.layers // stages)
+    # The last stage keeps the newest tokens' features for the drafter in the same memory.
+    width = draft_memory.head.width if draft_memory and draft_memory.head else 0
+    features = FEATURE_RING_ROWS * width * layer_memory.dtype.itemsize
+    return KvMemory(positions * layers * row + features, positions * draft_row, positions)
+
+
+def _memory_on_gpu(options: FleetOptions) -> tuple[LayerMemory, DraftMemory | None]:
+    """Return what counts the bytes of a ring's layers on a GPU, and the sizes of its drafter, or None if no
+    model drafts.
 
     options: Options of the fleet.
     Raises ModelError, HeadMismatch, InvalidRequest.
@@ -224,18 +285,17 @@ def count_on_gpu(options: FleetOptions) -> int:
         config,
         open_shapes(models.base, config, loaded_options.model_format == "bin", loaded_options.stored_form),
     )
-    draft_memory = _draft_memory(loaded_options, layer_memory)
-    all_layers = Range(0, config.layers)
-    drafter_bytes = (
-        loaded_options.page_bytes + draft_memory.weights + draft_memory.graphs if draft_memory else 0
-    )
+    return layer_memory, _draft_memory(loaded_options, layer_memory)
+
+
+def _graphs_on_gpu(layer_memory: LayerMemory, draft_memory: DraftMemory | None) -> int:
+    """Return the bytes of the CUDA graphs of all layers, as on a GPU that is large enough.
+
+    layer_memory: Counts the bytes of the layers.
+    draft_memory: Sizes of the drafter, whose head may have the layers sum up features; None: no model drafts.
+    """
     width = draft_memory.head.width if draft_memory and draft_memory.head else 0
-    return (
-        layer_memory.weights(all_layers)
-        + loaded_options.page_bytes
-        + layer_memory.graphs(True, width, all_layers)
-        + drafter_bytes
-    )
+    return layer_memory.graphs(True, width, Range(0, layer_memory.config.layers))
 
 
 def _planned_places(options: FleetOptions, ranges: int) -> tuple[PlannedPlace, ...]:
@@ -243,7 +303,8 @@ def _planned_places(options: FleetOptions, ranges: int) -> tuple[PlannedPlace, .
     counted through cuda:0, cuda:1 and so on.
 
     A device "cuda:1" without --devices is used by every stage; "cuda" gives stage 0 cuda:0, stage 1 cuda:1
-    and so on. Without ranges and `stages` there is one place.
+    and so on, and begins again if this machine has fewer GPUs than stages. Without ranges and `stages` there
+    is one place.
 
     options: Options of the fleet.
     ranges: Number of layer ranges that were chosen; 0 if none were.
@@ -251,10 +312,9 @@ def _planned_places(options: FleetOptions, ranges: int) -> tuple[PlannedPlace, .
     if options.devices:
         return parse_planned(options.devices)
     kind, _, number = options.device.partition(":")
-    names = [
-        f"cuda:{number or stage}" if kind == "cuda" else kind
-        for stage in range(ranges or options.stages or 1)
-    ]
+    stages = ranges or options.stages or 1
+    num_gpus = torch.cuda.device_count() or stages
+    names = [f"cuda:{number or stage % num_gpus}" if kind == "cuda" else kind for stage in range(stages)]
     return tuple(PlannedPlace(HostDevice(HERE, name)) for name in names)
 
 
@@ -464,15 +524,17 @@ def _stage_plan(
     )
 
 
-def _speed(stages: Sequence[StagePlan]) -> float | None:
-    """Return tokens a second if a step only reads the weights; None if a stage's bandwidth is unknown.
+def _speed(stages: Sequence[StagePlan], hops: float) -> float | None:
+    """Return tokens a second if a step only reads the weights and passes the stages; None if a stage's
+    bandwidth is unknown.
 
     stages: The planned stages of the ring.
+    hops: Seconds that a step takes between the stages.
     """
     seconds = [stage.read / stage.bandwidth for stage in stages if stage.bandwidth]
     is_complete = len(seconds) == len(stages)
     return (
-        Throughput(tuple(stage.place for stage in stages), tuple(seconds), 0.0).tokens_per_second
+        Throughput(tuple(stage.place for stage in stages), tuple(seconds), hops).tokens_per_second
         if is_complete
         else None
     )

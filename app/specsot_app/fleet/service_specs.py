@@ -357,8 +357,13 @@ def drafter_flags(options: FleetOptions) -> tuple[str, ...]:
 
     options: Options with which the drafter loads.
     """
-    renamed = {"draft_dtype": options.drafter_dtype, "draft_quantization": options.drafter_quantization}
-    return arguments_of(replace(options, **renamed), OF_DRAFTER)
+    own = replace(
+        options,
+        draft_dtype=options.drafter_dtype,
+        draft_quantization=options.drafter_quantization,
+        kv_memory=options.kv_memory if options.draft_kv_memory is None else options.draft_kv_memory,
+    )
+    return arguments_of(own, OF_DRAFTER)
 
 
 def flags_of(**values: object) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property
 from typing import Final
+from weakref import ref
 
 import structlog
 import torch
@@ -55,8 +56,8 @@ log = structlog.get_logger()
 
 # Seconds. How often the number of compiled kernels is logged. Untuned.
 REPORT_SECONDS: Final = 2.0
-# Rows. One number of rows for each kernel that the lm_head has: up to 16 rows, to 32, and to 64.
-LOGITS_ROWS: Final = (1, 17, 33)
+# Rows. One number of rows for each kernel of the lm_head: for one row, up to 16, to 32, to 64, and more.
+LOGITS_ROWS: Final = (1, 2, 17, 33, 65)
 
 
 class StageLoader:
@@ -121,6 +122,9 @@ class StageLoader:
         self._preload_floor: int | None = None
         # Taps of the draft head whose slices the stages have, perhaps since an earlier epoch.
         self._taps: tuple[int, ...] = ()
+        # The stage of the newest epoch, which holds its KV pages as long as it exists, and their bytes.
+        self._stage: Callable[[], DecoderStage | None] = lambda: None
+        self._stage_pages = 0
         # See `StageProvider.loaded`.
         self.loaded = 0
         if layers and layers.last > self._config.layers:
@@ -162,7 +166,8 @@ class StageLoader:
         memory = self._memory()
         hands_over = not config.delta and not config.wide and self._options.tensor_parallel == 1
         if self._layers:
-            self._check_fit(self._layers, self._options.page_bytes, self._graph_bytes(self._layers))
+            graphs = self._graph_bytes(self._layers)
+            self._check_fit(self._layers, self._options.page_bytes, graphs, self._held_pages)
         if self._layers is None:
             self._read_vocabulary()
         self._report_published()
@@ -283,7 +288,9 @@ class StageLoader:
         pages = self._counted.pages(self._naming_taps(configuration), layers)
         self._check_fit(layers, pages, self._graph_bytes(layers, fused))
         table = configuration.pages, configuration.page_rows
-        return DecoderStage(self._load(layers), *table, configuration.layout, self._prepare_frame)
+        stage = DecoderStage(self._load(layers), *table, configuration.layout, self._prepare_frame)
+        self._stage, self._stage_pages = ref(stage), pages
+        return stage
 
     def _naming_taps(self, configuration: Configuration) -> Configuration:
         """Return the configuration with the taps of an earlier epoch, if it names none, so that their memory
@@ -438,10 +445,18 @@ class StageLoader:
         The bytes of CUDA graphs for the fixed range, or for all layers, are subtracted.
         """
         free = self._free()
-        loaded = self._loaded_bytes(range(self._config.layers))
+        loaded = self._loaded_bytes(range(self._config.layers)) + self._held_pages
         if free is None:
             return None
         return max(free + loaded - self._graph_bytes(self._layers, room=free + loaded), 0)
+
+    @property
+    def _held_pages(self) -> int:
+        """Bytes of the GPU that the KV pages of the newest epoch take, as long as they are kept; they are
+        freed before those of the next epoch are allocated. 0 on a CPU, whose pages take memory once they are
+        used.
+        """
+        return self._stage_pages if self._device.startswith("cuda") and self._stage() else 0
 
     def _loaded_bytes(self, layers: Iterable[int]) -> int:
         """Return the bytes of the weights of loaded layers.
@@ -480,13 +495,14 @@ class StageLoader:
             self._absent = AbsentWeights(files.names(), self._config)
         return self._absent
 
-    def _check_fit(self, layers: Range, pages: int, graphs: int) -> None:
+    def _check_fit(self, layers: Range, pages: int, graphs: int, held: int = 0) -> None:
         """Check, before anything is loaded, that there is room for a layer range. Loaded layers take no more
         memory. Layers outside the range are dropped.
 
         layers: The layer range.
         pages: Bytes of KV pages and what is kept for the drafter.
         graphs: Bytes of CUDA graphs.
+        held: Bytes that are freed before these are allocated.
 
         Raises ModelError if there is too little memory.
 
@@ -500,7 +516,8 @@ class StageLoader:
         # Tied embeddings are one table, but are counted with both ends of the model.
         weights = max(self._counted.weights(layers) - loaded, 0)
         need = Need(weights, pages, graphs)
-        check_fit(f"layers {layers}", need, self._device, self._free())
+        free = self._free()
+        check_fit(f"layers {layers}", need, self._device, None if free is None else free + held)
 
     def _load(self, layers: Range) -> Decoder:
         """Return the decoder of a layer range. Layers that are missing are loaded, others are dropped.

@@ -162,7 +162,8 @@ class ModelOptions:
         None,
         "Memory for the KV pages of each worker, and of the drafter, such as 512M or 4G.",
         kind=MEMORY,
-        unset="1G, or 512M in a fleet within one process",
+        unset="on GPUs what requests can use, at most 4/5 of what is free; on a CPU 1G "
+        "(512M in one process), at most 1/4",
     )
     batch_invariant: bool = option(
         False,
@@ -210,6 +211,7 @@ class DraftModelOptions(ModelOptions):
     HEADING: the group of these options in --help.
     TIER: "expert", so that `--help` shows only the options that say otherwise.
     overrides: corrections of a draft head's published config.
+    draft_kv_memory: bytes for KV pages of the drafter. None: `kv_memory`.
     draft_dtype: the type in which the drafter computes. None: the base model's.
     drafting: the shape of draft trees, and the policy that decides how large they are.
     """
@@ -233,6 +235,9 @@ class DraftModelOptions(ModelOptions):
     )
     draft_format: WeightFormat = option("safetensors", "Like --model-format, for the draft model.")
     overrides: Overrides = field(default_factory=Overrides)
+    draft_kv_memory: int | None = option(
+        None, "Memory for the KV pages of the drafter.", kind=MEMORY, unset="--kv-memory"
+    )
     draft_dtype: Dtype | None = option(None, "Data type the drafter computes in.", unset="--dtype")
     draft_quantization: Quantization | None = option(
         None,
@@ -292,6 +297,7 @@ OF_DRAFTER = Offer(
     only=tuple(DraftModelOptions.__dataclass_fields__),
     without=(
         "dtype", "quantization", "kv_cache_dtype", "batch_invariant", "draft_invariant", "tensor_parallel",
+        "draft_kv_memory",
     ),
     defaults={
         "model": None, "kv_memory": SERVICE_KV_MEMORY, "drafter": "eagle", "draft_dtype": "auto",

@@ -55,6 +55,17 @@ class _HostedStream:
     observers: list[RequestObserver] = field(default_factory=list["RequestObserver"])
     is_paused: bool = False
 
+    def release(self) -> None:
+        """Forget the request, which has ended. The request, its events and its task refer to each other. If
+        they stayed for the garbage collector, it would stop all streams for 50 ms after 250 requests
+        (measured with 64 clients).
+        """
+        self.task = None
+        if self.events:
+            self.events.on_news = None
+        self.events = None
+        self.observers = []
+
 
 class RequestHost:
     """Runs the requests of one API process.
@@ -164,6 +175,7 @@ class RequestHost:
         finally:
             if self._streams.get(stream.number) is stream:
                 del self._streams[stream.number]
+            stream.release()
 
     def _fail(self, stream: _HostedStream, error: SpecsotError) -> None:
         """End a stream that the engine has not accepted, or whose request could not be closed. The stream
