@@ -242,13 +242,12 @@ def test_a_kv_memory_that_is_given_or_unknown_stays(options: FleetOptions, found
     assert (kv, draft, asked, printed) == (options.kv_memory, None, [], "")
 
 
-@pytest.mark.torch
 def test_kv_pages_leave_most_of_a_small_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specsot_model.memory_fit.free_memory", lambda: GIB)
+    monkeypatch.setattr("specsot_app.fleet.devices.free_memory", lambda: GIB)
     kv, _, _, printed = memory_of(FleetOptions(device="cpu", kind="processes"), NONE)
     assert kv == GIB // 4
     assert "256 MiB" in printed
-    monkeypatch.setattr("specsot_model.memory_fit.free_memory", lambda: 64 * GIB)
+    monkeypatch.setattr("specsot_app.fleet.devices.free_memory", lambda: 64 * GIB)
     assert memory_of(FleetOptions(device="cpu", kind="processes"), NONE)[0] is None
 
 

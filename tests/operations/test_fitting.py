@@ -12,12 +12,13 @@ import structlog
 from specsot.checkpoint.config import read_config
 from specsot.errors import ModelError
 from specsot.members import Configuration, Head, Quantization, Range, Stage
+from specsot.service.host_memory import free_memory
 from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot_drafter import loader as drafting
 from specsot_model import linear
 from specsot_model.decoder import Decoder
 from specsot_model.linear import describe_rounding
-from specsot_model.memory_fit import WeightForm, free_memory, free_on, memory_in_words, weights_of
+from specsot_model.memory_fit import WeightForm, free_on, memory_in_words, weights_of
 from specsot_model.weights import HeldWeights, WeightFiles, Weights
 from specsot_worker import loader as working
 from tests.model.test_quantization import held_bytes

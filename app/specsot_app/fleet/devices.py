@@ -14,6 +14,7 @@ from typing import Final, TextIO
 
 from specsot.core.info import memory_in_words
 from specsot.errors import SpecsotError
+from specsot.service.host_memory import free_memory
 from specsot.service.options import SERVICE_KV_MEMORY
 from specsot_app.core.device_choice import (
     AUTO,
@@ -25,7 +26,7 @@ from specsot_app.core.device_choice import (
     shared_gpus,
     visible_gpus,
 )
-from specsot_app.fleet.options import FleetOptions, local_hosts, parts_of_list, places_of
+from specsot_app.fleet.options import EMBEDDED_KV_MEMORY, FleetOptions, local_hosts, parts_of_list, places_of
 
 # Fraction. How much KV pages take by default of a machine's free memory. Untuned.
 CPU_SHARE: Final = 0.25
@@ -155,11 +156,8 @@ def _with_cpu_kv_memory(options: FleetOptions, out: TextIO) -> FleetOptions:
     options: Options of a fleet on the CPU.
     out: Stream that gets a line if the amount is less than usual.
     """
-    from specsot_app.fleet.embedded import KV_MEMORY
-    from specsot_model.memory_fit import free_memory
-
     free = free_memory()
-    usual = KV_MEMORY if options.kind == "embedded" else SERVICE_KV_MEMORY
+    usual = EMBEDDED_KV_MEMORY if options.kind == "embedded" else SERVICE_KV_MEMORY
     if free is None or CPU_SHARE * free >= usual:
         return options
     words = f"KV memory {memory_in_words(CPU_SHARE * free)}, because {memory_in_words(free)} are free"

@@ -23,7 +23,7 @@ from specsot.service.compute import ComputeThread
 from specsot.service.membership import Connect, RingMember, run_membership
 from specsot.service.options import DraftModelOptions
 from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalDialer, LocalLink, Prepare
-from specsot_app.fleet.options import OWN_DRAFTER_WAIT
+from specsot_app.fleet.options import EMBEDDED_KV_MEMORY, OWN_DRAFTER_WAIT
 from specsot_master.core.ring.ring_state import RingOptions
 from specsot_master.master import Master, assemble
 from specsot_master.members import Membership
@@ -37,9 +37,6 @@ Loaded = Callable[[str, int], None]
 
 # Name of the drafter of an embedded fleet.
 DRAFTER = "drafter"
-# Bytes. KV memory of each member by default: half of a service's, since all members share one process.
-# Untuned.
-KV_MEMORY = 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +81,13 @@ class EmbeddedOptions:
     def member_options(self, member: str) -> DraftModelOptions:
         """Return the options with which one member loads: its device and its KV memory are filled in.
 
-        Without a chosen KV memory it is KV_MEMORY bytes; the drafter may have a KV memory of its own.
+        Without a chosen KV memory it is EMBEDDED_KV_MEMORY bytes. The drafter may have a KV memory of its
+        own.
 
         member: The member's name, "drafter" or "worker-0", "worker-1" and so on.
         """
         weights = self.weights
-        memory = KV_MEMORY if weights.kv_memory is None else weights.kv_memory
+        memory = EMBEDDED_KV_MEMORY if weights.kv_memory is None else weights.kv_memory
         if member == "drafter" and weights.draft_kv_memory is not None:
             memory = weights.draft_kv_memory
         return replace(weights, device=_device(self, member), kv_memory=memory)

@@ -47,6 +47,8 @@ HERE = "127.0.0.1"
 # Fraction. How much KV pages take by default of what weights and graphs leave free on a GPU. The rest is for
 # what libraries allocate while a ring runs, and for other programs. Untuned.
 KV_SHARE: Final = 0.8
+# Bytes. What a CUDA context takes of a GPU, in each process that computes there. Untuned.
+CONTEXT_BYTES: Final = 600 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +239,8 @@ def kv_memory_on_gpus(
     options: FleetOptions, stages: int, free: int, num_gpus: int, num_rings: int, num_requests: int
 ) -> KvMemory:
     """Return the KV memory of each member of a fleet on GPUs: as much as the requests can use, and at most
-    KV_SHARE of what weights, CUDA graphs and the drafter leave free. The rings share the GPUs evenly.
+    KV_SHARE of what weights, CUDA graphs and contexts and the drafter leave free. The rings share the GPUs
+    evenly.
 
     One ring of one stage, 139 GiB free, 4 GiB of weights and graphs, 28 KiB a position, 64 requests of 32,768
     positions, of which a ring uses 2**20 -> 28 GiB; with 24 GiB free -> 16 GiB.
@@ -255,8 +258,12 @@ def kv_memory_on_gpus(
     every = Range(0, config.layers)
     row = layer_memory.row_in(every)
     draft_row = draft_memory.row if draft_memory else 0
-    fixed = layer_memory.weights(every) + stages * _graphs_on_gpu(layer_memory, draft_memory)
-    fixed += draft_memory.weights + draft_memory.graphs if draft_memory else 0
+    fixed = layer_memory.weights(every) + stages * (
+        _graphs_on_gpu(layer_memory, draft_memory) + CONTEXT_BYTES
+    )
+    if draft_memory:
+        # With one stage, the drafter shares the worker's process.
+        fixed += draft_memory.weights + draft_memory.graphs + CONTEXT_BYTES * (stages > 1)
     room = KV_SHARE * max(num_gpus * free - num_rings * fixed, 0)
     useful = min(num_requests * config.max_positions, RingConfig().max_pages * CPU_PAGE_ROWS)
     positions = min(int(room / (num_rings * (config.layers * row + draft_row))), useful)

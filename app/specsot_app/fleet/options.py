@@ -41,6 +41,9 @@ Kind = Literal["embedded", "processes"]
 # compiles its kernels at the first start on a machine (16 s on an H200), since a drafter that joins later has
 # the ring formed twice. A fleet whose drafter ends does not wait, because the fleet ends too.
 OWN_DRAFTER_WAIT: Final = 120.0
+# Bytes. KV memory of each member of an embedded fleet by default: half of a service's, since all members
+# share one process. Untuned.
+EMBEDDED_KV_MEMORY: Final = 1 << 29
 # Models that answer if no model is named.
 Demo = Literal["smollm2", "small"]
 
