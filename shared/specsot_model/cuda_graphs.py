@@ -55,6 +55,9 @@ PROMPT_ROWS = PROMPT_BUCKETS[-1]
 # Fraction of a prompt graph's rows that a frame must fill; otherwise it runs faster without a graph, or in a
 # smaller one. Untuned.
 MIN_FULL = 3 / 4
+# Rows. A frame of prompts with so many rows has no graph: it is too large for the graphs for any frame, and
+# too small for one of prompts alone.
+UNCAPTURED_ROWS = BUCKETS[-1] + 128
 # KV rows that a graph moves by itself; longer move lists are done before the graph. Untuned.
 MAX_GRAPH_MOVES = 64
 # Rows. Smaller graphs move no KV by themselves: the frames before them seldom leave moves to do. Untuned.
@@ -150,7 +153,7 @@ def compile_steps(decoder: Decoder, kv: KVPages, report: Callable[[int, int], No
     def run_all() -> None:
         """Run what the graphs capture, and a frame without a graph."""
         CapturedSteps(decoder, kv, {}, run_once, BUCKETS, prompt_sizes)
-        _forward(decoder, kv, _different_rows(decoder, kv.pages * kv.page_rows))
+        _forward(decoder, kv, _different_rows(decoder, min(kv.pages * kv.page_rows, UNCAPTURED_ROWS)))
 
     compile_ahead(run_all, report)
 

@@ -12,7 +12,9 @@ from specsot.checkpoint.config import read_config
 from specsot.errors import ModelError
 from specsot_app.core.device_choice import FoundGpu, FoundGpus, KvMemory, choose_device, visible_gpus
 from specsot_app.fleet.devices import choose_for, print_choice, print_shared_gpus, with_kv_memory
-from specsot_app.fleet.options import FleetOptions
+from specsot_app.fleet.embedded import EmbeddedOptions
+from specsot_app.fleet.options import FleetOptions, Models
+from specsot_app.fleet.service_specs import drafter_flags, worker_flags
 from tests.master.stage import BASE
 from tests.there import there
 
@@ -205,6 +207,19 @@ def test_kv_pages_take_what_is_free_on_a_gpu_and_the_start_says_so() -> None:
     assert (kv, draft, asked) == (28 * GIB, GIB, [(free, 1, 1, 64)])
     assert printed.startswith("specsot: KV memory 28.0 GiB of")
     assert "1,048,576 tokens; --kv-memory sets it" in printed
+
+
+def test_a_drafter_has_a_kv_memory_of_its_own_if_it_is_given() -> None:
+    def memory(flags: tuple[str, ...]) -> str:
+        return flags[flags.index("--kv-memory") + 1]
+
+    options = FleetOptions(model=BASE, kv_memory=28 * GIB, draft_kv_memory=GIB)
+    assert memory(worker_flags(options, Models(BASE, None), 0)) == "28G"
+    assert memory(drafter_flags(options)) == "1G"
+    assert memory(drafter_flags(replace(options, draft_kv_memory=None))) == "28G"
+    embedded = EmbeddedOptions(options)
+    assert embedded.member_options("drafter").kv_memory == GIB
+    assert embedded.member_options("worker-0").kv_memory == 28 * GIB
 
 
 def test_the_start_says_that_stages_share_a_gpu_and_what_that_costs() -> None:
