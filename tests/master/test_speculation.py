@@ -79,23 +79,18 @@ def merged(play: Play) -> str:
 # --- the state machine ---
 
 
-def test_the_plan_is_opened_once_the_direct_answer_has_its_first_token() -> None:
+def test_the_direct_answer_is_opened_before_the_plan() -> None:
     play = begin()
-    (answer,) = play.of(OpenAnswer, OpenSkeleton)
+    answer, skeleton = play.of(OpenAnswer, OpenSkeleton)
     assert answer.limit == 600
-    play.write(0, "Let", step=3)
-    (skeleton,) = play.of(OpenSkeleton)
     assert (skeleton.ordinal, skeleton.limit) == (PLAN_ORDINAL, 45)
     assert not play.plan.all_opened
-    play.write(0, "ters", step=3)
-    assert len(play.of(OpenSkeleton)) == 1
 
 
-def test_an_answer_that_ends_at_once_opens_no_plan() -> None:
+def test_an_answer_that_ends_at_once_closes_the_plan() -> None:
     play = begin()
     play.end(0)
-    assert not play.of(OpenSkeleton)
-    assert PLAN_ORDINAL not in play.closed
+    assert PLAN_ORDINAL in play.closed
     assert play.finished.text == ""
 
 

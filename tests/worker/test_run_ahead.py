@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from specsot.core.frames import Frame, Open, Opening, TreeSegment
+from specsot.core.frames import End, Fork, Frame, Open, Opening, Outcome, Result, TreeSegment
 from specsot.core.pages import PageTable
 from specsot.core.run_ahead import MAX_PASSES, OPENING_TOKENS, next_max_passes
+from specsot.core.skeleton import PlanRules
 from specsot.core.soft_end import SoftEnd
 from specsot.grammar.state import Grammar
-from specsot.members import Configuration, Range, Stage
+from specsot.members import Configuration, Curve, Range, Stage
 from specsot.params import Form, Sampling
 from specsot_bench.eagle.generation import StepLoop
 from specsot_model.decoder import Decoder
-from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
+from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDepth
 from specsot_worker.core.sequencer import Sequencer
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
@@ -236,3 +237,88 @@ def test_slots_for_passes_do_not_count_as_a_drafter() -> None:
     assert replace(alone, slots=24).reserved_slots == 24
     two = (Stage("v", "v", Range(0, 2)), Stage("w", "w", Range(2, 4)))
     assert replace(alone, stages=two).reserved_slots == 1
+
+
+# Seconds of a step by its tokens: all prompts of a test take next to nothing, or a token takes 5 ms.
+QUICK, SLOW = ((1, 0.001), (256, 0.002)), ((1, 0.005), (256, 1.28))
+
+
+class Ring:
+    """A stage 0 whose frames' results this test makes up."""
+
+    def __init__(self, curve: Curve) -> None:
+        waits = DraftTimeout(0.0, present=False)
+        self.sequencer = Sequencer(
+            1,
+            FrameBudget(64, 1, MAX_PASSES),
+            PageTable(PAGES, PAGE),
+            waits,
+            PipelineDepth(1, curve),
+            runs_ahead=lambda: True,
+        )
+
+    def step(self, *ended: int) -> str:
+        """Run the next frame; return its passes and its segments: each one's kind, and its sequence.
+
+        ended: Sequences that end with it.
+        """
+        frame = self.sequencer.compose(0.0)
+        assert frame is not None
+        outcomes, kinds = list[Outcome](), list[str]()
+        for one in frame.segments:
+            tree = isinstance(one, TreeSegment)
+            kinds.append(f"{'tree' if tree else 'prompt'} {one.sequence}")
+            size = len(one.tree.tokens) if tree else 0
+            end = End.GRAMMAR if one.sequence in ended else None
+            if tree or (one.final and self.sequencer._sequences[one.sequence].opening.decodes):
+                tokens = (3,) * max(size, 1)
+                outcome = Outcome(
+                    one.sequence, one.draft_round if tree else 0, tuple(range(size)), tokens, end
+                )
+                outcomes.append(replace(outcome, extra_passes=frame.extra_passes))
+        self.sequencer.apply_result(Result(1, frame.number, tuple(outcomes)), 0.0)
+        return f"{1 + frame.extra_passes} x " + ", ".join(kinds)
+
+    def open_plan(self) -> None:
+        """The orders of a request with a plan beside its direct answer."""
+        for order in (
+            opened(1, family=9),
+            opened(2, family=9, decodes=False),
+            opened(3, Fork(2, 5), family=9, plan=PlanRules()),
+        ):
+            self.sequencer.apply_order(order)
+
+
+def test_a_plan_is_fed_after_the_first_token_of_the_direct_answer_and_before_its_passes() -> None:
+    ring = Ring(QUICK)
+    ring.open_plan()
+    assert [ring.step() for _ in range(4)] == [
+        "1 x prompt 1",
+        "1 x prompt 2",
+        "1 x prompt 3",
+        "8 x tree 1, tree 3",
+    ]
+
+
+def test_long_prompts_and_passes_take_turns() -> None:
+    ring = Ring(SLOW)
+    ring.open_plan()
+    assert [ring.step() for _ in range(7)] == [
+        "1 x prompt 1",
+        "1 x prompt 2",
+        "4 x tree 1",
+        "1 x prompt 2",
+        "4 x tree 1",
+        "1 x prompt 3",
+        "4 x tree 1",
+    ]
+
+
+def test_the_frame_after_a_plan_has_one_pass_because_branches_follow() -> None:
+    ring = Ring(QUICK)
+    ring.open_plan()
+    for _ in range(4):
+        ring.step()
+    assert ring.step(3) == "8 x tree 1, tree 3"
+    assert ring.step() == "1 x tree 1"
+    assert ring.step() == "8 x tree 1"

@@ -82,6 +82,11 @@ class Sequencer:
         self._runs_ahead = runs_ahead
         # True if the newest frame carried prompts alone although sequences were decoding.
         self._prompts_alone = False
+        # Estimated seconds of the frames of prompts alone since the last frame with trees.
+        self._prompt_seconds = 0.0
+        # True from the end of a plan until the next frame is launched. The master then opens the branches,
+        # whose prompts would wait for all passes of that frame.
+        self._plan_ended = False
         self._budget = budget
         self._table = table
         self._draft_timeout = draft_timeout
@@ -116,14 +121,14 @@ class Sequencer:
 
     def passes_ahead(self) -> int:
         """Return how many forward passes the next frame without prompts may take: as `num_passes` says, or 1
-        if drafts are awaited, if one of the sequences cannot run ahead, or if no sequence decodes. All passes
-        together fit into the token budget of a frame, and into the slots that a tree may take of a sequence.
-        No sequence takes more than its `max_passes`.
+        if drafts are awaited, if one of the sequences cannot run ahead, if a plan has just ended, or if no
+        sequence decodes. All passes together fit into the token budget of a frame, and into the slots that a
+        tree may take of a sequence. No sequence takes more than its `max_passes`.
 
         The stage may launch these passes before the next result is applied, and `compose` then is given their
         number.
         """
-        if self._budget.max_in_flight > 1 or not self._runs_ahead():
+        if self._budget.max_in_flight > 1 or self._plan_ended or not self._runs_ahead():
             return 1
         decoding = [one for one in self._sequences.values() if one.opening.decodes and one.prefilled]
         drafts = not (self._draft_timeout.paused or self._draft_timeout.catching_up)
@@ -191,6 +196,7 @@ class Sequencer:
             if state is None:
                 continue
             if outcome.end:
+                self._plan_ended = self._plan_ended or state.opening.plan is not None
                 self._close(outcome.sequence)
             else:
                 state.apply_outcome(outcome, now, awaits_drafts)
@@ -317,12 +323,13 @@ class Sequencer:
             return replay
         passes = passes if passes > 1 else self.passes_ahead()
         take_turns = passes > 1 and self.prompt_tokens_due > 0
-        self._prompts_alone = take_turns and not self._prompts_alone
+        self._prompts_alone = take_turns and (not self._prompts_alone or self._prompts_fit())
         openings = list[Opening]()
         chunks = list[PromptChunk]()
         growths = list[TreeSegment]()
         if self._prompts_alone:
             openings, chunks = self._compose_prompts(0)
+        self._count_prompt_seconds(chunks)
         if not (openings or chunks):
             max_tokens = self._budget.rows - self._tokens_reserved_for_prompts() * (not take_turns)
             growths = self._compose_trees(now, max_tokens)
@@ -347,6 +354,25 @@ class Sequencer:
             return None
         self._record_launch(frame, now)
         return frame
+
+    def _prompts_fit(self) -> bool:
+        """Return whether another frame may carry prompts alone although the newest one did: together with the
+        frames before it, it takes at most MAX_SECONDS. So a prefix and the prompt that forks it, which cannot
+        share a frame, do not wait for the passes of a frame of trees between them.
+        """
+        if self._depth is None:
+            return False
+        return self._prompt_seconds + self._depth.step_seconds(self.prompt_tokens_due) <= MAX_SECONDS
+
+    def _count_prompt_seconds(self, chunks: Sequence[PromptChunk]) -> None:
+        """Add the estimated seconds of a frame of prompts alone to those since the last frame with trees.
+
+        chunks: Prompt chunks of the frame. Empty for a frame with trees, before which nothing counts.
+        """
+        if not chunks:
+            self._prompt_seconds = 0.0
+        elif self._depth:
+            self._prompt_seconds += self._depth.step_seconds(num_tokens_of(chunks))
 
     def _can_run_ahead(self, segments: Sequence[TreeSegment], passes: int) -> bool:
         """Return whether a frame with these segments may take several forward passes.
@@ -470,6 +496,7 @@ class Sequencer:
         for sequence in frame.closings:
             self._table.close(sequence)
         self._number = frame.number
+        self._plan_ended = False
         segments = frame.segments
         self._record_in_flight(segments, now)
         informed = not (frame.paused or frame.catching_up)
@@ -695,9 +722,12 @@ class Sequencer:
 
         num_tree_tokens: Number of tree nodes that the frame carries already.
 
-        A prompt gets no chunk if no token or page is left for it. A prefix whose lease ends where its prompt
-        has been fed is left out, and not even opened. Pages for the chunks are reserved. Sequences that can
-        never be opened are rejected.
+        A prompt gets no chunk if no token or page is left for it. A prefix waits for the next frame if this
+        one completes the prompt of a sequence of its family: the first token of that sequence, such as the
+        direct answer, shall not wait for the prefix, such as that of the plan.
+
+        A prefix whose lease ends where its prompt has been fed is left out, and not even opened. Pages for
+        the chunks are reserved. Sequences that can never be opened are rejected.
         """
         openings = list[Opening]()
         chunks = list[PromptChunk]()
@@ -708,7 +738,11 @@ class Sequencer:
         ]
         max_tokens = self._max_prompt_tokens(num_tree_tokens, unfed) if unfed else 0
         fed = self._fed_tokens() if unfed else {}
+        # Families of sequences whose first tokens follow this frame.
+        answered = set[int]()
         for state in unfed:
+            if not state.opening.decodes and state.family in answered:
+                continue
             was_open = state.opened
             if not was_open and not self._open(state, fed, openings):
                 continue
@@ -727,6 +761,8 @@ class Sequencer:
                 max_tokens -= len(chunks[-1].tokens)
             if state.prefilled:
                 del self._unfed[sequence]
+                if state.opening.decodes:
+                    answered.add(state.family)
         return openings, chunks
 
     def _fed_tokens(self) -> dict[int, int]:

@@ -3,8 +3,8 @@
     start -> [score ->] skeleton -> plan -> branches -> [polish ->] finished
          \\-> answer <--/ ------------------------------------/
 
-A request in mode auto whose plan is speculative opens the direct answer, and the skeleton once the direct
-answer has its first token. The client reads the direct answer from its first token. If the plan is used, the
+A request in mode auto whose plan is speculative opens the direct answer and right after it the skeleton. The
+client reads the direct answer from its first token. If the plan is used, the
 direct answer is cut to its introduction, and the branches follow it; otherwise the direct answer continues,
 and the plan is discarded.
 
@@ -168,8 +168,6 @@ class RequestPlan:
         self._paragraph_tokens = paragraph_tokens
         # The skeleton and the direct answer that are decoded at the same time; None if only one of them is.
         self._speculation: Speculation | None = None
-        # Opens the sequence of a speculative plan; None before the speculation, and once it is used.
-        self._next_skeleton: OpenSkeleton | None = None
         self._solo = self._make_solo()
         self._solo_over = False
         # Why the direct answer ended, if it ended before the speculation was decided.
@@ -372,8 +370,8 @@ class RequestPlan:
 
     def _begin(self, now: float) -> list[Command]:
         """Return the command that opens the direct answer or the skeleton, once it is decided which of the
-        two it is. If the plan is speculative, the direct answer is opened, whose text is withheld until its
-        introduction is known; `_speculate` opens the skeleton.
+        two it is. If the plan is speculative, both are opened. The direct answer comes first, so that its
+        first token waits for nothing of the plan. Its text is withheld until its introduction is known.
 
         now: the present time, in seconds of the engine's clock.
         """
@@ -385,13 +383,12 @@ class RequestPlan:
         limit = min(skeleton_limit(self._ask, self._listed, self._speculates), rest)
         if not self._speculates:
             return [OpenSkeleton(limit, self._rules, self._ask.constraint)]
-        self._next_skeleton = OpenSkeleton(limit, self._rules, self._ask.constraint, PLAN_ORDINAL)
         self._speculation = Speculation(
             self._solo, points_asked(question_of(self._ask)), ShortAnswer(self._paragraph_tokens)
         )
         self._solo = self._begin_text(rest, loops=DIRECT_LOOPS if ends_loops(self._ask) else None)
         self._solo.visible = 0
-        return [OpenAnswer(rest)]
+        return [OpenAnswer(rest), OpenSkeleton(limit, self._rules, self._ask.constraint, PLAN_ORDINAL)]
 
     def _answer_only(self, decision: Decision) -> None:
         """Decide, before anything was opened, that the answer is a direct one. Nothing more will be opened
@@ -678,9 +675,6 @@ class RequestPlan:
         commands that follow. Text after the introduction is withheld. If the direct answer must end by
         itself, its sequence is closed, and its reason is kept for later.
 
-        The first call opens the plan's sequence, unless the direct answer is used already. It is not opened
-        before, so that the direct answer's first token waits for nothing of the plan.
-
         pieces: the next pieces of the direct answer; empty at its end.
         step: how many tokens the present step added.
         now: the present time, in seconds of the engine's clock.
@@ -694,10 +688,7 @@ class RequestPlan:
             self._solo_reason = self._solo.over
             spec.end_direct()
             told.append(CloseSequence(0))
-        told += self._take_verdict(spec, now)
-        skeleton = self._next_skeleton
-        self._next_skeleton = None
-        return [*told, skeleton] if skeleton and not spec.decided and spec.points is None else told
+        return [*told, *self._take_verdict(spec, now)]
 
     def _write_skeleton(self, pieces: Sequence[TextPiece], now: float) -> list[Command]:
         """Handle new text of a speculative plan. Return the commands that follow; an empty list if the plan
@@ -806,8 +797,7 @@ class RequestPlan:
         self._direct_text_sent = True
         self._solo.visible = None
         self._tally.enter("direct", now)
-        close = [] if self._next_skeleton else [CloseSequence(PLAN_ORDINAL)]
-        told = [*close, self._tell(events.Planned(())), *self._direct_events(0)]
+        told = [CloseSequence(PLAN_ORDINAL), self._tell(events.Planned(())), *self._direct_events(0)]
         return [*told, *(self._settle_solo(self._solo_reason, now) if spec.direct_ended else ())]
 
     def _answer_instead(self, rest: int, now: float) -> list[Command]:
