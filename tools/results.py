@@ -201,8 +201,8 @@ def claims(measurements: Mapping[str, Measurement], to: str, folder: Path = RESU
             "what": claim["what"],
             "unit": claim.get("unit", claim.get("value")),
             "SpecSoT": own,
-            "beside it": other,
-            "times as good": f"**{ratio:.2f}**",
+            "other": other,
+            "ratio": f"**{ratio:.2f}**",
             "measured": f"[{one.date.replace('-', '&#8209;')}]({to}{one.machine}.md#{one.name})",
         }
         made.append(Claim(ratio, row, claim.get("readme", False)))
