@@ -25,7 +25,7 @@ WIDTHS = (390, 1280, 1920)  # Pixels. A phone, a laptop, a large screen.
 HEIGHT = 900  # Pixels.
 SCHEMES = ("dark", "light")
 TIMEOUT = 600_000  # Milliseconds. For one answer on a busy machine.
-# Text of the sections that are not over, the reader's and those after it.
+# Text of the unfinished sections: the one that grows, and those after it.
 IN_WRITING = ".planned .part[data-is=writing]:not([data-branch='0']) .body"
 CHARACTERS = 160  # Of a section, when the picture of an unfinished answer is taken: about two lines.
 PAUSE = 50  # Milliseconds between two looks.
@@ -65,7 +65,7 @@ async def take_all(url: str, folder: Path, question: str, widths: Sequence[int])
     """
     chromium = next(filter(None, map(shutil.which, BROWSERS)), None)
     if chromium is None:
-        raise FileNotFoundError("no Chromium here: make browser")
+        raise FileNotFoundError("no Chromium is installed: make browser")
     async with async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for width in widths:

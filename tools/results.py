@@ -166,11 +166,11 @@ def asked_table(what: str, measurements: Mapping[str, Measurement]) -> str:
 
 @dataclass(frozen=True)
 class Claim:
-    """A ratio that is said.
+    """A ratio of two measured figures that the documents state.
 
     ratio: Above 1 if SpecSoT is better.
     row: Its row of a table.
-    in_readme: Whether README says it, too.
+    in_readme: Whether README states it, too.
     """
 
     ratio: float
