@@ -283,7 +283,7 @@ function figuresOf(turn, parts) {
   const line = [`${figures.seconds.toFixed(1)} s`, count(figures.merged_tokens, "token"), `${figures.tokens_per_second.toFixed(1)} tokens/s`];
   if (branches.length) line.push(`${count(branches.length, "branch", "branches")} in ${count(figures.steps, "step")}${alone > figures.steps ? `, ${alone.toLocaleString("en")} one after another` : ""}`);
   else line.push(count(figures.steps, "step"));
-  if (paused) line.push("drafting rests: it does not pay here");
+  if (paused) line.push("drafting paused: not profitable here");
   else if (drafted) line.push(`drafts: ${figures.mean_accepted.toFixed(1)} tokens a step`);
   const phases = Object.entries(figures.phases ?? {}).filter(([, seconds]) => seconds >= .05).map(([name, seconds]) => `${name.replaceAll("_", " ")} ${seconds.toFixed(1)} s`);
   const rows = {"why": figures.decision, "first text after": `${figures.seconds_to_first_token.toFixed(2)} s`, "time": phases.join(", "),
