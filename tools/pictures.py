@@ -126,8 +126,7 @@ def main() -> int:
     parser.add_argument("--width", type=int, nargs="+", default=WIDTHS)
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    svg = asyncio.run(take_terminal(given.master, given.question))
-    (given.folder / "terminal.svg").write_text(svg)
+    (given.folder / "terminal.svg").write_text(asyncio.run(take_terminal(given.master, given.question)))
     try:
         asyncio.run(take_all(given.url, given.folder, given.question, given.width))
     except FileNotFoundError as error:
