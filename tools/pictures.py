@@ -6,7 +6,7 @@ python tools/pictures.py FOLDER [--url http://127.0.0.1:8000] [--master 127.0.0.
 For each width and colour: the first screen, a planned answer while it is written, and the finished answer, as
 NAME-WIDTH-COLOUR.png. terminal.svg is what `specsot infer` shows while it writes a planned answer. The
 question is asked once for each. Needs a Chromium (`make browser`) and a running `specsot serve`.
-docs/page.png is writing-1280-light.png, and docs/terminal.svg is terminal.svg.
+docs/page.png is writing-1280-dark.png, and docs/terminal.svg is terminal.svg.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ async def take_terminal(master: str, question: str) -> str:
     fleet = await open_fleet(FleetOptions(master=master))
     view = View()
     try:
-        async for numbered in fleet.generate(ask_of(question, mode="sot")):
+        async for numbered in fleet.generate(ask_of(question)):
             view = advance(view, numbered.event)
             if sum(len(panel.text) >= CHARACTERS for panel in view.panels) > 1:
                 break
