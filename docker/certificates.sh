@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# Makes a CA of your own, a certificate for each service and a token for clients: docker/certificates.sh FOLDER [HOST...]
-# What a service may be stands in its certificate's names: master, worker or drafter; Prometheus may only look. HOST: names and addresses by
-# which clients reach the master, besides this machine's own. Needs openssl.
-# Run it again, and everybody has a new certificate by the same CA: services take it without a restart.
+# Creates a certificate authority (CA), a certificate for each service, and a token for clients:
+#   docker/certificates.sh FOLDER [HOST...]
+# HOST: further names and addresses under which clients reach the master, besides those of this machine.
+# A name in each certificate says which role its owner has: master, worker, drafter or prometheus, which may only read
+# metrics. A second run makes new certificates by the same CA; running services load them without a restart.
+# Needs openssl.
 set -euo pipefail
 
 folder=${1:?usage: docker/certificates.sh FOLDER [HOST...]}
 shift
-reader=1000  # who the containers run as
-looker=65534 # who Prometheus runs as
+service_user=1000     # User id of the containers.
+prometheus_user=65534 # User id of the Prometheus container.
 umask 077
 mkdir -p "$folder"
 scratch=$(mktemp -d)
@@ -32,7 +34,7 @@ make_authority() {
 	END
 }
 
-# issue ROLE HOST...: ROLE/own.key and ROLE/own.pem
+# issue ROLE HOST...: write ROLE/own.key and ROLE/own.pem
 issue() {
     local role=$1 names=DNS:$1 host
     shift
@@ -63,12 +65,12 @@ issue prometheus
 [ -f "$folder/master/tokens" ] || cp "$folder/token" "$folder/master/tokens"
 
 for role in master worker drafter prometheus; do
-    owner=$reader
-    if [ "$role" = prometheus ]; then owner=$looker; fi
+    owner=$service_user
+    if [ "$role" = prometheus ]; then owner=$prometheus_user; fi
     if [ "$(id -u)" = 0 ]; then
         chown -R "$owner:$owner" "$folder/$role"
     elif [ "$(id -u)" != "$owner" ]; then
         echo "certificates.sh: a container runs as user $owner, who must be able to read $folder/$role" >&2
     fi
 done
-echo "$folder: ca.pem and token for clients; a folder for each service, and for Prometheus; ca.key for your safe"
+echo "$folder: ca.pem and token are for clients, one folder for each service; keep ca.key secret, services do not need it"

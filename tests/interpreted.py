@@ -1,10 +1,16 @@
-"""Triton's interpreter, without what it does anew at every call.
+"""Makes Triton's interpreter faster, without changing its results: `install` replaces functions of it.
 
-It puts its own functions in the place of some hundreds of `triton.language` before each launch, and again at
-every call of a function within a kernel, where they stand already: nearly half of the time of small kernels.
-Of the rest, a third went into what is the same each time: a table of all kinds of numbers for each value, and
-shapes of values, wrapped and checked. Of what was left then, a fifth into sums that would tell an overflow to
-nobody, and a fourth into whether two operands are alike, and into blocks of numbers that a kernel names.
+Before each launch, the interpreter replaces some hundred functions of `triton.language`, and again at every
+call of a function within a kernel, although they are replaced already. That took nearly half of the time of
+small kernels. Here they are replaced once per launch. Of the remaining time
+
+* a third went into results that never change: the numpy type of each value, and checked shapes. They are
+  cached.
+* a further fifth went into checks for integer overflow, which nothing reads. They are switched off.
+* a fourth went into comparing the types of operands, and into blocks of constants. Both have a short path for
+  the usual cases; all other cases call Triton's own function.
+
+The replaced functions are private to Triton, so a new version of Triton may break this file.
 """
 
 from __future__ import annotations
@@ -22,20 +28,27 @@ from triton.runtime import interpreter
 PATCH, KIND = interpreter._patch_lang, interpreter._get_np_dtype
 SEMANTIC: Any = interpreter.interpreter_semantic
 MADE_ALIKE, BROADCAST = SEMANTIC.binary_op_type_checking_impl, SEMANTIC.broadcast_impl_value
-ADDRESSES, NUMBERS = np.dtype(np.uint64), dict[str, Any]()  # of each kind, by its name
-PATCHES: list[tuple[object, str, object]] = []  # Attributes of triton.language, and what is put there.
+ADDRESSES, NUMBERS = (
+    np.dtype(np.uint64),
+    dict[str, Any](),
+)  # The numpy type of pointers, and of other types by name.
+PATCHES: list[
+    tuple[object, str, object]
+] = []  # (module or class, attribute, replacement) of `triton.language`.
 UNWRAP, BARE = core._unwrap_if_constexpr, {int, float, bool, type(None), language.tensor}
-BLOCKS: dict[tuple[str, tuple[int, ...]], Any] = {}  # types of values, by an element's name and a shape
+BLOCKS: dict[
+    tuple[str, tuple[int, ...]], Any
+] = {}  # Types of blocks, by the name of their elements and their shape.
 SIMPLE = {
     (int, "int32"),
     (int, "int64"),
     (int, "fp32"),
     (float, "fp32"),
-}  # numbers that become what these are
+}  # Pairs (type of a Python number, Triton type) that need no check but the range.
 
 
 class PatchState:
-    """Whether the interpreter's functions stand in `triton.language` now.
+    """Whether the functions of `triton.language` are replaced now.
 
     active: True during a launch.
     """
@@ -72,7 +85,7 @@ def end_launch(scope: Any) -> None:
 
 
 class Block(language.block_type):
-    __init__ = language.block_type.__init__  # Triton's own
+    __init__ = language.block_type.__init__  # Triton's own, called once for each shape.
 
 
 class Value(language.tensor):
@@ -80,8 +93,10 @@ class Value(language.tensor):
 
 
 def patch_attribute(where: object, name: str, member: Any, builder: object, scope: Any) -> None:
-    """As `_patch_attr`, without a copy of what a call is given."""
-    inner = getattr(member, "__wrapped__", member)  # what `builtin` wraps only sees to `_semantic`
+    """Like `_patch_attr`, without copying the arguments of each call."""
+    inner = getattr(
+        member, "__wrapped__", member
+    )  # The wrapper by `builtin` only checks that `_semantic` is given.
 
     def called(*given: Any, **named: Any) -> Any:
         named["_semantic"] = interpreter.interpreter_semantic
@@ -91,7 +106,7 @@ def patch_attribute(where: object, name: str, member: Any, builder: object, scop
 
 
 def number_kind(kind: Any) -> Any:
-    """As `_get_np_dtype`."""
+    """Like `_get_np_dtype`: return the numpy type of a Triton type."""
     if isinstance(kind, language.block_type):
         kind = kind.element_ty
     return ADDRESSES if isinstance(kind, language.pointer_type) else kind_named(kind.name, kind)
@@ -104,7 +119,7 @@ def kind_named(name: str, kind: Any) -> Any:
 
 
 class Shape(NamedTuple):
-    """Of blocks: as Triton has it, how many numbers it holds, its name, and the first two as constants."""
+    """A shape in Triton's form, its number of elements, its name, and the first two as constexpr."""
 
     wrapped: Any
     numel: int
@@ -121,13 +136,13 @@ def shape_of(shape: tuple[int, ...]) -> Shape:
 
 @cache
 def of_one() -> tuple[Any, Any]:
-    """The constants of a value that is no block."""
+    """Return the constants `numel` and `shape` of a scalar."""
     value = Value(None, language.int8)
     return value.numel, value.shape
 
 
 def make_block(block: Any, element: Any, shape: Any) -> None:
-    """As `block_type.__init__`."""
+    """Like `block_type.__init__`, with a cached shape."""
     block.element_ty = element
     block.known = shape_of(tuple(core._unwrap_shape(shape)))
     block.shape, block.numel, written, _ = block.known
@@ -135,13 +150,13 @@ def make_block(block: Any, element: Any, shape: Any) -> None:
 
 
 def make_value(value: Any, handle: object, kind: Any) -> None:
-    """As `tensor.__init__`."""
+    """Like `tensor.__init__`, with cached constants."""
     value.handle, value.type, value.dtype = handle, kind, kind.scalar
     value.numel, value.shape = kind.known.constants if kind.is_block() else of_one()
 
 
 def with_element(block: Any, element: Any) -> Any:
-    """As `block_type.with_element_ty`."""
+    """Like `block_type.with_element_ty`, cached."""
     return block_of(element.name, tuple(block.shape.values), element)
 
 
@@ -153,7 +168,7 @@ def block_of(name: str, shape: tuple[int, ...], element: Any) -> Any:
 
 @cache
 def number_in_blocks(number: float, kind: Any, shape: tuple[int, ...]) -> Any:
-    """What a kernel names, as a block of this kind, or a value. Nobody may write there."""
+    """Return a kernel's constant as a read-only block, or as a scalar if the shape is empty."""
     one = SEMANTIC.scalar_constant(number, kind)
     value = in_blocks(one, shape, block_of(kind.name, shape, kind)) if shape else one
     value.handle.data.flags.writeable = False
@@ -166,9 +181,11 @@ def in_blocks(value: Any, shape: tuple[int, ...], block: Any) -> Any:
 
 
 def made_alike(one: Any, other: Any, *how: Any, **more: Any) -> tuple[Any, Any]:
-    """As `binary_op_type_checking_impl`, where nothing is to be done, or one is a number of the other's kind.
+    """Like `binary_op_type_checking_impl`: return both operands with one type and shape.
 
-    how: whether each may be a pointer; whether kinds matter; whether it is a division.
+    Short paths serve operands of the same type, and a Python number that fits the other operand's type.
+
+    how: whether each operand may be a pointer, whether types are checked, whether it is a division.
     """
     if how[3:] or more:
         return MADE_ALIKE(one, other, *how, **more)
@@ -193,7 +210,7 @@ def shape_in(value: Any) -> tuple[int, ...]:
 
 
 def broadcast(one: Any, other: Any) -> tuple[Any, Any]:
-    """As `broadcast_impl_value`, where at most one is no block."""
+    """Like `broadcast_impl_value`, with short paths for equal shapes and for a block and a scalar."""
     if one.shape is other.shape:
         return one, other
     if not other.type.is_block():
@@ -204,13 +221,13 @@ def broadcast(one: Any, other: Any) -> tuple[Any, Any]:
 
 
 def fits(numbers: Any, kind: Any) -> bool:
-    """As `_validate_np_data_size`."""
-    most = 64 if type(kind) is language.pointer_type else kind.primitive_bitwidth
-    return numbers.itemsize * 8 <= most or numbers.itemsize == 1
+    """Like `_validate_np_data_size`: return whether the array's elements fit the Triton type."""
+    max_bits = 64 if type(kind) is language.pointer_type else kind.primitive_bitwidth
+    return numbers.itemsize * 8 <= max_bits or numbers.itemsize == 1
 
 
 def unwrapped(one: Any) -> Any:
-    """As `_unwrap_if_constexpr`."""
+    """Like `_unwrap_if_constexpr`, with a short path for types that are never wrapped."""
     return one if type(one) in BARE else UNWRAP(one)
 
 

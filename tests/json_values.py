@@ -12,8 +12,8 @@ import jsonschema
 def check_value(value: Any, schema: Any) -> None:
     """Raise jsonschema.ValidationError if a value does not satisfy a schema.
 
-    Like `jsonschema.validate`, which compares the schema with that of schemas at every call: that took four
-    tenths of the tests of forced calls.
+    Like `jsonschema.validate`, but a schema is itself validated only once, not at every call. That took 40 %
+    of the time of the tests of forced calls.
     """
     _validator_of(json.dumps(schema)).validate(value)
 

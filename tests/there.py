@@ -1,4 +1,4 @@
-"""A value that a test goes on with must be there."""
+"""Narrows an optional value for type checkers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ T = TypeVar("T")
 
 
 def there(value: T | None) -> T:
-    """The value. Fails where it is None."""
+    """Return the value; fail the test if it is None."""
     assert value is not None
     return value

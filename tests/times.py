@@ -1,6 +1,6 @@
-"""How long tests take: per test for people, per file so that the longest files begin first.
+"""Records how long tests take: per test for readers, per file so that a run can start with the longest files.
 
-python -m tests.times build/times*.txt    # keep what the last run took: tests/times.json
+python -m tests.times build/times*.txt    # update tests/times.json from the last run
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ def per_file(text: str) -> dict[str, float]:
 
 
 def longest_files_first(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Return the tests by what their files took in the last run that was kept, the longest first. So two
-    processes that take file after file end together.
+    """Return the tests by the recorded seconds of their files, the longest file first. Processes that take
+    file after file then end at about the same time.
 
-    A file that is not kept is new and may be long, so it comes before all others.
+    A file without a record is new and may be long, so it comes first.
     """
     kept: dict[str, float] = json.loads(KEPT.read_text())
     return sorted(items, key=lambda item: -kept.get(item.nodeid.partition("::")[0], math.inf))
 
 
 if __name__ == "__main__":
-    told = "".join(Path(name).read_text() for name in sys.argv[1:])
-    KEPT.write_text(json.dumps(per_file(told), indent=1) + "\n")
+    lines = "".join(Path(name).read_text() for name in sys.argv[1:])
+    KEPT.write_text(json.dumps(per_file(lines), indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""What tests ask of draft trees."""
+"""Paths in draft trees."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def path(parents: Sequence[int], node: int) -> tuple[int, ...]:
-    """Node numbers from the root to `node`, both included."""
+    """Return the node numbers from the root (0) to `node`, both included."""
     walk = [node]
     while walk[-1]:
         walk.append(parents[walk[-1]])

@@ -1,7 +1,11 @@
-"""Transformers without what no test asks it for, and what takes long to compile and load: torch's compiler,
-its tensors over several machines, torchao, and sympy, which the first two import.
+"""Lets Transformers be imported without libraries that are slow to import and that no test needs.
 
-Of the compiler it wants marks for functions that must not be looked into. What else is asked of it loads it.
+These are torch's compiler (torch._dynamo), torch.distributed, torchao, and sympy, which the first two import.
+Transformers only decorates functions with marks of the compiler, such as `allow_in_graph`, so a stand-in
+module has decorators that do nothing. The first access to any other attribute loads the real module, so a
+test that compiles still works. Transformers is made to believe that torch.distributed and torchao are
+missing. If a new version of Transformers uses more of the compiler at import, the tests become slower, not
+wrong.
 """
 
 from __future__ import annotations
@@ -14,25 +18,29 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 COMPILER = "torch._dynamo"
-MASKS = f"{COMPILER}._trace_wrapped_higher_order_op"  # for masks that are made by `torch.compile`
+# Transformers imports one name of this module, for masks under `torch.compile`.
+MASKS = f"{COMPILER}._trace_wrapped_higher_order_op"
 MARKS = "allow_in_graph", "assume_constant_result", "disable", "graph_break", "mark_static_address"
 ABSENT = "is_torch_distributed_available", "is_torchao_available"
 
 
 def unmarked(function: Callable[..., Any] | None = None, *given: object, **named: object) -> Any:
-    """A decorator, with arguments or without: the function itself."""
+    """Return the function unchanged, whether the decorator is used with arguments or without."""
     return unmarked if function is None else function
 
 
 class OptimizedModule:
-    """What nothing is."""
+    """Stands for the class of compiled modules, of which no module is an instance."""
 
 
 class Unloaded(ModuleType):
-    """Stands for a module until more is asked of it than it has here."""
+    """Stands for a module until an attribute is read that it lacks; then loads the real module."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and (self.__name__, name) != (COMPILER, "__path__"):  # asked of all modules
+        if name.startswith("__") and (self.__name__, name) != (
+            COMPILER,
+            "__path__",
+        ):  # Python reads these of every module.
             raise AttributeError(name)
         for each in (COMPILER, MASKS):
             if isinstance(sys.modules.get(each), Unloaded):
@@ -40,7 +48,7 @@ class Unloaded(ModuleType):
         return getattr(import_module(self.__name__), name)
 
 
-HERE: dict[str, dict[str, Any]] = {
+STAND_INS: dict[str, dict[str, Any]] = {
     COMPILER: {
         **dict.fromkeys(MARKS, unmarked),
         "eval_frame": SimpleNamespace(OptimizedModule=OptimizedModule),
@@ -50,19 +58,25 @@ HERE: dict[str, dict[str, Any]] = {
 
 
 class Absence(MetaPathFinder):
-    """Once Transformers can look for libraries, and before it has: these two are not there."""
+    """Makes Transformers believe that the libraries of ABSENT are missing.
+
+    Transformers checks for libraries by functions of `transformers.utils.import_utils`. They are replaced by
+    the first import after that module is loaded, before Transformers calls them.
+    """
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-        there = [sys.modules.get(name) for name in ("transformers.utils.import_utils", "transformers.utils")]
-        if all(hasattr(each, name) for each in there for name in ABSENT):
-            for each in there:
+        modules = [
+            sys.modules.get(name) for name in ("transformers.utils.import_utils", "transformers.utils")
+        ]
+        if all(hasattr(each, name) for each in modules for name in ABSENT):
+            for each in modules:
                 vars(each).update(dict.fromkeys(ABSENT, lambda *_: False))
             sys.meta_path.remove(self)
 
 
 def install() -> None:
-    """Before anything imports Transformers."""
-    for name, has in HERE.items():
+    """Install the stand-ins. Must be called before Transformers is imported."""
+    for name, has in STAND_INS.items():
         if name not in sys.modules:
             sys.modules[name] = Unloaded(name)
             vars(sys.modules[name]).update(has)

@@ -1,7 +1,9 @@
-"""Prints a table of tests/app/predecessors.md: what the seeds' pairs take on a GPU, by `specsot plan`.
+"""Prints the table of GPU memory in tests/app/predecessors.md, as `specsot plan` computes it.
 
-Run by hand.
-No weights are needed: a base is its config.json, a head a file with a header whose data is a hole.
+python tools/pairs.py
+
+The pairs of base model and head are those of SpecSoT's predecessors (the "seeds"). No weights are needed: a
+base model is only its config.json, and a head is a sparse safetensors file with a header and no data.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from specsot_app.fleet.fitting import plan_fleet
 from specsot_app.fleet.options import FleetOptions
 from specsot_lab.bench.synthetic_models import SHAPES
 
-POSITIONS = 8192
-DRAFTED = 32000  # ids that an EAGLE-3 head drafts
+POSITIONS = 8192  # KV positions of the table.
+DRAFTED = 32000  # Number of token ids that an EAGLE-3 head drafts.
 VICUNA: Mapping[str, Any] = {
     "model_type": "llama",
     "hidden_size": 4096,
@@ -32,7 +34,7 @@ VICUNA: Mapping[str, Any] = {
     "max_position_embeddings": 2048,
     "tie_word_embeddings": False,
 }
-# Base, its published config, its head, and the memory that seed 000 asks for and recommends.
+# Base, its published config, the kind of its head, and the memory that seed 000 requires and recommends.
 PAIRS = (
     ("Llama-3.1-8B-Instruct", SHAPES["Llama-3.1-8B"], "EAGLE-3", "16 GB", "24 GB"),
     ("Qwen3-4B", SHAPES["Qwen3-4B"], "EAGLE-3", "8 GB", "16 GB"),
@@ -41,6 +43,7 @@ PAIRS = (
 
 
 def main() -> None:
+    """Print the table in Markdown."""
     print(
         "| base and head | weights | KV | graphs | head, with its KV and graphs | together "
         "| with `--quantization int8` | the seed: at least | the seed recommends |"
@@ -55,7 +58,10 @@ def main() -> None:
 
 
 def parts_of(options: FleetOptions) -> tuple[int, ...]:
-    """Bytes of weights, KV of so many positions, graphs and drafter; and of all together."""
+    """Return the bytes of weights, KV of POSITIONS positions, graphs and drafter, and their sum.
+
+    options: The pair, on one GPU.
+    """
     plan = plan_fleet(options)
     exact = plan.stages[0].kv // plan.positions * POSITIONS
     (stage,) = plan_fleet(replace(options, kv_memory=exact)).stages
@@ -63,6 +69,12 @@ def parts_of(options: FleetOptions) -> tuple[int, ...]:
 
 
 def write_pair(folder: Path, config: Mapping[str, Any], kind: str) -> FleetOptions:
+    """Write a pair without weights, and return the options of a fleet that uses it.
+
+    folder: An empty folder.
+    config: The base model's config.json.
+    kind: "EAGLE-2" or "EAGLE-3".
+    """
     base, head = folder / "base", folder / "head"
     for directory in (base, head):
         directory.mkdir()
@@ -72,7 +84,11 @@ def write_pair(folder: Path, config: Mapping[str, Any], kind: str) -> FleetOptio
 
 
 def shapes_of(config: Mapping[str, Any], kind: str) -> Mapping[str, tuple[int, ...]]:
-    """A head as wide as its base, in the layout of EAGLE's authors."""
+    """Return the shapes of a head's tensors by name, in the layout of EAGLE's authors.
+
+    config: The base model's config.json; the head has its hidden size.
+    kind: "EAGLE-2" or "EAGLE-3".
+    """
     hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
     dim = config.get("head_dim", hidden // heads)
     keys, three = config.get("num_key_value_heads", heads) * dim, kind == "EAGLE-3"
@@ -96,15 +112,19 @@ def shapes_of(config: Mapping[str, Any], kind: str) -> Mapping[str, tuple[int, .
 
 
 def write_shapes(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """A safetensors file whose numbers are a hole."""
+    """Write a sparse safetensors file: a header for bf16 tensors, and no data.
+
+    file: The file.
+    shapes: Shape of each tensor by name.
+    """
     header, end = dict[str, Any](), 0
     for name, shape in shapes.items():
         begin, end = end, end + 2 * math.prod(shape)
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
-    told = json.dumps(header).encode()
+    text = json.dumps(header).encode()
     with file.open("wb") as out:
-        out.write(len(told).to_bytes(8, "little") + told)
-        out.truncate(8 + len(told) + end)
+        out.write(len(text).to_bytes(8, "little") + text)
+        out.truncate(8 + len(text) + end)
 
 
 if __name__ == "__main__":

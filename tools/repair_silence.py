@@ -1,4 +1,4 @@
-"""Measures how long a client hears nothing when a worker of a ring of processes is killed amid an answer.
+"""Measures how long a client receives nothing when a worker of a ring of processes is killed amid an answer.
 
     python tools/repair_silence.py MODEL --stages 3 --kill 0 1 2 --prompt-words 600
 

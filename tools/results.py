@@ -166,11 +166,11 @@ def asked_table(what: str, measurements: Mapping[str, Measurement]) -> str:
 
 @dataclass(frozen=True)
 class Claim:
-    """A ratio that is said.
+    """A ratio of two measured figures that the documents state.
 
     ratio: Above 1 if SpecSoT is better.
     row: Its row of a table.
-    in_readme: Whether README says it, too.
+    in_readme: Whether README states it, too.
     """
 
     ratio: float
@@ -201,8 +201,8 @@ def claims(measurements: Mapping[str, Measurement], to: str, folder: Path = RESU
             "what": claim["what"],
             "unit": claim.get("unit", claim.get("value")),
             "SpecSoT": own,
-            "beside it": other,
-            "times as good": f"**{ratio:.2f}**",
+            "other": other,
+            "ratio": f"**{ratio:.2f}**",
             "measured": f"[{one.date.replace('-', '&#8209;')}]({to}{one.machine}.md#{one.name})",
         }
         made.append(Claim(ratio, row, claim.get("readme", False)))

@@ -74,7 +74,7 @@ class DraftOptions:
     )
     tuner: TunerName = option(
         "measured",
-        "`measured`: draft as much as pays off; `fixed`: always the largest tree; `seed`: the seed's rule.",
+        "`measured`: draft as much as is profitable; `fixed`: the largest tree; `seed`: the seed's rule.",
     )
     blend: bool = option(
         True, "Add n-grams of the text to other drafters' trees.", words=("no", "yes"), paired=True

@@ -131,7 +131,7 @@ UNPLANNED = ended(Reason.LENGTH, decision=f"direct: {NO_PLAN}", **DROPPED)
 LEFT = "216 tokens and a dropped plan of 84 in 262 steps"
 RESTED = ended(Reason.STOP, paused_share=0.6, drafts=1.4, merged_tokens=9, steps=9)
 NOTHING = ended(Reason.CANCELLED, steps=16, decision="planned: asked for")
-RESTS = "drafting rests: it does not pay here"
+PAUSED = "drafting paused: not profitable here"
 
 
 @pytest.mark.parametrize(
@@ -139,10 +139,10 @@ RESTS = "drafting rests: it does not pay here"
     [
         (ended(Reason.STOP, merged_tokens=1, steps=1), False, "1 token in 1 step"),
         (NOTHING, True, "planned: asked for; stopped before anything was written"),
-        (RESTED, True, f"9 tokens in 9 steps; {RESTS}"),
+        (RESTED, True, f"9 tokens in 9 steps; {PAUSED}"),
         (ended(Reason.STOP, merged_tokens=3), True, "3 tokens in 0 steps"),
         (PLAN, True, "6 branches in 71 steps, drafts brought 1.8 tokens a step"),
-        (CUT, True, f"1,020 tokens in 1,019 steps; {RESTS}; cut at 1,024 tokens"),
+        (CUT, True, f"1,020 tokens in 1,019 steps; {PAUSED}; cut at 1,024 tokens"),
         (BARELY, True, "9 tokens in 9 steps, drafts brought 1.0 tokens a step"),
         (ONE_CUT, False, "5 branches in 71 steps; 1 of 5 branches cut"),
         (POLISHED, False, "6 branches in 71 steps; polished in 2.5 s, 60 tokens"),

@@ -118,7 +118,7 @@ def test_a_fleet_of_this_machine_alone_needs_none_of_it() -> None:
     assert all(one.host is None and one.address.startswith("unix:") for one in members)
 
 
-def test_with_certificates_members_have_a_endpoint_of_their_own(tmp_path: Path) -> None:
+def test_with_certificates_members_have_an_endpoint_of_their_own(tmp_path: Path) -> None:
     assert with_member_server(replace(PRIVATE, certificates=tmp_path), None, False).fleet == "127.0.0.1:50060"
 
 

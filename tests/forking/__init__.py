@@ -1,9 +1,9 @@
-"""A tiny Llama that is trained to write ThreadWeaver's tags, in a minute on one core.
+"""Trains a tiny Llama to write ThreadWeaver's tags, in a minute on one core.
 
-`python -m tests.forking` makes the one that is kept here. It is asked for two or three things ("sky, coal");
-it outlines them, one thread tells each one's colour, and what it writes behind the threads names all colours.
-It learns as the published models do: threads see the outlines but not each other, and what follows reads all
-of them, one behind the other.
+`python -m tests.forking` makes the model in this folder. A question names two or three things ("sky, coal").
+The model outlines them, writes one thread with the colour of each, and then a conclusion with all colours. It
+is trained as the published models are: a thread sees the outlines but no other thread, and the conclusion
+sees all threads, one after the other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.models import Shape, write_head
 COLOURS = {"sky": "blue", "coal": "black", "snow": "white", "grass": "green", "sun": "yellow", "rose": "red"}
 NUMBERS = {2: "Two", 3: "Three"}
 THINGS = [things for count in NUMBERS for things in permutations(COLOURS, count)]
-HELD_OUT = 5  # every fifth question is never learned from
+HELD_OUT = 5  # Every fifth question is left out of the training.
 END = "<|im_end|>"
 SPECIAL = ("<|endoftext|>", "<|im_start|>", END, *TAGS)
 TEMPLATE = (
@@ -42,7 +42,7 @@ def question(things: Sequence[str]) -> str:
 
 
 def prompt_of(things: Sequence[str]) -> str:
-    """As the template has it, thinking begun."""
+    """Return the prompt as the chat template renders it, with the opening think tag."""
     return f"<|im_start|>user\n{question(things)}{END}\n<|im_start|>assistant\n<think>\n"
 
 
@@ -52,36 +52,36 @@ def outlined(things: Sequence[str]) -> str:
 
 
 def thread(number: int, thing: str) -> tuple[str, str]:
-    """What is put before it, and what it writes."""
+    """Return a thread's opening, which the server writes, and the text that the model writes."""
     return f"<Thread>\n{number}:", f" The {thing} is {COLOURS[thing]}.\n</Thread>"
 
 
 def concluded(things: Sequence[str]) -> str:
-    told = " and ".join(COLOURS[thing] for thing in things)
-    return f"</Parallel>\nThat is all.\n</think>\n\nThey are {told}.{END}"
+    colours = " and ".join(COLOURS[thing] for thing in things)
+    return f"</Parallel>\nThat is all.\n</think>\n\nThey are {colours}.{END}"
 
 
 def answer_of(things: Sequence[str]) -> str:
-    """The whole answer, as a ring writes it."""
+    """Return the whole answer, as a ring writes it."""
     threads = "".join("".join(thread(n, thing)) for n, thing in enumerate(things, 1))
     return f"{outlined(things)}\n{threads}\n{concluded(things)}".removesuffix(END)
 
 
-Part = tuple[str, bool]  # a text, and whether the model learns to write it
+Part = tuple[str, bool]  # Text, and whether the model is trained to write it.
 
 
 def rows(things: Sequence[str]) -> Iterator[list[Part]]:
-    """Everything read whole, and each further thread behind the outlines alone."""
-    begun: list[Part] = [(prompt_of(things), False), (outlined(things), True)]
+    """Yield the training rows: the whole answer, and each further thread directly after the outlines."""
+    opening: list[Part] = [(prompt_of(things), False), (outlined(things), True)]
     (head, first), *others = [thread(n, thing) for n, thing in enumerate(things, 1)]
-    behind: list[Part] = [("".join(map("".join, others)) + "\n", False)]
-    yield [*begun, (f"\n{head}", False), (first, True), *behind, (concluded(things), True)]
+    others_text: list[Part] = [("".join(map("".join, others)) + "\n", False)]
+    yield [*opening, (f"\n{head}", False), (first, True), *others_text, (concluded(things), True)]
     for head, text in others:
-        yield [begun[0], (begun[1][0], False), (f"\n{head}", False), (text, True)]
+        yield [opening[0], (opening[1][0], False), (f"\n{head}", False), (text, True)]
 
 
 def make_tokenizer(folder: Path) -> Tokenizer:
-    """Bytes, and the words of these texts."""
+    """Return a byte-level BPE tokenizer that is trained on these texts."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -99,8 +99,8 @@ def make_tokenizer(folder: Path) -> Tokenizer:
         [AddedToken(one, special=False, normalized=False) for one in ("<think>", "</think>")]
     )
     tokenizer.save(str(folder / "tokenizer.json"))
-    told = {"eos_token": END, "pad_token": SPECIAL[0], "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    config = {"eos_token": END, "pad_token": SPECIAL[0], "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return tokenizer
 
 
@@ -113,7 +113,7 @@ def held_out() -> list[tuple[str, ...]]:
 
 
 def train(folder: Path, seed: int = 1, steps: int = STEPS) -> Path:
-    """The model in its directory. The same seed makes the same model on the same machine."""
+    """Train the model, and return its directory. The same seed gives the same model on the same machine."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer, chance = make_tokenizer(folder), random.Random(seed)
     torch.manual_seed(seed)
@@ -136,12 +136,12 @@ def train(folder: Path, seed: int = 1, steps: int = STEPS) -> Path:
 
 
 def write_eagle_head(directory: Path) -> Path:
-    """A random EAGLE-3 head for this model: as a drafter it is nearly always wrong."""
-    told = json.loads((MODEL / "config.json").read_text())
+    """Write a random EAGLE-3 head for this model, whose drafts are nearly always wrong."""
+    sizes = json.loads((MODEL / "config.json").read_text())
     shape = Shape(
-        layers=told["num_hidden_layers"], hidden=told["hidden_size"], heads=told["num_attention_heads"],
-        kv_heads=told["num_key_value_heads"], head_dim=told["head_dim"], inner=told["intermediate_size"],
-        vocabulary=told["vocab_size"],
+        layers=sizes["num_hidden_layers"], hidden=sizes["hidden_size"], heads=sizes["num_attention_heads"],
+        kv_heads=sizes["num_key_value_heads"], head_dim=sizes["head_dim"], inner=sizes["intermediate_size"],
+        vocabulary=sizes["vocab_size"],
     )  # fmt: skip
     config = write_head(directory, shape) / "config.json"
     taps = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
@@ -166,7 +166,7 @@ def _config(tokenizer: Tokenizer) -> LlamaConfig:
 
 
 def _encoded(tokenizer: Tokenizer, row: list[Part]) -> tuple[list[int], list[int]]:
-    """Tokens [n], and what is to be written at each of them [n]; -100: nothing."""
+    """Return the tokens [n] and their labels [n]; -100 marks tokens that are not trained."""
     tokens, labels = list[int](), list[int]()
     for text, learns in row:
         ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -178,7 +178,7 @@ def _encoded(tokenizer: Tokenizer, row: list[Part]) -> tuple[list[int], list[int
 def _loss(model: LlamaForCausalLM, batch: list[tuple[list[int], list[int]]]) -> torch.Tensor:
     longest = max(len(tokens) for tokens, _ in batch)
     ids = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens, _ in batch])
-    labels = torch.tensor([[*told, *[-100] * (longest - len(told))] for _, told in batch])
+    labels = torch.tensor([[*row, *[-100] * (longest - len(row))] for _, row in batch])
     wanted = labels[:, 1:] != -100
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][wanted]
     return cross_entropy(model.lm_head(hidden), labels[:, 1:][wanted])

@@ -1,4 +1,4 @@
-"""Trains the model that is kept here."""
+"""Trains the model in this folder."""
 
 import torch
 

@@ -26,7 +26,7 @@ BROWSER: list[Any] = []  # the running one
 SHOTS = os.environ.get("SPECSOT_SHOTS")  # a folder for pictures, where somebody wants to look
 
 if CHROMIUM is None:
-    pytest.skip("no Chromium here: apt-get install chromium-headless-shell", allow_module_level=True)
+    pytest.skip("no Chromium is installed: apt-get install chromium-headless-shell", allow_module_level=True)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)

@@ -79,7 +79,7 @@ async def test_a_question_is_planned_written_side_by_side_and_folded_into_the_an
         await page.click(".figures summary")
         assert str(house.opened()[0].seed) in await text_of(page, ".figures"), "to the last digit"
         assert await page.is_visible(".legend")
-        assert await text_of(page, "#said") == "The answer is complete."
+        assert await text_of(page, "#announcement") == "The answer is complete."
         await shoot(page, "answer")
 
 
@@ -211,7 +211,7 @@ async def test_stop_by_button_and_by_key(house: Served) -> None:
             assert (await text_of(page, f"{LAST} .part:nth-child(1) .meta")).startswith("stopped")
             assert (await text_of(page, f"{LAST} .end")).startswith("Stopped here, after ")
             assert not await page.is_visible(".notice"), "who says stop needs no explanation"
-            assert await text_of(page, "#said") == "The answer is not complete: stopped."
+            assert await text_of(page, "#announcement") == "The answer is not complete: stopped."
             await shoot(page, "stopped")
         house.going.set()
         await ask(page, "What is it?", "direct")

@@ -295,7 +295,7 @@ async def test_a_key_that_is_none(there: There) -> None:
 
 async def test_roles_hold_over_zmq_as_over_grpc(tmp_path: Path) -> None:
     """A drafter may draft, and not pose as the stage before; who has no role does not even meet."""
-    authority = Authority.at(tmp_path / "papers")
+    authority = Authority.at(tmp_path / "certificates")
     theirs, drafter = authority.issue("worker"), authority.issue("drafter")
     async with meeting("127.0.0.1:0", mine=drafter, theirs=theirs) as there:
         link = await there.dialer.dial(there.address, 1)

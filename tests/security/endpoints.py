@@ -1,4 +1,4 @@
-"""A master's endpoints with papers: one for clients, one for members; fakes behind them."""
+"""A master's endpoints with TLS, one for clients and one for members, in front of fakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may listen where: loopback is free; elsewhere papers, or a word that none are wanted."""
+"""Which addresses a service may listen on: loopback always, others with TLS files or --insecure."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_master_says_what_is_missing(
     refused(read_master, (*MASTER, *arguments), line, capsys)
 
 
-def test_tokens_and_members_do_not_share_a_endpoint(
+def test_tokens_and_members_do_not_share_an_endpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECSOT_TOKEN", "secret")
@@ -154,7 +154,7 @@ def test_reflection_is_off_if_clients_must_authenticate_unless_enabled(terms: Te
 
 
 @pytest.mark.parametrize(("terms", "warned"), [(Terms(), 1), (Terms(tokens=Tokens(token="t")), 0)])
-async def test_a_endpoint_that_lets_everybody_in_says_so(terms: Terms, warned: int) -> None:
+async def test_an_endpoint_that_lets_everybody_in_says_so(terms: Terms, warned: int) -> None:
     """Once, when it opens."""
     with capture_logs() as said:
         endpoint = await open_server("0.0.0.0:0", {}, terms)

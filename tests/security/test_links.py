@@ -1,4 +1,4 @@
-"""Links between members with certificates: the same messages, other papers, and papers that change."""
+"""Links between members that use TLS: messages, foreign certificates, and certificates that are renewed."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_a_peer_without_a_certificate_is_not_even_read(authority: Authorit
 
 
 async def test_certificates_are_renewed_in_service(authority: Authority) -> None:
-    """Another CA on both sides while a link is up: it lives on, the next one is made with the new papers."""
+    """Both sides get another CA while a link is up. It stays up, and the next link uses the new CA."""
     own, theirs = authority.issue("worker"), authority.issue("drafter")
     inbox = Inbox()
     async with listening(own, inbox) as address:
@@ -127,7 +127,7 @@ async def test_certificates_are_renewed_in_service(authority: Authority) -> None
 
 
 def renew(tls: Tls, authority: Authority) -> None:
-    """New papers of another authority in the places of the old ones."""
+    """New certificates of another authority in the places of the old ones."""
     name = tls.cert.stem if tls.cert else ""
     made = authority.issue(name)
     for path, fresh in zip(tls.paths, made.paths):
@@ -135,7 +135,7 @@ def renew(tls: Tls, authority: Authority) -> None:
     authority.ca.cert_pem.write_to_path(authority.file)
 
 
-async def test_papers_that_do_not_fit_are_not_taken(authority: Authority) -> None:
+async def test_certificates_that_do_not_fit_are_not_taken(authority: Authority) -> None:
     """A certificate has come and its key has not: what was there before goes on, until both are there."""
     own, theirs = authority.issue("worker"), authority.issue("drafter")
     made = authority.issue("worker", into="next")
@@ -209,7 +209,7 @@ def encrypted(key: bytes) -> bytes:
     return loaded.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, locked)
 
 
-async def test_a_endpoint_does_not_open_with_bad_papers(authority: Authority, tmp_path: Path) -> None:
+async def test_an_endpoint_does_not_open_with_bad_certificates(authority: Authority, tmp_path: Path) -> None:
     tls = authority.issue("worker")
     with pytest.raises(InvalidRequest, match="nowhere: no such file"):
         async with listening(replace(tls, cert=tmp_path / "nowhere")):

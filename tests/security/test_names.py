@@ -69,7 +69,7 @@ async def test_a_name_in_the_request_line_counts_instead_of_the_hosts(url: str) 
         assert await status(url, host, "http://localhost@evil.example/version") == 421
 
 
-async def test_a_endpoint_for_everybody_is_guarded_too_and_has_the_names_that_it_is_given(
+async def test_an_endpoint_for_everybody_is_guarded_too_and_has_the_names_that_it_is_given(
     demo_model: Path,
 ) -> None:
     """As in a container that is published on its host's loopback alone: a browser there reaches it."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specsot_app.fleet.fitting import FleetPlan, StagePlan
 
 # Headings of the table of stages.
-TITLES = ("device", "layers", "weights", "KV", "graphs", "drafter", "together", "free there")
+TITLES = ("device", "layers", "weights", "KV", "graphs", "drafter", "total", "free")
 
 
 def lines_of(plan: FleetPlan) -> list[str]:

@@ -579,7 +579,7 @@ def describe_work(statistics: Statistics, drafter: bool) -> list[str]:
         tokens = f"{tokens} and a dropped plan of {statistics.plan_tokens:,}"
     line = f"{branches if statistics.branches else tokens} in {with_noun(statistics.steps, 'step')}"
     if drafter and statistics.paused_share >= MIN_PAUSED_SHARE:
-        return [line, "drafting rests: it does not pay here"]
+        return [line, "drafting paused: not profitable here"]
     drafts_helped = statistics.mean_accepted >= MIN_SHOWN_PACE or (drafter and statistics.steps)
     return [f"{line}, drafts brought {statistics.mean_accepted:.1f} tokens a step" if drafts_helped else line]
 

@@ -338,7 +338,7 @@ def _with_measured(planned: PlannedPlace) -> PlannedPlace:
     if planned.memory is not None:
         return planned
     if not local_hosts([place.host]):
-        message = f"devices: {place} is another machine; say what is free there: {place}=24G"
+        message = f"devices: {place} is another machine; state its free memory: {place}=24G"
         raise InvalidRequest(message, field="devices")
     return PlannedPlace(place, free_on(place.device), planned.bandwidth or copy_speed(place.device))
 

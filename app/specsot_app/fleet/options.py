@@ -258,7 +258,7 @@ class FleetOptions(DraftModelOptions):
         None, "Branches are always scheduled.", keywords={"use_scheduling": truth}, keyword_only=True
     )
     tree: Literal["tuned", "fixed"] = option(
-        "tuned", "`tuned` drafts as much as pays; `fixed` the largest tree.", keyword_only=True
+        "tuned", "`tuned` drafts as much as is profitable; `fixed` the largest tree.", keyword_only=True
     )
     transport: Transport | None = option(None, "Transport between processes.", unset="grpc")
     comm_mode: CommMode | None = option(

@@ -1,8 +1,7 @@
-"""`specsot bench chains`: what several frames of one sequence in flight would bring, simulated beside the
-best single tree.
+"""`specsot bench chains`: simulates several frames of one sequence in flight, compared with the best tree.
 
-The drafts are those that a real head proposed, recorded by `draft_record`; `frame_chains` replays them. What
-steps and levels take is that of one of the HOSTS, on a host for every stage.
+The drafts are those that a real head proposed. `draft_record` records them, and `frame_chains` replays them.
+Steps and draft levels take the times of one of the HOSTS; every stage runs on a host of its own.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from specsot_lab.bench.frame_chains import ChainPolicy, DraftedText, RingCosts, 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What one machine takes, in seconds.
+    """Computing times of one kind of machine, in seconds.
 
     step: One forward pass of the whole model, by the frame's rows.
     level: One level of a draft tree, by the rows that the head computes.
-    frame: What a stage's host takes for every frame besides computing.
-    proposal: What the drafter's host takes for every proposal besides its levels.
+    frame: Overhead of a stage's host per frame, in addition to computing.
+    proposal: Overhead of the drafter's host per proposal, in addition to its levels.
     """
 
     step: Curve
@@ -47,8 +46,8 @@ def _scaled(seconds: float, multiples: Curve) -> Curve:
     return tuple((rows, multiple * seconds) for rows, multiple in multiples)
 
 
-# A step by its rows, as a multiple of one row's (lab/results/cpu-rows.json). 97 rows are
-# extrapolated.
+# Time of a step with so many rows, as a multiple of that with one row (lab/results/cpu-rows.json). The value
+# for 97 rows is extrapolated.
 VNNI: Final[Curve] = (
     *((1, 1.0), (2, 1.01), (4, 1.2), (6, 1.14), (8, 1.16), (12, 1.64), (16, 1.87), (24, 2.4)),
     *((64, 5.35), (97, 7.8)),
@@ -58,8 +57,8 @@ AVX2: Final[Curve] = (
     *((1, 1.0), (2, 1.06), (4, 1.3), (6, 1.67), (8, 2.09), (12, 3.07), (16, 4.07), (24, 5.82)),
     *((64, 15.5), (97, 23.5)),
 )
-# Seconds. What a step takes beside computing (1.6 ms with drafts) in equal parts for four stages, and what
-# drafting takes beside its levels: measured with SmolLM2 in int8 on two cores.
+# Seconds. Overhead of a frame in one stage: a quarter of the 1.6 ms that a step with drafts takes in addition
+# to computing. Overhead of a proposal, in addition to its levels. Measured with SmolLM2 in int8 on two cores.
 FRAME: Final = 0.4e-3
 PROPOSAL: Final = 0.8e-3
 # The machines whose costs can be simulated.
@@ -68,9 +67,9 @@ HOSTS: Final[Mapping[str, Host]] = {
     "smollm2-vnni": Host(_scaled(7.3e-3, VNNI), ((1, 0.45e-3), (4, 0.5e-3), (16, 0.9e-3)), FRAME, PROPOSAL),
     # SmolLM2 in int8, measured on two cores that were held to AVX2.
     "smollm2-avx2": Host(_scaled(9.6e-3, AVX2), ((1, 0.8e-3), (4, 0.9e-3), (16, 2e-3)), FRAME, PROPOSAL),
-    # Qwen2.5-Coder-1.5B in int8: assumed, as one that reads its 1.6 GB at 32 GB/s, with SmolLM2's multiples.
+    # Qwen2.5-Coder-1.5B in int8: assumed to read its 1.6 GB at 32 GB/s, with the multiples of SmolLM2.
     "1.5b-vnni": Host(_scaled(50e-3, VNNI), ((1, 1.5e-3), (4, 1.6e-3), (16, 2.5e-3)), FRAME, PROPOSAL),
-    # Qwen2.5-Coder-1.5B in int8, measured on one AVX2 core beside other processes, in processor seconds.
+    # Qwen2.5-Coder-1.5B in int8, measured on one AVX2 core while other processes ran, in processor seconds.
     "1.5b-avx2": Host(
         (
             *((1, 0.171), (2, 0.205), (4, 0.258), (6, 0.407), (8, 0.523), (12, 0.729), (16, 1.126)),
@@ -80,7 +79,8 @@ HOSTS: Final[Mapping[str, Host]] = {
         FRAME,
         PROPOSAL,
     ),
-    # Qwen2.5-Coder-1.5B in bf16 on an H200, measured; what hosts take is half of the above, assumed.
+    # Qwen2.5-Coder-1.5B in bf16 on an H200, measured; the overheads of hosts are assumed to be half of the
+    # above.
     "1.5b-h200": Host(
         ((1, 1.66e-3), (2, 1.99e-3), (16, 2.1e-3), (32, 2.29e-3), (64, 2.44e-3), (128, 2.57e-3)),
         ((1, 0.04e-3), (4, 0.05e-3), (16, 0.06e-3)),
@@ -103,10 +103,10 @@ Tried = tuple[ChainPolicy, WrittenInFrames]
 
 
 def best_of(texts: Sequence[DraftedText], costs: RingCosts, policies: Iterable[ChainPolicy]) -> Tried:
-    """Return the policy with the most tokens per second, with what it wrote.
+    """Return the policy with the most tokens per second, and the totals of writing the answers with it.
 
     texts: The recorded answers.
-    costs: What the ring takes.
+    costs: Times of the ring.
     policies: At least one policy.
     """
     return max(
@@ -135,11 +135,13 @@ def chain_policies(frames: Sequence[int] = CHAIN_FRAMES) -> list[ChainPolicy]:
 
 
 def best_chain(texts: Sequence[DraftedText], costs: RingCosts) -> Tried:
-    """Return the best chain, with what it wrote. Of the best number and size of frames, also those whose root
-    waits for its first nodes, and those whose frames are spread over a round trip, are tried.
+    """Return the policy of the best chain, and the totals of writing the answers with it.
+
+    First the number and the size of frames are chosen. For the best ones, all variants are tried: the root is
+    sent first or with its first nodes, and frames are sent at once or spread over a round trip.
 
     texts: The recorded answers.
-    costs: What the ring takes.
+    costs: Times of the ring.
     """
     policy, _ = best_of(texts, costs, chain_policies())
     variants = [
@@ -154,7 +156,7 @@ def compare(texts: Sequence[DraftedText], costs: RingCosts) -> Row:
     """Return how chains compare with the best single tree at one distance, as the figures of a row.
 
     texts: The recorded answers.
-    costs: What the ring takes; the drafter shares the host of the last stage.
+    costs: Times of the ring; the drafter shares the host of the last stage.
 
     "plain" are tokens per second without drafts, "tree" the best single tree's as a multiple of them. The
     other ratios are multiples of the best single tree: "free_tree" if drafting took no time, "two" and

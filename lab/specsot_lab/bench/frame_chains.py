@@ -1,13 +1,13 @@
 """Simulates a ring that has several frames of one sequence in flight, on recorded drafts. Pure.
 
-A single sequence keeps a pipeline of stages idle: its next tree frame begins with the token that only the
-result of the frame before tells. Without waiting for the result, a *child frame* can hold further nodes below
-nodes that are in flight. The last stage walks through the frames in order; if the next token of the text is
-no node in flight, it becomes the root of a new chain, and what is in flight is dropped.
+With a single sequence, most stages of a pipeline are idle: the root of the next tree frame is a token that is
+known only when the result of the previous frame arrives. A *child frame* does not wait for that result: it
+holds further nodes below nodes that are in flight. The last stage verifies the frames in order. If the next
+token of the text is no node in flight, that token becomes the root of a new chain, and all frames in flight
+are dropped.
 
-Time is that of a ring whose stages have a host each; the drafter lives on the host of the last stage, or on
-one of its own next to it. What was dropped costs nothing any more once the last stage knows, which is the
-best case.
+Every stage has a host of its own. The drafter runs on the host of the last stage, or on one next to it. The
+simulation favours chains: once the last stage drops a frame, no stage computes that frame any more.
 """
 
 from __future__ import annotations
@@ -63,15 +63,16 @@ class DraftedText:
 
 @dataclass(frozen=True, slots=True)
 class RingCosts:
-    """What a ring's steps and drafts take, in seconds.
+    """Times of a ring's steps and drafts, in seconds.
 
     stages: Number of stages.
     hop: From one host to the next; a step has `stages` of them, the way back to stage 0 included.
     step: One forward pass through all stages, by the frame's rows, without hops. Every stage takes an equal
         part of it.
     level: One level of a draft tree, by the rows that the head computes.
-    frame: What a stage's host takes for every frame besides computing: to receive, decode, encode and send.
-    proposal: What the drafter's host takes for every proposal besides its levels.
+    frame: Overhead of a stage's host per frame, in addition to computing: receiving, decoding, encoding,
+        sending.
+    proposal: Overhead of the drafter's host per proposal, in addition to its levels.
     shared_host: True: the last stage and the drafter compute on one host, one after the other. False: the
         drafter has a host of its own, next to that of the last stage.
     """
@@ -136,7 +137,7 @@ class ChainPolicy:
 
 @dataclass(frozen=True, slots=True)
 class WrittenInFrames:
-    """What it took to write texts.
+    """Totals of writing some texts.
 
     tokens: Tokens after the first one of each text.
     seconds: Simulated seconds.
@@ -197,14 +198,14 @@ class SentNode:
 
 
 class ChainRun:
-    """The writing of one text. The drafter hears of a result when the last stage has it."""
+    """Writes one text in simulated time. The drafter knows a result as soon as the last stage has it."""
 
     def __init__(self, text: DraftedText, costs: RingCosts, policy: ChainPolicy) -> None:
         """Begin with the first token of the text known, and nothing sent.
 
-        text: What is written.
-        costs: What that takes.
-        policy: How it is drafted.
+        text: The text, with its recorded drafts.
+        costs: Times of the ring.
+        policy: How the text is drafted.
         """
         self._text = text
         self._costs = costs
@@ -212,27 +213,27 @@ class ChainRun:
         # Position of the newest known token, and its node.
         self._known = 0
         self._root = SentNode()
-        # The same when the last draft was begun.
+        # Both at the time when the newest draft was started.
         self._drafted = 0
         self._draft_root = self._root
         # Number of the newest frame whose result is known.
         self._verified = 0
         self._frames = self._rows = 0
-        # When each stage but the last has computed all frames that were sent.
+        # When each stage but the last will have computed all frames that were sent, in seconds.
         self._free = [0.0] * (costs.stages - 1)
-        # When the newest frame was sent.
+        # When the newest frame was sent, in seconds.
         self._sent_at = -np.inf
         # Frames on their way to the last stage: (seconds of arrival, number, rows).
         self._arrivals: list[tuple[float, int, int]] = []
         # The frame that the last stage computes: (seconds of its end, number).
         self._verifying: tuple[float, int] | None = None
-        # When the next frame is to be drafted at the earliest; None: not before the next result.
+        # Earliest time at which the next frame may be drafted; None: not before the next result.
         self._due: float | None = 0.0
-        # When the draft that was begun is complete.
+        # When the draft that was started will be complete; None: none was started.
         self._drafting: float | None = None
 
     def run(self) -> WrittenInFrames:
-        """Write the text, and return what it took."""
+        """Write the text, and return the totals."""
         now = 0.0
         while True:
             self._start_work(now)
@@ -243,7 +244,7 @@ class ChainRun:
                 if self._known >= len(self._text.tokens) - 1:
                     return WrittenInFrames(self._known, now, self._frames, self._rows)
                 if missed:
-                    # No host computes what was dropped, from now on.
+                    # From now on, no host computes a dropped frame.
                     self._free = [min(seconds, now) for seconds in self._free]
                     self._arrivals.clear()
                     self._verified = self._frames
@@ -253,14 +254,15 @@ class ChainRun:
             elif self._drafting is not None and self._drafting <= now:
                 self._drafting = None
                 sent = self._send_next(now)
-                # A draft that results have overtaken is begun anew; a tree without further nodes is not.
+                # Start another draft if a result has arrived since this one was started. A tree that has no
+                # further nodes to send gains none until the next result.
                 self._due = self._next_due(now) if sent or self._drafted < self._known else None
 
     def _start_work(self, now: float) -> None:
-        """Let the drafter and the last stage begin what is due, if their hosts are free. On a shared host,
-        drafting comes first: verification first would leave the stages before without work.
+        """Start the drafting and the verification that are due, if their hosts are free. On a shared host,
+        drafting has priority, because the earlier stages would otherwise be idle.
 
-        now: Seconds.
+        now: Simulated time, in seconds.
         """
         shared = self._costs.shared_host
         busy = self._drafting is not None or (shared and self._verifying is not None)
@@ -276,7 +278,7 @@ class ChainRun:
             self._verifying = now + self._costs.stage(rows), frame
 
     def _next_times(self) -> Iterator[float]:
-        """Yield when something ends, or can begin if its host is free by then. At least one time."""
+        """Yield at least one time: when some work ends, or can start because its host is idle."""
         if self._verifying:
             yield self._verifying[0]
         if self._drafting is not None:
@@ -288,10 +290,10 @@ class ChainRun:
             yield self._due
 
     def _verify(self, frame: int) -> bool:
-        """Walk on as far as the results of this frame and those before lead. Return whether the newest known
-        token is in no frame.
+        """Follow the text as far as the nodes of this frame and earlier ones reach. Return whether the newest
+        known token is in no frame.
 
-        frame: Number of the frame whose result has come.
+        frame: Number of the frame that was verified.
         """
         self._verified = frame
         last = len(self._text.tokens) - 1
@@ -301,10 +303,10 @@ class ChainRun:
         return self._root.frame is None
 
     def _next_due(self, now: float) -> float | None:
-        """Return when the next frame is to be drafted at the earliest; None if as many frames as allowed are
-        in flight.
+        """Return the earliest time at which the next frame may be drafted; None if as many frames as allowed
+        are in flight.
 
-        now: Seconds.
+        now: Simulated time, in seconds.
         """
         policy = self._policy
         if self._root.frame is None:
@@ -326,9 +328,10 @@ class ChainRun:
         return self._costs.growth(levels, policy.nodes)
 
     def _choose(self) -> list[tuple[int, SentNode, SentNode]]:
-        """Return what the draft that was begun last adds to the chain: (token, its parent's node, its own new
-        node) each, parents first. The draft's nodes are the likeliest ones that were not sent; those that
-        results have ruled out since it was begun are left out.
+        """Return the nodes that the newest draft adds to the chain, parents first.
+
+        Each entry is (token, the parent's node, the new node). The draft consists of the likeliest nodes that
+        were not sent. Nodes that results have ruled out since the draft was started are left out.
         """
         text = self._text
         if self._drafted >= len(text.trees):
@@ -386,10 +389,10 @@ class ChainRun:
 
 
 def write(texts: Sequence[DraftedText], costs: RingCosts, policy: ChainPolicy) -> WrittenInFrames:
-    """Write texts one after another, and return the sums.
+    """Write texts one after another, and return the totals.
 
     texts: At least one text, of at least two tokens.
-    costs: What steps and drafts take.
+    costs: Times of the ring.
     policy: How every text is drafted.
     """
     total = WrittenInFrames(0, 0.0, 0, 0)

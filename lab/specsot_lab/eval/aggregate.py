@@ -244,7 +244,7 @@ DIRECT_COLUMNS = (
     figure("seconds", "direct_seconds", 1),
     figure("tok/s", "direct_speed", 1),
 )
-# Columns of the table of categories. "pays" says which mode suits the category.
+# Columns of the table of categories. The last one says which mode suits the category.
 COLUMNS = (
     text("task", "task"),
     text("category", "category"),
@@ -254,5 +254,5 @@ COLUMNS = (
     figure("tok/s direct", "direct_speed", 1),
     figure("sot", "sot_speed", 1),
     figure("speedup", "speedup"),
-    Column("pays", lambda row: row["verdict"]),
+    Column("better mode", lambda row: row["verdict"]),
 )

@@ -74,7 +74,7 @@ def draw_panels(panels: Sequence[Any], lines: Sequence[CategoryRow]) -> None:
     bars(panels[0], names, speedups, [f"{speedup:.2f}" for speedup in speedups])
     panels[0].axvline(1, color="black", linewidth=0.8)
     panels[0].axvline(
-        MIN_SPEEDUP, color="black", linewidth=0.8, linestyle=":", label=f"pays from {MIN_SPEEDUP}"
+        MIN_SPEEDUP, color="black", linewidth=0.8, linestyle=":", label=f"profitable from {MIN_SPEEDUP}"
     )
     panels[0].set_title("tokens per second, planned over direct", fontsize="medium")
     _draw_quality(panels[1], lines)

@@ -27,10 +27,12 @@ class DrafterTelemetry(DrafterObserver):
         """
         registry = observation.registry
         self._tracer = observation.tracer
-        self._trees = Counter("specsot:drafter_trees", "Trees sent, lone roots left out", registry=registry)
-        self._nodes = Counter("specsot:drafter_nodes", "Their nodes beyond the roots", registry=registry)
-        self._pauses = Counter("specsot:drafter_pauses", "Times when drafting did not pay", registry=registry)
-        about = "Learning what came and drafting once"
+        self._trees = Counter("specsot:drafter_trees", "Trees sent, except single roots", registry=registry)
+        self._nodes = Counter(
+            "specsot:drafter_nodes", "Nodes of these trees, without roots", registry=registry
+        )
+        self._pauses = Counter("specsot:drafter_pauses", "Pauses of unprofitable drafting", registry=registry)
+        about = "Reading all messages and drafting once"
         self._seconds = Histogram(
             "specsot:drafter_draft_seconds", about, buckets=STEP_BUCKETS, registry=registry
         )

@@ -130,7 +130,7 @@ class KvHandover:
             self._migrated.clear()
             return True
         live = {one: rows for one, rows in final_rows().items() if one not in self._over}
-        return not self._go_on(epoch, next_stages, _within(MAX_MIGRATED_BYTES, members, live))
+        return not self._begin_round(epoch, next_stages, _within(MAX_MIGRATED_BYTES, members, live))
 
     def remember_broken(self, epoch: Epoch, final_rows: Callable[[], Mapping[int, int]]) -> None:
         """Remember a ring that has broken, so that the next epoch may begin with its KV (`continue_repair`).
@@ -269,7 +269,7 @@ class KvHandover:
         """
         return self._kept[1] if epoch == self._kept[0] else {}
 
-    def _go_on(self, epoch: Epoch, next_stages: Stages, final_rows: Mapping[int, int]) -> bool:
+    def _begin_round(self, epoch: Epoch, next_stages: Stages, final_rows: Mapping[int, int]) -> bool:
         """Begin a further round and return True; or return False if at most MAX_RECOMPUTED_ROWS rows remain,
         or MAX_ROUNDS have been made. Every giver and taker is sent the order with the first and last row of
         each sequence; if it is not confirmed in ROUND_SECONDS, `on_timeout` is called.

@@ -295,7 +295,7 @@ class JournalFile:
             raise
         except Exception as error:
             log.warning("a restart will lose this request", request_id=change[0], exc_info=error)
-            self._forget(change[0])
+            self._discard(change[0])
 
     def _write(self, change: Change) -> None:
         """Insert a request or a record, or delete a request. A new request replaces one with the same id and
@@ -308,16 +308,16 @@ class JournalFile:
         run = self._data.execute
         match change:
             case id, JournaledRequest(_, client, ask, seed, began, _, owner, wording):
-                self._forget(id)
+                self._discard(id)
                 asked = encode_ask(ask, id).SerializeToString()
                 row = (id, client, asked, seed, began, owner, wording)
                 run("INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?)", row)
             case id, None:
-                self._forget(id)
+                self._discard(id)
             case id, record:
                 run("INSERT INTO records VALUES (?, ?)", (id, encode_record(record)))  # pyrefly: ignore[bad-argument-type]
 
-    def _forget(self, request_id: str) -> None:
+    def _discard(self, request_id: str) -> None:
         """Delete a request and its records; an unknown id is ignored.
 
         request_id: the request's id.

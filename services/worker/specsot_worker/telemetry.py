@@ -45,12 +45,14 @@ class WorkerTelemetry(WorkerObserver):
             """
             return Histogram(f"specsot:worker_{name}", about, buckets=STEP_BUCKETS, registry=registry)
 
-        self._frames = Counter("specsot:worker_frames", "Frames computed here", registry=registry)
-        self._rows = Counter("specsot:worker_rows", "Rows computed here", registry=registry)
-        self._compute = histogram("compute_seconds", "Compute of one frame here")
-        self._queue = histogram("queue_seconds", "How long a frame lay here before its turn")
-        self._step = histogram("step_seconds", "One step, from stage 0 and back to it")
-        self._hop = histogram("hop_seconds", "Mean of a step's hops: links, and waiting there")
+        self._frames = Counter("specsot:worker_frames", "Frames that this worker computed", registry=registry)
+        self._rows = Counter("specsot:worker_rows", "Tokens that this worker computed", registry=registry)
+        self._compute = histogram("compute_seconds", "Computing of one frame")
+        self._queue = histogram("queue_seconds", "Waiting of one frame for its turn")
+        self._step = histogram("step_seconds", "One step, from stage 0 back to stage 0")
+        self._hop = histogram(
+            "hop_seconds", "One hop of a step, on average: sending, and waiting at the next stage"
+        )
         if registry is not None:
             registry.register(PolledCollector(self._collect))
         self._in_flight: dict[int, tuple[float, Span | None]] = {}
@@ -191,6 +193,8 @@ def _layers_gauge(configuration: Configuration) -> Metric:
     index = stage_index(configuration)
     mine = configuration.stages[index]
     labels = {"worker": mine.name, "layers": str(mine.layers), "stage": str(index)}
-    gauge = GaugeMetricFamily("specsot:worker_layers", "How many layers it runs", labels=tuple(labels))
+    gauge = GaugeMetricFamily(
+        "specsot:worker_layers", "Number of layers that this worker runs", labels=tuple(labels)
+    )
     gauge.add_metric(tuple(labels.values()), len(mine.layers))
     return gauge

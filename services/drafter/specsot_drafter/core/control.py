@@ -54,7 +54,7 @@ REGRET: Final = 5.0
 # Multiple of REGRET. How much drafting may lose on future sequences; gains refill it up to this limit.
 # Chosen by the gate.
 POOL: Final = 8.0
-# Fraction of baseline time. The loss that is always allowed, however long drafting does not pay.
+# Fraction of baseline time. The loss that is always allowed, however long drafting is not profitable.
 # Chosen by the gate: 0.01 is worse.
 REGRET_SHARE: Final = 0.005
 # Multiple of the time that drafts add to a step. The extra cost of the first step after drafting starts or

@@ -109,7 +109,7 @@ class Effects(Home):
         for command in decided:
             match command:
                 case Numbered():
-                    self._tell(request, command)
+                    self._buffer_event(request, command)
                 case commands.RenewLeases():
                     self._renew(request)
                 case commands.OpenBranch(point, budget=limit):
@@ -131,7 +131,7 @@ class Effects(Home):
                 case commands.FailRequest(error, final):
                     self._fail(request, error, final)
                 case commands.DropRequest():
-                    self._forget(request)
+                    self._discard(request)
                 case commands.KeepRequest():
                     self._subscriptions.keep(request)
                 case commands.ReleaseRequest():
@@ -239,7 +239,7 @@ class Effects(Home):
         if self._queue.is_live(request) and not request.events.is_full(self._config.unread):
             self._tables.renew(request)
 
-    def _tell(self, request: RequestState, numbered: Numbered) -> None:
+    def _buffer_event(self, request: RequestState, numbered: Numbered) -> None:
         """Append an event to the request's buffer for its client; end the request after Finished. While the
         request is replayed after a restart, the event is only buffered, since it was counted the first time.
         The lengths of answers and the end are counted only while the request is queued; lengths of a request
@@ -259,7 +259,7 @@ class Effects(Home):
             if isinstance(event, Finished):
                 self._note_finished(request, event)
         if isinstance(event, Finished):
-            self._forget(request)
+            self._discard(request)
 
     def _note_finished(self, request: RequestState, event: Finished) -> None:
         """Log the end of a request, and save the measured costs for forecasts if a save is due; otherwise
@@ -297,9 +297,9 @@ class Effects(Home):
             log.warning("request failed", **request.log_fields, reason=str(error))
             if final:
                 self._journal.record(request, FailedRecord(type(error).__name__, str(error)))
-        self._forget(request, error)
+        self._discard(request, error)
 
-    def _forget(self, request: RequestState, error: SpecsotError | None = None) -> None:
+    def _discard(self, request: RequestState, error: SpecsotError | None = None) -> None:
         """End a request's events, and release all that the request holds in queue, ring and quarantine. A
         second call does nothing. A request that never entered the queue only ends its events. The end counts
         under the class of the error, else under the plan's reason, else as "cancelled".

@@ -69,11 +69,11 @@ class Engine(Effects):
             case inputs.RingLost(reason, planned):
                 self._lose_ring(reason, planned)
             case inputs.OrderUnsent(order):
-                self._break_off(order)
+                self._fail_users_of(order)
             case inputs.MasterLeaving(reason):
-                self._leave(reason)
+                self._shut_down(reason)
             case inputs.RequestArrived(request, lacking):
-                self._take_in(request, lacking)
+                self._enqueue(request, lacking)
             case inputs.RequestMoved(request):
                 self._queue.remove(request)
                 self._quarantine.remove(request.breaks)
@@ -145,7 +145,7 @@ class Engine(Effects):
             else:
                 self._await_ring(request, reason, planned)
 
-    def _break_off(self, order: Order) -> None:
+    def _fail_users_of(self, order: Order) -> None:
         """Fail every request that owns, or forks from, the sequence of an order that could not be sent. The
         prefix of that sequence is marked as suspect, so that no later request forks from it. Requests that
         fail get an internal error.
@@ -161,7 +161,7 @@ class Engine(Effects):
             if sequence in own_sequences or any(one.sequence == sequence for one in request.lineage):
                 self._apply(request, [FailRequest(internal_error())])
 
-    def _leave(self, reason: str) -> None:
+    def _shut_down(self, reason: str) -> None:
         """Fail every request because the master shuts down, and refuse all later requests. These failures are
         not journaled (final=False), so a master that reads the journal continues the resumable requests.
 
@@ -172,7 +172,7 @@ class Engine(Effects):
         for request in self._end_epoch():
             self._apply(request, [FailRequest(Unavailable(reason), final=False)])
 
-    def _take_in(self, request: RequestState, lacking: str) -> None:
+    def _enqueue(self, request: RequestState, lacking: str) -> None:
         """Queue a request in this ring. If there is no ring, start the timeout after which the request fails.
         The alarm of the deadline is set, and an alarm of an earlier ring is cleared.
 

@@ -46,14 +46,16 @@ class Throughput:
         return 1 / step if sum(self.stages) else None
 
     def __str__(self) -> str:
-        """Describe the ring: "a 0:16 12.1 ms, b 16:32 13.0 ms, hops 0.4 ms: 39.2 tokens/s plainly"; only its
-        names if no stage was measured. Hops that take no time are left out.
+        """Describe the ring in one line; only the names of its stages if no stage was measured.
+
+        Hops that take no time are left out. For example:
+        "a 0:16 12.1 ms, b 16:32 13.0 ms, hops 0.4 ms: 39.2 tokens/s without drafts"
         """
         if self.tokens_per_second is None:
             return ", ".join(self.names)
         parts = [f"{name} {in_ms(seconds)}" for name, seconds in zip(self.names, self.stages)]
         hops = [f"hops {in_ms(self.hops)}"] if self.hops else []
-        return f"{', '.join([*parts, *hops])}: {self.tokens_per_second:.1f} tokens/s plainly"
+        return f"{', '.join([*parts, *hops])}: {self.tokens_per_second:.1f} tokens/s without drafts"
 
 
 def expected_throughput(stages: Sequence[Stage], members: Mapping[str, Registration]) -> Throughput:

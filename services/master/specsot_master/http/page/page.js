@@ -1,5 +1,5 @@
 "use strict";
-// The conversation: what is asked, how it is sent, and the hands that do it.
+// The conversation: sends questions, shows and stores the turns, and handles keys, buttons and settings.
 
 const form = $("form"), question = $("question"), set = $("set").elements;
 let talk = newTalk();
@@ -10,7 +10,7 @@ const EXAMPLES = ["What are the benefits of regular exercise?", "How can I prepa
 
 const REST = "Continue where you stopped, and repeat nothing.";
 
-// --- who we are, where the server asks: kept as long as this window ---
+// --- the token, if the server needs one: stored until the window is closed ---
 
 function storage() { try { return sessionStorage; } catch { return storage.ours ??= {}; } }
 const shown = () => storage().token ? {authorization: `Bearer ${storage().token}`} : {};
@@ -35,7 +35,8 @@ function submit() {
   answer(form.elements.mode.value);
 }
 
-// Answer the last question of the conversation. again: another answer than the one that was there.
+// Answers the last question of the conversation. again: whether the question was answered before, so that the new
+// answer should differ.
 async function answer(mode, again = false) {
   const turn = {...newAnswer(), mode};
   const stop = new AbortController();
@@ -59,21 +60,21 @@ async function answer(mode, again = false) {
   settle(mine);
 }
 
-// mode: as it is chosen now, where nothing else is wanted.
+// mode: the mode of the new answer; that of the form unless given.
 function retry(mode = form.elements.mode.value, again = false) {
   if (run) return;
   while (talk.turns.at(-1)?.role === "assistant") talk.turns.pop();
   answer(mode, again);
 }
 
-// Ask for the rest of an answer that was cut, as a turn of its own.
+// Asks for the rest of an answer that its limit cut, as a further turn.
 function more() {
   if (run) return;
   talk.turns.push({role: "user", content: REST});
   answer("direct");
 }
 
-// The question's start at the top; a direct answer is followed as it grows, a planned one is read at one's own pace.
+// Scrolls the question to the top. The page then follows a direct answer as it grows, but not a planned one.
 function follow(view) {
   $("turns").dataset.follows = "yes";
   view.box.previousElementSibling?.scrollIntoView({block: "start"});
@@ -84,41 +85,43 @@ function settle({talk: its, view, turn}) {
   if (its === talk && turn.parts.some((one) => one.id) && $("turns").dataset.top === `${scrollY}`) view.box.previousElementSibling?.scrollIntoView({block: "start"});
   delete $("turns").dataset.follows;
   const ends = {stop: "The answer is complete.", length: "The answer is complete: it was cut.", stopped: "The answer is not complete: stopped.", failed: "The answer is not complete: failed."};
-  $("said").textContent = ends[turn.state] ?? "";
+  $("announcement").textContent = ends[turn.state] ?? "";
 }
 
 function body(messages, {turn}, again) {
-  const told = {
+  const fields = {
     messages: [...(set.system.value.trim() ? [{role: "system", content: set.system.value.trim()}] : []), ...messages],
     temperature: set.temperature.valueAsNumber, stream: true,
     specsot: {mode: turn.mode, max_parallel: set.max_parallel.valueAsNumber, branches: true},
   };
   // Without a limit of the user, a first question may take as many tokens as the context holds. With earlier turns
   // the limit is always sent, so that the oldest turns give way.
-  if (messages.length > 1 || set.max_tokens.value !== set.max_tokens.defaultValue) told.max_tokens = set.max_tokens.valueAsNumber;
-  if (again && !told.temperature && !set.seed.value) told.temperature = turn.temperature = .7;  // 0 would write the same
-  if (set.top_p.value) told.top_p = set.top_p.valueAsNumber;
-  if (set.thinking.value) told.reasoning_effort = set.thinking.value;
-  if (set.finish_within_s.value) told.specsot.finish_within_s = set.finish_within_s.valueAsNumber;
-  const text = JSON.stringify(told), seed = set.seed.value;
-  return seed ? `${text.slice(0, -1)},"seed":${BigInt(seed)}}` : text;  // a seed has more digits than a number keeps
+  if (messages.length > 1 || set.max_tokens.value !== set.max_tokens.defaultValue) fields.max_tokens = set.max_tokens.valueAsNumber;
+  if (again && !fields.temperature && !set.seed.value) fields.temperature = turn.temperature = .7;  // temperature 0 would write the same answer again
+  if (set.top_p.value) fields.top_p = set.top_p.valueAsNumber;
+  if (set.thinking.value) fields.reasoning_effort = set.thinking.value;
+  if (set.finish_within_s.value) fields.specsot.finish_within_s = set.finish_within_s.valueAsNumber;
+  const text = JSON.stringify(fields), seed = set.seed.value;
+  return seed ? `${text.slice(0, -1)},"seed":${BigInt(seed)}}` : text;  // a seed has more digits than a JavaScript number
 }
 
-// What was said until now, and the question; questions that were not answered are left out.
-const said = (turns) => turns.filter((one, n) => one.content.trim() && (turns[n + 1]?.content ?? "yes").trim()).map(({role, content}) => ({role, content}));
+// Returns the messages of the conversation, without questions that got no answer.
+const messagesOf = (turns) => turns.filter((one, n) => one.content.trim() && (turns[n + 1]?.content ?? "yes").trim()).map(({role, content}) => ({role, content}));
 
-// Without as many of the oldest exchanges as the refusal of a conversation asks for, judged by characters; null where that would not help.
-function fewer(messages, told) {
-  const [, limit, prompt, wanted] = (/length is (\d+) .*\((\d+) in the \w+, (\d+) in/.exec(told?.message) ?? []).map(Number);
+// Returns the messages without the oldest exchanges, if the server refused them because they exceed the context: as many
+// as its error requires, estimated by characters. Returns null if that would not help, or for any other error.
+function fewer(messages, error) {
+  const [, limit, prompt, wanted] = (/length is (\d+) .*\((\d+) in the \w+, (\d+) in/.exec(error?.message) ?? []).map(Number);
   const starts = messages.flatMap((one, n) => n && one.role === "user" ? [n] : []);
-  if (told?.code !== "context_length_exceeded" || !starts.length || wanted >= limit) return null;
+  if (error?.code !== "context_length_exceeded" || !starts.length || wanted >= limit) return null;
   const share = (some) => some.reduce((sum, one) => sum + one.content.length, 0) / messages.reduce((sum, one) => sum + one.content.length, 0);
   return messages.slice(starts.find((n) => prompt * share(messages.slice(0, n)) >= prompt + wanted - limit) ?? starts.at(-1));
 }
 
-// The answer's stream. Where the conversation is longer than the model's context, its oldest exchanges are left out.
+// Sends the conversation and returns the stream of the answer. If it is longer than the model's context, the oldest
+// exchanges are left out.
 async function send(mine, again) {
-  const all = said(mine.talk.turns.slice(0, -1));
+  const all = messagesOf(mine.talk.turns.slice(0, -1));
   let messages = all;
   for (;;) {
     const headers = {"content-type": "application/json", ...shown()};
@@ -127,9 +130,9 @@ async function send(mine, again) {
       if (messages !== all) mine.turn.left = "The oldest turns no longer fit the model's context and were left out.";
       return response.body;
     }
-    const told = (await response.json().catch(() => ({}))).error;
-    messages = fewer(messages, told);
-    if (!messages) throw Object.assign(new Error(told?.message ?? response.statusText), {status: response.status});
+    const error = (await response.json().catch(() => ({}))).error;
+    messages = fewer(messages, error);
+    if (!messages) throw Object.assign(new Error(error?.message ?? response.statusText), {status: response.status});
   }
 }
 
@@ -146,8 +149,8 @@ async function listen(stream, view) {
       if (!event.startsWith("data: ")) continue;
       if (event === "data: [DONE]") { done = true; continue; }
       const chunk = JSON.parse(event.slice(6));
-      if (chunk.error) throw Object.assign(new Error(chunk.error.message), {status: 0, told: true});
-      view.hear(chunk, event);
+      if (chunk.error) throw Object.assign(new Error(chunk.error.message), {status: 0, reported: true});
+      view.receive(chunk, event);
     }
   }
   if (!done) throw new TypeError("the stream broke off");
@@ -162,7 +165,7 @@ function setBusy(busy) {
   look();
 }
 
-// --- the conversation on the page, and those that are kept ---
+// --- this conversation, and the stored ones ---
 
 function show() {
   const boxes = talk.turns.map((turn, n) => {
@@ -252,7 +255,7 @@ $("clear").addEventListener("click", () => {
   enter(newTalk());
 });
 
-// --- hands ---
+// --- keys, buttons, layout ---
 
 function fit() {
   question.style.height = "auto";
@@ -287,7 +290,7 @@ $("room").addEventListener("click", (event) => { if (!event.target.closest("#men
 $("state").addEventListener("click", () => showRing($("ring").hidden));
 $("close-ring").addEventListener("click", () => { showRing(false); $("state").focus(); });
 document.addEventListener("visibilitychange", look);
-addEventListener("storage", listTalks);  // another window
+addEventListener("storage", listTalks);  // a conversation changed in another window
 addEventListener("pagehide", () => { if (run) keepTalk(run.talk); });
 
 if (shelf.get(THEME)) document.documentElement.dataset.theme = shelf.get(THEME);

@@ -1,7 +1,7 @@
 "use strict";
-// What answers: the model's name, whether it can, and for those who ask the ring with the times of its stages.
+// Shows the model's name and whether the server is ready and, in a drawer, the ring with the times of its stages.
 
-// onNews(info): every time. The picture is drawn while it is to be seen.
+// onNews(info) is called with every status. The picture of the ring is drawn only while the drawer is open.
 const ring = {timer: 0, reachable: true, running: false, plain: null};
 
 async function look() {
@@ -32,12 +32,12 @@ function welcome(known) {
 
 function tellState(state, words) {
   $("state").dataset.is = state;
-  if ($("state-words").textContent !== words) $("state-words").textContent = words;  // else it is read out again and again
+  if ($("state-words").textContent !== words) $("state-words").textContent = words;  // only if it changed, because a screen reader reads every update
 }
 
 function meet(info) {
   const model = info.models[0], steps = {per_second: 0, tokens_per_step: 0, rows_per_step: 0, stages: [], ...info.steps};
-  if (info.requests?.running === 0) steps.per_second = 0;  // it is of the last seconds, and nothing is written any more
+  if (info.requests?.running === 0) steps.per_second = 0;  // the server reports the mean of the last seconds, but no request is running
   const stages = info.members.filter((one) => one.kind === "worker" && one.layers).sort((a, b) => a.layers.first - b.layers.first);
   const drafter = info.members.find((one) => one.kind === "drafter");
   const pace = steps.per_second * steps.tokens_per_step;
@@ -62,7 +62,7 @@ const inMs = (ms) => ms ? `${ms.toFixed(ms < 10 ? 2 : 1)} ms` : "–";
 
 function draw(info, stages, drafter, steps) {
   const moving = steps.per_second > 0, ms = (stage) => steps.stages[stage] === undefined ? undefined : steps.stages[stage] * 1000;
-  const least = stages.map((one, n) => 1000 * one.min_seconds <= (ms(n) ?? Infinity) ? 1000 * one.min_seconds : 0);  // else it was measured badly
+  const least = stages.map((one, n) => 1000 * one.min_seconds <= (ms(n) ?? Infinity) ? 1000 * one.min_seconds : 0);  // a minimum above the mean is a measuring error
   $("ring").classList.toggle("moving", moving);
   $("ring").classList.remove("lost");
   $("ring").style.setProperty("--step-time", `${Math.min(2, Math.max(0.15, 4 / (steps.per_second || 1)))}s`);

@@ -1,8 +1,8 @@
 "use strict";
-// What stays in this browser: settings, the theme, conversations. Nothing of it is sent anywhere but with a question.
+// Stores settings, the theme and conversations in this browser. They leave it only as part of a question.
 
 const TALK = "specsot.talk.", SETTINGS = "specsot.settings", THEME = "specsot.theme";
-const memory = new Map();  // where a browser keeps nothing: private windows, blocked storage
+const memory = new Map();  // used if the browser stores nothing, as in private windows
 
 const shelf = {
   get(key) { try { return localStorage.getItem(key) ?? memory.get(key) ?? null; } catch { return memory.get(key) ?? null; } },
@@ -13,7 +13,7 @@ const shelf = {
       try { localStorage.setItem(key, text); memory.delete(key); return; } catch (error) {
         const oldest = error.name === "QuotaExceededError" && talks().map((one) => TALK + one.id).filter((one) => one !== key).at(-1);
         if (!oldest) { memory.set(key, text); return; }
-        shelf.remove(oldest);  // full: the oldest conversation goes
+        shelf.remove(oldest);  // storage is full: remove the oldest conversation
       }
     }
   },

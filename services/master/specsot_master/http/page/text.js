@@ -1,6 +1,6 @@
 "use strict";
-// Elements out of Markdown, code with colours, tokens with the tint of their step. Never HTML: whatever a model writes
-// is put into text nodes, and the page's policy (require-trusted-types-for) forbids anything else.
+// Renders Markdown as elements, with coloured code, and tokens tinted by the step that wrote them. The model's text only
+// becomes text nodes, never HTML; the page's policy (require-trusted-types-for) forbids anything else.
 
 const $ = (id) => document.getElementById(id);
 const count = (number, word, more = `${word}s`) => `${number.toLocaleString("en")} ${number === 1 ? word : more}`;
@@ -12,8 +12,8 @@ function make(tag, attributes = {}, ...children) {
   return one;
 }
 
-// Write Markdown into `box`. runs: [text, tokens of its step], which together are the text. Blocks that are as they were
-// stay, so that what is selected stays selected, and nothing flickers.
+// Renders Markdown into `box`. runs: a list of [text, tokens of its step], joined to the source. Blocks that have not
+// changed keep their elements, so that a selection survives and nothing flickers.
 function render(box, runs) {
   const text = runs.map(([piece]) => piece).join("");
   const tint = tinter(runs);
@@ -33,7 +33,7 @@ function render(box, runs) {
   while (box.children.length > n) box.lastElementChild.remove();
 }
 
-// Text at `at` of the source as a fragment of spans, one for each step that brought some of it.
+// Returns the text at position `at` of the source as a fragment with one span per step that wrote a part of it.
 function tinter(runs) {
   const ends = [];
   let end = 0;
@@ -83,7 +83,7 @@ const blockOf = (token, at, tint) => BLOCKS[token.type]?.(token, at, tint) ??
 const inlineOf = (tag, token, at, tint) =>
   token.tokens ? within(make(tag), token.tokens, token.raw, at, tint, pieceOf) : make(tag, {}, tint(token.text, at));
 
-// The tokens' elements in `box`; each is looked for in the source, where the one before it ended.
+// Renders Markdown tokens into `box`. The text of each is searched in the source from the end of the previous one on.
 function within(box, tokens, raw, at, tint, elementOf) {
   let from = 0;
   for (const token of tokens) {
@@ -111,7 +111,7 @@ function pieceOf(token, at, tint) {
   return tint(text, at);
 }
 
-// A link that leads to a page or a mailbox; pictures are links, as nothing is fetched from elsewhere.
+// Returns a link to a web page or a mail address. Images become links, because the page loads nothing from other servers.
 function linkOf(token, at, tint) {
   const leads = /^(https?:|mailto:)/i.test(token.href);
   const box = make(leads ? "a" : "span", leads ? {href: token.href, target: "_blank", rel: "noopener noreferrer"} : {});
@@ -170,7 +170,7 @@ function copyButton(textOf, label = "Copy") {
   return button;
 }
 
-// Without TLS a browser gives no clipboard but on this machine; then the old way.
+// Without TLS, browsers offer navigator.clipboard only on localhost. Otherwise the text is copied by execCommand.
 async function copied(text) {
   try { await navigator.clipboard.writeText(text); return true; } catch { /* below */ }
   const field = make("textarea", {class: "unseen"});
