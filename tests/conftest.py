@@ -202,18 +202,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
-        from specsot_drafter import loader
-        from specsot_model import cuda_graphs
-        from tests import forked
+        from tests import forked, measuring
 
-        for module, name in (
-            (cuda_graphs, "MIN_TURNS"),
-            (cuda_graphs, "MAX_TURNS_CPU"),
-            (loader, "MIN_TURNS"),
-        ):
-            FOR_GOOD.setattr(module, name, 1)  # Hundreds of rings measure their curves.
-        FOR_GOOD.setattr(cuda_graphs, "PATIENCE_SECONDS", 0.0)
-        FOR_GOOD.setattr(cuda_graphs, "SIZES", (1, 8, 128))
+        measuring.measure_little(FOR_GOOD.setattr)
         forked.install()
 
 
