@@ -155,6 +155,10 @@ $(BIN)/python:
 	$(PYTHON) -m pip --python $@ --disable-pip-version-check install --quiet --no-compile pip || \
 	    { $(PYTHON) -m venv $(VENV) && $(PIP) --upgrade pip; }
 
+$(BIN)/uv: constraints.txt | $(BIN)/python
+	$(PIP) --no-deps uv
+	@touch $@
+
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'installing into $(VENV); pip says nothing meanwhile: 300 MB with a CPU torch, gigabytes with CUDA'
 	$(EDIT) $(TORCH_INDEX) $(SERVE)
