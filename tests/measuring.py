@@ -1,7 +1,7 @@
-"""Members measure how fast they are in little time: hundreds of rings start, and nearly none is placed by it.
+"""Members measure how fast they are by few rows and short copies: tests start hundreds of rings.
 
-Without it, a member's start took longer than all that most tests ask of it; and while one process of tests
-measured, the others waited.
+As users have it, a process copies 64 MiB fourteen times, which takes 0.3 s of a core, a P-EAGLE head is
+measured for 0.5 s, and processes of one machine wait until others have measured.
 """
 
 from __future__ import annotations
