@@ -63,8 +63,13 @@ os.environ.setdefault("SPECSOT_KV_MEMORY", "128M")  # of those services: a GiB t
 
 
 def seeds(many: int, quick: int) -> list[Any]:
-    """0 ... many - 1 for `parametrize`; `--pure` has time for the first `quick` ones."""
-    return [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= quick)) for seed in range(many)]
+    """0 ... many - 1 for `parametrize`; `--pure` has time for the first `quick` ones, and CI for two of five,
+    as for Hypothesis's examples. All others are left to `make test-all`.
+    """
+    kept = max(quick, many * 2 // 5)
+    slow, full = pytest.mark.slow, pytest.mark.full
+    marks = [[slow] * (seed >= quick) + [full] * (seed >= kept) for seed in range(many)]
+    return [pytest.param(seed, marks=own) for seed, own in enumerate(marks)]
 
 
 def some(values: Iterable[Any], *kept: int) -> list[Any]:
