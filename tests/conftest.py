@@ -63,8 +63,13 @@ os.environ.setdefault("SPECSOT_KV_MEMORY", "128M")  # of those services: a GiB t
 
 
 def seeds(many: int, quick: int) -> list[Any]:
-    """0 ... many - 1 for `parametrize`; `--pure` has time for the first `quick` ones."""
-    return [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= quick)) for seed in range(many)]
+    """0 ... many - 1 for `parametrize`; `--pure` has time for the first `quick` ones, and CI for two of five,
+    as for Hypothesis's examples. All others are left to `make test-all`.
+    """
+    kept = max(quick, many * 2 // 5)
+    slow, full = pytest.mark.slow, pytest.mark.full
+    marks = [[slow] * (seed >= quick) + [full] * (seed >= kept) for seed in range(many)]
+    return [pytest.param(seed, marks=own) for seed, own in enumerate(marks)]
 
 
 def some(values: Iterable[Any], *kept: int) -> list[Any]:
@@ -202,18 +207,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
-        from specsot_drafter import loader
-        from specsot_model import cuda_graphs
-        from tests import forked
+        from tests import forked, measuring
 
-        for module, name in (
-            (cuda_graphs, "MIN_TURNS"),
-            (cuda_graphs, "MAX_TURNS_CPU"),
-            (loader, "MIN_TURNS"),
-        ):
-            FOR_GOOD.setattr(module, name, 1)  # Hundreds of rings measure their curves.
-        FOR_GOOD.setattr(cuda_graphs, "PATIENCE_SECONDS", 0.0)
-        FOR_GOOD.setattr(cuda_graphs, "SIZES", (1, 8, 128))
+        measuring.measure_little(FOR_GOOD.setattr)
         forked.install()
 
 

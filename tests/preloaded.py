@@ -16,8 +16,6 @@ for name in (
 ):
     import_module(name)
 
-from specsot_drafter import loader  # noqa: E402
-from specsot_model import cuda_graphs  # noqa: E402
+from tests.measuring import measure_little  # noqa: E402
 
-cuda_graphs.MIN_TURNS = cuda_graphs.MAX_TURNS_CPU = loader.MIN_TURNS = 1  # as in tests/conftest.py
-cuda_graphs.SIZES = 1, 8, 128
+measure_little()

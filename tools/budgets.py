@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,22 @@ def python_size(text: str) -> int:
 
     text: Source of the file.
     """
-    return sum(map(_size_of, ast.walk(ast.parse(text))))
+    tree = ast.parse(text)
+    # Expressions, nine of ten nodes, count only for the names that `:=` assigns.
+    return sum(map(_size_of, ast.walk(tree) if ":=" in text else _statements_of(tree)))
+
+
+def _statements_of(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield every statement of a file, and what has statements within it.
+
+    tree: The syntax tree of the file.
+    """
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            waiting += getattr(node, part, ())
 
 
 def _size_of(node: ast.AST) -> int:

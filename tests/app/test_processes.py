@@ -35,6 +35,7 @@ from specsot_app.fleet.processes import (
     unless_one_ends,
 )
 from specsot_app.fleet.service_specs import UNCONFIGURED, processes_of, services_of
+from tests.conftest import some
 from tests.contracts.grpcurl import parse, replay
 from tests.forked import started
 
@@ -187,7 +188,7 @@ def test_running_requests_end_before_a_fleet_that_is_being_stopped(tmp_path: Pat
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", some([1, 2], 1))
 async def test_a_drafter_may_be_a_part_of_its_workers_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stages: int
 ) -> None:

@@ -56,29 +56,18 @@ class Place:
 def python_of(requirements: str) -> Path | None:
     """The interpreter of an environment with these packages; None where they cannot be had."""
     folder, wanted = ENVIRONMENT / Path(requirements).stem, HERE / requirements
-    mark, tool = folder / requirements, ENVIRONMENT / "uv"
+    mark = folder / requirements
     if mark.is_file() and mark.read_bytes() == wanted.read_bytes():
         return folder / "bin" / "python"
-    uv = str(tool / "bin" / "uv")
+    uv = str(Path(sys.executable).with_name("uv"))
     steps = [
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-compile",
-            "--target",
-            str(tool),
-            "uv==0.13.9",
-        ],
         [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)],
         [
             *(uv, "pip", "install", "--quiet", "--python", str(folder)),
             *("--override", str(HERE / "overrides.txt"), "-r", str(wanted)),
         ],
     ]
-    if not all(installs(requirements, step) for step in steps[Path(uv).is_file() :]):
+    if not all(installs(requirements, step) for step in steps):
         return None
     shutil.copy(wanted, mark)
     return folder / "bin" / "python"
@@ -172,7 +161,7 @@ def absent(*clients: str, why: str = "its packages cannot be installed here") ->
 
 
 def python_sdks(place: Place, only: Sequence[str]) -> list[Row]:
-    python = python_of("requirements.txt")
+    python = python_of("requirements-few.txt" if set(only) <= set(QUICK) else "requirements.txt")
     if python is None:
         return absent(*only)
     return lines_of([python, HERE / "sdks.py", place.url, place.model, *only])

@@ -154,9 +154,7 @@ def brute(machine: TokenAutomaton, place: Place, written: int, remaining: int) -
     return mask
 
 
-@pytest.mark.parametrize(
-    ("name", "rule"), some(product(["single", "crossing", "narrow"], RULES), 0, 1, 6, 7, 9, 10)
-)
+@pytest.mark.parametrize(("name", "rule"), some(product(["single", "crossing", "narrow"], RULES), 0, 6, 9))
 def test_masks_are_those_of_brute_force(name: str, rule: str) -> None:
     vocabulary, rules = VOCABULARIES[name], RULES[rule]
     machine = TokenAutomaton(vocabulary, rules)
@@ -185,7 +183,7 @@ def test_masks_and_steps_of_a_title_to_its_last_byte_are_those_of_brute_force() 
         state = machine.advance(state, token)
 
 
-@pytest.mark.parametrize("points", [2, 4])
+@pytest.mark.parametrize("points", some([2, 4], 0))
 def test_masks_and_steps_of_a_list_to_its_last_word_and_line_are_those_of_brute_force(points: int) -> None:
     rules = PlanRules(direct=False, max_points=points, listed=True)
     machine = TokenAutomaton(CROSSING, rules)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +16,11 @@ GENERATED = REPOSITORY / "shared" / "specsot" / "v1"
 # "pages: charged for it. drafted, pins: ..." at the beginning of a line or of a sentence.
 DOCUMENTED = re.compile(r"(?:^\s*|[.] )((?:[a-z_][a-z0-9_]*, )*[a-z_][a-z0-9_]*):(?=\s)", re.MULTILINE)
 CONSTANT = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b")
-MAX_TEXT = 60  # Characters of a string in code that may be a name; a docstring has more, or several lines.
+# Syntax trees of whole files would take seconds, so one is made of each class alone, with its decorators.
+CLASS = re.compile(r"^(?:@.*\n)*class .*\n(?:(?:[ \t].*|\):|)\n)*", re.MULTILINE)
+# A docstring, or another string of several lines, with what precedes it on its line; and a comment.
+TEXT = re.compile(r'^([^"#\n]*)"""(.*?)"""', re.MULTILINE | re.DOTALL)
+COMMENT = re.compile(r"(?:^|  )#.*$", re.MULTILINE)
 # Names of the operating system, of CUDA and of GGUF, and a reason that is made of the name of an error.
 ELSEWHERE = ("SO_REUSEPORT", "CUDA_VISIBLE_DEVICES", "HEAD_MISMATCH")
 # Variables of the environment, and the types of a GGUF file.
@@ -26,15 +29,24 @@ VALUES = ("dataclass", "value")  # decorators of classes that consist of fields
 
 
 @cache
-def modules() -> dict[Path, ast.Module]:
+def sources() -> dict[Path, str]:
     files = (file for root in ROOTS for file in (REPOSITORY / root).rglob("*.py"))
-    return {
-        file: ast.parse(file.read_text(encoding="utf-8")) for file in files if GENERATED not in file.parents
-    }
+    return {file: file.read_text(encoding="utf-8") for file in files if GENERATED not in file.parents}
 
 
-def classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+@cache
+def known_classes() -> list[tuple[str, ast.ClassDef]]:
+    """Every class at the top of a file, and where it is declared."""
+    found = list[tuple[str, ast.ClassDef]]()
+    for file, text in sources().items():
+        for one in CLASS.finditer(text):
+            line = text.count("\n", 0, one.start()) + 1
+            found += [(f"{file.relative_to(REPOSITORY)}:{line}", node) for node in classes(one[0])]
+    return found
+
+
+def classes(text: str) -> list[ast.ClassDef]:
+    return [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
 
 
 def name_of(node: ast.expr) -> str:
@@ -78,11 +90,10 @@ def undocumented_names(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> se
 
 
 def test_every_field_that_a_docstring_describes_exists() -> None:
-    known = {node.name: node for tree in modules().values() for node in classes(tree)}
+    known = {node.name: node for _, node in known_classes()}
     wrong = [
-        f"{file.relative_to(REPOSITORY)}:{node.lineno} {node.name} has no {name}"
-        for file, tree in modules().items()
-        for node in classes(tree)
+        f"{place} {node.name} has no {name}"
+        for place, node in known_classes()
         if consists_of_fields(node)
         for name in sorted(undocumented_names(node, known))
     ]
@@ -90,7 +101,7 @@ def test_every_field_that_a_docstring_describes_exists() -> None:
 
 
 def test_every_constant_that_a_docstring_names_exists() -> None:
-    written = {name for tree in modules().values() for node in ast.walk(tree) for name in names_written(node)}
+    written = {name for text in sources().values() for name in CONSTANT.findall(code_of(text))}
     written |= {
         name
         for file in (REPOSITORY / "protos").rglob("*.proto")
@@ -98,28 +109,27 @@ def test_every_constant_that_a_docstring_names_exists() -> None:
     }
     wrong = [
         f"{file.relative_to(REPOSITORY)}: {name}"
-        for file, tree in modules().items()
-        for said in docstrings(tree)
+        for file, text in sources().items()
+        for before, said in TEXT.findall(text)
+        if before.strip() in ("", "r")
         for name in CONSTANT.findall(said)
         if name not in written and name not in ELSEWHERE and not ELSEWHERE_TOO.match(name)
     ]
     assert wrong == []
 
 
-def names_written(node: ast.AST) -> list[str]:
-    """Return the names in code, and constants in strings of one line: variables of the environment, say."""
-    match node:
-        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
-            return [name]
-        case ast.Constant(value=str(text)) if "\n" not in text and len(text) < MAX_TEXT:
-            return CONSTANT.findall(text)
-        case _:
-            return []
+def code_of(text: str) -> str:
+    """Return a file without its docstrings and comments, in which a constant would be named, not written."""
+    return COMMENT.sub("", TEXT.sub(r"\1", text))
 
 
-def docstrings(tree: ast.Module) -> Iterator[str]:
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    return (ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds))
+@pytest.mark.parametrize(
+    "line", ["MAX_ROWS = 3", "use(MAX_ROWS)", 'read("MAX_ROWS")', "from a import MAX_ROWS"]
+)
+def test_a_constant_is_written_in_code_alone(line: str) -> None:
+    named = 'def one() -> None:\n    """MAX_ROWS: of a frame."""\n    return  # MAX_ROWS at most\n'
+    assert CONSTANT.findall(code_of(named)) == []
+    assert CONSTANT.findall(code_of(named + line)) == ["MAX_ROWS"]
 
 
 @pytest.mark.parametrize(
@@ -132,5 +142,5 @@ def docstrings(tree: ast.Module) -> Iterator[str]:
     ],
 )
 def test_a_field_is_described_at_the_beginning_of_a_line_or_a_sentence(said: str, missing: set[str]) -> None:
-    (node,) = classes(ast.parse(f'@dataclass\nclass Frame:\n    """{said}"""\n\n    rows: int\n'))
+    (node,) = classes(f'@dataclass\nclass Frame:\n    """{said}"""\n\n    rows: int\n')
     assert undocumented_names(node, {}) == missing

@@ -23,6 +23,7 @@ from specsot_drafter.overlap import graph_growth
 from specsot_drafter.overlap.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.proposers import eagle
 from specsot_model.cuda_graphs import Captured, GraphCapture, Work
+from tests.conftest import some
 from tests.drafter.heads import turn_to_eagle_1
 from tests.there import there
 
@@ -64,9 +65,7 @@ def remembering(
     return memory, due
 
 
-@pytest.mark.parametrize(
-    ("window", "skipped"), [(None, 0), (None, 21), pytest.param(7, 0, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize(("window", "skipped"), some([(None, 21), (None, 0), (7, 0)], 0))
 @torch.inference_mode()
 def test_one_graph_grows_what_levels_grow(
     folder: Path, window: int | None, skipped: int, monkeypatch: pytest.MonkeyPatch
@@ -179,7 +178,7 @@ def test_only_heads_as_published_are_fused(folder: Path) -> None:
     assert not can_fuse(load_head(folder / "head", folder / "base", KIND, "cpu"))
 
 
-@pytest.mark.parametrize(("wrong", "skipped"), [(False, 0), (True, 0), (False, 21)])
+@pytest.mark.parametrize(("wrong", "skipped"), some([(False, 21), (True, 0), (False, 0)], 0, 1))
 @torch.inference_mode()
 def test_the_device_grows_trees_after_a_verification_result_that_the_host_has_not_read(
     folder: Path, wrong: bool, skipped: int

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from structlog.testing import capture_logs
 
 from specsot.errors import ModelError
-from specsot_drafter.loader import MEASURED_ROWS, measure_levels
+from specsot_drafter import loader
+from specsot_drafter.loader import measure_levels
 from tests.drafter.heads import IDS, SPECULATORS_1, Tensors, answer, change, configure, drop, load
 
 
@@ -198,5 +199,5 @@ def test_every_measured_point_takes_time(folder: Path) -> None:
     """By a counting clock: every look at it is a second later."""
     seconds = iter(range(10**6))
     curve = measure_levels(load(folder), lambda: float(next(seconds)))
-    assert [rows for rows, _ in curve] == list(MEASURED_ROWS)
+    assert [rows for rows, _ in curve] == list(loader.MEASURED_ROWS)
     assert all(taken > 0 for _, taken in curve)

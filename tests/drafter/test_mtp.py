@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
@@ -26,6 +28,7 @@ from specsot_drafter.memory import mtp_memory
 from specsot_drafter.proposers import Proposer
 from specsot_model.attention import RowSpan
 from specsot_model.memory_fit import WeightForm
+from tests.conftest import some
 from tests.drafter.mtp import KINDS, LAYERS, Pair, split_pair, write_pair
 from tests.model.gguf_files import write_gguf
 from tests.model.tiny import Ring, load
@@ -36,9 +39,10 @@ SHAPE = TreeShape(depth=3, top_k=3, nodes=16, fixed=True)
 LEVELS = SHAPE.depth + 1
 
 
-@pytest.fixture(params=KINDS)
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
-    return write_pair(tmp_path / "base", request.param)
+@pytest.fixture(scope="module", params=KINDS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A pair of each kind; no test changes its files."""
+    return write_pair(tmp_path_factory.mktemp("base"), request.param)
 
 
 def load_layer(directory: Path, base: Path) -> MtpHead:
@@ -59,7 +63,7 @@ def outputs_of(head: MtpHead, tokens: list[int], features: torch.Tensor) -> torc
     return head.forward(torch.tensor(tokens), features, HeadRows(rows, rows, plan, head.make_kv(1, 64)))
 
 
-@pytest.mark.parametrize("cuts", [(LAYERS,), (1, LAYERS), (1, 2, LAYERS)])
+@pytest.mark.parametrize("cuts", some([((LAYERS,),), ((1, LAYERS),), ((1, 2, LAYERS),)], 2))
 def test_logits_are_those_of_the_reference_over_layer_ranges(pair: Pair, cuts: tuple[int, ...]) -> None:
     head = load_layer(pair.directory, pair.directory)
     features = head.features(fused_rows(pair, head, cuts, TEXT[:-1]))
@@ -73,13 +77,14 @@ def test_logits_are_those_of_the_reference_over_layer_ranges(pair: Pair, cuts: t
 
 def test_a_layer_in_a_checkpoint_of_its_own_is_the_same(pair: Pair, tmp_path: Path) -> None:
     whole = load_layer(pair.directory, pair.directory)
-    alone = split_pair(pair, tmp_path / "alone")
-    apart = load_layer(alone, pair.directory)
+    own = replace(pair, directory=copytree(pair.directory, tmp_path / "base"))
+    alone = split_pair(own, tmp_path / "alone")
+    apart = load_layer(alone, own.directory)
     features = pair.features(TEXT[:-1])
     expected = outputs_of(whole, TEXT[1:], features)
     torch.testing.assert_close(outputs_of(apart, TEXT[1:], features), expected, atol=1e-5, rtol=0)
     with pytest.raises(ModelError, match="no MTP layer for a base of 3 layers"):
-        load_layer(pair.directory, pair.directory)
+        load_layer(own.directory, own.directory)
 
 
 def test_the_memory_of_a_layer_is_known_before_it_is_loaded(pair: Pair) -> None:

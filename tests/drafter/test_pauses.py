@@ -89,7 +89,7 @@ UNPAUSED = dict[Setting, Written]()
     ("setting", "pause"),
     [
         (SMALL, 10),
-        (SMALL, 24),
+        pytest.param(SMALL, 24, marks=pytest.mark.full),
         (SMALL, 100),
         *(pytest.param(WHOLE, pause, marks=pytest.mark.full) for pause in (10, 1500, 5000)),
     ],

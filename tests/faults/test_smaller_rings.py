@@ -11,6 +11,7 @@ import random
 import pytest
 
 from specsot.params import Ask, Limits
+from tests.conftest import some
 from tests.faults.checker import tell
 from tests.faults.clients import Client, Habit
 from tests.faults.test_coming_back import until
@@ -25,7 +26,7 @@ LARGE = Ask(prompt="What is a ring?", mode="direct", seed=1, limits=Limits(max_n
 SMALL = Ask(prompt="Explain steps.", mode="direct", seed=1, limits=Limits(max_new_tokens=200))
 
 
-@pytest.mark.parametrize("others", [0, 2])
+@pytest.mark.parametrize("others", some([0, 2], 1))
 def test_a_large_request_goes_on_when_the_worker_is_back(others: int) -> None:
     """others: requests that fit, and go on meanwhile, and that the larger ring is formed amid."""
     plain, _, _ = run(written((), others))

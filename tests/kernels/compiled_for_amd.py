@@ -1,6 +1,8 @@
-"""Compiles kernels for one of AMD's GPUs, launches none: `python -m tests.kernels.compiled_for_amd gfx942`.
+"""Compiles kernels for one of AMD's GPUs, and launches none.
 
-Prints each kernel of which a program for that GPU was made. Needs no GPU, and no interpreter of Triton.
+`python -m tests.kernels.compiled_for_amd gfx942 64` prints each kernel of which a program for that GPU was
+made. The number is the size of an attention head, which decides how long attention takes to compile. Needs no
+GPU, and no interpreter of Triton.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from specsot_kernels.gpu.small_attention import attend_small, plan_small_step
 from specsot_kernels.gpu.small_products import multiply_small
 from specsot_kernels.gpu.whole import multiply_whole, round_rows
 from tests.kernels.drafting import VOCABULARY, draft, lists_of
-from tests.kernels.test_attention import PAGE, PAGES, branches
+from tests.kernels.spans import PAGE, PAGES, branches
 
 ELF = b"\x7fELF"
 
@@ -58,7 +60,7 @@ def compile_instead(name: str) -> None:
     JITFunction.run = run
 
 
-def launch_all() -> None:
+def launch_all(head_dim: int) -> None:
     """EAGLE's tree functions, tree attention, and what surrounds it, once each."""
     k, steps, nodes = 2, 3, 8
     lists = lists_of([draft(random.Random(1), k, steps) for _ in range(2)])
@@ -72,7 +74,7 @@ def launch_all() -> None:
     gpu.verify_tree_greedy(trees[0], torch.ones(2, nodes).long(), *trees[1:], steps)
     coins, chances = torch.rand(2, nodes), torch.rand(2, nodes, VOCABULARY)
     gpu.tree_speculative_sampling(*trees, coins, coins[:, 0].clone(), chances, None, 1.0, 1.0, steps)
-    queries, kv = torch.zeros(17, 1, 2, 128), torch.zeros(2, PAGES, 1, PAGE, 128)
+    queries, kv = torch.zeros(17, 1, 2, head_dim), torch.zeros(2, PAGES, 1, PAGE, head_dim)
     plan = plan_attention(branches(random.Random(2), 2, 5, 6), PAGE, 2, torch.device("cpu"))
     attend(queries.bfloat16(), kv.bfloat16(), plan, None, None)
     row, weight = torch.ones(1, 512).bfloat16(), torch.ones(64, 512).bfloat16()
@@ -88,4 +90,4 @@ def launch_all() -> None:
 
 if __name__ == "__main__":
     compile_instead(sys.argv[1])
-    launch_all()
+    launch_all(int(sys.argv[2]))

@@ -27,7 +27,8 @@ if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 from specsot_kernels.gpu.attention import attend, plan_attention  # noqa: E402
-from tests.kernels.test_attention import KINDS, NEAR, branches  # noqa: E402
+from tests.kernels.spans import branches  # noqa: E402
+from tests.kernels.test_attention import KINDS, NEAR  # noqa: E402
 
 PAGES, PROMPT, ROWS = 90, 60, 200
 POLICIES = (Window(4, 24), None, Window(0, 16), Window(20, 40), Pruning(0.5, 24, 0))

@@ -23,34 +23,11 @@ from specsot_kernels.gpu import attention  # noqa: E402
 from specsot_kernels.gpu.attention import are_copied, attend, plan_attention  # noqa: E402
 from specsot_kernels.gpu.launching import copies_blocks  # noqa: E402
 from tests.conftest import some  # noqa: E402
+from tests.kernels.spans import PAGE, PAGES, a_tree, branches  # noqa: E402
 
-PAGE = 16
-PAGES = 40
 NEAR = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 # Triton's interpreter multiplies no bf16, and is slow
 KINDS = (torch.float16,) if DEVICE == "cpu" else tuple(NEAR)
-
-
-def a_tree(rng: random.Random, rows: int, before: int) -> tuple[int, ...]:
-    """Each row sees the tail's committed part, itself, and a random earlier row's line."""
-    seen: list[int] = []
-    for row in range(rows):
-        above = seen[rng.randrange(row)] if row else (1 << before) - 1
-        seen.append(above | 1 << (before + row))
-    return tuple(seen)
-
-
-def branches(rng: random.Random, count: int, shared: int, rows: int) -> list[RowSpan]:
-    """Trees of sequences with the same first pages, and causal rows of one that shares fewer."""
-    fresh = iter(rng.sample(range(20, PAGES), PAGES - 20))
-    common = tuple(range(3, 3 + shared))
-    spans: list[RowSpan] = []
-    for number in range(count):
-        base, before = shared * PAGE + rng.randrange(PAGE), number % 3
-        pages = common + tuple(next(fresh) for _ in range(-(-(base + before + rows) // PAGE) - shared))
-        spans.append(RowSpan(rows, base, before + rows, pages, a_tree(rng, rows, before)))
-    own = max(shared - 1, 0)
-    return [*spans, RowSpan(5, own * PAGE, 5, (*common[:own], next(fresh)))]
 
 
 def written_out(

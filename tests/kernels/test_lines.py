@@ -22,7 +22,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 from specsot_kernels.gpu.lines import attend_lines, plan_lines  # noqa: E402
 from specsot_model.graph_tables import LineFrames  # noqa: E402
 from specsot_model.kv import size_of  # noqa: E402
-from tests.kernels.test_attention import KINDS, NEAR, branches, written_out  # noqa: E402
+from tests.kernels.spans import branches  # noqa: E402
+from tests.kernels.test_attention import KINDS, NEAR, written_out  # noqa: E402
 
 PAGE, PAGES, DIM, GROUP = 16, 90, 16, 2
 TEXT = 571  # behind the first cut; five more columns cross the edge of a block
@@ -91,7 +92,7 @@ def laid(columns: Sequence[int], pages: Sequence[int], keys: torch.Tensor, kv: t
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("text", "page"), some([(TEXT, 16), (509, 16), (30, 16), (1030, 16)], 0, 1))
+@pytest.mark.parametrize(("text", "page"), some([(TEXT, 16), (509, 16), (30, 16), (1030, 16)], 0))
 def test_a_row_gets_the_same_bits_in_any_company(kind: torch.dtype, text: int, page: int) -> None:
     """Rows of one text: each alone, as a prompt, as a tree whose other nodes lie between them, beside a text
     that is read with it; in tables that have room for more, too. Over the edge of a block, and of a piece.

@@ -211,7 +211,7 @@ async def house_of(base: Path, bits: Quantization | None = None, frames: int = 4
         await house.close()
 
 
-def ask_of(mode: Any, seed: int, sampling: Sampling | None = None, tokens: int = 64, **more: Any) -> Ask:
+def ask_of(mode: Any, seed: int, sampling: Sampling | None = None, tokens: int = 48, **more: Any) -> Ask:
     return Ask(
         prompt=f"{seed}. {WORDS}",
         mode=mode,
@@ -321,11 +321,11 @@ async def test_a_head_receives_all_migrated_features_and_no_sequence_waits_for_t
 BLOWS = "cancel", "late cancel", "end", "fork", "second order", "giver", "taker"
 
 
-@pytest.mark.parametrize("blow", some(BLOWS, 1, 3, 4, 5))
+@pytest.mark.parametrize("blow", some(BLOWS, 1, 3, 4))
 async def test_no_failure_during_kv_migration_changes_a_sequence_or_leaks_kv(
     demo_model: Path, blow: str
 ) -> None:
-    asks = [ask_of("direct", 0), ask_of("direct", 1, tokens=30 if blow == "end" else 64)]
+    asks = [ask_of("direct", 0), ask_of("direct", 1, tokens=30 if blow == "end" else 48)]
     async with house_of(demo_model / "base", frames=20, drafts=True) as house:
         answers = [asyncio.create_task(text_of(house, ask)) for ask in asks]
         await house.gates["slow"].reached.wait()

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from specsot.checkpoint.resolving import resolve_model
 from specsot.members import TreeShape
 from specsot_model.packed_files import flush
+from tests.conftest import some
 from tests.laws.drafters import knowing
 from tests.laws.ring import Setup, ring_of, write
 from tests.laws.test_identity import WARM, prompts_of
@@ -51,7 +52,7 @@ async def test_law_1_in_int4_with_drafts_and_after_a_repair(models):
         assert await ring.written(one) == plain[0][10:]
 
 
-@pytest.mark.parametrize("links", ["grpc", "direct"])
+@pytest.mark.parametrize("links", some(["grpc", "direct"], 0))
 async def test_law_1_over_hops_in_8_bits(models, links):
     base, prompts = models[0], prompts_of(2)
     ring = Setup(base, stages=3, links=links, quantization="int8", hop_dtype="int8")

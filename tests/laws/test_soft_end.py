@@ -69,11 +69,11 @@ def asked():
     return [([rng.randrange(2, 300) for _ in range(rng.randrange(3, 20))], *one) for one in ASKED]
 
 
-def write_softly(base, prompt, after, least, sampling, ordinal):
-    """Plain decoding; the sequence ends instead of beginning a new sentence."""
+@cache
+def write_on(base, prompt, least, sampling, ordinal):
+    """Plain decoding, which no end of a sentence ends."""
     model, tokens, gaps = load(base), list(prompt), list[float]()
-    ends = sentence_ends(read_vocabulary(base, 300))
-    fed, past, prose = tokens, None, ends.start()
+    fed, past = tokens, None
     for written in range(LIMIT):
         with torch.inference_mode():
             out = model(input_ids=torch.tensor([fed]), past_key_values=past, use_cache=True)
@@ -82,15 +82,11 @@ def write_softly(base, prompt, after, least, sampling, ordinal):
             logits[END] = -torch.inf
         top = logits.topk(2).values
         gaps.append(float(top[0] - top[1]))
-        token = pick(logits, sampling, counts_of(prompt, tokens), 7, ordinal, len(tokens))
-        if token != END and written >= max(after, least) and ends.ends_before(prose, token):
-            token = END
-        prose = ends.advance(prose, token)
-        fed = [token]
+        fed = [pick(logits, sampling, counts_of(prompt, tokens), 7, ordinal, len(tokens))]
         tokens += fed
-        if token == END:
-            return Plain(tuple(tokens[len(prompt) :]), tuple(gaps)), End.STOP
-    return Plain(tuple(tokens[len(prompt) :]), tuple(gaps)), End.LENGTH
+        if fed == [END]:
+            break
+    return Plain(tuple(tokens[len(prompt) :]), tuple(gaps))
 
 
 def counts_of(prompt, tokens):
@@ -98,9 +94,23 @@ def counts_of(prompt, tokens):
     return dict.fromkeys(prompt, 0) | Counter(tokens[len(prompt) :])
 
 
+def end_softly(plain, after, least, ends):
+    """The same until it would begin a new sentence: there it ends instead."""
+    prose = ends.start()
+    for written, token in enumerate(plain.tokens):
+        if token == END or (written >= max(after, least) and ends.ends_before(prose, token)):
+            return Plain((*plain.tokens[:written], END), plain.gaps[: written + 1]), End.STOP
+        prose = ends.advance(prose, token)
+    return plain, End.LENGTH
+
+
 @cache
 def oracle(base, sampling):
-    return [write_softly(base, *one, sampling, number) for number, one in enumerate(asked())]
+    ends = sentence_ends(read_vocabulary(base, 300))
+    return [
+        end_softly(write_on(base, tuple(prompt), least, sampling, number), after, least, ends)
+        for number, (prompt, after, least) in enumerate(asked())
+    ]
 
 
 async def compare(setup, sampling):
@@ -136,23 +146,23 @@ def test_soft_ends_end_most_sequences_before_their_limit(models):
         assert len({len(plain.tokens) for plain, _ in softly}) > 2
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=NAMES)
+@pytest.mark.parametrize("sampling", some(SAMPLINGS, 0), ids=NAMES)
 @pytest.mark.parametrize(("stages", "layout"), some([(1, "packed"), (2, "batched")], 0))
 async def test_law_1_without_a_drafter(models, stages, layout, sampling):
     await compare(Setup(models[0], None, stages, layout), sampling)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=NAMES)
+@pytest.mark.parametrize("sampling", some(SAMPLINGS, 1), ids=NAMES)
 async def test_law_1_with_trees_of_a_head(models, sampling):
     base, head = models
     await compare(Setup(base, head, 1, "packed", TreeShape(4, 3, 12, fixed=True)), sampling)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=NAMES)
+@pytest.mark.parametrize("sampling", some(SAMPLINGS, 2), ids=NAMES)
 async def test_law_1_with_a_drafter_that_knows_the_continuation(models, sampling):
     base, _ = models
     known = [
-        [*prompt, *write_softly(base, prompt, LIMIT, least, sampling, number)[0].tokens]
+        [*prompt, *write_on(base, tuple(prompt), least, sampling, number).tokens]
         for number, (prompt, _, least) in enumerate(asked())
     ]
     shape = TreeShape(6, 2, 14, fixed=True)

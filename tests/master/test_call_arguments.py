@@ -15,6 +15,7 @@ from specsot_master.core.dialects.tool_calls.arguments import (
     arguments_of,
     read_arguments,
 )
+from tests.conftest import examples
 
 CHARACTERS = st.characters(exclude_categories=["Cs"])
 VALUES = st.recursive(
@@ -40,7 +41,7 @@ def rewrite(text: str, size: int, *marks: Any) -> tuple[str, str]:
     return written + rewriter.feed("", last=True), rewriter.rest
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(VALUES, SIZES, st.booleans(), st.sampled_from([None, 1]), st.sampled_from([(), (END,)]))
 def test_json_comes_back_unchanged(
     value: Any, size: int, ascii_only: bool, indent: int | None, stops: tuple[str, ...]
@@ -52,7 +53,7 @@ def test_json_comes_back_unchanged(
 PARTS = [*"{}[]:,\"'\\ \n\tuabd8390d<|>/TrueNone", "\\ud83d", '{"a": ', "</t>", "\ud800", "C:\\u"]
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(
     st.lists(st.sampled_from(PARTS)), SIZES, st.sampled_from([(), ("</t>",)]), st.sampled_from(["", '<|"|>'])
 )
@@ -65,7 +66,7 @@ def test_whatever_was_written_becomes_json_the_same_in_pieces_of_any_size(
     json.dumps(json.loads(whole[0]), ensure_ascii=False).encode()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(VALUES, st.data())
 def test_what_a_limit_cut_off_is_closed(value: Any, data: st.DataObject) -> None:
     text = json.dumps({"a": value})

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from specsot_master.core.dialects.tool_calls.forms import HERMES, PLAIN, CallForm
 from specsot_master.core.dialects.tool_calls.reading import ForcedReader, ToolReader
+from tests.conftest import examples
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -167,7 +168,7 @@ PIECES = st.sampled_from(
 LLAMA = CallForm("object", openers=("<|python_tag|>",), arguments_key="parameters")
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(st.lists(PIECES, max_size=12), st.integers(1, 9), st.sampled_from([HERMES, LLAMA, PLAIN]))
 def test_any_text_is_read_alike_in_pieces_of_any_size(parts: list[str], size: int, form: CallForm) -> None:
     text = "".join(parts)
@@ -176,7 +177,7 @@ def test_any_text_is_read_alike_in_pieces_of_any_size(parts: list[str], size: in
     assert all(isinstance(arguments, dict) for _, arguments in whole[1])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.text(st.sampled_from("ab <>{}[]`\"'\n/.,:"), max_size=40), st.integers(1, 9))
 def test_text_without_calls_comes_back_as_it_was(text: str, size: int) -> None:
     assert read(text, size) == (text, [])

@@ -18,6 +18,7 @@ from specsot_model.decoder import Decoder
 from specsot_model.fused import FusedBlock
 from specsot_model.int8 import Int8
 from specsot_model.linear import Packed
+from tests.conftest import is_full, some
 from tests.model.test_steps import DEVICE, KIND, PAGE, Fused, again
 from tests.model.tiny import write_model
 
@@ -86,7 +87,7 @@ def test_rows_are_rounded_as_on_a_cpu() -> None:
     assert unreal.nonzero().tolist() == [[1, 1], [4, 3]]
 
 
-@pytest.mark.parametrize("inputs", [512, 1024])
+@pytest.mark.parametrize("inputs", some([512, 1024], 0))
 def test_a_row_is_the_same_bits_in_any_company(inputs: int) -> None:
     """Of products, sums onto a residual stream, and gated ones, whatever the tile."""
     x, gains = normal(130, inputs, seed=0), normal(inputs, seed=1)
@@ -98,7 +99,7 @@ def test_a_row_is_the_same_bits_in_any_company(inputs: int) -> None:
         return [held.wide(rows, (gains, 1e-5)), held(rows), stream, short.short, short.scales.t()]
 
     whole = all_of(x)
-    for rows in (1, 7, 16, 17, 64, 65, 128):
+    for rows in (1, 7, 16, 17, 64, 65, 128) if is_full() else (1, 17, 65):  # in each tile, not full
         for found, among in zip(all_of(x[-rows:].clone()), whole):
             assert torch.equal(found, among[-rows:]), rows
     assert not held._counts.any(), "the next product counts from zero"

@@ -22,10 +22,12 @@ from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDept
 from specsot_worker.core.sequencer import Sequencer
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
+from tests.conftest import some
 from tests.eager_steps import EagerSteps
-from tests.models import Shape, write_base
+from tests.models import write_base
 from tests.worker.test_next_step import (
     FEW_PAGES,
+    FLAT,
     PAGE,
     PAGES,
     WINDOW,
@@ -46,7 +48,7 @@ VOCABULARY = Shape().vocabulary
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    base = write_base(tmp_path_factory.mktemp("base"), Shape(layers=4))
+    base = write_base(tmp_path_factory.mktemp("base"), FLAT)
     return Decoder.load(base, None, torch.float32, "cpu")
 
 
@@ -83,7 +85,7 @@ def test_law_1_passes_that_follow_each_other_write_what_single_passes_write(
     assert sum(one.extra_passes == MAX_PASSES - 1 for one in frames) > number / 3
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", some(range(6), 0, 1))
 def test_law_1_passes_write_the_same_as_sequences_come_and_go(
     decoder: Decoder, wanted: Written, seed: int, frames: list[Frame]
 ) -> None:
@@ -97,7 +99,7 @@ def test_law_1_passes_write_the_same_as_sequences_come_and_go(
     assert any(one.extra_passes for one in frames)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", some(range(6), 0, 1))
 def test_law_1_passes_write_the_same_while_drafting_pauses(
     decoder: Decoder, wanted: Written, seed: int, frames: list[Frame]
 ) -> None:
