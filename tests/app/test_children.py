@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from specsot.core.info import Info, MemberInfo, RequestsInfo, StepsInfo
 from specsot.errors import Cancelled, ModelError, Unavailable
 from specsot.members import Range
 from specsot_app.commands.serve import closing_lines
+from specsot_app.fleet import processes
 from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.options import FleetOptions, Models, models_of
 from specsot_app.fleet.processes import (
@@ -121,9 +123,23 @@ async def test_who_gives_up_waiting_takes_no_words_from_who_waits_next() -> None
     assert str(await child.wait_ended()) == "little-0: my last words"
 
 
+class Infos:
+    """A master's client whose master reports these states, one a call, and the last one again and again."""
+
+    def __init__(self, *states: Info) -> None:
+        self.states = states
+        self.calls = 0
+
+    async def info(self) -> Info:
+        state = self.states[min(self.calls, len(self.states) - 1)]
+        self.calls += 1
+        return state
+
+
 async def fleet_of(ear: Ear, *services: Service) -> ProcessFleet:
-    """Without anybody who asks it."""
-    return ProcessFleet([await start(one, ear) for one in services], None, AsyncExitStack(), ear)  # type: ignore[arg-type]
+    """Without any request."""
+    children = [await start(one, ear) for one in services]
+    return ProcessFleet(children, Infos(Info()), AsyncExitStack(), ear)  # type: ignore[arg-type]
 
 
 async def test_a_member_that_ends_is_started_again_and_its_master_is_not() -> None:
@@ -140,6 +156,48 @@ async def test_a_member_that_ends_is_started_again_and_its_master_is_not() -> No
     await master.end()
     assert isinstance(await keeping, Unavailable)
     await fleet.children[1].end()
+
+
+def ring(*workers: str, ready: bool = True, tokens: int = 7, running: int = 1) -> Info:
+    """A ring of these workers, which answers requests."""
+    members = tuple(MemberInfo("worker", name, "nowhere", "model") for name in workers)
+    counts = StepsInfo(steps=tokens, tokens=tokens), RequestsInfo(running=running)
+    return Info(members=members, ready=ready, steps=counts[0], requests=counts[1])
+
+
+async def test_a_lost_worker_is_started_when_the_others_have_generated_a_token(monkeypatch) -> None:
+    """A process that starts takes the processor for seconds, while a request waits for the repair."""
+    monkeypatch.setattr(processes, "REPAIR_PAUSE", 0.0)
+    states = Infos(
+        ring("worker-0", "worker-1"),  # The master has not noticed the loss yet.
+        ring("worker-0", ready=False),
+        ring("worker-0", tokens=7),
+        ring("worker-0", tokens=7),
+        ring("worker-0", tokens=8),
+    )
+    await processes.wait_for_repair("worker-1", states.info)
+    assert states.calls == 5
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        ring("worker-1"),  # No other worker.
+        ring("worker-0", "worker-1", running=0),  # No request.
+    ],
+)
+async def test_a_lost_worker_is_started_at_once_if_nobody_gains_by_waiting(state: Info) -> None:
+    states = Infos(state)
+    await processes.wait_for_repair("worker-1", states.info)
+    assert states.calls == 1
+
+
+async def test_a_lost_worker_is_started_when_the_others_cannot_take_over(monkeypatch) -> None:
+    monkeypatch.setattr(processes, "REPAIR_PAUSE", 0.0)
+    monkeypatch.setattr(processes, "TAKE_OVER_SECONDS", 0.01)
+    states = Infos(ring("worker-0", ready=False))
+    await asyncio.wait_for(processes.wait_for_repair("worker-1", states.info), 5)
+    assert states.calls > 1
 
 
 @pytest.mark.parametrize(("word", "times"), [("fall", 3), ("fail", 1)])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specsot_app.cli import main
+from specsot_app.fleet.options import FleetOptions
 from specsot_bench.core.pairing import Sample
 from specsot_lab.bench import llamacpp, tuner
 from specsot_lab.bench.pairs import PairedAnswer
@@ -72,3 +73,35 @@ def test_ways_are_compared_with_llama_cpp_of_the_same_round() -> None:
     assert (both["peer"], both["plain"], both["per_step"]) == (6.0, 3.0, 3.0)
     assert (both["branches"], both["script"]) == (6.0, 2.5)
     assert rows["int8 plain"]["script"] is rows["llama.cpp"]["branches"] is None
+
+
+def test_decoding_is_compared_after_the_first_token_of_each_side() -> None:
+    """A side that reads the prompt slowly may decode fast: 49 tokens in 2 s beside 49 tokens in 1 s."""
+    rows = {row["name"]: row for row in llamacpp.rows_of({
+        "llama.cpp": [PairedAnswer("", Sample(50, 10.0), first=8.0)],
+        "int8 plain": [PairedAnswer("", Sample(50, 3.0), first=2.0)],
+        "int8 branches": [PairedAnswer("", Sample(50, 3.0))],
+    })}  # fmt: skip
+    assert (rows["llama.cpp"]["first"], rows["llama.cpp"]["decoding"]) == (8.0, 24.5)
+    assert (rows["int8 plain"]["decoding"], rows["int8 plain"]["peer_decoding"]) == (49.0, 2.0)
+    assert rows["int8 branches"]["decoding"] is rows["int8 branches"]["peer_decoding"] is None
+
+
+def test_no_prompt_of_many_clients_or_with_a_passage_is_sent_twice() -> None:
+    """The passage would otherwise be in SpecSoT's prefix cache, and llama.cpp would read it again."""
+    task = llamacpp.PeerTask(
+        "python", "file", FleetOptions(), ("int8",), ("plain",), 2, 8, 2, 60.0, None, 30, 3
+    )
+    rounds = [task.questions(number) for number in range(4)]
+    assert [len(round_) for round_ in rounds] == [3] * 4
+    beginnings = {" ".join(question.split()[:2]) for round_ in rounds for question in round_}
+    assert len(beginnings) == 12
+    assert all(len(question.split()) > 30 for round_ in rounds for question in round_)
+
+
+def test_ways_that_cannot_be_measured_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", "llamacpp", "--peer", "python", "--gguf", "file"]
+    assert main([*command, "--ways", "small"]) == 2
+    assert "--small-model" in capsys.readouterr().err
+    assert main([*command, "--ways", "branches", "--clients", "4"]) == 2
+    assert "--clients" in capsys.readouterr().err

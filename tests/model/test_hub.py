@@ -117,6 +117,22 @@ def test_a_worker_fetches_the_files_of_its_layers_once_it_knows_them(hub, publis
     assert hub.fetched() == {}
 
 
+@pytest.mark.parametrize(("layers", "built"), [(Range(0, 2), 0), (Range(2, 4), 1)])
+def test_only_the_last_stage_builds_grammars_and_only_once_its_layers_are_loaded(
+    hub: LocalHub, monkeypatch, layers: Range, built: int
+) -> None:
+    """They take seconds of processor time, beside which a layer would be measured too slow."""
+    loaded = list[int]()
+    loader = worker()
+    monkeypatch.setattr("specsot_worker.loader.prebuild", lambda vocabulary: loaded.append(loader.fetched))
+    loader.registration()
+    stage = loader.make_stage(configuration(layers), layers)
+    assert not loaded
+    if layers.last == 4:
+        loader.make_verifier(stage, configuration(layers))
+    assert loaded == [loader.fetched] * built
+
+
 def test_a_worker_of_fixed_layers_fetches_theirs_alone(hub: LocalHub) -> None:
     worker(Range(2, 3)).registration()
     assert hub.fetched() == {BASE: TEXTS | {SHARDS[1]}}

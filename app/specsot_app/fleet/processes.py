@@ -9,7 +9,7 @@ import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -148,6 +148,13 @@ MAX_SHORT_LIVES = 3
 SHORT_LIFE = 1800.0
 # Seconds between checks of a ring that is not complete yet. Untuned.
 PAUSE = 0.05
+# Seconds. A ring that is incomplete so long after a loss waits for the lost member. Others take over its
+# layers after half a second by default (`--take-over-after`). Untuned.
+TAKE_OVER_SECONDS = 1.5
+# Seconds. A lost member is started no later than this after its end. Untuned.
+REPAIR_SECONDS = 30.0
+# Seconds between checks of a ring that is being repaired. Untuned.
+REPAIR_PAUSE = 0.2
 # Seconds that a child has to end after a call to it failed, so that its reason can be reported. Untuned.
 EXIT_REPORT_TIMEOUT = 2.0
 
@@ -255,8 +262,20 @@ class ProcessFleet:
         return await self._client.info()
 
     async def keep_running(self) -> SpecsotError:
-        """Restart members that end, until the master ends or a member cannot be restarted; return why."""
-        return await keep_running(self.children, self._on_line, 1)
+        """Restart members that end, until the master ends or a member cannot be restarted; return why.
+
+        A member whose work others take over is started once the ring has generated a token again; see
+        `wait_for_repair`.
+        """
+
+        async def wait(name: str) -> None:
+            """Wait until the ring runs without a lost member.
+
+            name: Name of the member.
+            """
+            await wait_for_repair(name, self.info)
+
+        return await keep_running(self.children, self._on_line, 1, wait)
 
     async def close(self) -> None:
         """Close the client and end all processes, the master first."""
@@ -366,8 +385,52 @@ async def end_all(children: list[ChildProcess]) -> None:
     await asyncio.gather(*(child.end() for child in children[1:]))
 
 
+async def wait_for_repair(name: str, read_info: Callable[[], Awaitable[Info]]) -> None:
+    """Wait until the ring has generated a token without a lost member. A process that starts needs seconds of
+    processor time, for which requests would wait that others can continue.
+
+    Return at once if nothing runs, or if no other worker is left; after TAKE_OVER_SECONDS if the ring is
+    still incomplete, so that it needs the member; after REPAIR_SECONDS in any case; and if the master does
+    not answer.
+
+    name: Name of the member.
+    read_info: Returns the master's state.
+    """
+    now = asyncio.get_running_loop().time
+    began = now()
+    tokens: int | None = None
+    while now() - began < REPAIR_SECONDS:
+        try:
+            info = await read_info()
+        except SpecsotError:
+            return
+        others = [member.name for member in info.members if member.kind == "worker" and member.name != name]
+        requests = info.requests
+        if not others or requests is None or not requests.running + requests.waiting:
+            return
+        repaired = info.ready and name not in (member.name for member in info.members)
+        if not repaired and now() - began >= TAKE_OVER_SECONDS:
+            return
+        if repaired:
+            generated = info.steps.tokens if info.steps else 0
+            if tokens is not None and generated > tokens:
+                return
+            tokens = generated if tokens is None else tokens
+        await asyncio.sleep(REPAIR_PAUSE)
+
+
+async def start_at_once(name: str) -> None:
+    """Do not wait before a member is started again.
+
+    name: Name of the member.
+    """
+
+
 async def keep_running(
-    children: list[ChildProcess], on_line: OutputCallback, num_vital: int = 0
+    children: list[ChildProcess],
+    on_line: OutputCallback,
+    num_vital: int = 0,
+    before_restart: Callable[[str], Awaitable[None]] = start_at_once,
 ) -> SpecsotError:
     """Restart members that end, while the others continue.
 
@@ -380,6 +443,8 @@ async def keep_running(
     children: The processes; a restarted one takes the place of its predecessor in this list.
     on_line: Called with a service's name and each line of its output, and with a line for each restart.
     num_vital: Number of the first children that are never restarted: 1 if the first one is the master.
+    before_restart: Called with the name of a service that will be restarted, which is started when the call
+        has ended. Other members that end meanwhile are restarted afterwards.
     """
     now = asyncio.get_running_loop().time
     short_lives = ShortLives()
@@ -397,6 +462,7 @@ async def keep_running(
             on_line(service.name, f"{error}, {description}: it is not started again")
             return error
         on_line(service.name, f"{error}: it is started again")
+        await before_restart(service.name)
         children[index], started[index] = await start(service, on_line), now()
 
 

@@ -415,12 +415,14 @@ class PairedAnswer:
     whole: Tokens of the merged answer, and wall-clock seconds.
     branches: The same for the phase of the branches alone; None without branches.
     steps: Forward passes of the whole answer; None if unknown.
+    first: Seconds until the first token; None if unknown.
     """
 
     text: str
     whole: Sample
     branches: Sample | None = None
     steps: int | None = None
+    first: float | None = None
 
 
 def _comparisons(contrast: Contrast, pairs: Sequence[tuple[PairedAnswer, PairedAnswer]]) -> list[Comparison]:

@@ -760,6 +760,9 @@ class PeerBenchOptions:
     tokens: Number of tokens of a direct answer; a plan gets four times as many.
     rounds: Maximum number of rounds, with a question each.
     minutes: No round starts that would probably end later than so many minutes after the beginning.
+    small_model: A small model that drafts on both sides.
+    prompt_words: Words before each question.
+    clients: Questions that are sent at once.
     fleet: The same model, as SpecSoT reads it, and its head.
     output: Where results are written.
     """
@@ -775,8 +778,9 @@ class PeerBenchOptions:
     )
     ways: tuple[str, ...] = option(
         ("plain",),
-        "Ways of each, of plain, drafts, branches, both and `by script`: the same plan asked of llama.cpp.",
-        kind=list_kind("WAYS", "plain|drafts|branches|both|by script", "{} are no ways"),
+        "Ways of each, of plain, drafts, suffix, small, branches, both and `by script`: the same plan asked"
+        " of llama.cpp.",
+        kind=list_kind("WAYS", "plain|drafts|suffix|small|branches|both|by script", "{} are no ways"),
     )
     threads: int = option(2, "Threads of each.", min_value=1)
     tokens: int = option(
@@ -784,6 +788,13 @@ class PeerBenchOptions:
     )
     rounds: int = option(6, shared(SAMPLES, "rounds", "Rounds, a question each."))
     minutes: float = option(60.0, "No round begins that would end later.", min_value=0)
+    small_model: str | None = option(
+        None,
+        "A small GGUF model of the same vocabulary: llama.cpp drafts with it, too (way `small`).",
+        metavar="FILE",
+    )
+    prompt_words: int = option(0, "Words of a passage before each question.", min_value=0)
+    clients: int = option(1, "Questions that are sent at once.", min_value=1)
     fleet: Annotated[FleetOptions, Offer(only=("model", "draft_model"))] = field(default_factory=FleetOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
 
@@ -807,6 +818,13 @@ def llamacpp(options: PeerBenchOptions) -> int:
         options.tokens,
         options.rounds,
         60 * options.minutes,
+        options.small_model,
+        options.prompt_words,
+        options.clients,
     )
+    if options.clients > 1 and set(peer_module.PLANNED) & set(options.ways):
+        raise InvalidRequest("--clients: planned ways are measured with one client", field="clients")
+    if "small" in options.ways and options.small_model is None:
+        raise InvalidRequest("--ways small needs --small-model", field="ways")
     task = peer_module.PeerTask(options.peer, options.gguf, options.fleet, *quantities)
     return peer_module.measure(task, output)

@@ -386,14 +386,17 @@ class StageLoader:
             compile_draws(logits(row))
         ahead = stage if isinstance(stage, DecoderStage) else None
         sentences = sentence_ends(self._token_bytes) if self._has_text else None
+        if self._has_text:
+            # Only the last stage needs the tables of grammars. They take seconds of processor time, which
+            # would slow down loading, and falsify the measured time of a layer, if they were begun before.
+            prebuild(self._token_bytes)
         return Verifier(logits, self._find_grammar, ring, ahead, sentences)
 
     def _read_vocabulary(self) -> None:
-        """Read the vocabulary and build its grammar tables now, so that the first request, or the forming of
-        an epoch, does not wait for that. Nothing happens if the model has no tokenizer.
+        """Read the vocabulary now, so that the first request, or the forming of an epoch, does not wait for
+        that. Nothing happens if the model has no tokenizer.
         """
         if self._has_text:
-            prebuild(self._token_bytes)
             sentence_ends(self._token_bytes)
 
     @property
