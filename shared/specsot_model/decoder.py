@@ -301,9 +301,10 @@ class Decoder:
     def _kernels_read(self) -> bool:
         """Tell whether the attention kernels can read the KV pages.
 
-        On a CPU they read no int8 pages, and on a GPU no pages of layers with different heads.
+        On a CPU they read no int8 pages, and on a GPU neither pages of layers with different heads, nor those
+        of latent attention.
         """
-        if self.config.wide is not None and self.device.type == "cuda":
+        if (self.config.wide or self.config.latent) and self.device.type == "cuda":
             return False
         return self._kv_dtype == "auto" or self.device.type == "cuda"
 
@@ -389,7 +390,8 @@ class Decoder:
             return make(config, self.layers, pages, page_rows, *form)
         if config.wide is not None:
             return MixedPages(config, self.layers, pages, page_rows, *form)
-        return KVPages(len(self.layers), pages, page_rows, config.kv_heads, config.head_dim, *form)
+        sizes = pages, page_rows, config.kv_heads, config.head_dim
+        return KVPages(len(self.layers), *sizes, *form, config.stored_tensors)
 
     def hold_tap(self, weight: Tensor) -> Tap:
         """Return a tap's weight in the form that `forward` takes.
