@@ -32,6 +32,7 @@ from specsot_model.fused import (
 )
 from specsot_model.inference import inference_mode
 from specsot_model.kv import KVPages
+from specsot_model.latent import fits_tiles
 from specsot_model.layers import Block, Edges, Norm, add_tap, present, rows_of_linear
 from specsot_model.linear import Linear, look_up, resolve_dtype, uses_packed_kernels
 from specsot_model.loaded_parts import LoadedParts
@@ -302,9 +303,11 @@ class Decoder:
         """Tell whether the attention kernels can read the KV pages.
 
         On a CPU they read no int8 pages, and on a GPU neither pages of layers with different heads, nor those
-        of latent attention.
+        of latent attention of sizes that do not fit tiles.
         """
-        if (self.config.wide or self.config.latent) and self.device.type == "cuda":
+        config = self.config
+        unread = config.wide is not None or (config.latent and not fits_tiles(config.latent, config.heads))
+        if unread and self.device.type == "cuda":
             return False
         return self._kv_dtype == "auto" or self.device.type == "cuda"
 

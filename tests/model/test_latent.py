@@ -102,6 +102,23 @@ def test_in_8_bits_logits_stay_near(layout: Any, tmp_path: Path) -> None:
         assert not torch.equal(rough, exact)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("heads", [4, 68], ids=["kernel", "pytorch"])
+def test_a_gpu_computes_the_logits_of_a_cpu(heads: int, tmp_path: Path) -> None:
+    """A prompt, and a tree behind it: by the kernel, and with more heads than its tiles have queries."""
+    sizes = {"qk_rope_head_dim": 16, "kv_lora_rank": 48, "num_attention_heads": heads}
+    write_model(tmp_path, "deepseek_v3", **sizes, num_key_value_heads=heads)
+    nodes, positions, visible = [12, 44, 55, 66], [20, 21, 21, 22], (1, 3, 5, 13)
+    told = list[torch.Tensor]()
+    for device in ("cpu", "cuda"):
+        ring = Ring.of(load(tmp_path, (1, 3), device))
+        prompt, _ = ring.feed(PROMPT, 0)
+        tree, _ = ring.feed(nodes, len(PROMPT), positions, visible)
+        told.append(torch.cat((prompt, tree)).cpu())
+    torch.testing.assert_close(told[1], told[0], atol=1e-4, rtol=0)
+
+
 def test_what_its_layers_do_not_do_is_refused(tmp_path: Path) -> None:
     write_model(tmp_path, "youtu")
     assert not read_config(tmp_path).allows_policies
