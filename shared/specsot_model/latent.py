@@ -66,9 +66,15 @@ class LatentHeads:
             query_norm = Norm(fetch(f"{prefix}.q_a_layernorm.weight", (latent.query_rank,)), EPS)
             queries = fuse_latent_queries(fetch, prefix, config, latent)
         row_norm = Norm(fetch(f"{prefix}.kv_a_layernorm.weight", (latent.rank,)), EPS)
-        sizes = latent.unrotated, latent.value
-        expand = fetch(f"{prefix}.kv_b_proj.weight", (config.heads * sum(sizes), latent.rank))
-        keys, values = expand.unflatten(0, (config.heads, -1)).split(sizes, 1)
+        if f"{prefix}.k_b_proj.weight" in fetch:
+            # GGUF files have U and V apart, and U transposed.
+            shape = config.heads, latent.rank, latent.unrotated
+            keys = fetch(f"{prefix}.k_b_proj.weight", shape).transpose(1, 2)
+            values = fetch(f"{prefix}.v_b_proj.weight", (config.heads, latent.value, latent.rank))
+        else:
+            sizes = latent.unrotated, latent.value
+            expand = fetch(f"{prefix}.kv_b_proj.weight", (config.heads * sum(sizes), latent.rank))
+            keys, values = expand.unflatten(0, (config.heads, -1)).split(sizes, 1)
         return cls(
             latent, query_norm, queries, row_norm, keys.contiguous(), values.transpose(1, 2).contiguous()
         )

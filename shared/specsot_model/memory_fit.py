@@ -293,7 +293,7 @@ def _tensor_bytes(files: Weights, config: ModelConfig, name: str, weight_form: W
         return stored_bytes(shape, 4 if exact else weight_form.itemsize, None)
     if config.latent and ".self_attn.indexer." in name:
         return 0
-    if config.latent and name.endswith(".kv_b_proj.weight"):
+    if config.latent and name.endswith(("kv_b_proj.weight", ".k_b_proj.weight", ".v_b_proj.weight")):
         form = None
     if name.endswith(config.names.stacked or ()):
         return shape[0] * stored_bytes((shape[2], shape[1]), weight_form.itemsize, form)
