@@ -180,7 +180,7 @@ def _one_by_one(spans: Sequence[RowSpan], plans: Sequence[AttentionPlan]) -> Att
 
         q: [rows, kv_heads, heads_per_kv, head_dim], already scaled.
         kv_layer: [2, pages, kv_heads, page_rows, head_dim], one layer of `KVPages`.
-        extras: The sinks and the softcap of `attend`, if there are any.
+        extras: The sinks, the softcap and the `values_from` of `attend`, if there are any.
         """
         return torch.cat([attend(part, kv_layer, plan, **extras) for part, plan in zip(q.split(rows), plans)])
 
@@ -289,21 +289,25 @@ def attend(
     plan: AttentionPlan,
     sinks: Tensor | None = None,
     softcap: float | None = None,
+    values_from: int = 0,
 ) -> Tensor:
-    """Return the attention output of every row, [rows, kv_heads * heads_per_kv * head_dim].
+    """Return the attention output of every row, [rows, kv_heads * heads_per_kv * (head_dim - values_from)].
 
     The result has the type of `q`.
 
     q: [rows, kv_heads, heads_per_kv, head_dim], already scaled; rows may be strided.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], one layer of `KVPages`, keys first. The KV of the
-        batch is written already.
+        batch is written already. With one tensor instead of two, rows are keys and values at once.
     plan: The plan of this frame, made by `plan_attention` for the same spans.
     sinks: fp32 [kv_heads, heads_per_kv], one extra score per query head that has no value (as in gpt-oss);
         None: no extra score.
     softcap: Scores become softcap * tanh(score / softcap); None: scores are not capped.
+    values_from: Number of first elements that are no part of values; above 0 only where rows are keys and
+        values at once.
     """
     if plan.kernel is not None:
-        extras = {} if sinks is None and softcap is None else {"sinks": sinks, "softcap": softcap}
+        extras: dict[str, Any] = {"values_from": values_from} if values_from else {}
+        extras |= {} if sinks is None and softcap is None else {"sinks": sinks, "softcap": softcap}
         return plan.kernel(q, kv_layer, **extras)
     q = q if plan.source_rows is None else q.index_select(0, plan.source_rows)
     turned_q = q if plan.turns is None else _turn_queries(q, plan.turns)
@@ -318,7 +322,7 @@ def attend(
     # exp(lse) / (exp(lse) + exp(sink)) = sigmoid(lse - sink).
     if sinks is not None:
         out = out * torch.sigmoid(lse - sinks).unsqueeze(-1).to(out.dtype)
-    out = out.reshape(q.shape[0], -1)
+    out = out[..., values_from:].reshape(q.shape[0], -1)
     return out if plan.arranged_rows is None else out.index_select(0, plan.arranged_rows)
 
 
@@ -390,7 +394,7 @@ def _run_pass(q: Tensor, kv_layer: Tensor, read_pass: _Pass, softcap: float | No
     out, lse = _softmax(
         queries.reshape(cells, kv_heads, rows * heads_per_kv, head_dim),
         pages[0],
-        pages[1],
+        pages[-1],
         read_pass.mask,
         softcap,
     )

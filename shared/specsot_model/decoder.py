@@ -32,6 +32,7 @@ from specsot_model.fused import (
 )
 from specsot_model.inference import inference_mode
 from specsot_model.kv import KVPages
+from specsot_model.latent import fits_tiles
 from specsot_model.layers import Block, Edges, Norm, add_tap, present, rows_of_linear
 from specsot_model.linear import Linear, look_up, resolve_dtype, uses_packed_kernels
 from specsot_model.loaded_parts import LoadedParts
@@ -301,9 +302,12 @@ class Decoder:
     def _kernels_read(self) -> bool:
         """Tell whether the attention kernels can read the KV pages.
 
-        On a CPU they read no int8 pages, and on a GPU no pages of layers with different heads.
+        On a CPU they read no int8 pages, and on a GPU neither pages of layers with different heads, nor those
+        of latent attention of sizes that do not fit tiles.
         """
-        if self.config.wide is not None and self.device.type == "cuda":
+        config = self.config
+        unread = config.wide is not None or (config.latent and not fits_tiles(config.latent, config.heads))
+        if unread and self.device.type == "cuda":
             return False
         return self._kv_dtype == "auto" or self.device.type == "cuda"
 
@@ -389,7 +393,8 @@ class Decoder:
             return make(config, self.layers, pages, page_rows, *form)
         if config.wide is not None:
             return MixedPages(config, self.layers, pages, page_rows, *form)
-        return KVPages(len(self.layers), pages, page_rows, config.kv_heads, config.head_dim, *form)
+        sizes = pages, page_rows, config.kv_heads, config.head_dim
+        return KVPages(len(self.layers), *sizes, *form, config.stored_tensors)
 
     def hold_tap(self, weight: Tensor) -> Tap:
         """Return a tap's weight in the form that `forward` takes.

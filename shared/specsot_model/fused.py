@@ -272,16 +272,16 @@ def fuse_blocks(
 ) -> tuple[OnDevice, ...] | None:
     """Return layers for CUDA graphs, fused if all layers have the form that the fused kernels support.
 
-    Return None if there are no kernels for these layers (those of Gemma 4), or for this machine. If all
-    layers have the form of Llama and Qwen, perhaps with experts, the result is connected `FusedBlock`s.
-    Otherwise it is what `capture_block` returns for each layer, which needs products in floats and
-    `invariant` false.
+    Return None if there are no kernels for these layers (Gemma 4's, and latent attention), or for this
+    machine. If all layers have the form of Llama and Qwen, perhaps with experts, the result is connected
+    `FusedBlock`s. Otherwise it is what `capture_block` returns for each layer, which needs products in floats
+    and `invariant` false.
 
     blocks: The layers of a range, whose weights are shared.
     invariant: True if a token's output must not depend on the rest of its batch.
     small_steps: True if it must not depend on the rest of a small step; see `Decoder.runs_small_steps`.
     """
-    if blocks[0].config.values_normed:
+    if blocks[0].config.values_normed or blocks[0].config.latent:
         return None
     if not all(runs_kernels(block.device) and _has_kernels(block, invariant) for block in blocks):
         return None
@@ -345,9 +345,9 @@ def fused_logits(
 def can_fuse(config: ModelConfig, experts: bool = False) -> bool:
     """Tell whether the fused kernels support a model's layers: those of Llama and Qwen.
 
-    They need an RMSNorm, an MLP gated by silu without limits, norms (if any) per head, and neither attention
-    sinks, gated heads, norm offsets, capped scores, norms after the MLP, parallel attention and MLP, nor
-    biases of the output projection or the MLP.
+    They need an RMSNorm, an MLP gated by silu without limits, norms (if any) per head, and neither latent
+    attention, attention sinks, gated heads, norm offsets, capped scores, norms after the MLP, parallel
+    attention and MLP, nor biases of the output projection or the MLP.
 
     config: The model's config.
     experts: True accepts layers with experts as well.
@@ -358,7 +358,7 @@ def can_fuse(config: ModelConfig, experts: bool = False) -> bool:
     gates = config.gated_heads
     plain = plain and not (config.whole_qk_norm or names.sinks or names.after_mlp)
     plain = plain and not (gates or config.norm_offset or config.attention_softcap)
-    plain = plain and config.transformers is None
+    plain = plain and config.transformers is None and config.latent is None
     return plain and not (config.parallel or config.out_bias or config.mlp_bias)
 
 
@@ -413,11 +413,11 @@ def has_small_steps(config: ModelConfig) -> bool:
     """Tell whether small steps can compute the rows of a model's layers in one order; see
     `specsot_kernels.gpu.small_attention`.
 
-    They cannot with experts, gated delta rules, attention sinks or capped scores.
+    They cannot with latent attention, experts, gated delta rules, attention sinks or capped scores.
 
     config: The model's config.
     """
-    known = config.transformers is None
+    known = config.transformers is None and config.latent is None
     return known and not (config.routing or config.delta or config.names.sinks or config.attention_softcap)
 
 
@@ -450,7 +450,7 @@ def check_draft_invariant(
         "matrices in --dtype, or in int8 for layers as Llama and Qwen have them, and KV rows in --dtype": (
             exact and kv_dtype == "auto"
         ),
-        "layers without experts, gated delta rules, attention sinks and capped scores": has_small_steps(
+        "layers without experts, latent attention, delta rules, sinks and capped scores": has_small_steps(
             config
         ),
     }
@@ -477,7 +477,7 @@ def can_capture(
         numbers. The model must then have the fused kernels' form and sizes that are multiples of 16.
     dtype: Type of activations. Experts are captured in bf16 only; see `_has_kernels`.
     """
-    if config.values_normed:
+    if config.values_normed or config.latent:
         return False
     if all_in_8_bits:
         return kernels and can_fuse(config) and sizes_fit_8_bits(config)

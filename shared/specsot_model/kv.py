@@ -51,9 +51,10 @@ class KVPages:
     """A paged KV cache: `pages` pages of `page_rows` rows in each of `layers` layers.
 
     All layers share one tensor, so that moving a slot or copying a page is one operation for all layers.
-    `layers[i]` is the view of one layer, [2, pages, kv_heads, page_rows, head_dim], keys first, values
-    second. Because heads come before rows, the first m rows of a page are a strided view
-    [kv_heads, m, head_dim], and those of n consecutive pages are [n * kv_heads, m, head_dim].
+    `layers[i]` is the view of one layer, [tensors, pages, kv_heads, page_rows, head_dim]: keys first, values
+    second, or one tensor of rows that are both (latent attention). Because heads come before rows, the first
+    m rows of a page are a strided view [kv_heads, m, head_dim], and those of n consecutive pages are [n *
+    kv_heads, m, head_dim].
 
     A slot is the flat number of a row, the same in every layer: page * page_rows + offset.
 
@@ -79,6 +80,7 @@ class KVPages:
         dtype: torch.dtype,
         device: torch.device | str,
         form: KvDtype = "auto",
+        tensors: int = 2,
     ) -> None:
         """Reserve the cache, filled with zeros.
 
@@ -92,16 +94,17 @@ class KVPages:
         dtype: Type of the rows, unless `form` says int8.
         device: Device of the cache. On a CPU, pages take memory only once they are written to.
         form: "int8" stores rows in int8 with a scale, which `as_numbers` reads; "auto" stores `dtype`.
+        tensors: 2 for a key and a value of each row, 1 for rows that are both.
         """
         width = head_dim + SCALE_BYTES if form == "int8" else head_dim
-        shape = (layers, 2, pages, kv_heads, page_rows, width)
+        shape = (layers, tensors, pages, kv_heads, page_rows, width)
         self._whole = untouched_zeros(shape, torch.int8 if form == "int8" else dtype, device)
         self.layers = self._whole.unbind()
         self.pages = pages
         self.page_rows = page_rows
         # Returns whether several sequences hold a page; the owner of the page table replaces it.
         self.shared: Callable[[int], bool] = lambda page: False
-        # A view [pages, page_rows, layers, 2, kv_heads, head_dim], indexed by page and offset.
+        # A view [pages, page_rows, layers, tensors, kv_heads, head_dim], indexed by page and offset.
         self._rows = self._whole.permute(2, 4, 0, 1, 3, 5)
 
     @property
@@ -124,7 +127,7 @@ class KVPages:
 
         layer: Index of the layer within the cache.
         places: Page and offset of each row, as `locate` returns them.
-        kv: [rows, 2, kv_heads, head_dim], keys first, in floats.
+        kv: [rows, tensors, kv_heads, head_dim], keys first, in floats.
         """
         self._put_stored(layer, places, round_rows(kv) if self._whole.dtype == torch.int8 else kv)
 
@@ -133,7 +136,7 @@ class KVPages:
 
         layer: Index of the layer within the cache.
         places: Page and offset of each row, as `locate` returns them.
-        rows: [rows, 2, kv_heads, numbers of a stored row], the rows.
+        rows: [rows, tensors, kv_heads, numbers of a stored row], the rows.
         """
         self._rows[:, :, layer].index_put_(places, rows)
 
@@ -143,7 +146,7 @@ class KVPages:
 
         layer: Index of the layer within the cache.
         slots: LongTensor [rows], page * page_rows + offset.
-        kv: [rows, 2, kv_heads, head_dim], keys first, in floats.
+        kv: [rows, tensors, kv_heads, head_dim], keys first, in floats.
         """
         self.put(layer, self.locate(slots), kv)
 

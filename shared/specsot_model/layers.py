@@ -6,7 +6,6 @@ of tokens in the batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +20,7 @@ from specsot.errors import ModelError
 from specsot.members import Quantization
 from specsot_model.attention import AttentionPlan, attend
 from specsot_model.kv import KVPages, Places
+from specsot_model.latent import LatentHeads
 from specsot_model.linear import (
     Linear,
     Packed,
@@ -30,7 +30,8 @@ from specsot_model.linear import (
     uses_packed_kernels,
 )
 from specsot_model.mlp import Experts, ParallelExperts, fetch_gated, fetch_mlp
-from specsot_model.projections import fuse_projections, fuse_qkv
+from specsot_model.norms import LayerNorm, Norm
+from specsot_model.projections import fuse_latent_inputs, fuse_projections, fuse_qkv
 from specsot_model.rotary import interleave, rotate
 from specsot_model.weights import Fetch
 
@@ -41,75 +42,6 @@ AnyNorm = Callable[[Tensor], Tensor]
 # Applies rotary embedding to the queries and keys of [rows, heads + 2 * kv_heads, head_dim], in place, and
 # stores keys and values in the KV cache.
 RotateAndStore = Callable[[Tensor], None]
-
-
-class Norm:
-    """RMSNorm over the last dimension: x / sqrt(mean(x^2) + eps) * weight, computed in fp32.
-
-    weight: [size], the factor of each number.
-    eps: Added to the mean square.
-
-    torch has no fused RMSNorm for the CPU. There, the norm is computed as
-    x / hypot(||x||, sqrt(n * eps)) * (weight * sqrt(n)), in four short passes instead of seven.
-    """
-
-    __slots__ = ("_floor", "_scaled", "_shape", "eps", "weight")
-
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        """Keep the weight, and prepare what the CPU's form of the norm needs.
-
-        weight: [size], the factor of each number.
-        eps: Added to the mean square.
-        """
-        size = weight.shape[0]
-        self.weight = weight
-        self.eps = eps
-        self._shape = (size,)
-        self._scaled = weight.float() * math.sqrt(size)
-        self._floor = torch.tensor(math.sqrt(size * eps))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the normalized x, in the shape and type of x.
-
-        On a GPU, PyTorch's own RMSNorm runs if the weight is fp32 or has the type of x.
-
-        x: [..., size], in floats.
-        """
-        if x.is_cuda and self.weight.dtype in (x.dtype, torch.float32):
-            return F.rms_norm(x.to(self.weight.dtype), self._shape, self.weight, self.eps).to(x.dtype)
-        wide = x.float()
-        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        return wide.div(torch.hypot(length, self._floor)).mul_(self._scaled).to(x.dtype)
-
-
-class LayerNorm:
-    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension.
-
-    weight: [size], the factor of each number.
-    bias: [size], added to each number.
-    eps: Added to the variance.
-    """
-
-    __slots__ = ("_bias", "_eps", "_shape", "_weight")
-
-    def __init__(self, weight: Tensor, bias: Tensor, eps: float) -> None:
-        """Keep the weight, the bias and the epsilon.
-
-        weight: [size], the factor of each number.
-        bias: [size], added to each number.
-        eps: Added to the variance.
-        """
-        self._weight = weight
-        self._bias = bias
-        self._eps = eps
-        self._shape = tuple(weight.shape)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the normalized x, in the shape of x.
-
-        x: [..., size], in floats.
-        """
-        return F.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
 
 
 def fetch_norm(fetch: Fetch, name: str, config: ModelConfig) -> AnyNorm:
@@ -156,13 +88,19 @@ class Block:
         config = config.of_layer(index)
         names = config.names
         hidden = config.hidden
-        width = config.heads * config.head_dim
+        latent = config.latent
+        width = config.heads * (latent.value if latent else config.head_dim)
         layer = names.layer.format(index)
         attention = f"{layer}.{names.attention}"
         self.config = config
         self.device = torch.device(fetch.device)
         self.rope = rope
-        self.qkv = fuse_qkv(fetch, attention, config, hidden)
+        self.latent_heads = LatentHeads.fetch(fetch, attention, config, latent) if latent else None
+        self.qkv = (
+            fuse_latent_inputs(fetch, attention, config, latent)
+            if latent
+            else fuse_qkv(fetch, attention, config, hidden)
+        )
         self.head_norms: tuple[Norm, Norm] | None = None
         if config.qk_norm:
             spans = (config.heads, config.kv_heads) if config.whole_qk_norm else (1, 1)
@@ -203,7 +141,8 @@ class Block:
         """Return a function that rotates queries and keys in place and stores keys and values in the KV
         cache.
 
-        The function takes [rows, heads + 2 * kv_heads, head_dim]: queries, keys and values of the batch.
+        The function takes [rows, heads + 2 * kv_heads, head_dim]: queries, keys and values of the batch; with
+        latent attention [rows, heads + 1, head_dim], queries and the row that is stored.
 
         table: Rotations of the rows' queries and keys; see `Rotary.table`.
         places: Page and offset at which the KV of each row is stored; see `KVPages.locate`.
@@ -218,8 +157,8 @@ class Block:
             heads: [rows, heads + 2 * kv_heads, head_dim], queries, keys and values of the batch.
             """
             rotate(heads.narrow(1, 0, config.heads + config.kv_heads), table)
-            stored = heads.narrow(1, config.heads, 2 * config.kv_heads)
-            kv.put(layer, places, stored.view(len(heads), 2, config.kv_heads, config.head_dim))
+            stored = heads.narrow(1, config.heads, config.stored_tensors * config.kv_heads)
+            kv.put(layer, places, stored.unflatten(1, (config.stored_tensors, config.kv_heads)))
 
         return rotate_and_store
 
@@ -252,18 +191,26 @@ class Block:
     ) -> Tensor:
         """Return the attention update, [rows, hidden], without adding it to the residual stream.
 
-        If the model gates its query heads, each head's output is multiplied by the sigmoid of its gate.
+        If the model gates its query heads, each head's output is multiplied by the sigmoid of its gate. With
+        latent attention, queries are projected to the stored rows, and outputs from them; see `LatentHeads`.
 
         hidden: [rows, hidden], the residual stream; not changed.
         rotate_and_store: Rotates queries and keys in place and stores keys and values; see `update`.
         kv_layer: [2, pages, kv_heads, page_rows, head_dim], the KV pages of this layer.
         plan: The attention plan of the frame.
         """
-        heads = self.qkv(self.input_norm(hidden)).view(len(hidden), -1, self.config.head_dim)
+        projected = self.qkv(self.input_norm(hidden))
+        if self.latent_heads is None:
+            heads = projected.view(len(hidden), -1, self.config.head_dim)
+        else:
+            heads = self.latent_heads.project(projected)
         self._norm_heads(heads)
         rotate_and_store(heads)
         queries = heads.narrow(1, 0, self.config.heads).unflatten(1, (self.config.kv_heads, -1))
-        attended = attend(queries, kv_layer, plan, self.sinks, self.config.attention_softcap)
+        values_from = 0 if self.latent_heads is None else self.latent_heads.latent.rotated
+        attended = attend(queries, kv_layer, plan, self.sinks, self.config.attention_softcap, values_from)
+        if self.latent_heads is not None:
+            attended = self.latent_heads.expand(attended)
         if self.config.gated_heads:
             attended = attended * heads.narrow(1, -self.config.heads, self.config.heads).flatten(1).sigmoid()
         return self.after_attention(self.out(attended))

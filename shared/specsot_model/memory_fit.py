@@ -272,9 +272,10 @@ def _layer_bytes(files: Weights, config: ModelConfig, layer: int, weight_form: W
 def _tensor_bytes(files: Weights, config: ModelConfig, name: str, weight_form: WeightForm) -> int:
     """Return the bytes of one tensor of a layer, on one device.
 
-    A router is never quantized, and is fp32 if scores are sigmoids. If one tensor holds all experts, each
-    expert counts as a matrix. Biases are never quantized, nor are tensors that are neither a matrix nor hold
-    all experts.
+    A router is never quantized, and is fp32 if scores are sigmoids. The expansion of latent vectors is never
+    quantized, and what selects tokens for sparse attention is not loaded. If one tensor holds all experts,
+    each expert counts as a matrix. Biases are never quantized, nor are tensors that are neither a matrix nor
+    hold all experts.
 
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
@@ -287,6 +288,10 @@ def _tensor_bytes(files: Weights, config: ModelConfig, name: str, weight_form: W
     if routing and f".{config.names.router}." in name:
         exact = routing.score == "sigmoid" or config.names.router_scale
         return stored_bytes(shape, 4 if exact else weight_form.itemsize, None)
+    if config.latent and ".self_attn.indexer." in name:
+        return 0
+    if config.latent and name.endswith(("kv_b_proj.weight", ".k_b_proj.weight", ".v_b_proj.weight")):
+        form = None
     if name.endswith(config.names.stacked or ()):
         return shape[0] * stored_bytes((shape[2], shape[1]), weight_form.itemsize, form)
     if name.endswith(config.names.whole_experts or ()):
@@ -335,7 +340,7 @@ def kv_page_bytes(
     """Return the bytes of KV pages of `rows` rows in all layers of a range.
 
     For gated delta layers these are the stored inputs and the stored states. All other layers store a key and
-    a value of every KV head per row.
+    a value of every KV head per row, or one row for all heads with latent attention.
 
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
     layers: The range of layers, first (included) to last (excluded).
@@ -347,7 +352,9 @@ def kv_page_bytes(
     if config.transformers is not None:
         return rows * page_row_bytes(config, layers, itemsize, kv_dtype)
     attending = [config.of_layer(n) for n in range(layers.first, layers.last) if not config.recurrent(n)]
-    row_sizes = (2 * one.kv_heads * row_bytes(one.head_dim, itemsize, kv_dtype) for one in attending)
+    row_sizes = (
+        one.stored_tensors * one.kv_heads * row_bytes(one.head_dim, itemsize, kv_dtype) for one in attending
+    )
     total = rows * sum(row_sizes)
     if config.delta:
         total += (len(layers) - len(attending)) * (

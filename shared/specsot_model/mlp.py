@@ -196,14 +196,14 @@ class Router:
 def _close_groups(ranked: Tensor, routing: Routing) -> Tensor:
     """Return the scores [rows, experts] with minus infinity outside of each row's best groups.
 
-    A group's score is the sum of its two best experts; the best `open_groups` groups stay open.
+    A group's score is the sum of its `routing.summed` best experts; the best `open_groups` groups stay open.
 
     ranked: [rows, experts], the scores by which experts are chosen. Not modified. A group has at least two
         experts.
     routing: Numbers of groups, and of groups that stay open.
     """
     groups = ranked.unflatten(-1, (routing.groups, -1))
-    group_scores = groups.topk(2, -1).values.sum(-1)
+    group_scores = groups.topk(routing.summed, -1).values.sum(-1)
     closed = torch.ones_like(group_scores, dtype=torch.bool)
     closed.scatter_(-1, group_scores.topk(routing.open_groups, -1).indices, False)
     return groups.masked_fill(closed[..., None], -torch.inf).flatten(-2)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specsot.checkpoint.config import ModelConfig
+from specsot.checkpoint.families import Latent
 from specsot.errors import ModelError
 from specsot_model.decoding import Codes
 from specsot_model.gguf_tensors import StoredRows, join_rows
@@ -58,6 +59,68 @@ def fuse_qkv(fetch: Fetch, prefix: str, config: ModelConfig, inputs: int) -> Lin
         sizes = [(joint_name, heads + 2 * kv_heads)]
     shapes = [(f"{prefix}.{name}", (size * config.head_dim, inputs)) for name, size in sizes]
     return _fuse(fetch, shapes, config.qkv_bias, partial(_join_qkv, config))
+
+
+def fuse_latent_inputs(fetch: Fetch, prefix: str, config: ModelConfig, latent: Latent) -> Linear:
+    """Return what latent attention projects from the hidden states as one product, with its weights loaded.
+
+    The outputs are the vector from which queries are projected, or the queries themselves if there is none,
+    and then the row [rotated key, latent vector] that the pages store. ModelError is raised if a tensor is
+    missing or has another shape, or if only some projections are quantized.
+
+    fetch: Reads tensors from the model's files.
+    prefix: Name of the attention module, without a dot at the end.
+    config: The model's config: hidden size and number of heads.
+    latent: Sizes of the attention.
+    """
+
+    def join(queries: Tensor, row: Tensor) -> Tensor:
+        """Return the rows of both projections, reordered as the product's outputs.
+
+        queries: [query_rank or heads * Latent.query, ...], as the files order them.
+        row: [rank + rotated, ...], the latent vector's rows before those of the rotated key.
+        """
+        if latent.query_rank is None:
+            queries = _rotated_first(queries, latent, latent.unrotated)
+        return torch.cat((queries, _rotated_first(row, latent, latent.rank)))
+
+    queries = ("q_proj", config.heads * latent.query)
+    if latent.query_rank is not None:
+        queries = ("q_a_proj", latent.query_rank)
+    sizes = queries, ("kv_a_proj_with_mqa", latent.row)
+    return _fuse(fetch, [(f"{prefix}.{name}", (size, config.hidden)) for name, size in sizes], False, join)
+
+
+def fuse_latent_queries(fetch: Fetch, prefix: str, config: ModelConfig, latent: Latent) -> Linear:
+    """Return the product [query_rank] -> heads * Latent.query, with its weight loaded. The rotated elements
+    of each head come first.
+
+    ModelError is raised if the tensor is missing or has another shape.
+
+    fetch: Reads tensors from the model's files.
+    prefix: Name of the attention module, without a dot at the end.
+    config: The model's config, for the number of heads.
+    latent: Sizes of the attention. AssertionError is raised without a `query_rank`.
+    """
+    assert latent.query_rank is not None, "queries are projected from the hidden states"
+    shape = config.heads * latent.query, latent.query_rank
+    join = partial(_rotated_first, latent=latent, unrotated=latent.unrotated)
+    return _fuse(fetch, [(f"{prefix}.q_b_proj", shape)], False, join)
+
+
+def _rotated_first(rows: Tensor, latent: Latent, unrotated: int) -> Tensor:
+    """Return the rows of a projection with the rotated ones of each head first, ordered for `rotary.rotate`.
+
+    rows: [heads * (unrotated + rotated), ...], as the files order them.
+    latent: Sizes of the attention: how many rows of a head are rotated, and how their pairs lie.
+    unrotated: Number of a head's other rows, which come first in the files.
+
+    # unrotated 2, rotated 2: rows of two heads [0 1 | 2 3 || 4 5 | 6 7] -> [2 3 | 0 1 || 6 7 | 4 5]
+    """
+    heads = rows.unflatten(0, (-1, unrotated + latent.rotated))
+    joined = torch.cat((heads[:, unrotated:], heads[:, :unrotated]), 1).flatten(0, 1)
+    head_dim = unrotated + latent.rotated
+    return joined if latent.interleaved else interleave(joined, head_dim, latent.rotated)
 
 
 def _join_qkv(config: ModelConfig, *parts: Tensor) -> Tensor:

@@ -78,10 +78,10 @@ def check_split(
     """Raise InvalidRequest if a model, or a form of it, cannot be split over devices.
 
     Numbers of query heads, of KV heads and of MLP columns must be multiples of `parts`, and `parts` must be
-    at least 1. Refused are also experts, gated delta layers, gated heads, sliding windows, layers without
-    rotary positions, attention sinks, norms over all query and key heads at once, projections or gates that
-    the files hold in one tensor (unless ordered by head), norms over a layer's updates, scaled queries,
-    capped scores, quantized weights and batch invariance. The first of these that applies is named.
+    at least 1. Refused are also latent attention, experts, gated delta layers, gated heads, sliding windows,
+    layers without rotary positions, attention sinks, norms over all query and key heads at once, projections
+    or gates that the files hold in one tensor (unless ordered by head), norms over a layer's updates, scaled
+    queries, capped scores, quantized weights and batch invariance. The first of these that applies is named.
 
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
     parts: Number of devices; 1 always passes.
@@ -99,6 +99,7 @@ def check_split(
     names = config.names
     refused = {
         "families that run through Transformers": config.transformers is not None,
+        "latent attention": config.latent is not None,
         "layers with experts": config.routing is not None,
         "gated delta layers and gated heads": config.delta is not None or config.gated_heads,
         "sliding windows": config.window is not None,

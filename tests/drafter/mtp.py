@@ -1,7 +1,7 @@
 """Tiny bases whose checkpoints hold an MTP layer, and what that layer computes by other code than ours.
 
-GLM's layer is Transformers' own `MtpModel`, over its model of the base. Transformers ignore the layer of
-Qwen's models, so that one is written out here in plain torch.
+The layer of GLM and of DeepSeek V3 is Transformers' own `MtpModel`, over its model of the base. Transformers
+ignore the layer of Qwen's models, so that one is written out here in plain torch.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ LAYERS = 3  # of the base
 WIDE = {"initializer_range": 0.3}
 KINDS: dict[str, dict[str, Any]] = {
     "glm4_moe": {"use_qk_norm": True, "routed_scaling_factor": 1.5, "n_shared_experts": 1},
+    "deepseek_v3": {"initializer_range": 0.3},
     "qwen3_next": {},
     "qwen3_5_text": {"tie_word_embeddings": True},
     "qwen3_5_moe_text": {},
@@ -77,8 +78,8 @@ def write_pair(directory: Path, kind: str, **changes: Any) -> Pair:
     """A random base of this kind with a random MTP layer, in the family's published layout."""
     base = write_model(directory, kind, **{"num_hidden_layers": LAYERS, **KINDS[kind], **changes})
     torch.manual_seed(11)
-    if kind == "glm4_moe":
-        tensors, layer = _glm(base)
+    if kind in ("glm4_moe", "deepseek_v3"):
+        tensors, layer = _of_deepseek(base)
     else:
         tensors, layer = _qwen(base, json.loads((directory / "config.json").read_text()))
     save_file(load_file(directory / "model.safetensors") | tensors, directory / "model.safetensors")
@@ -97,7 +98,7 @@ def split_pair(pair: Pair, alone: Path) -> Path:
     return alone
 
 
-def _glm(base: torch.nn.Module) -> tuple[dict[str, Tensor], Layer]:
+def _of_deepseek(base: torch.nn.Module) -> tuple[dict[str, Tensor], Layer]:
     """The tensors of a random layer in DeepSeek's layout, and Transformers' forward of it."""
     mtp = MtpModel(base, 1).eval()
     own = dict(mtp.layers[0].named_parameters()) | dict(mtp.layers[0].named_buffers())

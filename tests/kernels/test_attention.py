@@ -18,7 +18,8 @@ from specsot_model.kv import as_numbers, round_rows
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
 from specsot_kernels.gpu import attention  # noqa: E402
 from specsot_kernels.gpu.attention import are_copied, attend, plan_attention  # noqa: E402
 from specsot_kernels.gpu.launching import copies_blocks  # noqa: E402
@@ -68,16 +69,23 @@ def check(
     sunk: bool = False,
     softcap: float | None = None,
     eight: bool = False,
+    values_from: int = 0,
 ) -> None:
     torch.manual_seed(dim + g)
     rows = sum(span.rows for span in spans)
     q = (torch.randn(rows, kv_heads, g + 1, dim) / dim**0.5).to(DEVICE, kind)[:, :, :g]  # strided
-    kv = torch.randn(2, 2, PAGES, kv_heads, PAGE, dim).to(DEVICE, kind)[:, 1]  # one layer of two
+    tensors = 1 if values_from else 2
+    kv = torch.randn(tensors, 2, PAGES, kv_heads, PAGE, dim).to(DEVICE, kind)[:, 1]  # one layer of two
     kv[:, 0] = torch.nan  # nobody's page
     kept, kv = (round_rows(kv), as_numbers(round_rows(kv), kind)) if eight else (kv, kv)
     sinks = torch.randn(kv_heads, g, device=DEVICE) if sunk else None
     plan = plan_attention(spans, PAGE, g, DEVICE, window)
-    found, wanted = attend(q, kept, plan, sinks, softcap), written_out(q, kv, spans, window, sinks, softcap)
+    found = attend(q, kept, plan, sinks, softcap, values_from=values_from)
+    if values_from:
+        values = torch.nn.functional.pad(kv[0, ..., values_from:], (0, values_from))
+        kv = torch.stack((kv[0], values))
+    wanted = written_out(q, kv, spans, window, sinks, softcap)
+    wanted = wanted.reshape(rows, -1, dim)[..., : dim - values_from].reshape(rows, -1)
     assert (found.dtype, tuple(found.shape)) == (kind, wanted.shape)
     error = np.linalg.norm(found.double().cpu().numpy() - wanted) / np.linalg.norm(wanted)
     assert error < NEAR[kind]
@@ -116,6 +124,23 @@ def test_windows_sinks_and_softcaps(
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_in_int8(kind: torch.dtype) -> None:
     check(branches(random.Random(8), 1, 3, 3), 2, 2, 64, kind, eight=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("eight", [False, True])
+def test_rows_that_are_keys_and_values_at_once(eight: bool, kind: torch.dtype) -> None:
+    """Latent attention: values are the rows without their rotated elements."""
+    check(branches(random.Random(3), 2, 3, 4), 1, 3, 16 + 40, kind, eight=eight, values_from=16)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", NEAR)
+@pytest.mark.parametrize("eight", [False, True])
+@pytest.mark.parametrize(("g", "rows"), [(16, 1), (20, 2), (20, 40), (64, 8)])
+def test_rows_of_published_sizes(g: int, rows: int, eight: bool, kind: torch.dtype) -> None:
+    """Of Youtu-LLM and DeepSeek V2-Lite, GLM-4.7-Flash, and Kimi K2; one row, few, and many."""
+    check(branches(random.Random(g), 2, 3, rows), 1, g, 64 + 512, kind, eight=eight, values_from=64)
 
 
 @pytest.mark.parametrize("kind", KINDS)

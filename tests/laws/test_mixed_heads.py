@@ -1,6 +1,8 @@
-"""Law 1 with layers of different heads: branches and drafts over two stages write what Transformers write."""
+"""Law 1 with layers of different heads, and with latent attention: branches and drafts over two stages write
+what Transformers write."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,13 +15,19 @@ from tests.model.tiny import write_model
 
 pytestmark = pytest.mark.torch
 
+KINDS: dict[str, dict[str, Any]] = {
+    "gemma4_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    "deepseek_v3": {},
+}
 LIMIT, SHARED = 10, 70  # tokens written; tokens of the forked prefix, past the window and within a page
 
 
-async def test_law_1_a_sequence_in_pages_of_two_kinds_equals_plain_decoding(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_law_1_a_sequence_in_pages_of_other_rows_equals_plain_decoding(
+    kind: str, tmp_path: Path
+) -> None:
     """Trees of a drafter that is often right, then of a hostile one; three branches of a prefix."""
-    kinds = ["sliding_attention", "full_attention"] * 2
-    write_model(tmp_path, "gemma4_text", vocab_size=200, num_hidden_layers=4, layer_types=kinds)
+    write_model(tmp_path, kind, vocab_size=200, num_hidden_layers=4, **KINDS[kind])
     prompts, excuses = prompts_of(3, SHARED), Excuses()
     wanted = [write_plainly(tmp_path, tuple(one), LIMIT, Sampling(), 7, n) for n, one in enumerate(prompts)]
     texts = [[*prompt, *plain.tokens] for prompt, plain in zip(prompts, wanted)]

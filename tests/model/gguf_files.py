@@ -51,7 +51,9 @@ ARCHS = {
     "olmo2": MODEL_ARCH.OLMO2,
     "olmo3": MODEL_ARCH.OLMO2,
     "granite": MODEL_ARCH.GRANITE,
+    **dict.fromkeys(("youtu", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"), MODEL_ARCH.DEEPSEEK2),
 }
+LATENT_EXPERTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 QWEN_EXPERTS = ("qwen3_moe", "qwen3_vl_moe_text", "qwen3_next", "qwen3_5_moe_text")
 DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
@@ -145,13 +147,16 @@ def _write_shape(writer: GGUFWriter, config: Any) -> None:
         writer.add_layer_norm_eps(config.layer_norm_eps)
         writer.add_parallel_residual(config.use_parallel_residual)
         return
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    if ARCHS.get(config.model_type) is MODEL_ARCH.DEEPSEEK2:
+        _write_latent(writer, config)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    if config.model_type in (*QWEN_EXPERTS, "glm4_moe"):
+    if config.model_type in (*QWEN_EXPERTS, *LATENT_EXPERTS, "glm4_moe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if config.model_type in (*QWEN_EXPERTS, "mixtral", "glm4_moe", "minimax_m2", "gpt_oss"):
+    if config.model_type in (*QWEN_EXPERTS, *LATENT_EXPERTS, "mixtral", "glm4_moe", "minimax_m2", "gpt_oss"):
         writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
     _write_particulars(writer, config, rope)
@@ -192,9 +197,43 @@ def _write_particulars(writer: GGUFWriter, config: Any, rope: Mapping[str, Any])
         for name in ("long", "short"):
             factors = np.array(rope[f"{name}_factor"], np.float32)
             writer.add_tensor(f"rope_factors_{name}.weight", factors)
-    if "mscale_all_dim" in rope:
+    if "mscale_all_dim" in rope and "llama_4_scaling_beta" not in rope:
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+    elif "mscale_all_dim" in rope:
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+
+
+def _write_latent(writer: GGUFWriter, config: Any) -> None:
+    """Lengths are those of the absorbed form; the published ones have names of their own."""
+    writer.add_head_count_kv(1)
+    writer.add_rope_dimension_count(config.qk_rope_head_dim)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    if config.q_lora_rank is not None:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+    writer.add_value_length(config.kv_lora_rank)
+    writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    writer.add_value_length_mla(config.v_head_dim)
+    if config.model_type not in LATENT_EXPERTS:
+        return
+    writer.add_expert_shared_count(config.n_shared_experts)
+    types = getattr(config, "mlp_layer_types", None)
+    writer.add_leading_dense_block_count(types.count("dense") if types else config.first_k_dense_replace)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+    writer.add_expert_group_count(config.n_group)
+    writer.add_expert_group_used_count(config.topk_group)
+    sigmoid = config.model_type != "deepseek_v2"
+    writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID if sigmoid else ExpertGatingFuncType.SOFTMAX)
+
+
+def _of_latent(name: str, values: np.ndarray, config: Any) -> Iterable[tuple[str, np.ndarray]]:
+    """Keys and values are expanded by tensors of their own, the first one transposed."""
+    sizes = config.num_attention_heads, config.qk_nope_head_dim + config.v_head_dim, config.kv_lora_rank
+    keys, parts = np.split(values.reshape(sizes), [config.qk_nope_head_dim], 1)
+    yield name.replace("kv_b_proj", "k_b_proj"), np.ascontiguousarray(keys.swapaxes(1, 2))
+    yield name.replace("kv_b_proj", "v_b_proj"), np.ascontiguousarray(parts)
 
 
 def _write_gemma4(writer: GGUFWriter, config: Any) -> None:
@@ -268,8 +307,12 @@ def _stored(model: torch.nn.Module, arch: MODEL_ARCH) -> Iterable[tuple[str, np.
             continue
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        parts = {"gpt_oss": _of_gpt_oss, "gemma4_text": _of_gemma4}.get(config.model_type, _apart)
-        for one, values in parts(name, tensor.detach().numpy(), config.model_type):
+        if name.endswith("kv_b_proj.weight"):
+            found = _of_latent(name, tensor.detach().numpy(), config)
+        else:
+            parts = {"gpt_oss": _of_gpt_oss, "gemma4_text": _of_gemma4}.get(config.model_type, _apart)
+            found = parts(name, tensor.detach().numpy(), config.model_type)
+        for one, values in found:
             if one.startswith("blk."):
                 yield one, values
                 continue

@@ -52,8 +52,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "cohere2_moe": {"logit_scale": 1.0, **EXPERTS, **WINDOWS},
     "cohere_compass_text": {**WINDOWS, "rope_parameters": BY_LAYER},
     "cwm": {**WINDOWS},
-    "deepseek_v2": {**LATENT, **ROUTED, "topk_method": "greedy"},
-    "deepseek_v3": {**LATENT, **ROUTED},
     "dots1": {**ROUTED, **WINDOWS},
     "ernie4_5": {},
     "ernie4_5_moe": {"moe_num_experts": 5, "moe_k": 3, "moe_intermediate_size": 24},
@@ -64,7 +62,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "gemma": {},
     "glm": {},
     "glm4": {},
-    "glm4_moe_lite": {**LATENT, **ROUTED},
     "granite_swa": {**WINDOWS},
     "granitemoe": {**EXPERTS},
     "granitemoe_swa": {**EXPERTS, **WINDOWS},
@@ -95,7 +92,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "solar_open": {**ROUTED},
     "starcoder2": {"sliding_window": WINDOW},
     "vaultgemma": {**WINDOWS},
-    "youtu": {**LATENT},
 }
 
 

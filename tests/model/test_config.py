@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from math import log
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specsot.checkpoint.config import ModelConfig, read_config
-from specsot.checkpoint.families import FAMILIES, Routing
+from specsot.checkpoint.families import FAMILIES, Latent, Routing
 from specsot.checkpoint.rope import Rope
 from specsot.errors import ModelError
 
@@ -141,10 +143,12 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["attention"] * 3, "num_local_experts": 0},
     "gemma4_text": {"hidden_size_per_layer_input": 0},
 }
+# DeepSeek V3 by another name, which Transformers does not know.
+ALIAS = "kimi_k2"
 
 
 @pytest.mark.torch  # Transformers looks for it
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind != ALIAS])
 def test_defaults_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
     from transformers import AutoConfig
 
@@ -154,25 +158,35 @@ def test_defaults_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
     theirs.allow_global_per_layer_attribute_access = True
     turns = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
     assert ours.rope.theta == turns["rope_theta"]
-    assert ours.rope.share * ours.rope.proportion == turns.get("partial_rotary_factor", 1.0)
+    if ours.latent is None:
+        assert ours.rope.share * ours.rope.proportion == turns.get("partial_rotary_factor", 1.0)
     if ours.sliding_rope:
         assert ours.sliding_rope.theta == theirs.rope_parameters["sliding_attention"]["rope_theta"]
     assert ours.attention_softcap == getattr(theirs, "attn_logit_softcapping", None)
     assert ours.logit_softcap == getattr(theirs, "final_logit_softcapping", None)
     # Granite and Gemma 4 name no scalar: they do not divide scores at all.
-    undivided = kind.startswith(("granite", "gemma4"))
-    assert ours.query_scalar == getattr(theirs, "query_pre_attn_scalar", 1 if undivided else None)
+    scalar = 1 if kind.startswith(("granite", "gemma4")) else getattr(theirs, "qk_head_dim", None)
+    assert ours.query_scalar == getattr(theirs, "query_pre_attn_scalar", scalar)
     assert ours.eps == (getattr(theirs, "rms_norm_eps", None) or theirs.layer_norm_eps)
-    assert ours.kv_heads == getattr(theirs, "num_key_value_heads", 32)
-    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 128)
-    assert ours.max_positions == theirs.max_position_embeddings
+    if ours.latent:
+        names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "q_lora_rank")
+        assert ours.latent == Latent(*(getattr(theirs, name) for name in names))
+        assert (ours.kv_heads, ours.head_dim) == (1, theirs.kv_lora_rank + theirs.qk_rope_head_dim)
+        assert ours.rope.rotated(ours.head_dim) == theirs.qk_rope_head_dim
+    else:
+        assert ours.kv_heads == getattr(theirs, "num_key_value_heads", 32)
+        assert ours.head_dim == (getattr(theirs, "head_dim", None) or 128)
+    positions = theirs.max_position_embeddings
+    assert ours.max_positions == min(positions, getattr(theirs, "index_topk", positions))
     assert ours.window == getattr(theirs, "sliding_window", None)
     assert ours.tied == getattr(theirs, "tie_word_embeddings", False)
     assert ours.qkv_bias == getattr(theirs, "attention_bias", kind == "qwen2")
     if ours.routing:
         counts = ours.routing.experts, ours.routing.chosen
         experts = getattr(theirs, "num_local_experts", None) or theirs.num_experts
-        assert counts == (experts, theirs.num_experts_per_tok)
+        # DeepSeek V2's code has no default for the second; ours is what all of its checkpoints say.
+        assert counts == (experts, theirs.num_experts_per_tok or 6)
+        assert ours.routing.scale == getattr(theirs, "routed_scaling_factor", 1.0)
     if kind == "smollm3":
         unrotated = {layer for layer, rotates in enumerate(theirs.no_rope_layers) if not rotates}
         assert ours.unrotated == {layer for layer in unrotated if layer < ours.layers}
@@ -184,6 +198,26 @@ def test_defaults_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
             "linear_attention" if ours.recurrent(layer) else "full_attention" for layer in range(ours.layers)
         ]
         assert kinds == theirs.layer_types[: ours.layers]
+
+
+def test_kimi_k2_is_deepseek_v3(tmp_path: Path) -> None:
+    scaling = {"type": "yarn", "factor": 32.0, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0,
+               "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}  # fmt: skip
+    kimi, deepseek = (
+        read(tmp_path, model_type=kind, n_routed_experts=384, rope_scaling=scaling)
+        for kind in (ALIAS, "deepseek_v3")
+    )
+    assert kimi == replace(deepseek, model_type=ALIAS)
+    assert kimi.query_scalar == pytest.approx(192 / (0.1 * log(32) + 1) ** 4)
+
+
+def test_sparse_attention_ends_where_a_token_no_longer_attends_to_all(tmp_path: Path) -> None:
+    fields = {"max_position_embeddings": 4096, "mlp_layer_types": ["dense", "sparse", "dense"]}
+    sparse = read(tmp_path, model_type="deepseek_v32", **fields)
+    assert sparse.max_positions == 2048
+    assert read(tmp_path, model_type="deepseek_v32", **fields, index_topk=8192).max_positions == 4096
+    assert sparse.routing is not None
+    assert sparse.routing.dense == {0, 2}
 
 
 @pytest.mark.parametrize(
@@ -249,6 +283,16 @@ def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
         (
             {"model_type": "gemma4_unified_text", "per_layer_config": {"1": {"head_dim": 16}, "2": {}}},
             "per_layer_config must have the same numbers for all its layers",
+        ),
+        (
+            {"model_type": "youtu", "attention_bias": True},
+            "attention_bias is not supported with latent attention",
+        ),
+        ({"model_type": "youtu", "qk_rope_head_dim": 7}, "qk_rope_head_dim must be even, got 7"),
+        ({"model_type": "youtu", "kv_lora_rank": 0}, "kv_lora_rank must be a number > 0, got 0"),
+        (
+            {"model_type": "youtu", "rope_scaling": {**LLAMA3, "type": "yarn", "mscale_all_dim": -1}},
+            "mscale_all_dim must be a number > 0, got -1",
         ),
         ({"hidden_act": "mish"}, "hidden_act 'mish' is not one of silu, swish, gelu"),
         ({"hidden_act": ["silu"]}, "hidden_act ['silu'] is not one of"),

@@ -28,7 +28,7 @@ from specsot_model.loaded_parts import measured_range
 from specsot_model.mlp import Experts, GatedMlp, GroupedExperts, LoopedExperts
 from tests import trees
 from tests.conftest import some
-from tests.model.tiny import GROWING, PAGE_ROWS, Ring, load, pickle_weights, write_model
+from tests.model.tiny import FEW_EXPERTS, GROWING, PAGE_ROWS, Ring, load, pickle_weights, write_model
 
 PROMPT = [7, 99, 3, 50, 21, 21, 64, 8, 15, 30, 77, 41, 5, 90, 13, 2, 66, 38, 4, 19]
 WRITTEN, ALL_WRITTEN = 13, 200  # tokens, past windows and the end of a page; all of them by `make test-all`
@@ -49,6 +49,8 @@ NEAR_AND_FAR = {
     "full_attention": {**LINEAR},
     "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
 }
+MSCALE = {"rope_type": "yarn", "rope_theta": 5e3, "factor": 40.0, "original_max_position_embeddings": 16,
+          "mscale": 0.707, "mscale_all_dim": 1.0}  # fmt: skip
 OF_TEXT = ("model.layers.", "model.embed_tokens.", "model.norm.")
 MOE = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -126,6 +128,21 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-vl": ("qwen3_vl", {"tie_word_embeddings": True}),
     "qwen3-vl moe": ("qwen3_vl_moe", {"mlp_only_layers": [1], "shards": "20KB"}),
     "qwen3-vl moe of odd rows": ("qwen3_vl_moe", {"moe_intermediate_size": 22}),
+    "youtu": ("youtu", {}),
+    "youtu in halves": ("youtu", {"rope_interleave": False, "tie_word_embeddings": True,
+                                  "qk_rope_head_dim": 8, "shards": "20KB"}),
+    "deepseek v2 lite": ("deepseek_v2", {"rope_parameters": MSCALE}),
+    "deepseek v2": ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2,
+                                    "q_lora_rank": 20, "routed_scaling_factor": 3.0}),
+    "deepseek v3": ("deepseek_v3", {"rope_parameters": MSCALE, "shards": "20KB"}),
+    "moonlight": ("deepseek_v3", {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "v_head_dim": 10,
+                                  "rope_interleave": False}),
+    "deepseek sparse": ("deepseek_v32", {}),
+    "glm_5": ("glm_moe_dsa", {"rope_parameters": MSCALE}),
+    "glm 4.7 flash": ("glm4_moe_lite", {"moe_intermediate_size": 22, "first_k_dense_replace": 2}),
+    "mistral small 4": ("mistral4", {"n_shared_experts": 2}),
+    "mistral small 4 with images": ("mistral3", {**FEW_EXPERTS["mistral4"], "model_type": "mistral4",
+                                                 "head_dim": 12, "shards": "20KB"}),
     "pythia": ("gpt_neox", {"hidden_size": 64}),
     "neox one by one": ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "gelu_new"}),
     "neox half turned": ("gpt_neox", {"rope_parameters": {**LINEAR, "partial_rotary_factor": 0.5}}),
@@ -135,7 +152,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
                                "rotary_pct": 0.5}),
 }  # fmt: skip
 # Families in which layers differ in what they do with positions, or in what they add.
-OF_NODES_AND_BRANCHES = ("smollm3", "olmo3", "granite", "granitemoehybrid", "qwen3_vl_moe", "gemma4_text")
+OF_NODES_AND_BRANCHES = (
+    "smollm3", "olmo3", "granite", "granitemoehybrid", "qwen3_vl_moe", "gemma4_text", "youtu", "deepseek_v3",
+    "mistral4",
+)  # fmt: skip
 FAMILIES = (
     "llama",
     "mistral",
@@ -157,6 +177,9 @@ FAMILIES = (
     "olmo3",
     "granite",
     "gemma4_text",
+    "deepseek_v2",
+    "glm4_moe_lite",
+    "mistral4",
 )
 
 

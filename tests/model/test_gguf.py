@@ -27,6 +27,7 @@ from specsot.members import Range
 from specsot_bench.reference_model import load_in_transformers
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
+from specsot_model.decoder import Decoder
 from specsot_model.memory_fit import WeightForm, weights_of
 from specsot_model.weights import WeightFiles
 from tests.model.gguf_files import KINDS, Words, no_words, write_gguf
@@ -51,6 +52,8 @@ LLAMA3 = {
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e3}
 LONG = {"rope_type": "longrope", "rope_theta": 5e3, "long_factor": [1.5, *[2.0] * 7],
         "short_factor": [1.0] * 8, "original_max_position_embeddings": 16}  # fmt: skip
+MSCALE = {"rope_type": "yarn", "rope_theta": 5e3, "factor": 40.0, "original_max_position_embeddings": 16,
+          "mscale": 0.707, "mscale_all_dim": 0.707}  # fmt: skip
 FAR = {"full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
 NEAR = {"rope_type": "default", "rope_theta": 5e3}  # of the same base: GGUF has one
 GEMMA = {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
@@ -128,6 +131,10 @@ OTHERS: dict[str, tuple[str, dict[str, Any], Callable[[GGUFWriter], None]]] = {
                 lambda writer: None),
     "gemma 4 dense": ("gemma4_text", {"final_logit_softcapping": 3.0, "enable_moe_block": False},
                       lambda writer: None),
+    "youtu": ("youtu", {"tie_word_embeddings": True}, lambda writer: None),
+    "deepseek v2": ("deepseek_v2", {"rope_parameters": MSCALE}, lambda writer: None),
+    "deepseek v3": ("deepseek_v3", {"rope_parameters": MSCALE}, lambda writer: None),
+    "glm 4.7 flash": ("glm4_moe_lite", {}, lambda writer: None),
     "minimax m2": ("minimax_m2", {"rotary_dim": 8}, lambda writer: None),
     "glm 4.5": ("glm4_moe", {"attention_bias": True, "use_qk_norm": True, "routed_scaling_factor": 2.5},
                 lambda writer: None),
@@ -142,6 +149,17 @@ def test_the_logits_are_those_of_the_model_a_file_was_made_of(name: str, tmp_pat
     ours, _ = Ring.of(load(made, (2, read_config(made).layers))).feed(PROMPT, 0)
     torch.testing.assert_close(ours, answer(model), atol=1e-4, rtol=0)
     assert read_config(made).rope == read_config(tmp_path / "hf").rope
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v2", "glm4_moe_lite"])
+def test_latent_attention_packs_the_rows_of_two_tensors_as_one_product(kind: str, tmp_path: Path) -> None:
+    """Queries projected directly, and from a vector; in int8, from a GGUF file and from safetensors."""
+    made = resolve_model(write_gguf(tmp_path / "m.gguf", write_model(tmp_path / "hf", kind, **SHAPE)))
+    told = [
+        Ring.of([Decoder.load(one, None, torch.float32, "cpu", quantization="int8")]).feed(PROMPT, 0)[0]
+        for one in (made, tmp_path / "hf")
+    ]
+    assert torch.equal(*told)
 
 
 def test_gpt_oss_with_experts_in_mxfp4(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from tests.model.other_families import (
 from tests.model.tiny import PAGE_ROWS, SHAPE, Ring
 
 # Sinks of a window in half of the layers, of other KV heads; experts; latent attention; a norm of embeddings.
-IN_CI = ("mimo_v2_flash", "cohere2_moe", "deepseek_v3", "granitemoe_swa")
+IN_CI = ("mimo_v2_flash", "cohere2_moe", "axk1", "granitemoe_swa")
 LONG = {"rope_type": "longrope", "rope_theta": 5e3, "long_factor": [1.1, 2.0, 3.0, 5.0],
         "short_factor": [1.0, 1.0, 1.5, 2.0], "original_max_position_embeddings": 16}  # fmt: skip
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 5e3, "factor": 4.0}
@@ -164,7 +164,7 @@ def test_weights_that_are_not_here_have_the_shapes_of_those_that_are(tmp_path: P
         assert numbers[0] == numbers[1] > 0
 
 
-@pytest.mark.parametrize("kind", ["mimo_v2_flash", "youtu"])
+@pytest.mark.parametrize("kind", ["mimo_v2_flash", "minicpm3"])
 def test_pages_take_what_was_counted(kind: str, tmp_path: Path) -> None:
     write_other(tmp_path, kind)
     (first, second) = load_other(tmp_path, (2, 3))

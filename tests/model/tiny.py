@@ -9,7 +9,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Mistral4ForCausalLM,
+)
 
 from specsot.members import Layout, Range
 from specsot_model.attention import RowSpan
@@ -22,6 +27,7 @@ MODEL_TYPES = (
     *("gpt_oss", "phi3", "gemma2", "gemma3_text", "gpt_neox", "ministral3", "mistral3", "gemma3", "qwen3_vl"),
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe", "smollm3"),
     *("olmo2", "olmo3", "granite", "granitemoehybrid", "qwen3_vl_moe", "gemma4_text"),
+    *("youtu", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "mistral4"),
 )
 # Those that read images, too: their text, and the least vision that Transformers makes.
 IMAGES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "patch_size": 14, "image_size": 28,
@@ -73,6 +79,11 @@ GEMMA4 = {
     "moe_intermediate_size": 24,
 }
 RECURRENT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe")
+LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 12, "qk_nope_head_dim": 8,
+          "qk_rope_head_dim": 4, "v_head_dim": 6}  # fmt: skip
+LATENT_EXPERTS = {**LATENT, "n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+                  "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}  # fmt: skip
+INDEXED = {"index_topk": 224, "index_n_heads": 2, "index_head_dim": 8}
 # Transformers would make 128 experts of 768, which takes seconds.
 FEW_EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
@@ -118,6 +129,13 @@ FEW_EXPERTS: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 8,
     },
     "qwen3_vl_moe": {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    "youtu": LATENT,
+    "deepseek_v2": {**LATENT_EXPERTS, "q_lora_rank": None, "n_shared_experts": 2},
+    "deepseek_v3": {**LATENT_EXPERTS, "n_routed_experts": 8, "n_group": 4, "topk_group": 2},
+    "deepseek_v32": {**LATENT_EXPERTS, **INDEXED},
+    "glm_moe_dsa": {**LATENT_EXPERTS, **INDEXED},
+    "glm4_moe_lite": LATENT_EXPERTS,
+    "mistral4": {**LATENT_EXPERTS, "rope_parameters": GROWING},
 }
 ONLY_LLAMAS = ("num_key_value_heads", "head_dim")  # what GPT-NeoX has no word for
 SHAPE: dict[str, Any] = {
@@ -143,13 +161,17 @@ def make_model(kind: str = "llama", **changes: Any) -> torch.nn.Module:
     shape = {name: value for name, value in SHAPE.items() if kind != "gpt_neox" or name not in ONLY_LLAMAS}
     plainly = {"attn_implementation": "eager", "experts_implementation": "eager"}
     fields = {**shape, **FEW_EXPERTS.get(kind, {}), **changes}
+    if "kv_lora_rank" in FEW_EXPERTS.get(kind, {}):
+        del fields["head_dim"]  # Transformers' own is that of the rotated part
     if kind in WITH_IMAGES:
         text, vision = WITH_IMAGES[kind]
         tied = {"tie_word_embeddings": fields["tie_word_embeddings"], "mm_tokens_per_image": 4}
         fields = {"text_config": {"model_type": text, **fields}, "vision_config": vision, **tied}
     config = AutoConfig.for_model(kind, **fields, **plainly)
     loader = AutoModelForImageTextToText if kind in WITH_IMAGES else AutoModelForCausalLM
-    model = loader.from_config(config, dtype=torch.float32).eval()
+    # Transformers' registry has Mistral Small 4 only as a part of a model with images.
+    make = Mistral4ForCausalLM._from_config if kind == "mistral4" else loader.from_config
+    model = make(config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight")):
             offset = kind in RECURRENT and not name.endswith("linear_attn.norm.weight")  # 1 + w

@@ -134,7 +134,7 @@ def mtp_memory(
     form = held.quantization
     projection = stored_bytes((config.hidden, 2 * config.hidden), held.itemsize, form)
     kv_itemsize = row_itemsize(block, held.itemsize, held.packed)
-    row = 2 * config.kv_heads * config.head_dim * kv_itemsize + config.hidden * held.itemsize
+    row = kv_page_bytes(block, Range(0, 1), 1, kv_itemsize) + config.hidden * held.itemsize
     captured = can_capture(block, kernels, form is not None, form in ("fp8", "int8"))
     graphs = mtp_graph_bytes(config, held.itemsize, tree) if captured else 0
     return DraftMemory(layer + projection, borrowed, row, graphs, Head((config.layers,), config.hidden))

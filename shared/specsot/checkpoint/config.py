@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from math import nextafter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from specsot.checkpoint.families import (
     Activation,
     Delta,
     Family,
+    Latent,
     MlpKind,
     Names,
     NormKind,
@@ -28,7 +30,7 @@ from specsot.checkpoint.families import (
 from specsot.checkpoint.fields import Fields, Json, read_json
 from specsot.checkpoint.other_families import read_sizes
 from specsot.checkpoint.quantization_config import Published, read_published
-from specsot.checkpoint.rope import UNROTATED, Rope, read_rope, read_sliding_rope
+from specsot.checkpoint.rope import UNROTATED, Rope, read_rope, read_score_factor, read_sliding_rope
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import MAX_TOKENS, HeadImportance, HeadWindows
 
@@ -105,8 +107,8 @@ class ModelConfig:
     hidden: Hidden size.
     layers: Number of layers.
     heads: Number of query heads, g times `kv_heads`; query head h reads KV head h // g.
-    kv_heads: Number of KV heads.
-    head_dim: Number of elements of a query, key or value of one head.
+    kv_heads: Number of KV heads; 1 with `latent`, whose rows all heads read.
+    head_dim: Number of elements of a query, key or value of one head; `Latent.row` with `latent`.
     intermediate: Width of the MLP.
     vocab: Number of rows of the embedding, which is the number of logits.
     eps: Epsilon of the norms, which is added to the variance; see also `residual_scale`.
@@ -147,6 +149,7 @@ class ModelConfig:
     values_normed: True if values are normed, each head by itself and without a weight.
     gated_heads: True if each query head's output is multiplied by a sigmoid gate.
     delta: Sizes of the gated delta layers; None: every layer attends.
+    latent: Sizes of multi-head latent attention; None: every head has keys and values in the pages.
     published: How matrices are quantized in the files; None: they are not.
     text_of: The model_type of the model with images whose text part this config is; None: it is no part of
         such a model.
@@ -195,6 +198,7 @@ class ModelConfig:
     values_normed: bool = False
     gated_heads: bool = False
     delta: Delta | None = None
+    latent: Latent | None = None
     published: Published | None = None
     text_of: str | None = None
     transformers: str | None = None
@@ -228,13 +232,21 @@ class ModelConfig:
         return (self.sliding_rope if layer in self.windowed else None) or self.rope
 
     @property
+    def stored_tensors(self) -> int:
+        """Return how many rows of `head_dim` elements the pages hold of a token in each KV head: 2, a key and
+        a value, or 1 with `latent`, where one row is both.
+        """
+        return 2 if self.latent is None else 1
+
+    @property
     def allows_policies(self) -> bool:
         """Return whether a request may have a KV policy, which hides tokens from layers that attend.
 
         False with gated delta layers, whose states contain every token, with layers without rotary positions,
-        whose queries must not be rotated towards the first tokens, and with layers of different heads.
+        whose queries must not be rotated towards the first tokens, with layers of different heads, and with
+        latent attention, for which policies were not tested.
         """
-        return self.delta is None and not self.unrotated and self.wide is None
+        return not (self.delta or self.unrotated or self.wide or self.latent)
 
     def sparse(self, layer: int) -> bool:
         """Return whether a layer has experts. False for every layer if the model has none.
@@ -347,8 +359,9 @@ def _read(
     """
     hidden = fields.count("hidden_size")
     heads = fields.count("num_attention_heads", family.heads)
-    kv_heads, head_dim = _heads(fields, family, hidden, heads)
-    rope = _rope(fields, family, head_dim)
+    latent = None if family.latent is None else _latent(fields, family.latent)
+    kv_heads, head_dim = (1, latent.row) if latent else _heads(fields, family, hidden, heads)
+    rope = _latent_rope(fields, family, latent) if latent else _rope(fields, family, head_dim)
     bias = fields.flag("attention_bias", family.attention_bias)
     if family.dense_hybrid:
         _require_dense(fields)
@@ -367,7 +380,7 @@ def _read(
         if family.dense_hybrid
         else fields.count("intermediate_size", fields.values.get(family.width_field)),
         vocab=fields.count("vocab_size", family.vocab),
-        max_positions=fields.count("max_position_embeddings", family.positions),
+        max_positions=_positions(fields, family),
         tied=fields.flag("tie_word_embeddings", family.tied),
         rope=rope,
         qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
@@ -385,7 +398,7 @@ def _read(
         text_of=text_of,
         clamp=_clamp(fields, family),
         norm_offset=family.norm_offset,
-        **_scales(fields, family, hidden),
+        **_scales(fields, family, hidden, latent),
         sliding_rope=_sliding_rope(fields, family, rope),
         **_softcaps(fields, family),
         window=window,
@@ -393,6 +406,7 @@ def _read(
         unrotated=_unrotated(fields, family),
         gated_heads=family.gated_heads,
         delta=None if family.delta is None else _delta(fields, family.delta),
+        latent=latent,
         routing=_routing(fields, family, family.routing) if family.routing and sparse else None,
         **(_wide(fields, heads, kv_heads) if family.global_heads else {}),
     )
@@ -420,6 +434,55 @@ def _heads(fields: Fields, family: Family, hidden: int, heads: int) -> tuple[int
         raise ModelError(f"{fields.source}: {heads} heads do not divide into {kv_heads} key-value heads")
     head_dim = fields.count("head_dim", family.head_dim or hidden // heads or None)
     return kv_heads, _even(fields, "head_dim", head_dim)
+
+
+def _latent(fields: Fields, defaults: Latent) -> Latent:
+    """Return the sizes of multi-head latent attention.
+
+    fields: the fields of the config. A q_lora_rank of null means that queries have no vector of their own.
+    defaults: the sizes that the config does not have.
+
+    Raises ModelError for sizes that are no integers above 0, for an odd number of rotated elements, and if
+    projections have biases.
+    """
+    if fields.flag("attention_bias"):
+        raise ModelError(f"{fields.source}: attention_bias is not supported with latent attention")
+    direct = "q_lora_rank" in fields.values and fields.values["q_lora_rank"] is None
+    return Latent(
+        fields.count("kv_lora_rank", defaults.rank),
+        _even(fields, "qk_rope_head_dim", fields.count("qk_rope_head_dim", defaults.rotated)),
+        fields.count("qk_nope_head_dim", defaults.unrotated),
+        fields.count("v_head_dim", defaults.value),
+        None if direct else fields.count("q_lora_rank", defaults.query_rank),
+        fields.flag("rope_interleave", defaults.interleaved),
+    )
+
+
+def _latent_rope(fields: Fields, family: Family, latent: Latent) -> Rope:
+    """Return the rotary settings of latent attention, whose rows begin with their rotated elements.
+
+    fields: the fields of the config. A fraction of heads that rotates is not read.
+    family: the model's family.
+    latent: sizes of the attention.
+
+    Raises ModelError as `read_rope` does.
+    """
+    rope = read_rope(fields.values, fields.source, family)
+    # The next larger number, because `Rope.rotated` rounds down.
+    return replace(rope, share=nextafter(latent.rotated / latent.row, 1.0))
+
+
+def _positions(fields: Fields, family: Family) -> int:
+    """Return the length of the model's context, in tokens. With sparse attention, it is at most as many
+    tokens as a token attends to: up to there, attention to all tokens is the same.
+
+    fields: the fields of the config.
+    family: the model's family.
+    """
+    positions = fields.count("max_position_embeddings", family.positions)
+    return (
+        positions if family.selected is None else min(positions, fields.count("index_topk", family.selected))
+    )
 
 
 def _even(fields: Fields, name: str, value: int) -> int:
@@ -500,7 +563,7 @@ def _routing(fields: Fields, family: Family, defaults: Routing) -> Routing:
 
 def _groups(fields: Fields, experts: int, num_chosen: int) -> tuple[int, int]:
     """Return the number of groups of experts, and from how many of them a token chooses: (1, 1) if the config
-    names no groups. The second number is at most the first.
+    names no groups, or a `topk_method` without groups. The second number is at most the first.
 
     fields: the fields of the config.
     experts: number of experts of a layer.
@@ -510,6 +573,8 @@ def _groups(fields: Fields, experts: int, num_chosen: int) -> tuple[int, int]:
 
     Raises ModelError also if a group has fewer than two experts.
     """
+    if fields.values.get("topk_method") == "greedy":
+        return 1, 1
     groups = fields.count("n_group", 1)
     num_open_groups = fields.count("topk_group", 1)
     if groups > 1 and (
@@ -536,7 +601,7 @@ def _dense_layers(fields: Fields, family: Family) -> frozenset[int]:
     """Return the layers without experts; none if every layer has experts.
 
     These are the first `first_k_dense_replace` layers, those of `mlp_only_layers`, and all layers but every
-    `decoder_sparse_step`-th.
+    `decoder_sparse_step`-th. If there are `mlp_layer_types`, they are the layers of the type "dense" instead.
 
     fields: the fields of the config.
     family: the model's family.
@@ -546,6 +611,8 @@ def _dense_layers(fields: Fields, family: Family) -> frozenset[int]:
     Layers are numbered from 0. With a `decoder_sparse_step` of n, only the layers n - 1, 2n - 1, ... have
     experts.
     """
+    if isinstance(kinds := fields.values.get("mlp_layer_types"), list):
+        return frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
     layers, step = fields.count("num_hidden_layers"), fields.count("decoder_sparse_step", 1)
     listed_layers = fields.values.get("mlp_only_layers") or []
     if not isinstance(listed_layers, list) or not all(isinstance(layer, int) for layer in listed_layers):
@@ -621,17 +688,22 @@ def _delta(fields: Fields, defaults: Delta) -> Delta:
     )
 
 
-def _scales(fields: Fields, family: Family, hidden: int) -> dict[str, Any]:
+def _scales(fields: Fields, family: Family, hidden: int, latent: Latent | None) -> dict[str, Any]:
     """Return the epsilon of the norms and the factors of embeddings, attention scores, residual stream and
     logits, as arguments of `ModelConfig`.
 
     fields: the fields of the config.
     family: the model's family.
     hidden: the hidden size.
+    latent: sizes of latent attention; None: the model has ordinary attention.
 
     Raises ModelError for a factor that is no number above 0.
     """
     eps = fields.number(family.eps_field, family.eps)
+    if latent is not None:
+        # Scores are divided by the root of a query's elements, and multiplied by yarn's factor.
+        factor = read_score_factor(fields.values, fields.source)
+        return {"eps": eps, "query_scalar": latent.query / factor**2}
     if not family.multiplied:
         scalar = family.query_scalar and fields.count("query_pre_attn_scalar", family.query_scalar)
         return {"eps": eps, "embedding_scale": hidden**0.5 if family.scaled else 1.0, "query_scalar": scalar}

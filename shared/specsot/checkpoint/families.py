@@ -137,8 +137,8 @@ class Routing:
     normalised: True if a token's weights are divided by their sum before they are multiplied by `scale`.
     scale: Factor of the weights.
     groups: Number of groups of neighbouring experts.
-    open_groups: Number of groups from which a token chooses: those whose two best scores have the largest
-        sums.
+    open_groups: Number of groups from which a token chooses: those whose best scores have the largest sums.
+    summed: Number of a group's best scores that are summed.
     biased: True if the router adds a bias to its logits, and experts have biases.
     corrected: True if experts are chosen by score plus a learned correction; the weights stay scores.
     shared: Width of an MLP that every token runs in addition; 0: there is none.
@@ -153,6 +153,7 @@ class Routing:
     scale: float = 1.0
     groups: int = 1
     open_groups: int = 1
+    summed: int = 2
     biased: bool = False
     corrected: bool = False
     shared: int = 0
@@ -214,6 +215,40 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Sizes of multi-head latent attention (MLA). Of each token, the KV pages hold one row for all heads: a
+    rotated key, and a latent vector from which keys and values of each head are products.
+
+    rank: Number of elements of the latent vector (kv_lora_rank).
+    rotated: Number of elements of a head's query, and of the key that all heads share, that are rotated
+        (qk_rope_head_dim).
+    unrotated: Number of elements of a head's query that are not rotated (qk_nope_head_dim).
+    value: Number of elements of a head's value (v_head_dim).
+    query_rank: Number of elements of the vector from which queries are projected (q_lora_rank); None: they
+        are projected from the hidden states.
+    interleaved: True if the two elements of a rotary pair are neighbours in the files; False if they are half
+        of `rotated` apart.
+    """
+
+    rank: int = 512
+    rotated: int = 64
+    unrotated: int = 128
+    value: int = 128
+    query_rank: int | None = 1536
+    interleaved: bool = True
+
+    @property
+    def row(self) -> int:
+        """Number of elements that pages store of a token: first the rotated key, then the latent vector."""
+        return self.rotated + self.rank
+
+    @property
+    def query(self) -> int:
+        """Number of elements of a head's query as it is projected."""
+        return self.unrotated + self.rotated
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """A family of base models (one model_type): its tensor names, and defaults of what configs leave out. The
     defaults of this class are Llama's.
@@ -261,6 +296,9 @@ class Family:
     norm_offset: Number that RMS norms add to their weights.
     gated_heads: True if q_proj also computes a gate per query head.
     delta: Defaults for gated delta layers; None: the family has none.
+    latent: Defaults for multi-head latent attention; None: the family has ordinary attention.
+    selected: Default of index_topk, the number of tokens to which a token attends in sparse attention. Texts
+        of at most so many tokens are served, whose tokens attend to all; None: attention is not sparse.
     tied: Default of tie_word_embeddings.
     scaled: True if embeddings are multiplied by the square root of the hidden size.
     softcaps: Default caps of (attention scores, logits); None: the family has no caps.
@@ -318,6 +356,8 @@ class Family:
     norm_offset: float = 0.0
     gated_heads: bool = False
     delta: Delta | None = None
+    latent: Latent | None = None
+    selected: int | None = None
     tied: bool = False
     scaled: bool = False
     softcaps: tuple[float | None, float | None] | None = None
@@ -416,6 +456,19 @@ QWEN_DELTA = Family(
     gated_heads=True,
     delta=Delta(),
 )
+# DeepSeek V3 and R1, and what the other families with multi-head latent attention have in common with it.
+DEEPSEEK_V3 = Family(
+    names=replace(
+        QWEN_EXPERTS, correction="mlp.gate.e_score_correction_bias", shared=_three("mlp.shared_experts")
+    ),
+    mlp="experts",
+    routing=Routing(256, 8, 2048, "sigmoid", scale=2.5, corrected=True),
+    first_dense=3,
+    latent=Latent(),
+    positions=4096,
+)
+# DeepSeek V3.2, and what GLM-5 has in common with it: sparse attention.
+DEEPSEEK_V32 = replace(DEEPSEEK_V3, positions=163840, selected=2048)
 
 # The supported families by model_type.
 FAMILIES: Mapping[str, Family] = {
@@ -519,6 +572,35 @@ FAMILIES: Mapping[str, Family] = {
         partial=True,
         positions=131072,
     ),
+    "deepseek_v2": replace(
+        DEEPSEEK_V3,
+        names=replace(DEEPSEEK_V3.names, correction=""),
+        routing=Routing(64, 6, 1407, normalised=False, summed=1),
+        first_dense=0,
+        positions=2048,
+    ),
+    "deepseek_v3": DEEPSEEK_V3,
+    "kimi_k2": DEEPSEEK_V3,
+    "deepseek_v32": DEEPSEEK_V32,
+    "glm_moe_dsa": replace(DEEPSEEK_V32, latent=Latent(512, 64, 192, 256, 2048), eps=1e-5, positions=202752),
+    "glm4_moe_lite": replace(
+        DEEPSEEK_V3,
+        routing=Routing(64, 4, 1536, "sigmoid", scale=1.8, corrected=True),
+        first_dense=1,
+        latent=Latent(512, 64, 192, 256, 768),
+        eps=1e-5,
+        positions=202752,
+    ),
+    "mistral4": replace(
+        DEEPSEEK_V3,
+        names=replace(DEEPSEEK_V3.names, correction="", whole_experts=WHOLE_EXPERTS),
+        routing=Routing(128, 4, 2048),
+        first_dense=0,
+        latent=Latent(256, 64, 64, 128, 1024),
+        partial=True,
+        positions=1048576,
+    ),
+    "youtu": Family(latent=Latent(), tied=True, positions=131072),
     "minimax_m2": Family(
         names=replace(MIXTRAL_EXPERTS, correction="block_sparse_moe.e_score_correction_bias"),
         mlp="experts",

@@ -75,11 +75,7 @@ def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
     layer, those of "full_attention" are read. Base and fraction in the settings have precedence over those
     outside of them. The kind "su" is read as "longrope".
     """
-    settings = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
-    if isinstance(settings, dict) and "full_attention" in settings:
-        settings = settings["full_attention"]
-    if not isinstance(settings, dict):
-        raise ModelError(f"{source}: rope settings must be an object, got {settings!r}")
+    settings = _settings(fields, source)
     old = {
         "rope_theta": fields.get(family.theta_field),
         "partial_rotary_factor": fields.get(family.share_field),
@@ -96,6 +92,50 @@ def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
         return rope
     original = reader.count("original_max_position_embeddings")
     return replace(rope, slope=reader.number("llama_4_scaling_beta"), original=original)
+
+
+def read_score_factor(fields: Json, source: Path) -> float:
+    """Return the factor of attention scores in models with latent attention: the square of yarn's factor for
+    `mscale_all_dim`, or 1 if the rotary settings name no scaling or no such field.
+
+    fields: The fields of config.json.
+    source: The file, for messages.
+
+    Raises ModelError if `mscale_all_dim`, or `factor` with it, is no number above 0.
+    """
+    settings = _settings(fields, source)
+    scaled = settings.get("rope_type", settings.get("type", "default")) != "default"
+    if not scaled or not settings.get("mscale_all_dim"):
+        return 1.0
+    reader = Fields(source, settings)
+    return _yarn_factor(reader, reader.number("mscale_all_dim")) ** 2
+
+
+def _settings(fields: Json, source: Path) -> Json:
+    """Return the rotary settings of a config, in the new or the old spelling; see `read_rope`.
+
+    fields: The fields of config.json.
+    source: The file, for messages.
+
+    Raises ModelError if they are no object.
+    """
+    settings = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+    if isinstance(settings, dict) and "full_attention" in settings:
+        settings = settings["full_attention"]
+    if not isinstance(settings, dict):
+        raise ModelError(f"{source}: rope settings must be an object, got {settings!r}")
+    return settings
+
+
+def _yarn_factor(reader: Fields, scale: float) -> float:
+    """Return yarn's factor for a scale, at least 1: 0.1 * scale * log(factor) + 1.
+
+    reader: the rotary settings, which have the `factor` of the context extension.
+    scale: the value of `mscale` or `mscale_all_dim`.
+
+    Raises ModelError if the `factor` is no number above 0.
+    """
+    return max(0.1 * scale * log(reader.number("factor")) + 1.0, 1.0)
 
 
 def _of_kind(kind: str, reader: Fields, fields: Json, theta: float, share: float) -> Rope:
@@ -194,18 +234,11 @@ def _stretch(reader: Fields) -> float:
     The derived value is the ratio of the factors for `mscale` and `mscale_all_dim` if both are given and not
     0, otherwise 0.1 * log(factor) + 1, at least 1. Raises ModelError for a number that is not above 0.
     """
-
-    def grown(scale: float) -> float:
-        """Return yarn's factor of queries and keys for a scale, at least 1: 0.1 * scale * log(factor) + 1.
-
-        scale: the value of `mscale` or `mscale_all_dim`.
-        """
-        return max(0.1 * scale * log(reader.number("factor")) + 1.0, 1.0)
-
-    scales = [reader.values.get(name) for name in ("mscale", "mscale_all_dim")]
-    default = (
-        grown(reader.number("mscale")) / grown(reader.number("mscale_all_dim")) if all(scales) else grown(1)
-    )
+    if all(reader.values.get(name) for name in ("mscale", "mscale_all_dim")):
+        factors = (_yarn_factor(reader, reader.number(name)) for name in ("mscale", "mscale_all_dim"))
+        default = next(factors) / next(factors)
+    else:
+        default = _yarn_factor(reader, 1.0)
     return reader.number("attention_factor", default)
 
 

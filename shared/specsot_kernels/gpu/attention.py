@@ -104,7 +104,7 @@ def launch_of(
             if tile <= MIN_TILE
             else Launch(COLUMNS, 4, 2 if tile == SHORT and not by_descriptor else 3)
         )
-    return Launch(COLUMNS, 8, 2)
+    return Launch(COLUMNS if room <= 256 else COLUMNS // 2, 8, 2)
 
 
 class AnchorRows(NamedTuple):
@@ -287,12 +287,15 @@ def send_tables(tables: Sequence[Numbers], device: torch.device | str) -> tuple[
 def are_copied(plan: TreePlan, kind: torch.dtype, kv_layer: Tensor) -> bool:
     """Return whether tiles of columns are loaded by tensor descriptors.
 
-    The smallest and short tiles are excluded because they were not measured with descriptors.
+    The smallest and short tiles are excluded because they were not measured with descriptors, and rows that
+    are keys and values at once because their kernel has no such loads.
 
     plan: the plan of the frame.
     kind: type of the queries.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], the KV of one layer.
     """
+    if len(kv_layer) == 1:
+        return False
     many = plan.tile > MIN_TILE and not plan.short and plan.page_rows % COLUMNS == 0
     return many and suits(kind, kv_layer)
 
@@ -304,24 +307,29 @@ def attend(
     sinks: Tensor | None = None,
     softcap: float | None = None,
     launch: Launch | None = None,
+    values_from: int = 0,
 ) -> Tensor:
-    """Return the attention output of every row, [rows, kv_heads * g * head_dim].
+    """Return the attention output of every row, [rows, kv_heads * g * (head_dim - values_from)].
 
     The prompt kernel runs if the plan has `prompts`, the pages suit it, and there are neither sinks nor a
     softcap. A row that is in no piece gets zeros.
 
     q: [rows, kv_heads, g, head_dim], already scaled; rows and heads may be strided.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], keys and values; all dimensions but the last may be
-        strided. Or int8 with each row's fp16 scale after its numbers, in 16 bytes, because 16 bytes are read
-        at a time.
+        strided. [1, ...] for rows that are both, with `values_from` above 0. Or int8 with each row's fp16
+        scale after its numbers, in 16 bytes, because 16 bytes are read at a time.
     sinks: fp32 [kv_heads, g], contiguous: learned sink scores without values. None: there are none.
     softcap: bounds the other scores by softcap * tanh(score / softcap). None: they are not bounded.
     plan: the plan of the frame, made by `plan_attention` or `plan_over`.
     launch: overrides `launch_of`; None: the fastest parameters that were measured.
+    values_from: number of first elements of a row that are no part of its value, in rows that are keys and
+        values at once: a power of two of at least 16. 0: keys and values are rows of their own.
     """
-    if plan.prompts and sinks is None and softcap is None and suits(q.dtype, kv_layer):
+    if plan.prompts and sinks is None and softcap is None and not values_from and suits(q.dtype, kv_layer):
         return attend_prompts(q, kv_layer, plan.prompts)
-    rows, kv_heads, g, dim = q.shape
+    rows, kv_heads, g, whole_dim = q.shape
+    dim = whole_dim - values_from
+    assert not (values_from and plan.anchored), "no queries are rotated towards anchors here"
     pieces, pages, leads, bases, bits, starts, slots = plan.tables
     parts = q.new_empty((plan.slots, kv_heads * g, dim), dtype=torch.float32)
     weights = q.new_empty((plan.slots, kv_heads * g), dtype=torch.float32)
@@ -336,7 +344,7 @@ def attend(
     anchored = (leads, weights, weights)
     if plan.anchored:
         anchored = plan.anchored.anchors, plan.anchored.cosines, plan.anchored.sines
-    scales = kv_layer[..., dim:].view(torch.float16) if is_int8 else kv_layer
+    scales = kv_layer[..., whole_dim:].view(torch.float16) if is_int8 else kv_layer
     looped = len(pieces) * kv_heads > MAX_UNLOOPED_PIECES
     programs = max(LOOPING_PROGRAMS // kv_heads, 1) if looped else len(pieces)
     each = power_of_two(-(-rows * kv_heads * g // MAX_MERGE_PROGRAMS))
@@ -349,7 +357,7 @@ def attend(
             q, kv_layer, blocks, scales, pieces, pages, leads, bases, bits, sinces, *anchored, starts, parts,
             weights, out, *q.stride()[:3], *kv_layer.stride()[:4], len(pieces), g, plan.page_rows,
             bits.shape[1], dim, room, plan.tile, wide, on_one_page, windowed, plan.anchored is not None,
-            plan.short, looped, sinks is not None, cap, is_int8, by_descriptor, num_warps=warps,
+            plan.short, looped, sinks is not None, cap, is_int8, by_descriptor, values_from, num_warps=warps,
             num_stages=stages, **pdl_options(q),
         )  # fmt: skip
         _merge[(rows, -(-kv_heads * g // each))](
@@ -366,7 +374,7 @@ def _read(
     dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr, wide: tl.constexpr, on_one_page: tl.constexpr,
     windowed: tl.constexpr, anchored: tl.constexpr, short: tl.constexpr, looped: tl.constexpr,
     has_sinks: tl.constexpr, cap: tl.constexpr, is_int8: tl.constexpr, by_descriptor: tl.constexpr,
-    early: tl.constexpr,
+    values_from: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """Read one piece under one KV head; if `looped`, read piece after piece.
 
@@ -401,7 +409,7 @@ def _read(
     g: query heads of each KV head.
     page_rows: columns of a page.
     words: mask words of a row.
-    dim: numbers of a head.
+    dim: numbers of a head's value.
     room: `dim`, rounded up to a power of two.
     tile: queries of a tile.
     wide: columns that are read at a time.
@@ -414,6 +422,8 @@ def _read(
     cap: bound of the scores; 0: none.
     is_int8: whether KV is int8.
     by_descriptor: whether columns are loaded by tensor descriptors.
+    values_from: number of first elements of a row that are a part of its key alone, if rows are keys and
+        values at once; else 0.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
@@ -428,7 +438,7 @@ def _read(
         while high > 0:
             _read_piece(
                 given, pieces + number * 7, high, dim, room, tile, wide, on_one_page, windowed, anchored,
-                short, has_sinks, cap, is_int8, by_descriptor, early,
+                short, has_sinks, cap, is_int8, by_descriptor, values_from, early,
             )  # fmt: skip
             number += tl.num_programs(1)
             high = tl.load(pieces + number * 7 + 1, mask=number < many, other=0)
@@ -439,7 +449,7 @@ def _read(
             return
         _read_piece(
             given, pieces + number * 7, high, dim, room, tile, wide, on_one_page, windowed, anchored, short,
-            has_sinks, cap, is_int8, by_descriptor, early,
+            has_sinks, cap, is_int8, by_descriptor, values_from, early,
         )  # fmt: skip
 
 
@@ -448,7 +458,7 @@ def _read_piece(
     arguments, piece, high, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr, wide: tl.constexpr,
     on_one_page: tl.constexpr, windowed: tl.constexpr, anchored: tl.constexpr,
     short: tl.constexpr, has_sinks: tl.constexpr, cap: tl.constexpr, is_int8: tl.constexpr,
-    by_descriptor: tl.constexpr, early: tl.constexpr,
+    by_descriptor: tl.constexpr, values_from: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """Compute the softmax of a piece's rows over its columns, and its log-sum-exp.
 
@@ -461,7 +471,7 @@ def _read_piece(
         words.
     piece: address of the piece's seven numbers; see `AttentionTables.pieces`.
     high: number of the piece's rows.
-    dim: numbers of a head.
+    dim: numbers of a head's value.
     room: `dim`, rounded up to a power of two.
     tile: queries of a tile.
     wide: columns that are read at a time.
@@ -473,6 +483,8 @@ def _read_piece(
     cap: bound of the scores; 0: none.
     is_int8: whether KV is int8.
     by_descriptor: whether columns are loaded by tensor descriptors.
+    values_from: number of first elements of a row that are a part of its key alone, if rows are keys and
+        values at once; else 0.
     early: whether the device starts kernels early (see `launching`).
     """
     (
@@ -502,7 +514,12 @@ def _read_piece(
     await_preceding_kernel(early)
     there = live[:, None] & (d < dim)[None, :]
     from_q = row.to(tl.int64) * q_row + head * q_group + (line % g) * q_head
-    queries = tl.load(q + from_q[:, None] + d[None, :], mask=there, other=0.0)
+    queries = tl.load(q + values_from + from_q[:, None] + d[None, :], mask=there, other=0.0)
+    # The first elements of queries and keys, which values do not have; not used if values_from is 0.
+    starts_of_queries = queries
+    if values_from > 0:
+        start_at = q + from_q[:, None] + tl.arange(0, values_from)[None, :]
+        starts_of_queries = tl.load(start_at, mask=live[:, None], other=0.0)
     if anchored:  # noqa: SIM102  # the first is known when this is compiled
         if common < 0:
             # The piece consists of anchors: rotate the query towards them. The partner of number d in a
@@ -532,26 +549,28 @@ def _read_piece(
         whole = (whole + wide - 1) // wide * wide
         free = tl.maximum(free, whole)
         for left in range(start, tl.minimum(whole, columns), wide):
-            keys, values, key_scale, value_scale = _fetch(
+            keys, values, key_starts, key_scale, value_scale = _fetch(
                 kv, blocks, scales, pages, left, columns, head, kv_half, kv_page, kv_row, page_rows,
-                q.dtype.element_ty, dim, room, wide, on_one_page, is_int8, by_descriptor,
+                q.dtype.element_ty, dim, room, wide, on_one_page, is_int8, by_descriptor, values_from,
             )  # fmt: skip
-            scores = _score(queries, keys, key_scale, cap, is_int8)
+            scores = _score(
+                queries, keys, starts_of_queries, key_starts, key_scale, cap, is_int8, values_from
+            )
             seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, windowed)
             state = update_softmax(state, tl.where(seen, scores, LOWEST), values, value_scale, is_int8)
     for left in range(whole, free, wide):
-        keys, values, key_scale, value_scale = _fetch(
+        keys, values, key_starts, key_scale, value_scale = _fetch(
             kv, blocks, scales, pages, left, columns, head, kv_half, kv_page, kv_row, page_rows,
-            q.dtype.element_ty, dim, room, wide, on_one_page, is_int8, by_descriptor,
+            q.dtype.element_ty, dim, room, wide, on_one_page, is_int8, by_descriptor, values_from,
         )  # fmt: skip
-        scores = _score(queries, keys, key_scale, cap, is_int8)
+        scores = _score(queries, keys, starts_of_queries, key_starts, key_scale, cap, is_int8, values_from)
         state = update_softmax(state, scores, values, value_scale, is_int8)
     for left in range(free, columns, wide):
-        keys, values, key_scale, value_scale = _fetch(
+        keys, values, key_starts, key_scale, value_scale = _fetch(
             kv, blocks, scales, pages, left, columns, head, kv_half, kv_page, kv_row, page_rows,
-            q.dtype.element_ty, dim, room, wide, on_one_page, is_int8, by_descriptor,
+            q.dtype.element_ty, dim, room, wide, on_one_page, is_int8, by_descriptor, values_from,
         )  # fmt: skip
-        scores = _score(queries, keys, key_scale, cap, is_int8)
+        scores = _score(queries, keys, starts_of_queries, key_starts, key_scale, cap, is_int8, values_from)
         seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, windowed)
         state = update_softmax(state, tl.where(seen, scores, LOWEST), values, value_scale, is_int8)
     highest, total, sums = state
@@ -568,16 +587,24 @@ def _read_piece(
 
 
 @kernel
-def _score(queries, keys, scale, cap: tl.constexpr, is_int8: tl.constexpr):
+def _score(
+    queries, keys, query_starts, key_starts, scale, cap: tl.constexpr, is_int8: tl.constexpr,
+    values_from: tl.constexpr,
+):  # fmt: skip
     """Return scores, fp32 [tile, wide].
 
     queries: [tile, room], the queries.
     keys: [wide, room], in the queries' type.
+    query_starts: [tile, values_from], the first elements of the queries, if `values_from` is not 0.
+    key_starts: [wide, values_from], those of the keys.
     scale: fp32 [wide], the scales of int8 keys, if `is_int8`.
     cap: scores become cap * tanh(score / cap); 0: they stay as they are.
     is_int8: whether the keys are int8.
+    values_from: number of elements of a key that its value does not have; see `_read`.
     """
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    if values_from > 0:
+        scores = tl.dot(query_starts, tl.trans(key_starts), scores, input_precision="ieee")
     if is_int8:
         scores *= scale[None, :]
     if cap > 0:
@@ -640,12 +667,13 @@ def _words(bits, first, bit, live, words, wide: tl.constexpr):
 def _fetch(
     kv, blocks, scales, pages, left, columns, head, kv_half, kv_page, kv_row, page_rows, kind: tl.constexpr,
     dim: tl.constexpr, room: tl.constexpr, wide: tl.constexpr, on_one_page: tl.constexpr,
-    is_int8: tl.constexpr, by_descriptor: tl.constexpr,
+    is_int8: tl.constexpr, by_descriptor: tl.constexpr, values_from: tl.constexpr,
 ):  # fmt: skip
-    """Return a tile of columns as loaded: (keys, values, key scales, value scales).
+    """Return a tile of columns as loaded: (keys, values, starts of keys, key scales, value scales).
 
-    Scales are 1.0 unless the numbers are int8. Numbers of columns beyond the piece are 0, except by
-    descriptor.
+    If `values_from` is not 0, values are the keys without their first elements, which are the starts of keys.
+    Otherwise the starts of keys are not used. Scales are 1.0 unless the numbers are int8. Numbers of columns
+    beyond the piece are 0, except by descriptor.
 
     kv: address of the KV head's keys in page 0.
     blocks: a tensor descriptor of the KV, if `by_descriptor`.
@@ -665,10 +693,12 @@ def _fetch(
     on_one_page: whether the columns lie on one page.
     is_int8: whether the numbers are int8.
     by_descriptor: whether to load by descriptors, together with what follows the columns in memory.
+    values_from: number of elements of a key that its value does not have; see `_read`.
     """
     if by_descriptor:
         at = tl.load(pages + left // page_rows) * (kv_page // dim) + head * page_rows + left % page_rows
-        return blocks.load([at, 0]), blocks.load([at + (kv_half // dim).to(tl.int32), 0]), 1.0, 1.0
+        keys = blocks.load([at, 0])
+        return keys, blocks.load([at + (kv_half // dim).to(tl.int32), 0]), keys, 1.0, 1.0
     column = left + tl.arange(0, wide)
     d = tl.arange(0, room)
     if on_one_page:
@@ -677,15 +707,23 @@ def _fetch(
         page = tl.load(pages + column // page_rows, mask=column < columns, other=0).to(tl.int64)
     place = page * kv_page + (column % page_rows) * kv_row
     held = (column < columns)[:, None] & (d < dim)[None, :]
-    where = (kv + place)[:, None] + d[None, :]
-    keys, values = tl.load(where, mask=held, other=0), tl.load(where + kv_half, mask=held, other=0)
+    where = (kv + values_from + place)[:, None] + d[None, :]
+    keys = tl.load(where, mask=held, other=0)
+    key_starts = keys
+    if values_from > 0:
+        values = keys
+        start_at = (kv + place)[:, None] + tl.arange(0, values_from)[None, :]
+        key_starts = tl.load(start_at, mask=(column < columns)[:, None], other=0)
+        kv_half = 0
+    else:
+        values = tl.load(where + kv_half, mask=held, other=0)
     one = 1.0
     two = 1.0
     if is_int8:
         one = tl.load(scales + place // 2, mask=column < columns, other=0.0).to(tl.float32)
         two = tl.load(scales + place // 2 + kv_half // 2, mask=column < columns, other=0.0).to(tl.float32)
-        keys, values = keys.to(kind), values.to(kind)
-    return keys, values, one, two
+        keys, values, key_starts = keys.to(kind), values.to(kind), key_starts.to(kind)
+    return keys, values, key_starts, one, two
 
 
 @kernel

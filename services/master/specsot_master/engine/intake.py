@@ -284,8 +284,8 @@ class Intake:
         check_drafter(ask, ring.drafters)
         if (ask.policy or ask.head_aware) and not self._config.allows_policies:
             raise InvalidRequest(
-                f"windows, pruning, head_aware: {model!r} has gated delta layers or layers without rotary"
-                " positions, for which there are none"
+                f"windows, pruning, head_aware: {model!r} has gated delta layers, layers without rotary"
+                " positions or latent attention, for which there are none"
             )
         if ask.window and self._config.transformers:
             raise InvalidRequest(

@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "glm4moe": "glm4_moe",
+    "deepseek2": "deepseek_v2",
     "minimax-m2": "minimax_m2",
     "gpt-oss": "gpt_oss",
     "gptneox": "gpt_neox",
@@ -55,6 +56,22 @@ OF_MTP = {
     "nextn.embed_tokens": "embed_tokens",
     "nextn.shared_head_head": "shared_head.head",
 }
+# GGUF's names of the tensors of latent attention, and the names within the attention module. The expansion of
+# latent vectors is one tensor in older files; in others it is one for keys, transposed, and one for values.
+OF_LATENT = {
+    "attn_q_a": "q_a_proj",
+    "attn_q_a_norm": "q_a_layernorm",
+    "attn_q_b": "q_b_proj",
+    "attn_kv_a_mqa": "kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "kv_a_layernorm",
+    "attn_kv_b": "kv_b_proj",
+    "attn_k_b": "k_b_proj",
+    "attn_v_b": "v_b_proj",
+}
+# The value of expert_gating_func that means that scores are sigmoids.
+SIGMOID = 2
+# Number of token ids of GLM-4.7-Flash, of whose files some do not say that scores are sigmoids.
+GLM_FLASH_TOKENS = 154880
 # Layers of the Gemma models whose query_pre_attn_scalar is not head_dim.
 LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
 
@@ -97,7 +114,9 @@ def model_type_of(header: Header) -> str:
 
     header: the header of the GGUF file.
 
-    A Llama file with experts is "mixtral", and an OLMo 2 file with sliding windows "olmo3".
+    A Llama file with experts is "mixtral", and an OLMo 2 file with sliding windows "olmo3". Files of all
+    families with latent attention have one architecture: without experts they are "youtu", and with experts
+    whose scores are sigmoids "deepseek_v3", also those of GLM-4.7-Flash.
     """
     found = ARCHITECTURES.get(header.architecture)
     if found is None:
@@ -105,7 +124,20 @@ def model_type_of(header: Header) -> str:
         raise ModelError(f"{header.file}: a GGUF of architecture {header.architecture!r}, not one of {known}")
     if found == "llama" and header.get("expert_count"):
         return "mixtral"
+    if found == "deepseek_v2":
+        return _latent_type_of(header)
     return "olmo3" if found == "olmo2" and header.get("attention.sliding_window") else found
+
+
+def _latent_type_of(header: Header) -> str:
+    """Return the model_type of a GGUF file with latent attention; see `model_type_of`.
+
+    header: the header of the GGUF file.
+    """
+    if not header.get("expert_count"):
+        return "youtu"
+    of_flash = _vocabulary(header) == GLM_FLASH_TOKENS
+    return "deepseek_v3" if of_flash or header.get("expert_gating_func") == SIGMOID else "deepseek_v2"
 
 
 def config_of(header: Header) -> dict[str, Any]:
@@ -122,7 +154,7 @@ def config_of(header: Header) -> dict[str, Any]:
     heads = header.count("attention.head_count")
     head_dim = header.get("attention.key_length", header.count("embedding_length") // heads)
     rotated = header.get("rope.dimension_count", head_dim)
-    if header.get("attention.value_length", head_dim) != head_dim:
+    if not FAMILIES[kind].latent and header.get("attention.value_length", head_dim) != head_dim:
         raise ModelError(f"{header.file}: keys and values of different lengths are not supported")
     eps = "layer_norm_epsilon" if kind == "gpt_neox" else "layer_norm_rms_epsilon"
     return {
@@ -177,6 +209,8 @@ def _particulars(kind: str, header: Header) -> dict[str, Any]:
         return _of_delta(header) | (_of_qwen_experts(header) if FAMILIES[kind].routing else {})
     if kind == "glm4_moe":
         return _of_glm(header)
+    if FAMILIES[kind].latent:
+        return _of_latent(header)
     if kind in ("minimax_m2", "gpt_oss"):
         return {
             "num_local_experts": header.count("expert_count"),
@@ -355,6 +389,31 @@ def _of_glm(header: Header) -> dict[str, Any]:
     }
 
 
+def _of_latent(header: Header) -> dict[str, Any]:
+    """Return the config fields of latent attention, and of experts if the file has any.
+
+    header: the header of the GGUF file.
+
+    Raises ModelError if a number is missing.
+    """
+    rotated = header.count("rope.dimension_count")
+    key_length, value_length = (
+        header.get(f"attention.{name}_length_mla") or header.count(f"attention.{name}_length")
+        for name in ("key", "value")
+    )
+    experts = _of_glm(header) if header.get("expert_count") else {}
+    return {
+        **experts,
+        "norm_topk_prob": header.get("expert_weights_norm", False),
+        "kv_lora_rank": header.count("attention.kv_lora_rank"),
+        "q_lora_rank": header.get("attention.q_lora_rank"),
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": key_length - rotated,
+        "v_head_dim": value_length,
+        "partial_rotary_factor": 1.0,
+    }
+
+
 def _vocabulary(header: Header) -> int:
     """Return the number of token ids: the rows of the embedding. A file with MTP layers alone may have no
     embedding; then the tokens of its tokenizer are counted.
@@ -418,8 +477,8 @@ def _longrope(header: Header) -> dict[str, Any]:
 def _yarn(header: Header, factor: float | None) -> dict[str, Any]:
     """Return yarn's settings. Those that the file does not name are left out.
 
-    llama.cpp has one number for both mscale and mscale_all_dim. gpt-oss does not round the range that is
-    blended to whole pairs.
+    llama.cpp has one number for both mscale and mscale_all_dim, and in files of DeepSeek a tenth of it.
+    gpt-oss does not round the range that is blended to whole pairs.
 
     header: the header of the GGUF file.
     factor: the factor of the context extension, or None if the file names none.
@@ -427,6 +486,8 @@ def _yarn(header: Header, factor: float | None) -> dict[str, Any]:
     A value of 0 counts as not named.
     """
     scale = header.get("rope.scaling.yarn_log_multiplier")
+    if scale and header.architecture == "deepseek2":
+        scale = 10 * scale
     scaling = "rope.scaling"
     found: dict[str, Any] = {
         "factor": factor,
@@ -580,6 +641,8 @@ def _named(stored: str, place: Place, config: Mapping[str, Any]) -> Iterator[tup
         yield f"{layer}.{names.shared_gate}.{suffix}", replace(place, shape=(1, place.shape[-1]))
     elif bare := _bare(names).get(part):
         yield f"{layer}.{bare}", place
+    elif family.latent and part in OF_LATENT:
+        yield f"{layer}.{names.attention}.{OF_LATENT[part]}.{suffix}", place
     elif name := _inner(names).get(part):
         yield f"{layer}.{name}.{suffix}", replace(place, order=_order(part, place, config))
 
