@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from specsot.checkpoint.config import read_config
 from specsot_drafter.heads.eagle import MIN_LAYERS, TAPS_FIELD
@@ -72,6 +72,23 @@ def write_dflash(directory: Path, base: Path, causal: bool = False, seed: int = 
     initialise_small(head, head.norm, None, seed)
     write_block_head(directory, head, config, torch.float32)
     return directory
+
+
+def write_dspark(directory: Path, base: Path, kind: str = "vanilla", seed: int = 5) -> Path:
+    """A random DSpark head for this base, in DeepSeek's layout: a random DFlash head, and a Markov head."""
+    write_dflash(directory, base, seed=seed)
+    draw, ids, rank = _draws(seed), read_config(base).vocab, 8
+    tensors = load_file(directory / "model.safetensors")
+    hidden = len(tensors["norm.weight"])
+    tensors |= {f"markov_head.markov_w{one}.weight": draw(ids, rank, scale=1.0) for one in (1, 2)}
+    shape = {"gated": (rank, hidden + rank), "rnn": (3 * rank, hidden + 2 * rank)}.get(kind)
+    if shape:
+        name = f"markov_head.{'gate' if kind == 'gated' else 'joint'}_proj"
+        tensors |= {f"{name}.weight": draw(*shape), f"{name}.bias": draw(shape[0], scale=0.1)}
+    config = json.loads((directory / "config.json").read_text())
+    config |= {"architectures": ["Qwen3DSparkModel"], "markov_rank": rank, "markov_head_type": kind}
+    config |= config.pop("dflash_config")
+    return _write(directory, config, tensors)
 
 
 def write_p_eagle(directory: Path, base: Path, seed: int = 4, depth: int | None = None) -> Path:

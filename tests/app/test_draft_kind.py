@@ -13,7 +13,7 @@ from tests.drafter.heads import turn_to_eagle_1, write_pair
 from tests.model.gguf_files import write_gguf
 from tests.model.test_gguf import SHAPE
 from tests.model.tiny import write_model
-from tests.models import Shape, write_base, write_dflash, write_p_eagle
+from tests.models import Shape, write_base, write_dflash, write_dspark, write_p_eagle
 
 
 @pytest.fixture
@@ -42,6 +42,7 @@ def test_heads_of_every_kind_draft_as_heads(base: Path, tmp_path: Path) -> None:
         write_pair(tmp_path / "eagle3") / "head",
         turn_to_eagle_1(write_pair(tmp_path / "eagle1")) / "head",
         write_dflash(tmp_path / "dflash", base),
+        write_dspark(tmp_path / "dspark", base),
         write_p_eagle(tmp_path / "p-eagle", base),
     ]
     for head in heads:

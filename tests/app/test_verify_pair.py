@@ -173,7 +173,7 @@ def test_bad_input_is_one_clear_line(arguments: list[str], said: str, capsys: An
 def test_what_works_with_a_head_is_on_one_screen(tmp_path: Path) -> None:
     from specsot.service.options import DraftModelOptions
     from specsot_bench.verify.pair import describe, load_trial
-    from tests.models import Shape, write_base, write_dflash, write_head, write_p_eagle
+    from tests.models import Shape, write_base, write_dflash, write_dspark, write_head, write_p_eagle
 
     base = write_base(tmp_path / "base", Shape(positions=64))
     heads = (
@@ -181,6 +181,7 @@ def test_what_works_with_a_head_is_on_one_screen(tmp_path: Path) -> None:
         write_p_eagle(tmp_path / "p", base),
         write_p_eagle(tmp_path / "p4", base, depth=4),
         write_head(tmp_path / "eagle3"),
+        write_dspark(tmp_path / "dspark", base),
     )
     told = [describe(load_trial(DraftModelOptions(base, draft_model=head), AS_PUBLISHED)) for head in heads]
     assert [lines[:2] for lines in told] == [
@@ -188,12 +189,14 @@ def test_what_works_with_a_head_is_on_one_screen(tmp_path: Path) -> None:
         ("P-EAGLE", "one pass for all levels of a tree, from what enters layers 2, 3 of the base"),
         ("P-EAGLE", "one pass for 4 tokens, from what enters layers 2, 3 of the base"),
         ("EAGLE-3", "a pass for every level of a tree, from what enters layers 2, 4, 5 of the base"),
+        ("DSpark", "one pass for 6 tokens, from what enters layers 1, 2 of the base"),
     ]
     assert told[0][2] == "layers: 2; ids: 200; positions: 64"
     assert [lines[3].rpartition("; ")[2] for lines in told] == [
         "on GPUs with CUDA graphs",
         "on GPUs without CUDA graphs",
         "on GPUs without CUDA graphs",
+        "on GPUs with CUDA graphs",
         "on GPUs with CUDA graphs",
     ]
     lines = list(lines_of(report(fit=HeadFit(GOOD, about=told[0]), about="llama: 8 layers"), str))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from shutil import copytree
 
@@ -30,7 +32,7 @@ from specsot_model.attention import RowSpan
 from specsot_model.memory_fit import WeightForm
 from tests.conftest import some
 from tests.drafter.mtp import KINDS, LAYERS, Pair, split_pair, write_pair
-from tests.model.gguf_files import write_gguf
+from tests.model.gguf_files import ARCHS, DELTA, write_gguf
 from tests.model.tiny import Ring, load
 
 TEXT = [7, 99, 3, 50, 21, 21, 64, 8, 15, 30, 77, 41, 5, 90, 13, 2, 66, 38, 4, 19, 55, 71, 6, 28]
@@ -114,37 +116,75 @@ def test_in_8_bits_the_likeliest_drafts_stay_the_same(kind: str, tmp_path: Path)
     assert (found[0] - expected.values).abs().mean() < 0.2
 
 
-def add_layer(pair: Pair, writer: GGUFWriter) -> None:
-    """As llama.cpp's converter writes the layer, by the names of the package gguf."""
-    names = get_tensor_name_map(MODEL_ARCH.GLM4_MOE, LAYERS + 1)
-    prefix = f"model.layers.{LAYERS}."
+# What llama.cpp's converter calls the modules of Qwen's layer, within the layer.
+OF_QWEN = {
+    "mtp.fc": "eh_proj",
+    "mtp.pre_fc_norm_embedding": "enorm",
+    "mtp.pre_fc_norm_hidden": "hnorm",
+    "mtp.norm": "shared_head.norm",
+}
+
+
+def own_tensors(pair: Pair) -> dict[str, torch.Tensor]:
+    """The layer's tensors by their names within it, in DeepSeek's layout, experts stacked."""
     stored = load_file(pair.directory / "model.safetensors")
-    own = {name.removeprefix(prefix): one for name, one in stored.items() if name.startswith(prefix)}
+    own = dict[str, torch.Tensor]()
     experts = defaultdict[str, list[torch.Tensor]](list)
-    for number in range(pair.base.config.n_routed_experts):
-        for part in ("gate_proj", "up_proj", "down_proj"):
-            experts[f"mlp.experts.{part}.weight"].append(own.pop(f"mlp.experts.{number}.{part}.weight"))
-    own |= {name: torch.stack(parts) for name, parts in experts.items()}
-    own["mlp.gate.e_score_correction.bias"] = own.pop("mlp.gate.e_score_correction_bias")
-    own["embed_tokens.weight"] = own["shared_head.head.weight"] = stored["lm_head.weight"]
+    for published, tensor in stored.items():
+        stem, _, suffix = published.rpartition(".")
+        prefix = next((one for one in (f"model.layers.{LAYERS}.", "mtp.layers.0.") if one in published), "")
+        if not prefix and stem not in OF_QWEN:
+            continue
+        name = published.removeprefix(prefix) if prefix else f"{OF_QWEN[stem]}.{suffix}"
+        if match := re.fullmatch(r"mlp\.experts\.\d+\.(.*)", name):
+            experts[f"mlp.experts.{match[1]}"].append(tensor)
+        else:
+            own[name] = tensor
+    return own | {name: torch.stack(parts) for name, parts in experts.items()}
+
+
+def add_layer(pair: Pair, writer: GGUFWriter, alone: bool) -> None:
+    """As llama.cpp's converter writes the layer, by the names of the package gguf.
+
+    Beside GLM's layer it writes copies of the base's tables; a file of Qwen's layer alone has the base's own.
+    Of the architectures of the package, GLM alone has names of the further modules, which are those of all.
+    """
+    kind = pair.base.config.model_type
+    names, further = (get_tensor_name_map(arch, LAYERS + 1) for arch in (ARCHS[kind], MODEL_ARCH.GLM4_MOE))
+    stored = load_file(pair.directory / "model.safetensors")
+    own = own_tensors(pair)
+    if kind == "glm4_moe":
+        own["mlp.gate.e_score_correction.bias"] = own.pop("mlp.gate.e_score_correction_bias")
+        own["embed_tokens.weight"] = own["shared_head.head.weight"] = stored["lm_head.weight"]
+    tensors = {f"model.layers.{LAYERS}.{name}": tensor for name, tensor in own.items()}
+    if alone and kind != "glm4_moe":
+        tables = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+        tensors |= {name: stored[name] for name in tables if name in stored}
     writer.add_nextn_predict_layers(1)
     writer.add_block_count(LAYERS + 1)
-    for name, tensor in own.items():
+    for name, tensor in tensors.items():
         stem, _, suffix = name.rpartition(".")
-        writer.add_tensor(f"{names.get_name(prefix + stem)}.{suffix}", tensor.numpy())
+        raised = tensor + 1 if kind in DELTA and name.endswith("norm.weight") else tensor
+        writer.add_tensor(f"{names.get_name(stem) or further.get_name(stem)}.{suffix}", raised.numpy())
 
 
-@pytest.mark.parametrize("alone", [False, True])
+# In GGUF files. Experts are small, so that a file is.
+GGUF_KINDS = ("glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+
+
+@pytest.mark.parametrize(("kind", "alone"), some([*product(GGUF_KINDS, (False, True))], 1, 2, 4, 5, 6))
 def test_a_layer_in_a_gguf_file_is_the_same(
-    alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind the layers of its base, or in a file that holds nothing else."""
+    """Behind the layers of its base, or in a file without these."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    pair = write_pair(tmp_path / "base", "glm4_moe", head_dim=16)
-    add = partial(add_layer, pair)
-    whole = write_gguf(tmp_path / "glm.gguf", pair.base, also=lambda writer: None if alone else add(writer))
+    changes = {"head_dim": 16} if kind == "glm4_moe" else {}
+    pair = write_pair(tmp_path / "base", kind, **changes)
+    add = partial(add_layer, pair, alone=alone)
+    whole = write_gguf(tmp_path / "base.gguf", pair.base, also=lambda writer: None if alone else add(writer))
     base = resolve_model(whole)
-    own = write_gguf(tmp_path / "mtp-glm.gguf", pair.base, also=add, tensors=False) if alone else whole
+    own = write_gguf(tmp_path / "mtp-base.gguf", pair.base, also=add, tensors=False) if alone else whole
+    assert read_config(base).layers == LAYERS
     assert has_mtp(base, read_config(base)) != alone
     head = load_layer(resolve_model(own), base)
     logits = head.logits(outputs_of(head, TEXT[1:], pair.features(TEXT[:-1])))

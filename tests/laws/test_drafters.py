@@ -17,7 +17,7 @@ from tests.conftest import some
 from tests.laws.drafters import add_sometimes, hostile, knowing
 from tests.laws.plain import Excuses, check_texts, write_plainly
 from tests.laws.ring import Setup, ring_of
-from tests.models import SHALLOW, Shape, write_base, write_dflash, write_head, write_p_eagle
+from tests.models import SHALLOW, Shape, write_base, write_dflash, write_dspark, write_head, write_p_eagle
 
 pytestmark = pytest.mark.torch
 
@@ -96,10 +96,10 @@ async def test_law_1_a_model_that_knows_nothing_changes_nothing(models, mode, st
 
 
 TUNERS = [("measured", GREEDY), ("measured", WARM), ("seed", WARM), ("fixed", GREEDY)]
-DRAFTERS = ["eagle", "dflash", "causal", "p-eagle", "model", "suffix", "ngram"]
+DRAFTERS = ["eagle", "dflash", "causal", "dspark", "p-eagle", "model", "suffix", "ngram"]
 MET = [
     DRAFTERS.index(name) * 4 + tuner
-    for name, tuner in zip(("eagle", "dflash", "p-eagle", "suffix"), (1, 2, 2, 1))
+    for name, tuner in zip(("eagle", "dflash", "dspark", "p-eagle", "suffix"), (1, 2, 1, 2, 1))
 ]
 
 
@@ -111,6 +111,8 @@ async def test_law_1_whichever_policy_decides_how_much_is_drafted(models, tmp_pa
     draft = {"eagle": head, "model": small}.get(drafter)
     if drafter in ("dflash", "causal"):
         draft, drafter = write_dflash(tmp_path, base, drafter == "causal"), "eagle"
+    if drafter == "dspark":
+        draft, drafter = write_dspark(tmp_path, base), "eagle"
     if drafter == "p-eagle":
         draft, drafter = write_p_eagle(tmp_path, base), "eagle"
     await compare(setup_of(base, draft, drafter=drafter, drafting=DraftOptions(tuner=tuner)), sampling)

@@ -479,7 +479,7 @@ def check_head(options: FleetOptions, draft: Path | None) -> None:
     """Raise InvalidRequest if the head is not of the kind that `use_eagle3` says; return if nothing is said
     or no head drafts.
 
-    Only the kind "eagle3" counts as EAGLE-3: a DFlash head and a head of EAGLE-1 or EAGLE-2 both match
+    Only the kind "eagle3" counts as EAGLE-3: a DFlash or DSpark head and a head of EAGLE-1 or EAGLE-2 match
     `use_eagle3` False.
 
     options: Options of the fleet, of which `use_eagle3` and `drafter` are compared with the head.
@@ -491,7 +491,7 @@ def check_head(options: FleetOptions, draft: Path | None) -> None:
 
     kind = kind_of(Checkpoint.open(draft, options.draft_format == "bin"))
     if (kind == "eagle3") != options.use_eagle3:
-        descriptions = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash head"}
+        descriptions = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash head", "dspark": "a DSpark head"}
         description = descriptions.get(kind, "a head of EAGLE-1 or EAGLE-2")
         raise InvalidRequest(
             f"use_eagle3 is {options.use_eagle3}, but {draft} is {description}", field="use_eagle3"

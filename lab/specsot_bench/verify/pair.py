@@ -61,7 +61,7 @@ from specsot_model.published import as_published
 # The trees with which acceptance is measured: of the default size, always.
 SHAPE = TreeShape(fixed=True)
 # What each kind of head is called.
-NAMES = {"eagle1": "EAGLE-1 or EAGLE-2", "eagle3": "EAGLE-3", "dflash": "DFlash"}
+NAMES = {"eagle1": "EAGLE-1 or EAGLE-2", "eagle3": "EAGLE-3", "dflash": "DFlash", "dspark": "DSpark"}
 
 # (prompt, what the base wrote after it), as token ids.
 WrittenTexts = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
@@ -129,8 +129,8 @@ def load_trial(options: DraftModelOptions, overrides: Overrides) -> EagleHead:
 def measure_fit(options: DraftModelOptions, written_texts: WrittenTexts) -> HeadFit:
     """Return the acceptance of the head; and settings that explain the base's text better, if there are any.
 
-    A block head (DFlash) is measured with its own settings alone. A head that reads only the final hidden
-    state has no taps to try. Without better settings, `trial` and `better` keep their defaults.
+    A block head (DFlash, DSpark) is measured with its own settings alone. A head that reads only the final
+    hidden state has no taps to try. Without better settings, `trial` and `better` keep their defaults.
 
     options: Options that name base and head, and their precision.
     written_texts: Token ids of each prompt, and of the answer that the base wrote.

@@ -1,10 +1,12 @@
-"""A DFlash head in training, and its directory. It drafts blocks of tokens, each in one pass, from many
-positions of a sequence.
+"""A DFlash or DSpark head in training, and its directory. It drafts blocks of tokens, each in one pass, from
+many positions of a sequence.
 
 A block consists of the token at its anchor and of masks after it. Its rows see the base model's features of
 the tokens before the anchor, and each other; with `causal` (the `causal_head` of JetSpec) they only see the
-earlier rows of the block. The row of a mask predicts the token at its position. The layout of the directory
-is that of z-lab (github.com/z-lab/dflash), which `specsot_drafter.heads.loading` and other systems read.
+earlier rows of the block. The row of a mask predicts the token at its position. A DSpark head also has a
+Markov head, by which the token before a position changes the logits of the position. The layout of the
+directory is that of z-lab (github.com/z-lab/dflash) or, with a Markov head, of SpecForge;
+`specsot_drafter.heads.loading` and other systems read both.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ from specsot_lab.train.unrolling import Teacher, TokenBatch
 
 # Layers of a new head. Published heads have 5, for base models of 30 times the size.
 DEFAULT_LAYERS = 3
+# Columns of a new DSpark head's Markov head, or the base model's hidden size if that is less. Precedent:
+# published heads.
+MARKOV_RANK = 256
 # Taps of a new head. Precedent: published heads have 5.
 NUM_TAPS = 5
 # Positions of a row for each block that is learned from the row. Untuned.
@@ -45,6 +50,7 @@ class BlockFormat:
     block: Number of rows of a block, its anchor included.
     mask: Token id that all rows but the anchor have.
     causal: True if a row of a block sees only the earlier rows of the block.
+    rank: Columns of the Markov head of a DSpark head. 0: the head has none, which makes it a DFlash head.
     """
 
     sizes: HeadSizes
@@ -53,6 +59,7 @@ class BlockFormat:
     block: int
     mask: int
     causal: bool
+    rank: int = 0
 
 
 def block_format(base_config: ModelConfig, plan: HeadPlan, depth: int, mask_id: int) -> BlockFormat:
@@ -86,7 +93,8 @@ def block_format(base_config: ModelConfig, plan: HeadPlan, depth: int, mask_id: 
         theta=base_config.rope.theta,
         eps=base_config.eps,
     )
-    return BlockFormat(sizes, taps, plan.layers or DEFAULT_LAYERS, depth + 1, mask_id, plan.causal_head)
+    rank = min(MARKOV_RANK, base_config.hidden) if plan.kind == "dspark" else 0
+    return BlockFormat(sizes, taps, plan.layers or DEFAULT_LAYERS, depth + 1, mask_id, plan.causal_head, rank)
 
 
 def _usual_taps(layers: int) -> tuple[int, ...]:
@@ -120,6 +128,7 @@ class LearningBlockHead(nn.Module):
         self.hidden_norm = RmsNorm(sizes.hidden, sizes.eps)
         self.layers = nn.ModuleList(_BlockLayer(head_format) for _ in range(head_format.layers))
         self.norm = RmsNorm(sizes.hidden, sizes.eps)
+        self.markov_head = _MarkovHead(sizes.vocab, head_format.rank) if head_format.rank else None
 
     def forward(self, embeddings: Tensor, states: Tensor, anchors: Tensor) -> Tensor:
         """Return the states that the lm_head reads, [batch, blocks, block, hidden].
@@ -238,6 +247,27 @@ class _BlockAttention(nn.Module):
         return x.unflatten(-1, (-1, self.sizes.head_dim)).movedim(-2, 1)
 
 
+class _MarkovHead(nn.Module):
+    """The part of a DSpark head that makes a position depend on the token before it: W2 W1[token]."""
+
+    def __init__(self, vocab: int, rank: int) -> None:
+        """Make both matrices, with published names.
+
+        vocab: Number of token ids.
+        rank: Columns of W1 and W2.
+        """
+        super().__init__()
+        self.markov_w1 = nn.Embedding(vocab, rank)
+        self.markov_w2 = nn.Linear(rank, vocab, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return what is added to the logits after each token, [num_rows, vocab].
+
+        tokens: [num_rows] token ids.
+        """
+        return self.markov_w2(self.markov_w1(tokens))
+
+
 class BlockLearning:
     """Computes losses and greedy drafts of a block head, for `Trainer`."""
 
@@ -287,7 +317,8 @@ class BlockLearning:
         )
         with self._autocast():
             outputs = self._draft(batch, base_outputs.states, anchors)[..., 1:, :][learned]
-            losses = F.cross_entropy(self._logits(outputs).float(), target_probs, reduction="none")
+            before = batch.tokens[rows, positions[learned] - 1]
+            losses = F.cross_entropy(self._logits(outputs, before).float(), target_probs, reduction="none")
         return (losses * weights).sum() / weights.sum().clamp(min=1)
 
     @torch.no_grad()
@@ -300,7 +331,8 @@ class BlockLearning:
 
         Entries whose block has no further positions within the row are False, as are all entries of the last
         index of `length`. The anchors of all positions but the first are tried, ANCHORS_PER_PASS at a time,
-        without gradients.
+        without gradients. A DSpark head reads the sequence's own tokens before a position: these are its
+        drafts, if those are hits.
         """
         base_outputs = self._teacher.forward(batch.tokens)
         (count, length) = batch.tokens.shape
@@ -314,9 +346,9 @@ class BlockLearning:
             with self._autocast():
                 outputs = self._draft(batch, base_outputs.states, anchors)[..., 1:, :][rows]
                 drafted_tokens = torch.zeros_like(positions)
-                drafted_tokens[rows] = torch.cat(
-                    [self._logits(part).argmax(-1) for part in outputs.split(8192)]
-                )
+                before = self._values_at(batch.tokens, positions - 1)[rows]
+                parts = zip(outputs.split(8192), before.split(8192))
+                drafted_tokens[rows] = torch.cat([self._logits(*part).argmax(-1) for part in parts])
             is_hit = drafted_tokens == self._values_at(batch.tokens, positions)
             all_hits[:, first - 1 : first - 1 + anchors.shape[1]] = is_hit & rows
         return all_hits
@@ -337,12 +369,16 @@ class BlockLearning:
         embeddings = F.embedding(ids, self._teacher.embedding).clone().float()
         return self._head(embeddings, states.float(), anchors)
 
-    def _logits(self, outputs: Tensor) -> Tensor:
-        """Return logits [num_rows, vocab_size] by the base model's lm_head.
+    def _logits(self, outputs: Tensor, before: Tensor) -> Tensor:
+        """Return logits [num_rows, vocab_size] by the base model's lm_head, and by the Markov head if there
+        is one.
 
         outputs: [num_rows, hidden] outputs of the head.
+        before: [num_rows] the token before each row's position.
         """
-        return F.linear(outputs.to(self._lm_head.dtype), self._lm_head)
+        logits = F.linear(outputs.to(self._lm_head.dtype), self._lm_head)
+        markov = self._head.markov_head
+        return logits if markov is None else logits + markov(before)
 
     def _anchors(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Return int [batch, blocks] random anchors, which are positions that a learned token follows, and
@@ -412,14 +448,16 @@ def _config(head_format: BlockFormat, base_config: ModelConfig, dtype: torch.dty
     dtype: Data type of the weights in the file.
     """
     sizes = head_format.sizes
+    dspark = {"markov_rank": head_format.rank, "markov_head_type": "vanilla", "sample_from_anchor": False}
     return {
-        "architectures": ["DFlashDraftModel"],
+        "architectures": ["DSparkDraftModel" if head_format.rank else "DFlashDraftModel"],
         "model_type": "qwen3",
         "block_size": head_format.block,
         "dflash_config": {
             "mask_token_id": head_format.mask,
             "target_layer_ids": [tap - 1 for tap in head_format.taps],
             "causal_head": head_format.causal,
+            **(dspark if head_format.rank else {}),
         },
         "num_target_layers": base_config.layers,
         "num_hidden_layers": head_format.layers,

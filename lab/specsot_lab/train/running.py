@@ -296,7 +296,7 @@ def _eagle_learner(options: TrainOptions, decoder: Decoder, rows: list[Row]) -> 
 
 
 def _block_learner(options: TrainOptions, decoder: Decoder, rows: list[Row]) -> _Learner:
-    """Return a DFlash head in training. Its mask is the token id that is rarest in the rows.
+    """Return a DFlash or DSpark head in training. Its mask is the token id that is rarest in the rows.
 
     options: Options of the run.
     decoder: The base model.
@@ -357,6 +357,7 @@ LEARNERS: Mapping[str, Callable[[TrainOptions, Decoder, list[Row]], _Learner]] =
     "eagle3": _eagle_learner,
     "p-eagle": _eagle_learner,
     "dflash": _block_learner,
+    "dspark": _block_learner,
     "mtp": _mtp_learner,
 }
 

@@ -87,10 +87,10 @@ class HeadPlan:
     else of the base model.
 
     HEADING: Heading above these options in the help.
-    kind: Kind of the head: "eagle3", one that drafts in one pass ("dflash" or "p-eagle"), or "mtp" for an MTP
-        layer.
-    layers: Number of layers of a DFlash or P-EAGLE head. None: the default of a new head.
-    causal_head: True if the rows of a DFlash block see only the earlier rows of the block.
+    kind: Kind of the head: "eagle3", one that drafts in one pass ("dflash", "dspark" or "p-eagle"), or "mtp"
+        for an MTP layer.
+    layers: Number of layers of a DFlash, DSpark or P-EAGLE head. None: the default of a new head.
+    causal_head: True if the rows of a DFlash or DSpark block see only the earlier rows of the block.
     vocabulary: Number of token ids that the head drafts: those that are most frequent in what it learns from.
         None: VOCABULARY, or the vocabulary of the head to start from. An MTP layer drafts all ids and learns
         so many of them; None: all.
@@ -103,14 +103,16 @@ class HeadPlan:
 
     HEADING: ClassVar[str] = "Head"
 
-    kind: Literal["eagle3", "dflash", "p-eagle", "mtp"] = option(
+    kind: Literal["eagle3", "dflash", "dspark", "p-eagle", "mtp"] = option(
         "eagle3",
-        "What the head is: EAGLE-3, one that drafts in one pass (DFlash, P-EAGLE), or an MTP layer.",
+        "What the head is: EAGLE-3, one that drafts in one pass (DFlash, DSpark, P-EAGLE), or an MTP layer.",
     )
     layers: int | None = option(
-        None, "`dflash`, `p-eagle`: layers of the head.", flag="head-layers", unset="3"
+        None, "`dflash`, `dspark`, `p-eagle`: layers of the head.", flag="head-layers", unset="3"
     )
-    causal_head: bool = option(False, "`dflash`: rows of a block see only those before them (JetSpec).")
+    causal_head: bool = option(
+        False, "`dflash`, `dspark`: rows of a block see only those before them (JetSpec)."
+    )
     vocabulary: int | None = option(
         None,
         "Number of token ids that the head drafts, the most frequent ones.",

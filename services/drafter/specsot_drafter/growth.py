@@ -6,12 +6,14 @@ The algorithm is that of `topK_genrate` in the EAGLE reference implementation.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specsot.core.pages import PageTable
@@ -96,8 +98,9 @@ class GrowthFrontier:
         return GrowthFrontier(scores, tokens, parents, numbers, features)
 
 
-class TreeGrowth:
-    """Grower of B trees, level by level. An instance is used for one call of `run`.
+class LevelGrowth(ABC):
+    """Grower of B trees, level by level. An instance grows its trees once, by `grow` or `run`. A subclass
+    says how nodes are fed, and which tokens follow them.
 
     By default the trees have the shape of EAGLE-2: the top_k likeliest children of every frontier node are
     candidates, and the top_k best candidates of a level are the next frontier. `widths` and `floor` change
@@ -111,18 +114,16 @@ class TreeGrowth:
     def __init__(
         self,
         head: DraftHead,
-        kv: KVPages,
-        rooms: Sequence[TreeRoom],
+        trees: int,
         top_k: int,
         guide: GrammarGuide | None = None,
         widths: Sequence[int] | None = None,
         floor: float = -math.inf,
     ) -> None:
-        """Prepare the growth of one tree per room.
+        """Prepare the growth.
 
         head: The draft head.
-        kv: The KV pages of the head.
-        rooms: The KV slots that were reserved for each tree's rows.
+        trees: Number of trees.
         top_k: Number of children that every fed node gets.
         guide: Bars the tokens that a sequence's grammar forbids. None: no sequence has a grammar.
         widths: Number of nodes of level 1, 2, ... that are fed. Deeper levels are not fed. None: top_k of
@@ -130,22 +131,13 @@ class TreeGrowth:
         floor: Cumulative log-probability below which a node is not fed. -inf: none is left out for that.
         """
         self._head = head
-        self._kv = kv
-        self._rooms = rooms
+        self._trees = trees
         self._k = top_k
         self._guide = guide
         self._widths = widths
         self._floor = floor
-        # For each tree, the rows of the tree that each node of the last frontier attends to, as bits.
-        self._bits: list[list[int]] = [[] for _ in rooms]
         # Scores, tokens and parents of the candidates of each level, [B, candidates of the level] each.
         self._levels: list[tuple[Tensor, Tensor, Tensor]] = []
-        # Number of rows of each tree that were fed so far; the same for all trees.
-        self._fed = 0
-        slots = [room.slots for room in rooms]
-        bases = [room.position for room in rooms]
-        self._slots = torch.tensor(slots, dtype=torch.long, device=head.device)
-        self._bases = torch.tensor(bases, device=head.device)
 
     def run(self, last: Tensor, levels: int, keep_growing: KeepGrowing | None = None) -> Candidates:
         """Grow the trees level by level, and return all candidates.
@@ -160,6 +152,23 @@ class TreeGrowth:
         `keep_growing` gets the cumulative log-probabilities of the frontier, [B, width], and its depth. It
         is not asked if no node is to be fed.
         """
+        grown = self.grow(last, levels, keep_growing)
+        scores, tokens, parents = (part.cpu().numpy() for part in grown)
+        return Candidates(tokens, scores, parents, self._depths())
+
+    def grow(
+        self, last: Tensor, levels: int, keep_growing: KeepGrowing | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Grow the trees like `run`. Return the scores, tokens and parents of all candidates on the head's
+        device, [B, n] each.
+
+        last: The head's output at each sequence's last row, [B, hidden].
+        levels: Maximum number of levels, at least 1.
+        keep_growing: As for `run`.
+
+        The candidates have the order of the reference: top_k of level 1, then top_k for each fed node of
+        every further level.
+        """
         frontier = self._grow_roots(last)
         for level in range(levels - 1):
             width = frontier.width
@@ -168,7 +177,29 @@ class TreeGrowth:
             if not width:
                 break
             frontier = self._grow_level(level, frontier.cut(width))
-        return self._candidates()
+        scores, tokens, parents = (torch.cat(parts, 1) for parts in zip(*self._levels))
+        return scores, tokens, parents
+
+    @abstractmethod
+    def _feed(self, level: int, frontier: GrowthFrontier) -> Tensor:
+        """Feed a frontier to the head and return its outputs, [B * width, hidden].
+
+        level: Number of the frontier, 0 for that of the roots' children.
+        frontier: The nodes to feed.
+        """
+
+    def _log_probs(self, outputs: Tensor) -> Tensor:
+        """Return the log-probabilities of the tokens that follow each node, fp32 [B * width, draft
+        vocabulary].
+
+        outputs: Outputs of the head at the nodes, [B * width, hidden].
+        """
+        return self._head.log_probs(outputs)
+
+    def _depths(self) -> NDArray[np.int64]:
+        """Return the distance of each candidate from the root, [n]; 1 for the roots' children."""
+        sizes = [scores.shape[1] for scores, _, _ in self._levels]
+        return np.repeat(np.arange(1, len(sizes) + 1), sizes)
 
     def _grow_roots(self, last: Tensor) -> GrowthFrontier:
         """Add the children of the roots as candidates. Return those of them that are fed next.
@@ -247,13 +278,53 @@ class TreeGrowth:
         With a grammar guide, forbidden tokens get the log-probability -inf.
         """
         if self._guide is None and (found := self._head.choose(outputs, self._k)) is not None:
-            best, tokens = (one.view(len(self._rooms), -1, self._k) for one in found)
+            best, tokens = (one.view(self._trees, -1, self._k) for one in found)
             return best, tokens
-        log_probs = self._head.log_probs(outputs).view(len(self._rooms), -1, self._head.draft_vocab)
+        log_probs = self._log_probs(outputs).view(self._trees, -1, self._head.draft_vocab)
         if self._guide:
             log_probs = self._guide.mask(log_probs)
         best, ids = topk(log_probs, self._k)
         return best, self._head.to_target(ids)
+
+
+class TreeGrowth(LevelGrowth):
+    """Grower whose nodes are rows of a head with KV: each attends to its sequence, its ancestors and itself.
+
+    An instance is used for one call of `run`.
+    """
+
+    def __init__(
+        self,
+        head: DraftHead,
+        kv: KVPages,
+        rooms: Sequence[TreeRoom],
+        top_k: int,
+        guide: GrammarGuide | None = None,
+        widths: Sequence[int] | None = None,
+        floor: float = -math.inf,
+    ) -> None:
+        """Prepare the growth of one tree per room.
+
+        head: The draft head.
+        kv: The KV pages of the head.
+        rooms: The KV slots that were reserved for each tree's rows.
+        top_k: Number of children that every fed node gets.
+        guide: Bars the tokens that a sequence's grammar forbids. None: no sequence has a grammar.
+        widths: Number of nodes of level 1, 2, ... that are fed. Deeper levels are not fed. None: top_k of
+            every level.
+        floor: Cumulative log-probability below which a node is not fed. -inf: none is left out for that.
+        """
+        super().__init__(head, len(rooms), top_k, guide, widths, floor)
+        self._kv = kv
+        self._rooms = rooms
+        # For each tree, the rows of the tree that each node of the last frontier attends to, as bits.
+        self._bits: list[list[int]] = [[] for _ in rooms]
+        # Number of rows of each tree that were fed so far; the same for all trees.
+        self._fed = 0
+        slots = [room.slots for room in rooms]
+        bases = [room.position for room in rooms]
+        self._slots = torch.tensor(slots, dtype=torch.long, device=head.device)
+        self._bases = torch.tensor(bases, device=head.device)
 
     def _feed(self, level: int, frontier: GrowthFrontier) -> Tensor:
         """Feed a frontier to the head and return its outputs, [B * width, hidden].
@@ -295,16 +366,6 @@ class TreeGrowth:
             self._bits[row] = bits
             spans.append(RowSpan(width, room.base, first + width, room.pages, tuple(bits)))
         return self._head.plan(spans, self._kv.page_rows)
-
-    def _candidates(self) -> Candidates:
-        """Return all candidates in the order of the reference: top_k of level 1, then top_k for each fed node
-        of every further level.
-
-        The arrays are on the host, [B, n]; depths begin at 1 for the roots' children.
-        """
-        sizes = [scores.shape[1] for scores, _, _ in self._levels]
-        scores, tokens, parents = (torch.cat(parts, 1).cpu().numpy() for parts in zip(*self._levels))
-        return Candidates(tokens, scores, parents, np.repeat(np.arange(1, len(sizes) + 1), sizes))
 
 
 # Values. The size of a block in the first of the two steps of `topk`. Untuned.

@@ -37,9 +37,10 @@ from specsot_drafter.eagle_kv import DraftPages, DueRows
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
-from specsot_drafter.heads.checkpoint import Checkpoint, kind_of
+from specsot_drafter.heads.checkpoint import BLOCK_KINDS, Checkpoint, kind_of
 from specsot_drafter.heads.decoder import DecoderHead
 from specsot_drafter.heads.dflash import MASK, MAX_BLOCK_ROWS, BlockHead, block_plan, depth_of
+from specsot_drafter.heads.dspark import DSparkHead
 from specsot_drafter.heads.eagle import Eagle3Head
 from specsot_drafter.heads.fused import fuse_head, graph_head
 from specsot_drafter.heads.loading import load_head
@@ -47,7 +48,7 @@ from specsot_drafter.heads.mtp import MtpHead, load_mtp
 from specsot_drafter.memory import beam_graph_bytes, mtp_graph_bytes, mtp_memory
 from specsot_drafter.overlap.graph_growth import GraphInput, TreeGraphs, tree_graph_bytes
 from specsot_drafter.proposers import Proposer
-from specsot_drafter.proposers.block import BlockProposer
+from specsot_drafter.proposers.block import BlockProposer, MarkovProposer
 from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_drafter.proposers.lm import LanguageModelProposer, beam_shape, read_small
 from specsot_drafter.proposers.parallel import ParallelProposer
@@ -287,11 +288,14 @@ def propose_with(head: DraftHead, shape: TreeShape, pages: int, page_rows: int) 
     pages: Number of KV pages.
     page_rows: Number of KV slots of a page.
 
-    A DFlash head gets a BlockProposer, a P-EAGLE head (one with a mask) a ParallelProposer, every other head
-    an EagleProposer.
+    A DSpark head gets a MarkovProposer, a DFlash head a BlockProposer, a P-EAGLE head (one with a mask) a
+    ParallelProposer, every other head an EagleProposer.
     """
     if isinstance(head, BlockHead):
-        return BlockProposer(head, shape, pages, page_rows, GraphCapture() if captured_blocks(head) else None)
+        capture = GraphCapture() if captured_blocks(head) else None
+        if isinstance(head, DSparkHead):
+            return MarkovProposer(head, shape, pages, page_rows, capture)
+        return BlockProposer(head, shape, pages, page_rows, capture)
     if isinstance(head, Eagle3Head) and head.mask:
         return ParallelProposer(head, head.mask, shape, pages, page_rows)
     return EagleProposer(head, shape, pages, page_rows)
@@ -471,7 +475,7 @@ class DraftBackend(ABC):
 
 
 class EagleBackend(DraftBackend):
-    """Backend that drafts with an EAGLE, P-EAGLE or DFlash head.
+    """Backend that drafts with an EAGLE, P-EAGLE, DFlash or DSpark head.
 
     By default, trees of heads that draft in one pass are as deep as the head learned to draft.
     """
@@ -566,15 +570,15 @@ def head_tree(options: DraftModelOptions) -> TreeShape | None:
     options: The drafter's options. A depth that the user asked for takes precedence over the depth that the
         head learned.
 
-    If the drafter has no draft model, or the user asked for a depth, only the options count. A DFlash head
-    has learned one block of drafts, and a head with a mask as many drafts as its config says; for other
-    heads only the options count.
+    If the drafter has no draft model, or the user asked for a depth, only the options count. A DFlash or
+    DSpark head has learned one block of drafts, and a head with a mask as many drafts as its config says; for
+    other heads only the options count.
     """
     wanted = options.drafting.shape()
     if options.drafts != "eagle" or options.draft_model is None or options.drafting.depth is not None:
         return wanted
     head = Checkpoint.open(options.draft, options.draft_format == "bin")
-    if kind_of(head) == "dflash":
+    if kind_of(head) in BLOCK_KINDS:
         drafts = block_plan(head, read_config(options.base).vocab).drafts
     else:
         drafts = depth_of(head) if MASK in head else None

@@ -8,7 +8,7 @@ from pathlib import Path
 from specsot.checkpoint.config import ModelConfig
 from specsot.checkpoint.mtp import block_config, require_mtp, stored_names
 from specsot.members import AS_PUBLISHED, Head, Overrides, Range, TreeShape
-from specsot_drafter.heads.checkpoint import Checkpoint, HeadShape, kind_of, read_shape
+from specsot_drafter.heads.checkpoint import BLOCK_KINDS, Checkpoint, HeadShape, kind_of, read_shape
 from specsot_drafter.heads.eagle import can_pack
 from specsot_drafter.heads.loading import EMBEDDING, MASK, fusion_norms, rope_of, taps_of
 from specsot_drafter.overlap.graph_growth import max_due_rows, tree_graph_bytes
@@ -73,7 +73,8 @@ def eagle_memory(
     Raises HeadMismatch or ModelError if head and base model do not fit together.
 
     Parts of the base model are counted as borrowed if the head has no embeddings of its own, or no lm_head.
-    Graphs are counted only for an EAGLE-3 head with one layer and no mask. A DFlash head stores no features.
+    Graphs are counted only for an EAGLE-3 head with one layer and no mask. A DFlash or DSpark head stores no
+    features.
     """
     shape = read_shape(head, config)
     kind = kind_of(head)
@@ -86,7 +87,7 @@ def eagle_memory(
         graphs = tree_graph_bytes(shape, held.itemsize, tree.top_k, tree.depth + 1)
     packed = held.packed and held.itemsize == 4 and can_pack(shape, rope_of(head, overrides).stretch)
     kv_itemsize = ROWS_IN.itemsize if packed else held.itemsize
-    feature = 0 if kind == "dflash" else shape.hidden
+    feature = 0 if kind in BLOCK_KINDS else shape.hidden
     row = 2 * shape.layers * shape.kv_heads * shape.head_dim * kv_itemsize + feature * held.itemsize
     return DraftMemory(drafter_bytes(head, held), borrowed, row, graphs, _fused(head, config, overrides))
 

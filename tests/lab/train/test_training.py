@@ -65,11 +65,12 @@ PLANS = {
     "narrow, by the base's lm_head": HeadPlan(vocabulary=50, width=16, shared_lm_head=True),
     "narrow, with its own lm_head": HeadPlan(vocabulary=50, width=16),
     "by the base's lm_head": HeadPlan(vocabulary=50, shared_lm_head=True),
+    "dspark": HeadPlan("dspark", layers=1),
 }
 MTP = HeadPlan("mtp")
 
 
-@pytest.fixture(scope="module", params=some(PLANS, 0, 1, 3, 4))
+@pytest.fixture(scope="module", params=some(PLANS, 0, 1, 3, 4, 7))
 def plan(request: pytest.FixtureRequest) -> HeadPlan:
     return PLANS.get(request.param, MTP)
 

@@ -6,6 +6,7 @@ The names are those of EAGLE-1 (`layers.0.*`, `fc.*`) and of EAGLE-3 (`norm.weig
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -230,9 +231,13 @@ def _renamed(names: Iterable[str], directory: Path) -> dict[str, str]:
 
 
 # EAGLE-2 uses the head of EAGLE-1 with another tree.
-Kind = Literal["eagle1", "eagle3", "dflash"]
+Kind = Literal["eagle1", "eagle3", "dflash", "dspark"]
+# The kinds that draft a block in one pass.
+BLOCK_KINDS: tuple[Kind, ...] = ("dflash", "dspark")
 
 BLOCK = "layers.0"
+# Prefix of the tensors that only a DSpark head has.
+MARKOV = "markov_head"
 # Config field. If true, the rows of the base model's lm_head that belong to the draft ids are the head's
 # lm_head.
 SHARES_LM_HEAD = "shares_lm_head"
@@ -270,12 +275,12 @@ def kind_of(checkpoint: Checkpoint) -> Kind:
     checkpoint: The head.
 
     The first layer of EAGLE-3 norms the feature, and reads it together with the token's embedding. The layers
-    of DFlash read no feature; one norm outside the layers serves all of them. Raises ModelError if the
-    tensors are those of no draft head.
+    of DFlash read no feature; one norm outside the layers serves all of them. DSpark is DFlash with a Markov
+    head. Raises ModelError if the tensors are those of no draft head.
 
     Returns "eagle3" if the first layer has a norm of the feature or its query projection reads twice the
-    hidden size, "dflash" if there is one such norm outside the layers, and otherwise "eagle1", if there is
-    an fc.
+    hidden size, "dflash" or "dspark" if there is one such norm outside the layers, and otherwise "eagle1", if
+    there is an fc.
     """
     if checkpoint.layers == 0:
         raise ModelError(
@@ -286,7 +291,7 @@ def kind_of(checkpoint: Checkpoint) -> Kind:
     if f"{BLOCK}.hidden_norm.weight" in checkpoint or columns == 2 * hidden:
         return "eagle3"
     if "hidden_norm.weight" in checkpoint:
-        return "dflash"
+        return "dspark" if f"{MARKOV}.markov_w1.weight" in checkpoint else "dflash"
     if "fc.weight" not in checkpoint:
         raise ModelError(
             f"{checkpoint.directory}: no EAGLE head, as there is no tensor fc.weight; a small language model "
@@ -450,13 +455,38 @@ def read_offsets(
     return offsets.to(device)
 
 
+# The tensors of DFlash and DSpark heads, by their uniform names. Those in the last line are not read here:
+# the confidence head, copies of the base model's tensors, and tables that follow from others.
+KNOWN_OF_BLOCKS = re.compile(
+    r"(fc|norm|hidden_norm|embed_tokens|lm_head|embed_proj|lm_proj|d2t)(\.weight|\.bias)?"
+    r"|layers\.\d+\.(input|post_attention)_layernorm\.weight"
+    r"|layers\.\d+\.self_attn\.([qkvo]_proj\.(weight|bias)|[qk]_norm\.weight)"
+    r"|layers\.\d+\.mlp\.(gate|up|down)_proj\.(weight|bias)"
+    r"|markov_head\.(markov_w[12]\.weight|(gate|joint)_proj\.(weight|bias))"
+    r"|confidence_head\..*|verifier_.*|t2d|.*inv_freq|.*_scale"
+)
+# Config fields of DFlash and DSpark heads that change what the layers compute in a way that is not supported,
+# and the value with which they change nothing.
+NEUTRAL_IN_BLOCKS: Mapping[str, object] = {
+    "use_swa": False,
+    "attention_sink_bias": False,
+    "attention_value_scale": 1.0,
+    "is_neox_style": True,
+    "rope_is_neox_style": True,
+    "logit_scale": 1.0,
+}
+
+
 def check_supported(checkpoint: Checkpoint) -> None:
-    """Check that the config asks for nothing that is not supported here. Raises ModelError if it does.
+    """Check that the head has nothing that is not supported here. Raises ModelError if it has.
 
     checkpoint: The head.
 
     The activation must be silu (also called swish; the default). A head in memory with a
-    `quantization_config` is not supported.
+    `quantization_config` is not supported. A DFlash or DSpark head with tensors of another layout, such as
+    DFlash2's or that of a Gemma 4 body, is not supported, because it would draft badly without them.
+
+    Also raises what `kind_of` raises for a checkpoint that is no draft head.
     """
     settings: Mapping[str, Any] = checkpoint.settings
     activation = settings.get("hidden_act", "silu")
@@ -464,3 +494,28 @@ def check_supported(checkpoint: Checkpoint) -> None:
         raise ModelError(f"{checkpoint.source}: hidden_act {activation!r} is not supported, only silu")
     if "quantization_config" in settings and not checkpoint.decodes:
         raise ModelError(f"{checkpoint.source}: quantized weights of a head in memory are not supported")
+    if kind_of(checkpoint) in BLOCK_KINDS:
+        _check_block_layout(checkpoint)
+
+
+def _check_block_layout(checkpoint: Checkpoint) -> None:
+    """Check that a DFlash or DSpark head has no tensor and no config field of a layout that is not supported.
+    Raises ModelError, which names the first of them, if it has.
+
+    checkpoint: The head.
+    """
+    tensors = [
+        f"the tensor {checkpoint.published(name)}"
+        for name in checkpoint.names()
+        if not KNOWN_OF_BLOCKS.fullmatch(name)
+    ]
+    fields = [
+        f"{name} {checkpoint.settings[name]!r}"
+        for name, neutral in NEUTRAL_IN_BLOCKS.items()
+        if checkpoint.settings.get(name, neutral) != neutral
+    ]
+    if found := [*fields, *tensors]:
+        raise ModelError(
+            f"{checkpoint.directory}: a DFlash or DSpark head of a layout that is not supported: "
+            f"it has {found[0]}"
+        )

@@ -17,7 +17,7 @@ from torch import Tensor
 from specsot.checkpoint.fields import Fields
 from specsot.errors import HeadMismatch, ModelError
 from specsot_drafter.heads import HeadRows
-from specsot_drafter.heads.checkpoint import Checkpoint
+from specsot_drafter.heads.checkpoint import Checkpoint, kind_of
 from specsot_drafter.heads.eagle import EagleHead
 from specsot_kernels.segments import RowSpan, VisibleColumns
 from specsot_model.kv import KVPages
@@ -77,8 +77,23 @@ def block_plan(head: Checkpoint, vocabulary: int) -> BlockPlan:
     named = next((name for name in ("causal_head", "is_causal", "causal") if name in head.settings), None)
     causal = named is not None and head.flag(named)
     near = causal if named else not head.flag("sliding_window_non_causal")
-    first = 0 if head.flag("sample_from_anchor") else 1
-    return BlockPlan(rows, mask_of(head, vocabulary), causal, near, first)
+    return BlockPlan(rows, mask_of(head, vocabulary), causal, near, first_of(head))
+
+
+def first_of(head: Checkpoint) -> int:
+    """Return the index of the first row of a block that drafts: 0 if the committed token's row does, else 1.
+
+    head: The head's checkpoint.
+
+    The config field is `sample_from_anchor`. Without the field, the committed token's row of a DSpark head
+    drafts, as in DeepSeek's code and SpecForge's, unless the config has speculators' layout, as in vLLM and
+    llama.cpp; and that of a DFlash head does not.
+    """
+    settings = head.settings
+    if "sample_from_anchor" in settings:
+        return 0 if head.flag("sample_from_anchor") else 1
+    is_dspark = kind_of(head) == "dspark" or "markov_rank" in settings
+    return 0 if is_dspark and "aux_hidden_state_layer_ids" not in settings else 1
 
 
 def mask_of(head: Checkpoint, vocabulary: int) -> int:

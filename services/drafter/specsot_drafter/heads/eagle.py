@@ -74,7 +74,7 @@ class DraftMask:
 class EagleHead(DraftHead):
     """A draft head that was loaded for its base model.
 
-    kind: Family of the head: "eagle1", "eagle3" or "dflash". Set by each subclass.
+    kind: Family of the head: "eagle1", "eagle3", "dflash" or "dspark". Set by each subclass.
     shape: The sizes of the head.
     positions: Number of positions that the head can draft for.
     fusion: Turns hidden states of the base model into features.

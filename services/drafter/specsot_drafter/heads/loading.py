@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -18,6 +19,7 @@ from specsot.checkpoint.rope import Rope, read_rope
 from specsot.errors import HeadMismatch, InvalidRequest, ModelError
 from specsot.members import AS_PUBLISHED, Overrides, Quantization
 from specsot_drafter.heads.checkpoint import (
+    BLOCK_KINDS,
     Checkpoint,
     HeadShape,
     check_supported,
@@ -26,6 +28,7 @@ from specsot_drafter.heads.checkpoint import (
     read_shape,
 )
 from specsot_drafter.heads.dflash import MASK, BlockHead, block_plan, block_taps, depth_of, mask_of
+from specsot_drafter.heads.dspark import DSparkHead, load_markov
 from specsot_drafter.heads.eagle import (
     ConcatenatedTaps,
     DraftMask,
@@ -82,8 +85,8 @@ def load_head(
     overrides: Overrides = AS_PUBLISHED,
     quantization: Quantization | None = None,
 ) -> EagleHead:
-    """Load an EAGLE-1, EAGLE-2, EAGLE-3, P-EAGLE or DFlash head in any published layout, for its base model,
-    and return it. A head's own embeddings take precedence over the base model's.
+    """Load an EAGLE-1, EAGLE-2, EAGLE-3, P-EAGLE, DFlash or DSpark head in any published layout, for its base
+    model, and return it. A head's own embeddings take precedence over the base model's.
 
     directory: Where the head is.
     base_directory: Where the base model is.
@@ -98,7 +101,8 @@ def load_head(
     Raises ModelError for an unusable directory, HeadMismatch with both shapes if the head does not fit the
     base model, and InvalidRequest for an impossible override.
 
-    The result's class is that of the head's family: Eagle1Head, Eagle3Head (also for P-EAGLE) or BlockHead.
+    The result's class is that of the head's family: Eagle1Head, Eagle3Head (also for P-EAGLE), BlockHead or
+    DSparkHead.
     """
     base = Fetch(open_weights(base_directory, allow_pickle_base), dtype, device, quantization)
     edges = stored_edges(read_config(base_directory), base)
@@ -128,7 +132,8 @@ def fit_head(
     Raises ModelError for a head that is not supported, HeadMismatch if it does not fit the base model, and
     InvalidRequest for an impossible override.
 
-    The result's class is that of the head's family: Eagle1Head, Eagle3Head (also for P-EAGLE) or BlockHead.
+    The result's class is that of the head's family: Eagle1Head, Eagle3Head (also for P-EAGLE), BlockHead or
+    DSparkHead.
     """
     check_supported(head)
     fetch = Fetch(head, dtype, device, quantization)
@@ -215,9 +220,26 @@ class _HeadLoader:
         Raises ModelError for a bad block size or a missing tensor, and InvalidRequest for impossible taps in
         the overrides.
         """
+        return self._block(BlockHead)
+
+    def dspark(self) -> BlockHead:
+        """Load a DSpark head and return it. Raises HeadMismatch if it does not fit the base model.
+
+        Raises ModelError for a bad block size, a kind of Markov head that is not supported or a missing
+        tensor, and InvalidRequest for impossible taps in the overrides.
+        """
+        shape = self.shape
+        markov = load_markov(self.head, self.fetch, self.config.vocab, shape.hidden, shape.vocab)
+        return self._block(partial(DSparkHead, markov=markov))
+
+    def _block(self, make: Callable[..., BlockHead]) -> BlockHead:
+        """Load the parts that DFlash and DSpark heads have in common, and return the head.
+
+        make: Makes the head from these parts.
+        """
         hidden = self.shape.hidden
         taps = taps_of(self.head, self.config.layers, self.overrides)
-        return BlockHead(
+        return make(
             shape=self.shape,
             positions=self._positions,
             fusion=SummedTaps(taps, *self._fc(len(taps))),
@@ -485,7 +507,7 @@ def taps_of(head: Checkpoint, layers: int, overrides: Overrides) -> tuple[int, .
     Raises InvalidRequest for impossible taps of the overrides, HeadMismatch for impossible taps of the
     config.
     """
-    named = block_taps(head) if kind_of(head) == "dflash" else None
+    named = block_taps(head) if kind_of(head) in BLOCK_KINDS else None
     return choose_taps(head, layers, overrides.aux_layers, named)
 
 

@@ -1,12 +1,14 @@
-"""Proposes with a DFlash head: one pass drafts every place of a block; its likeliest paths are the tree.
+"""Proposes with a DFlash or DSpark head: one pass drafts a block; its likeliest paths are the tree.
 
-A *place* is a position of the block, for which the head gives a distribution over tokens.
+A *place* is a position of the block, for which the head gives a distribution over tokens: a DFlash head the
+same after every path, a DSpark head another one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,13 +16,23 @@ from specsot.core.frames import Features
 from specsot.core.pages import PageTable
 from specsot.errors import NotFound, Overloaded, WireError
 from specsot.members import TreeShape
-from specsot_drafter.block_graphs import Best, BlockGraphs, best_of, span_of
+from specsot_drafter.block_graphs import (
+    Best,
+    BlockGraphs,
+    BlockReader,
+    CandidateReader,
+    PlaceReader,
+    best_of,
+    span_of,
+)
 from specsot_drafter.core.selection import Candidates, KeepGrowing, align_levels, likeliest_paths, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
-from specsot_drafter.grammar import filter_candidates
+from specsot_drafter.grammar import filter_candidates, make_guide
 from specsot_drafter.growth import TreeRoom, reserve_room
 from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.dflash import BlockHead
+from specsot_drafter.heads.dspark import DSparkHead
+from specsot_drafter.markov_growth import MarkovGrowth
 from specsot_drafter.proposers import Proposer
 from specsot_model.core.kv_plan import window_of
 from specsot_model.cuda_graphs import Capture
@@ -54,7 +66,7 @@ class BlockProposer(Proposer):
         self._kv = head.make_kv(pages, page_rows)
         # By followed sequence, the row before which the last skipped row lies; 0 if no row was skipped.
         self._followed: dict[int, int] = {}
-        self._graphs = BlockGraphs(head, self._kv, shape.top_k, capture) if capture else None
+        self._graphs = BlockGraphs(head, self._kv, self._make_reader(), capture) if capture else None
         self.at_once = self._graphs is not None
 
     @property
@@ -155,25 +167,52 @@ class BlockProposer(Proposer):
         if not found:
             return None
         own = [sequence for sequence, _ in found]
-        best = self._draft([sequence.tokens[-1] for sequence in own], [room for _, room in found], levels)
-        candidates = offer_paths(best, levels, self._nodes, own)
+        roots = [sequence.tokens[-1] for sequence in own]
+        reserved = [room for _, room in found]
+        if self._graphs and (results := self._graphs.run(roots, reserved)):
+            candidates = self._offer_results(results, levels, own)
+        else:
+            candidates = self._offer_outputs(self._draft(roots, reserved), roots, levels, own)
         return pad_rows(candidates, [room is not None for room in rooms])
 
-    def _draft(self, roots: Sequence[int], rooms: Sequence[TreeRoom], levels: int) -> Best:
-        """Draft one block per root. Return log-probabilities and ids of the likeliest tokens of at least
-        `levels` places.
+    def _make_reader(self) -> BlockReader:
+        """Return what reads the outputs of blocks in captured graphs."""
+        return PlaceReader(self._head, self._breadth)
+
+    def _offer_results(
+        self, results: tuple[Tensor, ...], levels: int, sequences: Sequence[DraftSequence]
+    ) -> Candidates:
+        """Return the candidates that a captured graph has drafted. Those that a grammar forbids are barred.
+
+        results: Results of the reader, on the host.
+        levels: Number of levels of the trees; there may be more.
+        sequences: The sequence of each tree.
+        """
+        scores, tokens = results
+        return offer_paths((scores, tokens), levels, self._nodes, sequences)
+
+    def _offer_outputs(
+        self, outputs: Tensor, roots: Sequence[int], levels: int, sequences: Sequence[DraftSequence]
+    ) -> Candidates:
+        """Return candidates for the outputs of blocks. Those that a grammar forbids are barred.
+
+        outputs: The head's outputs at all rows of the blocks, [blocks, rows, hidden].
+        roots: Token id of each block's first row.
+        levels: Number of levels of the trees.
+        sequences: The sequence of each tree.
+        """
+        first = self._head.block.first
+        best = best_of(self._head, outputs[:, first : first + levels], self._breadth)
+        return offer_paths(best, levels, self._nodes, sequences)
+
+    def _draft(self, roots: Sequence[int], rooms: Sequence[TreeRoom]) -> Tensor:
+        """Draft one block per root, without a graph. Return the head's outputs, [roots, rows, hidden].
 
         roots: Token id of each sequence's newest token.
         rooms: The reserved rows of each block.
-        levels: Number of places that are needed.
 
         A block of 4 rows with the root r: tokens [r m m m] (m is the mask), positions [p p+1 p+2 p+3].
-
-        A graph returns all places of the block, the pass without a graph exactly `levels`. Both arrays are
-        [roots, places, breadth].
         """
-        if self._graphs and (best := self._graphs.run(roots, rooms)):
-            return best
         head = self._head
         block = self._head.block
         device = self._head.device
@@ -184,8 +223,7 @@ class BlockProposer(Proposer):
         slots = torch.tensor([slot for room in rooms for slot in room.slots], device=device)
         plan = head.plan([span_of(block, room) for room in rooms], self._kv.page_rows)
         outputs = head.forward(tokens.flatten(), tokens, HeadRows(positions, slots, plan, self._kv))
-        outputs = outputs.view(len(roots), block.rows, -1)[:, block.first : block.first + levels]
-        return best_of(head, outputs, self._breadth)
+        return outputs.view(len(roots), block.rows, -1)
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
         """Reserve a block's rows after a sequence's own rows, and return where they are. Return None if the
@@ -233,6 +271,62 @@ class BlockProposer(Proposer):
         """
         if pages:
             self._kv.clear_pages(pages)
+
+
+class MarkovProposer(BlockProposer):
+    """Proposer that drafts blocks with a DSpark head. The Markov head then grows the trees level by level."""
+
+    def __init__(
+        self, head: DSparkHead, shape: TreeShape, pages: int, page_rows: int, capture: Capture | None = None
+    ) -> None:
+        """Allocate the KV pages, and capture the graphs.
+
+        head: The DSpark head.
+        shape: The largest tree; `top_k` is the number of children of each node. Reading a level costs far
+            less than the pass of the body, so deeper levels count as rows that are not fed (`widths` are 0).
+        pages: Number of KV pages.
+        page_rows: Number of KV slots of a page.
+        capture: Captures graphs, for a head that `captured_blocks` returns. None: no graphs.
+        """
+        self._markov_head = head
+        self._top_k = min(shape.top_k, head.draft_vocab)
+        self._reader = CandidateReader(head, self._top_k, shape.nodes - 1)
+        super().__init__(head, shape, pages, page_rows, capture)
+
+    def _make_reader(self) -> BlockReader:
+        """Return what reads the outputs of blocks in captured graphs."""
+        return self._reader
+
+    def _offer_results(
+        self, results: tuple[Tensor, ...], levels: int, sequences: Sequence[DraftSequence]
+    ) -> Candidates:
+        """Return the candidates that a captured graph has grown. Those that a grammar forbids are barred.
+
+        results: Scores, tokens and parents of the candidates at all levels of a block, on the host.
+        levels: Number of levels of the trees. Deeper candidates are left out.
+        sequences: The sequence of each tree.
+        """
+        sizes = self._reader.sizes[:levels]
+        depths = np.repeat(np.arange(1, len(sizes) + 1), sizes)
+        scores, tokens, parents = (part[:, : len(depths)].numpy() for part in results)
+        candidates = Candidates(tokens.astype(np.int64), scores, parents.astype(np.int64), depths)
+        return filter_candidates(candidates, sequences, self._nodes)
+
+    def _offer_outputs(
+        self, outputs: Tensor, roots: Sequence[int], levels: int, sequences: Sequence[DraftSequence]
+    ) -> Candidates:
+        """Return the candidates that grow from the outputs of blocks, without those that a grammar forbids.
+
+        outputs: The head's outputs at all rows of the blocks, [blocks, rows, hidden].
+        roots: Token id of each block's first row.
+        levels: Number of levels of the trees.
+        sequences: The sequence of each tree.
+        """
+        head = self._markov_head
+        guide = make_guide(head, sequences)
+        tokens = torch.tensor(roots, device=head.device)
+        growth = MarkovGrowth(head, outputs, tokens, levels, self._top_k, self._nodes, guide)
+        return growth.run(growth.last, levels)
 
 
 def offer_paths(best: Best, levels: int, nodes: int, sequences: Sequence[DraftSequence]) -> Candidates:
