@@ -207,6 +207,46 @@ def test_steps_that_take_longer_whatever_their_size_are_no_reason_to_draft_less_
     assert float(seen.drafted(1, 1, 1, 20)) == pytest.approx(3.3e-3, rel=0.05)
 
 
+# Seconds of SmolLM2 in int8 on two cores without VNNI, and of four hops between stages 100 ms apart.
+DEAR: Curve = ((1, 0.011), (2, 0.012), (4, 0.018), (8, 0.032), (16, 0.052), (64, 0.230))
+HOPS = 0.216
+
+
+def test_hops_are_added_to_what_rows_take_and_do_not_scale_it() -> None:
+    costs = StepCosts(DEAR, FLAT_LEVEL, WIDTHS)
+    for _ in range(LOOK_STEPS):
+        costs.record_away(HOPS, 0.011)
+        costs.record_baseline(1, HOPS + 0.011)
+    costs.learn()
+    assert costs.hops == HOPS
+    assert costs.baseline(1) == pytest.approx(HOPS + 0.011)
+    assert costs.drafted(1, 1, 1, 15) == pytest.approx(HOPS + 0.052, abs=1e-3)
+    costs.record_drafted(1, 1, 1, 16, HOPS + 0.052, 1e-5)
+    costs.learn()
+    assert costs.drafted(6, 6, 1, 58) == pytest.approx(HOPS + 0.230, abs=1e-3)
+    assert costs.baseline(6) == pytest.approx(HOPS + 0.025, abs=1e-3)
+
+
+def test_where_computing_is_most_of_a_step_there_are_no_hops() -> None:
+    costs = StepCosts(DEAR, FLAT_LEVEL, WIDTHS)
+    for away, computing in ((0.010, 0.011), (0.5, 0.0), (0.009, 0.012)):
+        costs.record_away(away, computing)
+    assert costs.hops == 0
+
+
+def test_six_sequences_on_far_stages_are_drafted_at_once() -> None:
+    """12 rows take twice as long to compute as 6, but a step is hops for the most part."""
+    one = policy(DEAR, FLAT_LEVEL)
+    one.start_sequences()
+    assert one.plan_levels(6, 8) == 0
+    for _ in range(LOOK_STEPS):
+        one.record_step([ROOT_ONLY] * 6, StepSeconds(0.025, HOPS + 0.025))
+    one.record_pause(one.paused_trees, 6)
+    assert one.plan_levels(6, 8)
+    chances = np.tile((0.7, 0.5), (6, 1))
+    assert one.select(chances, 2, 48).sum() == 12
+
+
 def test_sizes_that_were_seen_cost_what_they_took() -> None:
     """Rows cost twice what the curve says, from eight on."""
     seen = costs()

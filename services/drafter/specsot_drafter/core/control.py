@@ -93,6 +93,9 @@ class StepCosts:
       and scaled to what the numbers of rows that were seen lately took.
     * A straight line is fitted to the times of growth in the same way.
 
+    Where stages are far from each other, hops take most of a step, whatever its rows. There, `hops` is taken
+    off every recorded step and added to every estimate, so that the curve of rows is not scaled by them.
+
     On a GPU the curves are exact, but the host works besides the device, for a time that grows with the
     sequences and hardly with the rows. There (`host_bound`) the curve of rows stays as it is, and the extra
     time is learned by the number of sequences, once for steps without drafts and once for steps with drafts.
@@ -120,6 +123,8 @@ class StepCosts:
         # the host bounds steps, their (sequences, seconds beyond the curve) by the bit length as above.
         self._drafted = deque[Point](maxlen=RECENT)
         self._extra = defaultdict[int, deque[Point]](lambda: deque(maxlen=RECENT))
+        # Recent steps as (seconds beyond computing and growth, seconds of computing of all stages).
+        self._away = deque[Point](maxlen=RECENT)
         # Growth as (seconds by the measured curve, observed seconds).
         self._grown = deque[Point](maxlen=RECENT)
         self._baseline_curve = self._drafted_curve = self._step
@@ -135,13 +140,32 @@ class StepCosts:
         """The number of recorded steps with drafts, at most RECENT."""
         return len(self._drafted)
 
+    @property
+    def hops(self) -> float:
+        """The seconds of a step in which no stage computes and no tree grows, if they are most of a step;
+        else 0, as the host's work then grows with the rows. 0 if the host bounds steps.
+        """
+        if self._host_bound or not self._away:
+            return 0.0
+        away, computing = map(_quantile, zip(*self._away))
+        return away if away > computing else 0.0
+
+    def record_away(self, away: float, computing: float) -> None:
+        """Record how a step's duration is divided.
+
+        away: Seconds of the step beyond computing and growth; may be negative.
+        computing: Compute seconds of all stages together; 0 if they are unknown, then nothing is recorded.
+        """
+        if computing:
+            self._away.append((away, computing))
+
     def baseline(self, sequences: int) -> float:
         """Return the estimated seconds of a step without drafts. The estimate never exceeds the time that the
         stages need for as many tokens in a step with drafts.
 
         sequences: Number of sequences, each with one root token.
         """
-        return min(
+        return self.hops + min(
             self._baseline_curve.at(sequences) + self._baseline_extra.at(sequences),
             self._drafted_curve.at(sequences) + self._drafted_extra.at(sequences),
         )
@@ -160,7 +184,7 @@ class StepCosts:
         offset, slope = self._growth_line
         growth = offset + slope * self._passes(grown)[np.asarray(levels) - 1]
         rows = self._drafted_curve.at_each(sequences + np.asarray(nodes))
-        return growth + rows + self._drafted_extra.at(sequences)
+        return self.hops + growth + rows + self._drafted_extra.at(sequences)
 
     def one_more_level(self, rows: Ints, sequences: int, nodes: int) -> Floats:
         """Return the estimated seconds that one more level adds, [n]: growth of that level, plus the stages'
@@ -187,7 +211,7 @@ class StepCosts:
         sequences: Number of sequences in the step.
         seconds: Wall-clock seconds of the step.
         """
-        self._baseline[sequences.bit_length()].append((sequences, seconds))
+        self._baseline[sequences.bit_length()].append((sequences, max(seconds - self.hops, 0.0)))
 
     def record_drafted(
         self, sequences: int, grown: int, levels: int, rows: int, seconds: float, growing: float
@@ -214,7 +238,7 @@ class StepCosts:
         computing = curve.at(rows) + extra.at(sequences)
         if growing:
             self._grown.append((passes, min(growing, 2 * (offset + slope * passes + computing))))
-        computing = min(max(seconds - growing, 0.0), 2 * computing)
+        computing = min(max(seconds - self.hops - growing, 0.0), 2 * computing)
         self._drafted.append((rows, computing))
         self._extra[sequences.bit_length()].append((sequences, computing - self._step.at(rows)))
 
@@ -732,6 +756,8 @@ class DraftPolicy(BudgetPolicy):
         if not trees:
             return
         self._timed = spent.computed + spent.wall > 0
+        if spent.wall:
+            self.costs.record_away(spent.wall - spent.computed - spent.growing, spent.computed)
         live = len(trees)
         rows = sum(tree.rows for tree in trees)
         if not (drafted := [tree for tree in trees if tree.grown]):
