@@ -43,7 +43,7 @@ from tests.worker.test_next_step import (
 )
 
 Written = dict[int, list[int]]
-VOCABULARY = Shape().vocabulary
+VOCABULARY = FLAT.vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ def test_law_1_passes_write_the_same_under_biases_and_without_a_first_token(
 ) -> None:
     """As branches do, which must not announce lists, and are opened again with another first token."""
     lowered = Sampling(logit_bias=tuple((token, -100.0) for token in sorted(set(wanted[1][2:9]))))
-    biases = sorted({wanted[3][1]: 3.0, wanted[3][4]: -2.0}.items())
+    biases = sorted({wanted[2][1]: 3.0, wanted[2][4]: -2.0}.items())
     drawn = Sampling(temperature=0.9, logit_bias=tuple(biases))
     openings = [
         opened(1, sampling=lowered, excluded_first=(wanted[1][0],)),
