@@ -24,13 +24,14 @@ from specsot.v1 import master_pb2
 from specsot_master.core.stats import MAX_STEPS
 from specsot_master.engine import EngineConfig
 from specsot_master.telemetry import Metrics, RequestMetrics
+from tests.conftest import is_full
 from tests.endpoints.front import Front, front, question, stub, told
 from tests.master.letters import DIRECT, TIGHT
 from tests.master.stage import turn
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 
-CALLS, SHORT, AT_ONCE = 200, 200, 8
+CALLS, SHORT, AT_ONCE = 200 if is_full() else 120, 200, 8
 UNTIL_FULL = 400  # short requests: then what is kept on purpose is
 CONFIG = EngineConfig(model="demo", live=3, queue=3, keep_for=5.0, keep=8)
 WAYS = ("read", "hang up", "cancel", "deadline", "refused", "left")

@@ -20,4 +20,4 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def ends(request: pytest.FixtureRequest) -> int:
     """How many requests end at random; two hundred by `make test-all`."""
-    return 200 if request.config.getoption("--full") else 30
+    return 200 if request.config.getoption("--full") else 20
