@@ -415,7 +415,11 @@ async def test_a_rebalance_takes_all_that_help_and_then_changes_nothing():
     done = await stand.fleet.rebalance()
     await stand.calm()
     assert (done.changed, done.epoch) == (True, 2)
-    assert done.plan == "a 0:3 3.0 ms, b 3:6 3.0 ms, c 6:8 2.0 ms: 125.0 tokens/s plainly" == stand.fleet.plan
+    assert (
+        done.plan
+        == "a 0:3 3.0 ms, b 3:6 3.0 ms, c 6:8 2.0 ms: 125.0 tokens/s without drafts"
+        == stand.fleet.plan
+    )
     assert stand.ends == ["the ring is rebalanced"]
     stand.all_ready(2, "a", "b", "c")
     assert not (await stand.fleet.rebalance()).changed

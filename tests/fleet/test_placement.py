@@ -146,7 +146,7 @@ def test_the_pace_counts_layers_the_models_end_and_hops_between_machines():
     pace = expected_throughput(stages, members)
     assert pace.stages == pytest.approx((0.004, 0.008, 0.006))
     assert pace.hops == pytest.approx(0.006)
-    assert str(pace) == "a 0:4 4.0 ms, b 4:8 8.0 ms, c 8:12 6.0 ms, hops 6.0 ms: 41.7 tokens/s plainly"
+    assert str(pace) == "a 0:4 4.0 ms, b 4:8 8.0 ms, c 8:12 6.0 ms, hops 6.0 ms: 41.7 tokens/s without drafts"
     unmeasured = {name: replace(one, curve=()) for name, one in members.items()}
     assert str(expected_throughput(stages, unmeasured)) == "a 0:4, b 4:8, c 8:12"
 

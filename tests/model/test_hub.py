@@ -328,7 +328,9 @@ def test_sizes_by_the_config_are_those_of_the_files(kind: str, tmp_path: Path) -
         name: files.shape(name) for name in absent.names()
     }
     first = files.under(config.names.layer.format(0))
-    assert {name for name in first if "rotary" not in name} <= {*absent.names()}
+    # Angles are computed, and indexers choose among more tokens than the served contexts have.
+    unread = ("rotary", "indexer")
+    assert {name for name in first if not any(part in name for part in unread)} <= {*absent.names()}
 
 
 def test_services_may_ask_the_hub(monkeypatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,8 @@ def make_model(kind: str = "llama", **changes: Any) -> torch.nn.Module:
     torch.manual_seed(1)
     shape = {name: value for name, value in SHAPE.items() if kind != "gpt_neox" or name not in ONLY_LLAMAS}
     plainly = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    fields = {**shape, **FEW_EXPERTS.get(kind, {}), **changes}
+    # Transformers writes defaults into the rotary settings that a config is given.
+    fields = deepcopy({**shape, **FEW_EXPERTS.get(kind, {}), **changes})
     if "kv_lora_rank" in FEW_EXPERTS.get(kind, {}):
         del fields["head_dim"]  # Transformers' own is that of the rotated part
     if kind in WITH_IMAGES:

@@ -148,7 +148,7 @@ def test_a_range_that_fits_is_reported_and_loaded(demo_model: Path) -> None:
 
 def test_a_device_without_room_to_measure_is_refused_in_one_line(demo_model: Path) -> None:
     """As `--device cuda` is on a GPU that another process has filled."""
-    line = r"^cpu has 3.0 MiB free, and measuring one layer takes \d+ MiB: stop what else runs there"
+    line = r"^cpu has 3.0 MiB free, and measuring one layer takes [\d.]+ MiB: stop what else runs there"
     with pytest.raises(ModelError, match=line):
         worker(demo_model / "base", 3 * MIB).registration()
 

@@ -91,7 +91,7 @@ def test_containers_can_do_little(role: str) -> None:
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert not {"privileged", "user", "cap_add", "devices"} & set(service)
     stages = (REPOSITORY / "docker" / "Dockerfile").read_text().split("\nFROM ")
-    assert next(one for one in stages if "USER 1000:1000" in one).startswith("ground AS service")
+    assert next(one for one in stages if "USER 1000:1000" in one).startswith("base AS service")
     assert any(one.startswith(f"service AS {role}") for one in stages)
 
 
