@@ -532,6 +532,11 @@ async def test_a_ring_full_of_requests_answers_directly() -> None:
     assert await arriving_together(16, live=16) == [PLANNED] * 2 + [DIRECT] * 14
 
 
+async def test_many_requests_are_answered_directly_although_the_ring_has_places() -> None:
+    """Four plans of seven sequences; with a fifth one, all answers would come later than direct ones."""
+    assert await arriving_together(8, live=256) == [PLANNED] * 4 + [DIRECT] * 4
+
+
 async def test_a_full_batch_admits_no_plan() -> None:
     theatre = stage(config=EngineConfig(model="demo", live=9))
     first, second = theatre.listen(ASK), theatre.listen(ASK, client="other")
