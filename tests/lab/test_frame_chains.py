@@ -56,6 +56,18 @@ def test_frames_of_a_chain_fill_the_stages() -> None:
     assert chain.seconds == 4 + 38, "the first frame tells two tokens, every further one a token"
 
 
+def test_one_tree_in_several_frames_fills_the_stages_but_waits_for_its_end() -> None:
+    """Four stages take a second each: a tree of four nodes in four frames is verified after seven seconds,
+    and the next tree begins then.
+    """
+    text = text_of(list(range(41)), levels=8)
+    cut = write([text], COMPUTING, ChainPolicy(4, 1, 4, one_draft=True))
+    assert (cut.tokens, cut.frames) == (40, 4 * 8)
+    assert cut.seconds == 8 * 7
+    chain = write([text], COMPUTING, ChainPolicy(4, 1, 8, spread=False))
+    assert chain.seconds < cut.seconds < write([text], COMPUTING, ChainPolicy(1, 1, 1)).seconds
+
+
 def test_a_wrong_draft_costs_a_round_trip_and_drops_what_is_in_flight() -> None:
     tokens = list(range(41))
     right = write([text_of(tokens, 8)], COMPUTING, ChainPolicy(4, 1, 8, spread=False))
@@ -125,6 +137,7 @@ def test_the_comparison_is_with_the_best_single_tree() -> None:
     assert row["tree_shape"] == "12, 15", "of which only the chain of 12 is there"
     assert row["free_tree"] > 1
     assert row["chain"] >= row["two"] > 0
+    assert row["cut"] > 0
 
 
 def test_a_drafter_on_the_host_of_the_last_stage_takes_its_time_from_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from specsot.checkpoint.config import read_config
+from specsot.checkpoint.gguf.directory import POINTER
 from specsot.checkpoint.resolving import resolve_model
 from specsot.members import Quantization, Range
 from specsot.service.options import ModelOptions
@@ -169,6 +171,17 @@ def test_a_changed_file_is_packed_anew_and_its_old_weights_are_removed(tmp_path:
         assert len(list((cache / "packed").iterdir())) == 1
     other = Path(shutil.copy(file, tmp_path / "other.gguf"))
     assert torch.equal(mapped, logits_of(opened(other)))
+
+
+def test_what_another_version_has_cached_is_removed_and_stops_no_start(tmp_path: Path, cache: Path) -> None:
+    models = {name: write_model(tmp_path / name, "llama", **SHAPE) for name in ("earlier", "later")}
+    opened(write_gguf(tmp_path / "earlier.gguf", models["earlier"], (Kind.Q8_0,)))
+    (pointer,) = (cache / "gguf").rglob(POINTER)
+    places = json.loads(pointer.read_text())
+    pointer.write_text(json.dumps({name: {"file": place["file"]} for name, place in places.items()}))
+    opened(write_gguf(tmp_path / "later.gguf", models["later"], (Kind.Q8_0,)))
+    (kept,) = (cache / "packed").iterdir()
+    assert not kept.name.startswith(pointer.parts[-3])
 
 
 def test_the_projected_tables_of_a_head_are_kept_next_to_the_base(tmp_path: Path, cache: Path) -> None:

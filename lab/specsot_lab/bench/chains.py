@@ -52,11 +52,6 @@ VNNI: Final[Curve] = (
     *((1, 1.0), (2, 1.01), (4, 1.2), (6, 1.14), (8, 1.16), (12, 1.64), (16, 1.87), (24, 2.4)),
     *((64, 5.35), (97, 7.8)),
 )
-# The same on a processor without VNNI.
-AVX2: Final[Curve] = (
-    *((1, 1.0), (2, 1.06), (4, 1.3), (6, 1.67), (8, 2.09), (12, 3.07), (16, 4.07), (24, 5.82)),
-    *((64, 15.5), (97, 23.5)),
-)
 # Seconds. Overhead of a frame in one stage: a quarter of the 1.6 ms that a step with drafts takes in addition
 # to computing. Overhead of a proposal, in addition to its levels. Measured with SmolLM2 in int8 on two cores.
 FRAME: Final = 0.4e-3
@@ -65,17 +60,25 @@ PROPOSAL: Final = 0.8e-3
 HOSTS: Final[Mapping[str, Host]] = {
     # SmolLM2 in int8, measured on two cores with VNNI.
     "smollm2-vnni": Host(_scaled(7.3e-3, VNNI), ((1, 0.45e-3), (4, 0.5e-3), (16, 0.9e-3)), FRAME, PROPOSAL),
-    # SmolLM2 in int8, measured on two cores that were held to AVX2.
-    "smollm2-avx2": Host(_scaled(9.6e-3, AVX2), ((1, 0.8e-3), (4, 0.9e-3), (16, 2e-3)), FRAME, PROPOSAL),
+    # SmolLM2 in int8, measured on two cores with AVX2 (lab/results/cpu-rows-avx2.json).
+    "smollm2-avx2": Host(
+        (
+            *((1, 11.08e-3), (2, 12.23e-3), (4, 17.61e-3), (6, 23.57e-3), (8, 31.59e-3), (12, 45.12e-3)),
+            *((16, 52.03e-3), (24, 77.26e-3), (32, 0.1046), (48, 0.1676), (64, 0.2297), (97, 0.3657)),
+        ),
+        ((1, 1.62e-3), (4, 2.29e-3), (10, 4.11e-3)),
+        FRAME,
+        PROPOSAL,
+    ),
     # Qwen2.5-Coder-1.5B in int8: assumed to read its 1.6 GB at 32 GB/s, with the multiples of SmolLM2.
     "1.5b-vnni": Host(_scaled(50e-3, VNNI), ((1, 1.5e-3), (4, 1.6e-3), (16, 2.5e-3)), FRAME, PROPOSAL),
-    # Qwen2.5-Coder-1.5B in int8, measured on one AVX2 core while other processes ran, in processor seconds.
+    # Qwen2.5-Coder-1.5B in int8, measured on two cores with AVX2 (lab/results/cpu-rows-avx2.json).
     "1.5b-avx2": Host(
         (
-            *((1, 0.171), (2, 0.205), (4, 0.258), (6, 0.407), (8, 0.523), (12, 0.729), (16, 1.126)),
-            *((24, 1.634), (32, 2.136), (48, 3.404), (64, 4.408), (97, 6.965)),
+            *((1, 0.1118), (2, 0.1264), (4, 0.1286), (6, 0.2335), (8, 0.3255), (12, 0.4515), (16, 0.596)),
+            *((24, 0.9308), (32, 1.1413), (48, 1.8029), (64, 2.519), (97, 3.8637)),
         ),
-        ((1, 3.9e-3), (4, 4.3e-3), (10, 8e-3)),
+        ((1, 1.84e-3), (4, 2.01e-3), (10, 3.64e-3)),
         FRAME,
         PROPOSAL,
     ),
@@ -94,7 +97,7 @@ TREE_NODES: Final = (1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 23, 24, 31, 48, 63, 96)
 TREE_LEVELS: Final = (1, 2, 3, 4, 6, 8, 10, 12)
 # Frames in flight, and nodes and levels of each, of the chains that are compared.
 CHAIN_FRAMES: Final = (2, 4, 8, 16)
-CHAIN_NODES: Final = (4, 8, 16, 24)
+CHAIN_NODES: Final = (3, 4, 8, 16, 24)
 CHAIN_LEVELS: Final = (4, 8, 12)
 # Levels of the chains whose drafting takes no time.
 FREE_LEVELS: Final = (4, 8, 12, 14)
@@ -159,10 +162,10 @@ def compare(texts: Sequence[DraftedText], costs: RingCosts) -> Row:
     costs: Times of the ring; the drafter shares the host of the last stage.
 
     "plain" are tokens per second without drafts, "tree" the best single tree's as a multiple of them. The
-    other ratios are multiples of the best single tree: "free_tree" if drafting took no time, "two" and
-    "chain" with at most two and with any number of frames in flight, "apart" if the drafter had a host of
-    its own next to the last stage, and "free_chain" if drafting took no time. "tree_rows" and "chain_rows"
-    are rows per token.
+    other ratios are multiples of the best single tree: "free_tree" if drafting took no time, "cut" one tree
+    whose rows are sent in several frames, "two" and "chain" with at most two and with any number of frames in
+    flight, "apart" if the drafter had a host of its own next to the last stage, and "free_chain" if drafting
+    took no time. "tree_rows" and "chain_rows" are rows per token.
 
     Every figure is of the best policy in hindsight, chosen for its own column.
     """
@@ -174,6 +177,7 @@ def compare(texts: Sequence[DraftedText], costs: RingCosts) -> Row:
         if tree_policy.nodes <= policy.nodes <= 3 * tree_policy.nodes
     ]
     free_tree = best_of(texts, costs, free_trees)[1]
+    cuts = [replace(policy, root_first=False, one_draft=True) for policy in chain_policies()]
     two = best_of(texts, costs, chain_policies((2,)))[1]
     policy, chain = best_chain(texts, costs)
     apart_policy, apart = best_chain(texts, replace(costs, shared_host=False))
@@ -190,6 +194,7 @@ def compare(texts: Sequence[DraftedText], costs: RingCosts) -> Row:
         "tau": tree.tokens / tree.frames,
         "tree_rows": tree.rows / tree.tokens,
         "free_tree": free_tree.rate / tree.rate,
+        "cut": best_of(texts, costs, cuts)[1].rate / tree.rate,
         "two": two.rate / tree.rate,
         "chain": chain.rate / tree.rate,
         "chain_shape": f"{policy.frames}; {_shape(policy)}",
@@ -229,6 +234,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     figure("chain, of best tree", "chain", 2),
     _shapes("frames; levels, nodes", "chain_shape"),
     figure("its rows a token", "chain_rows", 1),
+    figure("one tree, cut", "cut", 2),
     figure("two frames", "two", 2),
     figure("drafter apart", "apart", 2),
     _shapes("its frames; levels, nodes", "apart_shape"),

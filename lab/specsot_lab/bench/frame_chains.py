@@ -125,6 +125,9 @@ class ChainPolicy:
         but the first knows the results of some that came before. False: frames are sent as soon as they are
         drafted, while fewer than `frames` are in flight.
     free_drafting: True: drafting takes no time, as if it could be hidden completely.
+    one_draft: True: the frames of a chain are one tree that was cut into frames, all sent at once. The next
+        tree is drafted after the results of all of them, so that no draft begins at a token that a result of
+        the same chain has told.
     """
 
     frames: int
@@ -133,6 +136,7 @@ class ChainPolicy:
     root_first: bool = False
     spread: bool = True
     free_drafting: bool = False
+    one_draft: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +258,8 @@ class ChainRun:
             elif self._drafting is not None and self._drafting <= now:
                 self._drafting = None
                 sent = self._send_next(now)
+                for _ in range(self._policy.frames - 1 if self._policy.one_draft else 0):
+                    self._send_next(now)
                 # Start another draft if a result has arrived since this one was started. A tree that has no
                 # further nodes to send gains none until the next result.
                 self._due = self._next_due(now) if sent or self._drafted < self._known else None
@@ -311,6 +317,8 @@ class ChainRun:
         policy = self._policy
         if self._root.frame is None:
             return now
+        if policy.one_draft:
+            return None
         live = self._root.live_frames(self._verified)
         if len(live) >= policy.frames:
             return None
@@ -324,8 +332,9 @@ class ChainRun:
         policy = self._policy
         if policy.free_drafting:
             return 0.0
-        levels = min(policy.levels, policy.nodes * policy.frames)
-        return self._costs.growth(levels, policy.nodes)
+        nodes = policy.nodes * policy.frames
+        width = nodes if policy.one_draft else policy.nodes
+        return self._costs.growth(min(policy.levels, nodes), width)
 
     def _choose(self) -> list[tuple[int, SentNode, SentNode]]:
         """Return the nodes that the newest draft adds to the chain, parents first.

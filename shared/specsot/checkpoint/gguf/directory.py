@@ -49,14 +49,15 @@ def directory_of(file: Path) -> Path:
 
 def is_current(directory: Path) -> bool:
     """Tell whether the GGUF files of a directory have the sizes and times that they had when `directory_of`
-    made it. False if a file is gone, or if the directory was made otherwise.
+    made it. False if a file is gone, or if the directory was made otherwise, for example by a version of
+    SpecSoT that wrote other fields.
 
     directory: the model directory.
     """
     try:
         first = min(place.file for place in read_places(directory / POINTER).values())
         return _key(parts_of(Path(first))) == directory.parent.name
-    except (ModelError, ValueError):
+    except (KeyError, ModelError, TypeError, ValueError):
         return False
 
 
