@@ -378,9 +378,9 @@ class PlanBranches:
         """Settle the openings of the first branches, as far as their words are known. Return the ids of the
         branches that were settled, and of those that must be opened again because they begin like an earlier
         branch, the question or the introduction, speak of themselves, or begin not with prose; both lists may
-        be empty. A branch is opened again at most MAX_REWRITES times, or MAX_MARKUP_REWRITES times while it
-        begins with no prose; then its opening is settled as it is. For branches that are opened again, their
-        tokens are counted as discarded. A branch is opened again for the second time once the first texts of
+        be empty. A branch is opened again at most MAX_REWRITES times; then its opening is settled as it is.
+        For branches that are opened again, their tokens are counted as discarded. A branch is opened again
+        for the second time once the first texts of
         all earlier branches have begun, with whose tokens it must not begin then.
 
         Openings are settled in order, so that a branch is compared with the final words of all earlier ones:

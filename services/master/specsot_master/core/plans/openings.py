@@ -33,12 +33,9 @@ OPENING_CHARACTERS: Final = 4
 # Tokens. Bounds the opening: a text without enough words has its opening then. Given by the aim of the
 # feature.
 MAX_OPENING_TOKENS: Final = 24
-# Times. Bounds how often a branch is opened again. Chosen by measurement: with 3, four branches of 128 still
-# began alike.
-MAX_REWRITES: Final = 5
-# Times. The same for a branch that does not begin with prose. Chosen by reading: with 5, two of 118 branches
-# still began with a label or a heading, as the openings that they tried before were those of others.
-MAX_MARKUP_REWRITES: Final = 8
+# Times. Bounds how often a branch is opened again. Chosen by reading: with 5, a branch that tried openings
+# with a quotation mark or about itself could end up with the opening of another branch.
+MAX_REWRITES: Final = 8
 # The beginnings of items, of labels in bold, of headings, and of texts in quotation marks, in which small
 # models set all that they write. A number may also begin a sentence ("3. is"), so that a capital letter or a
 # star must follow it.
@@ -120,13 +117,11 @@ class BranchOpening:
 
     def may_rewrite(self, alike: bool) -> bool:
         """Return True if the branch is to be opened again, because it begins like an earlier one, speaks of
-        itself, or begins not with prose. Return False if it was opened again MAX_REWRITES times already, or
-        MAX_MARKUP_REWRITES times if it begins with no prose.
+        itself, or begins not with prose. Return False if it was opened again MAX_REWRITES times already.
 
         alike: True if an earlier branch begins with the same words, or if the branch speaks of itself.
         """
-        most = MAX_MARKUP_REWRITES if self.is_markup else MAX_REWRITES if alike else 0
-        return self.rewrites < most
+        return (alike or self.is_markup) and self.rewrites < MAX_REWRITES
 
     def read_first_token(self) -> None:
         """Set `first_tokens` as soon as the first text has a token or has ended; it does not change then."""
