@@ -33,7 +33,8 @@ EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class LatentHeads:
-    """Turns what a layer projects into the queries and the row of its one KV head, and outputs into values.
+    """Turns what a layer projects into the queries and the row of its one KV head, and weighted sums of
+    latent vectors into the outputs of the heads.
 
     latent: Sizes of the attention.
     query_norm: Norm of the vector from which queries are projected; None: they are projected directly.

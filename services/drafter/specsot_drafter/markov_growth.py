@@ -37,9 +37,8 @@ class MarkovGrowth(LevelGrowth):
     """Grower of trees from the outputs of a DSpark head's blocks.
 
     The candidates include the `nodes` likeliest paths of which every token is one of the `top_k` likeliest
-    after the path before it: nodes that cannot have children among them are not fed. In a captured graph that
-    holds for trees of which no level has more than CAPTURED_FRONTIER nodes that are as likely as one with
-    children.
+    after the path before it; nodes that cannot have children among them are not fed. A captured graph feeds
+    the CAPTURED_FRONTIER likeliest nodes of a level only, so that paths below other nodes are missed.
     """
 
     def __init__(
@@ -53,10 +52,11 @@ class MarkovGrowth(LevelGrowth):
         guide: GrammarGuide | None = None,
         captured: bool = False,
     ) -> None:
-        """Compute the body's logits of all places that are needed.
+        """Compute the logits that the head's layers give for every place of the block that is needed, without
+        the Markov head's part.
 
         head: The DSpark head.
-        outputs: The body's outputs at all rows of the blocks, [B, rows, hidden].
+        outputs: Outputs of the head's layers (the body) at all rows of the blocks, [B, rows, hidden].
         roots: Token id of each root, [B].
         levels: Maximum number of levels; one place of the block each.
         top_k: Number of children that every fed node gets.
@@ -80,7 +80,7 @@ class MarkovGrowth(LevelGrowth):
 
     @property
     def last(self) -> Tensor:
-        """The Markov head's rows at the roots, [B, width]: the argument of `run`."""
+        """The Markov head's rows at the roots, [B, columns]: the argument of `run`."""
         return self._last
 
     def _feed(self, level: int, frontier: GrowthFrontier) -> Tensor:
@@ -105,8 +105,10 @@ class MarkovGrowth(LevelGrowth):
         return torch.log_softmax(logits.flatten(0, 1).float(), -1)
 
     def _choose(self, scores: Tensor, level: int) -> tuple[Tensor, Tensor]:
-        """Choose the candidates of a level that are fed, as the base class does. Without a graph, leave out
-        those that are less likely than `nodes` candidates found so far, in every tree.
+        """Return the scores and the indices of the candidates of a level that are fed, [B, width] each, the
+        likeliest first. In a captured graph, width is that of the base class. Otherwise it is the largest
+        number, over all trees, of candidates that are no less likely than their tree's `nodes`-th likeliest
+        candidate so far.
 
         scores: Cumulative log-probabilities of all candidates of the level, [B, n].
         level: Number of the level, 0 for the roots' children.

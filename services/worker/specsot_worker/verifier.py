@@ -408,8 +408,8 @@ class Verifier:
         step: NextStep,
         chosen: ChosenTokens,
     ) -> dict[int, Outcome]:
-        """Return the outcome of each sequence of a frame of several passes, by sequence, and launch the next
-        step before.
+        """Return the outcome of each sequence of a frame of several passes, by sequence. Before that, launch
+        the next step if the frame is steady, `quiet` returns True and no grammar forces a token.
 
         frame: The frame, see `Frame.extra_passes`. All of its segments decode.
         decoding: Its segments, with the state of the sequence and the first of their rows.
@@ -423,7 +423,7 @@ class Verifier:
         The device does not know what a grammar allows. So the chain of a sequence with a grammar is verified
         like a drafted one too, see `_verified_chains`.
 
-            # root a, chosen [b c d], and the grammar forces x after b -> accepted a -> b, targets [b x -]
+            # root a, chosen [b c d], and the grammar forces x after b -> accepted a -> b, targets [b x None]
         """
         found: list[Targets] = chosen.read()
         queries = list[TargetQuery]()
@@ -452,12 +452,13 @@ class Verifier:
 
         frame: The frame, with the hidden states of all passes.
         queries: Queries of its segments. Each tree is the chain of the tokens that were fed.
-        found: Targets of each query, as the device has chosen them.
+        found: Targets of each query, as the device has chosen them, soft ends included.
         """
         masked = [number for number, one in enumerate(queries) if one.masks]
         verified = list(found)
         hidden = frame.hidden
-        if masked and hidden is not None:
+        if masked:
+            assert hidden is not None
             length = 1 + frame.extra_passes
             rows = [
                 row for number in masked for row in range(queries[number].row, queries[number].row + length)

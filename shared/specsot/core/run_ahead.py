@@ -3,8 +3,8 @@
 Without drafts, each forward pass gives every sequence one token. With many sequences, handling their outcomes
 keeps the host busier than the GPU (seen in a profile: 64 clients, 1.5B, H200). So the host gives the GPU
 several passes at once: each feeds the tokens that the pass before has chosen, on the device
-(`NextStep.run_ahead`). For everything but the stage, such a frame is one whose trees are chains that are
-accepted as a whole.
+(`NextStep.run_ahead`). Only the code that runs the passes treats such a frame specially. All other code sees
+chains of drafted tokens, which are accepted as a whole, or up to the first token that a grammar changes.
 
 The tokens are the same as those of single passes: every pass runs the same kernels, and chooses by the same
 rule. What a sequence gets beyond its end is dropped.
@@ -31,8 +31,9 @@ MAX_PASSES: Final = 8
 # Seconds. All passes of a frame together take about so long at most, because a new prompt waits for them, and
 # a client gets their tokens at once. A frame of prompts alone takes no longer either. Untuned.
 MAX_SECONDS: Final = 0.02
-# Tokens. The branches of a plan, which have soft ends, do not run ahead before: their first words decide
-# whether they are closed and opened again, and the new prompt would wait for two frames of several passes.
+# Tokens. A branch of a plan (a sequence with a soft end) takes single passes until it has so many: its first
+# words decide whether it is closed and opened again, and the new prompt would wait for two frames of several
+# passes.
 # Untuned: three words and the beginning of a fourth have so many tokens at most in most languages.
 OPENING_TOKENS: Final = 8
 
@@ -40,7 +41,7 @@ OPENING_TOKENS: Final = 8
 def num_passes(seconds: float) -> int:
     """Return how many forward passes a frame takes, at least 1.
 
-    seconds: How long one pass takes. 0: not known.
+    seconds: Seconds that one pass takes. 0 if unknown: MAX_PASSES is returned then.
     """
     return max(1, min(MAX_PASSES, int(MAX_SECONDS / seconds))) if seconds > 0 else MAX_PASSES
 
@@ -50,10 +51,12 @@ def next_max_passes(max_passes: int, passes: int, num_tokens: int) -> int:
 
     max_passes: As many as this frame was allowed to take.
     passes: Number of passes that it took.
-    num_tokens: Number of tokens that were accepted of it, at least 1.
+    num_tokens: Number of tokens that the sequence gained by it, the one that a grammar changed included; at
+        least 1.
 
     Passes after the first token that a grammar changes are wasted. So the next frame takes no more passes
-    than tokens were accepted of this one, and up to twice as many after a frame that was accepted as a whole.
+    than this one gained tokens. After a frame that is accepted as a whole, the limit never falls: it is the
+    larger of `max_passes` and twice `passes`, the latter at most MAX_PASSES.
 
         # 8 passes, 3 accepted -> 3; 3 passes, 3 accepted -> 6; then 8
     """

@@ -30,8 +30,8 @@ Beginnings = Callable[[str], tuple[int, ...]]
 # Words, and characters of Han script. Texts that share so many first ones begin alike. Chosen by reading.
 OPENING_WORDS: Final = 3
 OPENING_CHARACTERS: Final = 4
-# Tokens. Bounds the opening: a text without enough words has its opening then. Given by the aim of the
-# feature.
+# Pieces of text, one per token. Bounds the opening: a text without enough words has its opening then. Given
+# by the aim of the feature.
 MAX_OPENING_TOKENS: Final = 24
 # Times. Bounds how often a branch is opened again. Chosen by reading: with 5, a branch that tried openings
 # with a quotation mark or about itself could end up with the opening of another branch.
@@ -62,8 +62,9 @@ def speaks_of_itself(words: str) -> bool:
 
 def opening_of(text: str, whole: bool = False) -> str | None:
     """Return the first words of a text in the form in which they are compared, or None if more must follow. A
-    text with at least OPENING_CHARACTERS characters of Han script gives those; any other text gives
-    OPENING_WORDS words in lower case, without punctuation.
+    text with at least OPENING_CHARACTERS Han characters, wherever they are, gives the first
+    OPENING_CHARACTERS of them. Any other text gives OPENING_WORDS words in lower case, without punctuation;
+    an apostrophe separates words ("Here's" -> "here s").
 
         "Electric cars typically ha" -> "electric cars typically"
         "Electric cars" -> None, as the last word may be incomplete
@@ -87,8 +88,8 @@ class BranchOpening:
     settled: True once the branch may be shown, because its first words are its own.
     waiting: the pieces that arrived so far and are not shown yet; empty once the opening is settled.
     end: how the branch's sequence ended, or None while it runs.
-    excluded: the ids of the tokens with which discarded texts of the branch began, which must not be its
-        first token any more; empty for none. Later in the branch they are allowed.
+    excluded: ids that must not be the branch's first token: those that `discard` has excluded so far; empty
+        for none. Later in the branch they are allowed.
     first_tokens: the id of the token with which the branch's first text began; () if that text ended without
         a token, None before.
     rewrites: how often the branch was opened again; 0 at first.
@@ -104,7 +105,8 @@ class BranchOpening:
     @property
     def words(self) -> str | None:
         """The branch's first words, or None while they are incomplete. They count as complete once the branch
-        has ended or has MAX_OPENING_TOKENS pieces; then they may be "".
+        has ended or has MAX_OPENING_TOKENS pieces; then they may be "". Meaningful only until the opening is
+        settled, because `settle` removes the pieces that this reads.
         """
         whole = self.end is not None or len(self.waiting) >= MAX_OPENING_TOKENS
         text = "".join(piece.text for piece in self.waiting[:MAX_OPENING_TOKENS])
@@ -137,8 +139,8 @@ class BranchOpening:
         """Exclude the beginning of the branch's text, and forget all pieces. Return the number of their
         tokens; 0 if there was none. The branch counts as not ended, and as opened again once more.
 
-        All tokens with which the text's first word may begin are excluded; and if the branch was opened again
-        before, `taken`, too:
+        The text's first token is excluded. If the text begins with a word, so is what `beginnings` returns
+        for it; and if the branch was opened again before, `taken`, too:
 
             "Ver|gleiche ..." -> excluded "Ver", "Verg", "Ve"
             "The light ...", opened again before, taken "Elect" -> further "The", "Th", "Elect"
