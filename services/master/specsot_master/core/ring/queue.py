@@ -12,7 +12,7 @@ from specsot_master.core.ring.quarantine import BreakHistory, Quarantine
 from specsot_master.core.ring.ring_state import EngineConfig
 
 # Sequences. A speculative plan is begun only if all requests together may then decode no more of them,
-# because every further sequence slows down each step. Direct answers that are admitted later may exceed the number.
+# because every further sequence slows down each step. Direct answers that are admitted later may exceed it.
 # Measured without a limit (1.5B, H200): with 8 clients, whose plans were 56 sequences, whole answers in mode
 # auto came as late as direct ones; with 64 clients, 1.6 to 2.3 times as late. The number, four plans of seven
 # branches and a few answers, is not tuned.
