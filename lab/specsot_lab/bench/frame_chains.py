@@ -126,8 +126,8 @@ class ChainPolicy:
         drafted, while fewer than `frames` are in flight.
     free_drafting: True: drafting takes no time, as if it could be hidden completely.
     one_draft: True: the frames of a chain are one tree that was cut into frames, all sent at once. The next
-        tree is drafted after the results of all of them, so that no draft begins at a token that a result of
-        the same chain has told.
+        tree is drafted after the results of all of them, so that no draft begins at a token that is known
+        only from a result of the same chain.
     """
 
     frames: int
