@@ -24,11 +24,11 @@ from specsot_model import tensor_parallel as split
 from specsot_model.attention import AttentionPlan, RowSpan, plan_attention
 from specsot_model.delta_pages import DeltaPages, WalkedPages
 from specsot_model.fused import (
-    check_draft_invariant,
     check_invariant,
     fuse_blocks,
     fused_logits,
     has_small_steps,
+    resolve_draft_invariant,
 )
 from specsot_model.inference import inference_mode
 from specsot_model.kv import KVPages
@@ -144,7 +144,7 @@ class Decoder:
         quantization: Quantization | None = None,
         kv_dtype: KvDtype = "auto",
         batch_invariant: bool = False,
-        draft_invariant: bool = False,
+        draft_invariant: bool | None = None,
         parts: LoadedParts | None = None,
         files: Weights | None = None,
         tensor_parallel: int = 1,
@@ -164,7 +164,7 @@ class Decoder:
         kv_dtype: Type of the KV cache; "auto" means `dtype`.
         batch_invariant: The output of a token does not depend on the rest of its batch, bit for bit.
         draft_invariant: On a GPU in 16 bits, the output of a token does not depend on the rest of a small
-            step, bit for bit; see `runs_small_steps`.
+            step, bit for bit; see `runs_small_steps`. None: where `resolve_draft_invariant` says so.
         parts: Layers that are loaded already, in the same form. The layers loaded now are added to it. None:
             nothing is shared.
         files: Source of the tensors; None opens the weight files of `directory`.
@@ -183,8 +183,9 @@ class Decoder:
             check_invariant(config, torch.device(device), quantization, kv_dtype)
         split.check_split(config, tensor_parallel, quantization, batch_invariant)
         target_device = torch.device(device)
-        if draft_invariant and not batch_invariant:
-            check_draft_invariant(config, target_device, dtype, quantization, kv_dtype, tensor_parallel)
+        draft_invariant = not batch_invariant and resolve_draft_invariant(
+            draft_invariant, config, target_device, dtype, quantization, kv_dtype, tensor_parallel
+        )
         devices = split.devices_of(device, tensor_parallel)
         files = files or open_weights(directory, allow_pickle_bin, quantization)
         load_options = dtype, target_device, on_layer_loaded, quantization, kv_dtype, batch_invariant
@@ -256,7 +257,7 @@ class Decoder:
         """Tell whether rows of small steps are computed in one order, whatever the other rows are.
 
         Then drafts do not change the tokens of a single sequence; see `specsot_kernels.gpu.small_attention`.
-        This needs --draft-invariant, activations and KV of 16 bits, and layers that `has_small_steps`
+        This needs `draft_invariant`, activations and KV of 16 bits, and layers that `has_small_steps`
         accepts. Batch-invariant ranges do more than that, and return False.
         """
         in_16_bits = self.dtype.itemsize == 2 and self._kv_dtype == "auto"

@@ -421,19 +421,21 @@ def has_small_steps(config: ModelConfig) -> bool:
     return known and not (config.routing or config.delta or config.names.sinks or config.attention_softcap)
 
 
-def check_draft_invariant(
+def resolve_draft_invariant(
+    chosen: bool | None,
     config: ModelConfig,
     device: torch.device,
     dtype: torch.dtype,
     quantization: Quantization | None,
     kv_dtype: KvDtype,
     parts: int,
-) -> None:
-    """Raise InvalidRequest if drafts might change tokens of this model on this GPU despite --draft-invariant.
+) -> bool:
+    """Return whether small steps are computed such that drafts change no token.
 
-    The option changes nothing on a CPU and in fp32, where it is accepted. The message names the first
-    condition that is not met.
+    Only GPUs in 16 bits need it: on a CPU and in fp32, `chosen` is returned, and None counts as False.
 
+    chosen: The option --draft-invariant. None: True where the kernels can do it. Raises InvalidRequest if it
+        is True and they cannot; the message names the first condition that is not met.
     config: The model's config.
     device: Device of the range.
     dtype: Type of activations.
@@ -441,8 +443,8 @@ def check_draft_invariant(
     kv_dtype: Type of the KV cache; only "auto" is possible.
     parts: Number of devices that every layer is split over; only 1 is possible.
     """
-    if device.type != "cuda" or dtype.itemsize != 2:
-        return
+    if chosen is False or device.type != "cuda" or dtype.itemsize != 2:
+        return bool(chosen)
     exact = quantization is None or (quantization == "int8" and can_fuse(config))
     conditions = {
         "Triton, because other kernels add up in an order that depends on the batch": runs_kernels(device),
@@ -455,8 +457,9 @@ def check_draft_invariant(
         ),
     }
     missing = next((condition for condition, present in conditions.items() if not present), None)
-    if missing:
+    if missing and chosen:
         raise InvalidRequest(f"--draft-invariant needs {missing}", field="draft_invariant")
+    return not missing
 
 
 def can_capture(

@@ -108,15 +108,21 @@ def test_the_rows_of_a_small_step_are_few_and_of_16_bits() -> None:
 
 
 @pytest.mark.parametrize("rows", some([1, 3, 16, 17, 32], 1, 3))
-@pytest.mark.parametrize(("outputs", "inputs"), [(80, 160), (48, 272)])
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "parts"), [(80, 160, 1), (48, 272, 1), (48, 384, 3), (80, 256, 2)]
+)
 @pytest.mark.parametrize("gated", [False, True])
-def test_it_is_the_product(rows: int, outputs: int, inputs: int, gated: bool) -> None:
+def test_it_is_the_product(rows: int, outputs: int, inputs: int, parts: int, gated: bool) -> None:
     torch.manual_seed(outputs + rows)
 
     def whole(*shape: int) -> Tensor:
         return torch.randint(-3, 4, shape).to(DEVICE, torch.float32)
 
-    x, weight, tile = whole(rows, inputs), whole(outputs * (1 + gated), inputs), SmallTile(16, 64, 4, 2)
+    x, weight, tile = (
+        whole(rows, inputs),
+        whole(outputs * (1 + gated), inputs),
+        SmallTile(16, 64, 4, 2, 1 if gated else parts),
+    )
     wanted = x.double() @ weight.double().T
     if gated:
         opened, up = wanted.chunk(2, 1)
@@ -124,7 +130,7 @@ def test_it_is_the_product(rows: int, outputs: int, inputs: int, gated: bool) ->
         torch.testing.assert_close(found.double(), F.silu(opened) * up, rtol=1e-6, atol=1e-6)
         return
     bias, residual = whole(outputs), whole(rows, outputs)
-    assert torch.equal(multiply_small(x, weight, None, bias).double(), wanted + bias)
+    assert torch.equal(multiply_small(x, weight, None, bias, tile=tile).double(), wanted + bias)
     into = residual.clone()
     assert multiply_small(x, weight, into=into, tile=tile) is into
     assert torch.equal(into.double(), wanted + residual)
@@ -184,9 +190,11 @@ def test_a_row_of_a_product_has_the_same_bits_among_any_rows(
 
 def test_the_tile_of_a_product_depends_on_its_matrix_alone() -> None:
     for outputs, inputs, gated in MATRICES:
-        high, wide, _, _ = small_tile_for(outputs, inputs, 2, gated)
-        assert inputs % wide == 0
-        assert high in (16, 32)
+        tile = small_tile_for(outputs // 2 if gated else outputs, inputs, 2, gated)
+        assert inputs % (tile.inputs * tile.parts) == 0
+        assert tile.parts == 1 or not gated
+    assert small_tile_for(1536, 8960, 2, False).parts == 5
+    assert small_tile_for(1536, 8968, 2, False).parts == 1, "parts are whole tiles"
 
 
 @pytest.mark.parametrize("kind", KINDS)

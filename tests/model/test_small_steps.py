@@ -160,7 +160,7 @@ def test_ranges_whose_kernels_keep_the_order_of_sums_run_small_steps(
 @pytest.mark.parametrize(
     ("options", "small_products", "tables_of_small_steps"),
     [
-        ({}, 0, FrameTables),
+        ({"draft_invariant": False}, 0, FrameTables),
         # One layer has four products, and lm_head is the fifth.
         ({"draft_invariant": True}, 5, SmallStepFrames),
     ],
@@ -214,7 +214,8 @@ def test_what_cannot_be_draft_invariant_on_a_gpu_is_refused(
     demo_model: Path, quantization: Quantization | None, kv_dtype: KvDtype, tensor_parallel: int, why: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=f"^--draft-invariant needs {why}"):
-        fused.check_draft_invariant(
+        fused.resolve_draft_invariant(
+            True,
             read_config(demo_model / "base"),
             torch.device("cuda"),
             torch.bfloat16,
@@ -225,9 +226,25 @@ def test_what_cannot_be_draft_invariant_on_a_gpu_is_refused(
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+def test_a_gpu_is_draft_invariant_in_16_bits_unless_told_otherwise(demo_model: Path) -> None:
+    config = read_config(demo_model / "base")
+    capped = replace(config, attention_softcap=50.0)
+    for chosen, model, device, dtype, expected in (
+        (None, config, "cuda", torch.bfloat16, True),
+        (None, config, "cuda", torch.float32, False),
+        (None, config, "cpu", torch.bfloat16, False),
+        (None, capped, "cuda", torch.bfloat16, False),
+        (False, config, "cuda", torch.bfloat16, False),
+        (True, config, "cuda", torch.bfloat16, True),
+    ):
+        found = fused.resolve_draft_invariant(chosen, model, torch.device(device), dtype, None, "auto", 1)
+        assert found == expected, (chosen, device, dtype)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 def test_capped_scores_cannot_be_draft_invariant_on_a_gpu_in_16_bits(demo_model: Path) -> None:
     capped = replace(read_config(demo_model / "base"), attention_softcap=50.0)
     with pytest.raises(InvalidRequest, match=r"^--draft-invariant needs layers without experts, .* capped"):
-        fused.check_draft_invariant(capped, torch.device("cuda"), torch.float16, None, "auto", 1)
+        fused.resolve_draft_invariant(True, capped, torch.device("cuda"), torch.float16, None, "auto", 1)
     for device, dtype in (("cpu", torch.bfloat16), ("cuda", torch.float32)):
-        fused.check_draft_invariant(capped, torch.device(device), dtype, None, "auto", 1)
+        fused.resolve_draft_invariant(True, capped, torch.device(device), dtype, None, "auto", 1)

@@ -12,7 +12,7 @@ from specsot.core.draft_pause import FEATURE_RING_ROWS
 from specsot.members import Configuration, Range, WeightBytes
 from specsot.service.options import ModelOptions
 from specsot_model.core.replays import KEPT_ROWS
-from specsot_model.fused import can_capture, can_fuse
+from specsot_model.fused import can_capture, can_fuse, resolve_draft_invariant
 from specsot_model.linear import describe_rounding, resolve_dtype
 from specsot_model.memory_fit import (
     WeightForm,
@@ -57,7 +57,7 @@ class LayerMemory:
         if kept == "auto":
             kept = "fp16" if self._row_itemsize < self.dtype.itemsize else ""
         invariance = ("batch-invariant",) * options.batch_invariant
-        invariance += ("draft-invariant",) * options.draft_invariant
+        invariance += ("draft-invariant",) * bool(options.draft_invariant)
         held = describe_rounding(options.stored_form, options.device)
         return ", ".join(filter(None, (held, kept and f"{kept} KV", *invariance, self._batch_dependent)))
 
@@ -178,7 +178,17 @@ class LayerMemory:
         """
         kind = self.options.stored_form
         invariant = self.options.batch_invariant
-        small_steps = self.options.draft_invariant and not invariant
+        # An option that cannot be met is refused when the layers are loaded, not here.
+        wanted = None if self.options.draft_invariant else self.options.draft_invariant
+        small_steps = not invariant and resolve_draft_invariant(
+            wanted,
+            self.config,
+            torch.device(self.options.device),
+            self.dtype,
+            kind,
+            self.options.kv_cache_dtype,
+            self.options.tensor_parallel,
+        )
         eight = kind in ("fp8", "int8")
         captured = can_capture(self.config, kernels, bool(kind), eight, self.dtype)
         captured = captured and (self.options.tensor_parallel == 1 or can_fuse(self.config))

@@ -170,11 +170,12 @@ class ModelOptions:
         "On GPUs: make each row's result independent of the rows computed with it, bit for bit. Slower.",
         tier="expert",
     )
-    draft_invariant: bool = option(
-        False,
-        "On GPUs: with one client, drafts change no token of a greedy 16-bit answer. Steps of up to 32 "
-        "tokens take up to 2.5 times as long.",
+    draft_invariant: bool | None = option(
+        None,
+        "On GPUs: with one client, drafts change no token of a greedy 16-bit answer.",
+        unset="on where the kernels can do it",
         tier="expert",
+        paired=True,
     )
     device: str = option("cpu", "Torch device, such as cpu, cuda or cuda:0.")
     tensor_parallel: int = option(

@@ -1,10 +1,10 @@
 """Matrix product of a small step: every row's sums run in one order, whatever the other rows are.
 
-A small step has at most MAX_SMALL_ROWS rows. One program computes a few outputs of all rows over all inputs,
-so that the products of a row are added by the same tensor-core instructions, in the same order, for one row
-and for 32. The norm before the product is fused (the sum of squares is gathered along the way, and the result
-is scaled at the end), and so are the gate, the bias and the addition to the residual stream after it. A step
-of one row therefore needs no more kernels than with `products.py`, and reads the matrix as fast.
+A small step has at most MAX_SMALL_ROWS rows. One program computes a few outputs of all rows, so that the
+products of a row are added by the same tensor-core instructions, in the same order, for one row and for 32.
+A matrix of few outputs has too few programs to keep the device's memory busy. Its inputs are divided into
+parts of equal length, whose sums a second kernel adds up in order. The number of parts depends on the matrix
+alone.
 """
 
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
@@ -32,11 +32,11 @@ from specsot_kernels.line_tables import MAX_SMALL_ROWS
 ROW_TILES: Final = (16, 32)
 # Inputs. A matrix needs a multiple of it, so that 16 bytes are loaded at a time.
 INPUT_MULTIPLE: Final = 16
-# Outputs. A matrix of more outputs than this has so many programs that larger tiles are faster. Untuned.
-TALL_OUTPUTS: Final = 32768
-# Programs. A matrix of fewer programs has at most one on each multiprocessor, so that each needs more loads
-# in flight. An H100 and an H200 have 132 multiprocessors.
+# Programs. A matrix with fewer programs is divided into parts, as long as every program has a multiprocessor
+# of its own. An H100 and an H200 have 132 multiprocessors.
 MULTIPROCESSORS: Final = 132
+# Numbers. How many sums a program of the second kernel adds up. Untuned.
+SUMS_AT_ONCE: Final = 512
 
 
 class SmallTile(NamedTuple):
@@ -46,12 +46,14 @@ class SmallTile(NamedTuple):
     inputs: inputs of the tile.
     warps: warps of the program.
     stages: loop iterations whose loads are in flight.
+    parts: number of parts that the inputs are divided into; each is a multiple of `inputs` then.
     """
 
     outputs: int
     inputs: int
     warps: int
     stages: int
+    parts: int = 1
 
 
 def suits(x: Tensor) -> bool:
@@ -66,18 +68,26 @@ def suits(x: Tensor) -> bool:
 
 
 def small_tile_for(outputs: int, inputs: int, itemsize: int, gated: bool) -> SmallTile:
-    """Return the tile for a matrix. It depends on the matrix alone, never on the rows. Not measured yet.
+    """Return the tile for a matrix. It depends on the matrix alone, never on the rows.
+
+    Chosen by a sweep over 600 tiles on an H200, with 1 and 25 rows, for the matrices of a 1.5B model.
 
     outputs: outputs of the product, half of the matrix's if gated.
     inputs: number of inputs.
     itemsize: bytes of a number.
-    gated: whether the product is gated.
+    gated: whether the product is gated; its inputs are not divided then.
+
+    With 1,536 outputs there are 24 tiles, so that 8,960 inputs (70 tiles) are divided into 5 parts, which is
+    the largest divisor of 70 that gives at most 132 programs.
     """
-    high = 32 if outputs > TALL_OUTPUTS else 16
-    largest = 64 if gated or itemsize > 2 else 256
-    wide = next((size for size in (256, 128, 64) if size <= largest and inputs % size == 0), 64)
-    stages = 6 if -(-outputs // high) <= MULTIPROCESSORS and itemsize == 2 else 4
-    return SmallTile(high, wide, 4, stages)
+    if itemsize > 2:
+        return SmallTile(16, 64, 4, 2)
+    tiles = -(-outputs // 64)
+    if gated or tiles > MULTIPROCESSORS:
+        return SmallTile(64, 64, 4, 8)
+    blocks, rest = divmod(inputs, 128)
+    most = MULTIPROCESSORS // tiles if rest == 0 else 1
+    return SmallTile(64, 128, 4, 6, max(parts for parts in range(1, most + 1) if blocks % parts == 0))
 
 
 def multiply_small(
@@ -93,126 +103,144 @@ def multiply_small(
     """Return x @ weight.T + bias, [rows, outputs], summed in fp32.
 
     A row's result is the same bits for any number of rows up to MAX_SMALL_ROWS, and at any place among them.
-    A norm in fp16 runs in a kernel of its own, since numbers that are not normed yet may exceed fp16.
 
     x: [rows, inputs], the numbers of a row are adjacent.
     weight: [outputs, inputs], contiguous.
-    norm: weight [inputs] and epsilon of an RMSNorm of x that is applied first; None: no norm.
+    norm: weight [inputs] and epsilon of an RMSNorm of x that is applied first, in a kernel of its own; None:
+        no norm.
     bias: [outputs]; None: none is added. It is added after the gate.
     gated: the result is silu(first half) * second half, [rows, outputs / 2].
     into: [rows, outputs], or half as many outputs if gated; the result is added to this tensor, in place.
         None: the result is a new tensor of `dtype`.
     dtype: type of a new result; None: x's type.
-    tile: overrides `small_tile_for`; None: it does not.
+    tile: overrides `small_tile_for`; None: it does not. A gated product has one part.
     """
-    if norm and x.dtype == torch.float16:
+    if norm:
         x = norm_rows(x.contiguous(), *norm)
-        norm = None
     (rows, inputs) = x.shape
-    outputs = weight.shape[0]
-    wanted = outputs // 2 if gated else outputs
+    wanted = weight.shape[0] // 2 if gated else weight.shape[0]
     out = x.new_empty((rows, wanted), dtype=dtype) if into is None else into
-    high, wide, warps, stages = tile or small_tile_for(wanted, inputs, x.itemsize, gated)
+    high, wide, warps, stages, parts = tile or small_tile_for(wanted, inputs, x.itemsize, gated)
+    sums = out if parts == 1 else x.new_empty((parts, rows, wanted), dtype=torch.float32)
     many = next(size for size in ROW_TILES if rows <= size)
-    scale, eps = norm or (weight, 0.0)
     whole = inputs % wide == 0 and wanted % high == 0
+    addend = out if bias is None else bias
     with on_device_of(x):
-        _multiply[(-(-wanted // high),)](
-            x, scale, weight, out if bias is None else bias, out, rows, wanted, inputs, x.stride(0), eps,
-            many, high, wide, whole, norm is not None, bias is not None, gated, into is not None,
+        _multiply[(-(-wanted // high), parts)](
+            x, weight, addend, sums, rows, wanted, inputs, inputs // parts, x.stride(0), many, high, wide,
+            whole, bias is not None, gated, into is not None, parts > 1,
             num_warps=warps, num_stages=stages, enable_fp_fusion=False, **pdl_options(x),
         )  # fmt: skip
+        if parts > 1:
+            _add_up[(-(-rows * wanted // SUMS_AT_ONCE),)](
+                sums, addend, out, rows * wanted, wanted, parts, SUMS_AT_ONCE, bias is not None,
+                into is not None, enable_fp_fusion=False, **pdl_options(x),
+            )  # fmt: skip
     return out
 
 
 @kernel_for_any("rows")
 def _multiply(
-    x, scale, weight, bias, out, rows, outputs, inputs, from_x, eps, many: tl.constexpr, high: tl.constexpr,
-    wide: tl.constexpr, whole: tl.constexpr, normed: tl.constexpr, biased: tl.constexpr, gated: tl.constexpr,
-    added: tl.constexpr, early: tl.constexpr,
+    x, weight, bias, out, rows, outputs, inputs, length, from_x, many: tl.constexpr, high: tl.constexpr,
+    wide: tl.constexpr, whole: tl.constexpr, biased: tl.constexpr, gated: tl.constexpr, added: tl.constexpr,
+    divided: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Compute `high` outputs of all rows. The first weights are loaded before the preceding kernel has ended.
+    """Compute `high` outputs of all rows over one part of the inputs. The first weights are loaded before the
+    preceding kernel has ended.
 
     x: [rows, inputs], the input.
-    scale: [inputs], weight of the norm, if `normed`.
     weight: [outputs, inputs], both halves of the outputs if gated.
     bias: [outputs], if `biased`.
-    out: [rows, outputs], receives the product.
+    out: [rows, outputs], receives the product; fp32 [parts, rows, outputs] if `divided`, receives the sums
+        alone.
     rows: number of rows, at most `many`.
     outputs: number of outputs, half of the matrix's if gated.
     inputs: number of inputs.
+    length: number of inputs of a part.
     from_x: numbers from one row of x to the next.
-    eps: epsilon of the norm.
     many: rows of the tile.
     high: outputs of the tile.
     wide: inputs of the tile.
     whole: whether tiles fit the matrix, so that loads of weights need no mask.
-    normed: whether there is a norm.
     biased: whether there is a bias.
     gated: whether the product is gated.
     added: whether the product is added to `out`.
+    divided: whether the inputs are divided into several parts.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
     output = tl.program_id(0) * high + tl.arange(0, high)
+    part = tl.program_id(1)
     row = tl.arange(0, many)
     column = tl.arange(0, wide)
     live = row < rows
     there = output < outputs
-    line = weight + tl.where(there, output, 0).to(tl.int64)[:, None] * inputs + column[None, :]
+    first = part * length
+    line = weight + tl.where(there, output, 0).to(tl.int64)[:, None] * inputs + (first + column)[None, :]
     other = outputs.to(tl.int64) * inputs
-    source = x + row.to(tl.int64)[None, :] * from_x + column[:, None]
-    tile = _fetch(line, (column < inputs)[None, :], whole)
-    twin = _fetch(line + other, (column < inputs)[None, :], whole) if gated else tile
+    source = x + row.to(tl.int64)[None, :] * from_x + (first + column)[:, None]
+    tile = _fetch(line, (column < length)[None, :], whole)
+    twin = _fetch(line + other, (column < length)[None, :], whole) if gated else tile
     total = tl.zeros((high, many), tl.float32)
     second_half = tl.zeros((high, many), tl.float32)
-    squares = tl.zeros((wide, many), tl.float32)
     await_preceding_kernel(early)
-    values = tl.load(source, mask=(column < inputs)[:, None] & live[None, :], other=0.0)
-    if normed:
-        squares, values = _gather(squares, values, scale + column, column < inputs, whole)
+    values = tl.load(source, mask=(column < length)[:, None] & live[None, :], other=0.0)
     total = tl.dot(tile, values, total, input_precision="ieee")
     if gated:
         second_half = tl.dot(twin, values, second_half, input_precision="ieee")
-    for left in range(wide, inputs, wide):
-        held = left + column < inputs
+    for left in range(wide, length, wide):
+        held = left + column < length
         values = tl.load(source + left, mask=held[:, None] & live[None, :], other=0.0)
         tile = _fetch(line + left, held[None, :], whole)
-        if normed:
-            squares, values = _gather(squares, values, scale + left + column, held, whole)
         total = tl.dot(tile, values, total, input_precision="ieee")
         if gated:
             twin = _fetch(line + other + left, held[None, :], whole)
             second_half = tl.dot(twin, values, second_half, input_precision="ieee")
-    if normed:
-        short = tl.rsqrt(tl.sum(squares, 0) / inputs + eps)[None, :]
-        total *= short
-        second_half *= short
-    if gated:
-        total = total / (1 + tl.exp(-total)) * second_half
-    if biased:
-        total += tl.load(bias + output, mask=there, other=0.0).to(tl.float32)[:, None]
-    place = out + row.to(tl.int64)[None, :] * outputs + output[:, None]
     kept = there[:, None] & live[None, :]
-    if added:
-        total += tl.load(place, mask=kept, other=0.0).to(tl.float32)
-    tl.store(place, total.to(out.dtype.element_ty), mask=kept)
+    if divided:
+        place = out + (part * rows + row).to(tl.int64)[None, :] * outputs + output[:, None]
+        tl.store(place, total, mask=kept)
+    else:
+        if gated:
+            total = total / (1 + tl.exp(-total)) * second_half
+        if biased:
+            total += tl.load(bias + output, mask=there, other=0.0).to(tl.float32)[:, None]
+        place = out + row.to(tl.int64)[None, :] * outputs + output[:, None]
+        if added:
+            total += tl.load(place, mask=kept, other=0.0).to(tl.float32)
+        tl.store(place, total.to(out.dtype.element_ty), mask=kept)
 
 
-@kernel
-def _gather(squares, values, place, held, whole: tl.constexpr):
-    """Return the sums of squares with those of more inputs, and the inputs times the norm's weight.
+@kernel_for_any("many")
+def _add_up(
+    sums, bias, out, many, outputs, parts: tl.constexpr, at_once: tl.constexpr, biased: tl.constexpr,
+    added: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """Add up the parts of a product in order, then bias and residual.
 
-    squares: fp32 [wide, many], sums of squares so far.
-    values: [wide, many], the inputs.
-    place: [wide], addresses of the norm's weights.
-    held: [wide], which of them exist.
-    whole: whether all exist.
+    sums: fp32 [parts, rows, outputs], the sums of each part.
+    bias: [outputs], if `biased`.
+    out: [rows, outputs], receives the product.
+    many: numbers of `out`.
+    outputs: number of outputs.
+    parts: number of parts.
+    at_once: numbers of `out` that one program computes.
+    biased: whether there is a bias.
+    added: whether the product is added to `out`.
+    early: whether the device starts kernels early (see `launching`).
     """
-    wide_values = values.to(tl.float32)
-    squares += wide_values * wide_values
-    factor = _fetch(place, held, whole).to(tl.float32)
-    return squares, (wide_values * factor[:, None]).to(values.dtype)
+    let_next_begin(early)
+    at = tl.program_id(0) * at_once + tl.arange(0, at_once)
+    there = at < many
+    more = tl.load(bias + at % outputs, mask=there, other=0.0).to(tl.float32) if biased else 0.0
+    await_preceding_kernel(early)
+    total = tl.load(sums + at, mask=there, other=0.0)
+    for part in tl.static_range(1, parts):
+        total += tl.load(sums + part * many + at, mask=there, other=0.0)
+    total += more
+    if added:
+        total += tl.load(out + at, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=there)
 
 
 @kernel
