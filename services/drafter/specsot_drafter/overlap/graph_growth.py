@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ from specsot_kernels.attention_tables import (
 )
 from specsot_kernels.growing import WORD, CandidatePool, DueNumbers, LevelFrontier, LevelPlace, VerifiedTrees
 from specsot_model.attention import AttentionPlan, plan_with_kernel
-from specsot_model.cuda_graphs import Capture, bucket_of
+from specsot_model.cuda_graphs import Capture, bucket_of, run_once
 from specsot_model.inference import inference_mode
 from specsot_model.kv import Numbers, Staging, aligned, size_of, views
 from specsot_model.memory_fit import graph_bytes
@@ -186,6 +186,8 @@ class TreeGraphs:
             for many in sorted(trees, reverse=True)
             for deep in sorted(self._levels, reverse=True)
         ]
+        if head.device.type == "cuda":
+            _compile_kernels(head, pages, sizes, grow)
         self._graphs = {
             (size.trees, size.levels): _TreeGraph(head, pages, size, capture, grow) for size in sizes
         }
@@ -278,6 +280,29 @@ class TreeGraphs:
                 run = partial(_same, run())
             grown.append(run)
         return grown[0] if len(grown) == 1 else lambda: _stacked([one() for one in grown])
+
+
+def _compile_kernels(head: GraphHead, pages: DraftPages, sizes: Sequence[GraphSize], grow: Grow) -> None:
+    """Compile the kernels of graphs side by side. Captures would compile them one after the other.
+
+    head: The head whose passes will be captured.
+    pages: Its KV pages and features.
+    sizes: Sizes of the graphs.
+    grow: Chooses a level's candidates and frontier.
+    """
+    from specsot_kernels.gpu.launching import compile_ahead
+
+    def grow_zeros(*given: Any) -> LevelFrontier:
+        """Return a frontier of zeros: kernels are only compiled, and what they do not write must be no index.
+
+        given: Arguments of `grow`.
+        """
+        frontier = grow(*given)
+        frontier.tokens.zero_()
+        frontier.origins.zero_()
+        return frontier
+
+    compile_ahead(lambda: [_TreeGraph(head, pages, size, run_once, grow_zeros) for size in sizes])
 
 
 def _fed(widths: Sequence[int], trees: int, rows: int | None) -> tuple[int, ...]:
