@@ -40,8 +40,9 @@ class Script:
         return self.advance(*segments, **more).get(SOLE_DRAFTER, ())
 
     def advance(
-        self, *segments, openings=(), closings=(), ends=(), paused=False, accepted=(0,), catching_up=False
-    ):
+        self, *segments, openings=(), closings=(), ends=(), paused=False, accepted=(0,), catching_up=False,
+        passes=1,
+    ):  # fmt: skip
         self.step += 1
         for opening in openings:
             fork = opening.fork
@@ -70,6 +71,7 @@ class Script:
         frame = Frame(
             1, self.step, tuple(openings), segments, tuple(closings), None,
             torch.tensor(rows) if rows else None, (0.5,), paused, catching_up=catching_up,
+            extra_passes=passes - 1,
         )  # fmt: skip
         return self.teaching.advance(frame, outcomes, float(self.step))
 
@@ -83,6 +85,12 @@ class Script:
         self.draft_round[sequence] = self.draft_round.get(sequence, 0) + 1
         tree = Tree((token(sequence, first), *[7] * others), (0,) * (others + 1))
         return TreeSegment(sequence, self.draft_round[sequence], first, (), tree)
+
+    def run_ahead(self, sequence, passes):
+        """A chain of as many true tokens, one for each pass of a frame."""
+        segment = self.grow(sequence)
+        tokens = tuple(token(sequence, segment.committed + at) for at in range(passes))
+        return segment.with_tree(chain(tokens))
 
 
 def token(sequence, position):
@@ -151,6 +159,19 @@ def test_after_a_pause_a_drafter_catches_up_before_trees_are_requested():
     (told,) = script.tell(script.grow(1))
     check(told, 1, 6, 7, 4)
     assert told.paused_trees == 0
+
+
+def test_every_pass_of_a_pause_counts_as_a_step_without_trees():
+    """As at stage 0, so that both end the pause together, and the drafter learns what one pass takes."""
+    script = Script()
+    script.tell(script.chunk(1, 4), script.chunk(2, 4), openings=[Opening(1, 4), Opening(2, 4)])
+    ahead = {"passes": 4, "accepted": range(4)}
+    for _ in range(3):
+        assert script.tell(script.run_ahead(1, 4), script.run_ahead(2, 4), paused=True, **ahead) == ()
+    (told,) = script.tell(script.run_ahead(1, 4), script.run_ahead(2, 4), catching_up=True, **ahead)
+    assert told.paused_trees == 4 * 4 * 2
+    assert told.fed == 2
+    assert (told.seconds, told.wall) == (0.5 / 4, 1 / 4)
 
 
 def test_a_sequence_that_opened_and_closed_during_a_pause_is_never_sent():

@@ -109,11 +109,13 @@ class _Receiver:
     unsent_trees: int = 0
 
     def drafted_trees(self, frame: Frame) -> int:
-        """Return how many trees of a frame belong to this drafter's sequences.
+        """Return how many trees of a frame belong to this drafter's sequences. Every pass of a frame of
+        several passes counts as a tree, as it does where stage 0 counts how long a pause lasts.
 
         frame: The frame whose tree segments are counted.
         """
-        return sum(isinstance(one, TreeSegment) and one.sequence in self.sent for one in frame.segments)
+        trees = sum(isinstance(one, TreeSegment) and one.sequence in self.sent for one in frame.segments)
+        return trees * (1 + frame.extra_passes)
 
 
 # Name of a ring's only drafter, if the configuration names none.
@@ -231,14 +233,13 @@ class FeatureStream:
         For each of several drafters, a step takes as long as it does with the trees of the others, which it
         cannot change.
 
-        A tree of an unknown sequence, or of another drafter's sequence, is not counted.
+        A tree of an unknown sequence, or of another drafter's sequence, is not counted. Of a frame of several
+        passes, the tokens of one pass count, because its times are those of one pass, too.
         """
-        if len(self._receivers) == 1:
-            return num_tokens
         trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
-        if len(trees) < len(frame.segments):
-            return num_tokens
-        return num_tokens_of(tree for tree in trees if tree.sequence in receiver.sent)
+        if len(self._receivers) > 1 and len(trees) == len(frame.segments):
+            num_tokens = num_tokens_of(tree for tree in trees if tree.sequence in receiver.sent)
+        return num_tokens // (1 + frame.extra_passes)
 
     def _begin_messages(self, receiver: _Receiver, frame: Frame, num_tokens: int) -> list[Features]:
         """Return what one drafter is sent about a frame, before the frame's closings are applied. [] if
