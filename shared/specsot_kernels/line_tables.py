@@ -42,11 +42,11 @@ BLOCK = 64
 # Rows. A step of at most so many rows is a small step. With --draft-invariant, products and attention compute
 # each of its rows in the same order, whatever the other rows are, so that drafts do not change what a single
 # sequence gets. Chosen by the size of the default draft tree (25 rows).
-MAX_SMALL_ROWS: Final = 32
+MAX_SMALL_ROWS: Final = 64
 # Pieces and partial results. Room in the tables of a small step; a step that needs more runs in a larger
-# graph. 32 rows after 40,000 columns fit, with tiles of two rows. Untuned.
-MAX_SMALL_PIECES: Final = 1536
-MAX_SMALL_SLOTS: Final = 3072
+# graph. 64 rows after 40,000 columns fit, with tiles of two rows. Untuned.
+MAX_SMALL_PIECES: Final = 3072
+MAX_SMALL_SLOTS: Final = 6144
 
 
 class PieceSizes(NamedTuple):

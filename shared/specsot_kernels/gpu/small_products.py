@@ -1,7 +1,7 @@
 """Matrix product of a small step: every row's sums run in one order, whatever the other rows are.
 
 A small step has at most MAX_SMALL_ROWS rows. One program computes a few outputs of all rows, so that the
-products of a row are added by the same tensor-core instructions, in the same order, for one row and for 32.
+products of a row are added by the same tensor-core instructions, in the same order, for one row and for 64.
 A matrix of few outputs has too few programs to keep the device's memory busy. Its inputs are divided into
 parts of equal length, whose sums a second kernel adds up in order. The number of parts depends on the matrix
 alone.
@@ -29,7 +29,7 @@ from specsot_kernels.line_tables import MAX_SMALL_ROWS
 
 # Rows. Tiles of rows: a step runs in the smallest tile that holds it. Tiles differ in how many rows they
 # hold, not in the order of a row's sums, which the tests marked `gpu` verify.
-ROW_TILES: Final = (16, 32)
+ROW_TILES: Final = (16, 32, 64)
 # Inputs. A matrix needs a multiple of it, so that 16 bytes are loaded at a time.
 INPUT_MULTIPLE: Final = 16
 # Programs. A matrix with fewer programs is divided into parts, as long as every program has a multiprocessor
