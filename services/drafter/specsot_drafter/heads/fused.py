@@ -156,7 +156,8 @@ def _product(linear: Linear) -> CapturedProduct:
 
     Asserts that there is one.
     """
-    product = captured_product(linear)
+    # The products of small steps are the fastest for few rows, and most levels have few.
+    product = captured_product(linear, small_steps=True)
     assert product is not None, "see fuse_head"
     return product
 
