@@ -430,9 +430,10 @@ def resolve_draft_invariant(
     kv_dtype: KvDtype,
     parts: int,
 ) -> bool:
-    """Return whether small steps are computed such that drafts change no token.
+    """Return whether a range is to compute small steps such that drafts change no token of a single sequence.
 
-    Only GPUs in 16 bits need it: on a CPU and in fp32, `chosen` is returned, and None counts as False.
+    False is returned if `chosen` is False. Only GPUs in 16 bits need it: on a CPU and in fp32 nothing is
+    checked, True stays True, and None counts as False.
 
     chosen: The option --draft-invariant. None: True where the kernels can do it. Raises InvalidRequest if it
         is True and they cannot; the message names the first condition that is not met.

@@ -100,7 +100,8 @@ class _Receiver:
         from which one of them forks. None: the drafter was not even sent the opening.
     unsent_closings: By closed sequence, how many tokens the drafter has. It was not sent that these sequences
         closed.
-    unsent_trees: Number of trees that were verified while drafting was paused or resuming, since the last
+    unsent_trees: Number of draft rounds (one for each tree and each pass of its frame) that were verified
+        while drafting was paused or resuming, since the last
         message.
     """
 
@@ -227,8 +228,9 @@ class FeatureStream:
 
         receiver: What the drafter has been sent.
         frame: The verified frame.
-        num_tokens: Number of tokens of the frame. It is the result if there is only one drafter, or if the
-            frame carries prompts; with prompts, no drafter learns the cost of its own trees from it.
+        num_tokens: Number of tokens of the frame, over all passes. All of them count if there is only one
+            drafter, or if the frame carries prompts; with prompts, no drafter learns the cost of its own
+            trees from it.
 
         For each of several drafters, a step takes as long as it does with the trees of the others, which it
         cannot change.

@@ -46,7 +46,8 @@ class SmallTile(NamedTuple):
     inputs: inputs of the tile.
     warps: warps of the program.
     stages: loop iterations whose loads are in flight.
-    parts: number of parts that the inputs are divided into; each is a multiple of `inputs` then.
+    parts: number of equal parts that the inputs are divided into. If there are several, the length of a part
+        must be a multiple of `inputs`.
     """
 
     outputs: int
@@ -75,10 +76,13 @@ def small_tile_for(outputs: int, inputs: int, itemsize: int, gated: bool) -> Sma
     outputs: outputs of the product, half of the matrix's if gated.
     inputs: number of inputs.
     itemsize: bytes of a number.
-    gated: whether the product is gated; its inputs are not divided then.
+    gated: whether the product is gated.
 
-    With 1,536 outputs there are 24 tiles, so that 8,960 inputs (70 tiles) are divided into 5 parts, which is
-    the largest divisor of 70 that gives at most 132 programs.
+    Inputs are not divided if the product is gated, if the numbers have 32 bits, or if the inputs are no
+    multiple of 128.
+
+    For example, 1,536 outputs are 24 programs of 64 outputs, and 8,960 inputs are 70 blocks of 128. 5 is the
+    largest divisor of 70 with at most 132 programs (24 * 5 = 120), so that there are 5 parts.
     """
     if itemsize > 2:
         return SmallTile(16, 64, 4, 2)
@@ -113,7 +117,8 @@ def multiply_small(
     into: [rows, outputs], or half as many outputs if gated; the result is added to this tensor, in place.
         None: the result is a new tensor of `dtype`.
     dtype: type of a new result; None: x's type.
-    tile: overrides `small_tile_for`; None: it does not. A gated product has one part.
+    tile: overrides `small_tile_for`; None: it does not. If `gated`, its `parts` must be 1, which is not
+        checked.
     """
     if norm:
         x = norm_rows(x.contiguous(), *norm)
