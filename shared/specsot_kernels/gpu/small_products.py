@@ -10,6 +10,7 @@ alone.
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
 
+from functools import cache
 from typing import Final, NamedTuple
 
 import torch
@@ -35,6 +36,8 @@ INPUT_MULTIPLE: Final = 16
 # Programs. A matrix with fewer programs is divided into parts, as long as every program has a multiprocessor
 # of its own. An H100 and an H200 have 132 multiprocessors.
 MULTIPROCESSORS: Final = 132
+# Bytes. The shared memory that a program may use on an H200.
+SHARED_MEMORY: Final = 232_448
 # Numbers. How many sums a program of the second kernel adds up. Untuned.
 SUMS_AT_ONCE: Final = 512
 
@@ -94,6 +97,20 @@ def small_tile_for(outputs: int, inputs: int, itemsize: int, gated: bool) -> Sma
     return SmallTile(64, 128, 4, 6, max(parts for parts in range(1, most + 1) if blocks % parts == 0))
 
 
+@cache
+def _shared_memory(device: torch.device) -> int:
+    """Return the bytes of shared memory that one program may use on a device; for a CPU, where kernels are
+    interpreted, those of an H200.
+
+    device: the device.
+    """
+    if device.type != "cuda":
+        return SHARED_MEMORY
+    properties = torch.cuda.get_device_properties(device)
+    # ROCm has no larger size that a program may ask for.
+    return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+
+
 def multiply_small(
     x: Tensor,
     weight: Tensor,
@@ -128,6 +145,9 @@ def multiply_small(
     high, wide, warps, stages, parts = tile or small_tile_for(wanted, inputs, x.itemsize, gated)
     sums = out if parts == 1 else x.new_empty((parts, rows, wanted), dtype=torch.float32)
     many = next(size for size in ROW_TILES if rows <= size)
+    # Fewer stages only wait longer for loads; the order of sums stays.
+    bytes_per_stage = x.itemsize * wide * (high * (1 + gated) + many)
+    stages = max(min(stages, _shared_memory(x.device) // bytes_per_stage), 1)
     whole = inputs % wide == 0 and wanted % high == 0
     addend = out if bias is None else bias
     with on_device_of(x):

@@ -283,8 +283,8 @@ class TreeGraphs:
 
 
 def _compile_kernels(head: GraphHead, pages: DraftPages, sizes: Sequence[GraphSize], grow: Grow) -> None:
-    """Compile the kernels of all graphs in parallel, and launch none of them (`compile_ahead`). Captures would
-    compile them one after the other.
+    """Compile the kernels of all graphs in parallel, and launch none of them (`compile_ahead`). Captures
+    would compile them one after the other.
 
     head: The head whose passes will be captured.
     pages: Its KV pages and features.
@@ -294,8 +294,8 @@ def _compile_kernels(head: GraphHead, pages: DraftPages, sizes: Sequence[GraphSi
     from specsot_kernels.gpu.launching import compile_ahead
 
     def grow_zeros(*given: Any) -> LevelFrontier:
-        """Return a frontier of zeros. No kernel runs, so that the frontier's memory is arbitrary; as token ids
-        and row numbers, arbitrary numbers would index out of bounds.
+        """Return a frontier of zeros. No kernel runs, so that the frontier's memory is arbitrary; as token
+        ids and row numbers, arbitrary numbers would index out of bounds.
 
         given: Arguments of `grow`.
         """
