@@ -18,7 +18,7 @@ if find_spec("triton") is None:
 pytestmark = pytest.mark.torch
 
 TREES = {"_choose", "_build", "_arrange", "_verify", "_weigh", "_draw"}
-LAYERS = {"_read", "_merge", "_norm", "_multiply_one", "_gate", "_round", "_multiply", "_add_parts"}
+LAYERS = {"_read", "_merge", "_norm", "_multiply_one", "_gate", "_round", "_multiply", "add_parts"}
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def multiply_ordered(
             num_warps=warps, num_stages=stages, enable_fp_fusion=False, **pdl_options(x),
         )  # fmt: skip
         if apart:
-            _add_parts[(rows, -(-wanted // WIDE))](
+            add_parts[(rows, -(-wanted // WIDE))](
                 sums, out if bias is None else bias, out, wanted, WIDE, parts, *extra, num_warps=4,
                 enable_fp_fusion=False, **pdl_options(x),
             )  # fmt: skip
@@ -364,7 +364,7 @@ def _finish(
 
 
 @kernel
-def _add_parts(
+def add_parts(
     sums, bias, out, outputs, wide: tl.constexpr, parts: tl.constexpr, biased: tl.constexpr,
     gated: tl.constexpr, added: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip

@@ -25,6 +25,7 @@ from specsot_kernels.gpu.launching import (
     on_device_of,
     pdl_options,
 )
+from specsot_kernels.gpu.ordered import WIDE, add_parts
 from specsot_kernels.gpu.rows import norm_rows
 from specsot_kernels.line_tables import MAX_SMALL_ROWS
 
@@ -38,8 +39,6 @@ INPUT_MULTIPLE: Final = 16
 MULTIPROCESSORS: Final = 132
 # Bytes. The shared memory that a program may use on an H200.
 SHARED_MEMORY: Final = 232_448
-# Numbers. How many sums a program of the second kernel adds up. Untuned.
-SUMS_AT_ONCE: Final = 512
 
 
 class SmallTile(NamedTuple):
@@ -157,9 +156,9 @@ def multiply_small(
             num_warps=warps, num_stages=stages, enable_fp_fusion=False, **pdl_options(x),
         )  # fmt: skip
         if parts > 1:
-            _add_up[(-(-rows * wanted // SUMS_AT_ONCE),)](
-                sums, addend, out, rows * wanted, wanted, parts, SUMS_AT_ONCE, bias is not None,
-                into is not None, enable_fp_fusion=False, **pdl_options(x),
+            add_parts[(rows, -(-wanted // WIDE))](
+                sums, addend, out, wanted, WIDE, parts, bias is not None, False, into is not None,
+                num_warps=4, enable_fp_fusion=False, **pdl_options(x),
             )  # fmt: skip
     return out
 
@@ -234,38 +233,6 @@ def _multiply(
         if added:
             total += tl.load(place, mask=kept, other=0.0).to(tl.float32)
         tl.store(place, total.to(out.dtype.element_ty), mask=kept)
-
-
-@kernel_for_any("many")
-def _add_up(
-    sums, bias, out, many, outputs, parts: tl.constexpr, at_once: tl.constexpr, biased: tl.constexpr,
-    added: tl.constexpr, early: tl.constexpr,
-):  # fmt: skip
-    """Add up the parts of a product in order, then bias and residual.
-
-    sums: fp32 [parts, rows, outputs], the sums of each part.
-    bias: [outputs], if `biased`.
-    out: [rows, outputs], receives the product.
-    many: numbers of `out`.
-    outputs: number of outputs.
-    parts: number of parts.
-    at_once: numbers of `out` that one program computes.
-    biased: whether there is a bias.
-    added: whether the product is added to `out`.
-    early: whether the device starts kernels early (see `launching`).
-    """
-    let_next_begin(early)
-    at = tl.program_id(0) * at_once + tl.arange(0, at_once)
-    there = at < many
-    more = tl.load(bias + at % outputs, mask=there, other=0.0).to(tl.float32) if biased else 0.0
-    await_preceding_kernel(early)
-    total = tl.load(sums + at, mask=there, other=0.0)
-    for part in tl.static_range(1, parts):
-        total += tl.load(sums + part * many + at, mask=there, other=0.0)
-    total += more
-    if added:
-        total += tl.load(out + at, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=there)
 
 
 @kernel
