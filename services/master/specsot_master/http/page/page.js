@@ -78,11 +78,9 @@ function more() {
 function follow(view) {
   $("turns").dataset.follows = "yes";
   view.box.previousElementSibling?.scrollIntoView({block: "start"});
-  $("turns").dataset.top = scrollY;
 }
 
-function settle({talk: its, view, turn}) {
-  if (its === talk && turn.parts.some((one) => one.id) && $("turns").dataset.top === `${scrollY}`) view.box.previousElementSibling?.scrollIntoView({block: "start"});
+function settle({turn}) {
   delete $("turns").dataset.follows;
   const ends = {stop: "The answer is complete.", length: "The answer is complete: it was cut.", stopped: "The answer is not complete: stopped.", failed: "The answer is not complete: failed."};
   $("announcement").textContent = ends[turn.state] ?? "";
