@@ -150,8 +150,9 @@ dist: ## build wheels and the files of the heads into dist/; HEADS_URL for a rel
 	env -u PIP_CONSTRAINT $(PYTHON) -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist . ./lab
 	cd dist && sha256sum * >SHA256SUMS
 
-docs: $(VENV)/installed ## regenerate docs/options.md, and the tables and charts that documents show of lab/results
+docs: $(VENV)/installed ## regenerate docs/options.md and docs/metrics.md, and the tables and charts that documents show of lab/results
 	$(BIN)/python docs/options.py
+	$(BIN)/python docs/metrics.py
 	$(BIN)/python tools/results.py
 
 site: $(SITE)/installed ## build the documents as a site in build/site and check every link
@@ -163,18 +164,18 @@ clean: ## remove the virtual environments
 # The caller's pip installs pip into the environment. The pip that `venv` installs takes five seconds more, because
 # `venv` compiles it, and would be replaced by a newer one.
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
-	$(PYTHON) -m venv --without-pip $(VENV)
-	$(PYTHON) -m pip --python $@ --disable-pip-version-check install --quiet --no-compile pip || \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	@$(PYTHON) -m venv --without-pip $(VENV)
+	@$(PYTHON) -m pip --python $@ --disable-pip-version-check install --quiet --no-compile pip || \
 	    { $(PYTHON) -m venv $(VENV) && $(PIP) --upgrade pip; }
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'installing into $(VENV), without progress output: 300 MB with a CPU build of torch, gigabytes with CUDA'
-	$(EDIT) $(TORCH_INDEX) $(SERVE)
+	@$(EDIT) $(TORCH_INDEX) $(SERVE)
 	@touch $@
 
 $(VENV)/developed: pyproject.toml lab/pyproject.toml constraints.txt | $(BIN)/python
-	$(EDIT) $(TORCH_INDEX) $(DEVELOP)
+	@$(EDIT) $(TORCH_INDEX) $(DEVELOP)
 	@touch $@ $(VENV)/installed
 
 # The generator pins an older protobuf than the services run on, so that the stubs load on both.

@@ -63,6 +63,6 @@ fetch_wheels() {
 
 wait_until_ready() {
     say "wait until the ring is ready"
-    timeout 120 sh -c "until nsenter --net=/run/netns/$space \
+    timeout 600 sh -c "until nsenter --net=/run/netns/$space \
         '$root/.venv/bin/specsot' health 127.0.0.1:50050 --service specsot.v1.Master; do sleep 1; done"
 }

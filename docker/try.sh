@@ -11,7 +11,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/engine.sh"
 
 wait_until_healthy() {
     say "wait until four containers are healthy"
-    timeout 60 sh -c "until [ \$($docker ps --quiet --filter health=healthy | wc -l) = 4 ]; do sleep 1; done"
+    timeout 300 sh -c "until [ \$($docker ps --quiet --filter health=healthy | wc -l) = 4 ]; do sleep 1; done"
     compose ps
 }
 

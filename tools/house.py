@@ -435,7 +435,7 @@ def gate(house: House, root: Path) -> int:
     budgets = read_budgets(root)
     if budgets is not None:
         problems += over_budget(room_sizes(house), budgets)
-    warnings = [f"{path} has more than {MAX_LINES} lines" for path in too_long(house)]
+    warnings = [f"files with more than {MAX_LINES} lines: {len(long)}"] if (long := too_long(house)) else []
     if (lines := core_lines(root)) > MAX_CORE_LINES:
         warnings.append(f"the core path in {WALK} has {lines:,} lines, more than {MAX_CORE_LINES:,}")
     for line in (*problems, *(f"warning: {warning}" for warning in warnings)):

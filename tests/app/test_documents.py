@@ -32,6 +32,11 @@ def test_the_reference_of_options_is_that_of_the_table() -> None:
     assert page["PAGE"].read_text() == page["written"](), "run `make docs`"
 
 
+def test_the_list_of_metrics_is_that_of_their_tables() -> None:
+    page = runpy.run_path(str(REPOSITORY / "docs" / "metrics.py"))
+    assert page["PAGE"].read_text() == page["written"](), "run `make docs`"
+
+
 def test_what_is_shown_of_the_results_is_what_they_say() -> None:
     written = runpy.run_path(str(REPOSITORY / "tools" / "results.py"))["written"]()
     assert [file.name for file, text in written.items() if file.read_text() != text] == [], "run `make docs`"

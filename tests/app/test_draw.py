@@ -188,6 +188,22 @@ def test_code_copied_from_the_terminal_runs(fence: str) -> None:
     assert "\n".join(lines[begin:end]).rstrip() == CODE
 
 
+LONG_LINE = ("x = 1; " * 20).rstrip()
+LONG_CODE = View(merged=f"```\n{LONG_LINE}\n```")
+
+
+@pytest.mark.parametrize("picture", [final_picture(LONG_CODE, "8.1 s"), interrupted_picture(LONG_CODE)])
+def test_a_long_line_of_code_stays_one_line_when_it_is_copied(picture: RenderableType) -> None:
+    written = io.StringIO()
+    Console(file=written, width=40).print(picture, crop=False)
+    assert LONG_LINE in written.getvalue().splitlines()
+
+
+def test_a_long_line_of_code_in_a_list_is_shown_whole() -> None:
+    text = render(final_picture(View(merged=f"1. It is\n   ```\n   {LONG_LINE}\n   ```"), ""), SIZES[0])
+    assert "".join(text.split()).count("x=1;") == 20
+
+
 def test_lines_that_do_not_fit_say_so() -> None:
     started = Started("r-1", "a-model-of-a-long-name", "auto", 7, 21)
     assert render(draw(watch([started]), Size(30, 20)), Size(30, 20)).splitlines()[0].rstrip().endswith("…")

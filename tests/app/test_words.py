@@ -159,7 +159,7 @@ def test_nothing_asked_for_is_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_page_tells_every_word_and_every_other_name(request: pytest.FixtureRequest) -> None:
     docs = request.config.rootpath / "docs"
-    page = "".join((docs / name).read_text(encoding="utf-8") for name in ("serve.md", "migrating.md"))
+    page = "".join((docs / name).read_text(encoding="utf-8") for name in ("serve.md", "options.md"))
     entries = (*entries_of(MasterConfig), *entries_of(DraftModelOptions))
     assert all(f"`--{other}`" in page for entry in entries for other in entry.option.aliases)
     assert all(f"`{name}`" in page or f"`specsot {name}" in page or f"[{name}]" in page for name in PROGRAMS)

@@ -132,15 +132,15 @@ async def test_a_direct_answer_by_settings_that_stay(house: Served) -> None:
         (opening,) = house.opened()
         assert (opening.seed, opening.sampling.temperature, opening.limit) == (9007199254740993, 0.5, 7)
         assert "Be brief." in prompts(house)[0]
-        sent: list[Any] = []
-        page.on("request", lambda asked: asked.post_data and sent.append(asked.post_data_json))
         await page.click(f"{LAST} .actions button:text('Continue')")
-        await page.wait_for_selector(".answer:nth-child(4)")
+        await until(page, f"document.querySelector('{LAST} .body').textContent.split(' ').length > 6")
         await done(page, "length")
-        (again,) = sent
-        rest = "Continue where you stopped, and repeat nothing."
-        assert [one["content"].split() for one in again["messages"][2:]] == [["word"] * 6, rest.split()]
-        assert await text_of(page, ".asked:nth-child(3) p") == rest
+        assert (await text_of(page, f"{LAST} .body")).replace(" ", "") == "word" * 12
+        assert await text_of(page, ".end") == "Cut at 14 tokens, the limit in Settings."
+        assert len(await all_of(page, ".answer")) == 1, "in the same turn"
+        *_, rest = house.opened()
+        assert (rest.seed, rest.sampling.temperature, rest.limit) == (9007199254740993, 0.5, 7)
+        assert prompts(house)[1] == prompts(house)[0] + " ".join(["word"] * 6)
 
 
 async def test_reasoning_is_shown_separately_and_can_be_folded() -> None:

@@ -45,6 +45,25 @@ async def test_what_is_read_stays_where_it_is_while_a_plan_is_written(house: Ser
         await done(page, "stop")
 
 
+async def test_the_end_of_a_planned_answer_moves_nothing(house: Served) -> None:
+    """A second question stays where it was put when it was asked, in windows of two sizes."""
+    question = "[...document.querySelectorAll('.asked')].at(-1).getBoundingClientRect().top"
+    for width, height in ((390, 844), (1280, 900)):
+        async with opened(house) as page:
+            await page.set_viewport_size({"width": width, "height": height})
+            await ask(page, "What is it?", "direct")
+            await done(page, "stop")
+            house.going.clear()
+            await ask(page, LETTERS, "sot")
+            await house.asked()
+            while house.metrics.branches < 2:
+                await house.steps(1)
+            begun = await page.evaluate(question)
+            house.going.set()
+            await done(page, "stop")
+            assert await page.evaluate(question) == begun < 80
+
+
 async def test_dark_and_light(house: Served) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     seen: dict[str, str] = {}

@@ -177,7 +177,8 @@ async def test_the_board_asks_for_figures_that_there_are(told: Told) -> None:
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_page_tells_of_figures_that_there_are(told: Told) -> None:
     """And of all that are ours."""
-    page = (REPOSITORY / "docs" / "operations.md").read_text()
+    docs = REPOSITORY / "docs"
+    page = (docs / "operations.md").read_text() + (docs / "metrics.md").read_text()
     named = {name for name in re.findall(r"specsot:\w+", page) if ":gpu_" not in name}
     bare = {re.sub("_(bucket|count|sum)$", "", name) for name in known(told)}
     assert named <= bare

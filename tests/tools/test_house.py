@@ -52,7 +52,7 @@ def test_a_long_file_and_a_long_core_are_warned_of(
     (tmp_path / "core.py").write_text("\n" * 9001)
     assert main(["gate"], root=tmp_path) == 0
     assert capsys.readouterr().out == (
-        "warning: lab/specsot_lab/long.py has more than 500 lines\n"
+        "warning: files with more than 500 lines: 1\n"
         "warning: the core path in docs/walk.md has 9,001 lines, more than 9,000\n"
     )
 

@@ -379,20 +379,25 @@ class _Title(Heading):
 
 
 class _Code(CodeBlock):
-    """A code block that begins in the first column, so that code copied from the terminal keeps its own
-    indentation.
+    """A code block that begins in the first column and whose lines are not wrapped, so that code copied from
+    the terminal keeps its own indentation and line breaks.
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the block with highlighted syntax, without indentation; console and options are rich's, and
-        are not used.
+        """Yield the block with highlighted syntax, without indentation.
 
-        White space at the end of the code is dropped.
+        White space at the end of the code is dropped. A line may be longer than the terminal is wide, which
+        then breaks it on the screen alone; the caller must print without cropping. Within a list, lines are
+        wrapped, because rich crops what does not fit there.
 
-        console, options: Arguments that rich passes; they are not used.
+        console, options: Arguments that rich passes.
         """
         code = str(self.text).rstrip()
-        yield Syntax(code, self.lexer_name, theme=self.theme, word_wrap=True, padding=(1, 0))
+        syntax = Syntax(code, self.lexer_name, theme=self.theme, word_wrap=True, padding=(1, 0))
+        if options.max_width < console.width:
+            yield syntax
+        else:
+            yield from syntax.highlight(code).render(console)
 
 
 class _Answer(Markdown):

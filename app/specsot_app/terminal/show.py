@@ -172,9 +172,10 @@ async def show_live(
                 picture.view = advance(picture.view, numbered.event)
     # After Ctrl-C or a lost connection, the text stays on the screen.
     except BaseException:
-        console.print(interrupted_picture(picture.view))
+        console.print(interrupted_picture(picture.view), crop=False)
         raise
-    console.print(final_picture(picture.view, make_summary(picture.view)))
+    # Lines of code may be longer than the terminal is wide.
+    console.print(final_picture(picture.view, make_summary(picture.view)), crop=False)
     return picture.view
 
 

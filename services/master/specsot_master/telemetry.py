@@ -213,7 +213,7 @@ GAUGES: _Table = {
 # Values that only rise.
 COUNTERS: _Table = {
     "steps": ("Steps of the ring", lambda one: one.steps.steps),
-    "generation_tokens": ("Tokens written, skeletons included", lambda one: one.steps.tokens),
+    "generation_tokens": ("Tokens written, plans included", lambda one: one.steps.tokens),
     "prompt_tokens": ("Tokens of prompts", lambda one: one.requests.prompt_tokens),
     "prefix_cache_queries": (
         "Prompt tokens looked up in the prefix cache",
@@ -241,7 +241,11 @@ def families_of(engines: Sequence[EngineGauges], prefix: MetricPrefix) -> Iterat
                 metric.add_metric(one.labels, read(one))
             yield metric
     yield from _ended_requests(engines, prefix)
-    cache = GaugeMetricFamily(f"{prefix}:cache_config_info", "KV pages as vLLM's blocks", labels=CACHE_LABELS)
+    cache = GaugeMetricFamily(
+        f"{prefix}:cache_config_info",
+        "Always 1; the labels are the positions of a KV page and the number of pages",
+        labels=CACHE_LABELS,
+    )
     for one in engines:
         cache.add_metric((*one.labels, str(one.pages.rows), str(one.pages.total)), 1)
     yield cache
@@ -296,7 +300,7 @@ RESULT_COUNTERS: Mapping[str, tuple[str, *tuple[str, ...]]] = {
     "spec_decode_num_drafts": ("Trees with drafted tokens",),
     "spec_decode_num_draft_tokens": ("Drafted tokens",),
     "spec_decode_num_accepted_tokens": ("Drafted tokens that were accepted",),
-    "spec_decode_num_accepted_tokens_per_pos": ("By depth", "position"),
+    "spec_decode_num_accepted_tokens_per_pos": ("Drafted tokens that were accepted, by depth", "position"),
     "stage_bubble_seconds": ("Seconds of steps in which a stage did not compute", "stage"),
 }
 # Histograms: help text, bucket bounds, and a label in addition to LABELS. The bounds None stand for token
@@ -304,7 +308,10 @@ RESULT_COUNTERS: Mapping[str, tuple[str, *tuple[str, ...]]] = {
 HISTOGRAMS: Mapping[str, tuple[str, Sequence[float] | None, *tuple[str, ...]]] = {
     "stage_seconds": ("Compute of one stage in one step", STEP_SECONDS, "stage"),
     "time_to_first_token_seconds": ("From arrival to the first token", FIRST_TOKEN_BUCKETS),
-    "inter_token_latency_seconds": ("Between steps that wrote text for a request", TOKEN_LATENCY_BUCKETS),
+    "inter_token_latency_seconds": (
+        "Between steps that wrote text for a request; a step may write several tokens",
+        TOKEN_LATENCY_BUCKETS,
+    ),
     "request_time_per_output_token_seconds": (
         "Mean seconds per token of one request, after its first token",
         TOKEN_LATENCY_BUCKETS,
@@ -317,7 +324,10 @@ HISTOGRAMS: Mapping[str, tuple[str, Sequence[float] | None, *tuple[str, ...]]] =
     "step_seconds": ("From one step to the next, while there is work", STEP_SECONDS),
     "request_prompt_tokens": ("Prompt tokens of one request", None),
     "request_generation_tokens": ("Tokens written for one request", None),
-    "iteration_tokens_total": ("Tokens of one step, over all sequences", STEP_TOKEN_BUCKETS),
+    "iteration_tokens_total": (
+        "Tokens of one step, over all sequences; unlike vLLM's, without those of prompts",
+        STEP_TOKEN_BUCKETS,
+    ),
     "sot_points_per_request": ("Points of one plan", PLAN_POINT_BUCKETS),
     "sot_branch_seconds": ("From a branch's start to its end", REQUEST_BUCKETS),
 }

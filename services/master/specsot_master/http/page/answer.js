@@ -88,7 +88,7 @@ const painter = {
 const atTheEnd = () => $("turns").dataset.follows === "yes" && !document.querySelector(".planned") && innerHeight + scrollY > document.body.scrollHeight - 80;
 
 class Answer {
-  // turn: the stored answer. actions: what the buttons do, {again(mode), retry(), more()}; a missing one has no button.
+  // turn: the stored answer; one whose state is "writing" may have a beginning. actions: what the buttons do, {again(mode), retry(), more()}; a missing one has no button.
   // actions.live: whether the answer is being written now.
   constructor(turn, actions) {
     this.turn = turn;
@@ -135,7 +135,9 @@ class Answer {
   }
 
   receive(chunk, json) {
-    const choice = chunk.choices[0], event = choice?.specsot, delta = choice?.delta ?? {};
+    const choice = chunk.choices[0], event = choice?.specsot, delta = choice?.delta ?? {content: choice?.text};
+    this.reason = choice?.finish_reason ?? this.reason;
+    if (chunk.usage) this.part(0).record.tokens += chunk.usage.completion_tokens;
     if (delta.reasoning_content ?? delta.reasoning) this.think(delta.reasoning_content ?? delta.reasoning);
     if (delta.content) {
       this.thinking.open = false;
@@ -230,7 +232,8 @@ class Answer {
     this.showStatus("");
     this.status.hidden = true;
     if (![...this.parts.keys()].some(Boolean) && this.parts.has(0)) this.parts.get(0).record.state = turn.state;
-    const ends = {stopped: this.tokens ? `Stopped here, after ${count(this.tokens, "token")}.` : "Stopped before the answer began.", length: this.cut()}[turn.state];
+    // Tokens of a continuation are counted at its end alone.
+    const ends = {stopped: turn.continued ? "Stopped here." : this.tokens ? `Stopped here, after ${count(this.tokens, "token")}.` : "Stopped before the answer began.", length: this.cut()}[turn.state];
     this.ending.replaceChildren(
       ...(ends ? [make("p", {class: "end"}, ends)] : []),
       ...(turn.state === "failed" ? [failure(turn.note, error, this.actions.retry)] : []),

@@ -38,17 +38,21 @@ function submit() {
 // Answers the last question of the conversation. again: whether the question was answered before, so that the new
 // answer should differ.
 async function answer(mode, again = false) {
-  const turn = {...newAnswer(), mode};
-  const stop = new AbortController();
-  const view = new Answer(turn, {live: true, retry, more, again: (other) => retry(other ?? mode, true)});
+  talk.turns.push({...newAnswer(), mode});
+  await write((mine) => send(mine, again));
+}
+
+// Writes the last turn of the conversation. ask: sends what is asked for, and returns the stream.
+async function write(ask) {
+  const turn = talk.turns.at(-1), stop = new AbortController();
+  const view = new Answer(turn, {live: true, retry, more, again: (other) => retry(other ?? turn.mode, true)});
   const mine = run = {talk, turn, view, stop};
-  talk.turns.push(turn);
   keepTalk(talk);
   show();
-  follow(view);
+  follow(view, !turn.content);
   setBusy(true);
   try {
-    await listen(await send(mine, again), view);
+    await listen(await ask(mine), view);
   } catch (error) {
     if (stop.signal.aborted) view.end("stopped");
     else view.end("failed", error);
@@ -67,30 +71,39 @@ function retry(mode = form.elements.mode.value, again = false) {
   answer(mode, again);
 }
 
-// Asks for the rest of an answer that its limit cut, as a further turn.
+// Continues an answer that its limit cut: a direct one where it stopped, in the same turn. Sections of a planned one may
+// have been cut in several places, so its rest is asked for as a further turn.
 function more() {
   if (run) return;
+  const turn = talk.turns.at(-1);
+  if (!turn.parts.some((one) => one.id)) {
+    Object.assign(turn, {state: "writing", figures: null, continued: true});
+    for (const part of turn.parts) part.state = "writing";
+    write(sendRest);
+    return;
+  }
   talk.turns.push({role: "user", content: REST});
   answer("direct");
 }
 
-// Scrolls the question to the top. The page then follows a direct answer as it grows, but not a planned one.
-function follow(view) {
+// Makes the page follow a direct answer as it grows, but not a planned one. fresh: whether the answer begins; its question
+// is then scrolled to the top.
+function follow(view, fresh) {
   $("turns").dataset.follows = "yes";
-  view.box.previousElementSibling?.scrollIntoView({block: "start"});
-  $("turns").dataset.top = scrollY;
+  if (fresh) view.box.previousElementSibling?.scrollIntoView({block: "start"});
 }
 
-function settle({talk: its, view, turn}) {
-  if (its === talk && turn.parts.some((one) => one.id) && $("turns").dataset.top === `${scrollY}`) view.box.previousElementSibling?.scrollIntoView({block: "start"});
+function settle({turn}) {
   delete $("turns").dataset.follows;
   const ends = {stop: "The answer is complete.", length: "The answer is complete: it was cut.", stopped: "The answer is not complete: stopped.", failed: "The answer is not complete: failed."};
   $("announcement").textContent = ends[turn.state] ?? "";
 }
 
+const system = () => set.system.value.trim() ? [{role: "system", content: set.system.value.trim()}] : [];
+
 function body(messages, {turn}, again) {
   const fields = {
-    messages: [...(set.system.value.trim() ? [{role: "system", content: set.system.value.trim()}] : []), ...messages],
+    messages: [...system(), ...messages],
     temperature: set.temperature.valueAsNumber, stream: true,
     specsot: {mode: turn.mode, max_parallel: set.max_parallel.valueAsNumber, branches: true},
   };
@@ -101,6 +114,11 @@ function body(messages, {turn}, again) {
   if (set.top_p.value) fields.top_p = set.top_p.valueAsNumber;
   if (set.thinking.value) fields.reasoning_effort = set.thinking.value;
   if (set.finish_within_s.value) fields.specsot.finish_within_s = set.finish_within_s.valueAsNumber;
+  return withSeed(fields);
+}
+
+// Returns the fields as JSON, with the seed of the settings.
+function withSeed(fields) {
   const text = JSON.stringify(fields), seed = set.seed.value;
   return seed ? `${text.slice(0, -1)},"seed":${BigInt(seed)}}` : text;  // a seed has more digits than a JavaScript number
 }
@@ -136,6 +154,24 @@ async function send(mine, again) {
   }
 }
 
+// Returns the stream of the rest of a direct answer. Its prompt is that of the answer, followed by what was written.
+async function sendRest({talk: its, turn, stop}) {
+  const post = async (path, json) => {
+    const headers = {"content-type": "application/json", ...shown()};
+    const response = await fetch(path, {method: "POST", headers, body: json, signal: stop.signal});
+    if (response.ok) return response;
+    const error = (await response.json().catch(() => ({}))).error;
+    throw Object.assign(new Error(error?.message ?? response.statusText), {status: response.status});
+  };
+  const tokenize = async (fields) => (await post("tokenize", JSON.stringify(fields))).json();
+  const asked = await tokenize({messages: [...system(), ...messagesOf(its.turns.slice(0, -1))]});
+  const written = await tokenize({prompt: turn.content, add_special_tokens: false});
+  const prompt = [...asked.tokens, ...written.tokens];
+  const most = Math.max(asked.max_model_len - prompt.length, 1);  // if nothing fits, the server says so
+  return (await post("v1/completions", withSeed({prompt, max_tokens: Math.min(set.max_tokens.valueAsNumber, most), temperature: set.temperature.valueAsNumber,
+    ...(set.top_p.value ? {top_p: set.top_p.valueAsNumber} : {}), stream: true, stream_options: {include_usage: true}}))).body;
+}
+
 async function listen(stream, view) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let held = "", done = false;
@@ -154,6 +190,7 @@ async function listen(stream, view) {
     }
   }
   if (!done) throw new TypeError("the stream broke off");
+  if (view.turn.state === "writing") view.end(view.reason);  // a completion has no event that ends it
 }
 
 function setBusy(busy) {

@@ -85,7 +85,7 @@ function draw(info, stages, drafter, steps) {
       `${one.layers.first}–${one.layers.last - 1}`, one.weights ? `${(one.weights / 2 ** 20).toFixed(0)} MiB` : "–", inMs(ms(n)), inMs(least[n])))));
   const pace = steps.per_second * steps.tokens_per_step, whole = least.every(Boolean) && 1000 / least.reduce((sum, one) => sum + one, 0);
   $("reach").textContent = [
-    whole && `At least: a step reads all weights once, as fast as each stage copies memory. One text without drafts can reach ${whole.toFixed(1)} tokens/s by that.`,
+    whole && `At least: a step reads all weights once, as fast as each stage copies memory. A single answer without drafts can reach ${whole.toFixed(1)} tokens/s by that.`,
     pace && `Now ${pace.toFixed(1)} tokens/s are written${whole ? `, ${(pace / whole).toFixed(1)} times that` : ""}.`,
     info.pages && `${(100 * (1 - info.pages.free / info.pages.total)).toFixed(0)} % of the memory for contexts is in use.`].filter(Boolean).join(" ");
 }
