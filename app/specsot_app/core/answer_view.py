@@ -379,16 +379,16 @@ class _Title(Heading):
 
 
 class _Code(CodeBlock):
-    """A code block that begins in the first column and whose lines are not wrapped, so that code copied from
-    the terminal keeps its own indentation and line breaks.
+    """A code block that begins in the first column. Where it has the whole width, its lines are not wrapped,
+    so that code copied from the terminal keeps its own indentation and line breaks.
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the block with highlighted syntax, without indentation.
 
-        White space at the end of the code is dropped. A line may be longer than the terminal is wide, which
-        then breaks it on the screen alone; the caller must print without cropping. Within a list, lines are
-        wrapped, because rich crops what does not fit there.
+        White space at the end of the code is dropped. The terminal breaks a line that is longer than it is
+        wide, on the screen alone; so the caller must print without cropping. In lists, quotations and panels
+        lines are wrapped, because rich would crop them.
 
         console, options: Arguments that rich passes.
         """
