@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -39,10 +38,11 @@ MAX_CACHED_FORMS = 8
 # questions that name no number, then what questions ask for. A list of 6 points has 46 places, and all lists
 # together have 600: the longest first, the usual one would be ready last.
 LIST_LENGTHS: Final = (6, 8, 5, 3, 10, 4, 7, 2, 9, 12, 11)
-# Ratio. For each second of exploring ahead of requests, the compiler's thread rests so many, so that the
-# first answers after a start keep the processor: beside a 1.5B model on two cores, exploring took more of it
-# than the first answer of 8 tokens. A sequence that needs a place earlier has it explored at once.
-REST: Final = 4.0
+# Seconds that the compiler's thread rests after each place that it explores ahead of requests, which takes
+# some 8 ms, so that the first answers after a start keep the processor: beside a 1.5B model on two cores,
+# exploring took more of it than the first answer of 8 tokens. A place that a sequence needs earlier is
+# explored at once. Untuned.
+REST_SECONDS: Final = 0.05
 # The rules of a list with the default options of a request.
 LISTED = PlanRules(False, max_points=MAX_LIST_POINTS, listed=True)
 
@@ -135,7 +135,7 @@ def grammar_of(vocabulary: Vocabulary, opening: Opening, guided: bool = True) ->
 
 
 @functools.lru_cache(maxsize=MAX_CACHED_TABLES)
-def prebuild(vocabulary: Vocabulary, rest: float = REST) -> Future[None]:
+def prebuild(vocabulary: Vocabulary, rest: float = REST_SECONDS) -> Future[None]:
     """Start computing what the grammars of most requests need, so that their first steps do not wait for it,
     and return a future that is done at the end.
 
@@ -145,7 +145,7 @@ def prebuild(vocabulary: Vocabulary, rest: float = REST) -> Future[None]:
     only the first line is computed: its titles serve all lines.
 
     vocabulary: the bytes of every token id.
-    rest: seconds that the thread rests for each second of exploring; 0: it does not rest.
+    rest: seconds that the thread rests after each place; 0: it does not rest.
 
     Only tables without tools are computed. If the vocabulary cannot spell a skeleton, the future is done all
     the same.
@@ -158,11 +158,10 @@ def prebuild(vocabulary: Vocabulary, rest: float = REST) -> Future[None]:
         """Explore one more place on the compiler's thread, and submit the next call after a rest; or, if no
         place is left, complete the future.
         """
-        began = time.perf_counter()
         if next(places, explored) is explored:
             explored.set_result(None)
         elif rest:
-            run_later((time.perf_counter() - began) * rest, submit_next)
+            run_later(rest, submit_next)
         else:
             submit_next()
 
