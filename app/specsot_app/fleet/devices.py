@@ -27,6 +27,7 @@ from specsot_app.core.device_choice import (
     visible_gpus,
 )
 from specsot_app.fleet.options import EMBEDDED_KV_MEMORY, FleetOptions, local_hosts, parts_of_list, places_of
+from specsot_kernels.cpu.compiling import compile_early
 
 # Fraction. How much KV pages take by default of a machine's free memory. Untuned.
 CPU_SHARE: Final = 0.25
@@ -256,11 +257,14 @@ def find_gpus() -> FoundGpus:
     """Return the GPUs that torch can use and that the driver knows, without making a CUDA context. On a
     machine without a GPU, the result has no GPUs.
 
-    GPUs beyond those that torch counts are left out. `hidden` is also True if no GPU is installed.
+    GPUs beyond those that torch counts are left out. `hidden` is also True if no GPU is installed. Without a
+    GPU, the kernels for CPUs are compiled while torch is imported, if they never were.
     """
+    installed = _installed_gpus()
+    if not installed:
+        compile_early()
     import torch
 
-    installed = _installed_gpus()
     visible = visible_gpus(installed, os.environ.get("CUDA_VISIBLE_DEVICES"))
     usable = torch.cuda.device_count() if torch.version.cuda else 0
     return FoundGpus(
