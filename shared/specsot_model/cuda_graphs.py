@@ -88,7 +88,8 @@ def prompt_rows(decoder: Decoder, kv: KVPages, rows: int) -> int:
     Only one device that holds all layers gets more, PROMPT_ROWS: in a pipeline of stages, smaller frames keep
     more stages busy at the same time. `rows` is returned unchanged for a range that lacks some of the model's
     layers or cannot be captured, for a range that is split over several devices, for `rows` less than
-    BUCKETS[-1], for dense models with gated delta layers, and for batch-invariant ranges.
+    BUCKETS[-1], for dense models with gated delta layers, for latent attention, and for batch-invariant
+    ranges.
 
     decoder: The layer range, with its weights loaded.
     kv: The KV cache of the layer range.
@@ -97,8 +98,9 @@ def prompt_rows(decoder: Decoder, kv: KVPages, rows: int) -> int:
     has_all_layers = decoder.capturable and len(decoder.layers) == decoder.config.layers
     # Dense gated delta layers have no such graphs: 2,048 rows took 13 ms at once, 9 in graphs of 512 (H100).
     slow = bool(decoder.config.delta) and decoder.config.routing is None
-    # Batch-invariant attention would need much memory for so many rows.
-    slow = slow or decoder.batch_invariant
+    # Batch-invariant attention would need much memory for so many rows, and so would latent attention, whose
+    # partial results have a latent vector for each head: 270 KB a row of DeepSeek V3.
+    slow = slow or decoder.batch_invariant or decoder.config.latent is not None
     takes_more = has_all_layers and len(decoder.parts(kv)) == 1 and rows >= BUCKETS[-1] and not slow
     return max(rows, PROMPT_ROWS) if takes_more else rows
 
