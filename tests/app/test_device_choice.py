@@ -310,8 +310,8 @@ def test_this_machine_can_be_asked() -> None:
 def test_a_machine_without_a_gpu_is_asked_without_torch() -> None:
     """The process that only starts the others need not import it."""
     asked = (
-        "import sys; from specsot_app.fleet import devices; devices._installed_gpus = list;"
-        " devices.compile_early = lambda: None; found = devices.find_gpus();"
+        "import sys; from specsot_app.fleet import devices; from specsot_kernels.cpu import compiling;"
+        " devices._installed_gpus, compiling.compile_early = list, list; found = devices.find_gpus();"
         " sys.exit('torch' in sys.modules or bool(found.gpus))"
     )
     assert subprocess.run([sys.executable, "-c", asked]).returncode == 0

@@ -27,7 +27,6 @@ from specsot_app.core.device_choice import (
     visible_gpus,
 )
 from specsot_app.fleet.options import EMBEDDED_KV_MEMORY, FleetOptions, local_hosts, parts_of_list, places_of
-from specsot_kernels.cpu.compiling import compile_early
 
 # Fraction. How much KV pages take by default of a machine's free memory. Untuned.
 CPU_SHARE: Final = 0.25
@@ -262,6 +261,8 @@ def find_gpus() -> FoundGpus:
     """
     installed = _installed_gpus()
     if not installed:
+        from specsot_kernels.cpu.compiling import compile_early
+
         compile_early()
         return FoundGpus(hidden=True)
     import torch
