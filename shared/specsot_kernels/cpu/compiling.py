@@ -13,7 +13,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
@@ -67,7 +67,9 @@ def one_process_at_a_time() -> Generator[None]:
         if not _is_compiled(lock):
             import fcntl
 
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Not every file system has locks.
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
         yield
         if not _is_compiled(lock):
             lock.write(b"compiled\n")
