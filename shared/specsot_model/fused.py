@@ -25,6 +25,7 @@ from specsot_model.delta import DeltaBlock
 from specsot_model.fp8 import Fp8, NormWeight, ShortRows, Unscaled
 from specsot_model.fused_delta import FusedDelta
 from specsot_model.kv import KVPages
+from specsot_model.latent import fits_tiles
 from specsot_model.layers import AnyNorm, Block, Norm
 from specsot_model.linear import CapturedProduct, Linear, RowProduct, captured_product
 from specsot_model.mlp import Experts, GatedMlp, GroupedExperts, UngatedMlp, can_group
@@ -272,16 +273,15 @@ def fuse_blocks(
 ) -> tuple[OnDevice, ...] | None:
     """Return layers for CUDA graphs, fused if all layers have the form that the fused kernels support.
 
-    Return None if there are no kernels for these layers (Gemma 4's, and latent attention), or for this
-    machine. If all layers have the form of Llama and Qwen, perhaps with experts, the result is connected
-    `FusedBlock`s. Otherwise it is what `capture_block` returns for each layer, which needs products in floats
-    and `invariant` false.
+    Return None if there are no kernels for these layers (Gemma 4's), or for this machine. If all layers have
+    the form of Llama and Qwen, perhaps with experts, the result is connected `FusedBlock`s. Otherwise it is
+    what `capture_block` returns for each layer, which needs products in floats and `invariant` false.
 
     blocks: The layers of a range, whose weights are shared.
     invariant: True if a token's output must not depend on the rest of its batch.
     small_steps: True if it must not depend on the rest of a small step; see `Decoder.runs_small_steps`.
     """
-    if blocks[0].config.values_normed or blocks[0].config.latent:
+    if blocks[0].config.values_normed:
         return None
     if not all(runs_kernels(block.device) and _has_kernels(block, invariant) for block in blocks):
         return None
@@ -481,7 +481,7 @@ def can_capture(
         numbers. The model must then have the fused kernels' form and sizes that are multiples of 16.
     dtype: Type of activations. Experts are captured in bf16 only; see `_has_kernels`.
     """
-    if config.values_normed or config.latent:
+    if config.values_normed or (config.latent and not fits_tiles(config.latent)):
         return False
     if all_in_8_bits:
         return kernels and can_fuse(config) and sizes_fit_8_bits(config)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
+from specsot.checkpoint.config import ModelConfig
 from specsot_kernels.anchors import anchor_runs, first_unrotated_column, num_anchors, policy_sights
 from specsot_kernels.attention_tables import (
     PROMPT_QUERIES,
@@ -22,6 +23,7 @@ from specsot_kernels.attention_tables import (
     RowSights,
     TableRoom,
     cut_pieces,
+    num_head_blocks,
     numbers,
     page_runs_of,
     page_runs_unshared,
@@ -53,6 +55,16 @@ if TYPE_CHECKING:
 MAX_PROMPTS = 64
 # Frames whose page tables are cached: as many frames may take turns in a ring. Untuned.
 MAX_KNOWN_FRAMES = 8
+
+
+def heads_per_tile(config: ModelConfig) -> int:
+    """Return how many query heads of a KV head a tile of the attention kernel holds: all, or those of one
+    block (`num_head_blocks`).
+
+    config: The model's config, for its numbers of heads.
+    """
+    group = config.heads // config.kv_heads
+    return group // num_head_blocks(group)
 
 
 class FrameTables:
@@ -333,7 +345,7 @@ def frame_tables(
         small_room = small_step_room(*sizes, kv.pages * kv.page_rows)
         return [SmallStepFrames(small_room, kv.page_rows, window) for window in windows]
     rates = frequencies(config.rope, config.head_dim).to(decoder.device) if hidden else None
-    room = room_for(*sizes, short_sequences, hidden, config.kv_heads)
+    room = room_for(*sizes[:2], heads_per_tile(config), short_sequences, hidden, config.kv_heads)
     return [FrameTables(room, kv.page_rows, window, rates) for window in windows]
 
 

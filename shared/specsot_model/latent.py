@@ -20,7 +20,6 @@ from torch import Tensor
 
 from specsot.checkpoint.config import ModelConfig
 from specsot.checkpoint.families import Latent
-from specsot_kernels.attention_tables import QUERIES
 from specsot_model.linear import Linear
 from specsot_model.norms import Norm
 from specsot_model.projections import fuse_latent_queries
@@ -110,11 +109,10 @@ class LatentHeads:
         return torch.bmm(sums.transpose(0, 1), self.values).transpose(0, 1).flatten(1)
 
 
-def fits_tiles(latent: Latent, heads: int) -> bool:
-    """Tell whether the GPU's attention kernel can read the rows: the queries of all heads of a token must fit
-    in one tile, and the number of rotated elements must be a power of two of at least 16.
+def fits_tiles(latent: Latent) -> bool:
+    """Tell whether the GPU's attention kernel can read the rows: the number of rotated elements must be a
+    power of two of at least 16.
 
     latent: Sizes of the attention.
-    heads: Number of query heads.
     """
-    return heads <= QUERIES and latent.rotated >= 16 and latent.rotated.bit_count() == 1
+    return latent.rotated >= 16 and latent.rotated.bit_count() == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -302,4 +304,14 @@ def test_this_machine_can_be_asked() -> None:
 
     found = find_gpus()
     assert len(found.gpus) <= max(found.installed, 1)
-    assert found.torch_version
+    assert bool(found.torch_version) == bool(found.installed)
+
+
+def test_a_machine_without_a_gpu_is_asked_without_torch() -> None:
+    """The process that only starts the others need not import it."""
+    asked = (
+        "import sys; from specsot_app.fleet import devices; from specsot_kernels.cpu import compiling;"
+        " devices._installed_gpus, compiling.compile_early = list, list; found = devices.find_gpus();"
+        " sys.exit('torch' in sys.modules or bool(found.gpus))"
+    )
+    assert subprocess.run([sys.executable, "-c", asked]).returncode == 0

@@ -135,7 +135,8 @@ def building(loop: VirtualLoop) -> Iterator[None]:
     """Grammars are built in virtual time, and none that was built before is known."""
     later = Labour(lambda work: loop.call_later(BUILDING, work, context=Context()))
     forget_grammars()
-    with patch.object(state, "COMPILER", later):
+    at_once = patch.object(state, "run_later", lambda seconds, call: call())
+    with patch.object(state, "COMPILER", later), at_once:
         yield
     forget_grammars()
 

@@ -133,13 +133,21 @@ def test_rows_that_are_keys_and_values_at_once(eight: bool, kind: torch.dtype) -
     check(branches(random.Random(3), 2, 3, 4), 1, 3, 16 + 40, kind, eight=eight, values_from=16)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("g", "values_from", "eight"), [(68, 16, False), (128, 16, True), (66, 0, False)])
+def test_more_heads_than_a_tile_has_queries(g: int, values_from: int, eight: bool, kind: torch.dtype) -> None:
+    """Two blocks of heads over the same KV: latent attention, and a single KV head."""
+    spans = branches(random.Random(g), 2, 3, 2)
+    check(spans, 1, g, 16 + 32, kind, eight=eight, values_from=values_from, sunk=not values_from)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", NEAR)
 @pytest.mark.parametrize("eight", [False, True])
-@pytest.mark.parametrize(("g", "rows"), [(16, 1), (20, 2), (20, 40), (64, 8)])
+@pytest.mark.parametrize(("g", "rows"), [(16, 1), (20, 2), (20, 40), (64, 8), (128, 1), (128, 40)])
 def test_rows_of_published_sizes(g: int, rows: int, eight: bool, kind: torch.dtype) -> None:
-    """Of Youtu-LLM and DeepSeek V2-Lite, GLM-4.7-Flash, and Kimi K2; one row, few, and many."""
+    """Of Youtu-LLM and DeepSeek V2-Lite, GLM-4.7-Flash, Kimi K2, and DeepSeek V3; one row, few, and many."""
     check(branches(random.Random(g), 2, 3, rows), 1, g, 64 + 512, kind, eight=eight, values_from=64)
 
 

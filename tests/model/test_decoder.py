@@ -156,6 +156,10 @@ def test_cuda_gives_what_the_cpu_gives(llama: tuple[Path, torch.nn.Module]) -> N
 
 
 EXPERTS = {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4, "q_lora_rank": 48, "kv_lora_rank": 64, "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32, "v_head_dim": 32, "n_routed_experts": 8,
+}  # fmt: skip
 
 
 @pytest.mark.gpu
@@ -175,6 +179,9 @@ EXPERTS = {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok":
         {"model_type": "gemma2", "sliding_window": 24},
         {"model_type": "gemma3_text", "sliding_window": 24, "head_dim": 256, "sliding_window_pattern": 3},
         {"model_type": "ministral3", "rope_parameters": GROWING},
+        {"model_type": "youtu", **LATENT},
+        {"model_type": "deepseek_v3", **LATENT, **EXPERTS, "first_k_dense_replace": 1},
+        {"model_type": "youtu", **LATENT, "num_attention_heads": 128, "num_key_value_heads": 128},
     ],
     ids=lambda kind: kind["model_type"],
 )

@@ -104,10 +104,12 @@ def test_in_8_bits_logits_stay_near(layout: Any, tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("heads", [4, 68], ids=["kernel", "pytorch"])
-def test_a_gpu_computes_the_logits_of_a_cpu(heads: int, tmp_path: Path) -> None:
-    """A prompt, and a tree behind it: by the kernel, and with more heads than its tiles have queries."""
-    sizes = {"qk_rope_head_dim": 16, "kv_lora_rank": 48, "num_attention_heads": heads}
+@pytest.mark.parametrize(
+    ("heads", "rotated"), [(4, 16), (68, 16), (128, 16), (4, 8)], ids=["tile", "34s", "64s", "pytorch"]
+)
+def test_a_gpu_computes_the_logits_of_a_cpu(heads: int, rotated: int, tmp_path: Path) -> None:
+    """A prompt, and a tree after it: by the kernel with one, and with two blocks of heads, and by PyTorch."""
+    sizes = {"qk_rope_head_dim": rotated, "kv_lora_rank": 48, "num_attention_heads": heads}
     write_model(tmp_path, "deepseek_v3", **sizes, num_key_value_heads=heads)
     nodes, positions, visible = [12, 44, 55, 66], [20, 21, 21, 22], (1, 3, 5, 13)
     told = list[torch.Tensor]()

@@ -146,18 +146,22 @@ def test_frames_of_two_shared_prefixes_fit() -> None:
 # The first layer does not run.
 NEAR = {"sliding_window": 3}
 BOTH = {"num_hidden_layers": 3, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+# What a page holds of a token with latent attention: 16 rotated numbers, and 48 that are also its value.
+ROW = {"qk_rope_head_dim": 16, "kv_lora_rank": 48}
 KINDS: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "gpt_neox": {},
     "mistral": NEAR,
     "gemma2": {**NEAR, "query_pre_attn_scalar": 24, "layer_types": ["full_attention", "sliding_attention"]},
     "gemma3_text": NEAR,
+    # Two blocks of 33 heads of latent attention.
+    "youtu": {"num_attention_heads": 66, "num_key_value_heads": 66, **ROW},
     "ministral3": {"rope_parameters": {**GROWING, "original_max_position_embeddings": 2}},
     **(
         {"llama": {}, "phi3": {"partial_rotary_factor": 0.5}}
         if DEVICE == "cuda"
         # on a GPU grouped products wait for the host, except in bf16: see test_decoder.py
-        else {"glm4_moe": {}, "gpt_oss": NEAR | BOTH}
+        else {"glm4_moe": {}, "gpt_oss": NEAR | BOTH, "deepseek_v3": {"num_key_value_heads": 2, **ROW}}
     ),
 }
 

@@ -120,9 +120,10 @@ def against_their_logits(
 
         tokens     number of generated tokens
         differ     those that are not Transformers' greedy choice
-        gap        largest difference of Transformers' two largest logits where a generated token is not its
-        choice logits     largest difference of a logit at any position spread     largest logit less the
-        smallest one, at any position, to which the difference compares
+        gap        largest difference of Transformers' two largest logits where a generated token is not
+                   Transformers' choice
+        logits     largest difference of a logit at any position
+        spread     largest logit less the smallest one, at any position, to which the difference compares
 
     file: the GGUF file.
     texts: token ids, prompt and continuation.

@@ -254,13 +254,19 @@ def count_memory(options: FleetOptions) -> int:
 
 def find_gpus() -> FoundGpus:
     """Return the GPUs that torch can use and that the driver knows, without making a CUDA context. On a
-    machine without a GPU, the result has no GPUs.
+    machine without a GPU, the result has no GPUs and does not name torch, which takes seconds to import.
 
-    GPUs beyond those that torch counts are left out. `hidden` is also True if no GPU is installed.
+    GPUs beyond those that torch counts are left out. `hidden` is also True if no GPU is installed. Without a
+    GPU, the kernels for CPUs begin to be compiled, if they never were.
     """
+    installed = _installed_gpus()
+    if not installed:
+        from specsot_kernels.cpu.compiling import compile_early
+
+        compile_early()
+        return FoundGpus(hidden=True)
     import torch
 
-    installed = _installed_gpus()
     visible = visible_gpus(installed, os.environ.get("CUDA_VISIBLE_DEVICES"))
     usable = torch.cuda.device_count() if torch.version.cuda else 0
     return FoundGpus(

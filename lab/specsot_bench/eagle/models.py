@@ -38,7 +38,8 @@ def unnamed_ids_of(directory: Path, width: int) -> tuple[int, ...]:
     if not tokenizer_file.is_file():
         return ()
     try:
-        return unnamed_ids(Tokenizer.from_file(str(tokenizer_file)), width)
+        tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        return unnamed_ids(tokenizer.get_vocab(with_added_tokens=True).values(), width)
     except Exception as error:  # tokenizers raises bare Exception
         raise ModelError(f"{tokenizer_file}: not a readable tokenizer ({error})") from error
 

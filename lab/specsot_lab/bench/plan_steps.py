@@ -79,7 +79,7 @@ def print_grammar(vocabulary: Vocabulary, directory: Path) -> None:
     to build. Raises SystemExit with a message if the grammar forbids a token.
     """
     start_time = time.perf_counter()
-    prebuild(vocabulary).result()
+    prebuild(vocabulary, rest=0).result()
     print(f"{len(vocabulary):,} tokens, built in {time.perf_counter() - start_time:.2f} s")
     print("| list | states | one token, us: median, mean, max | mask, us: median, mean, max |")
     print("|---|---:|---:|---:|")

@@ -6,6 +6,7 @@ Also the record of how a base model tokenizes the bytes that grammars determine.
 from __future__ import annotations
 
 import functools
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -37,6 +38,11 @@ MAX_CACHED_FORMS = 8
 # questions that name no number, then what questions ask for. A list of 6 points has 46 places, and all lists
 # together have 600: the longest first, the usual one would be ready last.
 LIST_LENGTHS: Final = (6, 8, 5, 3, 10, 4, 7, 2, 9, 12, 11)
+# Seconds that the compiler's thread rests after each place that it explores ahead of requests, which takes
+# some 8 ms, so that the first answers after a start keep the processor: beside a 1.5B model on two cores,
+# exploring took more of it than the first answer of 8 tokens. A place that a sequence needs earlier is
+# explored at once. Untuned.
+REST_SECONDS: Final = 0.05
 # The rules of a list with the default options of a request.
 LISTED = PlanRules(False, max_points=MAX_LIST_POINTS, listed=True)
 
@@ -129,7 +135,7 @@ def grammar_of(vocabulary: Vocabulary, opening: Opening, guided: bool = True) ->
 
 
 @functools.lru_cache(maxsize=MAX_CACHED_TABLES)
-def prebuild(vocabulary: Vocabulary) -> Future[None]:
+def prebuild(vocabulary: Vocabulary, rest: float = REST_SECONDS) -> Future[None]:
     """Start computing what the grammars of most requests need, so that their first steps do not wait for it,
     and return a future that is done at the end.
 
@@ -139,6 +145,7 @@ def prebuild(vocabulary: Vocabulary) -> Future[None]:
     only the first line is computed: its titles serve all lines.
 
     vocabulary: the bytes of every token id.
+    rest: seconds that the thread rests after each place; 0: it does not rest.
 
     Only tables without tools are computed. If the vocabulary cannot spell a skeleton, the future is done all
     the same.
@@ -148,18 +155,35 @@ def prebuild(vocabulary: Vocabulary) -> Future[None]:
     places = _explore(vocabulary)
 
     def explore_next() -> None:
-        """Explore one more place on the compiler's thread, and submit the next call; or, if no place is left,
-        complete the future.
+        """Explore one more place on the compiler's thread, and submit the next call after a rest; or, if no
+        place is left, complete the future.
         """
         if next(places, explored) is explored:
             explored.set_result(None)
-            return
-        # The pool refuses new work once the process ends.
+        elif rest:
+            run_later(rest, submit_next)
+        else:
+            submit_next()
+
+    def submit_next() -> None:
+        """Submit the next call, unless the process ends: then the pool refuses new work."""
         with suppress(RuntimeError):
             COMPILER.submit(explore_next)
 
-    tables.add_done_callback(lambda _: explore_next())
+    tables.add_done_callback(lambda _: submit_next())
     return explored
+
+
+def run_later(seconds: float, call: Callable[[], None]) -> None:
+    """Call a function after some seconds, on a thread of its own. If the process ends before, it is never
+    called.
+
+    seconds: how long to wait.
+    call: the function.
+    """
+    timer = threading.Timer(seconds, call)
+    timer.daemon = True
+    timer.start()
 
 
 def _explore(vocabulary: Vocabulary) -> Iterator[None]:

@@ -8,9 +8,7 @@ sequence.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from pathlib import Path
 
 import numba
 import numpy as np
@@ -19,6 +17,7 @@ from numba import types
 from specsot_kernels.cpu import tiles
 from specsot_kernels.cpu import vectors as v
 from specsot_kernels.cpu.attending import KEPT, gather, score, soften
+from specsot_kernels.cpu.compiling import one_process_at_a_time, source_digest
 from specsot_kernels.cpu.tiles import HEIGHTS, LONG_STEPS, STEPS, TALL_BLOCKS, TILE_ROWS, WIDE_BLOCKS
 from specsot_kernels.cpu.vectors import AMX, GROUP, GROUP_BYTES, LANES, LONG_GROUP, WIDE_INPUTS
 
@@ -737,12 +736,11 @@ def _compile():
 
     Numba is asked not to cache it if there is no folder to which a cache can be written.
     """
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-    _run.__qualname__ = f"run_{digest[:16]}{'_amx' * AMX}"
+    _run.__qualname__ = f"run_{source_digest()}{'_amx' * AMX}"
     kind = types.void(types.int64)
     try:
-        return numba.cfunc(kind, cache=True)(_run)
+        with one_process_at_a_time():
+            return numba.cfunc(kind, cache=True)(_run)
     # Numba finds no folder that it can write a cache to.
     except RuntimeError:
         return numba.cfunc(kind)(_run)

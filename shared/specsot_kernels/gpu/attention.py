@@ -19,7 +19,15 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from specsot_kernels.anchors import PolicySights, anchor_runs, policy_sights
-from specsot_kernels.attention_tables import SHORT, Numbers, TableRoom, sinces_of, tabulate, tile_of
+from specsot_kernels.attention_tables import (
+    SHORT,
+    Numbers,
+    TableRoom,
+    num_head_blocks,
+    sinces_of,
+    tabulate,
+    tile_of,
+)
 from specsot_kernels.gpu.launching import (
     await_preceding_kernel,
     kernel,
@@ -177,9 +185,9 @@ def plan_attention(
 ) -> TreePlan:
     """Return the plan of one frame's attention, with one copy to the device (prompts need a second one).
 
-    The plan has `prompts` if the frame has at least MIN_PROMPT_ROWS rows, consists of prompts alone, and
-    neither a window nor a policy hides columns. It has `sinces` with a window or a policy, and `anchored`
-    with a policy.
+    The plan has `prompts` if the frame has at least MIN_PROMPT_ROWS rows, consists of prompts alone, neither
+    a window nor a policy hides columns, and the heads of a row fit in a tile. It has `sinces` with a window
+    or a policy, and `anchored` with a policy.
 
     page_rows: columns of a page.
     heads_per_kv: query heads of each KV head.
@@ -190,8 +198,9 @@ def plan_attention(
         if spans have sights, else None.
     """
     num_rows = sum(span.rows for span in spans)
-    tile = tile_of(num_rows, heads_per_kv)
-    rows = max(tile // heads_per_kv, 1)
+    blocks = num_head_blocks(heads_per_kv)
+    tile = tile_of(num_rows, heads_per_kv // blocks)
+    rows = tile // (heads_per_kv // blocks)
     sight_tables = tuple[Numbers, ...]()
     if any(span.sight for span in spans):
         sight_tables = policy_sights(spans, window)
@@ -201,7 +210,8 @@ def plan_attention(
     tables = tabulate(spans, page_rows, rows, window, sight_tables[0] if sight_tables else None, anchored)
     on_device = send_tables((*tables, *sight_tables), device)
     prompts = None
-    if num_rows >= MIN_PROMPT_ROWS and not sight_tables and all(span.visible is None for span in spans):
+    is_prompt = not sight_tables and all(span.visible is None for span in spans)
+    if num_rows >= MIN_PROMPT_ROWS and is_prompt and blocks == 1:
         prompts = plan_prompts(spans, page_rows, heads_per_kv, device)
     sinces, policy_rows = _policy_tables(on_device[len(tables) :], rates)
     if policy_rows:
@@ -287,14 +297,15 @@ def send_tables(tables: Sequence[Numbers], device: torch.device | str) -> tuple[
 def are_copied(plan: TreePlan, kind: torch.dtype, kv_layer: Tensor) -> bool:
     """Return whether tiles of columns are loaded by tensor descriptors.
 
-    The smallest and short tiles are excluded because they were not measured with descriptors, and rows that
-    are keys and values at once because their kernel has no such loads.
+    The smallest and short tiles are excluded because they were not measured with descriptors, rows that are
+    keys and values at once because their kernel has no such loads, and blocks of heads because a descriptor
+    cannot describe heads that lie at the same address.
 
     plan: the plan of the frame.
     kind: type of the queries.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], the KV of one layer.
     """
-    if len(kv_layer) == 1:
+    if len(kv_layer) == 1 or kv_layer.stride(2) == 0:
         return False
     many = plan.tile > MIN_TILE and not plan.short and plan.page_rows % COLUMNS == 0
     return many and suits(kind, kv_layer)
@@ -312,7 +323,11 @@ def attend(
     """Return the attention output of every row, [rows, kv_heads * g * (head_dim - values_from)].
 
     The prompt kernel runs if the plan has `prompts`, the pages suit it, and there are neither sinks nor a
-    softcap. A row that is in no piece gets zeros.
+    softcap. A row that is in no piece gets zeros. More query heads than fit in a tile are cut into blocks,
+    each of which is computed as if it had a KV head of its own, with the same KV:
+
+        q [rows, 1, 128, dim], kv [1, pages, 1, page_rows, dim]
+        -> q [rows, 2, 64, dim], kv [1, pages, 2, page_rows, dim], whose heads lie at the same address
 
     q: [rows, kv_heads, g, head_dim], already scaled; rows and heads may be strided.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], keys and values; all dimensions but the last may be
@@ -327,6 +342,10 @@ def attend(
     """
     if plan.prompts and sinks is None and softcap is None and not values_from and suits(q.dtype, kv_layer):
         return attend_prompts(q, kv_layer, plan.prompts)
+    if (blocks := num_head_blocks(q.shape[2])) > 1:
+        assert q.shape[1] == 1, "only a single KV head has more query heads than a tile"
+        q = q.squeeze(1).unflatten(1, (blocks, -1))
+        kv_layer = kv_layer.expand(-1, -1, blocks, -1, -1)
     rows, kv_heads, g, whole_dim = q.shape
     dim = whole_dim - values_from
     assert not (values_from and plan.anchored), "no queries are rotated towards anchors here"

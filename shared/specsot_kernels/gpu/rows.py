@@ -77,8 +77,9 @@ def turn_and_store(
     gets the scale NaN.
 
     qkv: [rows, heads + 2 * kv_heads, head_dim]; the two numbers of a rotated pair are adjacent
-        (`rotary.interleave`).
+        (`rotary.interleave`). [rows, heads + kv_heads, head_dim] if `kv_layer` has one tensor.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim]; or int8 with each row's fp16 scale after its numbers.
+        [1, ...] for rows that are keys and values at once.
     positions: [rows], the position of each row in its sequence.
     slots: [rows], the KV slot of each row; keys and values of a row with a negative slot are not stored.
     turning: how queries and keys are normed, rotated and scaled.
@@ -94,12 +95,14 @@ def turn_and_store(
     eight = kv_layer.dtype == torch.int8
     steps = kv_layer[..., dim:].view(torch.float16) if eight else kv_layer
     own, columns = scales or norms
+    all_heads = turning.heads + len(kv_layer) * turning.kv_heads
     with on_device_of(qkv):
-        _turn[(rows, -(-(turning.heads + 2 * turning.kv_heads) // TOGETHER))](
+        _turn[(rows, -(-all_heads // TOGETHER))](
             qkv, positions, slots, kv_layer, steps, turning.frequencies, *norms, own, columns,
             *qkv.stride()[:2], *kv_layer.stride()[:4], turning.scale, turning.still, turned, turning.eps,
-            turning.heads, turning.kv_heads, kv_layer.shape[3], dim // 2, power_of_two(dim // 2), TOGETHER,
-            turning.norms is not None, apart, eight, scales is not None, num_warps=2, **pdl_options(qkv),
+            turning.heads, turning.kv_heads, all_heads, kv_layer.shape[3], dim // 2, power_of_two(dim // 2),
+            TOGETHER, turning.norms is not None, apart, eight, scales is not None, num_warps=2,
+            **pdl_options(qkv),
         )  # fmt: skip
 
 
@@ -138,20 +141,21 @@ def move_rows(kv: Tensor, moves: Tensor) -> None:
     """Copy KV rows of every layer from slots to slots; all are read before any is written. Nothing is done if
     there are no layers.
 
-    kv: [layers, 2, pages, kv_heads, page_rows, head_dim], contiguous.
+    kv: [layers, 2, pages, kv_heads, page_rows, head_dim], contiguous; [layers, 1, ...] for rows that are keys
+        and values at once.
     moves: int32 [2, many], source and target slots; a negative pair moves nothing, and at least one entry is
         needed.
 
     moves [[5, 6], [4, 5]] keeps the rows of slots 5 and 6 in slots 4 and 5, though slot 5 is source and
     target.
     """
-    layers, _, pages, kv_heads, page_rows, dim = kv.shape
+    layers, tensors, pages, kv_heads, page_rows, dim = kv.shape
     if not layers:
         return
     many = power_of_two(moves.shape[1])
     room = min(power_of_two(dim), MOVED)
     with on_device_of(kv):
-        _move[(kv_heads, 2 * layers, -(-dim // room))](
+        _move[(kv_heads, tensors * layers, -(-dim // room))](
             kv, moves, pages, kv_heads, page_rows, dim, moves.shape[1], many, room, **pdl_options(kv)
         )
 
@@ -191,7 +195,7 @@ def join_rows(
 @kernel
 def _turn(
     qkv, positions, slots, kv, steps, frequencies, query_norm, key_norm, own, columns, from_row, from_head,
-    kv_half, kv_page, kv_head, kv_row, scale, still, many, eps, heads, kv_heads, page_rows, pairs,
+    kv_half, kv_page, kv_head, kv_row, scale, still, many, eps, heads, kv_heads, all_heads, page_rows, pairs,
     room: tl.constexpr, together: tl.constexpr, normed: tl.constexpr, apart: tl.constexpr,
     eight: tl.constexpr, scaled: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
@@ -222,6 +226,7 @@ def _turn(
     eps: epsilon of the head norms.
     heads: number of query heads.
     kv_heads: number of KV heads.
+    all_heads: number of heads of a row of `qkv`.
     page_rows: columns of a page.
     pairs: pairs of a head.
     room: `pairs`, rounded up to a power of two.
@@ -237,7 +242,7 @@ def _turn(
     head = tl.program_id(1) * together + tl.arange(0, together)
     pair = tl.arange(0, room)
     inside = pair < pairs
-    there = (head < heads + 2 * kv_heads)[:, None] & inside[None, :]
+    there = (head < all_heads)[:, None] & inside[None, :]
     asks = (head < heads)[:, None]
     turns = (head < heads + kv_heads)[:, None]
     rate = tl.load(frequencies + pair, mask=inside, other=0.0)

@@ -1,0 +1,95 @@
+"""Compiles the large kernel of `steps` once on a machine: processes that need it meanwhile wait for it.
+
+Numba keeps a compiled kernel in the folder `__pycache__` of this package, but does not keep several processes
+from compiling the same one. It takes 15 seconds of processor time, in each of them. This module imports
+neither Numba nor NumPy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO
+
+# Folder of the kernels' source files.
+FOLDER = Path(__file__).parent
+# Processes that `compile_early` has started.
+_compilers = list[subprocess.Popen[bytes]]()
+
+
+def source_digest() -> str:
+    """Return a digest of the kernels' source files, in hexadecimal: with another one, they are compiled
+    again.
+    """
+    files = sorted(FOLDER.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def _open_lock() -> IO[bytes] | None:
+    """Return the file by which processes take turns, which is empty until the kernel is compiled; None if the
+    folder cannot be written to.
+    """
+    path = FOLDER / "__pycache__" / f"steps-{source_digest()}.lock"
+    try:
+        path.parent.mkdir(exist_ok=True)
+        return path.open("ab")
+    except OSError:
+        return None
+
+
+def _is_compiled(lock: IO[bytes]) -> bool:
+    """Return whether a process has compiled the kernel.
+
+    lock: what `_open_lock` has returned.
+    """
+    return os.fstat(lock.fileno()).st_size > 0
+
+
+@contextmanager
+def one_process_at_a_time() -> Generator[None]:
+    """Let one process after another run the block, until one of them has ended it without an error: all
+    others find what it has compiled, and run it at once.
+
+    Without a folder to which a lock can be written, and on systems without `fcntl`, nothing is waited for.
+    """
+    lock = _open_lock() if find_spec("fcntl") else None
+    if lock is None:
+        yield
+        return
+    with lock:
+        if not _is_compiled(lock):
+            import fcntl
+
+            # Not every file system has locks.
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+        if not _is_compiled(lock):
+            lock.write(b"compiled\n")
+
+
+def compile_early() -> None:
+    """Start a process that compiles the kernel, if it was never compiled here, so that this process can
+    import torch and read a model meanwhile. Nothing is awaited, and a failure is not reported: a process that
+    needs the kernel compiles it then.
+
+    Nothing happens without Numba, on processors that are not x86-64, and where nothing can be kept.
+    """
+    if platform.machine() not in {"x86_64", "AMD64"} or not find_spec("numba"):
+        return
+    lock = _open_lock()
+    if lock is None:
+        return
+    with lock:
+        compiled = _is_compiled(lock)
+    if not compiled:
+        command = [sys.executable, "-c", "import specsot_kernels.cpu.steps"]
+        silent = subprocess.DEVNULL
+        _compilers.append(subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent))

@@ -1,0 +1,67 @@
+"""The kernel for CPUs is compiled once, however many processes need it at the same time."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from specsot_kernels.cpu import compiling
+from specsot_kernels.cpu.compiling import compile_early, one_process_at_a_time
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package that was never compiled, of one source file."""
+    (tmp_path / "kernel.py").write_text("one = 1")
+    monkeypatch.setattr(compiling, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def test_others_wait_for_the_first_to_compile_and_then_for_nobody() -> None:
+    with one_process_at_a_time():
+        (path,) = compiling.FOLDER.glob("__pycache__/*.lock")
+        with path.open("ab") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    compiled = list[bool]()
+    with one_process_at_a_time(), one_process_at_a_time():
+        compiled.append(True)
+    assert compiled
+
+
+def test_what_failed_is_compiled_by_the_next() -> None:
+    with pytest.raises(RuntimeError), one_process_at_a_time():
+        raise RuntimeError
+    with one_process_at_a_time():
+        assert next(compiling.FOLDER.glob("__pycache__/*.lock")).stat().st_size == 0
+
+
+def test_another_source_is_compiled_anew(folder: Path) -> None:
+    with one_process_at_a_time():
+        pass
+    (folder / "kernel.py").write_text("one = 2")
+    with one_process_at_a_time():
+        pass
+    assert len(list(folder.glob("__pycache__/*.lock"))) == 2
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_error(folder: Path) -> None:
+    (folder / "__pycache__").write_text("a file, and no folder")
+    with one_process_at_a_time():
+        compile_early()
+
+
+def test_a_process_is_started_only_if_nothing_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = list[object]()
+    monkeypatch.setattr(compiling.subprocess, "Popen", lambda command, **_: started.append(command))
+    monkeypatch.setattr(compiling, "find_spec", lambda name: True)
+    monkeypatch.setattr(compiling.platform, "machine", lambda: "x86_64")
+    compile_early()
+    with one_process_at_a_time():
+        pass
+    compile_early()
+    assert len(started) == 1
+    monkeypatch.setattr(compiling.platform, "machine", lambda: "arm64")
+    compile_early()
+    assert len(started) == 1
