@@ -352,7 +352,7 @@ def room_for(
     Tiles have `tile_of` queries, or with `short` SHORTEST queries for at most SHORTEST_ROWS rows, and SHORT
     queries for more; at least one row.
 
-    heads_per_kv: query heads of each KV head.
+    heads_per_kv: query heads of each KV head; of one block if `num_head_blocks` cuts them.
     rows: largest number of rows of a frame.
     pages: largest number of page numbers that the pieces of a frame name.
     short: whether frames have many sequences with a few rows each.
@@ -378,7 +378,7 @@ def tile_of(rows: int, heads_per_kv: int) -> int:
     QUERIES.
 
     rows: largest number of rows of a frame.
-    heads_per_kv: query heads of each KV head.
+    heads_per_kv: query heads of each KV head; of one block if `num_head_blocks` cuts them.
     """
     return min(max(1 << (rows * heads_per_kv - 1).bit_length(), 16), QUERIES)
 

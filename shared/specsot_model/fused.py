@@ -472,7 +472,8 @@ def can_capture(
 ) -> bool:
     """Tell whether a range of a model's layers runs in CUDA graphs, before its weights are loaded.
 
-    Experts must also have sizes that a grouped product supports.
+    Experts must also have sizes that a grouped product supports. False for Gemma 4's layers, and for latent
+    attention whose rows the kernel cannot read (`fits_tiles`).
 
     config: The model's config.
     kernels: True if the device has GPU kernels (`runs_kernels`); without them, False is returned.

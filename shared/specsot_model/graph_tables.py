@@ -58,8 +58,8 @@ MAX_KNOWN_FRAMES = 8
 
 
 def heads_per_tile(config: ModelConfig) -> int:
-    """Return how many query heads of a KV head a tile of the attention kernel holds: all, or those of one
-    block (`num_head_blocks`).
+    """Return how many query heads of one row and KV head lie in one tile of the attention kernel: all of
+    them, or those of one block (`num_head_blocks`).
 
     config: The model's config, for its numbers of heads.
     """

@@ -62,6 +62,12 @@ def test_a_process_is_started_only_if_nothing_was_compiled(monkeypatch: pytest.M
         pass
     compile_early()
     assert len(started) == 1
+
+
+def test_other_processors_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = list[object]()
+    monkeypatch.setattr(compiling.subprocess, "Popen", lambda command, **_: started.append(command))
+    monkeypatch.setattr(compiling, "find_spec", lambda name: True)
     monkeypatch.setattr(compiling.platform, "machine", lambda: "arm64")
     compile_early()
-    assert len(started) == 1
+    assert not started

@@ -38,10 +38,10 @@ MAX_CACHED_FORMS = 8
 # questions that name no number, then what questions ask for. A list of 6 points has 46 places, and all lists
 # together have 600: the longest first, the usual one would be ready last.
 LIST_LENGTHS: Final = (6, 8, 5, 3, 10, 4, 7, 2, 9, 12, 11)
-# Seconds that the compiler's thread rests after each place that it explores ahead of requests, which takes
-# some 8 ms, so that the first answers after a start keep the processor: beside a 1.5B model on two cores,
-# exploring took more of it than the first answer of 8 tokens. A place that a sequence needs earlier is
-# explored at once. Untuned.
+# Seconds. How long the compiler's thread rests after each place that it explores ahead of requests, so that
+# the first answers after a start keep the processor. Exploring a place takes some 8 ms. Without rests, on two
+# cores, exploring took more processor time than the first answer of 8 tokens by a 1.5B model. A place that a
+# sequence needs earlier is explored at once. Untuned.
 REST_SECONDS: Final = 0.05
 # The rules of a list with the default options of a request.
 LISTED = PlanRules(False, max_points=MAX_LIST_POINTS, listed=True)
@@ -139,10 +139,10 @@ def prebuild(vocabulary: Vocabulary, rest: float = REST_SECONDS) -> Future[None]
     """Start computing what the grammars of most requests need, so that their first steps do not wait for it,
     and return a future that is done at the end.
 
-    The grammars can be used before the future is done. Further calls
-    return the same future. It is never done if the process ends before. First come the tables, for all rules;
-    then what the masks of lists of any length are made of. Of plans in markers, whose lines have more places,
-    only the first line is computed: its titles serve all lines.
+    The grammars can be used before the future is done. Further calls with the same `rest` return the same
+    future; a process should use one `rest`. The future is never done if the process ends before. First come
+    the tables, for all rules; then what the masks of lists of any length are made of. Of plans in markers,
+    whose lines have more places, only the first line is computed: its titles serve all lines.
 
     vocabulary: the bytes of every token id.
     rest: seconds that the thread rests after each place; 0: it does not rest.

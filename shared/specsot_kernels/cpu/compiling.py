@@ -1,8 +1,8 @@
 """Compiles the large kernel of `steps` once on a machine: processes that need it meanwhile wait for it.
 
 Numba keeps a compiled kernel in the folder `__pycache__` of this package, but does not keep several processes
-from compiling the same one. It takes 15 seconds of processor time, in each of them. This module imports
-neither Numba nor NumPy.
+from compiling the same one. It takes 15 seconds of processor time, in each of them. Importing this module
+imports NumPy with its package, but neither Numba nor torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import IO
 
 # Folder of the kernels' source files.
 FOLDER = Path(__file__).parent
-# Processes that `compile_early` has started.
+# Processes that `compile_early` has started. They are kept so that Python does not warn of a process that
+# still runs.
 _compilers = list[subprocess.Popen[bytes]]()
 
 
@@ -45,7 +46,8 @@ def _open_lock() -> IO[bytes] | None:
 
 
 def _is_compiled(lock: IO[bytes]) -> bool:
-    """Return whether a process has compiled the kernel.
+    """Return whether a process has compiled the kernel from these source files. It may have been another kind
+    of processor or another Numba: then every process compiles it, and nobody waits.
 
     lock: what `_open_lock` has returned.
     """
@@ -54,8 +56,8 @@ def _is_compiled(lock: IO[bytes]) -> bool:
 
 @contextmanager
 def one_process_at_a_time() -> Generator[None]:
-    """Let one process after another run the block, until one of them has ended it without an error: all
-    others find what it has compiled, and run it at once.
+    """Let one process after another run the block, until one of them has ended it without an error. Those
+    that waited still take turns, and find what was compiled; later ones do not wait.
 
     Without a folder to which a lock can be written, and on systems without `fcntl`, nothing is waited for.
     """
@@ -80,9 +82,10 @@ def compile_early() -> None:
     import torch and read a model meanwhile. Nothing is awaited, and a failure is not reported: a process that
     needs the kernel compiles it then.
 
-    Nothing happens without Numba, on processors that are not x86-64, and where nothing can be kept.
+    Nothing happens without Numba, on processors that are not x86-64, on systems without `fcntl`, and if
+    `__pycache__` of this package cannot be written to.
     """
-    if platform.machine() not in {"x86_64", "AMD64"} or not find_spec("numba"):
+    if platform.machine() not in {"x86_64", "AMD64"} or not (find_spec("numba") and find_spec("fcntl")):
         return
     lock = _open_lock()
     if lock is None:

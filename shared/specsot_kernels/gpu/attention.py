@@ -186,8 +186,8 @@ def plan_attention(
     """Return the plan of one frame's attention, with one copy to the device (prompts need a second one).
 
     The plan has `prompts` if the frame has at least MIN_PROMPT_ROWS rows, consists of prompts alone, neither
-    a window nor a policy hides columns, and the heads of a row fit in a tile. It has `sinces` with a window
-    or a policy, and `anchored` with a policy.
+    a window nor a policy hides columns, and the query heads of one KV head and row fit in a tile. It has
+    `sinces` with a window or a policy, and `anchored` with a policy.
 
     page_rows: columns of a page.
     heads_per_kv: query heads of each KV head.
@@ -323,8 +323,9 @@ def attend(
     """Return the attention output of every row, [rows, kv_heads * g * (head_dim - values_from)].
 
     The prompt kernel runs if the plan has `prompts`, the pages suit it, and there are neither sinks nor a
-    softcap. A row that is in no piece gets zeros. More query heads than fit in a tile are cut into blocks,
-    each of which is computed as if it had a KV head of its own, with the same KV:
+    softcap. A row that is in no piece gets zeros. More query heads than fit in a tile, which only a model
+    with one KV head may have, are cut into blocks. Each block is computed as if it had a KV head of its own,
+    with the same KV:
 
         q [rows, 1, 128, dim], kv [1, pages, 1, page_rows, dim]
         -> q [rows, 2, 64, dim], kv [1, pages, 2, page_rows, dim], whose heads lie at the same address
@@ -342,10 +343,10 @@ def attend(
     """
     if plan.prompts and sinks is None and softcap is None and not values_from and suits(q.dtype, kv_layer):
         return attend_prompts(q, kv_layer, plan.prompts)
-    if (blocks := num_head_blocks(q.shape[2])) > 1:
+    if (head_blocks := num_head_blocks(q.shape[2])) > 1:
         assert q.shape[1] == 1, "only a single KV head has more query heads than a tile"
-        q = q.squeeze(1).unflatten(1, (blocks, -1))
-        kv_layer = kv_layer.expand(-1, -1, blocks, -1, -1)
+        q = q.squeeze(1).unflatten(1, (head_blocks, -1))
+        kv_layer = kv_layer.expand(-1, -1, head_blocks, -1, -1)
     rows, kv_heads, g, whole_dim = q.shape
     dim = whole_dim - values_from
     assert not (values_from and plan.anchored), "no queries are rotated towards anchors here"
