@@ -125,7 +125,7 @@ async def ask_all(
     """
     runs: dict[str, list[Statistics]] = {way: [] for way in WAYS}
     texts: dict[tuple[str, str], str] = {}
-    for number, question in enumerate((questions[0], *questions * rounds)):
+    for number, question in enumerate((questions[0], *(tuple(questions) * rounds))):
         for way in order(tuple(WAYS), number + 1):
             finished = await answer(_request(question, way, tokens))
             if texts.setdefault((question, str(WAYS[way]["mode"])), finished.text) != finished.text:
