@@ -108,8 +108,10 @@ def draw(seed: int) -> Campaign:
             faults = [_stall(rng, [*victims, "master"]) for _ in range(rng.randint(0, 2))]
         case "crowd":
             shape = replace(shape, rows=16, nodes=24)
-        case _:
-            faults = [_fault(rng, rng.choice(("kill", "leave")), victims, False)] * (rng.random() < 0.3)
+        case _:  # a drafter that lies
+            faults = [
+                _fault(rng, rng.choice(KINDS), victims, shape.journal) for _ in range(rng.randint(0, 2))
+            ]
     return Campaign(shape, tuple(clients), tuple(_apart(faults)))
 
 

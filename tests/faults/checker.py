@@ -34,6 +34,7 @@ LATE = 1.0  # seconds a call may outlive its deadline
 __all__ = ["HARMLESS", "check", "tell"]
 
 _WELL = (Reason.STOP, Reason.LENGTH)
+HEADING = "\n\n## "  # between two points of an answer
 
 
 @dataclass(slots=True)
@@ -116,10 +117,13 @@ def _whole(story: Story, answers: Mapping[Ask, str]) -> Iterable[str]:
 
 
 def _same(story: Story, answers: Mapping[Ask, str]) -> Iterable[str]:
-    """Rule 2: token for token the answer of a fleet that nothing happens to; cut short, its beginning."""
+    """Rule 2: token for token the answer of a fleet that nothing happens to. An answer that is cut short is
+    the beginning of that one; its end also brings what later points have written, the beginning of each.
+    """
     end, whole = story.finished, answers.get(replace(story.asked.ask, seed=1), "")
     merged = "".join(event.text for event in story.events if isinstance(event, MergedText))
-    if not whole.startswith(merged):
+    begins = begins_each_point if end and end.reason not in _WELL else str.startswith
+    if not begins(whole, merged):
         yield "2 the text is not that of the undisturbed fleet"
     if end is None:
         return
@@ -127,6 +131,19 @@ def _same(story: Story, answers: Mapping[Ask, str]) -> Iterable[str]:
         yield "2 the last event tells another text than was streamed"
     if end.reason in _WELL and end.text != whole:
         yield f"2 the answer has {len(end.text)} characters, the undisturbed one {len(whole)}"
+
+
+def begins_each_point(whole: str, cut: str) -> bool:
+    """Return whether an answer that was cut short has points of the whole one in their order, and of each the
+    heading and the beginning of its text.
+
+        # whole "## 1. A\nab\n\n## 2. B\ncd": "## 1. A\na\n\n## 2. B\nc" -> True, "## 2. B\nd" -> False
+
+    whole: the answer to which nothing happened.
+    cut: the answer that was cut short. An answer without headings is one point.
+    """
+    parts = iter(whole.split(HEADING))
+    return all(any(part.startswith(piece) for part in parts) for piece in cut.split(HEADING))
 
 
 def _points(story: Story, answers: Mapping[Ask, str]) -> Iterable[str]:

@@ -48,7 +48,8 @@ class Stream:
         self._up.on_lost = [(there, self._cut_there), (here, self._cut_here)]
         self._down.on_lost = [(there, self._cut_there), (here, self._cut_here)]
         self._service, self._handler = service, None
-        self.name, self.registered, self._hung_up = "", 0.0, False
+        self.name = ""
+        self._hung_up = False
         self._broken = False
 
     @property
@@ -176,7 +177,7 @@ async def join(net: Net, stream: Stream, registration: Registration, inbox: Inbo
         raise Unavailable(str(error)) from None
     finally:
         _CHANNEL.reset(token)
-    stream.name, stream.registered = registration.name, net.now
+    stream.name = registration.name
     return link
 
 

@@ -10,6 +10,7 @@ import pytest
 from specsot.core.frames import Close, Result
 from specsot.events import MergedText, Numbered
 from tests.faults.campaign import ASKS, Campaign, Fault, judge
+from tests.faults.checker import begins_each_point
 from tests.faults.clients import Habit
 from tests.faults.world import Honest, Shape
 
@@ -102,3 +103,23 @@ def test_a_planted_bug_is_caught(bug: Honest, rule: str) -> None:
 
 def test_without_a_bug_nothing_is_caught() -> None:
     assert judge(Campaign(Shape(2, False), TWO, (Fault("kill", "worker-1", 1.0),))) == []
+
+
+WHOLE = "## 1. One\nab\n\n## 2. Two\ncd\n\n## 3. Three\nef"
+
+
+@pytest.mark.parametrize(
+    ("cut", "right"),
+    [
+        ("", True),
+        ("## 1. One\na\n\n## 2. Two\nc", True),
+        ("## 1. One\na\n\n## 3. Three\ne", True),
+        ("## 1. One\nb", False),
+        ("## 1. One\na\n\n## 2. Two\nd", False),
+        ("## 2. Two\nc\n\n## 1. One\na", False),
+        ("## 1. One\na\n\n## 1. One\na", False),
+        ("## 1. One\nab\n\n## 2. Two\ncdx", False),
+    ],
+)
+def test_an_answer_that_is_cut_short_begins_each_point(cut: str, right: bool) -> None:
+    assert begins_each_point(WHOLE, cut) is right

@@ -167,6 +167,7 @@ class World:
         self._past: list[House] = []  # what waits in them ends with the run, not whenever memory is tidied
         self.closing, self.restart = False, RESTART
         self.results: list[Result] = []
+        self._astray_since = dict[Stream, float]()
         self._seconds = 0.0  # that the work takes which is done now
         self._busy: Host | None = None  # whose it is
         self.members: dict[str, Member] = {}
@@ -285,10 +286,15 @@ class World:
     def _astray(self) -> list[Strayed]:
         house = self.house
         if house.host.stalled:
+            self._astray_since = {}
             return []
         house.streams = [one for one in house.streams if one.alive or not one.name]
-        old = [one for one in house.streams if one.name and one.registered < self.net.now - ASTRAY]
-        return [Strayed(one.name) for one in old if not house.ears.knows(one.name)]
+        astray = [one for one in house.streams if one.name and not house.ears.knows(one.name)]
+        # A member that leaves is out of the roll a moment before its stream ends.
+        self._astray_since = {one: self._astray_since.get(one, self.net.now) for one in astray}
+        return [
+            Strayed(one.name) for one, since in self._astray_since.items() if since < self.net.now - ASTRAY
+        ]
 
     def _doubled(self) -> list[Doubled]:
         rings: dict[str, list[int]] = {}

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from specsot.core.frames import Frame, Result
-from specsot.errors import SpecsotError, Unavailable
+from specsot.errors import InvalidRequest, SpecsotError, Unavailable
 from specsot.members import Range, Stage, Tap
 from specsot.transport import grpc_links
 from specsot.transport.grpc_channel import RING_BYTES, Keepalive, Terms, reach
@@ -34,7 +34,7 @@ from specsot_lab.bench.ring import (
 )
 from specsot_lab.bench.ring_answers import ask_all, table_of_answers
 from specsot_lab.bench.ring_fleet import Line, RingFleet, StepProbe, StepTimes, Written, answers_of, ring_of
-from specsot_lab.bench.ring_sites import RingTask, plan_question, set_up, small_weights
+from specsot_lab.bench.ring_sites import RingTask, plan_questions, set_up, small_weights
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -211,22 +211,32 @@ async def test_two_stages_a_millisecond_apart_write_the_same_by_every_way():
 @pytest.mark.full
 @pytest.mark.torch
 async def test_whole_answers_are_written_the_same_with_drafts_and_without():
-    """The mock writes a plan's first choices: what counts is that both ways are compared, and told."""
+    """Two questions are asked. The mock writes a plan's first choices: what counts is that both ways are
+    compared.
+    """
     site, _ = set_up("mock", 2, 2, 3, small_weights())
     async with answers_of(site, Line()) as answer:
         runs = await ask_all(
             answer,
             {"stages": 2, "rtt_ms": 0.0, "mbit": None},
-            plan_question(small_weights().base),
+            plan_questions(small_weights().base),
             64,
             1,
             lambda: None,
         )
     rows = runs.rows()
+    assert {len(answers) for answers in runs.runs.values()} == {2}
     assert [row["way"] for row in rows] == list(METHODS)
     assert rows[0]["of_plain"] == 1.0
     assert all(row["tokens"] and row["seconds"] for row in rows)
     assert len(table_of_answers(rows).splitlines()) == 2 + 4
+
+
+def test_whole_answers_alone_need_a_number_of_tokens():
+    what = measurement_of(False, only="answers")
+    assert what.rings == ("answers",)
+    with pytest.raises(InvalidRequest, match="answer-tokens"):
+        measure(what, None)
 
 
 @pytest.mark.torch

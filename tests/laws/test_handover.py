@@ -104,11 +104,17 @@ class ListeningDrafter(Drafter):
 
 class House:
     """A master and its workers. gates: what the workers let pass. drafts: with a head, whose trees are waited
-    for as good as for ever.
+    for as good as for ever. rows: tokens of a frame at most.
     """
 
     def __init__(
-        self, base: Path, bits: Quantization | None, drafts: bool, workers: int = 1, max_stages: int = 2
+        self,
+        base: Path,
+        bits: Quantization | None,
+        drafts: bool,
+        workers: int = 1,
+        max_stages: int = 2,
+        rows: int = 512,
     ) -> None:
         self.base, self.bits, self.exchange = base, bits, Exchange()
         options = RingOptions(
@@ -116,6 +122,7 @@ class House:
             max_stages=max_stages,
             drafter="eagle" if drafts else "none",
             page_rows=64,
+            rows=rows,
             take_over_after=0,
             shape=SHAPE,
             draft_timeout=600.0,

@@ -20,10 +20,11 @@ from specsot.drafting import DraftOptions
 from specsot.members import TreeShape
 from specsot.params import MAX_TOKENS, HeadImportance, HeadWindows, Pruning, Sampling, Window
 from specsot.service.options import DraftModelOptions
+from specsot.transport.wire.values import MAX_NODES
 from specsot_drafter.drafter import Drafter
 from specsot_drafter.loader import DraftLoader
 from tests.conftest import some
-from tests.laws.drafters import knowing
+from tests.laws.drafters import hostile, knowing
 from tests.laws.pairs import cover, met, pairs_of
 from tests.laws.plain import Excuses, Plain, write_plainly
 from tests.laws.ring import Setup, ring_of
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.torch
 LIMIT, SHARED = 14, 21  # tokens written; tokens of the forked prefix
 FACTORS = {
     "links": ("local", "grpc", "curve", "ipc", "direct"),
-    "drafter": ("none", "head", "knowing", "model", "ngram", "suffix"),
+    "drafter": ("none", "head", "knowing", "model", "ngram", "suffix", "hostile"),
     "policy": ("full", "window", "pruning", "heads"),
     "stages": ("1", "2", "3"),
     "sampling": ("greedy", "warm", "penalties"),
@@ -43,7 +44,10 @@ FACTORS = {
     "layout": ("packed", "batched"),
     "mode": ("p2p", "ring"),
     "prefix": ("forked", "own"),
+    "frames": ("one", "stages", "short"),
 }
+# Frames in flight at most (None: one more than there are stages), and tokens of a frame at most.
+FRAMES = {"one": (1, 512), "stages": (None, 512), "short": (6, 24)}
 SAMPLINGS = {
     "greedy": Sampling(),
     "warm": Sampling(temperature=0.8, top_p=0.95, top_k=40),
@@ -86,19 +90,24 @@ def written_with_others(row: dict[str, str]) -> bool:
     return allowed(row) and (not NUMBA or len(places) < len(WRITTEN) or sum(places) % 3 == 0)
 
 
-# Left to `make test-all`: `ipc`, as `curve` has ZMQ sockets, too; `ngram`, which looks up as `suffix` does.
-LEFT = {"links": "ipc", "drafter": "ngram"}
-USUAL = {name: tuple(one for one in values if LEFT.get(name) != one) for name, values in FACTORS.items()}
+# Left to `make test-all`: `ipc`, as `curve` has ZMQ sockets, too; `ngram`, which looks up as `suffix` does;
+# and `hostile`, which test_drafters has.
+LEFT = {"links": ("ipc",), "drafter": ("ngram", "hostile")}
+USUAL = {
+    name: tuple(one for one in values if one not in LEFT.get(name, ())) for name, values in FACTORS.items()
+}
 # Pruning by the importance of heads takes the paths of "pruning" and of "heads", so it meets the other
 # settings in two rows of its own: over links that encode openings, and with drafts that are accepted.
 BY_IMPORTANCE: tuple[dict[str, str], ...] = (
     {
         "links": "grpc", "drafter": "knowing", "policy": "importance", "stages": "2", "sampling": "warm",
         "bits": "fp32", "shape": "deep", "layout": "packed", "mode": "ring", "prefix": "own",
+        "frames": "stages",
     },
     {
         "links": "local", "drafter": "head", "policy": "importance", "stages": "3", "sampling": "greedy",
         "bits": "fp32", "shape": "small", "layout": "batched", "mode": "p2p", "prefix": "own",
+        "frames": "short",
     },
 )  # fmt: skip
 ROWS, GRID = cover(USUAL, written_with_others), cover(FACTORS, allowed)
@@ -149,9 +158,13 @@ def plainly(models: tuple[Path, Path]) -> Plainly:
     return Plainly(models[0])
 
 
-def drafter_of(kind: str, models: tuple[Path, Path], known: list[list[int]]):
-    """Who drafts, but for nobody and a head: a model that is the base, repetition, one that knows."""
+def drafter_of(kind: str, models: tuple[Path, Path], known: list[list[int]], most: int):
+    """Who drafts, but for nobody and a head: a model that is the base, repetition, one that knows, one that
+    knows and spoils its trees. most: nodes of one of these.
+    """
     base, _ = models
+    if kind == "hostile":
+        return hostile(base, known, most)
     if kind == "knowing":
         return knowing(base, known, skill=0.9)
     if kind not in ("model", "ngram", "suffix"):
@@ -187,6 +200,9 @@ async def test_law_1_every_two_settings(models, plainly: Plainly, row: dict[str,
     base, head = models
     prompts, plain, excuses = prompts_of(4), await plainly.texts(row), Excuses()
     known = [[*prompt, *one.tokens] for prompt, one in zip(prompts, plain)]
+    max_in_flight, rows = FRAMES[row["frames"]]
+    # A message with more nodes ends the link between two processes, and nothing else.
+    most = 5000 if row["links"] == "local" else MAX_NODES
     with ThreadPoolExecutor(1) as thread:
         setup = Setup(
             base,
@@ -194,11 +210,14 @@ async def test_law_1_every_two_settings(models, plainly: Plainly, row: dict[str,
             int(row["stages"]),
             row["layout"],
             SHAPES[row["shape"]],
-            drafter=drafter_of(row["drafter"], models, known),
+            rows=rows,
+            drafter=drafter_of(row["drafter"], models, known, most),
             links=row["links"],
             comm_mode=row["mode"],
             quantization=bits_of(row["bits"]),
+            draft_timeout=0.2 if row["drafter"] == "hostile" else 10.0,
             reading=thread if row["links"] == "direct" else None,  # as on GPUs
+            max_in_flight=max_in_flight,
         )
         async with ring_of(setup) as ring:
             shared = SHARED if row["prefix"] == "forked" else 0
@@ -210,5 +229,5 @@ async def test_law_1_every_two_settings(models, plainly: Plainly, row: dict[str,
     for text, one in zip(texts, plain):
         excuses.compare(text, one)
     excuses.settle()
-    if row["drafter"] == "knowing" and row["shape"] != "wide":
+    if row["drafter"] == "knowing" and row["shape"] != "wide" and row["frames"] != "short":
         assert sum(draft_rounds) / len(draft_rounds) > 1.5, "deep paths must really have been accepted"

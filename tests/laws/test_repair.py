@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from specsot.core.frames import Frame, num_tokens_of
+from specsot.core.frames import Frame, Result, num_tokens_of
 from specsot.events import Finished
 from specsot.members import Quantization
 from specsot.params import Ask
@@ -20,6 +20,8 @@ from tests.laws.test_handover import LETTERS, WARM, Gate, House, ask_of
 # Tokens of each sequence that may be computed by every layer: the newest one, and those of a tree before it.
 TAIL = 1 + 8
 STAGES = "abc"
+# Frames that may be in flight over three stages until the time of a hop has been measured.
+ALL_FRAMES = 3
 
 
 class Replays(Gate):
@@ -34,6 +36,29 @@ class Replays(Gate):
             self.replayed[frame.epoch] = self.replayed.get(frame.epoch, 0) + num_tokens_of(frame.segments)
         else:
             super().computed(frame, seconds)
+
+
+class InFlight(Replays):
+    """Keeps the numbers of frames that stage 0 has launched and whose results it lacks."""
+
+    def __init__(self, frames: int) -> None:
+        super().__init__(frames)
+        self.numbers = set[int]()
+        self.changed = asyncio.Event()
+
+    def launched(self, frame: Frame, now: float) -> Frame:
+        self.numbers.add(frame.number)
+        self.changed.set()
+        return frame
+
+    def returned(self, result: Result, now: float) -> None:
+        self.numbers.discard(result.number)
+
+    async def holds(self, frames: int) -> None:
+        """Wait until so many frames are in flight."""
+        while len(self.numbers) < frames:
+            self.changed.clear()
+            await self.changed.wait()
 
 
 @asynccontextmanager
@@ -137,3 +162,43 @@ async def test_only_lost_layers_are_computed_again_and_the_sequences_are_the_sam
     if len(migrated) == len(asks):  # a sequence that has no output yet is computed from its first token
         assert again <= (TAIL + 1) * (len(migrated) + 1)
     assert not any(left.values()), "no received row is left"
+
+
+@pytest.mark.parametrize(
+    ("place", "passed", "drafts"),
+    some(
+        [(place, passed, drafts) for drafts in (False, True) for place in (1, 0, 2) for passed in (0, 4)],
+        0,
+        7,
+    ),
+)
+async def test_a_stage_is_lost_while_one_prompt_has_all_frames_in_flight(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch, place: int, passed: int, drafts: bool
+) -> None:
+    """The second stage stands still before a chunk of the prompt, after `passed` other ones, until as many
+    frames as are allowed are in flight; then the stage at `place` is killed. The prompt is fed again, and the
+    answer is that of the ring when nothing happens.
+    """
+    monkeypatch.setattr("tests.laws.test_handover.Gate", InFlight)
+    house = House(demo_model / "base", None, drafts, workers=3, max_stages=3, rows=16)
+    if drafts:
+        house.add_drafter()
+    for name in STAGES:
+        house.add(name, 1.0)
+    try:
+        await house.master.complete(with_drafter=drafts)
+        names = [stage.name for stage in house.fleet.ring.stages]
+        first, blocked = house.gates[names[0]], house.gates[names[1]]
+        blocked.left = passed
+        asking = asyncio.create_task(answer(house, ask_of("direct", 0, tokens=16)))
+        await blocked.reached.wait()
+        await first.holds(ALL_FRAMES)
+        house.fleet.on_disconnect(names[place], "killed")
+        if place != 1:
+            blocked.open.set()
+        text = await asking
+        assert house.fleet.epoch > 1
+        assert text == await answer(house, ask_of("direct", 0, tokens=16))
+        await all_free(house)
+    finally:
+        await house.close()

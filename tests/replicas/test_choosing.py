@@ -151,6 +151,17 @@ async def test_two_halves_make_a_whole():
     assert stand.fleets[0].ready
 
 
+async def test_a_ring_that_waits_for_its_drafter_keeps_its_workers():
+    """Otherwise two rings would take each other's workers without end: found by `make faults SEED=1109`."""
+    stand = Stand(replace(WISHES, drafter_grace=60.0))
+    await stand.join(worker("a"), worker("b"))
+    assert stand.fleets[0].waiting_for() == "the drafter"
+    stand.members.lend_workers()
+    assert stand.where() == [{"a", "b"}, set()]
+    await stand.join(drafter("d"))
+    assert stand.fleets[0].ready
+
+
 async def test_pinned_ranges_and_drafters_find_the_ring_that_lacks_them():
     stand = Stand()
     halves = [worker(f"{half}{n}", half) for n in range(2) for half in (FIRST, SECOND)]

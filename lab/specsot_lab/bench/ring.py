@@ -2,7 +2,8 @@
 
 Every hop passes a TCP proxy that delays it by half a round trip, and limits its bytes per second. There are
 two rings. "mock" has stages without weights that take a known time, and a drafter that knows the text and is
-wrong with a known probability. "model" is the small pair, or another model with its head.
+wrong with a known probability. "model" is the small pair, or another model with its head; "answers" is the
+same ring, of which only whole answers are measured.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from specsot_bench.results import Row, describe_machine, named, publish
 from specsot_lab.bench.delay_proxy import exact_loop
 from specsot_lab.bench.ring_answers import ask_all, table_of_answers
 from specsot_lab.bench.ring_fleet import Line, RingFleet, StepTimes, Written, answers_of, ring_of
-from specsot_lab.bench.ring_sites import MOCK, SKILL, RingTask, plan_question, set_up, small_weights
+from specsot_lab.bench.ring_sites import MOCK, SKILL, RingTask, plan_questions, set_up, small_weights
 
 # The ways to write: without drafts and branches, with drafts, with branches, with both.
 METHODS = ("plain", "eagle", "sot", "both")
@@ -373,10 +374,10 @@ class RingMeasurement:
     rounds: Measured rounds of all ways.
     tokens: Tokens of every branch; more are written if steps are short, see `tokens_at`.
     branches: Number of branches.
-    rings: Names of the rings, of "mock" and "model".
+    rings: Names of the rings, of "mock", "model" and "answers".
     mbits: Megabits per second of every hop, one measurement each; (): lines without a limit.
-    answer_tokens: Maximum number of tokens of whole answers, which are measured with the ring "model"; 0:
-        they are not.
+    answer_tokens: Maximum number of tokens of whole answers, which are measured with the rings "model" and
+        "answers"; 0: they are not.
     hop: The type in which hidden rows of the ring "model" travel.
     weights: Models of the ring "model", and their precision.
     """
@@ -436,7 +437,7 @@ flight.
 """
 # The part of the page that shows whole answers.
 ANSWERS: Final = """
-Whole answers of the model, with a master on the host of stage 0: `{question}`, at most {tokens}
+Whole answers of the model, with a master on the host of stage 0: `{questions}`, at most {tokens}
 tokens (a quarter of that for direct answers, whose speed stays the same). Tokens are all that was written,
 the plan included. Drafts changed no text.
 
@@ -473,8 +474,9 @@ def measurement_of(
     0 rounds count as None. The numbers of branches and everything that has no argument here keep the default.
     """
     defaults = QUICK if quick else RingMeasurement()
-    if only not in (None, *defaults.rings):
-        raise InvalidRequest(f"only {' or '.join(defaults.rings)}, got {only!r}", field="only")
+    rings = (*defaults.rings, "answers")
+    if only not in (None, *rings):
+        raise InvalidRequest(f"only {' or '.join(rings)}, got {only!r}", field="only")
     return replace(
         defaults,
         rtts=tuple(rtts or defaults.rtts),
@@ -499,8 +501,10 @@ def measure(measurement: RingMeasurement, output: Path | None) -> int:
     Nothing is published if no ring was measured to its end. A signal interrupts the measurement, and what was
     measured is published.
     """
-    if "model" in measurement.rings and measurement.weights.draft_model is None:
+    if measurement.rings != ("mock",) and measurement.weights.draft_model is None:
         raise InvalidRequest("the ring of a model needs --draft-model, an EAGLE head", field="draft-model")
+    if "answers" in measurement.rings and not measurement.answer_tokens:
+        raise InvalidRequest("--only answers needs --answer-tokens", field="answer-tokens")
     quiet_logs()
     results = list[RingRuns]()
     answers = list[Row]()
@@ -527,25 +531,26 @@ def rows_of(runs: RingRuns) -> list[Row]:
 def _publish(
     measurement: RingMeasurement, rows: Sequence[Row], answers: Sequence[Row], output: Path | None
 ) -> None:
-    """Publish the tables, as JSON and as a page if there is an output file. Without rows, nothing is
-    published.
+    """Publish the tables, as JSON and as a page if there is an output file. Without rows of either kind,
+    nothing is published.
 
     measurement: What was measured.
-    rows: The rows of branches.
+    rows: The rows of branches; empty if whole answers alone were measured.
     answers: The rows of whole answers; empty if they were not measured.
     output: The JSON file; None: the table is only printed.
 
     With several numbers of tokens, the number is part of each row's name. Rows of whole answers are added to
     the rows with the ring "answers", and to the page as a second table.
     """
-    if not rows:
+    if not (rows or answers):
         return
-    page = table_of(rows) if output is None else page_of(measurement, rows, output.name)
+    page = ""
+    if rows:
+        page = page_of(measurement, rows, output.name) if output else table_of(rows)
     if answers:
         table = table_of_answers(answers)
-        page += ANSWERS.format(
-            question=plan_question(measurement.weights.base), tokens=measurement.answer_tokens, table=table
-        )
+        questions = "`, `".join(plan_questions(measurement.weights.base))
+        page += ANSWERS.format(questions=questions, tokens=measurement.answer_tokens, table=table)
     answer_rows = [{**row, "ring": "answers"} for row in answers]
     names = ("branch_tokens",) if len(measurement.tokens) > 1 else ()
     publish("ring", settings_of(measurement), named([*rows, *answer_rows], *NAME_KEYS, *names), page, output)
@@ -619,33 +624,30 @@ async def _measure(measurement: RingMeasurement, results: list[RingRuns], answer
     answers: Gets the rows of whole answers.
 
     The progress bar on stderr counts every run, unmeasured ones included. `results` and `answers` get what is
-    complete, also if an error ends the measurement. Whole answers are measured only of the ring "model", and
-    only if `answer_tokens` is above 0.
+    complete, also if an error ends the measurement. Whole answers are measured only of the rings "model" and
+    "answers", and only if `answer_tokens` is above 0.
     """
     plan = measurement.plan()
     tokens = measurement.answer_tokens
-    with_answers = [place for place in plan if place.ring == "model" and tokens]
-    turns = (len(plan) + len(with_answers)) * (measurement.rounds + 1) * len(METHODS)
+    questions = plan_questions(measurement.weights.base)
+    with_branches = [place for place in plan if place.ring != "answers"]
+    with_answers = [place for place in plan if place.ring != "mock" and tokens]
+    turns = len(with_branches) * (measurement.rounds + 1) * len(METHODS)
+    turns += len(with_answers) * (len(questions) * measurement.rounds + 1) * len(METHODS)
     with counting_bar(sys.stderr, "measuring", turns) as advance:
         for place in plan:
             site, task = set_up(
                 place.ring, place.stages, measurement.branches, place.tokens, measurement.weights
             )
-            if place.ring == "model":
+            if place.ring != "mock":
                 site = replace(site, hop=measurement.hop)
-            async with ring_of(site, place.line) as ring:
-                results.append(await measure_ways(ring, place, task, measurement.rounds, advance))
+            if place in with_branches:
+                async with ring_of(site, place.line) as ring:
+                    results.append(await measure_ways(ring, place, task, measurement.rounds, advance))
             if place in with_answers:
                 line: Row = {"stages": place.stages, "rtt_ms": place.rtt, "mbit": place.mbit}
                 async with answers_of(site, place.line) as answer:
-                    runs = await ask_all(
-                        answer,
-                        line,
-                        plan_question(measurement.weights.base),
-                        tokens,
-                        measurement.rounds,
-                        advance,
-                    )
+                    runs = await ask_all(answer, line, questions, tokens, measurement.rounds, advance)
                 answers += runs.rows()
 
 

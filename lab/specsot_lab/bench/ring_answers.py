@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from specsot.errors import SpecsotError
-from specsot.events import Finished, Statistics
+from specsot.events import Statistics
 from specsot.params import Ask, Limits, Message
 from specsot_bench.core.pairing import order
 from specsot_bench.core.tables import figure, markdown, text
@@ -35,7 +35,7 @@ class AnswerRuns:
     """The statistics of answers, by way.
 
     line: The columns that all rows share: `stages`, `rtt_ms`, `mbit`.
-    runs: The statistics of each way in WAYS, round by round.
+    runs: The statistics of each way in WAYS, round by round, and in a round question by question.
     """
 
     line: Row
@@ -46,13 +46,15 @@ class AnswerRuns:
         return [self._row(way) for way in WAYS]
 
     def _row(self, way: str) -> Row:
-        """Return the row of one way, relative to direct answers without drafts of the same rounds.
+        """Return the row of one way, relative to direct answers without drafts to the same questions in the
+        same rounds.
 
         way: One of WAYS.
 
         "of_plain" is the median ratio of tokens per second to those of "plain". "branch_phase_of_plain", the
-        same for the phase of the branches, is None for direct answers. "tokens" and "branches" are those of
-        the first round; "tau" is the median of the mean accepted tokens.
+        same for the phase of the branches, is None for direct answers. "tokens", "branches", "steps" and
+        "plan_seconds", the seconds until the plan was complete, are medians; "tau" is the median of the mean
+        accepted tokens.
         """
         answers = self.runs[way]
         baseline_answers = self.runs["plain"]
@@ -66,10 +68,12 @@ class AnswerRuns:
         return {
             **self.line,
             "way": way,
-            "tokens": answers[0].completion_tokens,
-            "branches": answers[0].branches,
+            "tokens": statistics.median(answer.completion_tokens for answer in answers),
+            "branches": statistics.median(answer.branches for answer in answers),
+            "steps": statistics.median(answer.steps for answer in answers),
             "tau": round(statistics.median(answer.mean_accepted for answer in answers), 2),
             "seconds": round(statistics.median(answer.seconds for answer in answers), 2),
+            "plan_seconds": round(statistics.median(map(_plan_seconds, answers)), 2) if is_planned else None,
             "tokens_per_second": round(statistics.median(map(_speed, answers)), 2),
             "of_plain": round(speed_up, 2),
             "branch_phase_of_plain": round(branch_speed_up, 2) if is_planned else None,
@@ -93,15 +97,23 @@ def _branch_speed(answer: Statistics) -> float:
     return (answer.completion_tokens - answer.plan_tokens) / seconds if seconds else 0.0
 
 
+def _plan_seconds(answer: Statistics) -> float:
+    """Return the seconds from the beginning of a planned answer until its plan was complete.
+
+    answer: The answer's statistics.
+    """
+    return answer.phases.get("skeleton_prefill", 0.0) + answer.phases.get("skeleton", 0.0)
+
+
 async def ask_all(
-    answer: Answer, line: Row, question: str, tokens: int, rounds: int, advance: Callable[[], None]
+    answer: Answer, line: Row, questions: Sequence[str], tokens: int, rounds: int, advance: Callable[[], None]
 ) -> AnswerRuns:
-    """Return the answers of all ways: every way once unmeasured, then round by round, forwards and backwards
-    in turns.
+    """Return the answers of all ways to all questions: the first question in every way once unmeasured, then
+    round by round and question by question, forwards and backwards in turns.
 
     answer: Sends a request to the fleet.
     line: The columns that all rows share.
-    question: What the user asks.
+    questions: What the user asks, at least one question.
     tokens: Maximum number of tokens of a planned answer.
     rounds: Number of measured rounds.
     advance: Called after each answer.
@@ -111,17 +123,16 @@ async def ask_all(
     Texts of "eagle" and "plain", and of "both" and "sot", must be the same in all rounds, the unmeasured one
     included.
     """
-    runs: dict[str, list[Finished]] = {way: [] for way in WAYS}
-    for number in range(rounds + 1):
+    runs: dict[str, list[Statistics]] = {way: [] for way in WAYS}
+    texts: dict[tuple[str, str], str] = {}
+    for number, question in enumerate((questions[0], *(tuple(questions) * rounds))):
         for way in order(tuple(WAYS), number + 1):
-            runs[way].append(await answer(_request(question, way, tokens)))
+            finished = await answer(_request(question, way, tokens))
+            if texts.setdefault((question, str(WAYS[way]["mode"])), finished.text) != finished.text:
+                raise AnswersDiffer(f"{way}: the answer to {question!r} differs from an earlier one")
+            runs[way] += [finished.statistics] if number else []
             advance()
-    for drafted, undrafted in (("eagle", "plain"), ("both", "sot")):
-        if len({finished.text for finished in (*runs[drafted], *runs[undrafted])}) > 1:
-            raise AnswersDiffer(f"{drafted} wrote another answer than {undrafted}")
-    return AnswerRuns(
-        line, {way: [finished.statistics for finished in answers[1:]] for way, answers in runs.items()}
-    )
+    return AnswerRuns(line, runs)
 
 
 def _request(question: str, way: str, tokens: int) -> Ask:
@@ -147,8 +158,10 @@ def table_of_answers(rows: Sequence[Row]) -> str:
         figure("Mbit/s", "mbit", 0),
         figure("tokens", "tokens", 0),
         figure("branches", "branches", 0),
+        figure("steps", "steps", 0),
         figure("tau", "tau", 2),
         figure("seconds", "seconds", 2),
+        figure("plan, seconds", "plan_seconds", 2),
         figure("tokens/s", "tokens_per_second", 1),
         figure("of plain", "of_plain", 2),
         figure("its branch phase, of plain", "branch_phase_of_plain", 2),

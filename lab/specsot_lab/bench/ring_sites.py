@@ -97,15 +97,15 @@ def set_up(
 ) -> tuple[Site, RingTask]:
     """Return a ring, and what it writes.
 
-    name: "mock" or "model".
+    name: "mock", "model" or "answers". The last two are the same ring.
     stages: Number of stages.
     branches: Number of branches.
     tokens: Tokens of every branch, for ways without drafts.
-    weights: Models of the ring "model"; not used for "mock".
+    weights: Models of the other rings; not used for "mock".
 
     Any other name gives the mock. Raises whatever reading the model's directory raises.
     """
-    if name == "model":
+    if name in ("model", "answers"):
         return model_ring(stages, branches, tokens, weights)
     mock = Simulator(
         small_pair() / "base", layer=LAYER, growth=GROWTH, skill=SKILL, shape=SHAPE, width=HIDDEN, fused=FUSED
@@ -200,17 +200,18 @@ def model_ring(stages: int, branches: int, tokens: int, weights: DraftModelOptio
     return Site(weights.base, stages, worker, drafter), task
 
 
-def plan_question(base: Path) -> str:
-    """Return a question that the model plans. The small pair was trained on topics of its own, and gets the
-    first of these.
+def plan_questions(base: Path) -> tuple[str, str]:
+    """Return two questions that the model plans. The small pair was trained on topics of its own, and gets
+    the first two of these.
 
     base: Directory of the base model.
 
-    Any other model gets a question on regular exercise.
+    Any other model gets a question on regular exercise and one on working from home.
     """
     if not is_small(base):
-        return "What are the benefits of regular exercise?"
-    return (small_pair() / "topics.txt").read_text(encoding="utf-8").splitlines()[0]
+        return "What are the benefits of regular exercise?", "What are the advantages of working from home?"
+    first, second = (small_pair() / "topics.txt").read_text(encoding="utf-8").splitlines()[:2]
+    return first, second
 
 
 def _branch_turns(base: Path, branches: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
@@ -225,7 +226,8 @@ def _branch_turns(base: Path, branches: int) -> tuple[tuple[int, ...], tuple[tup
     from specsot_master.prompts import Prompts
     from specsot_master.text import Text
 
-    conversation = Prompts(base, Text(base)).plan((Message("user", plan_question(base)),), PlanRules())
+    question = plan_questions(base)[0]
+    conversation = Prompts(base, Text(base)).plan((Message("user", question),), PlanRules())
     points = [Point(n + 1, 64, TITLES[n % len(TITLES)]) for n in range(branches)]
     turns = [conversation.branch(point, points, (), point.length) for point in points]
     shared = min(turn.shared for turn in turns)

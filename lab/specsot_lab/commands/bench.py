@@ -237,7 +237,7 @@ class RingBenchOptions:
     stages: Numbers of stages; (): the default ones.
     rounds: Measured rounds of all ways; None: the default.
     max_new_tokens: Numbers of tokens of every branch; (): the default.
-    only: Name of the only ring, "mock" or "model"; None: both.
+    only: Name of the only ring, "mock", "model" or "answers"; None: the first two.
     mbit: Megabits per second of every hop, one measurement each; (): no limit.
     hop_dtype: The type in which hidden rows of the model's ring travel.
     answer_tokens: Maximum number of tokens of whole answers; 0: whole answers are not measured.
@@ -256,7 +256,11 @@ class RingBenchOptions:
     )
     rounds: int | None = option(None, shared(SAMPLES, "rounds", "Paired runs of each kind."))
     max_new_tokens: tuple[int, ...] = option((), LENGTHS)
-    only: str | None = option(None, "`mock`, or `model`: the small pair or --model.", unset="both")
+    only: str | None = option(
+        None,
+        "`mock`, or `model`: the small pair or --model, or `answers`: whole answers of that alone.",
+        unset="the first two",
+    )
     mbit: tuple[float, ...] = option((), "Megabits a second of every hop.", min_value=1, unset="no limit")
     hop_dtype: HopDtype = option("auto", "What hidden rows of the model's ring travel in.")
     answer_tokens: int = option(

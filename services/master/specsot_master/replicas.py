@@ -535,12 +535,13 @@ class MemberRouter:
         does not accept are passed over.
 
         Idle workers of running rings come first, because a broken ring may need its remaining workers itself.
+        A fleet that could form a ring, and waits for something else such as its drafter, lends none: two such
+        fleets would take each other's workers without end.
 
         needy_fleet: the fleet that lacks workers.
         """
-        lenders = sorted(
-            (one for one in self._fleets if one is not needy_fleet), key=lambda one: not one.formed
-        )
+        others = [one for one in self._fleets if one is not needy_fleet and (one.formed or one.lacks_members)]
+        lenders = sorted(others, key=lambda one: not one.formed)
         helpers: list[tuple[Fleet, Registration]] = []
         for lender in lenders:
             for worker in filter(needy_fleet.accepts, lender.idle_workers):
