@@ -19,7 +19,13 @@ from specsot_master.core.limits import (
 from specsot_master.core.plans.answer import END, AnswerText
 from specsot_master.core.plans.cuts import LoopRule
 from specsot_master.core.plans.merged_answer import GAP, MergedAnswer
-from specsot_master.core.plans.openings import Beginnings, BranchOpening, opening_of, speaks_of_itself
+from specsot_master.core.plans.openings import (
+    NOT_PROSE,
+    Beginnings,
+    BranchOpening,
+    opening_of,
+    speaks_of_itself,
+)
 from specsot_master.core.plans.sentences import (
     NextHeading,
     SentenceBuffer,
@@ -284,6 +290,8 @@ class PlanBranches:
         self._words_before = {opening_of(text, whole=True) or "" for text in (question, introduction) if text}
         self.merge = MergedAnswer(points, shares.headings, introduction, closing)
         self._max_parallel = max_parallel
+        marks = () if aim is None else NOT_PROSE
+        excluded = tuple(dict.fromkeys(token for mark in marks for token in beginnings(mark)))
         self._branches = {
             p.id: PlanBranch(
                 p,
@@ -294,7 +302,7 @@ class PlanBranches:
                 soft_limit=1 if p.id == closing else soft_limit(shares.budgets[p.id], aim),
                 shortened=limits[p.id] < shares.budgets[p.id],
                 longest=longest_branch(aim) if holds_sentences and aim else None,
-                opening=BranchOpening(settled=aim is None),
+                opening=BranchOpening(settled=aim is None, excluded=excluded),
                 # A branch with an aim is too short for most code, so that unfinished code is left out.
                 buffer=SentenceBuffer(holds_code=aim is not None),
             )
