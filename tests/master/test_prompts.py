@@ -238,7 +238,9 @@ def test_what_is_tokenised_in_parts_is_what_the_whole_is(
         whole = text.render((*ask_after(talk, plan_words), listed, Message("user", words)))
     else:
         whole = render_asked(text, talk, words, as_paragraph=form in ("outline", "article"))
-    if form == "article" and title:
+    if not title:
+        whole = head_of_answer(whole, text.mark(f"## {sentences.conclusion}\n"))
+    elif form == "article":
         whole = head_of_answer(whole, text.mark(heading_of(point).lstrip()))
     assert conversation.branch(point, [point], [], 10).tokens == text.encode(whole)
     plan = render_asked(text, talk, plan_words)
@@ -337,9 +339,6 @@ def test_the_instruction_follows_the_question_in_its_own_turn(speak: Speak) -> N
     assert branch.endswith("## 2. Deep\n")
     branch = words(text, conversation.branch(POINTS[1], POINTS, [], 60, "Sleep heals.").tokens)
     assert branch.endswith("Sleep heals.\n\n## 2. Deep\n")
-    closing = words(text, conversation.branch(Point(3, 9, ""), POINTS, [], 60, "Sleep heals.").tokens)
-    assert "The answer begins with this paragraph:\nSleep heals.\n\nThe answer has these points:" in closing
-    assert 'Write only the last sentence of the answer. Begin with "Overall".' in closing
     branch = words(text, ask_in("outline", text).branch(POINTS[1], POINTS, [], 60).tokens)
     assert f"{QUESTION}\n\nThe answer has these points:\n1. Light\n2. Deep\n\nWrite only" in branch
     branch = words(text, ask_in("question", text).branch(POINTS[1], POINTS, [], 60).tokens)
@@ -543,17 +542,14 @@ def test_a_comparison_is_asked_for_aspects(speak: Speak) -> None:
         assert asked in told[0]
 
 
-def test_the_closing_of_a_comparison_does_not_judge_what_it_has_not_read(tmp_path: Path) -> None:
-    text, prompts = with_template(tmp_path, QWEN)
-    for question, asked in (
-        ("Compare tea and coffee.", "what the choice depends on"),
-        ("Vergleiche Tee und Kaffee.", "wovon die Wahl abhängt"),
-        ("Compara el té con el café.", "de qué depende la elección"),
-        ("比较一下电动汽车和汽油车。", "取决于什么"),
-        (QUESTION, 'Write only the last sentence of the answer. Begin with "Overall".'),
-    ):
-        conversation = ask_all(prompts, Message("user", question))
-        assert asked in words(text, conversation.branch(Point(3, 1, ""), POINTS, [], 60).tokens)
+@pytest.mark.parametrize("form", FORMS)
+def test_the_closing_is_written_below_a_heading_of_its_own_in_every_form(speak: Speak, form: Form) -> None:
+    """Asked for the last sentence of the answer, models announce it: "The last sentence of the answer is:"."""
+    text, _ = speak(QWEN)
+    told = words(text, ask_in(form, text).branch(Point(3, 9, ""), POINTS, [], 60, "Sleep heals.").tokens)
+    assert "Answer with these headings" in told
+    assert "without lists:\n1. Light\n2. Deep" in told
+    assert told.endswith("Sleep heals.\n\n## Conclusion\n")
 
 
 def test_parts_need_a_template_that_puts_turns_after_each_other(tmp_path: Path) -> None:
