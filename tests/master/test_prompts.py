@@ -544,7 +544,7 @@ def test_a_comparison_is_asked_for_aspects(speak: Speak) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_closing_is_written_below_a_heading_of_its_own_in_every_form(speak: Speak, form: Form) -> None:
-    """Asked for the last sentence of the answer, models announce it: "The last sentence of the answer is:"."""
+    """Asked for the last sentence of the answer, models announce it ("The last sentence is:")."""
     text, _ = speak(QWEN)
     told = words(text, ask_in(form, text).branch(Point(3, 9, ""), POINTS, [], 60, "Sleep heals.").tokens)
     assert "Answer with these headings" in told

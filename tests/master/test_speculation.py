@@ -522,7 +522,7 @@ async def arriving_together(count: int, live: int) -> list[str]:
 
 
 async def test_plans_that_are_not_opened_yet_take_their_places() -> None:
-    """A plan of at most seven points with its closing takes eight places, from the moment of its admission."""
+    """A plan of at most seven points with its closing takes eight places, from its admission on."""
     for live, planned in ((15, 1), (16, 2), (23, 2), (24, 3)):
         texts = await arriving_together(4, live)
         assert texts == [PLANNED] * planned + [DIRECT] * (4 - planned)

@@ -24,7 +24,7 @@ MAX_ID_CHARACTERS = 128
 POINT_TOKENS = 64
 # Points. The maximum number of points of a plan that aims at the length of a direct answer, unless the client
 # asks for more. Chosen by reading answers of Qwen2.5-Coder-1.5B-Instruct.
-USUAL_POINTS = 6
+USUAL_POINTS = 7
 # Points. The maximum number of points of any other list, unless the client asks for more: as many branches as
 # a request runs at once by default.
 MAX_UNASKED_POINTS: Final = 8
@@ -38,9 +38,9 @@ LINE_TOKENS: Final = 12
 # German. Chinese by reading: with 45 tokens, the last of five titles was cut.
 WORD_LENGTHS: Final[Mapping[Language, float]] = {"en": 1.0, "zh": 1.2, "es": 1.25, "de": 1.5}
 # Tokens. The fewest and the most that a point of such a plan aims at. Untuned.
-MIN_AIM, MAX_AIM = 32, 80
+MIN_AIM, MAX_AIM = 24, 80
 # Tokens. What the closing of such a plan aims at, about one or two sentences. Untuned.
-CLOSING_AIM = 36
+CLOSING_AIM = 28
 # Points. A plan is not shortened to fewer. Untuned.
 MIN_FITTING_POINTS: Final = 4
 # Ratio. A plan is shortened if its answer would exceed the usual length by this factor. Untuned.
@@ -296,8 +296,8 @@ def fitting_points(tokens: int, headings: Sequence[int]) -> int:
     there are so many. Each point needs its heading and MIN_AIM tokens, and the closing CLOSING_AIM tokens;
     together they may exceed the length by the factor LONGEST_ANSWER.
 
-        300 tokens, headings of 8 tokens -> 7, as 7 * (8 + 32) + 36 <= 330
-        200 tokens, headings of 8 tokens -> 4
+        300 tokens, headings of 8 tokens -> 9, as 9 * (8 + 24) + 28 <= 330
+        200 tokens, headings of 8 tokens -> 6
 
     tokens: number of tokens of the answer without its introduction.
     headings: tokens of each point's heading, in order.

@@ -144,7 +144,7 @@ ENGLISH = Sentences(
         'Say nothing about the other points.\n\nPoint {id}: "{title}"'
     ),
     article=(
-        "Answer with these headings. Below each, write two or three sentences with specific details, "
+        "Answer with these headings. Below each, write one or two sentences with specific details, "
         "without lists:\n{plan}"
     ),
     introduced="The answer begins with this paragraph:\n{introduction}",
@@ -222,7 +222,7 @@ CHINESE = Sentences(
         "标题：“{title}”"
     ),
     turns="现在请写列表中一个要点的正文，不超过 60 个字，不要谈其他要点。\n\n要点 {id}：“{title}”",
-    article="请用以下标题回答，每个标题下写一段不超过 60 个字的具体说明，不要用列表：\n{plan}",
+    article="请用以下标题回答，每个标题下写一段不超过 40 个字的具体说明，不要用列表：\n{plan}",
     introduced="回答以这一段开头：\n{introduction}",
     conclusion="总结",
     polish="请把下面的笔记写成一篇连贯的回答，不要标题，不要重复：\n\n{text}",
