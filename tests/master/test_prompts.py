@@ -23,6 +23,7 @@ from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Ask, Message
 from specsot_master.core.plans.merged_answer import heading_of
 from specsot_master.core.plans.prompts import shared_length
+from specsot_master.core.plans.router import compares
 from specsot_master.core.plans.wording import (
     FORMS,
     LANGUAGES,
@@ -232,15 +233,17 @@ def test_what_is_tokenised_in_parts_is_what_the_whole_is(
     point = Point(2, 10, title)
     conversation = ask_in(form, text, *talk)
     sentences = Wording().of(talk[-1].content)
-    words, plan_words = sentences.ask_for_point(form, point, [point]), sentences.ask_for_list(5, exact=False)
+    compared = compares(talk[-1].content)
+    words = sentences.ask_for_point(form, point, [point], compares=compared)
+    plan_words = sentences.ask_for_list(5, False, compared)
     if form == "turns":
         listed = Message("assistant", write_list([point]))
         whole = text.render((*ask_after(talk, plan_words), listed, Message("user", words)))
     else:
         whole = render_asked(text, talk, words, as_paragraph=form in ("outline", "article"))
-    if not title:
+    if not (title or compared):
         whole = head_of_answer(whole, text.mark(f"## {sentences.conclusion}\n"))
-    elif form == "article":
+    elif title and form == "article":
         whole = head_of_answer(whole, text.mark(heading_of(point).lstrip()))
     assert conversation.branch(point, [point], [], 10).tokens == text.encode(whole)
     plan = render_asked(text, talk, plan_words)
@@ -540,6 +543,21 @@ def test_a_comparison_is_asked_for_aspects(speak: Speak) -> None:
         told = prompts.plan((Message("user", question),), LISTED).instructions
         assert told is not None
         assert asked in told[0]
+
+
+def test_the_closing_of_a_comparison_does_not_judge_what_it_has_not_read(tmp_path: Path) -> None:
+    text, prompts = with_template(tmp_path, QWEN)
+    for question, asked in (
+        ("Compare tea and coffee.", "what the choice depends on"),
+        ("Vergleiche Tee und Kaffee.", "wovon die Wahl abhängt"),
+        ("Compara el té con el café.", "de qué depende la elección"),
+        ("比较一下电动汽车和汽油车。", "取决于什么"),
+    ):
+        conversation = ask_all(prompts, Message("user", question))
+        told = words(text, conversation.branch(Point(3, 1, ""), POINTS, [], 60, "Both are hot.").tokens)
+        assert asked in told
+        assert told.count("Both are hot.") == 1
+        assert not told.endswith("Both are hot.")
 
 
 @pytest.mark.parametrize("form", FORMS)

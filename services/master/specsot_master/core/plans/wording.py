@@ -77,6 +77,9 @@ class Sentences:
     introduced: str
     # The heading below which the closing paragraph is written. Readers do not see it.
     conclusion: str
+    # Asks for the closing where the question compares things. The closing has not read what the points say of
+    # them, so that it must not judge.
+    choice: str
     # Asks for the texts of all points as one text, `{text}`.
     polish: str
 
@@ -96,21 +99,24 @@ class Sentences:
         point: Point,
         points: Sequence[Point],
         introduction: str = "",
+        compares: bool = False,
     ) -> str:
         """Return the words that ask for the text of one point of a plan, or for the closing paragraph if the
-        point has no title: the closing is asked for in the form "article", whatever the form. An introduction
-        is quoted before the words in the forms "outline" and "turns".
+        point has no title. The closing is asked for in the form "article", whatever the form; that of a
+        comparison by `choice`. An introduction is quoted before `choice`, and in the forms "outline" and
+        "turns".
 
         form: how the model is asked for points.
         point: the point that is to be written.
         points: all points of the plan, which some forms list.
         introduction: the text before the first point; "" if there is none.
+        compares: True if the question compares things, which changes the closing only.
         """
-        form = form if point.title else "article"
-        words: str = getattr(self, form)
+        way = form if point.title else "choice" if compares else "article"
+        words: str = getattr(self, way)
         asked = words.format(plan=write_list(points), id=point.id, title=point.title).strip()
         # A branch of an article has the introduction in its answer.
-        if not introduction or form in ("question", "article"):
+        if not introduction or way in ("question", "article"):
             return asked
         return f"{self.introduced.format(introduction=introduction.strip())}\n\n{asked}"
 
@@ -149,6 +155,10 @@ ENGLISH = Sentences(
     ),
     introduced="The answer begins with this paragraph:\n{introduction}",
     conclusion="Conclusion",
+    choice=(
+        "The answer compares them in these points:\n{plan}\n\n"
+        'Write only the last sentence of the answer: what the choice depends on. Begin with "Overall".'
+    ),
     polish=(
         "Write one clear answer from these notes, without headings and without saying anything twice:\n\n"
         "{text}"
@@ -180,6 +190,10 @@ GERMAN = Sentences(
     ),
     introduced="Die Antwort beginnt mit diesem Absatz:\n{introduction}",
     conclusion="Fazit",
+    choice=(
+        "Die Antwort vergleicht in diesen Punkten:\n{plan}\n\n"
+        "Schreibe nur den letzten Satz der Antwort: wovon die Wahl abhängt. Beginne mit „Insgesamt“."
+    ),
     polish=(
         "Schreibe aus diesen Notizen eine Antwort am Stück, ohne Überschriften und Wiederholungen:\n\n{text}"
     ),
@@ -208,6 +222,10 @@ SPANISH = Sentences(
     ),
     introduced="La respuesta empieza con este párrafo:\n{introduction}",
     conclusion="Conclusión",
+    choice=(
+        "La respuesta compara en estos puntos:\n{plan}\n\n"
+        "Escribe solo la última frase de la respuesta: de qué depende la elección. Empieza con «En resumen»."
+    ),
     polish="Escribe con estas notas una respuesta coherente, sin títulos ni repeticiones:\n\n{text}",
 )
 CHINESE = Sentences(
@@ -225,6 +243,7 @@ CHINESE = Sentences(
     article="请用以下标题回答，每个标题下写一段不超过 40 个字的具体说明，不要用列表：\n{plan}",
     introduced="回答以这一段开头：\n{introduction}",
     conclusion="总结",
+    choice=("回答从以下方面进行比较：\n{plan}\n\n请只写回答的最后一句话：如何选择取决于什么，以“总之”开头。"),
     polish="请把下面的笔记写成一篇连贯的回答，不要标题，不要重复：\n\n{text}",
 )
 DEFAULT_SENTENCES: Mapping[Language, Sentences] = {
@@ -246,11 +265,13 @@ _REQUIRED: Mapping[str, tuple[str, ...]] = {
     "article": ("plan",),
     "introduced": ("introduction",),
     "conclusion": (),
+    "choice": (),
     "polish": ("text",),
 }
 _ALLOWED: Mapping[str, tuple[str, ...]] = {
     **_REQUIRED,
     **dict.fromkeys(FORMS, ("plan", "id", "title")),
+    "choice": ("plan",),
 }
 
 
@@ -357,7 +378,7 @@ def _changed(place: str, sentences: Sentences, given: object) -> Sentences:
 
 def _check_places(place: str, name: str, text: object) -> None:
     """Check that a sentence is text with all required placeholders and no unknown ones; return nothing if it
-    is. "conclusion" has no placeholder.
+    is. "conclusion" has no placeholder, and "choice" needs none.
 
     place: where the sentence stands in the file, for errors.
     name: its name in `Sentences`.
