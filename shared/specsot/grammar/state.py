@@ -36,7 +36,7 @@ MAX_CACHED_FORMS = 8
 # Points. The lengths of lists, in the order in which their places are explored: first those of plans to
 # questions that name no number, then what questions ask for. A list of 6 points has 46 places, and all lists
 # together have 600: the longest first, the usual one would be ready last.
-LIST_LENGTHS: Final = (6, 8, 5, 3, 10, 4, 7, 2, 9, 12, 11)
+LIST_LENGTHS: Final = (7, 8, 5, 3, 10, 4, 6, 2, 9, 12, 11)
 # The rules of a list with the default options of a request.
 LISTED = PlanRules(False, max_points=MAX_LIST_POINTS, listed=True)
 
