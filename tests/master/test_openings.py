@@ -52,7 +52,7 @@ def tokens_of(word: str) -> tuple[int, ...]:
 MARKS = tuple(dict.fromkeys(token for mark in NOT_PROSE for token in tokens_of(mark)))
 
 
-def begin(question: str = "?") -> Play:
+def begin(question: str = "?", titles: str = " Alpha\n2. Beta\n3. Gamma") -> Play:
     play = Play(
         "auto",
         told=TOLD,
@@ -63,8 +63,8 @@ def begin(question: str = "?") -> Play:
         beginnings=tokens_of,
     )
     play.write(0, DIRECT)
-    write_plan(play, " Alpha\n2. Beta\n3. Gamma")
-    assert play.open_ready() == [1, 2, 3]
+    write_plan(play, titles)
+    assert play.open_ready()[:3] == [1, 2, 3]
     return play
 
 
@@ -170,7 +170,17 @@ def test_no_branch_begins_like_an_earlier_one_in_any_language(alike: str, own: s
 
 
 @pytest.mark.parametrize("alike", [QUESTION, INTRODUCTION])
-def test_no_branch_begins_like_the_question_or_the_introduction(alike: str) -> None:
+def test_the_closing_may_begin_like_the_question_or_the_introduction(alike: str) -> None:
+    """Opened again, it listed the titles: "Plants, light and water are important"."""
+    play = begin(QUESTION, " Alpha\n2. Beta\n3. Gamma\n4. Delta")
+    points = {1: "Alpha is it. ", 2: "Beta comes second. ", 3: "Gamma comes third. ", 4: "Delta is last. "}
+    step(play, points | {5: f"{alike} So it is. "})
+    assert not play.open_ready()
+    assert shown(play)[5].startswith(alike[:10])
+
+
+@pytest.mark.parametrize("alike", [QUESTION, INTRODUCTION])
+def test_no_point_begins_like_the_question_or_the_introduction(alike: str) -> None:
     play = begin(QUESTION)
     step(play, {1: f"{alike} So it is. ", 2: "Beta comes second. ", 3: "Gamma comes third. "})
     assert play.closed[-1] == 1

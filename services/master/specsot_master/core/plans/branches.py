@@ -286,7 +286,7 @@ class PlanBranches:
         self.closing = closing
         # The first words of the branches whose openings are settled.
         self._words: dict[int, str] = {}
-        # The first words of the question and of the introduction, with which no branch begins.
+        # The first words of the question and of the introduction, with which no point begins.
         self._words_before = {opening_of(text, whole=True) or "" for text in (question, introduction) if text}
         self.merge = MergedAnswer(points, shares.headings, introduction, closing)
         self._max_parallel = max_parallel
@@ -385,8 +385,9 @@ class PlanBranches:
     def pass_openings(self) -> tuple[list[int], list[int]]:
         """Settle the openings of the first branches, as far as their words are known. Return the ids of the
         branches that were settled, and of those that must be opened again because they begin like an earlier
-        branch, the question or the introduction, speak of themselves, or begin not with prose; both lists may
-        be empty. A branch is opened again at most MAX_REWRITES times; then its opening is settled as it is.
+        branch, speak of themselves, begin not with prose, or, for points, begin like the question or the
+        introduction; both lists may be empty. A branch is opened again at most MAX_REWRITES times; then its
+        opening is settled as it is.
         For branches that are opened again, their tokens are counted as discarded. A branch is opened again
         for the second time once the first texts of
         all earlier branches have begun, with whose tokens it must not begin then.
@@ -397,7 +398,7 @@ class PlanBranches:
         """
         settled: list[int] = []
         again: list[int] = []
-        taken = set(self._words_before)
+        taken = set[str]()
         # The first tokens of earlier branches; None once one of them is not known yet.
         firsts: tuple[int, ...] | None = ()
         passing = True
@@ -408,9 +409,11 @@ class PlanBranches:
             first = () if branch.reason and opening.first_tokens is None else opening.first_tokens
             firsts = None if before is None or first is None else before + first
             words = self._words.get(id) if opening.settled else opening.words
+            # A closing may return to the question.
+            barred = taken if id == self.closing else taken | self._words_before
             if opening.settled or (branch.reason and not opening.waiting):
                 taken.update([words] if words else [])
-            elif opening.may_rewrite(bool(words) and (words in taken or speaks_of_itself(words))):
+            elif opening.may_rewrite(bool(words) and (words in barred or speaks_of_itself(words))):
                 if opening.rewrites and before is None:
                     passing = False
                     continue

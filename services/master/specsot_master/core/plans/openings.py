@@ -3,7 +3,7 @@
 Branches do not see one another, so that several may begin with the same words ("Electric cars typically").
 The first words of a branch are withheld until those of all earlier branches are settled. A branch that begins
 like an earlier one is opened again, and must not begin with the same word any more: neither with its first
-token nor with others that begin the word. The same holds for one that begins like the question or the
+token nor with others that begin the word. The same holds for a point that begins like the question or the
 introduction. A branch that is opened again once more must not begin with the first tokens of earlier branches
 either, so that it is not opened again for each of them. Tokens are excluded at the first position only: the
 branch may write them later. Which branch is opened again depends on tokens only, never on which of them is
