@@ -39,7 +39,7 @@ def parse_list(raw: bytes, rules: PlanRules) -> tuple[str, ...] | None:
 
 def _list_title(line: str, number: int) -> str | None:
     """A colon may only end it, or stand behind a digit; behind a full stop stands no space, unless that is
-    behind a digit or behind nothing.
+    behind a digit or behind nothing. An ideographic full stop may only end it, or begin a word.
     """
     head = f"{number}."
     title = line.removeprefix(head)
@@ -49,7 +49,7 @@ def _list_title(line: str, number: int) -> str | None:
         and "[" not in title
         and 1 <= len(words) <= 10
         and len(title.encode()) <= 80
-        and not re.search(r"(^|\s):|[^\d]:.|[^\d\s.]\. ", title)
+        and not re.search(r"(^|\s):|[^\d]:.|[^\d\s.]\. |\S。.", title)
         and not any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in title)
     )
     return title if fine else None

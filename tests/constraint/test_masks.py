@@ -303,11 +303,22 @@ def test_lists_of_any_length_are_explored_before_the_first_request() -> None:
 def test_the_usual_lists_are_explored_first() -> None:
     """So that a plan that comes while the server starts computes no masks in its steps."""
     explored = _explore(describe([*SINGLE.bytes, b"first of all"]))
-    usual = PlanRules(direct=False, max_points=6, listed=True)
+    usual = PlanRules(direct=False, max_points=7, listed=True)
     for _ in range(60):
         next(explored)
     vocabulary = describe([*SINGLE.bytes, b"first of all"])
     assert sum(1 for _ in TokenAutomaton(vocabulary, usual, (0,)).explore()) == 0
+
+
+def test_an_ideographic_full_stop_ends_the_title_of_a_list() -> None:
+    """Models explain their title there: "观察模仿。 通过以上方法" took the rest of a plan's tokens."""
+    machine = TokenAutomaton(SINGLE, PlanRules(direct=False, max_points=3, listed=True))
+    state: State | None = machine.start()
+    for token in token_ids(SINGLE, "观察模仿。".encode(), longest=1):
+        assert state is not None
+        state = machine.advance(state, token)
+    assert state is not None
+    assert [SINGLE.bytes[token] for token in np.flatnonzero(machine.mask(state, 100))] == [b"\n"]
 
 
 def test_titles_with_room_share_one_mask() -> None:

@@ -80,12 +80,12 @@ def test_a_long_first_paragraph_is_not_waited_for() -> None:
 @pytest.mark.parametrize(
     ("tokens", "headings", "count"),
     [
-        (300, (8,) * 8, 7),
-        (200, (8,) * 6, 4),
-        (100, (8,) * 6, 4),
+        (300, (8,) * 12, 9),
+        (200, (8,) * 8, 6),
+        (100, (8,) * 6, 5),
         (100, (8,) * 3, 3),
         (1000, (8,) * 6, 6),
-        (300, (40, 40, 40, 40, 8), 4),
+        (300, (60, 60, 60, 60, 60, 8), 5),
         (300, (), 0),
     ],
 )
@@ -122,10 +122,10 @@ def test_the_aim_of_each_point_follows_from_the_form_of_the_direct_answer(answer
 
 
 def test_the_last_points_of_a_plan_that_is_too_long_are_left_out() -> None:
-    lengths = UsualLengths(300, 300)
+    lengths = UsualLengths(230, 230)
     play = play_of(PLAIN, 6, lengths)
     headings = [len(heading_of(Point(id, 1, title))) for id, title in enumerate(TITLES[:6], 1)]
-    count = fitting_points(300 - len(INTRODUCTION), headings)
+    count = fitting_points(230 - len(INTRODUCTION), headings)
     assert len(play.of(Planned)[0].points) == count < 6
     for order in play.of(OpenBranch):
         play.write(order.point.id, f"{'abcdef'[order.point.id - 1] * 3} is one.")

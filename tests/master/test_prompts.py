@@ -23,6 +23,7 @@ from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Ask, Message
 from specsot_master.core.plans.merged_answer import heading_of
 from specsot_master.core.plans.prompts import shared_length
+from specsot_master.core.plans.router import compares
 from specsot_master.core.plans.wording import (
     FORMS,
     LANGUAGES,
@@ -232,13 +233,17 @@ def test_what_is_tokenised_in_parts_is_what_the_whole_is(
     point = Point(2, 10, title)
     conversation = ask_in(form, text, *talk)
     sentences = Wording().of(talk[-1].content)
-    words, plan_words = sentences.ask_for_point(form, point, [point]), sentences.ask_for_list(5, exact=False)
+    compared = compares(talk[-1].content)
+    words = sentences.ask_for_point(form, point, [point], compares=compared)
+    plan_words = sentences.ask_for_list(5, False, compared)
     if form == "turns":
         listed = Message("assistant", write_list([point]))
         whole = text.render((*ask_after(talk, plan_words), listed, Message("user", words)))
     else:
         whole = render_asked(text, talk, words, as_paragraph=form in ("outline", "article"))
-    if form == "article" and title:
+    if not (title or compared):
+        whole = head_of_answer(whole, text.mark(f"## {sentences.conclusion}\n"))
+    elif title and form == "article":
         whole = head_of_answer(whole, text.mark(heading_of(point).lstrip()))
     assert conversation.branch(point, [point], [], 10).tokens == text.encode(whole)
     plan = render_asked(text, talk, plan_words)
@@ -337,9 +342,6 @@ def test_the_instruction_follows_the_question_in_its_own_turn(speak: Speak) -> N
     assert branch.endswith("## 2. Deep\n")
     branch = words(text, conversation.branch(POINTS[1], POINTS, [], 60, "Sleep heals.").tokens)
     assert branch.endswith("Sleep heals.\n\n## 2. Deep\n")
-    closing = words(text, conversation.branch(Point(3, 9, ""), POINTS, [], 60, "Sleep heals.").tokens)
-    assert "The answer begins with this paragraph:\nSleep heals.\n\nThe answer has these points:" in closing
-    assert 'Write only the last sentence of the answer. Begin with "Overall".' in closing
     branch = words(text, ask_in("outline", text).branch(POINTS[1], POINTS, [], 60).tokens)
     assert f"{QUESTION}\n\nThe answer has these points:\n1. Light\n2. Deep\n\nWrite only" in branch
     branch = words(text, ask_in("question", text).branch(POINTS[1], POINTS, [], 60).tokens)
@@ -550,10 +552,22 @@ def test_the_closing_of_a_comparison_does_not_judge_what_it_has_not_read(tmp_pat
         ("Vergleiche Tee und Kaffee.", "wovon die Wahl abhängt"),
         ("Compara el té con el café.", "de qué depende la elección"),
         ("比较一下电动汽车和汽油车。", "取决于什么"),
-        (QUESTION, 'Write only the last sentence of the answer. Begin with "Overall".'),
     ):
         conversation = ask_all(prompts, Message("user", question))
-        assert asked in words(text, conversation.branch(Point(3, 1, ""), POINTS, [], 60).tokens)
+        told = words(text, conversation.branch(Point(3, 1, ""), POINTS, [], 60, "Both are hot.").tokens)
+        assert asked in told
+        assert told.count("Both are hot.") == 1
+        assert not told.endswith("Both are hot.")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_closing_is_written_below_a_heading_of_its_own_in_every_form(speak: Speak, form: Form) -> None:
+    """Asked for the last sentence of the answer, models announce it ("The last sentence is:")."""
+    text, _ = speak(QWEN)
+    told = words(text, ask_in(form, text).branch(Point(3, 9, ""), POINTS, [], 60, "Sleep heals.").tokens)
+    assert "Answer with these headings" in told
+    assert "without lists:\n1. Light\n2. Deep" in told
+    assert told.endswith("Sleep heals.\n\n## Conclusion\n")
 
 
 def test_parts_need_a_template_that_puts_turns_after_each_other(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ PLANNED = (
 )
 SAYS = {
     "numbered list": LIST,
-    "Write only the last sentence": "So there are four.",
+    "## Conclusion": "So there are four.",
     "## 1. Alpha": "It is first.",
     "## 2. Beta": "It is second.",
     "## 3. Gamma": "It is third.",
@@ -522,8 +522,8 @@ async def arriving_together(count: int, live: int) -> list[str]:
 
 
 async def test_plans_that_are_not_opened_yet_take_their_places() -> None:
-    """A plan of at most six points with its closing takes seven places, from the moment of its admission."""
-    for live, planned in ((13, 1), (14, 2), (20, 2), (21, 3)):
+    """A plan of at most seven points with its closing takes eight places, from its admission on."""
+    for live, planned in ((15, 1), (16, 2), (23, 2), (24, 3)):
         texts = await arriving_together(4, live)
         assert texts == [PLANNED] * planned + [DIRECT] * (4 - planned)
 
@@ -533,7 +533,7 @@ async def test_a_ring_full_of_requests_answers_directly() -> None:
 
 
 async def test_many_requests_are_answered_directly_although_the_ring_has_places() -> None:
-    """Four plans of seven sequences; with a fifth one, all answers would come later than direct ones."""
+    """Four plans of eight sequences; with a fifth one, all answers would come later than direct ones."""
     assert await arriving_together(8, live=256) == [PLANNED] * 4 + [DIRECT] * 4
 
 

@@ -109,6 +109,7 @@ def test_the_tokens_with_which_a_word_may_begin_spell_its_beginnings() -> None:
         assert "There".startswith(text.lstrip())
     assert [TEXT.spell(token) for token in TEXT.beginnings("A")] == [b"A", b" A"]
     assert TEXT.beginnings("") == ()
+    assert b"\n" in [TEXT.spell(token) for token in TEXT.beginnings("\n")]
 
 
 def test_tokens_that_announce_a_list_are_a_colon_and_the_end_of_its_line() -> None:

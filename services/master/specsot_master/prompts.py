@@ -16,7 +16,7 @@ from specsot.errors import ModelError
 from specsot.params import Ask, Message, PlanStyle
 from specsot_master.chat_template import TemplateRefused
 from specsot_master.core.plans.fork_plan import TAGS, find_tags
-from specsot_master.core.plans.merged_answer import heading_of
+from specsot_master.core.plans.merged_answer import GAP, heading_of
 from specsot_master.core.plans.prompts import (
     SAMPLE_POINT,
     Conversation,
@@ -264,7 +264,8 @@ class ListConversation:
         introduction: str = "",
     ) -> PromptTurn:
         """Return the prompt of a point's branch, or of the closing for a point without a title. In the form
-        "article" the answer begins with the introduction and the point's heading, as part of the prompt.
+        "article", in which the closing is unless it is that of a comparison, the answer begins with the
+        introduction and the heading, as part of the prompt.
 
         point: the point that the branch writes.
         points: all points of the plan, which the prompt lists.
@@ -283,15 +284,17 @@ class ListConversation:
 
     def _begin_answer(self, rendering: str, point: Point, introduction: str = "") -> str:
         """Return the rendered prompt of a branch with the beginning of its answer: the introduction and the
-        point's heading in the form "article". Without a title, and in other forms, it is unchanged.
+        heading, for a point in the form "article", and for a closing that is not that of a comparison. Other
+        prompts are unchanged.
 
         rendering: the rendered prompt, up to the head of the answer.
         point: the point that the branch writes.
         introduction: the answer's text before the first point; "" for none.
         """
-        if self._form != "article" or not point.title:
+        if (self._form != "article") if point.title else self._compares:
             return rendering
-        head = f"{introduction.strip()}{heading_of(point)}".lstrip()
+        heading = heading_of(point) if point.title else f"{GAP}## {self._sentences.conclusion}\n"
+        head = f"{introduction.strip()}{heading}".lstrip()
         return head_of_answer(rendering, self._text.mark(head))
 
     def polish(self, text: str) -> PromptTurn:
@@ -311,7 +314,12 @@ class ListConversation:
         """
         question = self._messages[-1].content
         exact = points_asked(question) == rules.max_points
-        return self._sentences.ask_for_list(rules.max_points, exact, compares(question))
+        return self._sentences.ask_for_list(rules.max_points, exact, self._compares)
+
+    @property
+    def _compares(self) -> bool:
+        """True if the question compares things."""
+        return compares(self._messages[-1].content)
 
     @property
     def _num_places(self) -> int:
@@ -326,8 +334,7 @@ class ListConversation:
         points: all points of the plan.
         introduction: the answer's text before the first point; "" for none.
         """
-        compared = compares(self._messages[-1].content)
-        words = self._sentences.ask_for_point(self._form, point, points, introduction, compared)
+        words = self._sentences.ask_for_point(self._form, point, points, introduction, self._compares)
         return (write_list(points), words) if self._form == "turns" else (words,)
 
     def _render_branch(self, *words: str) -> str:

@@ -300,19 +300,19 @@ class Text:
         )
 
     def beginnings(self, word: str) -> tuple[int, ...]:
-        """Return the ids of the tokens with which a text may begin that begins with this word: those of the
-        word and of its beginnings of two characters or more, with or without a space before them. A single
-        character is left out, since many words begin with it. Return () for "".
+        """Return the ids of the tokens with which a text may begin that begins with this word or mark: those
+        of the word and of its beginnings of two characters or more, with or without a space before them. A
+        single character is left out, since many words begin with it. Return () for "".
 
             "Compare" -> the ids of "Co", "Com", "Comp", "Compare", " Co", ..., as far as they are tokens
 
-        word: the first word of a text.
+        word: the first word of a text, or a mark such as a line end.
         """
         begun = [word[:length] for length in range(2, len(word))] + [word] * bool(word)
         encoded = [(text, self.encode(space + text)) for space in ("", " ") for text in begun]
         # A text without a token of its own may become a single token for unknown texts.
         own = [(text, ids[0]) for text, ids in encoded if len(ids) == 1]
-        return tuple(dict.fromkeys(id for text, id in own if self.spell(id).strip() == text.encode()))
+        return tuple(dict.fromkeys(id for text, id in own if self.spell(id).strip() == text.strip().encode()))
 
     def encode_prompt(self, text: str, max_positions: int | None = None) -> tuple[int, ...]:
         """Return the token ids of a text that the model shall continue, with the tokenizer's own additions,

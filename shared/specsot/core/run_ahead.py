@@ -31,11 +31,13 @@ MAX_PASSES: Final = 8
 # Seconds. All passes of a frame together take about so long at most, because a new prompt waits for them, and
 # a client gets their tokens at once. A frame of prompts alone takes no longer either. Untuned.
 MAX_SECONDS: Final = 0.02
-# Tokens. A branch of a plan (a sequence with a soft end) takes single passes until it has so many: its first
-# words decide whether it is closed and opened again, and the new prompt would wait for two frames of several
-# passes.
-# Untuned: three words and the beginning of a fourth have so many tokens at most in most languages.
+# Tokens. The first words of a branch of a plan (a sequence with a soft end) decide whether it is closed and
+# opened again. Untuned: three words and the beginning of a fourth have so many tokens at most in most
+# languages.
 OPENING_TOKENS: Final = 8
+# Forward passes. Bounds the frames of a branch until it has OPENING_TOKENS tokens: a branch that is opened
+# again waits for the passes of two frames. Untuned.
+OPENING_PASSES: Final = 4
 
 
 def num_passes(seconds: float) -> int:

@@ -103,6 +103,8 @@ OWED: dict[Partial, int] = {
 }
 
 
+# The Chinese full stop, which no space follows.
+IDEOGRAPHIC_STOP: Final = "。".encode()
 # The marker after the last line of a plan, or after a direct answer.
 _END = b"[END]"
 # Digits. Bounds a point's length to 9999 tokens.
@@ -627,9 +629,9 @@ def _begin_list_line(line: NumberedLine) -> tuple[Edge, ...]:
 def _write_list_title(place: ListTitle) -> tuple[Edge, ...]:
     """Return the edges in a title of a list.
 
-    A colon directly after a word ends the title, and so does a full stop before a space, because models
-    continue with a sentence there. Once the title has ended ("over"), only the end of its line is allowed.
-    After the last line that may be written, the end of the line is the end of the list.
+    A colon directly after a word ends the title, and so does a full stop before a space or an ideographic
+    one, because models continue with a sentence there. Once the title has ended ("over"), only the end of its
+    line is allowed. After the last line that may be written, the end of the line is the end of the list.
 
     place: the place in the title.
 
@@ -637,6 +639,8 @@ def _write_list_title(place: ListTitle) -> tuple[Edge, ...]:
     after it, and no space may follow the last word that is allowed.
     """
     rows = [Edge(low, high, _spell_list(place, after)) for low, high, after in TITLE[place.partial]]
+    if place.partial == "e380" and place.last == "solid":
+        rows.insert(0, _edge_of_byte(IDEOGRAPHIC_STOP[-1], _spell_list(place, "over")))
     if place.partial:
         return tuple(edge for edge in rows if edge.target is not None)
     done = place.line.number >= place.line.last

@@ -37,7 +37,7 @@ MAX_CACHED_FORMS = 8
 # Points. The lengths of lists, in the order in which their places are explored: first those of plans to
 # questions that name no number, then what questions ask for. A list of 6 points has 46 places, and all lists
 # together have 600: the longest first, the usual one would be ready last.
-LIST_LENGTHS: Final = (6, 8, 5, 3, 10, 4, 7, 2, 9, 12, 11)
+LIST_LENGTHS: Final = (7, 8, 5, 3, 10, 4, 6, 2, 9, 12, 11)
 # Seconds. How long the compiler's thread rests after each place that it explores ahead of requests, so that
 # the first answers after a start keep the processor. Exploring a place takes some 8 ms. Without rests, on two
 # cores, exploring took more processor time than the first answer of 8 tokens by a 1.5B model. A place that a

@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 
 from specsot.core.frames import Draft, Opening, Outcome, PromptChunk, TreeSegment
 from specsot.core.pages import Policy
-from specsot.core.run_ahead import MAX_PASSES, OPENING_TOKENS, can_run_ahead, next_max_passes
+from specsot.core.run_ahead import (
+    MAX_PASSES,
+    OPENING_PASSES,
+    OPENING_TOKENS,
+    can_run_ahead,
+    next_max_passes,
+)
 from specsot.core.tree import Tree, chain, first_nodes, shallow, single
 from specsot.core.tree_frames import TreeFrames
 from specsot_model.core.kv_plan import policy_of, tree_depth_limit
@@ -52,9 +58,9 @@ class SequenceState:
         nothing.
     place: The pair (family, sequence id), see `place_of`. Trees of a frame are sorted by it.
     policy: Which KV the sequence keeps: a window, pruning, or None for all of it.
-    runs_ahead: True if one frame may feed several tokens of the sequence, see `run_ahead` and
-        `runs_ahead_now`.
-    max_passes: Maximum number of forward passes of the sequence's next frame, see `next_max_passes`.
+    runs_ahead: True if one frame may feed several tokens of the sequence, see `run_ahead`.
+    max_passes: Maximum number of forward passes of the sequence's next frame, as `next_max_passes` says;
+        `pass_limit` is a second bound.
     replayed: Number of first tokens whose KV is complete, or that frames with `replay` have carried so far.
     turn: Place of the sequence in the order in which trees get their nodes: when a frame has too few tokens
         for all trees, sequences with a lower turn come first. 0 until a tree was scheduled without being
@@ -101,11 +107,16 @@ class SequenceState:
         return self.place[0]
 
     @property
-    def runs_ahead_now(self) -> bool:
-        """True if one frame may feed several tokens of the sequence from its present length on."""
+    def pass_limit(self) -> int:
+        """Maximum number of forward passes of a frame with the sequence's next tokens, whatever it has gained
+        by the last frame: fewer while the first words of a branch are not known, and 1 for a sequence that
+        cannot run ahead.
+        """
+        if not self.runs_ahead:
+            return 1
         opening = self.opening
         generated = self.committed - (opening.prompt - opening.generated)
-        return self.runs_ahead and (opening.soft_end is None or generated >= OPENING_TOKENS)
+        return OPENING_PASSES if opening.soft_end and generated < OPENING_TOKENS else MAX_PASSES
 
     @property
     def prefilled(self) -> bool:

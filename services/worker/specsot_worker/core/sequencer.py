@@ -123,7 +123,7 @@ class Sequencer:
         """Return how many forward passes the next frame without prompts may take: as `num_passes` says, or 1
         if drafts are awaited, if one of the sequences cannot run ahead, if a plan has just ended, or if no
         sequence decodes. All passes together fit into the token budget of a frame, and into the slots that a
-        tree may take of a sequence. No sequence takes more than its `max_passes`.
+        tree may take of a sequence. No sequence takes more than its `max_passes` and its `pass_limit`.
 
         The stage may launch these passes before the next result is applied, and `compose` then is given their
         number.
@@ -132,16 +132,13 @@ class Sequencer:
             return 1
         decoding = [one for one in self._sequences.values() if one.opening.decodes and one.prefilled]
         drafts = not (self._draft_timeout.paused or self._draft_timeout.catching_up)
-        for state in decoding:
-            if not state.runs_ahead_now or (drafts and state.opening.drafted):
-                return 1
-        if not decoding:
+        if not decoding or any(drafts and state.opening.drafted for state in decoding):
             return 1
         seconds = self._depth.step_seconds(len(decoding)) if self._depth else 0.0
         limits = (
             self._budget.max_tree_nodes,
             self._budget.rows // len(decoding),
-            *[state.max_passes for state in decoding],
+            *[min(state.max_passes, state.pass_limit) for state in decoding],
         )
         return max(min(num_passes(seconds), *limits), 1)
 
@@ -383,7 +380,7 @@ class Sequencer:
         Every tree must be a root alone, and every sequence must be able to run ahead within the free pages.
         """
         for one in segments:
-            if not self._sequences[one.sequence].runs_ahead_now or len(one.tree.tokens) > 1:
+            if passes > self._sequences[one.sequence].pass_limit or len(one.tree.tokens) > 1:
                 return False
         table = self._table
         missing = [table.missing_pages(one.sequence, one.committed + passes) for one in segments]

@@ -19,7 +19,13 @@ from specsot_master.core.limits import (
 from specsot_master.core.plans.answer import END, AnswerText
 from specsot_master.core.plans.cuts import LoopRule
 from specsot_master.core.plans.merged_answer import GAP, MergedAnswer
-from specsot_master.core.plans.openings import Beginnings, BranchOpening, opening_of, speaks_of_itself
+from specsot_master.core.plans.openings import (
+    NOT_PROSE,
+    Beginnings,
+    BranchOpening,
+    opening_of,
+    speaks_of_itself,
+)
 from specsot_master.core.plans.sentences import (
     NextHeading,
     SentenceBuffer,
@@ -280,10 +286,12 @@ class PlanBranches:
         self.closing = closing
         # The first words of the branches whose openings are settled.
         self._words: dict[int, str] = {}
-        # The first words of the question and of the introduction, with which no branch begins.
+        # The first words of the question and of the introduction, with which no point begins.
         self._words_before = {opening_of(text, whole=True) or "" for text in (question, introduction) if text}
         self.merge = MergedAnswer(points, shares.headings, introduction, closing)
         self._max_parallel = max_parallel
+        marks = () if aim is None else NOT_PROSE
+        excluded = tuple(dict.fromkeys(token for mark in marks for token in beginnings(mark)))
         self._branches = {
             p.id: PlanBranch(
                 p,
@@ -294,7 +302,7 @@ class PlanBranches:
                 soft_limit=1 if p.id == closing else soft_limit(shares.budgets[p.id], aim),
                 shortened=limits[p.id] < shares.budgets[p.id],
                 longest=longest_branch(aim) if holds_sentences and aim else None,
-                opening=BranchOpening(settled=aim is None),
+                opening=BranchOpening(settled=aim is None, excluded=excluded),
                 # A branch with an aim is too short for most code, so that unfinished code is left out.
                 buffer=SentenceBuffer(holds_code=aim is not None),
             )
@@ -377,8 +385,9 @@ class PlanBranches:
     def pass_openings(self) -> tuple[list[int], list[int]]:
         """Settle the openings of the first branches, as far as their words are known. Return the ids of the
         branches that were settled, and of those that must be opened again because they begin like an earlier
-        branch, the question or the introduction, speak of themselves, or begin not with prose; both lists may
-        be empty. A branch is opened again at most MAX_REWRITES times; then its opening is settled as it is.
+        branch, speak of themselves, begin not with prose, or, for points, begin like the question or the
+        introduction; both lists may be empty. A branch is opened again at most MAX_REWRITES times; then its
+        opening is settled as it is.
         For branches that are opened again, their tokens are counted as discarded. A branch is opened again
         for the second time once the first texts of
         all earlier branches have begun, with whose tokens it must not begin then.
@@ -389,7 +398,7 @@ class PlanBranches:
         """
         settled: list[int] = []
         again: list[int] = []
-        taken = set(self._words_before)
+        taken = set[str]()
         # The first tokens of earlier branches; None once one of them is not known yet.
         firsts: tuple[int, ...] | None = ()
         passing = True
@@ -400,9 +409,11 @@ class PlanBranches:
             first = () if branch.reason and opening.first_tokens is None else opening.first_tokens
             firsts = None if before is None or first is None else before + first
             words = self._words.get(id) if opening.settled else opening.words
+            # A closing may return to the question.
+            barred = taken if id == self.closing else taken | self._words_before
             if opening.settled or (branch.reason and not opening.waiting):
                 taken.update([words] if words else [])
-            elif opening.may_rewrite(bool(words) and (words in taken or speaks_of_itself(words))):
+            elif opening.may_rewrite(bool(words) and (words in barred or speaks_of_itself(words))):
                 if opening.rewrites and before is None:
                     passing = False
                     continue

@@ -75,10 +75,10 @@ class Sentences:
     article: str
     # Precedes what asks for the text of a point, if the answer has an introduction already.
     introduced: str
-    # Asks for the closing paragraph.
-    closing: str
-    # Takes the place of `closing` where the question compares things. The closing has not read what the
-    # points say of them, so that it must not judge.
+    # The heading below which the closing paragraph is written. Readers do not see it.
+    conclusion: str
+    # Asks for the closing where the question compares things. The closing has not read what the points say of
+    # them, so that it must not judge.
     choice: str
     # Asks for the texts of all points as one text, `{text}`.
     polish: str
@@ -102,8 +102,9 @@ class Sentences:
         compares: bool = False,
     ) -> str:
         """Return the words that ask for the text of one point of a plan, or for the closing paragraph if the
-        point has no title. An introduction is quoted before the question, except in the form "question" and
-        for a point in the form "article".
+        point has no title. The closing is asked for in the form "article", whatever the form; that of a
+        comparison by `choice`. An introduction is quoted before `choice`, and in the forms "outline" and
+        "turns".
 
         form: how the model is asked for points.
         point: the point that is to be written.
@@ -111,11 +112,11 @@ class Sentences:
         introduction: the text before the first point; "" if there is none.
         compares: True if the question compares things, which changes the closing only.
         """
-        closing = self.choice if compares else self.closing
-        words: str = getattr(self, form) if point.title else closing
+        way = form if point.title else "choice" if compares else "article"
+        words: str = getattr(self, way)
         asked = words.format(plan=write_list(points), id=point.id, title=point.title).strip()
         # A branch of an article has the introduction in its answer.
-        if not introduction or form == "question" or (form == "article" and point.title):
+        if not introduction or way in ("question", "article"):
             return asked
         return f"{self.introduced.format(introduction=introduction.strip())}\n\n{asked}"
 
@@ -149,14 +150,11 @@ ENGLISH = Sentences(
         'Say nothing about the other points.\n\nPoint {id}: "{title}"'
     ),
     article=(
-        "Answer with these headings. Below each, write two or three sentences with specific details, "
+        "Answer with these headings. Below each, write one or two sentences with specific details, "
         "without lists:\n{plan}"
     ),
     introduced="The answer begins with this paragraph:\n{introduction}",
-    closing=(
-        "The answer has these points:\n{plan}\n\n"
-        'Write only the last sentence of the answer. Begin with "Overall".'
-    ),
+    conclusion="Conclusion",
     choice=(
         "The answer compares them in these points:\n{plan}\n\n"
         'Write only the last sentence of the answer: what the choice depends on. Begin with "Overall".'
@@ -191,10 +189,7 @@ GERMAN = Sentences(
         "ohne Listen:\n{plan}"
     ),
     introduced="Die Antwort beginnt mit diesem Absatz:\n{introduction}",
-    closing=(
-        "Die Antwort hat diese Punkte:\n{plan}\n\n"
-        "Schreibe nur den letzten Satz der Antwort. Beginne mit „Insgesamt“."
-    ),
+    conclusion="Fazit",
     choice=(
         "Die Antwort vergleicht in diesen Punkten:\n{plan}\n\n"
         "Schreibe nur den letzten Satz der Antwort: wovon die Wahl abhängt. Beginne mit „Insgesamt“."
@@ -226,10 +221,7 @@ SPANISH = Sentences(
         "sin listas:\n{plan}"
     ),
     introduced="La respuesta empieza con este párrafo:\n{introduction}",
-    closing=(
-        "La respuesta tiene estos puntos:\n{plan}\n\n"
-        "Escribe solo la última frase de la respuesta. Empieza con «En resumen»."
-    ),
+    conclusion="Conclusión",
     choice=(
         "La respuesta compara en estos puntos:\n{plan}\n\n"
         "Escribe solo la última frase de la respuesta: de qué depende la elección. Empieza con «En resumen»."
@@ -248,9 +240,9 @@ CHINESE = Sentences(
         "标题：“{title}”"
     ),
     turns="现在请写列表中一个要点的正文，不超过 60 个字，不要谈其他要点。\n\n要点 {id}：“{title}”",
-    article="请用以下标题回答，每个标题下写一段不超过 60 个字的具体说明，不要用列表：\n{plan}",
+    article="请用以下标题回答，每个标题下写一段不超过 40 个字的具体说明，不要用列表：\n{plan}",
     introduced="回答以这一段开头：\n{introduction}",
-    closing=("回答包含以下要点：\n{plan}\n\n请只写回答的最后一句话，以“总之”开头。"),
+    conclusion="总结",
     choice=("回答从以下方面进行比较：\n{plan}\n\n请只写回答的最后一句话：如何选择取决于什么，以“总之”开头。"),
     polish="请把下面的笔记写成一篇连贯的回答，不要标题，不要重复：\n\n{text}",
 )
@@ -272,14 +264,13 @@ _REQUIRED: Mapping[str, tuple[str, ...]] = {
     "turns": ("title",),
     "article": ("plan",),
     "introduced": ("introduction",),
-    "closing": (),
+    "conclusion": (),
     "choice": (),
     "polish": ("text",),
 }
 _ALLOWED: Mapping[str, tuple[str, ...]] = {
     **_REQUIRED,
     **dict.fromkeys(FORMS, ("plan", "id", "title")),
-    "closing": ("plan",),
     "choice": ("plan",),
 }
 
@@ -387,7 +378,7 @@ def _changed(place: str, sentences: Sentences, given: object) -> Sentences:
 
 def _check_places(place: str, name: str, text: object) -> None:
     """Check that a sentence is text with all required placeholders and no unknown ones; return nothing if it
-    is. "closing" and "choice" need no placeholder.
+    is. "conclusion" has no placeholder, and "choice" needs none.
 
     place: where the sentence stands in the file, for errors.
     name: its name in `Sentences`.
