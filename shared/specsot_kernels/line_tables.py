@@ -41,13 +41,13 @@ PIECE_COLUMNS = 512
 BLOCK = 64
 # Rows. A step of at most so many rows is a small step. With --draft-invariant, products and attention compute
 # each of its rows in the same order, whatever the other rows are, so that drafts do not change what a single
-# sequence gets. The default draft tree has 25 rows; with more rows, trees of several sequences fit, too. The
-# largest of `small_products.ROW_TILES`.
-MAX_SMALL_ROWS: Final = 64
+# sequence gets. The largest of `small_products.ROW_TILES`. Chosen by the size of the default draft tree (25
+# rows); for 64 rows, these kernels take 1.4 times as long as the usual ones (1.5B, H200).
+MAX_SMALL_ROWS: Final = 32
 # Pieces and partial results. Room in the tables of a small step; a step that needs more runs in a larger
-# graph. 64 rows after 40,000 columns fit, with tiles of two rows. Untuned.
-MAX_SMALL_PIECES: Final = 3072
-MAX_SMALL_SLOTS: Final = 6144
+# graph. 32 rows after 40,000 columns fit, with tiles of two rows. Untuned.
+MAX_SMALL_PIECES: Final = 1536
+MAX_SMALL_SLOTS: Final = 3072
 
 
 class PieceSizes(NamedTuple):

@@ -1,5 +1,5 @@
 """With --draft-invariant, a token has the same logits, bit for bit, decoded alone and as a node of a draft
-tree of up to 63 nodes. Without it, the usual kernels run.
+tree of up to 31 nodes. Without it, the usual kernels run.
 
 On a GPU in bf16 and fp16, in graphs; without one, in fp32 within its rounding, to verify that these tests ask
 the same of both. `SPECSOT_TEST_MODEL_DIR` names the folder of a real model, which is then asked as well.
@@ -195,7 +195,7 @@ def test_the_kernels_of_small_steps_run_only_with_draft_invariant(
     hidden, _ = decoder.forward(decoder.embed(positions), positions, positions, plan, kv)
     decoder.logits(hidden)
     assert multiplied == [rows] * small_products
-    for size, kind in ((1, tables_of_small_steps), (64, tables_of_small_steps), (80, FrameTables)):
+    for size, kind in ((1, tables_of_small_steps), (32, tables_of_small_steps), (48, FrameTables)):
         tables = frame_tables(decoder, kv, size, short_sequences=False, hidden=False)
         assert [type(table) for table in tables] == [kind], size
 
