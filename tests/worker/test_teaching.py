@@ -471,6 +471,15 @@ def test_an_undrafted_step_is_the_median_of_steps_without_waiting():
     assert pace.step_seconds(step(1, 1), now + 17.0)[1] == 0.0, "those were of another minute"
 
 
+def test_steps_with_about_as_many_sequences_tell_what_a_step_takes():
+    """Among many sequences, some end and others begin before the pause is over."""
+    pace = StepTimer()
+    for now in (1.0, 3.0, 5.0):
+        pace.step_seconds(step(*[1] * 60, paused=True, computed=1.0), now)
+    assert pace.step_seconds(step(*[1] * 58), 8.0)[1] == 2.0
+    assert pace.step_seconds(step(*[1] * 8), 9.0)[1] == 0.0, "nothing is known of so few"
+
+
 def test_a_step_with_trees_is_itself_and_prompts_are_no_steps():
     pace = StepTimer()
     pace.step_seconds(step(1), 1.0)

@@ -156,8 +156,7 @@ def _product(linear: Linear) -> CapturedProduct:
 
     Asserts that there is one.
     """
-    # The products of small steps are the fastest for few rows, and most levels have few.
-    product = captured_product(linear, small_steps=True)
+    product = captured_product(linear)
     assert product is not None, "see fuse_head"
     return product
 

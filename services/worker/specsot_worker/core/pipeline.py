@@ -56,6 +56,9 @@ MAX_BACKOFF_TREES = 1024
 MAX_ROWS_PER_STEP = 512
 # Steps. How many recent steps without trees the median is taken of. Untuned.
 PLAIN_STEPS = 15
+# Ratio. Numbers of sequences that differ by less count as equal, because among many sequences some end and
+# others begin between a pause and the step that reports it. Untuned.
+NEAR_SEQUENCES = 1.25
 # Steps. For at most this many steps after a pause, trees are not waited for. Untuned.
 MAX_CATCH_UP_STEPS = 32
 # Factor. A family waits for the tree of one of its sequences for this many times the usual wait. Untuned.
@@ -628,8 +631,8 @@ class StepTimer:
 
     def __init__(self) -> None:
         """Start without steps."""
-        # Compute seconds and wall-clock seconds of steps without trees, by their number of sequences.
-        self._plain: dict[int, deque[tuple[float, float]]] = {}
+        # Recent steps without trees during pauses: number of sequences, compute seconds, wall-clock seconds.
+        self._plain = deque[tuple[int, float, float]](maxlen=PLAIN_STEPS)
         # By sequence, when its last frame was verified, and whether drafting was paused for that frame.
         self._verified: dict[int, tuple[float, bool]] = {}
 
@@ -646,9 +649,9 @@ class StepTimer:
 
         For a step with trees of more than one node, the two numbers are those of this step, and what was
         measured of steps without trees is forgotten. For a step whose trees are roots only, they are the
-        medians of recent steps with as many sequences during pauses; a step counts among these if drafting
-        was paused in the previous frame of all its sequences. The wall-clock time is counted from the newest
-        previous verification among the sequences.
+        medians of recent steps with about as many sequences during pauses (NEAR_SEQUENCES); a step counts
+        among these if drafting was paused in the previous frame of all its sequences. The wall-clock time is
+        counted from the newest previous verification among the sequences.
         """
         previous = [self._verified.get(one.sequence) for one in frame.segments]
         self._note(frame, now)
@@ -663,12 +666,16 @@ class StepTimer:
             # The machine may be loaded differently at the next pause, so older measurements are discarded.
             self._plain.clear()
             return computed, seconds
-        steps = self._plain.setdefault(len(sizes), deque(maxlen=PLAIN_STEPS))
         if all(draft_paused for _, draft_paused in known):
-            steps.append((computed, seconds))
-        if not steps or frame.paused:
+            self._plain.append((len(sizes), computed, seconds))
+        near = [
+            step
+            for step in self._plain
+            if max(step[0], len(sizes)) <= NEAR_SEQUENCES * min(step[0], len(sizes))
+        ]
+        if not near or frame.paused:
             return computed, 0.0
-        return median(one for one, _ in steps), median(one for _, one in steps)
+        return median(computed for _, computed, _ in near), median(seconds for _, _, seconds in near)
 
     def _note(self, frame: Frame, now: float) -> None:
         """Record when each sequence of a frame was verified and whether drafting was paused for it, and
