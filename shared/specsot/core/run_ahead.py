@@ -31,12 +31,12 @@ MAX_PASSES: Final = 8
 # Seconds. All passes of a frame together take about so long at most, because a new prompt waits for them, and
 # a client gets their tokens at once. A frame of prompts alone takes no longer either. Untuned.
 MAX_SECONDS: Final = 0.02
-# Tokens. The first words of a branch of a plan (a sequence with a soft end) decide whether it is closed and
-# opened again. Untuned: three words and the beginning of a fourth have so many tokens at most in most
-# languages.
+# Tokens. While a branch of a plan (a sequence with a soft end) has fewer, its frames have at most
+# OPENING_PASSES passes: its first words decide whether it is closed and opened again. Untuned: three words
+# and the beginning of a fourth have so many tokens at most in most languages.
 OPENING_TOKENS: Final = 8
-# Forward passes. Bounds the frames of a branch until it has OPENING_TOKENS tokens: a branch that is opened
-# again waits for the passes of two frames. Untuned.
+# Forward passes. Most of a frame with a branch that has fewer than OPENING_TOKENS tokens: a branch that is
+# opened again waits for the passes of two frames. Untuned.
 OPENING_PASSES: Final = 4
 
 

@@ -109,8 +109,8 @@ class SequenceState:
     @property
     def pass_limit(self) -> int:
         """Maximum number of forward passes of a frame with the sequence's next tokens, whatever it has gained
-        by the last frame: fewer while the first words of a branch are not known, and 1 for a sequence that
-        cannot run ahead.
+        by the last frame: OPENING_PASSES for a branch with fewer than OPENING_TOKENS tokens, 1 for a sequence
+        that cannot run ahead, else MAX_PASSES.
         """
         if not self.runs_ahead:
             return 1

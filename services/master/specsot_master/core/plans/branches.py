@@ -270,7 +270,8 @@ class PlanBranches:
         aim: how many tokens each branch should have, about; None for as many as the model writes. The closing
             ends after its first sentence.
         question: the text that the client asks; "" if it is not given as text.
-        beginnings: returns the ids of the tokens with which a text that begins with a certain word may begin.
+        beginnings: returns the ids of the tokens with which a text that begins with a certain word or mark
+            may begin.
         """
         stops = (*stops, END)
         points = shares.points

@@ -9,9 +9,9 @@ either, so that it is not opened again for each of them. Tokens are excluded at 
 branch may write them later. Which branch is opened again depends on tokens only, never on which of them is
 faster.
 
-Below its heading, prose follows: no branch begins with the mark of an item, of a heading, of a label in bold
-or of a quotation. A branch that begins with such a mark in spite of the excluded tokens is opened again, too.
-The same holds for a branch that speaks of itself ("Here's a revised version").
+Below its heading, prose follows. In a plan with an aim, the tokens that begin an item, a heading, a label in
+bold or a quotation are excluded from the start. A branch that begins with such a mark all the same is opened
+again, and so is a branch that speaks of itself ("Here's a revised version").
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specsot.core.frames import End
 from specsot_master.core.plans import router_words
 from specsot_master.core.plans.text_pieces import TextPiece
 
-# Returns the ids of the tokens with which a text that begins with a certain word may begin.
+# Returns the ids of the tokens with which a text that begins with a certain word or mark may begin.
 Beginnings = Callable[[str], tuple[int, ...]]
 # Words, and characters of Han script. Texts that share so many first ones begin alike. Chosen by reading.
 OPENING_WORDS: Final = 3
@@ -40,7 +40,8 @@ MAX_REWRITES: Final = 8
 # models set all that they write. A number may also begin a sentence ("3. is"), so that a capital letter or a
 # star must follow it.
 _MARKUP = re.compile(r"\s*(?:[-+•]\s|[*#\"“„«]|\d{1,3}[.)]\s+(?:\*|(?![a-zäöüáéíóúñ])[^\W\d_]))")
-# With these a branch does not begin: line ends, and the marks of which `_MARKUP` consists. They are excluded
+# With these a branch does not begin: line ends, and the marks of `_MARKUP`. Of numbers only "1" is excluded,
+# since a list begins with it; so no branch begins with a year whose first token is "1". They are excluded
 # from the start, because a branch that is opened again begins some steps after the others: of 26 times that
 # branches of one plan of SmolLM2 were opened again, 18 were for such a mark.
 NOT_PROSE: Final = ("\n", "\n\n", "-", "+", "•", "*", "**", "#", "####", '"', "“", "„", "«", "1")
@@ -149,7 +150,8 @@ class BranchOpening:
             "Ver|gleiche ..." -> excluded "Ver", "Verg", "Ve"
             "The light ...", opened again before, taken "Elect" -> further "The", "Th", "Elect"
 
-        beginnings: returns the ids of the tokens with which a text that begins with a certain word may begin.
+        beginnings: returns the ids of the tokens with which a text that begins with a certain word or mark
+            may begin.
         taken: the ids of the tokens with which other branches begin.
         """
         tokens = self._tokens

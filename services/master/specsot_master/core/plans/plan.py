@@ -134,7 +134,8 @@ class RequestPlan:
             model answers in long paragraphs.
         shows_markers: True if the client reads a plan that the model wrote as a list in the language of
             markers. The skeleton's text is then sent once, when the plan is used, and has no logprobs.
-        beginnings: returns the ids of the tokens with which a text that begins with a certain word may begin.
+        beginnings: returns the ids of the tokens with which a text that begins with a certain word or mark
+            may begin.
         """
         self._ask = ask
         self._request = request

@@ -71,7 +71,7 @@ class Sentences:
     outline: str
     # Asks for the text of a point in the form "turns".
     turns: str
-    # Asks for the text of a point in the form "article".
+    # Asks for the text of a point in the form "article", and for the closing in every form.
     article: str
     # Precedes what asks for the text of a point, if the answer has an introduction already.
     introduced: str
