@@ -32,6 +32,7 @@ from tests.master.stage import turn
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 
 CALLS, SHORT, AT_ONCE = 200 if is_full() else 120, 200, 8
+MAX_ROUNDS = 4
 UNTIL_FULL = 400  # short requests: then what is kept on purpose is
 CONFIG = EngineConfig(model="demo", live=3, queue=3, keep_for=5.0, keep=8)
 WAYS = ("read", "hang up", "cancel", "deadline", "refused", "left")
@@ -79,9 +80,13 @@ async def test_invariant_5_memory_does_not_grow_with_requests() -> None:
         for number in range(MAX_STEPS):
             one.stage.engine.steps.on_result(Result(1, number + 1, ()))
         await short_requests(one, client, UNTIL_FULL)
-        before = blocks(one)
-        await short_requests(one, client, SHORT)
-        assert blocks(one) - before < SHORT
+        grown = list[int]()
+        # What is made once, such as by a thread of another test, does not grow in every round.
+        while not grown or (min(grown) >= SHORT and len(grown) < MAX_ROUNDS):
+            before = blocks(one)
+            await short_requests(one, client, SHORT)
+            grown.append(blocks(one) - before)
+        assert min(grown) < SHORT, grown
         await client.close()
 
 
