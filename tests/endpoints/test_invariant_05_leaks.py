@@ -71,6 +71,7 @@ def is_clean(one: Front, before: Mapping[str, int]) -> bool:
     return False
 
 
+@pytest.mark.full
 async def test_invariant_5_memory_does_not_grow_with_requests() -> None:
     """Not by one block of Python's memory a request, once what is kept on purpose is full."""
     async with front(config=replace(CONFIG, queue=AT_ONCE)) as one:
