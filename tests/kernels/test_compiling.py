@@ -52,10 +52,18 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(folder: Path) -> None:
         compile_early()
 
 
-def test_a_process_is_started_only_if_nothing_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = list[object]()
-    monkeypatch.setattr(compiling.subprocess, "Popen", lambda command, **_: started.append(command))
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The commands of the processes that are started from now on; none of them runs."""
+    commands = list[object]()
+    monkeypatch.setattr(compiling.subprocess, "Popen", lambda command, **_: commands.append(command))
     monkeypatch.setattr(compiling, "find_spec", lambda name: True)
+    return commands
+
+
+def test_a_process_is_started_only_if_nothing_was_compiled(
+    monkeypatch: pytest.MonkeyPatch, started: list[object]
+) -> None:
     monkeypatch.setattr(compiling.platform, "machine", lambda: "x86_64")
     compile_early()
     with one_process_at_a_time():
@@ -64,10 +72,7 @@ def test_a_process_is_started_only_if_nothing_was_compiled(monkeypatch: pytest.M
     assert len(started) == 1
 
 
-def test_other_processors_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = list[object]()
-    monkeypatch.setattr(compiling.subprocess, "Popen", lambda command, **_: started.append(command))
-    monkeypatch.setattr(compiling, "find_spec", lambda name: True)
+def test_other_processors_start_no_process(monkeypatch: pytest.MonkeyPatch, started: list[object]) -> None:
     monkeypatch.setattr(compiling.platform, "machine", lambda: "arm64")
     compile_early()
     assert not started
