@@ -47,7 +47,7 @@ def _open_lock() -> IO[bytes] | None:
 
 def _is_compiled(lock: IO[bytes]) -> bool:
     """Return whether a process has compiled the kernel from these source files. It may have been another kind
-    of processor or another Numba: then every process compiles it, and nobody waits.
+    of processor or another Numba: then every process compiles it, and none waits.
 
     lock: what `_open_lock` has returned.
     """
