@@ -99,13 +99,13 @@ def test_a_log_of_hidden_states_follows_forks_and_says_what_it_lacks() -> None:
 
 
 def test_replay_comes_before_frames_of_several_passes() -> None:
-    """On a ring of one stage, also if the stage has launched the passes already; afterwards they go on."""
+    """On a ring of one stage; afterwards they go on."""
     budget, waits = FrameBudget(64, 1, MAX_PASSES, 64), DraftTimeout(0.0, present=False)
     stage0 = Sequencer(1, budget, PageTable(16, 8), waits, runs_ahead=lambda: True)
     seen = list[tuple[bool, int, list[int]]]()
 
-    def step(passes: int = 1) -> None:
-        frame = there(stage0.compose(0.0, passes))
+    def step() -> None:
+        frame = there(stage0.compose(0.0))
         seen.append((frame.replay, frame.extra_passes, [one.sequence for one in frame.segments]))
         done = list[Outcome]()
         for one in frame.segments if not frame.replay else ():
@@ -120,7 +120,7 @@ def test_replay_comes_before_frames_of_several_passes() -> None:
         step()
     stage0.apply_order(Open(replace(reopened(2, 3), limit=99, drafted=False), (0, 1, 2, 77), lease=99))
     for _ in range(3):
-        step(MAX_PASSES)
+        step()
     ahead = MAX_PASSES - 1
     assert seen[:3] == [(True, 0, [1]), (False, 0, [1]), (False, ahead, [1])]
     assert seen[3:6] == [(True, 0, [2]), (False, 0, [2]), (False, ahead, [1, 2])]

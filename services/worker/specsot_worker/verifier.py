@@ -146,9 +146,9 @@ class Verifier:
 
     @property
     def launched_passes(self) -> int:
-        """Number of forward passes of the step that waits for its frame; 1 without such a step."""
+        """Number of forward passes of the step that waits for its frame; 0 without such a step."""
         step = self._next_step
-        return step.launched_passes if step else 1
+        return step.launched_passes if step else 0
 
     @property
     def _next_step(self) -> NextStep | None:

@@ -229,7 +229,7 @@ class Worker:
         )
         if verifier and (sequencer := self._active.sequencer):
             # The verifier launches the next frame by itself only if no message or prompt would change it.
-            verifier.quiet = lambda: not (self._arrived() or sequencer.prompt_tokens_due)
+            verifier.quiet = lambda: sequencer.next_is_predictable(self._clock(), self._arrived())
             verifier.passes = sequencer.passes_ahead
         if verifier and index and self._verify_thread:
             name = self._loader.name
@@ -431,7 +431,7 @@ class Worker:
         if active.sequencer is None or active.missing_taps:
             return None
         verifier = active.verifier
-        while frame := active.sequencer.compose(self._clock(), verifier.launched_passes if verifier else 1):
+        while frame := active.sequencer.compose(self._clock(), verifier.launched_passes if verifier else 0):
             await self._report_rejections(active)
             await self._run_frame(active, self._observer.launched(frame, self._clock()))
             if not (verifier and verifier.next_confirmed):

@@ -82,6 +82,8 @@ class Sequencer:
         self._runs_ahead = runs_ahead
         # True if the newest frame carried prompts alone although sequences were decoding.
         self._prompts_alone = False
+        # Time in seconds of the newest frame with prompts.
+        self._prompts_at = float("-inf")
         # Estimated seconds of the frames of prompts alone since the last frame with trees.
         self._prompt_seconds = 0.0
         # True from the end of a plan until the next frame is launched. The master then opens the branches,
@@ -294,15 +296,17 @@ class Sequencer:
         self._rejected = []
         return rejected
 
-    def compose(self, now: float, passes: int = 1) -> Frame | None:
+    def compose(self, now: float, launched: int = 0) -> Frame | None:
         """Return the next frame, which is then in flight. Return None if nothing is ready, or if the maximum
         number of frames is in flight.
 
         now: Time in seconds.
-        passes: Number of forward passes that the stage has launched already for this frame, or 1. The frame
-            takes as many, if possible; otherwise the stage discards what it has launched.
+        launched: Number of forward passes that the stage has launched already for this frame; 0 if it has
+            launched nothing. The frame carries the launched trees and as many passes, if possible; otherwise
+            the stage discards what it has launched.
 
-        If all sequences can run ahead, prompts and trees take turns: a frame carries only one of both.
+        Where steps are launched before their frames are composed, and sequences of several requests decode,
+        prompts and trees take turns: a frame carries only one of both, see `_keeps_to_trees`.
 
         With one frame at a time, also return None while a sequence waits for its tree within its family
         deadline: a frame that left without that sequence would delay it by a whole step. `deadline` explains
@@ -318,9 +322,13 @@ class Sequencer:
             return None
         if replay := self._compose_replay(now):
             return replay
-        passes = passes if passes > 1 else self.passes_ahead()
-        take_turns = passes > 1 and self.prompt_tokens_due > 0
-        self._prompts_alone = take_turns and (not self._prompts_alone or self._prompts_fit())
+        passes = launched if launched > 1 else self.passes_ahead()
+        prompts_wait = self.prompt_tokens_due > 0
+        take_turns = prompts_wait and (passes > 1 or self._several_requests_decode())
+        trees_alone = self._prompts_alone if passes > 1 else self._prompts_had_turn(now)
+        self._prompts_alone = (
+            take_turns and not launched and (not trees_alone or (self._prompts_alone and self._prompts_fit()))
+        )
         openings = list[Opening]()
         chunks = list[PromptChunk]()
         growths = list[TreeSegment]()
@@ -330,8 +338,10 @@ class Sequencer:
         if not (openings or chunks):
             max_tokens = self._budget.rows - self._tokens_reserved_for_prompts() * (not take_turns)
             growths = self._compose_trees(now, max_tokens)
-        if not take_turns:
+        if not (take_turns and (growths or chunks or openings)):
             openings, chunks = self._compose_prompts(num_tokens_of(growths))
+        if chunks:
+            self._prompts_at = now
         closings = self._pop_closings() if self._closings else ()
         extra_passes = 0
         if passes > 1 and growths and not (openings or chunks) and self._can_run_ahead(growths, passes):
@@ -351,6 +361,51 @@ class Sequencer:
             return None
         self._record_launch(frame, now)
         return frame
+
+    def next_is_predictable(self, now: float, message_waits: bool) -> bool:
+        """Return whether the next frame carries the trees of just those sequences that the newest frame
+        decodes, unless they end.
+
+        now: Time in seconds.
+        message_waits: True if a message has arrived that was not handled yet. It may open a sequence.
+
+        It does not after a frame of prompts alone, because the trees of the other sequences follow. It does
+        if no message and no prompt waits, and also while prompts have to wait for their turn, see
+        `_keeps_to_trees`.
+        """
+        if self._prompts_alone:
+            return False
+        return self._keeps_to_trees(now) or not (message_waits or self.prompt_tokens_due)
+
+    def _keeps_to_trees(self, now: float) -> bool:
+        """Return whether the next frame carries trees alone, even if prompts wait or arrive.
+
+        now: Time in seconds.
+
+        That is so for MAX_SECONDS after a frame with prompts, where steps are launched before their frames
+        are composed, every frame has one pass, and sequences of several requests decode. With many clients,
+        a prompt arrives in nearly every step. A frame with trees and prompts could not be launched ahead,
+        nor run as a CUDA graph, so it takes three times as long as one of trees:
+
+            frames   | prompts | trees | trees | trees | prompts | trees | trees | trees |
+        """
+        return self._prompts_had_turn(now) and self._several_requests_decode() and self.passes_ahead() == 1
+
+    def _prompts_had_turn(self, now: float) -> bool:
+        """Return whether the newest frame with prompts is less than MAX_SECONDS old.
+
+        now: Time in seconds.
+        """
+        return now - self._prompts_at < MAX_SECONDS
+
+    def _several_requests_decode(self) -> bool:
+        """Return whether the stage launches steps before their frames are composed, and sequences of at least
+        two families decode. One request would only wait for itself.
+        """
+        if self._budget.max_in_flight > 1 or not self._runs_ahead():
+            return False
+        families = {state.family for state in self._sequences.values() if state.root is not None}
+        return len(families) > 1
 
     def _prompts_fit(self) -> bool:
         """Return whether another frame may carry prompts alone although the newest one did: together with the

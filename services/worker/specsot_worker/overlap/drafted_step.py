@@ -157,7 +157,7 @@ class ColocatedDrafts:
         stage: Launches steps. None if no stage can.
         places: Returns each segment's place among a frame's trees if its sequence's next tree is the
             drafter's, whatever tokens it generates; otherwise None.
-        is_quiet: Returns whether no message has arrived that would change the next frame.
+        is_quiet: Returns whether the next frame carries the trees of just the sequences that are verified.
         """
         self.drafter: ColocatedDrafter | None = None
         self._stage = stage
@@ -210,18 +210,18 @@ class ColocatedDrafts:
         frame: The verified frame.
         outcomes: Its outcomes by sequence.
 
-        None is also returned without a stage that launches steps, for frame number 0, and if a segment's
-        next tree is not certain to be the drafter's. The step is launched here only if the drafts run on the
-        device and `is_quiet` returns True.
+        None is also returned without a stage that launches steps, for frame number 0, if a segment's next
+        tree is not certain to be the drafter's, and if `is_quiet` returns False. The step is launched here
+        only if the drafts run on the device.
         """
         step = self._stage.next_step if self._stage else None
-        if not (frame.number and step and self.drafter):
+        if not (frame.number and step and self.drafter and self._is_quiet()):
             return None
         places = self._places(frame.segments)
         if not all(places):
             return None
         ahead = DraftedStep(step, frame, outcomes, places)
-        if self._handle and self._handle.state is OverlapState.LAUNCHED and self._is_quiet():
+        if self._handle and self._handle.state is OverlapState.LAUNCHED:
             ahead.launch_selected(self._handle)
         return ahead
 

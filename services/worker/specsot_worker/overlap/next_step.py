@@ -278,8 +278,8 @@ class NextStep:
 
     @property
     def launched_passes(self) -> int:
-        """Number of forward passes of the confirmed step, which waits for its frame; 1 without one."""
-        return self._step.passes if self._step and self._step.confirmed else 1
+        """Number of forward passes of the confirmed step, which waits for its frame; 0 without one."""
+        return self._step.passes if self._step and self._step.confirmed else 0
 
     def take(self, frame: Frame) -> SpeculativeStep | None:
         """Return the predicted step if it is for this frame; no step is predicted afterwards. Otherwise

@@ -1,0 +1,157 @@
+"""Prompts and trees take turns where steps are launched before their frames are composed."""
+
+from __future__ import annotations
+
+from specsot.core.frames import Draft, Drafts, Fork, Frame, Open, Opening, Outcome, Result, TreeSegment
+from specsot.core.pages import PageTable
+from specsot.core.run_ahead import MAX_PASSES, MAX_SECONDS
+from specsot.core.tree import chain
+from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDepth
+from specsot_worker.core.sequencer import Sequencer
+from tests.there import there
+
+STEP = MAX_SECONDS / 4
+
+
+class Clients:
+    """A stage 0 with a drafter, whose results and trees this test makes up. Every step takes STEP seconds.
+
+    now: Time in seconds.
+    sequencer: The stage 0.
+    """
+
+    def __init__(self, launches: bool = True) -> None:
+        self.now = 0.0
+        depth = PipelineDepth(1, ((1, STEP), (256, STEP)))
+        self.sequencer = Sequencer(
+            1,
+            FrameBudget(256, 1, MAX_PASSES),
+            PageTable(64, 16),
+            DraftTimeout(1.0),
+            depth,
+            runs_ahead=lambda: launches,
+        )
+
+    def open(self, sequence: int, family: int | None = None, fork: Fork | None = None) -> None:
+        tokens = tuple(range(5))
+        prompt = len(tokens) + (fork.length if fork else 0)
+        opening = Opening(sequence, prompt, fork, limit=10**4, family=family or sequence)
+        self.sequencer.apply_order(Open(opening, tokens, lease=10**6))
+
+    def step(self, launched: int = 0) -> str:
+        """Run the next frame, answer it with one token and a tree per sequence, and name its segments."""
+        frame = there(self.sequencer.compose(self.now, launched))
+        self.now += STEP
+        outcomes = list[Outcome]()
+        for one in frame.segments:
+            tree = isinstance(one, TreeSegment)
+            if tree or self.sequencer._sequences[one.sequence].opening.decodes:
+                accepted = (0,) if tree else ()
+                outcomes.append(Outcome(one.sequence, one.draft_round if tree else 0, accepted, (3,)))
+        self.sequencer.apply_result(Result(1, frame.number, tuple(outcomes)), self.now)
+        drafts = [Draft(one.sequence, one.draft_round + 1, chain([3, 4])) for one in outcomes]
+        self.sequencer.add_drafts(Drafts(1, tuple(drafts)))
+        return kinds_of(frame)
+
+    def predictable(self, message_waits: bool) -> bool:
+        return self.sequencer.next_is_predictable(self.now, message_waits)
+
+
+def kinds_of(frame: Frame) -> str:
+    """Return a word for every segment: "tree 1" or "prompt 2"."""
+    return ", ".join(
+        f"{'tree' if isinstance(one, TreeSegment) else 'prompt'} {one.sequence}" for one in frame.segments
+    )
+
+
+def test_prompts_wait_while_those_before_them_are_less_than_a_turn_old() -> None:
+    clients = Clients()
+    for sequence in (1, 2):
+        clients.open(sequence)
+    seen = [clients.step()]
+    for sequence in (3, 4, 5):
+        clients.open(sequence)
+        seen.append(clients.step())
+    seen += [clients.step() for _ in range(3)]
+    assert seen == [
+        "prompt 1, prompt 2",
+        "tree 1, tree 2",
+        "tree 1, tree 2",
+        "tree 1, tree 2",
+        # A turn of trees takes MAX_SECONDS, the frame of prompts included.
+        "prompt 3, prompt 4, prompt 5",
+        "tree 1, tree 2, tree 3, tree 4, tree 5",
+        "tree 1, tree 2, tree 3, tree 4, tree 5",
+    ]
+
+
+def test_a_prompt_that_comes_after_a_turn_is_fed_at_once() -> None:
+    clients = Clients()
+    for sequence in (1, 2):
+        clients.open(sequence)
+    for _ in range(6):
+        clients.step()
+    clients.open(3)
+    assert clients.step() == "prompt 3"
+
+
+def test_a_launched_step_keeps_its_frame_although_a_prompt_waits() -> None:
+    clients = Clients()
+    for sequence in (1, 2):
+        clients.open(sequence)
+    for _ in range(6):
+        clients.step()
+    clients.open(3)
+    assert clients.step(launched=1) == "tree 1, tree 2"
+    assert clients.step() == "prompt 3"
+
+
+def test_the_sequences_of_one_request_share_frames_with_its_prompts() -> None:
+    clients = Clients()
+    clients.open(1, family=7)
+    clients.step()
+    clients.open(2, family=7)
+    assert clients.step() == "tree 1, prompt 2"
+
+
+def test_without_launches_ahead_prompts_and_trees_share_frames() -> None:
+    clients = Clients(launches=False)
+    for sequence in (1, 2):
+        clients.open(sequence)
+    clients.step()
+    clients.open(3)
+    assert clients.step() == "tree 1, tree 2, prompt 3"
+
+
+def test_a_prompt_does_not_wait_for_trees_that_are_not_ready() -> None:
+    clients = Clients()
+    for sequence in (1, 2):
+        clients.open(sequence)
+    clients.step()
+    for state in clients.sequencer._sequences.values():
+        state.lease = 0
+    clients.open(3)
+    assert clients.step() == "prompt 3"
+
+
+def test_the_next_frame_is_predictable_during_a_turn_of_trees() -> None:
+    clients = Clients()
+    for sequence in (1, 2):
+        clients.open(sequence)
+    clients.step()
+    assert clients.predictable(message_waits=True)
+    clients.open(3)
+    assert clients.predictable(message_waits=True)
+    seen = [clients.step() for _ in range(3)]
+    assert not clients.predictable(message_waits=False)  # The turn is over, and a prompt waits.
+    assert clients.step() == "prompt 3"
+    assert not clients.predictable(message_waits=False)  # The trees of 1 and 2 follow, too.
+    assert seen == ["tree 1, tree 2"] * 3
+
+
+def test_with_one_request_the_next_frame_is_predictable_while_nothing_arrives() -> None:
+    clients = Clients()
+    clients.open(1)
+    clients.step()
+    assert clients.predictable(message_waits=False)
+    assert not clients.predictable(message_waits=True)
