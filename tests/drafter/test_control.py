@@ -149,7 +149,9 @@ def test_a_choice_is_held_as_long_as_nothing_changes() -> None:
     assert 40 // (HELD_STEPS + 1) <= held.count(False) <= 12
 
 
-@pytest.mark.parametrize(("live", "beside", "held"), [(50, 1, True), (41, 0, True), (31, 0, False)])
+@pytest.mark.parametrize(
+    ("live", "beside", "held"), [(50, 1, True), (90, 0, True), (46, 0, True), (45, 0, False)]
+)
 def test_a_choice_is_held_for_about_as_many_sequences(live: int, beside: int, held: bool) -> None:
     """With many clients, sequences begin and end in nearly every step."""
     one = looked(policy(FLAT, FLAT_LEVEL, stepwise=False), sequences=48, seconds=1e-3)

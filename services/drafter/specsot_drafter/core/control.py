@@ -116,11 +116,10 @@ class StepCosts:
         self._step = CostCurve(step) or UNIT_CURVE
         self._level = CostCurve(level) or UNIT_CURVE
         self._widths = 1, *widths
-        # Steps without drafts as (sequences, seconds). The key is the bit length of the number of sequences:
-        # 4, 5, 6 and 7 sequences share the key 3.
+        # Steps without drafts as (sequences, seconds), by `similar_numbers` of sequences.
         self._baseline = defaultdict[int, deque[Point]](lambda: deque(maxlen=LOOK_STEPS))
         # Steps with drafts as (rows, seconds without growth), of all numbers of sequences together; and, if
-        # the host bounds steps, their (sequences, seconds beyond the curve) by the bit length as above.
+        # the host bounds steps, their (sequences, seconds beyond the curve), likewise by `similar_numbers`.
         self._drafted = deque[Point](maxlen=RECENT)
         self._extra = defaultdict[int, deque[Point]](lambda: deque(maxlen=RECENT))
         # Recent steps as (seconds beyond computing and growth, seconds of computing of all stages).
@@ -211,7 +210,7 @@ class StepCosts:
         sequences: Number of sequences in the step.
         seconds: Wall-clock seconds of the step.
         """
-        self._baseline[sequences.bit_length()].append((sequences, max(seconds - self.hops, 0.0)))
+        self._baseline[similar_numbers(sequences)].append((sequences, max(seconds - self.hops, 0.0)))
 
     def record_drafted(
         self, sequences: int, grown: int, levels: int, rows: int, seconds: float, growing: float
@@ -240,7 +239,7 @@ class StepCosts:
             self._grown.append((passes, min(growing, 2 * (offset + slope * passes + computing))))
         computing = min(max(seconds - self.hops - growing, 0.0), 2 * computing)
         self._drafted.append((rows, computing))
-        self._extra[sequences.bit_length()].append((sequences, computing - self._step.at(rows)))
+        self._extra[similar_numbers(sequences)].append((sequences, computing - self._step.at(rows)))
 
     def learn(self) -> None:
         """Fit the curves to the recorded steps.
@@ -259,7 +258,7 @@ class StepCosts:
 
     def _learn_extra(self) -> None:
         """Fit the extra seconds of steps without drafts and with drafts to the recorded steps, one point per
-        number of sequences; numbers with the same bit length share a point.
+        number of sequences; about equal numbers share a point (`similar_numbers`).
 
         For example:
 
@@ -317,6 +316,18 @@ class StepCosts:
             # -> [at(2), at(2) + at(8), at(2) + 2 * at(8)]
         """
         return np.cumsum(self._level.at_each([grown * width for width in self._widths]))
+
+
+def similar_numbers(sequences: int) -> int:
+    """Return a key that is the same for about as many sequences, so that what was measured for one number
+    counts for its neighbors: the nearest power of two, as its exponent. 0 sequences have a key of their own.
+
+    sequences: Number of sequences, at least 0.
+
+        # 6 to 11 sequences have the key 3, 46 to 90 the key 6: eight clients of which one just ended
+        # decode like eight
+    """
+    return round(math.log2(sequences)) if sequences else -1
 
 
 def _quantile(values: Iterable[float]) -> float:
@@ -534,7 +545,7 @@ class DraftPolicy(BudgetPolicy):
         if not live or most <= 0:
             return 0
         if self.looks_next(sequences):
-            self._looked.add(sequences.bit_length())
+            self._looked.add(similar_numbers(sequences))
             self._pause(LOOK_STEPS, sequences)
             return 0
         if not self._holds(live, most, due) and (steps := self._choose(live, most, due)):
@@ -549,14 +560,14 @@ class DraftPolicy(BudgetPolicy):
         most: Maximum number of levels.
         due: Number of rows of committed tokens to compute first.
 
-        It is reused only for about as many trees and sequences (numbers of the same bit length), if its
+        It is reused only for about as many trees and sequences (`similar_numbers`), if its
         levels are allowed, at most two rows more than its levels are due per tree, the budget covers it or
         it is sure to gain, the last step had drafts, and it may still be reused: at most HELD_STEPS times,
         less while few steps are known.
         """
         chosen_live, chosen_others, levels = self._choice
         numbers = (live, chosen_live), (live + self._others, chosen_live + chosen_others)
-        alike = all(now.bit_length() == chosen.bit_length() for now, chosen in numbers)
+        alike = all(similar_numbers(now) == similar_numbers(chosen) for now, chosen in numbers)
         same = alike and levels <= most and due <= live * (levels + 2)
         paid = self._safe or (1 + self._change) * self._regret_stake <= self._regret.available
         holds = same and paid and self._drafts and self._held > 0
@@ -648,9 +659,8 @@ class DraftPolicy(BudgetPolicy):
         if not self._timed:
             return False
         lost = LOOK_STEPS * (1 - 1 / max(self._gain, 1.0)) + 2 * self._change * self._regret_stake
-        return num_sequences.bit_length() not in self._looked or self._since_look * 2 * REGRET_SHARE >= max(
-            lost, 1.0
-        )
+        looked = similar_numbers(num_sequences) in self._looked
+        return not looked or self._since_look * 2 * REGRET_SHARE >= max(lost, 1.0)
 
     def is_deeper_profitable(self, scores: Floats, depth: int) -> int:
         """Return how many nodes of each tree's frontier to expand, best first. Return 0 to stop growing.
