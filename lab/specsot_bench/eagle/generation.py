@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Final
 
 from specsot.core.device_verification import DeviceTrees, DeviceVerification
 from specsot.core.frames import Drafts, End, Features, Frame, Open, Opening, Outcome, Result, TreeSegment
@@ -29,6 +30,10 @@ from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.penalties import without_tokens
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
+
+# Seconds. Duration of a step by the clock of a `StepLoop`, which is not a real one, so that runs repeat
+# exactly. Untuned.
+STEP_SECONDS: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +149,8 @@ class StepLoop:
     ) -> None:
         """Connect the parts of one ring.
 
-        With an engine, the verifier uses this loop as its colocated drafter; without, it has none. The
-        verifier's `quiet` returns whether no prompt rows are due.
+        With an engine, the verifier uses this loop as its colocated drafter; without, it has none. No message
+        ever waits.
 
         stage: Runs frames through all layers.
         verifier: Computes target tokens and accepts drafts.
@@ -159,7 +164,9 @@ class StepLoop:
         self.engine = engine
         self.at: Phases = untimed
         verifier.colocated.drafter = self if engine else None
-        verifier.quiet = lambda: not sequencer.prompt_tokens_due
+        # Time in seconds, by which prompts and trees take turns.
+        self._now = 0.0
+        verifier.quiet = lambda: sequencer.next_is_predictable(self._now, message_waits=False)
         verifier.passes = sequencer.passes_ahead
 
     def turn(self, enter_phase: Phases = untimed) -> Step:
@@ -175,7 +182,8 @@ class StepLoop:
         self.at = enter_phase
         self.trees = {}
         with enter_phase("compose"):
-            frame = self.sequencer.compose(0.0, self._verifier.launched_passes)
+            self._now += STEP_SECONDS
+            frame = self.sequencer.compose(self._now, self._verifier.launched_passes)
         if frame is None:
             raise ModelError("no sequence is left to compute")
         with enter_phase("layers"):
@@ -183,7 +191,7 @@ class StepLoop:
         with enter_phase("lm_head"):
             verified = self._verifier.verify(output)
         with enter_phase("compose"):
-            self.sequencer.apply_result(verified.result, 0.0)
+            self.sequencer.apply_result(verified.result, self._now)
             for drafts in verified.drafts or ():
                 self.sequencer.add_drafts(drafts)
         return Step(frame, verified.result)
