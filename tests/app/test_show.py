@@ -19,7 +19,7 @@ from specsot.core.view import advance
 from specsot.errors import Unavailable
 from specsot.events import Event, Forecast, Numbered
 from specsot.params import Ask
-from specsot_app.terminal.show import LiveView, Streams, format_for, hooked, show, show_live
+from specsot_app.terminal.show import LiveView, Streams, drawn, format_for, show, show_live
 from tests.app.stories import DIRECT, MERGED, PLANNED, StoryFleet
 
 
@@ -148,10 +148,7 @@ def live_screen(terminal: Terminal) -> Iterator[tuple[Live, Console]]:
     for event in PLANNED[:10]:
         picture.view = advance(picture.view, event)
     console.print("$ specsot chat")
-    with (
-        Live(picture, console=console, transient=True, auto_refresh=False) as live,
-        hooked(console, picture),
-    ):
+    with drawn(picture, console, refresh=False) as live:
         yield live, console
 
 
@@ -167,6 +164,25 @@ def test_a_terminal_that_is_narrowed_keeps_nothing_of_the_wider_picture(width: i
             live.refresh()
             assert [row for row in terminal.rows if row] == [row for row in narrow.rows if row]
     assert [row for row in terminal.rows if row] == ["$ specsot chat"]
+
+
+async def test_after_a_change_of_size_panels_are_drawn_on_the_alternate_screen() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, width=80, height=24, force_terminal=True, _environ={})
+
+    async def events() -> AsyncIterator[Numbered]:
+        async for numbered in tell(PLANNED):
+            if numbered.number in (6, 8):
+                console.width -= 20
+            yield numbered
+
+    await show_live(events(), console)
+    before, after = screen.getvalue().split("\x1b[?1049h")
+    panels, answer = after.split("\x1b[?1049l")
+    assert "1 NREM" in before
+    assert "1 NREM" in panels
+    assert MERGED.splitlines()[-1] in answer
+    assert "3 branches in 24 steps" in answer
 
 
 def test_a_pipe_gets_plain_text(streams: Streams) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TextIO
@@ -145,7 +145,8 @@ class LiveView(RenderHook):
 
     Most terminals break lines that are longer than a width to which they are narrowed. The picture then takes
     more rows than rich has counted, so that rich would erase only its end: as a hook, this class erases the
-    additional rows first.
+    additional rows first. Rows that have left the screen cannot be erased, so `show_live` goes on drawing on
+    the alternate screen.
 
     console: Console of the terminal. The attribute `view` is replaced after each event.
     """
@@ -190,6 +191,8 @@ async def show_live(
     """Show panels while the request runs, then the answer and the summary; return the view after the last
     event.
 
+    After a change of the terminal's size, the panels are drawn on its alternate screen.
+
     If the request is interrupted or fails, print what was written so far, and re-raise.
 
     Nothing is printed for an interrupted request that has not written anything.
@@ -199,13 +202,16 @@ async def show_live(
     make_summary: Makes the summary from the last view.
     """
     picture = LiveView(console)
+    size = console.size
     try:
-        with (
-            Live(picture, console=console, transient=True, refresh_per_second=FRAMES_PER_SECOND),
-            hooked(console, picture),
-        ):
+        with ExitStack() as screen:
+            screen.enter_context(drawn(picture, console))
             async for numbered in events:
                 picture.view = advance(picture.view, numbered.event)
+                if size and console.size != size:
+                    size = None
+                    screen.close()
+                    screen.enter_context(drawn(picture, console, alternate=True))
     # After Ctrl-C or a lost connection, the text stays on the screen.
     except BaseException:
         console.print(interrupted_picture(picture.view), crop=False)
@@ -216,17 +222,33 @@ async def show_live(
 
 
 @contextmanager
-def hooked(console: Console, hook: RenderHook) -> Generator[None]:
-    """Let a hook see everything that a console prints, until the context ends.
+def drawn(
+    picture: LiveView, console: Console, alternate: bool = False, refresh: bool = True
+) -> Generator[Live]:
+    """Draw a picture several times a second until the context ends, which erases it.
 
-    console: The console.
-    hook: Its `process_renderables` is called after those of hooks that were added before.
+    picture: What is drawn.
+    console: Console of the terminal.
+    alternate: True: on the terminal's alternate screen, whose lines no terminal breaks anew when its size
+        changes. The text before the picture is then invisible meanwhile.
+    refresh: False: draw only when the returned `Live` is told to.
     """
-    console.push_render_hook(hook)
-    try:
-        yield
-    finally:
-        console.pop_render_hook()
+    live = Live(
+        picture,
+        console=console,
+        screen=alternate,
+        transient=True,
+        auto_refresh=refresh,
+        refresh_per_second=FRAMES_PER_SECOND,
+    )
+    with live:
+        if not alternate:
+            console.push_render_hook(picture)
+        try:
+            yield live
+        finally:
+            if not alternate:
+                console.pop_render_hook()
 
 
 class _Count(MofNCompleteColumn):
