@@ -150,7 +150,7 @@ dist: ## build wheels and the files of the heads into dist/; HEADS_URL for a rel
 	env -u PIP_CONSTRAINT $(PYTHON) -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist . ./lab
 	cd dist && sha256sum * >SHA256SUMS
 
-docs: $(VENV)/installed ## regenerate docs/options.md and docs/metrics.md, and the tables and charts that documents show of lab/results
+docs: $(VENV)/developed ## regenerate docs/options.md and docs/metrics.md, and the tables and charts that documents show of lab/results
 	$(BIN)/python docs/options.py
 	$(BIN)/python docs/metrics.py
 	$(BIN)/python tools/results.py

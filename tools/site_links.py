@@ -23,6 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 ROOT_PAGES: Mapping[str, str] = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]*)(?P<anchor>#[^)\s]*)?\)")
 CHART = re.compile(r'<img alt="[^"]*" src="(?P<file>charts/[\w-]+\.svg)" ?/?>')
+CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 STYLE = re.compile(r"<style>.*?</style>\n?", re.DOTALL)
 
 
@@ -54,7 +55,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Return a page's HTML with its charts in place of the images that name them.
+    """Return a page's HTML with charts in place of the images that name them, and bars without backslashes.
 
     html: The page without the theme.
     page: The page; not read.
@@ -66,7 +67,17 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
         drawn = (Path(config.docs_dir) / found["file"]).read_text(encoding="utf-8")
         return STYLE.sub("", drawn)
 
-    return CHART.sub(chart, html)
+    return with_bars(CHART.sub(chart, html))
+
+
+def with_bars(html: str) -> str:
+    """Return HTML whose table cells have "|" in place of "\\|".
+
+    GitHub needs the backslash, also within code, and does not show it. mkdocs does not need it, and shows it.
+
+    html: The page without the theme.
+    """
+    return CELL.sub(lambda cell: cell[0].replace("\\|", "|"), html)
 
 
 def relinked(text: str, source: str) -> str:

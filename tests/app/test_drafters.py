@@ -1,6 +1,7 @@
 """Who drafts, from the outside: options, refusals, and answers that do not depend on it."""
 
 import asyncio
+from pathlib import Path
 from threading import current_thread
 
 import pytest
@@ -10,6 +11,7 @@ from specsot.errors import InvalidRequest
 from specsot.service.option_table import arguments_of
 from specsot.service.options import DraftModelOptions
 from specsot_app.api import fleet_of
+from specsot_app.cli import main
 from specsot_app.core.ask import ask_of
 from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions, Threads
 from specsot_app.fleet.fitting import plan_fleet
@@ -171,3 +173,36 @@ def test_the_drafters_own_command_line_refuses_in_one_line(capsys, words, said):
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            [],
+            [
+                "nothing will be drafted: no head was found for base, and it has no MTP layer",
+                "to draft, name a head by --draft-model, or give --drafter suffix, which needs no model",
+            ],
+        ),
+        (["--drafter", "none"], ["nothing will be drafted: --drafter none was given"]),
+        (["--drafter", "suffix"], []),
+        (["--draft-model", "{head}"], []),
+    ],
+    ids=["no head", "none", "suffix", "a head"],
+)
+def test_serve_says_at_its_start_that_nothing_will_be_drafted_and_what_to_do(
+    given: list[str],
+    said: list[str],
+    demo_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def end(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr("specsot_app.commands.serve.run_fleet", end)
+    words = [word.format(head=demo_model / "eagle3") for word in given]
+    assert main(["serve", "--port", "0", "--model", str(demo_model / "base"), *words]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "draft" in line]
+    assert lines == [f"specsot: {line}" for line in said]

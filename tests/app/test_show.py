@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from rich.cells import cell_len, chop_cells
 from rich.console import Console
+from rich.live import Live
 
+from specsot.core.view import advance
 from specsot.errors import Unavailable
 from specsot.events import Event, Forecast, Numbered
 from specsot.params import Ask
-from specsot_app.terminal.show import Streams, format_for, show, show_live
+from specsot_app.terminal.show import LiveView, Streams, drawn, format_for, show, show_live
 from tests.app.stories import DIRECT, MERGED, PLANNED, StoryFleet
 
 
@@ -100,6 +105,84 @@ async def test_live_keeps_the_text_of_an_answer_that_was_cut_off(
         await show_live(events(), console)
     last = screen.getvalue().rpartition("\x1b[2K")[2]  # behind what cleared the panels
     assert all(text in last for text in kept)
+
+
+class Terminal(io.StringIO):
+    """A terminal that breaks lines anew when it is narrowed, as most do. It knows what rich's live screen
+    needs: text, line breaks, one row up, and erasing a row.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.rows, self._row = [""], 0
+
+    def write(self, text: str) -> int:
+        for code, row_break, shown in re.findall(r"(\x1b\[[?0-9;]*[A-Za-z])|([\r\n])|([^\x1b\r\n]+)", text):
+            if code == "\x1b[1A":
+                self._row = max(self._row - 1, 0)
+            elif code == "\x1b[2K":
+                self.rows[self._row] = ""
+            elif row_break == "\n":
+                self._row += 1
+                self.rows += [""] * (self._row == len(self.rows))
+            elif shown:
+                assert cell_len(self.rows[self._row] + shown) <= self.width, (
+                    "the picture is as wide as the screen"
+                )
+                self.rows[self._row] += shown
+        return len(text)
+
+    def narrow(self, width: int) -> None:
+        """Break every row that is longer than `width`. The cursor stays at the end of its text."""
+        parts = [chop_cells(row, width) or [""] for row in self.rows]
+        self._row = sum(map(len, parts[: self._row + 1])) - 1
+        self.rows, self.width = [part for row in parts for part in row], width
+
+
+@contextmanager
+def live_screen(terminal: Terminal) -> Iterator[tuple[Live, Console]]:
+    """A running plan on a terminal that shows a command; drawn when it is refreshed."""
+    console = Console(file=terminal, width=terminal.width, height=30, force_terminal=True, _environ={})
+    picture = LiveView(console)
+    for event in PLANNED[:10]:
+        picture.view = advance(picture.view, event)
+    console.print("$ specsot chat")
+    with drawn(picture, console, refresh=False) as live:
+        yield live, console
+
+
+@pytest.mark.parametrize("width", [99, 60, 41])
+def test_a_terminal_that_is_narrowed_keeps_nothing_of_the_wider_picture(width: int) -> None:
+    terminal, narrow = Terminal(100), Terminal(width)
+    with live_screen(terminal) as (live, console), live_screen(narrow) as (other, _):
+        live.refresh()
+        other.refresh()
+        terminal.narrow(width)
+        console.width = width
+        for _ in range(2):
+            live.refresh()
+            assert [row for row in terminal.rows if row] == [row for row in narrow.rows if row]
+    assert [row for row in terminal.rows if row] == ["$ specsot chat"]
+
+
+async def test_after_a_change_of_size_panels_are_drawn_on_the_alternate_screen() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, width=80, height=24, force_terminal=True, _environ={})
+
+    async def events() -> AsyncIterator[Numbered]:
+        async for numbered in tell(PLANNED):
+            if numbered.number in (6, 8):
+                console.width -= 20
+            yield numbered
+
+    await show_live(events(), console)
+    before, after = screen.getvalue().split("\x1b[?1049h")
+    panels, answer = after.split("\x1b[?1049l")
+    assert "1 NREM" in before
+    assert "1 NREM" in panels
+    assert MERGED.splitlines()[-1] in answer
+    assert "3 branches in 24 steps" in answer
 
 
 def test_a_pipe_gets_plain_text(streams: Streams) -> None:

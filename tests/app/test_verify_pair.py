@@ -15,6 +15,7 @@ from specsot.events import Finished, Reason, Statistics
 from specsot.members import AS_PUBLISHED, Overrides, Quantization
 from specsot.service.options import DraftModelOptions
 from specsot_app.cli import main
+from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.options import FleetOptions
 from specsot_bench.core.verify_report import (
     Acceptance,
@@ -126,6 +127,13 @@ def test_a_fleet_that_never_drafted_is_reported() -> None:
     assert not replace(idle, drafter="none").idle
 
 
+def test_a_report_names_the_base_and_what_drafts() -> None:
+    told = report(model="models/llama", draft_model="owner/head@main")
+    assert list(lines_of(told, str))[:2] == ["model     models/llama", "drafts    owner/head@main"]
+    assert (as_json(told)["model"], as_json(told)["draft_model"]) == ("models/llama", "owner/head@main")
+    assert as_json(report())["draft_model"] is None
+
+
 def test_a_rounded_base_is_its_own_reference() -> None:
     told = report(TokenDifference(9, 7, 8, 0.5), rounding="int4, int8 KV")
     lines = list(lines_of(told, spell=str))
@@ -212,6 +220,7 @@ def test_the_demo_pair_holds(tmp_path: Path, capsys: Any) -> None:
     told = json.loads(capsys.readouterr().out)
     assert (told["identical"], told["tokens"], told["drafter"], told["idle"]) == (True, 48, "eagle", False)
     assert told["head"]["verdict"] == "fits"
+    assert told["draft_model"] == str(small_pair() / "eagle3")
     assert told["head"]["accepted_by_depth"][0] > 0.3
 
 
@@ -245,7 +254,8 @@ def test_a_fleet_of_processes_is_verified_the_same_way(tmp_path: Path, capsys: A
     file.write_text("Explain tides.\n")
     assert main(["verify", str(file), "--fleet", "processes", "--stages", "1", "--max-new-tokens", "12"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("same      12 tokens")
+    assert [line.split()[0] for line in lines[:2]] == ["model", "drafts"]
+    assert lines[2].startswith("same      12 tokens")
     assert lines[-1] == "the head fits"
 
 
@@ -267,7 +277,8 @@ def test_a_fleet_that_lies_is_found_out(
     file.write_text("Explain tides.\n")
     wanted = FleetOptions(dtype="fp32", drafter="none", quantization=rounding)
     assert pair.verify(wanted, file, 8, 1e-4, as_one_object=False, opener=opener) == 1
-    lines = capsys.readouterr().out.splitlines()
+    named, *lines = capsys.readouterr().out.splitlines()
+    assert named.split() == ["model", str(small_pair() / "base")]
     assert lines[0].startswith("DIFFERS    3 tokens")
     assert lines[1].strip().startswith("at token 0: wrote 5 ")
     assert lines[-2].startswith(f"0 of 1 answers are what {reference} writes")

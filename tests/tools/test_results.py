@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import results
 from charts import Chart, draw
-from site_links import relinked
+from site_links import relinked, with_bars
 
 ROWS = [
     {"server": server, "clients": n, "tokens/s": n * speed}
@@ -111,3 +111,8 @@ def test_a_chart_shows_every_figure_and_says_it_in_words() -> None:
 )
 def test_links_lead_to_pages_of_the_site_or_are_text(source: str, link: str, on_the_site: str) -> None:
     assert relinked(link, source) == on_the_site
+
+
+def test_a_bar_in_a_table_has_no_backslash_on_the_site() -> None:
+    html = "<p><code>a\\|b</code></p><table><td><code>True\\|False</code></td></table>"
+    assert with_bars(html) == "<p><code>a\\|b</code></p><table><td><code>True|False</code></td></table>"

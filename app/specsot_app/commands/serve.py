@@ -34,7 +34,7 @@ from specsot_app.fleet.devices import (
     with_kv_memory,
 )
 from specsot_app.fleet.opening import with_demo
-from specsot_app.fleet.options import FleetOptions, Models, models_of, places_of
+from specsot_app.fleet.options import FleetOptions, Models, models_of, places_of, why_undrafted
 from specsot_app.runtime import run_until_signal
 from specsot_master.config import MasterConfig
 
@@ -219,6 +219,8 @@ def serve(options: ServeOptions) -> int:
         check_free(serving.listen_address(options.port))
     if choice:
         print_choice(choice, sys.stderr)
+    for line in why_undrafted(models):
+        print(f"specsot: {line}", file=sys.stderr, flush=True)
     if not options.share:
         placed = replace(fleet, kind="processes", stages=stages)
         print_shared_gpus(placed, sys.stderr, rings)

@@ -379,6 +379,22 @@ def drafter_for(options: FleetOptions, draft: Path | None) -> DrafterName | None
     return "model" if options.draft_model and is_language_model(draft) else None
 
 
+def why_undrafted(models: Models) -> tuple[str, ...]:
+    """Return in lines why a fleet will draft nothing, and what to do about that; () if something drafts.
+
+    models: The directories that were found, and the drafter in use.
+    """
+    if models.drafts != "none":
+        return ()
+    if models.drafter == "none":
+        return ("nothing will be drafted: --drafter none was given",)
+    name = Path(address_of_model(models.base)).name
+    return (
+        f"nothing will be drafted: no head was found for {name}, and it has no MTP layer",
+        "to draft, name a head by --draft-model, or give --drafter suffix, which needs no model",
+    )
+
+
 def _has_mtp(directory: Path, base: Path) -> bool:
     """Tell whether a directory holds an MTP layer for a base model, see `has_mtp`.
 

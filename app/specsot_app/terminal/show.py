@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TextIO
 
-from rich.console import Console, RenderableType
+from rich.cells import chop_cells
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+from rich.control import Control
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeElapsedColumn
+from rich.segment import ControlType, SegmentLines
 from rich.text import Text
 
 from specsot.core.event_json import line_of
@@ -136,8 +140,13 @@ async def show_text(
     return view
 
 
-class LiveView:
+class LiveView(RenderHook):
     """What the live screen draws at its own pace: the newest view, at the screen's current size.
+
+    Most terminals break lines that are longer than a width to which they are narrowed. The picture then takes
+    more rows than rich has counted, so that rich would erase only its end: as a hook, this class erases the
+    additional rows first. Rows that have left the screen cannot be erased, so `show_live` goes on drawing on
+    the alternate screen.
 
     console: Console of the terminal. The attribute `view` is replaced after each event.
     """
@@ -145,10 +154,35 @@ class LiveView:
     def __init__(self, console: Console) -> None:
         self.view = View()
         self._console = console
+        # Lines of the picture that was drawn last, without colours.
+        self._drawn_lines: tuple[str, ...] = ()
 
-    def __rich__(self) -> RenderableType:
-        """Return the picture of the newest view, which rich draws several times a second."""
-        return draw(self.view, Size(self._console.width, self._console.height))
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the picture of the newest view, which rich draws several times a second."""
+        picture = draw(self.view, Size(self._console.width, self._console.height))
+        lines = console.render_lines(picture, options, pad=False)
+        texts = ("".join(segment.text for segment in line) for line in lines[: self._console.height])
+        self._drawn_lines = tuple(texts)
+        yield SegmentLines(lines, new_lines=True)
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """Return what rich is about to print, after a control that erases the rows that were added to the
+        picture by breaking its lines.
+
+        renderables: Begin with rich's own control, which erases as many rows as the picture had.
+        """
+        added = count_added_rows(self._drawn_lines, self._console.width)
+        up = ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)) * added
+        return [Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2), *up), *renderables]
+
+
+def count_added_rows(lines: Sequence[str], width: int) -> int:
+    """Return how many rows a terminal of this width needs in addition to one for each line.
+
+    lines: Lines without control characters, such as ["abcdef", "ab"]: with a width of 4, the result is 1.
+    width: Number of columns.
+    """
+    return sum(max(len(chop_cells(line, width)) - 1, 0) for line in lines)
 
 
 async def show_live(
@@ -156,6 +190,8 @@ async def show_live(
 ) -> View:
     """Show panels while the request runs, then the answer and the summary; return the view after the last
     event.
+
+    After a change of the terminal's size, the panels are drawn on its alternate screen.
 
     If the request is interrupted or fails, print what was written so far, and re-raise.
 
@@ -166,10 +202,16 @@ async def show_live(
     make_summary: Makes the summary from the last view.
     """
     picture = LiveView(console)
+    size = console.size
     try:
-        with Live(picture, console=console, transient=True, refresh_per_second=FRAMES_PER_SECOND):
+        with ExitStack() as screen:
+            screen.enter_context(drawn(picture, console))
             async for numbered in events:
                 picture.view = advance(picture.view, numbered.event)
+                if size and console.size != size:
+                    size = None
+                    screen.close()
+                    screen.enter_context(drawn(picture, console, alternate=True))
     # After Ctrl-C or a lost connection, the text stays on the screen.
     except BaseException:
         console.print(interrupted_picture(picture.view), crop=False)
@@ -177,6 +219,36 @@ async def show_live(
     # Lines of code may be longer than the terminal is wide.
     console.print(final_picture(picture.view, make_summary(picture.view)), crop=False)
     return picture.view
+
+
+@contextmanager
+def drawn(
+    picture: LiveView, console: Console, alternate: bool = False, refresh: bool = True
+) -> Generator[Live]:
+    """Draw a picture several times a second until the context ends, which erases it.
+
+    picture: What is drawn.
+    console: Console of the terminal.
+    alternate: True: on the terminal's alternate screen, whose lines no terminal breaks anew when its size
+        changes. The text before the picture is then invisible meanwhile.
+    refresh: False: draw only when the returned `Live` is told to.
+    """
+    live = Live(
+        picture,
+        console=console,
+        screen=alternate,
+        transient=True,
+        auto_refresh=refresh,
+        refresh_per_second=FRAMES_PER_SECOND,
+    )
+    with live:
+        if not alternate:
+            console.push_render_hook(picture)
+        try:
+            yield live
+        finally:
+            if not alternate:
+                console.pop_render_hook()
 
 
 class _Count(MofNCompleteColumn):

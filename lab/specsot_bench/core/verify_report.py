@@ -197,6 +197,8 @@ class Report:
     fit: Fit of the head to the base; None: no head was examined.
     rounding: The precision of the base, if the base itself was the reference; empty: Transformers was.
     about: Family, sizes and features of the base, in one line.
+    model: Path or Hub name of the base.
+    draft_model: Path or Hub name of the head or model that drafts; empty if none was loaded.
     """
 
     answers: tuple[CheckedAnswer, ...]
@@ -205,6 +207,8 @@ class Report:
     fit: HeadFit | None = None
     rounding: str = ""
     about: str = ""
+    model: str = ""
+    draft_model: str = ""
 
     @property
     def reference(self) -> str:
@@ -252,7 +256,7 @@ class Report:
 
 
 def lines_of(report: Report, spell: Spell) -> Iterator[str]:
-    """Yield the report as lines.
+    """Yield the report as lines, the first of which names the base, and the second one what drafts.
 
     An answer counts as the same if rounding explains all its differences. Further lines say that there are
     too many near ties, that no draft was accepted although a drafter was asked for, what the base is, and
@@ -261,6 +265,10 @@ def lines_of(report: Report, spell: Spell) -> Iterator[str]:
     report: Result of the verification.
     spell: Returns a token id's text.
     """
+    if report.model:
+        yield f"model     {report.model}"
+    if report.draft_model:
+        yield f"drafts    {report.draft_model}"
     for answer in report.answers:
         first = report.first(answer)
         state = "same" if first is None else "DIFFERS"
@@ -325,7 +333,9 @@ def _acceptance_in_words(accepted: Acceptance) -> str:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Return a report as an object for JSON; "head" is None if no head was examined.
+    """Return a report as an object for JSON.
+
+    "head" is None if no head was examined, and "draft_model" is None if none was loaded.
 
     "near" is the gap below which a difference counts as a tie.
 
@@ -333,6 +343,8 @@ def as_json(report: Report) -> dict[str, Any]:
     """
     fit = report.fit
     return {
+        "model": report.model,
+        "draft_model": report.draft_model or None,
         "holds": report.holds,
         "identical": report.identical,
         "tokens": report.tokens,

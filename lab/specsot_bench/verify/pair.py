@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from specsot.checkpoint.config import ModelConfig, read_config
+from specsot.checkpoint.resolving import address_of_model
 from specsot.core.frames import Open, Opening
 from specsot.events import Reason
 from specsot.members import Overrides, TreeShape
@@ -412,7 +413,9 @@ def examine(
     if models.draft is not None and drafter == "eagle" and written_texts:
         with counting_bar(sys.stderr, "drafting them with the head", 1):
             fit = measure_fit(resolved(options, models), written_texts)
-    return Report(answers, tie_gap, drafter, fit, _rounding(options), describe_base(read_config(models.base)))
+    about = describe_base(read_config(models.base))
+    names = [address_of_model(directory) if directory else "" for directory in (models.base, models.draft)]
+    return Report(answers, tie_gap, drafter, fit, _rounding(options), about, *names)
 
 
 async def _answers_of_fleet(
