@@ -116,10 +116,10 @@ class StepCosts:
         self._step = CostCurve(step) or UNIT_CURVE
         self._level = CostCurve(level) or UNIT_CURVE
         self._widths = 1, *widths
-        # Steps without drafts as (sequences, seconds), by `similar_numbers` of sequences.
+        # Steps without drafts as (sequences, seconds), by `size_group`.
         self._baseline = defaultdict[int, deque[Point]](lambda: deque(maxlen=LOOK_STEPS))
         # Steps with drafts as (rows, seconds without growth), of all numbers of sequences together; and, if
-        # the host bounds steps, their (sequences, seconds beyond the curve), likewise by `similar_numbers`.
+        # the host bounds steps, their (sequences, seconds beyond the curve), likewise by `size_group`.
         self._drafted = deque[Point](maxlen=RECENT)
         self._extra = defaultdict[int, deque[Point]](lambda: deque(maxlen=RECENT))
         # Recent steps as (seconds beyond computing and growth, seconds of computing of all stages).
@@ -210,7 +210,7 @@ class StepCosts:
         sequences: Number of sequences in the step.
         seconds: Wall-clock seconds of the step.
         """
-        self._baseline[similar_numbers(sequences)].append((sequences, max(seconds - self.hops, 0.0)))
+        self._baseline[size_group(sequences)].append((sequences, max(seconds - self.hops, 0.0)))
 
     def record_drafted(
         self, sequences: int, grown: int, levels: int, rows: int, seconds: float, growing: float
@@ -239,7 +239,7 @@ class StepCosts:
             self._grown.append((passes, min(growing, 2 * (offset + slope * passes + computing))))
         computing = min(max(seconds - self.hops - growing, 0.0), 2 * computing)
         self._drafted.append((rows, computing))
-        self._extra[similar_numbers(sequences)].append((sequences, computing - self._step.at(rows)))
+        self._extra[size_group(sequences)].append((sequences, computing - self._step.at(rows)))
 
     def learn(self) -> None:
         """Fit the curves to the recorded steps.
@@ -258,7 +258,7 @@ class StepCosts:
 
     def _learn_extra(self) -> None:
         """Fit the extra seconds of steps without drafts and with drafts to the recorded steps, one point per
-        number of sequences; about equal numbers share a point (`similar_numbers`).
+        number of sequences; about equal numbers share a point (`size_group`).
 
         For example:
 
@@ -318,14 +318,14 @@ class StepCosts:
         return np.cumsum(self._level.at_each([grown * width for width in self._widths]))
 
 
-def similar_numbers(sequences: int) -> int:
-    """Return a key that is the same for about as many sequences, so that what was measured for one number
-    counts for its neighbors: the nearest power of two, as its exponent. 0 sequences have a key of their own.
+def size_group(sequences: int) -> int:
+    """Return the group to which a number of sequences belongs: its base-2 logarithm, rounded; -1 for 0. What
+    was measured for one number counts for all numbers of its group.
 
     sequences: Number of sequences, at least 0.
 
-        # 6 to 11 sequences have the key 3, 46 to 90 the key 6: eight clients of which one just ended
-        # decode like eight
+        # 6 to 11 sequences are group 3, 46 to 90 are group 6: eight clients of which one has just ended
+        # are in the same group as eight
     """
     return round(math.log2(sequences)) if sequences else -1
 
@@ -488,8 +488,8 @@ class DraftPolicy(BudgetPolicy):
         # Whether the previous step had drafts, and whether it was timed. Steps with prompt tokens are not.
         self._drafts = False
         self._timed = True
-        # Bit lengths of the numbers of sequences whose baseline was measured by a look, and the number of
-        # steps with drafts since the last look.
+        # Groups (`size_group`) of numbers of sequences whose baseline was measured by a look, and the number
+        # of steps with drafts since the last look.
         self._looked = set[int]()
         self._since_look = 0
         # Running mean of the tokens per second relative to the baseline, and the highest expected tokens per
@@ -545,29 +545,30 @@ class DraftPolicy(BudgetPolicy):
         if not live or most <= 0:
             return 0
         if self.looks_next(sequences):
-            self._looked.add(similar_numbers(sequences))
+            self._looked.add(size_group(sequences))
             self._pause(LOOK_STEPS, sequences)
             return 0
-        if not self._holds(live, most, due) and (steps := self._choose(live, most, due)):
+        if not self._reuses_choice(live, most, due) and (steps := self._choose(live, most, due)):
             self._pause(steps, sequences)
             return 0
         return most if self._stepwise else self._choice[2]
 
-    def _holds(self, live: int, most: int, due: int) -> bool:
-        """Return whether the last choice is reused for this step, and count the step if so.
+    def _reuses_choice(self, live: int, most: int, due: int) -> bool:
+        """Return whether the last choice is reused for this step. If so, use up one of its remaining reuses.
+        `holding` becomes True then, unless growth can stop between levels.
 
         live: Number of trees.
         most: Maximum number of levels.
         due: Number of rows of committed tokens to compute first.
 
-        It is reused only for about as many trees and sequences (`similar_numbers`), if its
-        levels are allowed, at most two rows more than its levels are due per tree, the budget covers it or
-        it is sure to gain, the last step had drafts, and it may still be reused: at most HELD_STEPS times,
-        less while few steps are known.
+        The last choice is reused if all of this holds: the numbers of trees and of sequences are in the same
+        groups (`size_group`); its levels are allowed; at most levels + 2 rows per tree are due; the budget
+        covers it, or it is sure to gain; the last step had drafts; reuses remain. There are HELD_STEPS
+        reuses, or fewer while few steps are known.
         """
         chosen_live, chosen_others, levels = self._choice
         numbers = (live, chosen_live), (live + self._others, chosen_live + chosen_others)
-        alike = all(similar_numbers(now) == similar_numbers(chosen) for now, chosen in numbers)
+        alike = all(size_group(now) == size_group(chosen) for now, chosen in numbers)
         same = alike and levels <= most and due <= live * (levels + 2)
         paid = self._safe or (1 + self._change) * self._regret_stake <= self._regret.available
         holds = same and paid and self._drafts and self._held > 0
@@ -659,7 +660,7 @@ class DraftPolicy(BudgetPolicy):
         if not self._timed:
             return False
         lost = LOOK_STEPS * (1 - 1 / max(self._gain, 1.0)) + 2 * self._change * self._regret_stake
-        looked = similar_numbers(num_sequences) in self._looked
+        looked = size_group(num_sequences) in self._looked
         return not looked or self._since_look * 2 * REGRET_SHARE >= max(lost, 1.0)
 
     def is_deeper_profitable(self, scores: Floats, depth: int) -> int:

@@ -76,15 +76,17 @@ class Sequencer:
         depth: Decides how many frames are in flight and how many prompt tokens a frame carries. None: all
             that `budget` allows, and a family of sequences always shares a frame.
         vocabulary: Number of token ids of the base model. None: token ids are not checked.
-        runs_ahead: Returns whether the stage can run several forward passes per frame (`run_ahead`).
+        runs_ahead: Returns whether the stage can launch steps before their frames are composed, and so run
+            several forward passes per frame (`run_ahead`).
         """
         self._epoch = epoch
         self._runs_ahead = runs_ahead
-        # True if the newest frame carried prompts alone although sequences were decoding.
+        # True if it was the turn of prompts when the newest frame was composed. The frame carries trees only
+        # if no prompt could be fed.
         self._prompts_alone = False
         # Time in seconds of the newest frame with prompts.
         self._prompts_at = float("-inf")
-        # Estimated seconds of the frames of prompts alone since the last frame with trees.
+        # Estimated seconds of the frames of prompts alone since the newest frame with trees.
         self._prompt_seconds = 0.0
         # True from the end of a plan until the next frame is launched. The master then opens the branches,
         # whose prompts would wait for all passes of that frame.
@@ -302,11 +304,12 @@ class Sequencer:
 
         now: Time in seconds.
         launched: Number of forward passes that the stage has launched already for this frame; 0 if it has
-            launched nothing. The frame carries the launched trees and as many passes, if possible; otherwise
-            the stage discards what it has launched.
+            launched nothing. After a launch, prompts alone are ruled out. With more than 1, the frame takes
+            as many passes if possible; with 0 or 1, as many as `passes_ahead` says. If the frame turns out
+            otherwise than launched, the stage discards what it has launched.
 
-        Where steps are launched before their frames are composed, and sequences of several requests decode,
-        prompts and trees take turns: a frame carries only one of both, see `_keeps_to_trees`.
+        Prompts and trees take turns, so that a frame carries only one of both, if the frame may take several
+        passes or if `_prompts_take_turns`.
 
         With one frame at a time, also return None while a sequence waits for its tree within its family
         deadline: a frame that left without that sequence would delay it by a whole step. `deadline` explains
@@ -324,7 +327,7 @@ class Sequencer:
             return replay
         passes = launched if launched > 1 else self.passes_ahead()
         prompts_wait = self.prompt_tokens_due > 0
-        take_turns = prompts_wait and (passes > 1 or self._several_requests_decode())
+        take_turns = prompts_wait and (passes > 1 or self._prompts_take_turns())
         trees_alone = self._prompts_alone if passes > 1 else self._prompts_had_turn(now)
         self._prompts_alone = (
             take_turns and not launched and (not trees_alone or (self._prompts_alone and self._prompts_fit()))
@@ -369,27 +372,28 @@ class Sequencer:
         now: Time in seconds.
         message_waits: True if a message has arrived that was not handled yet. It may open a sequence.
 
-        It does not after a frame of prompts alone, because the trees of the other sequences follow. It does
-        if no message and no prompt waits, and also while prompts have to wait for their turn, see
-        `_keeps_to_trees`.
+        Return False after a frame of prompts alone, because the trees of the other sequences follow it.
+        Otherwise return True if no message waits and no prompt can be fed, or if prompts have to wait for
+        their turn, see `_keeps_to_trees`.
         """
         if self._prompts_alone:
             return False
         return self._keeps_to_trees(now) or not (message_waits or self.prompt_tokens_due)
 
     def _keeps_to_trees(self, now: float) -> bool:
-        """Return whether the next frame carries trees alone, even if prompts wait or arrive.
+        """Return whether the next frame carries trees alone, even if prompts wait or arrive. The newest frame
+        must not be one of prompts alone, which others may follow.
 
         now: Time in seconds.
 
-        That is so for MAX_SECONDS after a frame with prompts, where steps are launched before their frames
-        are composed, every frame has one pass, and sequences of several requests decode. With many clients,
-        a prompt arrives in nearly every step. A frame with trees and prompts could not be launched ahead,
-        nor run as a CUDA graph, so it takes three times as long as one of trees:
+        Return True for MAX_SECONDS after a frame with prompts, if prompts and trees take turns and every
+        frame has one pass. With many clients, a prompt arrives in nearly every step. A frame with trees and
+        prompts could not be launched ahead, nor run as a CUDA graph, so it takes about three times as long as
+        a frame of trees:
 
             frames   | prompts | trees | trees | trees | prompts | trees | trees | trees |
         """
-        return self._prompts_had_turn(now) and self._several_requests_decode() and self.passes_ahead() == 1
+        return self._prompts_had_turn(now) and self._prompts_take_turns() and self.passes_ahead() == 1
 
     def _prompts_had_turn(self, now: float) -> bool:
         """Return whether the newest frame with prompts is less than MAX_SECONDS old.
@@ -398,9 +402,10 @@ class Sequencer:
         """
         return now - self._prompts_at < MAX_SECONDS
 
-    def _several_requests_decode(self) -> bool:
-        """Return whether the stage launches steps before their frames are composed, and sequences of at least
-        two families decode. One request would only wait for itself.
+    def _prompts_take_turns(self) -> bool:
+        """Return whether prompts and trees of one pass take turns: only if the stage can launch steps before
+        their frames are composed, and sequences of at least two families decode. With one family, a request
+        would only wait for itself. Return False if several frames may be in flight.
         """
         if self._budget.max_in_flight > 1 or not self._runs_ahead():
             return False
@@ -408,9 +413,10 @@ class Sequencer:
         return len(families) > 1
 
     def _prompts_fit(self) -> bool:
-        """Return whether another frame may carry prompts alone although the newest one did: together with the
-        frames before it, it takes at most MAX_SECONDS. So a prefix and the prompt that forks it, which cannot
-        share a frame, do not wait for the passes of a frame of trees between them.
+        """Return whether all prompt tokens that are due fit into another frame of prompts alone: together
+        with those frames since the newest frame with trees, it takes at most MAX_SECONDS. So a prefix and the
+        prompt that forks it, which cannot share a frame, do not wait for a frame of trees between them.
+        Return False without a `PipelineDepth`.
         """
         if self._depth is None:
             return False
@@ -419,7 +425,9 @@ class Sequencer:
     def _count_prompt_seconds(self, chunks: Sequence[PromptChunk]) -> None:
         """Add the estimated seconds of a frame of prompts alone to those since the last frame with trees.
 
-        chunks: Prompt chunks of the frame. Empty for a frame with trees, before which nothing counts.
+        chunks: Prompt chunks of the frame. Empty for a frame with trees, after which the sum starts from 0.
+
+        Without a `PipelineDepth` nothing is added.
         """
         if not chunks:
             self._prompt_seconds = 0.0
