@@ -148,7 +148,7 @@ ENGLISH = Sentences(
         'Say nothing about the other points.\n\nPoint {id}: "{title}"'
     ),
     article=(
-        "Answer with these headings. Below each, write one or two sentences with specific details, "
+        "Answer with these headings. Below each, write one sentence with specific details, "
         "without lists:\n{plan}"
     ),
     introduced="The answer begins with this paragraph:\n{introduction}",
