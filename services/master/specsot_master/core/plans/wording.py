@@ -160,6 +160,8 @@ ENGLISH = Sentences(
 )
 # "in zwei oder drei Sätzen" and "en dos o tres frases" make models number their sentences ("Erster Satz:",
 # "Hier sind zwei Sätze"), so that German and Spanish ask for a short paragraph. Chinese bounds the length.
+# Below "Ein letzter Rat" or "Empfehlung", Qwen2.5-Coder-1.5B-Instruct wrote about these words ("Ein letzter
+# Rat ist eine der häufigsten Ursachen von Stress."), so that German has a conclusion.
 GERMAN = Sentences(
     plan="Antworte mit einer kurzen nummerierten Liste von {points} mit je 1 bis 4 Wörtern.",
     aspects=(
@@ -183,7 +185,7 @@ GERMAN = Sentences(
         "ohne Listen:\n{plan}"
     ),
     introduced="Die Antwort beginnt mit diesem Absatz:\n{introduction}",
-    conclusion="Ein letzter Rat",
+    conclusion="Fazit",
     polish=(
         "Schreibe aus diesen Notizen eine Antwort am Stück, ohne Überschriften und Wiederholungen:\n\n{text}"
     ),
