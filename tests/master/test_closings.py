@@ -29,6 +29,7 @@ HABITS = ClosingRule(
         ("Overall, the last sentence of the answer is:", False),
         ('In short, the answer is "Use time".', False),
         ("Here is a final piece of advice.", False),
+        ("Time is a final piece of advice for everybody.", False),
         ("Practice every day, and then", False),
         ("", False),
     ],
@@ -45,6 +46,13 @@ def test_a_closing_concludes(text: str, allowed: bool) -> None:
             "",
             ("Geschmack", "Koffein", "Preis"),
             "Entscheidend sind der Preis und das Koffein.",
+            False,
+        ),
+        (
+            "Gib mir Tipps für ein Gespräch.",
+            "",
+            ("Fragen",),
+            "Im Gespräch sollte das Fazit kurz sein.",
             False,
         ),
         (

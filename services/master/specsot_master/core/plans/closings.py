@@ -16,6 +16,7 @@ from typing import Final
 from specsot_master.core.plans.guards import Stems
 from specsot_master.core.plans.openings import opening_of, speaks_of_itself
 from specsot_master.core.plans.sentences import ends_sentence
+from specsot_master.core.plans.wording import DEFAULT_SENTENCES, language_of
 
 # Titles. A closing that names so many of them lists the points. Given by the aim of the feature.
 MAX_NAMED_TITLES: Final = 1
@@ -42,8 +43,8 @@ class ClosingRule:
 
     def allows(self, text: str) -> bool:
         """Return True if a closing may be shown: it ends with a whole sentence, has no colon and no
-        quotation, does not speak of itself, names at most MAX_NAMED_TITLES titles, and does not repeat the
-        introduction.
+        quotation, does not speak of itself or of its heading, names at most MAX_NAMED_TITLES titles, and does
+        not repeat the introduction.
 
             titles "Set goals", "Take breaks": "Start with goals." -> True
             "Set goals and take breaks." -> False;   "The last sentence is: Rest." -> False
@@ -56,6 +57,9 @@ class ClosingRule:
             return False
         stems = Stems(self.question, ())
         words = stems.of(text)
+        heading = stems.of(DEFAULT_SENTENCES[language_of(self.question)].conclusion)
+        if set(heading) <= set(words):
+            return False
         return self.num_named(words, stems) <= MAX_NAMED_TITLES and not self.repeats(words, stems)
 
     def num_named(self, words: Sequence[str], stems: Stems) -> int:
