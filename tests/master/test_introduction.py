@@ -87,6 +87,23 @@ def test_an_answer_that_begins_otherwise_has_no_introduction(answer: str) -> Non
     assert grown(answer)[-1][1] == NO_INTRODUCTION
 
 
+@pytest.mark.parametrize(
+    ("answer", "usable"),
+    [
+        ("As an AI language model, I have no favourites. But here is one.\n\n1. Jazz", False),
+        ("I'm sorry, but I need more details.\n\n1. Names", False),
+        ("Als KI habe ich keine Vorlieben.\n\n1. Jazz", False),
+        ("Como asistente de inteligencia artificial, no tengo gustos.\n\n1. Jazz", False),
+        ("作为一个AI语言模型，我没有爱好。\n\n1. 爵士", False),
+        ("As an airline grows, so do its costs.\n\n1. Fuel", True),
+        ("作为人工智能的分支，机器学习很有用。\n\n1. 数据", True),
+    ],
+)
+def test_words_about_the_model_are_no_introduction(answer: str, usable: bool) -> None:
+    """What follows them would be missing: "However, here are some tips"."""
+    assert (introduction_of(answer) is not None) == usable
+
+
 def test_a_long_paragraph_is_cut_after_its_last_whole_sentence() -> None:
     sentence = "Social media is a part of the lives of many people today. "
     found = introduction_of(sentence * 9)

@@ -169,14 +169,15 @@ def test_no_branch_begins_like_an_earlier_one_in_any_language(alike: str, own: s
     assert len({opening_of(text, whole=True) for text in shown(play).values()}) == 3
 
 
-@pytest.mark.parametrize("alike", [QUESTION, INTRODUCTION])
+@pytest.mark.parametrize("alike", ["Compare the letters to learn them.", "Letters are signs to learn."])
 def test_the_closing_may_begin_like_the_question_or_the_introduction(alike: str) -> None:
     """Opened again, it listed the titles: "Plants, light and water are important"."""
     play = begin(QUESTION, " Alpha\n2. Beta\n3. Gamma\n4. Delta")
     points = {1: "Alpha is it. ", 2: "Beta comes second. ", 3: "Gamma comes third. ", 4: "Delta is last. "}
-    step(play, points | {5: f"{alike} So it is. "})
+    step(play, points | {5: alike})
     assert not play.open_ready()
-    assert shown(play)[5].startswith(alike[:10])
+    play.end(5)
+    assert shown(play)[5] == alike
 
 
 @pytest.mark.parametrize("alike", [QUESTION, INTRODUCTION])

@@ -234,18 +234,17 @@ def test_what_is_tokenised_in_parts_is_what_the_whole_is(
     conversation = ask_in(form, text, *talk)
     sentences = Wording().of(talk[-1].content)
     compared = compares(talk[-1].content)
-    words = sentences.ask_for_point(form, point, [point], compares=compared)
+    points = [Point(1, 10, "Light"), point]
+    words = sentences.ask_for_point(form, point, points)
     plan_words = sentences.ask_for_list(5, False, compared)
     if form == "turns":
-        listed = Message("assistant", write_list([point]))
+        listed = Message("assistant", write_list(points if title else points[:1]))
         whole = text.render((*ask_after(talk, plan_words), listed, Message("user", words)))
     else:
         whole = render_asked(text, talk, words, as_paragraph=form in ("outline", "article"))
-    if not (title or compared):
-        whole = head_of_answer(whole, text.mark(f"## {sentences.conclusion}\n"))
-    elif title and form == "article":
-        whole = head_of_answer(whole, text.mark(heading_of(point).lstrip()))
-    assert conversation.branch(point, [point], [], 10).tokens == text.encode(whole)
+    if form == "article" or not title:
+        whole = head_of_answer(whole, text.mark(heading_of(sentences.titled(point)).lstrip()))
+    assert conversation.branch(point, points, [], 10).tokens == text.encode(whole)
     plan = render_asked(text, talk, plan_words)
     assert conversation.skeleton.tokens in (text.encode(plan + "1."), text.encode(plan + " 1."))
     assert conversation.asked == len(prompts.chat(talk))
@@ -545,29 +544,26 @@ def test_a_comparison_is_asked_for_aspects(speak: Speak) -> None:
         assert asked in told[0]
 
 
-def test_the_closing_of_a_comparison_does_not_judge_what_it_has_not_read(tmp_path: Path) -> None:
-    text, prompts = with_template(tmp_path, QWEN)
-    for question, asked in (
-        ("Compare tea and coffee.", "what the choice depends on"),
-        ("Vergleiche Tee und Kaffee.", "wovon die Wahl abhängt"),
-        ("Compara el té con el café.", "de qué depende la elección"),
-        ("比较一下电动汽车和汽油车。", "取决于什么"),
-    ):
-        conversation = ask_all(prompts, Message("user", question))
-        told = words(text, conversation.branch(Point(3, 1, ""), POINTS, [], 60, "Both are hot.").tokens)
-        assert asked in told
-        assert told.count("Both are hot.") == 1
-        assert not told.endswith("Both are hot.")
+CLOSED = (*POINTS, Point(3, 9, ""))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_closing_is_written_below_a_heading_of_its_own_in_every_form(speak: Speak, form: Form) -> None:
-    """Asked for the last sentence of the answer, models announce it ("The last sentence is:")."""
+def test_the_closing_is_written_below_a_last_heading_in_every_form(speak: Speak, form: Form) -> None:
+    """Below a heading "Conclusion", models list the titles; asked for the last sentence, they announce it."""
     text, _ = speak(QWEN)
-    told = words(text, ask_in(form, text).branch(Point(3, 9, ""), POINTS, [], 60, "Sleep heals.").tokens)
+    told = words(text, ask_in(form, text).branch(CLOSED[-1], CLOSED, [], 60, "Sleep heals.").tokens)
     assert "Answer with these headings" in told
-    assert "without lists:\n1. Light\n2. Deep" in told
-    assert told.endswith("Sleep heals.\n\n## Conclusion\n")
+    assert "without lists:\n1. Light\n2. Deep\n3. A final piece of advice" in told
+    assert told.endswith("Sleep heals.\n\n## 3. A final piece of advice\n")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_points_of_an_article_know_of_the_closing(speak: Speak, form: Form) -> None:
+    """So that all branches of an article share the whole list."""
+    text, _ = speak(QWEN)
+    told = words(text, ask_in(form, text).branch(CLOSED[1], CLOSED, [], 60, "Sleep heals.").tokens)
+    assert ("2. Deep\n3. A final piece of advice" in told) == (form == "article")
+    assert "advice" not in told or form == "article"
 
 
 def test_parts_need_a_template_that_puts_turns_after_each_other(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def soft_stage(seed: int = 0, **changes: object) -> SoftStage:
     longer = {
         piece: f"{said} And more. " + "It goes on. " * 30 for piece, said in SAID.items() if piece[0] == "#"
     }
-    closing = {"## Conclusion": "So there are four. That is all of them."}
+    closing = {"## 5. A final piece": "So there are four. That is all of them."}
     return SoftStage(SAID | longer | closing, seed=seed, style="list", **changes)  # type: ignore[arg-type]
 
 

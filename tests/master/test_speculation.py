@@ -42,7 +42,7 @@ PLANNED = (
 )
 SAYS = {
     "numbered list": LIST,
-    "## Conclusion": "So there are four.",
+    "## 5. A final piece": "So there are four.",
     "## 1. Alpha": "It is first.",
     "## 2. Beta": "It is second.",
     "## 3. Gamma": "It is third.",
@@ -262,7 +262,8 @@ def test_the_closing_starts_with_the_points_and_is_no_point() -> None:
     assert play.open_ready() == [1, 2, 3, 4, 5]
     closing = play.of(OpenBranch)[-1]
     assert closing.closing
-    assert [point.id for point in closing.points] == [1, 2, 3, 4]
+    assert [point.id for point in closing.points] == [1, 2, 3, 4, 5]
+    assert [point.id for point in play.of(Planned)[0].points] == [1, 2, 3, 4]
     started = play.of(BranchStarted)[-1]
     assert (started.branch, started.title) == (5, "")
 

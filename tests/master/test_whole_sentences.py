@@ -309,6 +309,14 @@ def test_a_text_does_not_end_with_an_announcement_or_with_marks(tail: str, shown
     assert made[1].answer.text == f"It is so.{shown}"
 
 
+@pytest.mark.parametrize(
+    ("tail", "ended"),
+    [("for its screenplay (J.K.", False), ("by J. R.", False), ("in the U", False), ("for all of us.", True)],
+)
+def test_a_full_stop_after_an_initial_ends_no_sentence(tail: str, ended: bool) -> None:
+    assert ends_sentence(tail) == ended
+
+
 def test_a_buffer_releases_whole_sentences_only() -> None:
     buffer = SentenceBuffer()
     released = [[piece.text for piece in buffer.add(one)] for one in pieces(["A b", ".", " C", "\n", "D"])]

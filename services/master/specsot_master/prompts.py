@@ -16,7 +16,7 @@ from specsot.errors import ModelError
 from specsot.params import Ask, Message, PlanStyle
 from specsot_master.chat_template import TemplateRefused
 from specsot_master.core.plans.fork_plan import TAGS, find_tags
-from specsot_master.core.plans.merged_answer import GAP, heading_of
+from specsot_master.core.plans.merged_answer import heading_of
 from specsot_master.core.plans.prompts import (
     SAMPLE_POINT,
     Conversation,
@@ -264,11 +264,11 @@ class ListConversation:
         introduction: str = "",
     ) -> PromptTurn:
         """Return the prompt of a point's branch, or of the closing for a point without a title. In the form
-        "article", in which the closing is unless it is that of a comparison, the answer begins with the
-        introduction and the heading, as part of the prompt.
+        "article", in which the closing always is, the answer begins with the introduction and the heading, as
+        part of the prompt.
 
         point: the point that the branch writes.
-        points: all points of the plan, which the prompt lists.
+        points: all points of the plan, and the closing if it has one, which the prompt lists.
         parents: unused, since a list names no dependencies.
         length: unused, since a list names no lengths.
         introduction: the answer's text before the first point, which the prompt quotes, or which begins the
@@ -284,17 +284,15 @@ class ListConversation:
 
     def _begin_answer(self, rendering: str, point: Point, introduction: str = "") -> str:
         """Return the rendered prompt of a branch with the beginning of its answer: the introduction and the
-        heading, for a point in the form "article", and for a closing that is not that of a comparison. Other
-        prompts are unchanged.
+        heading, in the form "article" and for the closing. Other prompts are unchanged.
 
         rendering: the rendered prompt, up to the head of the answer.
         point: the point that the branch writes.
         introduction: the answer's text before the first point; "" for none.
         """
-        if (self._form != "article") if point.title else self._compares:
+        if point.title and self._form != "article":
             return rendering
-        heading = heading_of(point) if point.title else f"{GAP}## {self._sentences.conclusion}\n"
-        head = f"{introduction.strip()}{heading}".lstrip()
+        head = f"{introduction.strip()}{heading_of(self._sentences.titled(point))}".lstrip()
         return head_of_answer(rendering, self._text.mark(head))
 
     def polish(self, text: str) -> PromptTurn:
@@ -331,11 +329,12 @@ class ListConversation:
         form "turns", else a single text with both.
 
         point: the point that the branch writes.
-        points: all points of the plan.
+        points: all points of the plan, and the closing if it has one.
         introduction: the answer's text before the first point; "" for none.
         """
-        words = self._sentences.ask_for_point(self._form, point, points, introduction, self._compares)
-        return (write_list(points), words) if self._form == "turns" else (words,)
+        words = self._sentences.ask_for_point(self._form, point, points, introduction)
+        planned = [one for one in points if one.title]
+        return (write_list(planned), words) if self._form == "turns" else (words,)
 
     def _render_branch(self, *words: str) -> str:
         """Return the rendered prompt of a branch. In the form "turns" the list is the assistant's answer, and

@@ -48,7 +48,7 @@ class OpenBranch:
     """Command: open the branch that writes `point`. The branch's ordinal is the point's id.
 
     point: the point to write.
-    points: all points of the plan, without the closing.
+    points: all points of the plan, and the closing, which has no title.
     parents: the points that `point` needs, each with the text of its branch.
     budget: the maximum number of tokens that the branch may decode.
     introduction: the text before the first point, which all branches read; "" if there is none.

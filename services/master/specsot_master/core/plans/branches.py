@@ -17,6 +17,7 @@ from specsot_master.core.limits import (
     soft_limit,
 )
 from specsot_master.core.plans.answer import END, AnswerText
+from specsot_master.core.plans.closings import ClosingRule
 from specsot_master.core.plans.cuts import LoopRule
 from specsot_master.core.plans.merged_answer import GAP, MergedAnswer
 from specsot_master.core.plans.openings import (
@@ -92,8 +93,8 @@ class PlanBranch:
     least: how many first tokens are not searched for stop strings.
     holds_sentences: True if the later part of the text is shown in whole sentences and lines only; see
         `hold`.
-    left_out: number of tokens of an interrupted sentence or of an announcement at the end, which are not
-        shown; 0 if there is none.
+    left_out: number of tokens of an interrupted sentence or of an announcement at the end, or of a closing,
+        which are not shown; 0 if there is none.
     soft_limit: the tokens from which on the branch ends after a sentence; None for no soft end. The last
         stage ends it.
     shortened: True if the budget is less than what the client's limit leaves to the branch.
@@ -104,6 +105,7 @@ class PlanBranch:
     opening: the branch's first words, until they differ from those of all earlier branches.
     discarded: how many tokens the discarded beginnings of the branch have; 0 if none was discarded.
     buffer: the pieces of the unfinished sentence.
+    closing_rule: decides whether the text is shown, once it is complete; None for a point.
     """
 
     point: Point
@@ -124,8 +126,11 @@ class PlanBranch:
     opening: BranchOpening = field(default_factory=lambda: BranchOpening(settled=True))
     discarded: int = 0
     buffer: SentenceBuffer = field(default_factory=SentenceBuffer)
+    closing_rule: ClosingRule | None = None
     # Tokens that arrived so far, shown or held.
     _received: int = 0
+    # The pieces of a closing's whole sentences.
+    _closing: list[TextPiece] = field(default_factory=list[TextPiece])
 
     @property
     def stopped(self) -> bool:
@@ -138,7 +143,7 @@ class PlanBranch:
         it is the first one. That part begins after SENTENCES_FROM of the budget, or 2 * SENTENCE_TOKENS
         before its end if that is earlier; a branch with a `longest` has no earlier part. Pieces from the next
         point's heading on are dropped, as are those after `longest`. Nothing is held back or dropped unless
-        `holds_sentences` is set.
+        `holds_sentences` is set. All pieces of a closing are held until `release`.
 
         The result depends on the tokens alone, not on how many arrive at once:
 
@@ -156,15 +161,21 @@ class PlanBranch:
             first = min(SENTENCES_FROM * self.budget, self.budget - 2 * SENTENCE_TOKENS)
             late = self.holds_sentences and (self.longest is not None or self._received > first)
             shown += self.buffer.add(piece, late and self.buffer.begun)
+        if self.closing_rule:
+            self._closing += shown
+            return []
         return shown
 
     def release(self, reason: Reason) -> list[TextPiece]:
         """Return the pieces that are still held when the branch ends; [] if none is. Return none if they
         follow a complete sentence, and if the token limit has interrupted them or they announce what does not
-        follow: they are left out, and `left_out` becomes their number.
+        follow: they are left out, and `left_out` becomes their number. A closing is returned as a whole if
+        its rule allows it, else left out.
 
         reason: why the branch ends.
         """
+        if self.closing_rule:
+            return self._release_closing(self.closing_rule)
         held = self.buffer.take()
         text = "".join(piece.text for piece in held)
         interrupted = self.full or reason is Reason.LENGTH
@@ -173,6 +184,24 @@ class PlanBranch:
             self.left_out = len(held)
             return []
         return held
+
+    def _release_closing(self, rule: ClosingRule) -> list[TextPiece]:
+        """Return the pieces of a closing that `rule` allows. Otherwise return [], and set `left_out` to their
+        number. An unfinished sentence after whole ones is left out before the rule is asked.
+
+        rule: decides whether the closing is shown.
+        """
+        shown = self._closing
+        rest = self.buffer.take()
+        if not (shown and self.buffer.begun):
+            shown = shown + rest
+            rest = []
+        if not rule.allows("".join(piece.text for piece in shown)):
+            rest = shown + rest
+            shown = []
+        self._closing = []
+        self.left_out = len(rest)
+        return shown
 
     def settle_reason(self, reason: Reason) -> Reason:
         """Return why a branch is over whose sequence ended for `reason`, once `release` was called: STOP for
@@ -188,7 +217,8 @@ class PlanBranch:
         reason: why the sequence ended.
         """
         full = self.full or (self.shortened and self._received >= self.budget)
-        whole = self.buffer.whole and not open_fence(self.answer.text)
+        # A closing is shown as a whole or not at all.
+        whole = self.closing_rule is not None or (self.buffer.whole and not open_fence(self.answer.text))
         return Reason.STOP if reason is Reason.LENGTH and full and whole else reason
 
     @property
@@ -266,7 +296,8 @@ class PlanBranches:
         shown: the stop strings that stay in the text; empty if none does.
         holds_sentences: True if the later part of each branch is shown in whole sentences and lines only.
         introduction: the text before the first point, which was sent to the client already; "" for none.
-        closing: the id of the branch that writes the closing paragraph, or None.
+        closing: the id of the branch that writes the closing paragraph, or None. The paragraph is shown if
+            `ClosingRule` allows it.
         aim: how many tokens each branch should have, about; None for as many as the model writes. The closing
             ends after its first sentence.
         question: the text that the client asks; "" if it is not given as text.
@@ -293,6 +324,7 @@ class PlanBranches:
         self._max_parallel = max_parallel
         marks = () if aim is None else NOT_PROSE
         excluded = tuple(dict.fromkeys(token for mark in marks for token in beginnings(mark)))
+        titles = tuple(point.title for point in points if point.id != closing)
         self._branches = {
             p.id: PlanBranch(
                 p,
@@ -306,6 +338,7 @@ class PlanBranches:
                 opening=BranchOpening(settled=aim is None, excluded=excluded),
                 # A branch with an aim is too short for most code, so that unfinished code is left out.
                 buffer=SentenceBuffer(holds_code=aim is not None),
+                closing_rule=ClosingRule(question, introduction, titles) if p.id == closing else None,
             )
             for p in points
         }

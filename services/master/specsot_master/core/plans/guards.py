@@ -230,8 +230,8 @@ def is_said(title: Sequence[str], before: Sequence[str]) -> bool:
 
     The title repeats it if it has the same words, or at least two words and all of them from the earlier one.
     It also does so if it adds words within an earlier one: "Shop at local markets" repeats "Shop at markets".
-    The earlier title must then have at least two different words, and, if it has exactly two, both titles
-    must end with the same word.
+    If the earlier title has exactly two words, both titles must end with the same word. If it has one word,
+    the title must begin with that word: "Cost of repairs" repeats "Cost", but "Solar energy" not "Energy".
 
     title: the stems of the title; see `Stems`.
     before: the stems of the earlier title.
@@ -240,7 +240,9 @@ def is_said(title: Sequence[str], before: Sequence[str]) -> bool:
     those = set(before)
     if these <= those:
         return these == those or len(these) > 1
-    return len(those) > 1 and those <= these and (len(those) > 2 or title[-1] == before[-1])
+    if not those or not those <= these:
+        return False
+    return title[0] == before[0] if len(those) == 1 else len(those) > 2 or title[-1] == before[-1]
 
 
 def is_ours(title: Sequence[str], stems: Stems) -> bool:

@@ -29,6 +29,8 @@ _WHOLE_END = re.compile(r"[.!?…。！？:：][\"')\]*”’»」』]*\Z")
 _COLON_END = re.compile(r"[:：][\"')\]*”’»」』]*\Z")
 # The beginning of a sentence that announces a list.
 _ANNOUNCING = re.compile(router_words.ANNOUNCING, re.IGNORECASE)
+# The beginning of a sentence that speaks of the model.
+_OF_THE_MODEL = re.compile(router_words.OF_THE_MODEL, re.IGNORECASE)
 # A number of things, such as "10 tips" or "five healthy breakfasts". A span of time is none.
 _COUNTED = re.compile(
     rf"(?<!the )(?<!\d){router_words.COUNT}(?:\s*[个种条点项]|\s+(?!{router_words.UNIT}s?\b)(?=[^\W\d]))",
@@ -65,7 +67,7 @@ def find_introduction(text: str, tokens: int, ended: bool = False) -> Introducti
     it is known that they announce nothing.
 
     An answer has no introduction if it begins with a list, a heading, code or a table, if its first sentence
-    is too long, or if its first line is no sentence.
+    is too long or speaks of the model ("As an AI"), or if its first line is no sentence.
 
         "TCP and UDP are protocols. Here are the"  -> 26 characters are visible, not complete
         "TCP and UDP are protocols. Here are the differences:\n\n1." -> the same, and complete
@@ -78,7 +80,7 @@ def find_introduction(text: str, tokens: int, ended: bool = False) -> Introducti
     start = len(text) - len(text.lstrip())
     line, broken, _ = text[start:].partition("\n")
     full = tokens >= MAX_INTRODUCTION_TOKENS
-    if _MARKUP.match(line):
+    if _MARKUP.match(line) or _OF_THE_MODEL.match(line):
         return NO_INTRODUCTION
     if not broken and (not line or _MAYBE_MARKUP.match(line)):
         return NO_INTRODUCTION if ended or full else Introduction()

@@ -344,7 +344,7 @@ class RequestPlan:
         branches = self._branches
         branch = branches[point.id]
         return OpenBranch(
-            *(point, branches.planned, branches.parents(point), branch.budget),
+            *(point, branches.points, branches.parents(point), branch.budget),
             *(branches.introduction, branch.opening.excluded, branch.soft_limit),
         )
 

@@ -75,7 +75,7 @@ class Conversation(Protocol):
         of the answer.
 
         point: the point that the turn writes.
-        points: all points of the plan, without the closing.
+        points: all points of the plan, and the closing if it has one.
         parents: the points that `point` needs, each with its finished text; empty if it needs none.
         length: about how many tokens the text shall have.
         introduction: the text before the first point; "" for none.

@@ -118,5 +118,8 @@ ANNOUNCING = expression("announcing")
 # How a text begins that speaks of itself, and not of its subject.
 OF_ITSELF = expression("of_itself")
 
+# How an answer begins that speaks of the model, and not of the question's subject.
+OF_THE_MODEL = expression("of_the_model")
+
 OF_THE_ANSWER = expression("of_the_answer")
 LIST = expression("list")

@@ -14,12 +14,15 @@ ENDS: Final = (".", "!", "?", "。", "！", "？", "\n")
 TAIL_CHARACTERS: Final = 16
 _ITEM: Final = re.compile(r"\s*(?:[-*+•]\s|\d{1,3}(?:[.)]\s|[、．]))")
 _FENCES: Final = ("```", "~~~")
+# An end after a digit, as in a number or a list, or a full stop after a single capital letter ("J. K.").
+_ABBREVIATED: Final = re.compile(r"(?:\d[\s\S]|(?:^|[\W_])[A-ZÄÖÜÁÉÍÓÚÑ]\.)\Z")
 
 
 def ends_sentence(text: str) -> bool:
-    r"""Return True if the text ends a sentence or a line. A full stop after a digit does not count: it may
-    belong to a number or to a list. Neither does a line that announces what follows, or one of marks only.
-    Return False for a text without words. Quotes, brackets and marks of emphasis after the end are ignored.
+    r"""Return True if the text ends a sentence or a line. A full stop after a digit or a single capital
+    letter does not count: it may belong to a number, to a list or to initials. Neither does a line that
+    announces what follows, or one of marks only. Return False for a text without words. Quotes, brackets and
+    marks of emphasis after the end are ignored.
 
         "It is so." -> True;   "Use these:\n" -> False;   "It is so.\n**" -> False
 
@@ -30,7 +33,7 @@ def ends_sentence(text: str) -> bool:
     marks = line.strip() and line != text and not any(map(str.isalnum, line))
     if marks or bare.rstrip().endswith((":", "：")):
         return False
-    return bare.endswith(ENDS) and bool(bare.strip()) and not bare[:-1].endswith(tuple("0123456789"))
+    return bare.endswith(ENDS) and bool(bare.strip()) and not _ABBREVIATED.search(bare)
 
 
 def ends_announcing(text: str) -> bool:

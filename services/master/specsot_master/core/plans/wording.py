@@ -75,11 +75,9 @@ class Sentences:
     article: str
     # Precedes what asks for the text of a point, if the answer has an introduction already.
     introduced: str
-    # The heading below which the closing paragraph is written. Readers do not see it.
+    # The last heading, below which the closing is written. Readers do not see it. Asked for advice, a model
+    # names what the points do not; asked for a conclusion, it lists their titles.
     conclusion: str
-    # Asks for the closing where the question compares things. The closing has not read what the points say of
-    # them, so that it must not judge.
-    choice: str
     # Asks for the texts of all points as one text, `{text}`.
     polish: str
 
@@ -93,32 +91,32 @@ class Sentences:
         points = (self.exactly if exact else self.at_most).format(count=count)
         return (self.aspects if compares else self.plan).format(points=points)
 
-    def ask_for_point(
-        self,
-        form: Form,
-        point: Point,
-        points: Sequence[Point],
-        introduction: str = "",
-        compares: bool = False,
-    ) -> str:
-        """Return the words that ask for the text of one point of a plan, or for the closing paragraph if the
-        point has no title. The closing is asked for in the form "article", whatever the form; that of a
-        comparison by `choice`. An introduction is quoted before `choice`, and in the forms "outline" and
+    def ask_for_point(self, form: Form, point: Point, points: Sequence[Point], introduction: str = "") -> str:
+        """Return the words that ask for the text of one point of a plan, or for the closing if the point has
+        no title. The closing is asked for in the form "article", whatever the form; there it is the last
+        heading, of which the other branches know. An introduction is quoted in the forms "outline" and
         "turns".
 
         form: how the model is asked for points.
         point: the point that is to be written.
-        points: all points of the plan, which some forms list.
+        points: all points of the plan, which some forms list, and the closing if the plan has one.
         introduction: the text before the first point; "" if there is none.
-        compares: True if the question compares things, which changes the closing only.
         """
-        way = form if point.title else "choice" if compares else "article"
+        way = form if point.title else "article"
         words: str = getattr(self, way)
-        asked = words.format(plan=write_list(points), id=point.id, title=point.title).strip()
+        listed = [self.titled(one) for one in points if one.title or way == "article"]
+        asked = words.format(plan=write_list(listed), id=point.id, title=point.title).strip()
         # A branch of an article has the introduction in its answer.
         if not introduction or way in ("question", "article"):
             return asked
         return f"{self.introduced.format(introduction=introduction.strip())}\n\n{asked}"
+
+    def titled(self, point: Point) -> Point:
+        """Return the point; the closing, which has no title, with the one below which it is written.
+
+        point: a point of a plan, or its closing.
+        """
+        return point if point.title else replace(point, title=self.conclusion)
 
 
 def write_list(points: Sequence[Point]) -> str:
@@ -150,15 +148,11 @@ ENGLISH = Sentences(
         'Say nothing about the other points.\n\nPoint {id}: "{title}"'
     ),
     article=(
-        "Answer with these headings. Below each, write one or two sentences with specific details, "
+        "Answer with these headings. Below each, write one sentence with specific details, "
         "without lists:\n{plan}"
     ),
     introduced="The answer begins with this paragraph:\n{introduction}",
-    conclusion="Conclusion",
-    choice=(
-        "The answer compares them in these points:\n{plan}\n\n"
-        'Write only the last sentence of the answer: what the choice depends on. Begin with "Overall".'
-    ),
+    conclusion="A final piece of advice",
     polish=(
         "Write one clear answer from these notes, without headings and without saying anything twice:\n\n"
         "{text}"
@@ -166,6 +160,8 @@ ENGLISH = Sentences(
 )
 # "in zwei oder drei Sätzen" and "en dos o tres frases" make models number their sentences ("Erster Satz:",
 # "Hier sind zwei Sätze"), so that German and Spanish ask for a short paragraph. Chinese bounds the length.
+# Below "Ein letzter Rat" or "Empfehlung", Qwen2.5-Coder-1.5B-Instruct wrote about these words ("Ein letzter
+# Rat ist eine der häufigsten Ursachen von Stress."), so that German has a conclusion.
 GERMAN = Sentences(
     plan="Antworte mit einer kurzen nummerierten Liste von {points} mit je 1 bis 4 Wörtern.",
     aspects=(
@@ -190,10 +186,6 @@ GERMAN = Sentences(
     ),
     introduced="Die Antwort beginnt mit diesem Absatz:\n{introduction}",
     conclusion="Fazit",
-    choice=(
-        "Die Antwort vergleicht in diesen Punkten:\n{plan}\n\n"
-        "Schreibe nur den letzten Satz der Antwort: wovon die Wahl abhängt. Beginne mit „Insgesamt“."
-    ),
     polish=(
         "Schreibe aus diesen Notizen eine Antwort am Stück, ohne Überschriften und Wiederholungen:\n\n{text}"
     ),
@@ -221,11 +213,7 @@ SPANISH = Sentences(
         "sin listas:\n{plan}"
     ),
     introduced="La respuesta empieza con este párrafo:\n{introduction}",
-    conclusion="Conclusión",
-    choice=(
-        "La respuesta compara en estos puntos:\n{plan}\n\n"
-        "Escribe solo la última frase de la respuesta: de qué depende la elección. Empieza con «En resumen»."
-    ),
+    conclusion="Un último consejo",
     polish="Escribe con estas notas una respuesta coherente, sin títulos ni repeticiones:\n\n{text}",
 )
 CHINESE = Sentences(
@@ -242,8 +230,7 @@ CHINESE = Sentences(
     turns="现在请写列表中一个要点的正文，不超过 60 个字，不要谈其他要点。\n\n要点 {id}：“{title}”",
     article="请用以下标题回答，每个标题下写一段不超过 40 个字的具体说明，不要用列表：\n{plan}",
     introduced="回答以这一段开头：\n{introduction}",
-    conclusion="总结",
-    choice=("回答从以下方面进行比较：\n{plan}\n\n请只写回答的最后一句话：如何选择取决于什么，以“总之”开头。"),
+    conclusion="最后的建议",
     polish="请把下面的笔记写成一篇连贯的回答，不要标题，不要重复：\n\n{text}",
 )
 DEFAULT_SENTENCES: Mapping[Language, Sentences] = {
@@ -265,13 +252,11 @@ _REQUIRED: Mapping[str, tuple[str, ...]] = {
     "article": ("plan",),
     "introduced": ("introduction",),
     "conclusion": (),
-    "choice": (),
     "polish": ("text",),
 }
 _ALLOWED: Mapping[str, tuple[str, ...]] = {
     **_REQUIRED,
     **dict.fromkeys(FORMS, ("plan", "id", "title")),
-    "choice": ("plan",),
 }
 
 
@@ -378,7 +363,7 @@ def _changed(place: str, sentences: Sentences, given: object) -> Sentences:
 
 def _check_places(place: str, name: str, text: object) -> None:
     """Check that a sentence is text with all required placeholders and no unknown ones; return nothing if it
-    is. "conclusion" has no placeholder, and "choice" needs none.
+    is. "conclusion" has no placeholder.
 
     place: where the sentence stands in the file, for errors.
     name: its name in `Sentences`.

@@ -181,7 +181,9 @@ class Answer {
     },
     branch_text(event) { this.part(event.branch).add(event.text, event.step_tokens); },
     branch_finished(event) {
-      this.part(event.branch).mark(event.reason);
+      const part = this.part(event.branch);
+      // A closing that concludes nothing is left out of the answer.
+      if (part.record.title || part.record.runs.length) part.mark(event.reason); else this.drop(event.branch);
       this.turnOver();
     },
     finished(event) {

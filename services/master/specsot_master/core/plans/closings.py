@@ -1,0 +1,99 @@
+"""Which closings are shown: a closing concludes, and neither lists the points nor repeats the introduction.
+
+The closing is written at the same time as the points, from their titles alone, so that a small model likes to
+list them: "By setting goals, taking breaks and staying organized, you can ...". Such a closing says nothing
+that the headings do not say, and an answer is better without it. So a closing is shown only when it is
+complete, and if `ClosingRule.allows` it. The rule reads the closing's own text, the titles, the question and
+the introduction, which depend on tokens only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from specsot_master.core.plans.guards import Stems
+from specsot_master.core.plans.openings import opening_of, speaks_of_itself
+from specsot_master.core.plans.sentences import ends_sentence
+from specsot_master.core.plans.wording import DEFAULT_SENTENCES, language_of
+
+# Titles. A closing that names so many of them lists the points. Given by the aim of the feature.
+MAX_NAMED_TITLES: Final = 1
+# Words, and characters of Han script, in a row. A closing that shares so many with the introduction, and not
+# with the question, repeats the introduction. Chosen by reading.
+REPEATED_WORDS: Final = 5
+REPEATED_CHARACTERS: Final = 8
+# A closing that has one of these announces or quotes something: "The last sentence is: ...".
+_ANNOUNCING: Final = (":", "：", '"', "“", "„", "«")
+
+
+@dataclass(frozen=True, slots=True)
+class ClosingRule:
+    """Decides whether a closing is shown.
+
+    question: the text that the client asks; "" if it is not given as text.
+    introduction: the text before the first point; "" for none.
+    titles: the titles of the points.
+    """
+
+    question: str = ""
+    introduction: str = ""
+    titles: tuple[str, ...] = ()
+
+    def allows(self, text: str) -> bool:
+        """Return True if a closing may be shown: it ends with a whole sentence, has no colon and no
+        quotation, does not speak of itself or of its heading, names at most MAX_NAMED_TITLES titles, and does
+        not repeat the introduction.
+
+            titles "Set goals", "Take breaks": "Start with goals." -> True
+            "Set goals and take breaks." -> False;   "The last sentence is: Rest." -> False
+
+        text: the whole text of the closing.
+        """
+        if not ends_sentence(text) or any(mark in text for mark in _ANNOUNCING):
+            return False
+        if speaks_of_itself(opening_of(text, whole=True) or ""):
+            return False
+        stems = Stems(self.question, ())
+        words = stems.of(text)
+        heading = stems.of(DEFAULT_SENTENCES[language_of(self.question)].conclusion)
+        if set(heading) <= set(words):
+            return False
+        return self.num_named(words, stems) <= MAX_NAMED_TITLES and not self.repeats(words, stems)
+
+    def num_named(self, words: Sequence[str], stems: Stems) -> int:
+        """Return how many titles a text names. A title is named if at least half of its own words occur:
+        those that neither the question nor another title has, and that do not only connect. A title without
+        words of its own is never named.
+        words: the stems of the text.
+        stems: the stems of the question.
+        """
+        titles = [set(stems.of(title)) for title in self.titles]
+        known = set(words)
+        own = [
+            title - set(stems.question) - stems.joints - set().union(*titles[:at], *titles[at + 1 :])
+            for at, title in enumerate(titles)
+        ]
+        return sum(bool(some) and 2 * len(some & known) >= len(some) for some in own)
+
+    def repeats(self, words: Sequence[str], stems: Stems) -> bool:
+        """Return True if a text shares REPEATED_WORDS words in a row with the introduction, or
+        REPEATED_CHARACTERS characters of Han script, which the question does not have in a row.
+
+        words: the stems of the text.
+        stems: the stems of the question.
+        """
+        before = stems.of(self.introduction)
+        asked = [word for word in stems.question if word.isalnum()]
+        size = REPEATED_CHARACTERS if any(word > "\u3400" for word in words) else REPEATED_WORDS
+        return bool(_runs(words, size) & _runs(before, size) - _runs(asked, size))
+
+
+def _runs(words: Sequence[str], size: int) -> set[tuple[str, ...]]:
+    """Return all runs of `size` words; empty if there are fewer words.
+
+    words: the stems of a text.
+    size: how many words a run has, at least 1.
+    """
+    return {tuple(words[at : at + size]) for at in range(len(words) - size + 1)}
