@@ -117,7 +117,7 @@ class ShapeSteps:
         """
         self.levels = max(LEVELS, chain)
         chain_shape = TreeShape(chain - 1, 1, chain + 1)
-        tree_shapes = [TreeShape(LEVELS - 1, TOP_K, max(trees) + 1)] if trees else []
+        tree_shapes = [TreeShape(self.levels - 1, TOP_K, max(trees) + 1)] if trees else []
         self.tree_shapes = (chain_shape, *tree_shapes)
         # By the name of a shape: its number of drafts, and which of the grown trees has them.
         self._shapes = {f"chain of {chain}": (chain, 0)} | {f"tree of {count}": (count, 1) for count in trees}
@@ -314,7 +314,10 @@ def _follow(
         message = Features(1, 1, (), (feature_batch,), (), features[num_read:end])
         for drafter in drafters:
             drafter.observe(message)
-        offers = [drafter.propose([sequence], counts.levels) for drafter in drafters]
+        offers = [
+            drafter.propose([sequence], shape.depth + 1)
+            for drafter, shape in zip(drafters, counts.tree_shapes)
+        ]
         trees = [candidates for candidates in offers if candidates is not None]
         num_read = end
         if len(trees) == len(drafters) and all(written[end : end + 1 + counts.levels]):
