@@ -37,7 +37,8 @@ class LayerInputs:
     size: Elements of the input of one layer.
     embedding: The model's embedding, [vocab, hidden].
     scale: Factor of the model's embeddings.
-    table: The layers' part of the embedding of the inputs, [rows, layers * size].
+    table: The layers' part of the embedding of the inputs, [rows * layers, size]. The rows of a token's
+        layers follow each other, so that 8-bit rows do not depend on which layers the range has.
     projection: Their part of the projection, [layers * size, hidden].
     norm: Norm over the `size` projected numbers of a layer.
     """
@@ -72,7 +73,7 @@ class LayerInputs:
             size,
             embedding,
             config.embedding_scale,
-            _fetch_table(fetch, table_name, (config.layer_input_vocab, config.layers * size), part),
+            _fetch_table(fetch, table_name, (config.layer_input_vocab, config.layers * size), part, size),
             projection.contiguous() if len(layers) == config.layers else projection.clone(),
             Norm(fetch(norm_name, (size,)), config.eps),
         )
@@ -87,24 +88,29 @@ class LayerInputs:
         hidden = embedded.shape[1]
         projected = F.linear(embedded.to(self.projection.dtype), self.projection) * hidden**-0.5
         projected = self.norm(projected.unflatten(1, (-1, self.size)))
-        looked_up = look_up(self.table, tokens).unflatten(1, (-1, self.size))
+        count = len(self.layers)
+        rows = tokens.long()[:, None] * count + torch.arange(count, device=tokens.device)
+        looked_up = look_up(self.table, rows.flatten()).unflatten(0, (-1, count))
         looked_up = looked_up * torch.tensor(self.size**0.5, dtype=looked_up.dtype)
         return (projected + looked_up.to(projected.dtype)) * 2**-0.5
 
 
-def _fetch_table(fetch: Fetch, name: str, shape: tuple[int, int], part: slice) -> Table:
-    """Load the columns of some layers of the embedding of the inputs, in the form in which embeddings are
-    stored. At most PACKED_AT_ONCE rows of a GGUF file are in floats at a time while they are packed.
+def _fetch_table(fetch: Fetch, name: str, shape: tuple[int, int], part: slice, size: int) -> Table:
+    """Load the columns of some layers of the embedding of the inputs, [rows * layers, size], in the form in
+    which embeddings are stored. At most PACKED_AT_ONCE rows of a GGUF file are in floats at a time while they
+    are packed.
 
     fetch: Reads tensors from the model's files.
     name: Name of the tensor.
     shape: Its shape, [rows, layers of the model * size].
     part: The columns.
+    size: Columns of one layer.
     """
     whole = part.stop - part.start == shape[1]
     if not uses_packed_kernels(fetch.quantization, fetch.device):
         table = fetch(name, shape)
-        return hold_table(table if whole else table[:, part].clone(), fetch.quantization)
+        table = table if whole else table[:, part].clone()
+        return hold_table(table.view(-1, size), fetch.quantization)
     fetch.files.check(name, shape)
     stored = fetch.files.blocks(name)
     decode = fetch(name, shape).__getitem__ if stored is None else stored.decode
@@ -112,6 +118,6 @@ def _fetch_table(fetch: Fetch, name: str, shape: tuple[int, int], part: slice) -
     def parts() -> Iterator[Tensor]:
         """Yield the columns of consecutive rows, in floats."""
         for numbers in torch.arange(shape[0]).split(PACKED_AT_ONCE):
-            yield decode(numbers)[:, part]
+            yield decode(numbers)[:, part].reshape(-1, size)
 
-    return pack_table(parts(), (shape[0], part.stop - part.start))
+    return pack_table(parts(), (shape[0] * (part.stop - part.start) // size, size))

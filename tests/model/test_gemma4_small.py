@@ -3,18 +3,21 @@ and values of earlier ones."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from gguf import GGMLQuantizationType
+from safetensors.torch import load_file, save_file
 
 from specsot.checkpoint.config import read_config
+from specsot.checkpoint.resolving import resolve_model
 from specsot.core.tree import ancestry, depths
 from specsot.errors import InvalidRequest, ModelError
-from specsot.members import Range
+from specsot.members import Quantization, Range
 from specsot_model.attention import RowSpan
 from specsot_model.cuda_graphs import measure_rows
 from specsot_model.decoder import Decoder
@@ -23,6 +26,7 @@ from specsot_model.memory_fit import WeightForm, kv_page_bytes, tensors_of, weig
 from specsot_model.published import open_weights
 from tests import trees
 from tests.conftest import some
+from tests.model.gguf_files import write_gguf
 from tests.model.test_families import NEAR, PROMPT, answer
 from tests.model.tiny import PAGE_ROWS, Ring, load, write_model
 
@@ -169,6 +173,41 @@ def test_taps_and_int8_and_bf16_know_the_inputs_too(tmp_path: Path) -> None:
         assert found.median() > 0.99, (dtype, quantization)
 
 
+def test_in_8_bits_cuts_change_no_bit(tmp_path: Path) -> None:
+    """From safetensors, and from the blocks of a GGUF file."""
+    model = write(tmp_path / "hf", hidden_size_per_layer_input=32, intermediate_size=64)
+    made = resolve_model(write_gguf(tmp_path / "m.gguf", model, (GGMLQuantizationType.Q8_0,)))
+    for directory in (tmp_path / "hf", made):
+        told = list[torch.Tensor]()
+        for ranges in ((Range(0, 6),), (Range(0, 1), Range(1, 2), Range(2, 6))):
+            stages = [
+                Decoder.load(directory, one, torch.float32, "cpu", quantization="int8") for one in ranges
+            ]
+            told.append(Ring.of(stages).feed(PROMPT, 0)[0])
+        assert torch.equal(*told)
+        inputs = list[torch.Tensor]()
+        forms: tuple[Quantization | None, ...] = (None, "int8")
+        for form in forms:
+            parts = LoadedParts()
+            Decoder.load(directory, None, torch.float32, "cpu", quantization=form, parts=parts)
+            assert parts.layer_inputs is not None
+            inputs.append(parts.layer_inputs.of_tokens(torch.tensor(PROMPT)).flatten())
+        assert torch.nn.functional.cosine_similarity(*inputs, dim=0) > 0.999
+
+
+def test_a_model_with_images_and_layers_of_equal_heads_is_read_too(tmp_path: Path) -> None:
+    model = write(tmp_path, global_head_dim=8, num_global_key_value_heads=1)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma4", "text_config": fields}))
+    file = tmp_path / "model.safetensors"
+    tensors = {
+        name.replace("model.", "model.language_model.", 1): tensor for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file, metadata={"format": "pt"})
+    told, _ = Ring.of(load(tmp_path, (2, 6))).feed(PROMPT, 0)
+    torch.testing.assert_close(told, answer(model, PROMPT), atol=1e-4, rtol=0)
+
+
 def test_layers_that_read_other_keys_take_no_pages(tmp_path: Path) -> None:
     write(tmp_path)
     config, whole = read_config(tmp_path), Range(0, 6)
@@ -190,7 +229,7 @@ def test_every_stage_counts_and_loads_what_its_layers_read(tmp_path: Path) -> No
     middle = Decoder.load(tmp_path, Range(1, 2), torch.float32, "cpu", parts=parts)
     inputs = parts.layer_inputs
     assert inputs is not None
-    assert inputs.table.shape == (120, 10)
+    assert inputs.table.shape == (120, 10), "of one layer"
     assert middle.reads_tokens
     held = 4 * sum(
         load_file(tmp_path / "model.safetensors")[name].numel() for name in files.under("model.layers.1")

@@ -812,8 +812,9 @@ def _wide(fields: Fields, heads: int, kv_heads: int) -> dict[str, Any]:
     """
     by_layer = fields.values.get("per_layer_config")
     equal_keys = fields.flag("attention_k_eq_v")
-    if by_layer:
-        kinds = list(by_layer.values()) if isinstance(by_layer, dict) else []
+    if by_layer is not None:
+        # Transformers writes no layer if these layers have the heads of the others.
+        kinds = list(by_layer.values()) or [{}] if isinstance(by_layer, dict) else []
         if not all(isinstance(kind, dict) and kind == kinds[0] for kind in kinds) or not kinds:
             raise ModelError(
                 f"{fields.source}: per_layer_config must have the same numbers for all its layers"

@@ -354,6 +354,7 @@ def _of_gemma4(header: Header) -> dict[str, Any]:
     kv_heads = header.get("attention.head_count_kv")
     by_layer = kv_heads if isinstance(kv_heads, list) else [kv_heads] * len(kinds)
     by_kind = dict(zip(kinds, by_layer))
+    table = header.tensors.get("per_layer_token_embd.weight")
     readers = header.get("attention.shared_kv_layers", 0)
     widths = header.get("feed_forward_length")
     wide = isinstance(widths, list) and len(widths) == len(kinds) and widths[-1] == 2 * widths[0]
@@ -376,6 +377,7 @@ def _of_gemma4(header: Header) -> dict[str, Any]:
         "rope_local_base_freq": header.get("rope.freq_base_swa", 10000.0),
         "final_logit_softcapping": header.get("final_logit_softcapping"),
         "hidden_size_per_layer_input": header.get("embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": table.shape[0] if table else None,
         "num_kv_shared_layers": readers,
         "use_double_wide_mlp": wide,
         "enable_moe_block": bool(experts),
