@@ -126,7 +126,8 @@ def feed_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tupl
     plan = base.plan([RowSpan(num_tokens, 0, num_tokens, (0,))], num_tokens, "packed")
     positions = torch.arange(num_tokens, device=base.device)
     slices = {layer: base.hold_tap(part) for layer, part in taps.items()}
-    return base.forward(base.embed(tokens), positions, positions, plan, base.make_kv(1, num_tokens), slices)
+    kv = base.make_kv(1, num_tokens)
+    return base.forward(base.embed(tokens), positions, positions, plan, kv, slices, tokens=tokens)
 
 
 def feed_head(

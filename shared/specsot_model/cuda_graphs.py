@@ -833,4 +833,5 @@ def _forward(decoder: Decoder, kv: KVPages, hidden: Tensor) -> None:
     history, span = _measured_span(kv, rows)
     positions = torch.arange(history, history + rows, device=decoder.device)
     plan = decoder.plan([span], kv.page_rows, "packed")
-    decoder.forward(hidden, positions, positions, plan, kv)
+    tokens = positions % decoder.config.vocab if decoder.reads_tokens else None
+    decoder.forward(hidden, positions, positions, plan, kv, tokens=tokens)

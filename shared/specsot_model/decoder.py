@@ -33,6 +33,7 @@ from specsot_model.fused import (
 from specsot_model.inference import inference_mode
 from specsot_model.kv import KVPages
 from specsot_model.latent import fits_tiles
+from specsot_model.layer_inputs import LayerInputs
 from specsot_model.layers import Block, Edges, Norm, add_tap, present, rows_of_linear
 from specsot_model.linear import Linear, look_up, resolve_dtype, uses_packed_kernels
 from specsot_model.loaded_parts import LoadedParts
@@ -105,6 +106,9 @@ class Decoder:
             self._blocks.append(loaded_parts.fetch(fetch, config, index, split.block_maker(devices)))
             if on_layer_loaded:
                 on_layer_loaded(len(self._blocks))
+        self._layer_inputs = (
+            loaded_parts.fetch_layer_inputs(fetch, config, layers) if config.layer_inputs else None
+        )
         self._kv_dtype: KvDtype = kv_dtype
         self._split = split.SplitLayers(self._blocks, config, dtype, devices) if devices else None
         self._rotaries = rotaries_of(config, layers, device)
@@ -178,6 +182,8 @@ class Decoder:
         layers = Range(0, config.layers) if layers is None else layers
         if not 0 <= layers.first < layers.last <= config.layers:
             raise InvalidRequest(f"layers {layers} do not fit a model of {config.layers} layers", "layers")
+        if any(config.kv_source(layer) < layers.first for layer in range(layers.first, layers.last)):
+            raise InvalidRequest(config.why_not_split(layers.first, layers.last), "layers")
         packed = uses_packed_kernels(quantization, device) and (dtype, kv_dtype) == (torch.float32, "auto")
         if batch_invariant and not (packed and can_pack(config)):
             check_invariant(config, torch.device(device), quantization, kv_dtype)
@@ -428,6 +434,13 @@ class Decoder:
         scale = self.config.embedding_scale
         return embeddings if scale == 1 else embeddings * torch.tensor(scale, dtype=embeddings.dtype)
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Tell whether `forward` needs token ids besides the hidden states, because layers have inputs of
+        their own.
+        """
+        return self._layer_inputs is not None
+
     @inference_mode
     def forward(
         self,
@@ -438,6 +451,7 @@ class Decoder:
         kv: KVPages,
         taps: Mapping[int, Tap] | None = None,
         fused: Tensor | None = None,
+        tokens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Run the layers of this range over a batch, write the batch's KV, and return hidden states and
         features.
@@ -452,6 +466,7 @@ class Decoder:
         taps: By layer i the weight [Hd, H] that multiplies the *input* of layer i; i == config.layers means
             the output of the last layer. Taps of layers outside this range are ignored. None: no taps.
         fused: [rows, Hd], the sum of the taps of earlier ranges; changed in place. None starts a new sum.
+        tokens: LongTensor [rows], token ids, if the range `reads_tokens`; else they are ignored.
 
         Return (hidden, fused). `fused` is None if it was None and this range has no tap.
         """
@@ -467,7 +482,7 @@ class Decoder:
         }
         if self._packed and own_taps:
             return hidden, self._packed.run_tapped(hidden, own_taps, fused, positions, slots, plans, kv)
-        run = self._runner(positions, slots, plans, kv)
+        run = self._runner(positions, slots, plans, kv, tokens)
         done = 0
         for layer, tap in own_taps.items():
             run(hidden, range(done, layer))
@@ -484,6 +499,7 @@ class Decoder:
         slots: Tensor,
         plan: AttentionPlan | Sequence[AttentionPlan],
         kv: KVPages,
+        tokens: Tensor | None = None,
     ) -> Tensor:
         """Run some of the layers of this range over a batch, and write the batch's KV of these layers. Return
         the hidden states after them, which is `hidden` itself. The range must have no recurrent states.
@@ -494,8 +510,9 @@ class Decoder:
         slots: LongTensor [rows], the KV slot of each token.
         plan: One attention plan for all layers, or one per layer of this range.
         kv: The KV cache of this range.
+        tokens: LongTensor [rows], token ids, if the range `reads_tokens`; else they are ignored.
         """
-        run = self._runner(positions, slots, self._layer_plans(plan), kv)
+        run = self._runner(positions, slots, self._layer_plans(plan), kv, tokens)
         run(hidden, range(layers.first - self.layers.first, layers.last - self.layers.first))
         return hidden
 
@@ -512,7 +529,12 @@ class Decoder:
         return plans
 
     def _runner(
-        self, positions: Tensor, slots: Tensor, plans: Sequence[AttentionPlan], kv: KVPages
+        self,
+        positions: Tensor,
+        slots: Tensor,
+        plans: Sequence[AttentionPlan],
+        kv: KVPages,
+        tokens: Tensor | None,
     ) -> Callable[[Tensor, range], None]:
         """Return a function that runs hidden states [rows, H], in place, through a range of layers.
 
@@ -524,12 +546,14 @@ class Decoder:
         slots: LongTensor [rows], the KV slot of each token.
         plans: The attention plan of each layer of this range.
         kv: The KV cache of this range.
+        tokens: LongTensor [rows], token ids; None: unknown. ModelError is raised if the layers need them.
         """
         if (layers := self._packed or self._split or self._transformers) is not None:
             return layers.runner(positions, slots, plans, kv)
         fused_blocks = self._fused_blocks
         blocks = self._blocks
         ready = None
+        inputs = None if self._layer_inputs is None else self._inputs_of_layers(self._layer_inputs, tokens)
         places = None if fused_blocks else kv.locate(slots)
         tables = {} if fused_blocks else {rotary: rotary.table(positions) for rotary in set(self._rotaries)}
 
@@ -547,9 +571,25 @@ class Decoder:
                     )
                 elif places is not None:
                     table = tables[self._rotaries[layer]]
-                    blocks[layer].forward(hidden, table, places, plans[layer], kv, layer)
+                    arguments = hidden, table, places, plans[layer], kv, layer
+                    if inputs is None:
+                        blocks[layer].forward(*arguments)
+                    else:
+                        blocks[layer].forward(*arguments, inputs[:, layer])
 
         return run
+
+    def _inputs_of_layers(self, layer_inputs: LayerInputs, tokens: Tensor | None) -> Tensor:
+        """Return the inputs of all layers of this range, [rows, layers, size].
+
+        layer_inputs: Computes them.
+        tokens: LongTensor [rows], token ids.
+
+        Raises ModelError without token ids.
+        """
+        if tokens is None:
+            raise ModelError(f"layers {self.layers} of {self.config.model_type} read token ids")
+        return layer_inputs.of_tokens(tokens).to(self.dtype)
 
     @inference_mode
     def logits(self, hidden: Tensor) -> Tensor:

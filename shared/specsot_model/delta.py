@@ -68,7 +68,14 @@ class DeltaBlock(Block):
         self.mlp = fetch_mlp(fetch, layer, config, index)
 
     def forward(
-        self, hidden: Tensor, table: Tensor, places: Places, plan: AttentionPlan, kv: KVPages, layer: int
+        self,
+        hidden: Tensor,
+        table: Tensor,
+        places: Places,
+        plan: AttentionPlan,
+        kv: KVPages,
+        layer: int,
+        layer_input: Tensor | None = None,
     ) -> None:
         """Add this layer's two updates to the residual stream, in place.
 
@@ -81,6 +88,7 @@ class DeltaBlock(Block):
         plan: Not used; what runs is in `kv.batches`.
         kv: The pages of the range, a `DeltaPages` that was arranged for the frame.
         layer: Index of this layer within `kv`.
+        layer_input: Not used; gated delta layers have no inputs of their own.
         """
         assert isinstance(kv, DeltaPages), "gated delta layers need the pages that Decoder.make_kv made"
         delta = self.delta

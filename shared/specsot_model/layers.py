@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specsot.checkpoint.config import ModelConfig
+from specsot.checkpoint.families import Activation
 from specsot.errors import ModelError
 from specsot.members import Quantization
 from specsot_model.attention import AttentionPlan, attend
@@ -29,7 +30,7 @@ from specsot_model.linear import (
     lm_head_quantization,
     uses_packed_kernels,
 )
-from specsot_model.mlp import Experts, ParallelExperts, fetch_gated, fetch_mlp
+from specsot_model.mlp import ACTS, Experts, ParallelExperts, fetch_gated, fetch_mlp
 from specsot_model.norms import LayerNorm, Norm
 from specsot_model.projections import fuse_latent_inputs, fuse_projections, fuse_qkv
 from specsot_model.rotary import interleave, rotate
@@ -102,14 +103,22 @@ class Block:
             else fuse_qkv(fetch, attention, config, hidden)
         )
         self.head_norms: tuple[Norm, Norm] | None = None
-        if config.qk_norm:
+        # The norm of queries, in a layer that reads the keys of another one.
+        self.query_norm: Norm | None = None
+        if config.qk_norm and not config.stores_kv:
+            rotated = config.rope.rotated(config.head_dim)
+            self.query_norm = fetch_head_norm(
+                fetch, f"{attention}.q_norm", config.head_dim, config.eps, rotated, 1, config.norm_offset
+            )
+        elif config.qk_norm:
             spans = (config.heads, config.kv_heads) if config.whole_qk_norm else (1, 1)
             dim = config.head_dim
             rotated = config.rope.rotated(config.head_dim)
             self.head_norms = fetch_head_norms(
                 fetch, attention, dim, config.eps, rotated, spans, config.norm_offset
             )
-        self.value_norm = _unweighted_norm(config.head_dim, fetch, config) if config.values_normed else None
+        norms_values = config.values_normed and config.stores_kv
+        self.value_norm = _unweighted_norm(config.head_dim, fetch, config) if norms_values else None
         self.out = fuse_projections(fetch, [f"{attention}.{names.out}"], (hidden, width), config.out_bias)
         self.sinks = fetch_sinks(fetch, f"{attention}.{names.sinks}", config) if names.sinks else None
         self.mlp = fetch_mlp(fetch, layer, config, index)
@@ -122,27 +131,41 @@ class Block:
             for name in (names.input_norm, names.mlp_norm, names.after_attention, names.after_mlp)
         )
         self.scale = fetch(f"{layer}.{names.layer_scale}", (1,)) if names.layer_scale else None
+        self.input_gate = (
+            LayerGate.fetch(fetch, layer, config, names.layer_input)
+            if config.layer_inputs and names.layer_input
+            else None
+        )
 
     def forward(
-        self, hidden: Tensor, table: Tensor, places: Places, plan: AttentionPlan, kv: KVPages, layer: int
+        self,
+        hidden: Tensor,
+        table: Tensor,
+        places: Places,
+        plan: AttentionPlan,
+        kv: KVPages,
+        layer: int,
+        layer_input: Tensor | None = None,
     ) -> None:
         """Add this layer's attention and MLP updates to the residual stream [rows, hidden], in place.
 
         layer: Index of this layer within `kv`, which starts at the first layer of the range.
+        layer_input: [rows, size], the layer's own input, see `LayerInputs`; None: it has none.
         hidden: [rows, hidden], the residual stream.
         table: Rotations of the rows' queries and keys; see `Rotary.table`.
         places: Page and offset at which the KV of each row is stored; see `KVPages.locate`.
         plan: The attention plan of the frame.
         kv: The KV cache of the layer range.
         """
-        self.update(hidden, self.kv_writer(table, places, kv, layer), kv.layers[layer], plan)
+        self.update(hidden, self.kv_writer(table, places, kv, layer), kv.layers[layer], plan, layer_input)
 
     def kv_writer(self, table: Tensor, places: Places, kv: KVPages, layer: int) -> RotateAndStore:
         """Return a function that rotates queries and keys in place and stores keys and values in the KV
         cache.
 
         The function takes [rows, heads + 2 * kv_heads, head_dim]: queries, keys and values of the batch; with
-        latent attention [rows, heads + 1, head_dim], queries and the row that is stored.
+        latent attention [rows, heads + 1, head_dim], queries and the row that is stored. Of a layer that
+        reads the keys and values of another one, it takes [rows, heads, head_dim] and stores nothing.
 
         table: Rotations of the rows' queries and keys; see `Rotary.table`.
         places: Page and offset at which the KV of each row is stored; see `KVPages.locate`.
@@ -156,6 +179,9 @@ class Block:
 
             heads: [rows, heads + 2 * kv_heads, head_dim], queries, keys and values of the batch.
             """
+            if not config.stores_kv:
+                rotate(heads, table.narrow(1, 0, config.heads))
+                return
             rotate(heads.narrow(1, 0, config.heads + config.kv_heads), table)
             stored = heads.narrow(1, config.heads, config.stored_tensors * config.kv_heads)
             kv.put(layer, places, stored.unflatten(1, (config.stored_tensors, config.kv_heads)))
@@ -163,9 +189,15 @@ class Block:
         return rotate_and_store
 
     def update(
-        self, hidden: Tensor, rotate_and_store: RotateAndStore, kv_layer: Tensor, plan: AttentionPlan
+        self,
+        hidden: Tensor,
+        rotate_and_store: RotateAndStore,
+        kv_layer: Tensor,
+        plan: AttentionPlan,
+        layer_input: Tensor | None = None,
     ) -> None:
-        """Add this layer's attention and MLP updates to the residual stream, in place.
+        """Add this layer's attention and MLP updates to the residual stream, in place, and then that of its
+        own input if it has one.
 
         A parallel model (`config.parallel`) computes the MLP from the hidden states before attention; every
         other model from those after it. Norms after attention and MLP are applied if the model has them.
@@ -173,8 +205,10 @@ class Block:
         hidden: [rows, hidden], the residual stream.
         rotate_and_store: Called between the projections and attention with queries, keys and values, [rows,
             heads + 2 * kv_heads, head_dim]; rotates them in place and stores keys and values.
-        kv_layer: [2, pages, kv_heads, page_rows, head_dim], the KV pages of this layer.
+        kv_layer: [2, pages, kv_heads, page_rows, head_dim], the KV pages of this layer, or of the one whose
+            keys and values it reads.
         plan: The attention plan of the frame.
+        layer_input: [rows, size], the layer's own input; None: it has none.
         """
         update = self.attention(hidden, rotate_and_store, kv_layer, plan)
         if self.config.parallel:
@@ -183,6 +217,8 @@ class Block:
         else:
             hidden.add_(update)
             hidden.add_(self.after_mlp(self.mlp(self.mlp_norm(hidden))))
+        if self.input_gate is not None and layer_input is not None:
+            hidden.add_(self.input_gate(hidden, layer_input))
         if self.scale is not None:
             hidden.mul_(self.scale)
 
@@ -226,9 +262,63 @@ class Block:
         if self.value_norm is not None:
             values = heads.narrow(1, config.heads + config.kv_heads, config.kv_heads)
             values.copy_(self.value_norm(values))
+        if self.query_norm is not None:
+            heads.copy_(self.query_norm(heads))
+            return
         parts = heads.narrow(1, 0, config.heads + config.kv_heads).split((config.heads, config.kv_heads), 1)
         for part, norm in zip(parts, self.head_norms or ()):
             part.copy_(norm(part.flatten(1)).view_as(part) if config.whole_qk_norm else norm(part))
+
+
+class LayerGate:
+    """What adds a layer's own input to the residual stream: norm(project(act(gate(hidden)) * input)).
+
+    gate: The product [hidden] -> size.
+    project: The product [size] -> hidden.
+    norm: The norm over what is added.
+    activation: The model's activation function.
+    """
+
+    def __init__(self, gate: Linear, project: Linear, norm: AnyNorm, activation: Activation) -> None:
+        """Store the parts.
+
+        gate: The product [hidden] -> size.
+        project: The product [size] -> hidden.
+        norm: The norm over what is added.
+        activation: The model's activation function.
+        """
+        self._gate = gate
+        self._project = project
+        self._norm = norm
+        self._activate = ACTS[activation]
+
+    @classmethod
+    def fetch(cls, fetch: Fetch, layer: str, config: ModelConfig, names: tuple[str, str, str]) -> LayerGate:
+        """Load the tensors of one layer.
+
+        fetch: Reads tensors from the model's files.
+        layer: Name of the layer, without a dot at the end.
+        config: The model's config: sizes and activation function.
+        names: Names of gate, projection and norm inside the layer.
+
+        Raises ModelError if a tensor is missing or has another shape.
+        """
+        gate, project, norm = (f"{layer}.{name}" for name in names)
+        size = config.layer_inputs
+        return cls(
+            fuse_projections(fetch, [gate], (size, config.hidden), bias=False),
+            fuse_projections(fetch, [project], (config.hidden, size), bias=False),
+            fetch_norm(fetch, norm, config),
+            config.activation,
+        )
+
+    def __call__(self, hidden: Tensor, layer_input: Tensor) -> Tensor:
+        """Return what is added to the residual stream, [rows, hidden].
+
+        hidden: [rows, hidden], the residual stream; not changed.
+        layer_input: [rows, size], the layer's own input.
+        """
+        return self._norm(self._project(self._activate(self._gate(hidden)) * layer_input))
 
 
 def _unchanged(rows: Tensor) -> Tensor:
@@ -280,12 +370,35 @@ def fetch_head_norms(
         by itself, (heads, kv_heads) all heads together.
     offset: Number added to the weights, which are then kept in fp32; 0: the weights keep the type of `fetch`.
     """
-    exact = replace(fetch, dtype=torch.float32) if offset else fetch
-    q, k = (
-        interleave(exact(f"{prefix}.{name}.weight", (heads * head_dim,)), head_dim, rotated)
+    query_norm, key_norm = (
+        fetch_head_norm(fetch, f"{prefix}.{name}", head_dim, eps, rotated, heads, offset)
         for name, heads in zip(("q_norm", "k_norm"), spans)
     )
-    return Norm(q + offset, eps), Norm(k + offset, eps)
+    return query_norm, key_norm
+
+
+def fetch_head_norm(
+    fetch: Fetch,
+    name: str,
+    head_dim: int,
+    eps: float,
+    rotated: int | None = None,
+    heads: int = 1,
+    offset: float = 0.0,
+) -> Norm:
+    """Return the norm of queries or of keys, with its weight loaded.
+
+    fetch: Reads tensors from the model's files.
+    name: Name of the norm's module.
+    head_dim: Numbers of a head.
+    eps: Epsilon of the norm.
+    rotated: How many numbers of a head rotate; None: all. The weight is reordered as `interleave` does it.
+    heads: How many heads the norm covers at once.
+    offset: Number added to the weight, which is then kept in fp32; 0: the weight keeps the type of `fetch`.
+    """
+    exact = replace(fetch, dtype=torch.float32) if offset else fetch
+    weight = interleave(exact(f"{name}.weight", (heads * head_dim,)), head_dim, rotated)
+    return Norm(weight + offset, eps)
 
 
 # Returns a weight that an earlier process kept or, if there is none, makes and perhaps keeps it. Called with

@@ -15,6 +15,7 @@ from torch import Tensor
 from specsot.checkpoint.config import ModelConfig
 from specsot.members import Quantization, Range
 from specsot_model.delta import DeltaBlock
+from specsot_model.layer_inputs import LayerInputs
 from specsot_model.layers import AnyNorm, Block, fetch_embedding, fetch_final_norm, fetch_lm_head
 from specsot_model.linear import Linear, Table
 from specsot_model.published import open_weights, published_of
@@ -31,12 +32,15 @@ class LoadedParts:
     embedding: The embedding; None: not loaded.
     norm: The final norm; None: not loaded.
     head: The lm_head; None: not loaded.
+    layer_inputs: What computes the inputs of single layers, of the last range that was loaded; None: not
+        loaded.
     """
 
     blocks: dict[int, Block] = field(default_factory=dict[int, Block])
     embedding: Table | None = None
     norm: AnyNorm | None = None
     head: Linear | None = None
+    layer_inputs: LayerInputs | None = None
 
     def fetch(self, fetch: Fetch, config: ModelConfig, index: int, make: MakeBlock = Block) -> Block:
         """Return a layer; load it if it is not loaded.
@@ -64,18 +68,35 @@ class LoadedParts:
             self.head = fetch_lm_head(fetch, config, self.embedding)
         return self.blocks[index]
 
+    def fetch_layer_inputs(self, fetch: Fetch, config: ModelConfig, layers: Range) -> LayerInputs:
+        """Return what computes the inputs of the layers of a range; load it, and the model's embedding, if
+        they are not loaded. Another range's parts are dropped.
+
+        fetch: Reads tensors from the model's files, in the dtype and on the device of the range.
+        config: The model's config, which must have `layer_inputs`.
+        layers: The range of layers.
+
+        Raises ModelError if a tensor is missing or has another shape.
+        """
+        if self.layer_inputs is None or self.layer_inputs.layers != layers:
+            self.layer_inputs = None
+            if self.embedding is None:
+                self.embedding = fetch_embedding(fetch, config, self.head)
+            self.layer_inputs = LayerInputs.fetch(fetch, config, layers, self.embedding)
+        return self.layer_inputs
+
     def drop_all_but(self, layers: Range, config: ModelConfig) -> None:
         """Drop everything that a range of layers does not need.
 
-        The embedding goes unless the range has the first layer; the final norm and the lm_head go unless it
-        has the last.
+        The embedding goes unless the range has the first layer, or layers have inputs of their own; the final
+        norm and the lm_head go unless it has the last.
 
         layers: The range whose layers, and embedding or lm_head if it is an end of the model, stay loaded.
         config: The model's config, which has the number of layers.
         """
         needed = range(layers.first, layers.last)
         self.blocks = {index: block for index, block in self.blocks.items() if index in needed}
-        if layers.first:
+        if layers.first and not config.layer_inputs:
             self.embedding = None
         if layers.last < config.layers:
             self.norm = self.head = None
@@ -100,6 +121,8 @@ class AbsentWeights(Weights):
         fetch = Fetch(self, torch.float32, "meta")
         for layer in range(config.layers):
             parts.fetch(fetch, config, layer)
+        if config.layer_inputs:
+            parts.fetch_layer_inputs(fetch, config, Range(0, config.layers))
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the tensors that the model reads; its files may hold further ones."""
@@ -178,11 +201,16 @@ def open_shapes(
 def measured_range(config: ModelConfig) -> Range:
     """Return the range of one layer to time: a layer with experts if the model has any.
 
-    The first and the last layer are avoided if possible, because they bring the embedding and the lm_head. A
-    model of one or two layers gives its first layer, or its first one with experts.
+    The first and the last layer are avoided if possible, because they bring the embedding and the lm_head,
+    and so are layers that read the keys and values of another one. A model of one or two layers gives its
+    first layer, or its first one with experts.
 
     config: The model's config.
     """
-    candidates = *range(1, config.layers - 1), *range(config.layers)
-    layer = next(filter(config.sparse, candidates), candidates[0])
+    own = [
+        layer
+        for layer in (*range(1, config.layers - 1), *range(config.layers))
+        if config.kv_source(layer) == layer
+    ]
+    layer = next(filter(config.sparse, own), own[0])
     return Range(layer, layer + 1)

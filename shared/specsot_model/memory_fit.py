@@ -151,7 +151,8 @@ class WeightForm:
 def tensors_of(files: Weights, config: ModelConfig, layers: Range) -> list[str]:
     """Return the names of all tensors that a range of layers reads.
 
-    The embedding, final norm and lm_head are named as well if the range has the first or the last layer.
+    The embedding, final norm and lm_head are named as well if the range has the first or the last layer. If
+    layers have inputs of their own, every range reads the embedding and the tables of these inputs.
 
     files: Source of the tensors; only their names are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
@@ -162,15 +163,19 @@ def tensors_of(files: Weights, config: ModelConfig, layers: Range) -> list[str]:
     # A tied model has one table for embedding and lm_head, so both ends of the model may read either.
     if layers.first == 0 or layers.last == config.layers:
         parts += names.embedding, names.norm, names.head
+    elif config.layer_inputs:
+        parts.append(names.embedding)
+    parts += _layer_tables(config)
     return [name for part in parts for name in files.under(part)]
 
 
 def weights_of(files: Weights, config: ModelConfig, layers: Range, weight_form: WeightForm) -> int:
     """Return the bytes of weights that a range of layers takes on a device.
 
-    The first layer brings the embedding, the last one the final norm and the lm_head. A tied model's table
-    counts once if the range has both ends and they share it, or if the packed copy of the table is left out
-    because it is small.
+    The first layer brings the embedding, the last one the final norm and the lm_head. If layers have inputs
+    of their own, every range has the embedding. A tied model's table counts once if the range has both
+    embedding and lm_head and they share it, or if the packed copy of the table is left out because it is
+    small.
 
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
@@ -180,7 +185,8 @@ def weights_of(files: Weights, config: ModelConfig, layers: Range, weight_form: 
     in_layers = sum(
         _layer_bytes(files, config, layer, weight_form) for layer in range(layers.first, layers.last)
     )
-    embedding = _embedding_bytes(files, config, weight_form) if layers.first == 0 else 0
+    embeds = layers.first == 0 or config.layer_inputs
+    embedding = _embedding_bytes(files, config, weight_form) if embeds else 0
     lm_head = _lm_head_bytes(files, config, weight_form) if layers.last == config.layers else 0
     copy_is_small = (weight_form.itemsize, weight_form.quantization) == (4, None) and embedding <= 4 * SMALL
     counted_once = (
@@ -196,7 +202,7 @@ def bytes_read_per_token(
 
     Of the experts, only the chosen ones are read; of the embedding, nothing is counted. Experts are the
     tensors with ".experts." in their name, and the fraction of them that is read is chosen / experts. The
-    embedding is subtracted if the range has the first layer.
+    embedding is subtracted if the range has it, and so is that of the inputs of its layers.
 
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
@@ -214,7 +220,10 @@ def bytes_read_per_token(
         if ".experts." in name
     )
     not_read = experts * (1 - config.routing.chosen / config.routing.experts) if config.routing else 0
-    return total - not_read - (_embedding_bytes(files, config, weight_form) if layers.first == 0 else 0)
+    if config.layer_inputs:
+        not_read += len(layers) * _input_table_bytes(files, config, weight_form)
+    embeds = layers.first == 0 or config.layer_inputs
+    return total - not_read - (_embedding_bytes(files, config, weight_form) if embeds else 0)
 
 
 def weight_bytes_of(files: Weights, config: ModelConfig, weight_form: WeightForm) -> WeightBytes:
@@ -258,7 +267,7 @@ def drafter_bytes(files: Weights, weight_form: WeightForm) -> int:
 
 def _layer_bytes(files: Weights, config: ModelConfig, layer: int, weight_form: WeightForm) -> int:
     """Return the bytes of one layer on each of the devices that share it: an equal part of the whole, rounded
-    down.
+    down. The layer's part of what makes the inputs of single layers is included.
 
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
@@ -266,7 +275,34 @@ def _layer_bytes(files: Weights, config: ModelConfig, layer: int, weight_form: W
     weight_form: The form in which weights are stored once they are loaded.
     """
     names = files.under(config.names.layer.format(layer))
-    return sum(_tensor_bytes(files, config, name, weight_form) for name in names) // weight_form.parts
+    own = sum(_tensor_bytes(files, config, name, weight_form) for name in names) // weight_form.parts
+    if not config.layer_inputs:
+        return own
+    projection = [name for module in _layer_tables(config)[1:] for name in files.under(module)]
+    return (
+        own
+        + _input_table_bytes(files, config, weight_form)
+        + weight_form.of_norms.bytes(files, projection) // config.layers
+    )
+
+
+def _layer_tables(config: ModelConfig) -> tuple[str, ...]:
+    """Return the module names of what makes the inputs of single layers: embedding, projection, norm. Empty
+    if layers have no such inputs.
+
+    config: The model's config.
+    """
+    return (config.names.layer_tables or ()) if config.layer_inputs else ()
+
+
+def _input_table_bytes(files: Weights, config: ModelConfig, weight_form: WeightForm) -> int:
+    """Return the bytes of one layer's part of the embedding of the inputs of single layers.
+
+    files: Source of the tensors; only their names and shapes are read.
+    config: The model's config, which must have `layer_inputs`.
+    weight_form: The form in which weights are stored once they are loaded.
+    """
+    return weight_form.of_embedding.bytes(files, files.under(_layer_tables(config)[0])) // config.layers
 
 
 def _tensor_bytes(files: Weights, config: ModelConfig, name: str, weight_form: WeightForm) -> int:
@@ -340,7 +376,8 @@ def kv_page_bytes(
     """Return the bytes of KV pages of `rows` rows in all layers of a range.
 
     For gated delta layers these are the stored inputs and the stored states. All other layers store a key and
-    a value of every KV head per row, or one row for all heads with latent attention.
+    a value of every KV head per row, or one row for all heads with latent attention. Layers that read the
+    keys and values of another one store nothing.
 
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
     layers: The range of layers, first (included) to last (excluded).
@@ -353,7 +390,9 @@ def kv_page_bytes(
         return rows * page_row_bytes(config, layers, itemsize, kv_dtype)
     attending = [config.of_layer(n) for n in range(layers.first, layers.last) if not config.recurrent(n)]
     row_sizes = (
-        one.stored_tensors * one.kv_heads * row_bytes(one.head_dim, itemsize, kv_dtype) for one in attending
+        one.stored_tensors * one.kv_heads * row_bytes(one.head_dim, itemsize, kv_dtype)
+        for one in attending
+        if one.stores_kv
     )
     total = rows * sum(row_sizes)
     if config.delta:

@@ -1,4 +1,7 @@
-"""KV pages of a layer range whose sliding-window layers have other heads than its other layers (Gemma 4)."""
+"""KV pages of a layer range whose sliding-window layers have other heads than its other layers (Gemma 4).
+
+Layers that read the keys and values of another layer have no pages of their own.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ class MixedPages(KVPages):
     """A paged KV cache whose layers have KV heads of two numbers and sizes.
 
     Both kinds have the same pages, page size and slots. `layers` lists the pages of both kinds in the order
-    of the model's layers.
+    of the model's layers; a layer without keys and values of its own has those of the layer that it reads.
     """
 
     def __init__(
@@ -41,13 +44,20 @@ class MixedPages(KVPages):
         device: Device of the cache.
         form: "int8" stores rows in int8 with a scale; "auto" stores `dtype`.
         """
-        is_wide = [layer not in config.windowed for layer in range(layers.first, layers.last)]
+        sources = [config.kv_source(layer) - layers.first for layer in range(layers.first, layers.last)]
+        own = [layer for layer, source in enumerate(sources) if layer == source]
+        is_wide = [layers.first + layer not in config.windowed for layer in own]
         kv_heads, head_dim = config.wide or (config.kv_heads, config.head_dim)
         sizes = config.kv_heads, config.head_dim, dtype, device, form
         super().__init__(is_wide.count(False), pages, page_rows, *sizes)
         self._wide = KVPages(is_wide.count(True), pages, page_rows, kv_heads, head_dim, dtype, device, form)
-        # By layer of the range: whether its heads are wide, and its index among the layers of that kind.
-        self._places = [(kind, is_wide[:layer].count(kind)) for layer, kind in enumerate(is_wide)]
+        places = {
+            layer: (kind, is_wide[:number].count(kind))
+            for number, (layer, kind) in enumerate(zip(own, is_wide))
+        }
+        # By layer of the range: whether its heads are wide, and the index of its keys and values among those
+        # of its kind.
+        self._places = [places[source] for source in sources]
         both = self.layers, self._wide.layers
         self.layers = tuple(both[kind][index] for kind, index in self._places)
 

@@ -37,7 +37,8 @@ def fuse_qkv(fetch: Fetch, prefix: str, config: ModelConfig, inputs: int) -> Lin
     loaded.
 
     The outputs are `heads` query heads, `kv_heads` key heads and `kv_heads` value heads; if the model gates
-    its query heads, `heads` gates follow. Query and key rows are interleaved for `rotary.rotate`. A model
+    its query heads, `heads` gates follow. Of a layer that reads the keys and values of another one, they are
+    the query heads alone. Query and key rows are interleaved for `rotary.rotate`. A model
     whose files hold the three in one tensor (`config.names.qkv`) is read from that tensor. Biases are loaded
     if `config.qkv_bias`. ModelError is raised if a tensor is missing or has another shape, or if only some
     projections are quantized.
@@ -57,6 +58,8 @@ def fuse_qkv(fetch: Fetch, prefix: str, config: ModelConfig, inputs: int) -> Lin
     sizes = [("q_proj", queries), ("k_proj", kv_heads), (values, kv_heads)]
     if joint_name:
         sizes = [(joint_name, heads + 2 * kv_heads)]
+    if not config.stores_kv:
+        sizes = sizes[:1]
     shapes = [(f"{prefix}.{name}", (size * config.head_dim, inputs)) for name, size in sizes]
     return _fuse(fetch, shapes, config.qkv_bias, partial(_join_qkv, config))
 
@@ -129,11 +132,14 @@ def _join_qkv(config: ModelConfig, *parts: Tensor) -> Tensor:
 
     config: The model's config: numbers and sizes of heads, and how the files order the rows. `gated_heads`
         models have twice as many query rows: a gate of head_dim rows after each head's query rows.
-    parts: Three tensors [rows, ...] (queries, keys, values), or one tensor with all rows. A single tensor
+    parts: Three tensors [rows, ...] (queries, keys, values), one tensor with all rows, or one of queries for
+        a layer that reads the keys and values of another one. A single tensor
         lists all queries, then all keys, then all values or, with `qkv_by_head`, the query, key and value of
         head 0, those of head 1, and so on.
     """
     head_dim, rotated = config.head_dim, config.rope.rotated(config.head_dim)
+    if not config.stores_kv:
+        return interleave(parts[0], head_dim, rotated)
     if len(parts) == 1 and not config.names.qkv_by_head:
         parts = parts[0].split(
             [count * head_dim for count in (config.heads, config.kv_heads, config.kv_heads)]

@@ -25,6 +25,7 @@ from specsot_app.fleet import demo
 from specsot_app.fleet.fitting import FleetPlan, plan_fleet
 from specsot_app.fleet.options import FleetOptions
 from specsot_drafter.loader import DraftLoader
+from specsot_model.decoder import Decoder
 from specsot_worker.loader import StageLoader
 from tests.local_hub import serving
 from tests.model.published import HERE as QUANTIZED
@@ -224,6 +225,31 @@ def test_of_a_model_on_the_hub_config_and_index_are_fetched(
 )
 def test_places_say_what_they_have(written: str, place: PlannedPlace) -> None:
     assert parse_planned(written) == (place,)
+
+
+def test_layers_that_read_other_keys_are_placed_together_and_counted_where_they_are(tmp_path: Path) -> None:
+    """Gemma 4 E2B in small: the bytes are those of loaded workers; another cut is refused in one line."""
+    kinds = ["sliding_attention", "full_attention"] * 3
+    inputs = {"hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 101}
+    readers = {"num_hidden_layers": 6, "layer_types": kinds, "num_kv_shared_layers": 2}
+    write_model(tmp_path, "gemma4_text", enable_moe_block=False, **readers, **inputs)
+    plan = planned(tmp_path, "a#cpu=1G,b#cpu=1G")
+    assert [stage.layers for stage in plan.stages] == ["0:2", "2:6"]
+    for stage, layers in zip(plan.stages, (Range(0, 2), Range(2, 6))):
+        decoder = Decoder.load(tmp_path, layers, torch.float32, "cpu")
+        # Tables of angles and the weights of norms that have none are not counted.
+        held = {
+            tensor.data_ptr(): tensor.nbytes
+            for tensor in tensors_in(decoder, set())
+            if tensor.is_floating_point()
+        }
+        assert stage.weights == pytest.approx(sum(held.values()), rel=0.05)
+    with pytest.raises(
+        InvalidRequest, match=r"one stage must hold layers 2:6.*can be cut before layers 1 to 2"
+    ):
+        planned(tmp_path, "a#cpu=1G,b#cpu=1G", layers="0:3,3:6")
+    with pytest.raises(Refused, match="4 workers cannot share 6 layers, of which the last 4 share"):
+        planned(tmp_path, "a#cpu=1G,b#cpu=1G,c#cpu=1G,d#cpu=1G")
 
 
 @pytest.mark.parametrize("written", ["h#0=", "h#0=x", "h#0@fast", "h=24G", "", "h#0=1G@1@2"])

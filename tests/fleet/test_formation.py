@@ -65,6 +65,19 @@ def test_who_does_not_belong_is_refused_with_both_values(joining, members, words
 
 
 @pytest.mark.parametrize(
+    "layers", [Range(0, 6), Range(4, 8), Range(4, 5), Range(0, 3), Range(1, 8), Range(0, 8)]
+)
+def test_a_range_that_parts_layers_which_share_keys_is_refused_with_the_allowed_cuts(layers):
+    wishes = replace(WISHES, tail_layers=5)
+    if layers in (Range(0, 3), Range(1, 8), Range(0, 8)):
+        check_joining(worker("w", layers), [], wishes)
+        return
+    words = f"layers {layers} part the layers 3:8, which share keys and values; .* cut before layers 1 to 3"
+    with pytest.raises(Refused, match=words):
+        check_joining(worker("w", layers), [], wishes)
+
+
+@pytest.mark.parametrize(
     ("joining", "member", "kind"),
     [
         (worker("w"), worker("w"), Occupied),

@@ -203,3 +203,27 @@ def test_what_a_stage_runs_or_has_loaded_needs_no_loading():
     assert to_load(wanted, ring(16, 32), {"c": Range(20, 32)}) == {"b": Range(10, 20)}
     assert to_load(wanted, ring(16, 32), {"b": Range(8, 20), "c": Range(21, 32)}) == {"c": Range(20, 32)}
     assert to_load(ring(8, 12), ring(16, 20), {}) == {"b": Range(8, 12)}
+
+
+SHARED = replace(PLAIN, tail_layers=22)
+
+
+def test_layers_that_share_keys_stay_together_on_the_last_stage():
+    """Also where another cut would be faster; among those that are allowed, the fastest is chosen."""
+    assert placed(site("a"), site("b"), wishes=SHARED) == "a=0:10 b=10:32"
+    assert placed(site("a"), site("b"), wishes=replace(PLAIN, tail_layers=4)) == "a=0:17 b=17:32"
+    assert placed(site("a"), site("b"), site("c"), wishes=SHARED) == "a=0:5 b=5:10 c=10:32"
+    assert placed(site("a", 0.1), site("b"), wishes=SHARED) == "b=0:3 a=3:32", "the quick one has the tail"
+    assert placed(site("a", gib=20), site("b", gib=9), wishes=SHARED) == "b=0:10 a=10:32", "as it has room"
+    with pytest.raises(Refused, match="12 workers cannot share 32 layers, of which the last 22 share"):
+        placed(*(site(f"w-{number}") for number in range(12)), wishes=SHARED)
+
+
+def test_an_embedding_on_every_stage_takes_room_on_every_stage():
+    """Layers of half a GiB, and one GiB of embedding and of lm_head each."""
+    everywhere = replace(PLAIN, embeds_everywhere=True)
+    for wishes, middle in ((PLAIN, 8), (everywhere, 6)):
+        found = worker_costs([site("a", gib=4)], wishes)[0]
+        assert (found.max_layers(), found.max_layers(is_last=True)) == (middle, middle - 2)
+        assert found.max_layers(is_first=True) == 6, "the first stage has it once"
+        assert fits(site("a", gib=4), Range(2, 10), (), wishes) == (wishes is PLAIN)

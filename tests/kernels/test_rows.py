@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specsot.checkpoint.rope import Rope
+from specsot.members import KvDtype
 from specsot_model.kv import KVPages, as_numbers
 from specsot_model.rotary import Rotary, frequencies, rotate
 
@@ -84,6 +85,26 @@ def test_heads_are_turned_and_stored(dim: int, normed: bool) -> None:
         assert close(layer[:, page, :, offset], stored, torch.float32)
         layer[:, page, :, offset] = kept[:, page, :, offset]
     assert torch.equal(layer, kept), "rows without a slot leave nothing"
+
+
+@pytest.mark.parametrize("form", ["auto", "int8"])
+def test_rows_that_are_keys_and_values_at_once_are_stored_in_their_own_layer_alone(form: KvDtype) -> None:
+    """An odd number of heads is stored, so that the last program has more lanes than heads."""
+    torch.manual_seed(5)
+    heads, dim, rows, page_rows = 4, 32, 2, 8
+    pages = KVPages(3, 2, page_rows, 1, dim, torch.float32, DEVICE, form, tensors=1)
+    for layer in pages.layers:
+        layer.fill_(7)
+    kept = [layer.clone() for layer in pages.layers]
+    qkv, slots = made(rows, heads + 1, dim), torch.tensor([3, 12]).to(DEVICE)
+    turning = Turning(heads, 1, frequencies(ROPE, dim).to(DEVICE), dim**-0.5)
+    wanted = qkv.clone()
+    rotate(wanted, Rotary(ROPE, heads, 1, dim, DEVICE).table(slots))
+    turn_and_store(qkv, slots, slots, pages.layers[1], turning)
+    for number in (0, 2):
+        assert torch.equal(pages.layers[number], kept[number]), "of another layer"
+    stored = as_numbers(pages.layers[1], torch.float32)[0, :, 0].flatten(0, 1)
+    torch.testing.assert_close(stored[slots], wanted[:, -1], atol=2e-2 if form == "int8" else 1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("unreal", [torch.nan, torch.inf, -torch.inf])

@@ -95,6 +95,7 @@ class Ring:
         wishes = RingConfig(
             fingerprint=fingerprint(setup.base),
             model_layers=read_config(setup.base).layers,
+            tail_layers=read_config(setup.base).tail,
             workers=setup.stages,
             drafter="none" if setup.head is None and setup.drafter is None else "eagle",
             page_rows=setup.page_rows,

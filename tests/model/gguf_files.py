@@ -243,7 +243,10 @@ def _write_gemma4(writer: GGUFWriter, config: Any) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    readers = config.num_kv_shared_layers
+    widths = [config.intermediate_size] * (config.num_hidden_layers - readers)
+    widths += [config.intermediate_size * (1 + config.use_double_wide_mlp)] * readers
+    writer.add_feed_forward_length(widths if config.use_double_wide_mlp else config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     kv_heads = [
         config.num_key_value_heads if sliding else whole.num_key_value_heads for sliding in is_sliding
@@ -264,8 +267,8 @@ def _write_gemma4(writer: GGUFWriter, config: Any) -> None:
     writer.add_sliding_window(config.sliding_window)
     writer.add_sliding_window_pattern(is_sliding)
     writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    writer.add_shared_kv_layers(0)
-    writer.add_embedding_length_per_layer_input(0)
+    writer.add_shared_kv_layers(readers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
     if config.enable_moe_block:
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.top_k_experts)

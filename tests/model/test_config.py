@@ -272,9 +272,16 @@ def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
             "num_local_experts must be 0, experts of this family are not supported",
         ),
         (
-            {"model_type": "gemma4_text", "num_kv_shared_layers": 2},
-            "hidden_size_per_layer_input is 256, num_kv_shared_layers 2; per-layer embeddings and shared KV "
-            "(Gemma 4 E2B, E4B) are not supported",
+            {
+                "model_type": "gemma4_text",
+                "num_kv_shared_layers": 2,
+                "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            },
+            "num_kv_shared_layers is 2 of 3 layers, and the others do not have both kinds of attention",
+        ),
+        (
+            {"model_type": "gemma4_text", "vocab_size_per_layer_input": 9},
+            "vocab_size_per_layer_input is 9, less than vocab_size",
         ),
         (
             {"model_type": "gemma4_unified_text", "use_bidirectional_attention": "all"},

@@ -98,6 +98,17 @@ def add_linear(writer: GGUFWriter) -> None:
     writer.add_float32("llama.rope.scaling.factor", 2.0)
 
 
+GEMMA4_SMALL = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": SHAPE.get("vocab_size", 101),
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "enable_moe_block": False,
+    "attention_k_eq_v": False,
+    "final_logit_softcapping": 3.0,
+}
 # Transformers reads no GGUF files of them, or overlooks something: the model they were made of.
 OTHERS: dict[str, tuple[str, dict[str, Any], Callable[[GGUFWriter], None]]] = {
     "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True}, lambda writer: None),
@@ -131,6 +142,9 @@ OTHERS: dict[str, tuple[str, dict[str, Any], Callable[[GGUFWriter], None]]] = {
                 lambda writer: None),
     "gemma 4 dense": ("gemma4_text", {"final_logit_softcapping": 3.0, "enable_moe_block": False},
                       lambda writer: None),
+    "gemma 4 e2b": ("gemma4_text", {**GEMMA4_SMALL, "tie_word_embeddings": True}, lambda writer: None),
+    "gemma 4 e4b": ("gemma4_text", {**GEMMA4_SMALL, "use_double_wide_mlp": False, "attention_k_eq_v": True},
+                    lambda writer: None),
     "youtu": ("youtu", {"tie_word_embeddings": True}, lambda writer: None),
     "deepseek v2": ("deepseek_v2", {"rope_parameters": MSCALE}, lambda writer: None),
     "deepseek v3": ("deepseek_v3", {"rope_parameters": MSCALE}, lambda writer: None),

@@ -258,9 +258,10 @@ class Ring:
         span = RowSpan(len(tokens), start, len(tokens), self.pages, visible)
         plan = self.decoders[0].plan([span], PAGE_ROWS, self.layout)
         at = rows if positions is None else torch.tensor(positions, device=device)
-        hidden, fused = self.decoders[0].embed(torch.tensor(tokens, device=device)), None
+        ids = torch.tensor(tokens, device=device)
+        hidden, fused = self.decoders[0].embed(ids), None
         for decoder, kv in zip(self.decoders, self.kvs):
-            hidden, fused = decoder.forward(hidden, at, slots, plan, kv, taps or {}, fused)
+            hidden, fused = decoder.forward(hidden, at, slots, plan, kv, taps or {}, fused, ids)
         return self.decoders[-1].logits(hidden), fused
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:

@@ -34,7 +34,14 @@ from specsot_app.fleet.devices import (
     with_kv_memory,
 )
 from specsot_app.fleet.opening import with_demo
-from specsot_app.fleet.options import FleetOptions, Models, models_of, places_of, why_undrafted
+from specsot_app.fleet.options import (
+    FleetOptions,
+    Models,
+    check_cuts,
+    models_of,
+    places_of,
+    why_undrafted,
+)
 from specsot_app.runtime import run_until_signal
 from specsot_master.config import MasterConfig
 
@@ -246,11 +253,12 @@ def with_layer_splits(models: Models, layer_splits: str | None) -> Models:
 
     models: The model directories to load.
     layer_splits: First layer of each stage after the first, such as "14,28"; None if not given.
-    Raises InvalidRequest if a range would be empty.
+    Raises InvalidRequest if a range would be empty, or part layers that one stage must hold.
     """
     if layer_splits is None:
         return models
-    return replace(models, layers=split_ranges(layer_splits, read_config(models.base).layers))
+    config = read_config(models.base)
+    return replace(models, layers=check_cuts(split_ranges(layer_splits, config.layers), config))
 
 
 def http_port_of(requested: int | None) -> int | None:

@@ -168,7 +168,11 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
     ]
     workers[-1] = _without_drafter_memory(workers[-1], draft_memory)
     ring = RingConfig(
-        workers=len(places), model_layers=config.layers, drafter="none" if draft_memory is None else "eagle"
+        workers=len(places),
+        model_layers=config.layers,
+        tail_layers=config.tail,
+        embeds_everywhere=config.layer_inputs > 0,
+        drafter="none" if draft_memory is None else "eagle",
     )
     forms = _other_forms(base, layer_memory[0])
     stages = _placed_stages(workers, ring, forms)

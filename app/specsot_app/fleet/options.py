@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
-from specsot.checkpoint.config import read_config, require_quantizer, require_torch
+from specsot.checkpoint.config import ModelConfig, read_config, require_quantizer, require_torch
 from specsot.checkpoint.draft_kind import is_language_model
 from specsot.checkpoint.gguf.finding import POINTER
 from specsot.checkpoint.released_heads import fetch_head, head_called
@@ -521,13 +521,28 @@ def layers_of(options: FleetOptions, base: Path) -> tuple[Range, ...]:
 
     options: Options of the fleet.
     base: The base model's directory, whose number of layers is read.
-    Raises InvalidRequest for ranges that do not cover the model, or are not as many as the stages.
+    Raises InvalidRequest for ranges that do not cover the model, that part layers which one stage must hold,
+    or that are not as many as the stages.
     """
     if options.layers is None:
         return ()
-    ranges = parse_ranges(options.layers, read_config(base).layers)
+    config = read_config(base)
+    ranges = check_cuts(parse_ranges(options.layers, config.layers), config)
     if options.stages not in (None, len(ranges)):
         raise InvalidRequest(f"layers are {len(ranges)} ranges, stages {options.stages}", field="layers")
+    return ranges
+
+
+def check_cuts(ranges: tuple[Range, ...], config: ModelConfig) -> tuple[Range, ...]:
+    """Return the layer ranges of the stages. Raises InvalidRequest, which names the cuts that the model
+    allows, if they part layers that one stage must hold.
+
+    ranges: The range of each stage.
+    config: The model's config.
+    """
+    for layers in ranges:
+        if reason := config.why_not_split(layers.first, layers.last):
+            raise InvalidRequest(reason, field="layers")
     return ranges
 
 

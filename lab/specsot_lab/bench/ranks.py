@@ -6,8 +6,8 @@ answers, and the tokens that really followed are looked up in the tree. A level 
 had the right token among the nodes that were fed. See `acceptance`.
 
 With shapes instead: the tokens per step of a chain of the likeliest drafts, and of trees of a number of
-nodes, if they had been drafted in every step. A tree grows after every token; then the steps of each shape
-are replayed.
+nodes, if they had been drafted in every step. A chain and a tree grow after every token, each as the drafter
+would grow it alone; then the steps of each shape are replayed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from specsot.core.frames import FeatureBatch, Features, Frame, Opening, PromptChunk
 from specsot.members import TreeShape
+from specsot.service.options import Dtype
 from specsot_app.fleet.options import Models
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequence
@@ -37,13 +38,15 @@ from specsot_lab.train.rows import Row
 from specsot_lab.train.text_files import rows_of
 from specsot_master.text import Text as Tokens
 from specsot_model.decoder import Decoder
+from specsot_model.linear import resolve_dtype
 from specsot_worker.stage import DecoderStage
 
-# Levels of the published trees.
+# Levels of the published trees. A longer chain has as many levels as drafts.
 LEVELS: Final = 8
 # Children of a node in the published trees.
 TOP_K: Final = 10
-# Nodes of the tree of a head that drafts all levels in one pass: its likeliest paths. Untuned.
+# Nodes of the tree of a head that drafts all levels in one pass: its likeliest paths, when drafts are counted
+# by rank. Untuned.
 MAX_NODES: Final = 256
 # Tokens from one tree to the next, when drafts are counted by rank. Untuned.
 TREE_INTERVAL: Final = 7
@@ -61,18 +64,22 @@ class Counts:
     right_by_rank: For each level and rank, how often the draft of that rank was right.
     """
 
+    tree_shapes: ClassVar[tuple[TreeShape, ...]] = (TreeShape(LEVELS - 1, TOP_K, MAX_NODES),)
+    levels: ClassVar[int] = LEVELS
+
     reached: list[int] = field(default_factory=lambda: [0] * LEVELS)
     right_by_rank: list[list[int]] = field(default_factory=lambda: [[0] * TOP_K for _ in range(LEVELS)])
 
-    def record(self, candidates: Candidates, next_tokens: Sequence[int]) -> None:
+    def record(self, trees: Sequence[Candidates], next_tokens: Sequence[int]) -> None:
         """Count the drafts of one tree.
 
-        candidates: The tree's candidates, [1, n].
+        trees: The tree's candidates, [1, n]: one item, as `tree_shapes` has.
         next_tokens: The tokens that really follow the root.
 
         Levels are counted up to and including the first one that lacks the right token, or that has no drafts
         (which is not counted). Only as many levels as `next_tokens` has are considered.
         """
+        (candidates,) = trees
         for level, (drafts, token) in enumerate(zip(_drafts_on_path(candidates, next_tokens), next_tokens)):
             self.reached[level] += 1
             if token in drafts:
@@ -93,30 +100,42 @@ class ShapeSteps:
     """The tokens per step of shapes: of a chain, and of trees of the likeliest nodes.
 
     The tokens that follow are known, so a draft is accepted exactly if the ring would accept it.
+
+    tree_shapes: What is grown after each token: the chain, and then, if there are trees, the tree of which
+        they are the likeliest nodes.
+    levels: Number of tokens after each token that are looked up.
     """
 
-    def __init__(self, shapes: Sequence[int]) -> None:
+    def __init__(self, chain: int, trees: Sequence[int]) -> None:
         """Start without counts.
 
-        shapes: The number of drafts of each tree; negative for a chain.
+        chain: Number of drafts of the chain.
+        trees: The number of drafts of each tree. Repeated numbers count once.
 
-        Repeated shapes count once.
+        The chain is grown alone, because a tree need not hold the likeliest draft after every draft: the most
+        likely nodes of a tree may all be near its root.
         """
-        # By shape: how many drafts would have been accepted after each token of the current sequence.
-        self._accepted_after: dict[int, list[int]] = {shape: [] for shape in shapes}
-        # By shape: tokens and steps of each sequence that has ended.
-        self._totals: dict[int, list[tuple[int, int]]] = {shape: [] for shape in shapes}
-        # By shape: the number of steps in which each number of drafts was accepted.
-        self._depths: dict[int, list[int]] = {shape: [0] * (LEVELS + 1) for shape in shapes}
+        self.levels = max(LEVELS, chain)
+        chain_shape = TreeShape(chain - 1, 1, chain + 1)
+        tree_shapes = [TreeShape(self.levels - 1, TOP_K, max(trees) + 1)] if trees else []
+        self.tree_shapes = (chain_shape, *tree_shapes)
+        # By the name of a shape: its number of drafts, and which of the grown trees has them.
+        self._shapes = {f"chain of {chain}": (chain, 0)} | {f"tree of {count}": (count, 1) for count in trees}
+        # By name: how many drafts would have been accepted after each token of the current sequence.
+        self._accepted_after: dict[str, list[int]] = {name: [] for name in self._shapes}
+        # By name: tokens and steps of each sequence that has ended.
+        self._totals: dict[str, list[tuple[int, int]]] = {name: [] for name in self._shapes}
+        # By name: the number of steps in which each number of drafts was accepted.
+        self._depths: dict[str, list[int]] = {name: [0] * (self.levels + 1) for name in self._shapes}
 
-    def record(self, candidates: Candidates, next_tokens: Sequence[int]) -> None:
+    def record(self, trees: Sequence[Candidates], next_tokens: Sequence[int]) -> None:
         """Record how many drafts of each shape would have been accepted after one token.
 
-        candidates: The candidates of a tree after this token, [1, n].
+        trees: The candidates of what was grown after this token, in the order of `tree_shapes`, [1, n] each.
         next_tokens: The tokens that really follow the root.
         """
-        for shape, accepted in self._accepted_after.items():
-            accepted.append(_accepted(candidates, next_tokens, shape))
+        for name, (count, number) in self._shapes.items():
+            self._accepted_after[name].append(_accepted(trees[number], next_tokens, count))
 
     def end_sequence(self) -> None:
         """Count the steps of each shape over the current sequence, then start the next one. A sequence
@@ -126,14 +145,14 @@ class ShapeSteps:
 
         The accepted drafts of the last step may exceed the tokens that were recorded; they count in full.
         """
-        for shape, accepted in self._accepted_after.items():
+        for name, accepted in self._accepted_after.items():
             position = steps = 0
             while position < len(accepted):
-                self._depths[shape][accepted[position]] += 1
+                self._depths[name][accepted[position]] += 1
                 position = position + accepted[position] + 1
                 steps = steps + 1
             if steps:
-                self._totals[shape].append((position, steps))
+                self._totals[name].append((position, steps))
             accepted.clear()
 
     def rows(self) -> Iterator[dict[str, object]]:
@@ -145,8 +164,7 @@ class ShapeSteps:
         steps that accepted a draft of that depth among those that accepted all above it. Depths that were
         never reached are left out. Raises ValueError if no sequence was counted.
         """
-        for shape, totals in self._totals.items():
-            name = f"chain of {-shape}" if shape < 0 else f"tree of {shape}"
+        for name, totals in self._totals.items():
             tokens, steps = (sum(column) for column in zip(*totals))
             means = [num_tokens / num_steps for num_tokens, num_steps in totals]
             weights = [num_steps for _, num_steps in totals]
@@ -157,7 +175,7 @@ class ShapeSteps:
                 "tokens a step": round(tokens / steps, 3),
             }
             row |= {"95 %": [round(bound, 2) for bound in interval_of(means, weights)]}
-            reached = [sum(self._depths[shape][depth:]) for depth in range(LEVELS + 1)]
+            reached = [sum(self._depths[name][depth:]) for depth in range(self.levels + 1)]
             shares = [
                 round(deeper_count / shallower_count, 3)
                 for shallower_count, deeper_count in pairwise(reached)
@@ -166,25 +184,21 @@ class ShapeSteps:
             yield row | {"accepted where reached": shares}
 
 
-def _accepted(candidates: Candidates, next_tokens: Sequence[int], shape: int) -> int:
-    """Return how many of the next tokens are accepted drafts of a shape; 0 if the first one is not.
+def _accepted(candidates: Candidates, next_tokens: Sequence[int], count: int) -> int:
+    """Return how many of the next tokens are accepted drafts of a tree; 0 if the first one is not.
 
     candidates: The candidates of a tree, [1, n].
     next_tokens: The tokens that really follow the root.
-    shape: The number of drafts that the tree keeps, the likeliest ones; negative for a chain, which follows
-        the likeliest child at each level.
+    count: The number of drafts that the tree keeps, the likeliest ones.
 
-    A chain of n drafts accepts at most n. Drafts whose parent is not selected cannot be accepted.
+    Drafts whose parent is not selected cannot be accepted.
     """
     tokens = candidates.tokens[0]
     parents = candidates.parents[0]
-    scores = candidates.scores[0]
-    best = np.argsort(-scores, kind="stable")
-    selected = set(range(len(tokens)) if shape < 0 else best[:shape].tolist())
+    selected = np.argsort(-candidates.scores[0], kind="stable")[:count].tolist()
     parent = num_accepted = 0
-    for token in next_tokens[: -shape if shape < 0 else None]:
-        children = [number for number in best.tolist() if parents[number] == parent and number in selected]
-        matching = [number for number in (children[:1] if shape < 0 else children) if tokens[number] == token]
+    for token in next_tokens:
+        matching = [number for number in selected if parents[number] == parent and tokens[number] == token]
         if not matching:
             break
         parent = matching[0] + 1
@@ -249,7 +263,7 @@ def record_trees(
     """
     pages = MAX_TOKENS // PAGE + 4
     stage = DecoderStage(decoder, pages, PAGE)
-    shape = TreeShape(LEVELS - 1, TOP_K, MAX_NODES)
+    drafters = [propose_with(head, shape, pages, PAGE) for shape in counts.tree_shapes]
     for layer, weight in head.tap_slices().items():
         stage.tap(layer, weight)
     for number, row in enumerate(rows, 1):
@@ -259,44 +273,57 @@ def record_trees(
         features: Tensor | None = stage.run(Frame(1, number, (opening,), (chunk,))).fused
         assert features is not None, "the head reads no features"
         written = row.learned.tolist()[: row.learned.tolist().index(True) + max_tokens]
-        _follow(propose_with(head, shape, pages, PAGE), tokens, written, features, counts, tree_interval)
+        _follow(number, drafters, tokens, written, features, counts, tree_interval)
         stage.run(Frame(1, number, (), (), (number,)))
         if isinstance(counts, ShapeSteps):
             counts.end_sequence()
 
 
 def _follow(
-    drafter: Proposer,
+    number: int,
+    drafters: Sequence[Proposer],
     tokens: list[int],
     written: list[bool],
     features: Tensor,
     counts: Counts | ShapeSteps,
     tree_interval: int,
 ) -> None:
-    """Let a drafter read one conversation, and grow a tree after every `tree_interval`-th token. A tree
-    counts only if the base model wrote all LEVELS + 1 tokens after it.
+    """Let drafters read one conversation, and grow their trees after every `tree_interval`-th token. Trees
+    count only if the base model wrote all of the `levels` + 1 tokens after it, where `levels` is that of
+    `counts`.
 
-    drafter: The drafter, which has not read anything.
+    number: Number of the conversation, the drafters' id of its sequence.
+    drafters: The drafters, in the order of `tree_shapes`. They have not read anything of the conversation,
+        and have forgotten it afterwards.
     tokens: Token ids of the conversation.
     written: For each token, whether the base model wrote it.
     features: Features of the base model, [num_tokens, width].
     counts: Gets the trees.
     tree_interval: Tokens from one tree to the next.
 
-    The first tree grows at the first token that the base model wrote. Positions with fewer than LEVELS tokens
-    after them have no tree. A tree for which the drafter has no candidates is not counted.
+    The first tree grows at the first token that the base model wrote. Positions with fewer than `levels`
+    tokens after them have no tree. Trees are not counted if a drafter has no candidates.
     """
-    sequence = DraftSequence(Opening(1, 1, limit=1 << 20))
+    sequence = DraftSequence(Opening(number, 1, limit=1 << 20))
     num_read = 0
-    drafter.open(sequence)
-    for end in range(written.index(True), min(len(tokens), len(written)) - LEVELS, tree_interval):
-        feature_batch = FeatureBatch(1, num_read, tuple(tokens[num_read:end]), tokens[end], 1)
+    for drafter in drafters:
+        drafter.open(sequence)
+    for end in range(written.index(True), min(len(tokens), len(written)) - counts.levels, tree_interval):
+        feature_batch = FeatureBatch(number, num_read, tuple(tokens[num_read:end]), tokens[end], 1)
         sequence.observe(feature_batch)
-        drafter.observe(Features(1, 1, (), (feature_batch,), (), features[num_read:end]))
-        candidates = drafter.propose([sequence], LEVELS)
+        message = Features(1, 1, (), (feature_batch,), (), features[num_read:end])
+        for drafter in drafters:
+            drafter.observe(message)
+        offers = [
+            drafter.propose([sequence], shape.depth + 1)
+            for drafter, shape in zip(drafters, counts.tree_shapes)
+        ]
+        trees = [candidates for candidates in offers if candidates is not None]
         num_read = end
-        if candidates is not None and all(written[end : end + 1 + LEVELS]):
-            counts.record(candidates, tokens[end + 1 : end + 1 + LEVELS])
+        if len(trees) == len(drafters) and all(written[end : end + 1 + counts.levels]):
+            counts.record(trees, tokens[end + 1 : end + 1 + counts.levels])
+    for drafter in drafters:
+        drafter.close(number)
 
 
 def measure(
@@ -305,6 +332,7 @@ def measure(
     max_conversations: int,
     tokens: int,
     shapes: Sequence[int],
+    precision: tuple[Dtype, str],
     output: Path | None,
 ) -> int:
     """Measure right drafts by rank, or tokens per step of shapes, and publish the table. Return the exit
@@ -315,18 +343,21 @@ def measure(
     max_conversations: Maximum number of conversations that are read.
     tokens: Maximum number of tokens that are read, from the first answer of a conversation on.
     shapes: Drafts of a chain, then of each tree; empty: drafts are counted by rank.
+    precision: Data type and torch device of both models.
     output: The JSON file; None: rows are only printed.
 
-    The models compute in fp32 on the CPU. Conversations in which the base model wrote nothing are left out.
+    Conversations in which the base model wrote nothing are left out.
     The first shape is the chain. Each row is printed as soon as it is known. Raises ModelError for a file of
     conversations or a model that cannot be read, HeadMismatch for a head that does not fit.
     """
     assert models.draft is not None
-    decoder = Decoder.load(models.base, None, torch.float32, "cpu")
-    head = load_head(models.draft, models.base, torch.float32, "cpu")
+    device = precision[1]
+    dtype = resolve_dtype(*precision)
+    decoder = Decoder.load(models.base, None, dtype, device)
+    head = load_head(models.draft, models.base, dtype, device)
     conversations = islice(rows_of(texts, Tokens(models.base), MAX_TOKENS, 0), max_conversations)
     rows = [row for row in conversations if row.has_targets]
-    counts = ShapeSteps([-shapes[0], *shapes[1:]]) if shapes else Counts()
+    counts = ShapeSteps(shapes[0], shapes[1:]) if shapes else Counts()
     record_trees(decoder, head, rows, counts, 1 if shapes else TREE_INTERVAL, tokens)
     settings: dict[str, object] = {"texts": texts.name, "conversations": len(rows)}
     if isinstance(counts, Counts):

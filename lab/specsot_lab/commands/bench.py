@@ -583,7 +583,7 @@ class RanksBenchOptions:
     tokens: Maximum number of tokens that are read, from the first answer of a conversation on.
     shapes: Drafts of a chain, then of each tree, whose tokens per step are measured instead; (): they are
         not.
-    fleet: The base model and the head.
+    fleet: The base model and the head, and how both compute.
     output: Where results are written.
     """
 
@@ -597,7 +597,9 @@ class RanksBenchOptions:
     shapes: tuple[int, ...] = option(
         (), "Instead: tokens per step of a chain and of trees of so many nodes, such as 5,24,48.", kind=COUNTS
     )
-    fleet: Annotated[FleetOptions, Offer(only=("model", "draft_model"))] = field(default_factory=FleetOptions)
+    fleet: Annotated[
+        FleetOptions, Offer(only=("model", "draft_model", "dtype", "device"), defaults={"dtype": "fp32"})
+    ] = field(default_factory=FleetOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
 
 
@@ -618,7 +620,10 @@ def ranks(options: RanksBenchOptions) -> int:
     models = models_of(options.fleet)
     if models.draft is None:
         raise InvalidRequest("bench ranks measures a head's drafts: give --draft-model", "draft_model")
-    return ranks_module.measure(models, options.texts, options.most, options.tokens, options.shapes, output)
+    precision = options.fleet.dtype, options.fleet.device
+    return ranks_module.measure(
+        models, options.texts, options.most, options.tokens, options.shapes, precision, output
+    )
 
 
 @dataclass(frozen=True, slots=True)

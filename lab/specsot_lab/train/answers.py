@@ -105,7 +105,12 @@ class Writer:
                 break
             columns = min(int(page - max_tokens + step + 1), page)
             hidden, _ = decoder.forward(
-                decoder.embed(token), lengths, pages + lengths, next_plan(lengths + 1, columns), kv
+                decoder.embed(token),
+                lengths,
+                pages + lengths,
+                next_plan(lengths + 1, columns),
+                kv,
+                tokens=token,
             )
             token = decoder.logits(hidden).argmax(-1)
             lengths = lengths + 1
@@ -150,8 +155,11 @@ class Writer:
         slots = ((first_page + torch.arange(batch, device=device))[:, None] * kv.page_rows).add(
             positions[:width]
         )
-        entry = decoder.embed(tokens.reshape(-1))
-        hidden, _ = decoder.forward(entry, positions, slots.reshape(-1), causal_plan(batch, first_page), kv)
+        tokens = tokens.reshape(-1)
+        plan = causal_plan(batch, first_page)
+        hidden, _ = decoder.forward(
+            decoder.embed(tokens), positions, slots.reshape(-1), plan, kv, tokens=tokens
+        )
         last = torch.arange(batch, device=device) * width + lengths[first_page : first_page + batch] - 1
         return decoder.logits(hidden[last]).argmax(-1)
 

@@ -103,7 +103,7 @@ class Teacher:
         slots = torch.arange(batch * length, device=device)
         kv = decoder.make_kv(batch, length)
         hidden, states = decoder.forward(
-            decoder.embed(tokens), positions, slots, causal_plan(batch), kv, self._placements
+            decoder.embed(tokens), positions, slots, causal_plan(batch), kv, self._placements, tokens=tokens
         )
         assert states is not None, "every head taps at least one layer"
         return hidden, states

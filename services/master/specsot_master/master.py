@@ -11,7 +11,7 @@ from typing import Protocol
 
 import structlog
 
-from specsot.checkpoint.config import read_config, read_heads, read_importance
+from specsot.checkpoint.config import ModelConfig, read_config, read_heads, read_importance
 from specsot.checkpoint.fingerprint import fingerprint
 from specsot.checkpoint.resolving import folder_of_model, name_of_model
 from specsot.core.info import Info, MemberInfo, ModelInfo, Rebalanced
@@ -354,11 +354,12 @@ def assemble(
     text = Text(base, width)
     prompts = Prompts(base, text, ring.conduct.plan_style)
     model = _describe(base, ring, prompts.style, text.has_template)
-    _check(ring, model)
+    shape = read_config(base)
+    _check(ring, model, shape.tail)
     config = _engine_config(base, ring, model)
     journal = request_journal or RequestJournal()
     sandbox = GrammarSandbox(measure=measure_with(base, width, text.end_ids))
-    rings = _ring_config(ring, model)
+    rings = _ring_config(ring, model, shape)
     numbers = EpochNumbers(newest_epoch)
     memory = ForecastMemory(forecast_directory and forecast_directory / f"{model.fingerprint}.json")
     readers = Subscriptions(config, LoopClock(), journal)
@@ -389,13 +390,21 @@ def assemble(
     return Master(text, model, tuple(replicas), replicas[0].engine, replicas[0].fleet, event)
 
 
-def _check(ring: RingOptions, model: ModelInfo) -> None:
+def _check(ring: RingOptions, model: ModelInfo, tail: int) -> None:
     """Raise InvalidRequest if the numbers of workers, stages and layers do not fit together. There must be at
-    least one worker, at most one per layer, and `max_stages` must not be below the workers.
+    least one worker, at most one per layer, where layers that one stage must hold count once, and
+    `max_stages` must not be below the workers.
 
     ring: the options of the rings.
     model: what is known of the model; only its number of layers is used.
+    tail: how many of the last layers one stage must hold.
     """
+    if model.layers - tail + 1 < ring.workers <= model.layers:
+        raise InvalidRequest(
+            f"{ring.workers} workers cannot share {model.layers} layers, of which the last {tail} share keys "
+            "and values and cannot be apart",
+            "workers",
+        )
     if not 0 < ring.workers <= model.layers:
         raise InvalidRequest(f"{ring.workers} workers cannot share {model.layers} layers", "workers")
     if ring.max_stages is not None and ring.max_stages < ring.workers:
@@ -444,13 +453,21 @@ def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineCon
     return replace(known, allows_policies=config.allows_policies)
 
 
-def _ring_config(ring: RingOptions, model: ModelInfo) -> RingConfig:
+def _ring_config(ring: RingOptions, model: ModelInfo, shape: ModelConfig) -> RingConfig:
     """Return the fleet's options, completed by what is known of the model. The first ring waits
     `ring.drafter_wait` seconds for a drafter, or not at all if the options want none.
 
     ring: the options of the rings.
     model: what clients learn of the model; its fingerprint and number of layers are used.
+    shape: the model's config, which says where it can be cut.
     """
     wished = {one.name: getattr(ring, one.name) for one in fields(ring)}
     grace = ring.drafter_wait if ring.drafts else 0
-    return RingConfig(**wished, fingerprint=model.fingerprint, model_layers=model.layers, drafter_grace=grace)
+    return RingConfig(
+        **wished,
+        fingerprint=model.fingerprint,
+        model_layers=model.layers,
+        tail_layers=shape.tail,
+        embeds_everywhere=shape.layer_inputs > 0,
+        drafter_grace=grace,
+    )

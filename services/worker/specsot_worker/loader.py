@@ -131,6 +131,8 @@ class StageLoader:
             raise ModelError(
                 f"layers {layers} were requested, but {options.base} has {self._config.layers} layers"
             )
+        if layers and (reason := self._config.why_not_split(layers.first, layers.last)):
+            raise ModelError(f"{options.base}: {reason}")
 
     @property
     def name(self) -> str:

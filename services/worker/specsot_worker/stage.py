@@ -266,6 +266,7 @@ class DecoderStage:
             indices(plan.slots, decoder.device),
             self._plans(plan.spans),
             self._kv,
+            self._tokens(frame),
         )
 
     def _run_predicted(self, frame: Frame, step: SpeculativeStep) -> RowsOut:
@@ -328,7 +329,7 @@ class DecoderStage:
         outputs = self._graphs.run(rows) if self._graphs and same_kv else None
         if outputs is None:
             self._warn_uncaptured(len(plan.slots), len(spans), same_kv)
-            return self._run_eager(rows, self._plans(plan.spans), earlier_taps)
+            return self._run_eager(rows, self._plans(plan.spans), earlier_taps, self._tokens(frame))
         return outputs[0], _sum(outputs[1], earlier_taps)
 
     def _warn_uncaptured(self, num_tokens: int, num_sequences: int, same_kv: bool) -> None:
@@ -378,7 +379,11 @@ class DecoderStage:
         return self._decoder.plan(spans, self._table.page_rows, self._layout)
 
     def _run_eager(
-        self, rows: StepRows, plans: Sequence[AttentionPlan], earlier_taps: torch.Tensor | None
+        self,
+        rows: StepRows,
+        plans: Sequence[AttentionPlan],
+        earlier_taps: torch.Tensor | None,
+        tokens: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the tokens kernel by kernel, which every device can. Return hidden states [num_tokens,
         hidden_size], and fused features [num_tokens, feature_size] or None if there are no taps.
@@ -386,6 +391,7 @@ class DecoderStage:
         rows: Inputs, positions, KV slots and KV moves of the frame's tokens.
         plans: Attention plan of each layer.
         earlier_taps: Sum of the taps of previous stages, [num_tokens, feature_size]. None: there are none.
+        tokens: The token ids, [num_tokens], for layers that read them. None: no layer does.
 
         The KV moves are applied first.
         """
@@ -400,7 +406,20 @@ class DecoderStage:
             self._kv,
             self._taps,
             earlier_taps,
+            tokens,
         )
+
+    def _tokens(self, frame: Frame) -> torch.Tensor | None:
+        """Return the frame's token ids on the device, [num_tokens], if the layers of this range read them;
+        else None.
+
+        frame: The frame to run.
+
+        Raises WireError if a token id is beyond the vocabulary.
+        """
+        if not self._decoder.reads_tokens:
+            return None
+        return indices(self._checked_tokens(frame), self._decoder.device)
 
     def _entry_rows(self, frame: Frame, num_tokens: int) -> list[int] | torch.Tensor:
         """Return what enters the range: token ids on the first stage, else the hidden states that arrived, on
@@ -416,14 +435,7 @@ class DecoderStage:
         the hidden states of the frame are ignored.
         """
         if self._decoder.layers.first == 0:
-            tokens = list(chain.from_iterable(map(tokens_of, frame.segments)))
-            vocab = self._decoder.config.vocab
-            # On a GPU, reading out of the embedding's bounds would destroy the CUDA context.
-            if min(tokens) < 0 or max(tokens) >= vocab:
-                raise WireError(
-                    f"frame {frame.number} has token ids beyond {vocab}, the size of the vocabulary"
-                )
-            return tokens
+            return self._checked_tokens(frame)
         hidden = frame.hidden
         if hidden is None or tuple(hidden.shape) != (num_tokens, self._decoder.config.hidden):
             shape = None if hidden is None else tuple(hidden.shape)
@@ -431,6 +443,19 @@ class DecoderStage:
                 f"frame {frame.number} has {num_tokens} tokens, but hidden states of shape {shape}"
             )
         return self._to_device(hidden)
+
+    def _checked_tokens(self, frame: Frame) -> list[int]:
+        """Return the frame's token ids, in the order of its tokens. Raises WireError for one beyond the
+        vocabulary, and for a negative one.
+
+        frame: The frame to run.
+        """
+        tokens = list(chain.from_iterable(map(tokens_of, frame.segments)))
+        vocab = self._decoder.config.vocab
+        # On a GPU, reading out of the embedding's bounds would destroy the CUDA context.
+        if min(tokens) < 0 or max(tokens) >= vocab:
+            raise WireError(f"frame {frame.number} has token ids beyond {vocab}, the size of the vocabulary")
+        return tokens
 
     def _to_device(self, hidden: Payload) -> torch.Tensor:
         """Return a tensor that arrived with a frame on this stage's device, in the stage's dtype. The shape

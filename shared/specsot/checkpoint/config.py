@@ -147,6 +147,15 @@ class ModelConfig:
         differ from those of other layers (Gemma 4); None: all layers have the same heads. See `of_layer`.
     keys_as_values: True if values are the keys before their norm, in the layers outside `windowed`.
     values_normed: True if values are normed, each head by itself and without a weight.
+    first_reader: Number of the first layer without keys and values of its own. It and all layers after it
+        read those of an earlier layer, see `kv_source`. None: every layer has its own.
+    stores_kv: False in the config of a layer that reads the keys and values of another one; see `of_layer`.
+    reader_intermediate: Width of the MLP in layers without keys and values of their own; None: that of the
+        others.
+    layer_inputs: Number of elements of the input that each layer gets of a token besides the hidden states:
+        from an embedding of its own, and from the token's embedding (Gemma 4 E2B and E4B). 0: layers have no
+        such input.
+    layer_input_vocab: Number of rows of the embedding of these inputs; 0 without them.
     gated_heads: True if each query head's output is multiplied by a sigmoid gate.
     delta: Sizes of the gated delta layers; None: every layer attends.
     latent: Sizes of multi-head latent attention; None: every head has keys and values in the pages.
@@ -196,6 +205,11 @@ class ModelConfig:
     wide: tuple[int, int] | None = None
     keys_as_values: bool = False
     values_normed: bool = False
+    first_reader: int | None = None
+    stores_kv: bool = True
+    reader_intermediate: int | None = None
+    layer_inputs: int = 0
+    layer_input_vocab: int = 0
     gated_heads: bool = False
     delta: Delta | None = None
     latent: Latent | None = None
@@ -211,16 +225,60 @@ class ModelConfig:
         return self.delta is not None and layer in self.delta.layers
 
     def of_layer(self, layer: int) -> ModelConfig:
-        """Return this config with the heads of one layer: `self` if all layers have the same heads.
+        """Return this config with the heads, and the width of the MLP, of one layer: `self` if all layers are
+        alike.
 
         layer: number of the layer, counted from 0.
         """
         if self.wide is None:
             return self
+        config = self
+        if self.kv_source(layer) != layer:
+            width = self.reader_intermediate or self.intermediate
+            config = replace(self, stores_kv=False, intermediate=width)
         if layer in self.windowed:
-            return replace(self, keys_as_values=False)
+            return replace(config, keys_as_values=False)
         kv_heads, head_dim = self.wide
-        return replace(self, kv_heads=kv_heads, head_dim=head_dim)
+        return replace(config, kv_heads=kv_heads, head_dim=head_dim)
+
+    def kv_source(self, layer: int) -> int:
+        """Return the number of the layer whose keys and values a layer reads: itself, or for the layers from
+        `first_reader` on the last layer before that with the same kind of attention.
+
+        layer: number of the layer, counted from 0.
+
+            # layers 2 and 4 of 0 .. 5 have windows, first_reader 4: layer 4 reads layer 2, layer 5 layer 3
+        """
+        if self.first_reader is None or layer < self.first_reader:
+            return layer
+        is_windowed = layer in self.windowed
+        return max(one for one in range(self.first_reader) if (one in self.windowed) == is_windowed)
+
+    @property
+    def tail(self) -> int:
+        """Return how many of the last layers one stage must hold, because they read each other's keys and
+        values: at least 1, as every stage has a layer.
+        """
+        if self.first_reader is None:
+            return 1
+        return self.layers - min(map(self.kv_source, range(self.first_reader, self.layers)))
+
+    def why_not_split(self, first: int, last: int) -> str:
+        """Return why the layers `first` .. `last` - 1 cannot be a stage, in words; "" if they can.
+
+        first: number of the first layer of the stage, counted from 0.
+        last: number of the layer after its last one.
+        """
+        start = self.layers - self.tail
+        if self.first_reader is None or (first <= start and (last <= start or last == self.layers)):
+            return ""
+        sources = sorted({self.kv_source(layer) for layer in range(self.first_reader, self.layers)})
+        cuts = f"the model can be cut before layers 1 to {start}" if start else "the model cannot be cut"
+        return (
+            f"layers {self.first_reader}:{self.layers} read the keys and values of "
+            f"{' and '.join(f'layer {source}' for source in sources)}, so that one stage must hold layers "
+            f"{start}:{self.layers}, and {first}:{last} cannot be a stage: {cuts}"
+        )
 
     def rope_of(self, layer: int) -> Rope:
         """Return the rotary settings of a layer.
@@ -365,8 +423,6 @@ def _read(
     bias = fields.flag("attention_bias", family.attention_bias)
     if family.dense_hybrid:
         _require_dense(fields)
-    if family.global_heads:
-        _require_own_layers(fields, family)
     sparse = family.routing is not None and (not family.global_heads or fields.flag("enable_moe_block"))
     window, windowed = _windowed(fields, family)
     return ModelConfig(
@@ -409,6 +465,7 @@ def _read(
         latent=latent,
         routing=_routing(fields, family, family.routing) if family.routing and sparse else None,
         **(_wide(fields, heads, kv_heads) if family.global_heads else {}),
+        **(_layer_inputs_and_readers(fields, family, windowed) if family.global_heads else {}),
     )
 
 
@@ -755,8 +812,9 @@ def _wide(fields: Fields, heads: int, kv_heads: int) -> dict[str, Any]:
     """
     by_layer = fields.values.get("per_layer_config")
     equal_keys = fields.flag("attention_k_eq_v")
-    if by_layer:
-        kinds = list(by_layer.values()) if isinstance(by_layer, dict) else []
+    if by_layer is not None:
+        # Transformers writes no layer if these layers have the heads of the others.
+        kinds = list(by_layer.values()) or [{}] if isinstance(by_layer, dict) else []
         if not all(isinstance(kind, dict) and kind == kinds[0] for kind in kinds) or not kinds:
             raise ModelError(
                 f"{fields.source}: per_layer_config must have the same numbers for all its layers"
@@ -776,23 +834,40 @@ def _wide(fields: Fields, heads: int, kv_heads: int) -> dict[str, Any]:
     }
 
 
-def _require_own_layers(fields: Fields, family: Family) -> None:
-    """Return None if every layer needs nothing but its hidden states. Raises ModelError for what Gemma 4 E2B
-    and E4B have: embeddings of single layers, and KV that layers share. Raises ModelError also if tokens see
-    later tokens.
+def _layer_inputs_and_readers(fields: Fields, family: Family, windowed: frozenset[int]) -> dict[str, Any]:
+    """Return what Gemma 4 E2B and E4B have and the larger models do not, as arguments of `ModelConfig`:
+    inputs of single layers, and layers that read the keys and values of earlier ones.
 
     fields: the fields of the config.
     family: the model's family.
+    windowed: numbers of the sliding-window layers.
+
+    Raises ModelError if no layer with keys and values has the kind of attention of a layer without them, if
+    the embedding of the inputs has fewer rows than there are token ids, and if tokens see later tokens.
     """
-    embedded = fields.index("hidden_size_per_layer_input", family.embedded_layers)
-    shared = fields.index("num_kv_shared_layers", 0)
-    if embedded or shared:
-        raise ModelError(
-            f"{fields.source}: hidden_size_per_layer_input is {embedded}, num_kv_shared_layers {shared};"
-            " per-layer embeddings and shared KV (Gemma 4 E2B, E4B) are not supported"
-        )
     if fields.values.get("use_bidirectional_attention") == "all":
         raise ModelError(f"{fields.source}: use_bidirectional_attention 'all' is not supported")
+    inputs = fields.index("hidden_size_per_layer_input", family.embedded_layers)
+    vocab = fields.count("vocab_size", family.vocab)
+    rows = fields.count("vocab_size_per_layer_input", vocab) if inputs else 0
+    if inputs and rows < vocab:
+        raise ModelError(
+            f"{fields.source}: vocab_size_per_layer_input is {rows}, less than vocab_size {vocab}"
+        )
+    layers, num_readers = fields.count("num_hidden_layers"), fields.index("num_kv_shared_layers", 0)
+    found: dict[str, Any] = {"layer_inputs": inputs, "layer_input_vocab": rows}
+    if not num_readers:
+        return found
+    first = layers - num_readers
+    kinds = {layer in windowed for layer in range(max(first, 0))}
+    if not {layer in windowed for layer in range(max(first, 0), layers)} <= kinds:
+        raise ModelError(
+            f"{fields.source}: num_kv_shared_layers is {num_readers} of {layers} layers, and the others do"
+            " not have both kinds of attention"
+        )
+    wide = fields.flag("use_double_wide_mlp")
+    width = 2 * fields.count("intermediate_size") if wide else None
+    return found | {"first_reader": first, "reader_intermediate": width}
 
 
 def _require_dense(fields: Fields) -> None:

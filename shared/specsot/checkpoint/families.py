@@ -66,6 +66,10 @@ class Names:
         without a suffix.
     expert_scale: Factors [experts] of the weights of experts; a full name without a suffix.
     layer_scale: A factor [1] of the residual stream after the layer; a full name without a suffix.
+    layer_tables: The embedding, the projection and its norm from which the inputs of single layers are made
+        (Gemma 4 E2B and E4B), see `ModelConfig.layer_inputs`. They are not names inside a layer.
+    layer_input: What adds such an input to the residual stream: the gate, the projection, and the norm over
+        its output.
     gate_up: One tensor of the MLP's gate and up. If empty, they are apart.
     gate: The MLP's gate.
     up: The MLP's up projection.
@@ -97,6 +101,8 @@ class Names:
     router_scale: str = ""
     expert_scale: str = ""
     layer_scale: str = ""
+    layer_tables: tuple[str, str, str] | None = None
+    layer_input: tuple[str, str, str] | None = None
     gate_up: str = ""
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
@@ -312,8 +318,8 @@ class Family:
     chosen_field: Name of the field with the number of experts per token.
     global_heads: True if layers without a window have heads of their own (Gemma 4), see `ModelConfig.wide`,
         values are normed, and enable_moe_block says whether there are experts.
-    embedded_layers: Default of hidden_size_per_layer_input, the size of embeddings of single layers. Models
-        with such embeddings are refused.
+    embedded_layers: Default of hidden_size_per_layer_input, the size of the inputs of single layers; 0: the
+        layers have none.
     multiplied: True if the config's embedding_multiplier, residual_multiplier, attention_multiplier and
         logits_scaling are read (Granite).
     dense_hybrid: True if other models of the family have Mamba layers or experts, which are refused, and if
@@ -391,7 +397,7 @@ GEMMA = Family(
     window="always",
     window_rows=4096,
 )
-# Gemma 4, without embeddings of single layers and without KV that layers share.
+# Gemma 4. Of the published models, E2B and E4B have inputs of single layers, and KV that layers share.
 GEMMA4 = replace(
     GEMMA,
     names=replace(
@@ -408,6 +414,12 @@ GEMMA4 = replace(
         router_scale="router.scale",
         expert_scale="router.per_expert_scale",
         layer_scale="layer_scalar",
+        layer_tables=(
+            "model.embed_tokens_per_layer",
+            "model.per_layer_model_projection",
+            "model.per_layer_projection_norm",
+        ),
+        layer_input=("per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm"),
     ),
     mlp="gated",
     routing=Routing(128, 8, 704),

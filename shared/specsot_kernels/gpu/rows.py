@@ -294,7 +294,7 @@ def _turn(
         first, second = _round(first / step).to(tl.int8), _round(second / step).to(tl.int8)
         start = (half * kv_half + (head - heads - half * kv_heads) * kv_head) // 2
         start += (slot // page_rows) * (kv_page // 2) + (slot % page_rows) * (kv_row // 2)
-        tl.store(steps + start, short, mask=(head >= heads) & (head < heads + 2 * kv_heads) & (slot >= 0))
+        tl.store(steps + start, short, mask=(head >= heads) & (head < all_heads) & (slot >= 0))
     tl.store(kv + other, first, mask=held)
     tl.store(kv + other + 1, second, mask=held)
 

@@ -19,6 +19,7 @@ from specsot.members import Range, TreeShape
 from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.heads.mtp import load_mtp
+from specsot_lab.bench import ranks
 from specsot_lab.train import answers, trainer
 from specsot_lab.train import rows as stock
 from specsot_lab.train.answers import Writer
@@ -181,6 +182,32 @@ def test_the_written_head_drafts_as_its_trainer_measured(
     # The last token of a limited text counts as its chain's bonus there, and as a draft here.
     assert accepted / steps + 1 == pytest.approx(told["tokens_per_step"], abs=len(measured) / steps)
     assert accepted > 0
+
+
+@pytest.mark.parametrize("plan", some(PLANS, 0, 7), indirect=True, scope="module")
+def test_replayed_chains_and_trees_accept_what_decoding_accepts(
+    trained: Path, base: Path, rows: list[stock.Row]
+) -> None:
+    """`specsot bench ranks --shapes` reads texts that exist, and never decodes."""
+    decoder = Decoder.load(base, None, torch.float32, "cpu")
+    counts = ranks.ShapeSteps(DEPTH, (5, 12))
+    ranks.record_trees(decoder, load_head(trained, base, torch.float32, "cpu"), rows[:6], counts, 1, 24)
+    chain = EagleConfig(topk=1, num_steps=DEPTH, num_draft_tokens=DEPTH + 1)
+    trees = [EagleConfig(topk=ranks.TOP_K, num_steps=ranks.LEVELS, num_draft_tokens=n + 1) for n in (5, 12)]
+    for row, config in zip(counts.rows(), [chain, *trees], strict=True):
+        product = Eagle(trained, base, config, dtype="fp32")
+        steps = tokens = 0
+        for text in rows[:6]:
+            prompt = text.tokens[~text.learned].tolist()
+            _, stats = product.generate([prompt], 24 + ranks.LEVELS, eos_token_id=())
+            written = 0
+            for length in stats.sequences[0].accept_lengths:
+                if written >= 24 - ranks.LEVELS:  # the replay ends where the tokens after a tree are unknown
+                    break
+                written += length + 1
+                steps += 1
+            tokens += written
+        assert (row["steps"], row["tokens a step"]) == (steps, round(tokens / steps, 3))
 
 
 @pytest.mark.parametrize("plan", ["mtp"], indirect=True, scope="module")

@@ -88,7 +88,9 @@ class DecoderHead(DraftHead):
         """
         assert rows.plan is not None
         embedded = self._decoder.embed(tokens)
-        hidden, _ = self._decoder.forward(embedded, rows.positions, rows.slots, rows.plan, rows.kv)
+        hidden, _ = self._decoder.forward(
+            embedded, rows.positions, rows.slots, rows.plan, rows.kv, tokens=tokens
+        )
         return hidden if rows.asked is None else hidden[rows.asked]
 
     def logits(self, outputs: Tensor) -> Tensor:

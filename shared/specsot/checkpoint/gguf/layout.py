@@ -161,9 +161,7 @@ def config_of(header: Header) -> dict[str, Any]:
         "model_type": kind,
         "vocab_size": _vocabulary(header),
         "hidden_size": header.count("embedding_length"),
-        "intermediate_size": header.count(
-            "feed_forward_length" if header.get("feed_forward_length") else "expert_feed_forward_length"
-        ),
+        "intermediate_size": _width(header),
         "num_hidden_layers": _layers(header),
         "num_attention_heads": heads,
         "num_key_value_heads": header.get("attention.head_count_kv", heads),
@@ -178,6 +176,20 @@ def config_of(header: Header) -> dict[str, Any]:
         "eos_token_id": header.metadata.get("tokenizer.ggml.eos_token_id"),
         **_particulars(kind, header),
     }
+
+
+def _width(header: Header) -> int:
+    """Return the width of the MLPs, or of the experts of a file that names no other; of a file that has a
+    width for each layer, that of the first one.
+
+    header: the header of the GGUF file.
+
+    Raises ModelError if the file has no width.
+    """
+    widths = header.get("feed_forward_length")
+    if isinstance(widths, list) and widths and isinstance(widths[0], int):
+        return widths[0]
+    return header.count("feed_forward_length" if widths else "expert_feed_forward_length")
 
 
 def _layers(header: Header) -> int:
@@ -342,7 +354,17 @@ def _of_gemma4(header: Header) -> dict[str, Any]:
     kv_heads = header.get("attention.head_count_kv")
     by_layer = kv_heads if isinstance(kv_heads, list) else [kv_heads] * len(kinds)
     by_kind = dict(zip(kinds, by_layer))
-    whole_layers = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
+    table = header.tensors.get("per_layer_token_embd.weight")
+    readers = header.get("attention.shared_kv_layers", 0)
+    widths = header.get("feed_forward_length")
+    wide = isinstance(widths, list) and len(widths) == len(kinds) and widths[-1] == 2 * widths[0]
+    if isinstance(widths, list) and widths != [
+        widths[0] * (1 + (wide and layer >= len(kinds) - readers)) for layer in range(len(kinds))
+    ]:
+        raise ModelError(f"{header.file}: gemma4.feed_forward_length {widths} is not supported")
+    whole_layers = [
+        layer for layer, kind in enumerate(kinds[: len(kinds) - readers]) if kind == "full_attention"
+    ]
     experts = header.get("expert_count")
     return {
         "layer_types": kinds,
@@ -355,7 +377,9 @@ def _of_gemma4(header: Header) -> dict[str, Any]:
         "rope_local_base_freq": header.get("rope.freq_base_swa", 10000.0),
         "final_logit_softcapping": header.get("final_logit_softcapping"),
         "hidden_size_per_layer_input": header.get("embedding_length_per_layer_input", 0),
-        "num_kv_shared_layers": header.get("attention.shared_kv_layers", 0),
+        "vocab_size_per_layer_input": table.shape[0] if table else None,
+        "num_kv_shared_layers": readers,
+        "use_double_wide_mlp": wide,
         "enable_moe_block": bool(experts),
         **(
             {
@@ -609,7 +633,13 @@ def _named(stored: str, place: Place, config: Mapping[str, Any]) -> Iterator[tup
     names = family.names
     # The only tensor of a layer whose name has no suffix.
     stored = f"{stored}.weight" if stored.endswith(".ssm_a") else stored
-    outer = {"token_embd": names.embedding, "output_norm": names.norm, "output": names.head}
+    tables = ("per_layer_token_embd", "per_layer_model_proj", "per_layer_proj_norm")
+    outer = {
+        "token_embd": names.embedding,
+        "output_norm": names.norm,
+        "output": names.head,
+        **dict(zip(tables, names.layer_tables or ())),
+    }
     stem, _, suffix = stored.rpartition(".")
     # Gemma's norms are stored with the offset already added to their weights.
     if stem.endswith("norm"):
@@ -740,6 +770,7 @@ def _inner(names: Names) -> dict[str, str]:
         "ffn_down": names.down,
         **shared,
         **dict(zip(parallel, names.parallel_norms or ())),
+        **dict(zip(("inp_gate", "proj", "post_norm"), names.layer_input or ())),
     }
     heads = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")
     apart = {f"attn_{one.removesuffix('_proj')}": f"{names.attention}.{one}" for one in heads}

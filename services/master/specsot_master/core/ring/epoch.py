@@ -365,13 +365,20 @@ def _check_range(joining: Registration, workers: Sequence[Registration], config:
     workers: the registrations of the other workers.
     config: the options of the ring, with the model's number of layers.
 
-    Raises Refused if the range lies outside the model, and Occupied if it overlaps another worker's range.
+    Raises Refused if the range lies outside the model, or parts layers that share keys and values, and
+    Occupied if it overlaps another worker's range.
     """
     layers = joining.layers
     if layers is None:
         return
     if not 0 <= layers.first < layers.last <= config.model_layers:
         raise Refused(f"layers {layers} do not lie within 0:{config.model_layers}")
+    start = config.model_layers - config.tail_layers
+    if layers.first > start or start < layers.last < config.model_layers:
+        raise Refused(
+            f"layers {layers} part the layers {start}:{config.model_layers}, which share keys and values; "
+            + (f"the model can be cut before layers 1 to {start}" if start else "the model cannot be cut")
+        )
     for worker in workers:
         if worker.layers and layers.first < worker.layers.last and worker.layers.first < layers.last:
             raise Occupied(f"layers {layers} overlap {worker.layers} of {worker.name}")

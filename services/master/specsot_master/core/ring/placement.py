@@ -259,7 +259,7 @@ def choose_stages(
         if best is not None and count > (max_workers or min_workers):
             break
         chosen = sorted((workers[number] for number in sorted(ranked[:count])), key=_number_in)
-        found = split_layers(worker_costs(chosen, config), config.model_layers)
+        found = split_layers(worker_costs(chosen, config), config.model_layers, config.tail_layers)
         if found and (
             best is None or found.slowest_stage_cost <= best.slowest_stage_cost * MAX_STAGE_TIME_RATIO
         ):
@@ -293,7 +293,8 @@ def worker_costs(workers: Sequence[Registration], config: RingConfig) -> list[Wo
     Workers of one host compete for its cores while they measure, so the quickest measurement is used for all
     of them. Memory that they share is taken from the report with the most free memory, and divided. If all
     workers are about equally fast they count as equal, so that the same ring is divided in the same way every
-    time. The lm_head counts only if all workers have measured.
+    time. The lm_head counts only if all workers have measured. If every stage has the embedding, it counts as
+    taken from each worker's room.
 
     workers: the registrations of the workers.
     config: the options of the ring; with the placement "even", all workers cost the same.
@@ -307,18 +308,30 @@ def worker_costs(workers: Sequence[Registration], config: RingConfig) -> list[Wo
         alike = max(measured) <= quickest * SPEED_NOISE_FACTOR
         layers = [quickest if alike else layer for layer in measured]
         costs = [(layer, head_cost_in_layers(worker)) for worker, layer in zip(workers, layers)]
-    return [WorkerCost(worker, *cost, _room(worker, workers)) for worker, cost in zip(workers, costs)]
+    sites = [WorkerCost(worker, *cost, _room(worker, workers)) for worker, cost in zip(workers, costs)]
+    return [_with_embedding(site) for site in sites] if config.embeds_everywhere else sites
 
 
-def split_layers(sites: Sequence[WorkerCost], num_layers: int) -> LayerSplit | None:
+def _with_embedding(site: WorkerCost) -> WorkerCost:
+    """Return a worker whose room has the embedding already, so that the first stage needs none in addition.
+
+    site: the cost and the room of the worker.
+    """
+    weights = site.worker.weights or NO_WEIGHTS
+    worker = replace(site.worker, weights=replace(weights, first=0)) if site.worker.weights else site.worker
+    return replace(site, worker=worker, free_bytes=site.free_bytes - weights.first)
+
+
+def split_layers(sites: Sequence[WorkerCost], num_layers: int, tail: int = 1) -> LayerSplit | None:
     """Return the division of all layers between all of these workers with the fastest slowest stage, or None
     if they have no room. Among divisions with equal slowest stages the one with the smallest sum over all
     stages is chosen, and among those the first order tried.
 
     sites: the cost and the room of each worker, in the order in which they joined; at least one.
     num_layers: the number of the model's layers.
+    tail: how many of the last layers one stage must hold.
     """
-    cuts = [found for order in _orders(sites) if (found := _share(order, num_layers))]
+    cuts = [found for order in _orders(sites) if (found := _share(order, num_layers, tail))]
     return min(cuts, key=lambda one: (one.slowest_stage_cost, one.step_cost), default=None)
 
 
@@ -339,27 +352,28 @@ def _orders(sites: Sequence[WorkerCost]) -> Iterator[tuple[WorkerCost, ...]]:
         yield tuple(sites[number] for number in (first, *between, last))
 
 
-def _share(sites: tuple[WorkerCost, ...], num_layers: int) -> LayerSplit | None:
+def _share(sites: tuple[WorkerCost, ...], num_layers: int, tail: int = 1) -> LayerSplit | None:
     """Return the division of the layers between workers in this order, or None if they have no room. Return
-    None also if a worker has no room for one layer.
+    None also if a worker has no room for one layer, or the last one for the tail.
 
-    Each worker gets one layer. Each further layer goes to the worker whose stage would cost least with it.
-    This greedy division makes the slowest stage as fast as possible, as the cost of a stage only grows with
-    its layers. Among equals the earlier stage gets the layer.
+    Each worker gets one layer, and the last one the tail. Each further layer goes to the worker whose stage
+    would cost least with it. This greedy division makes the slowest stage as fast as possible, as the cost of
+    a stage only grows with its layers. Among equals the earlier stage gets the layer.
 
         2 equal workers, the lm_head costs 2 layers, 8 layers -> counts [5, 3], both stages cost 5 layers
 
     sites: the cost and the room of each worker, in ring order.
     num_layers: the number of the model's layers, at least one per worker.
+    tail: how many of the last layers one stage must hold.
     """
     end = len(sites) - 1
     max_counts = [site.max_layers(number == 0, number == end) for number, site in enumerate(sites)]
-    if min(max_counts) < 1:
+    counts = [1] * end + [tail]
+    if sum(counts) > num_layers or any(count > most for count, most in zip(counts, max_counts)):
         return None
-    counts = [1] * len(sites)
-    queue = [(site.cost(2, number == end), number) for number, site in enumerate(sites)]
+    queue = [(site.cost(counts[number] + 1, number == end), number) for number, site in enumerate(sites)]
     heapify(queue)
-    for _ in range(num_layers - len(sites)):
+    for _ in range(num_layers - sum(counts)):
         while queue and counts[queue[0][1]] >= max_counts[queue[0][1]]:
             heappop(queue)
         if not queue:
@@ -425,6 +439,11 @@ def _lacking(sites: Sequence[WorkerCost], config: RingConfig) -> str:
     """
     if len(sites) > config.model_layers:
         return f"{len(sites)} workers cannot share {config.model_layers} layers"
+    if len(sites) > config.model_layers - config.tail_layers + 1:
+        return (
+            f"{len(sites)} workers cannot share {config.model_layers} layers, of which the last "
+            f"{config.tail_layers} share keys and values and cannot be apart"
+        )
     weights = max((site.worker.weights or NO_WEIGHTS for site in sites), key=lambda one: one.layer)
     need = weights.layer * config.model_layers + weights.first + weights.last
     rooms = [max(site.free_bytes, 0.0) for site in sites]

@@ -311,6 +311,10 @@ class RingConfig(RingOptions):
 
     fingerprint: the fingerprint of the model, which all members must share; "" only as a default.
     model_layers: the number of the model's layers.
+    tail_layers: how many of the last layers one stage must hold, because they share keys and values; at least
+        1.
+    embeds_everywhere: True if every stage has the embedding, because layers read token ids; False if the
+        first stage alone has it.
     max_pages: the maximum number of KV pages that are used, however much memory there is. If `page_rows` is
         None, it counts pages of CPU_PAGE_ROWS rows.
     drafter_grace: seconds that the first ring waits for a drafter once it has its workers, as a drafter that
@@ -319,5 +323,7 @@ class RingConfig(RingOptions):
 
     fingerprint: str = ""
     model_layers: int = 0
+    tail_layers: int = 1
+    embeds_everywhere: bool = False
     max_pages: int = 4096
     drafter_grace: float = 0.0
