@@ -107,7 +107,7 @@ class Decoder:
             if on_layer_loaded:
                 on_layer_loaded(len(self._blocks))
         self._layer_inputs = (
-            loaded_parts.fetch_layer_inputs(fetch, config, layers) if config.layer_inputs else None
+            loaded_parts.fetch_layer_inputs(fetch, config, layers) if config.layer_input_size else None
         )
         self._kv_dtype: KvDtype = kv_dtype
         self._split = split.SplitLayers(self._blocks, config, dtype, devices) if devices else None

@@ -56,7 +56,7 @@ class LayerInputs:
         """Load the parts of a range of layers.
 
         fetch: Reads tensors from the model's files, in the dtype and on the device of the range.
-        config: The model's config, which must have `layer_inputs`.
+        config: The model's config, which must have a `layer_input_size`.
         layers: The range of layers.
         embedding: The model's embedding, [vocab, hidden].
 
@@ -64,7 +64,7 @@ class LayerInputs:
         """
         names = config.names.layer_tables
         assert names is not None, "families with layer inputs name their tables"
-        size = config.layer_inputs
+        size = config.layer_input_size
         table_name, projection_name, norm_name = (f"{name}.weight" for name in names)
         part = slice(layers.first * size, layers.last * size)
         projection = fetch(projection_name, (config.layers * size, config.hidden))[part]

@@ -133,7 +133,7 @@ class Block:
         self.scale = fetch(f"{layer}.{names.layer_scale}", (1,)) if names.layer_scale else None
         self.input_gate = (
             LayerGate.fetch(fetch, layer, config, names.layer_input)
-            if config.layer_inputs and names.layer_input
+            if config.layer_input_size and names.layer_input
             else None
         )
 
@@ -304,7 +304,7 @@ class LayerGate:
         Raises ModelError if a tensor is missing or has another shape.
         """
         gate, project, norm = (f"{layer}.{name}" for name in names)
-        size = config.layer_inputs
+        size = config.layer_input_size
         return cls(
             fuse_projections(fetch, [gate], (size, config.hidden), bias=False),
             fuse_projections(fetch, [project], (config.hidden, size), bias=False),

@@ -73,7 +73,7 @@ class LoadedParts:
         they are not loaded. Another range's parts are dropped.
 
         fetch: Reads tensors from the model's files, in the dtype and on the device of the range.
-        config: The model's config, which must have `layer_inputs`.
+        config: The model's config, which must have a `layer_input_size`.
         layers: The range of layers.
 
         Raises ModelError if a tensor is missing or has another shape.
@@ -96,7 +96,7 @@ class LoadedParts:
         """
         needed = range(layers.first, layers.last)
         self.blocks = {index: block for index, block in self.blocks.items() if index in needed}
-        if layers.first and not config.layer_inputs:
+        if layers.first and not config.layer_input_size:
             self.embedding = None
         if layers.last < config.layers:
             self.norm = self.head = None
@@ -121,7 +121,7 @@ class AbsentWeights(Weights):
         fetch = Fetch(self, torch.float32, "meta")
         for layer in range(config.layers):
             parts.fetch(fetch, config, layer)
-        if config.layer_inputs:
+        if config.layer_input_size:
             parts.fetch_layer_inputs(fetch, config, Range(0, config.layers))
 
     def names(self) -> tuple[str, ...]:

@@ -468,6 +468,6 @@ def _ring_config(ring: RingOptions, model: ModelInfo, shape: ModelConfig) -> Rin
         fingerprint=model.fingerprint,
         model_layers=model.layers,
         tail_layers=shape.tail,
-        embeds_everywhere=shape.layer_inputs > 0,
+        embeds_everywhere=shape.layer_input_size > 0,
         drafter_grace=grace,
     )
