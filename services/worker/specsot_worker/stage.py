@@ -415,7 +415,7 @@ class DecoderStage:
 
         frame: The frame to run.
 
-        Raises WireError if a token id is beyond the vocabulary.
+        Raises WireError if a token id is negative or beyond the vocabulary.
         """
         if not self._decoder.reads_tokens:
             return None
