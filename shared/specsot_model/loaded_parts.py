@@ -32,8 +32,7 @@ class LoadedParts:
     embedding: The embedding; None: not loaded.
     norm: The final norm; None: not loaded.
     head: The lm_head; None: not loaded.
-    layer_inputs: What computes the inputs of single layers, of the last range that was loaded; None: not
-        loaded.
+    layer_inputs: Per-layer inputs of the range loaded last. None: not loaded.
     """
 
     blocks: dict[int, Block] = field(default_factory=dict[int, Block])
@@ -69,8 +68,8 @@ class LoadedParts:
         return self.blocks[index]
 
     def fetch_layer_inputs(self, fetch: Fetch, config: ModelConfig, layers: Range) -> LayerInputs:
-        """Return what computes the inputs of the layers of a range; load it, and the model's embedding, if
-        they are not loaded. Another range's parts are dropped.
+        """Return what computes the per-layer inputs of a range; load it, and the model's embedding, if they
+        are not loaded. The per-layer inputs of another range are dropped.
 
         fetch: Reads tensors from the model's files, in the dtype and on the device of the range.
         config: The model's config, which must have a `layer_input_size`.
@@ -88,8 +87,9 @@ class LoadedParts:
     def drop_all_but(self, layers: Range, config: ModelConfig) -> None:
         """Drop everything that a range of layers does not need.
 
-        The embedding goes unless the range has the first layer, or layers have inputs of their own; the final
-        norm and the lm_head go unless it has the last.
+        The embedding is dropped unless the range has the first layer, or layers have per-layer inputs; the
+        final norm and the lm_head are dropped unless the range has the last layer. The per-layer inputs stay
+        until `fetch_layer_inputs` replaces them.
 
         layers: The range whose layers, and embedding or lm_head if it is an end of the model, stay loaded.
         config: The model's config, which has the number of layers.

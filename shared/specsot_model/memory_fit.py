@@ -152,7 +152,7 @@ def tensors_of(files: Weights, config: ModelConfig, layers: Range) -> list[str]:
     """Return the names of all tensors that a range of layers reads.
 
     The embedding, final norm and lm_head are named as well if the range has the first or the last layer. If
-    layers have inputs of their own, every range reads the embedding and the tables of these inputs.
+    layers have per-layer inputs, every range reads the embedding and the tables of these inputs.
 
     files: Source of the tensors; only their names are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
@@ -172,8 +172,8 @@ def tensors_of(files: Weights, config: ModelConfig, layers: Range) -> list[str]:
 def weights_of(files: Weights, config: ModelConfig, layers: Range, weight_form: WeightForm) -> int:
     """Return the bytes of weights that a range of layers takes on a device.
 
-    The first layer brings the embedding, the last one the final norm and the lm_head. If layers have inputs
-    of their own, every range has the embedding. A tied model's table counts once if the range has both
+    The first layer brings the embedding, the last one the final norm and the lm_head. If layers have
+    per-layer inputs, every range has the embedding. A tied model's table counts once if the range has both
     embedding and lm_head and they share it, or if the packed copy of the table is left out because it is
     small.
 
@@ -202,7 +202,7 @@ def bytes_read_per_token(
 
     Of the experts, only the chosen ones are read; of the embedding, nothing is counted. Experts are the
     tensors with ".experts." in their name, and the fraction of them that is read is chosen / experts. The
-    embedding is subtracted if the range has it, and so is that of the inputs of its layers.
+    embedding is subtracted if the range has it, and so is that of the per-layer inputs.
 
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
@@ -266,8 +266,8 @@ def drafter_bytes(files: Weights, weight_form: WeightForm) -> int:
 
 
 def _layer_bytes(files: Weights, config: ModelConfig, layer: int, weight_form: WeightForm) -> int:
-    """Return the bytes of one layer on each of the devices that share it: an equal part of the whole, rounded
-    down. The layer's part of what makes the inputs of single layers is included.
+    """Return the bytes of one layer on each of the devices that share it: an equal part of the layer's own
+    tensors, rounded down. Its tables of per-layer inputs count in full on each device.
 
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
@@ -287,8 +287,8 @@ def _layer_bytes(files: Weights, config: ModelConfig, layer: int, weight_form: W
 
 
 def _layer_tables(config: ModelConfig) -> tuple[str, ...]:
-    """Return the module names of what makes the inputs of single layers: embedding, projection, norm. Empty
-    if layers have no such inputs.
+    """Return the names of the modules that make the per-layer inputs: embedding, projection, norm. Empty if
+    layers have no such inputs.
 
     config: The model's config.
     """
@@ -296,7 +296,7 @@ def _layer_tables(config: ModelConfig) -> tuple[str, ...]:
 
 
 def _input_table_bytes(files: Weights, config: ModelConfig, weight_form: WeightForm) -> int:
-    """Return the bytes of one layer's part of the embedding of the inputs of single layers.
+    """Return the bytes of one layer's part of the embedding of the per-layer inputs.
 
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config, which must have a `layer_input_size`.
