@@ -22,6 +22,7 @@ from typing import Final
 import numpy as np
 
 from specsot.core.cost_curve import UNIT_CURVE, CostCurve
+from specsot.core.tree_parts import equivalent_nodes
 from specsot.drafting import TunerName
 from specsot.members import Curve, TreeShape
 from specsot_drafter.core.acceptance import AcceptanceRates, TreeWorth
@@ -76,6 +77,9 @@ HELD_STEPS: Final = 8
 # Steps. The length of a look: a short pause that measures steps without drafts. Chosen by the gate: 4 and 8
 # are worse.
 LOOK_STEPS: Final = 6
+# Rows. Trees with more rows than that are estimated as if further rows were not cut. Twice the largest trees
+# that were found to be profitable. Untuned.
+MAX_CUT_ROWS: Final = 256
 
 Point = tuple[float, float]
 
@@ -99,9 +103,20 @@ class StepCosts:
     On a GPU the curves are exact, but the host works besides the device, for a time that grows with the
     sequences and hardly with the rows. There (`host_bound`) the curve of rows stays as it is, and the extra
     time is learned by the number of sequences, once for steps without drafts and once for steps with drafts.
+
+    Where stages compute at the same time, the tree of a single sequence may travel in parts
+    (`specsot.core.tree_parts`), and takes as long as a smaller tree that travels whole. Such a step is
+    recorded and estimated as one with the rows of that smaller tree (`_whole_rows`).
     """
 
-    def __init__(self, step: Curve, level: Curve, widths: Sequence[int], host_bound: bool = False) -> None:
+    def __init__(
+        self,
+        step: Curve,
+        level: Curve,
+        widths: Sequence[int],
+        host_bound: bool = False,
+        overlapping_stages: int = 1,
+    ) -> None:
         """Start with the curves that were measured at startup.
 
         step: (tokens, seconds) points of one forward pass through all stages. An empty curve counts as one
@@ -109,6 +124,7 @@ class StepCosts:
         level: (rows, seconds) points of one forward pass of the draft head. An empty curve counts likewise.
         widths: The rows per tree that the head computes for levels 2, 3, ...; level 1 takes one row per tree.
         host_bound: True if the time beyond the curve depends on the sequences instead of the rows.
+        overlapping_stages: Number of stages that may compute at the same time.
 
         Until steps are recorded, all estimates are those of the curves.
         """
@@ -116,6 +132,11 @@ class StepCosts:
         self._step = CostCurve(step) or UNIT_CURVE
         self._level = CostCurve(level) or UNIT_CURVE
         self._widths = 1, *widths
+        # By the rows of a tree, 0 included, those of a tree that travels whole and takes as long.
+        cut_rows = MAX_CUT_ROWS if overlapping_stages > 1 else 0
+        self._whole = np.array(
+            [0.0, *(equivalent_nodes(self._step, rows + 1, overlapping_stages) for rows in range(cut_rows))]
+        )
         # Steps without drafts as (sequences, seconds). The key is the bit length of the number of sequences:
         # 4, 5, 6 and 7 sequences share the key 3.
         self._baseline = defaultdict[int, deque[Point]](lambda: deque(maxlen=LOOK_STEPS))
@@ -183,7 +204,7 @@ class StepCosts:
         """
         offset, slope = self._growth_line
         growth = offset + slope * self._passes(grown)[np.asarray(levels) - 1]
-        rows = self._drafted_curve.at_each(sequences + np.asarray(nodes))
+        rows = self._drafted_curve.at_each(self._whole_rows(sequences, sequences + np.asarray(nodes)))
         return self.hops + growth + rows + self._drafted_extra.at(sequences)
 
     def one_more_level(self, rows: Ints, sequences: int, nodes: int) -> Floats:
@@ -195,8 +216,22 @@ class StepCosts:
         nodes: Draft nodes of all trees before that level, without roots.
         """
         before = sequences + nodes
-        more = self._drafted_curve.at(before + sequences) - self._drafted_curve.at(before)
+        before, after = self._whole_rows(sequences, np.array([before, before + sequences]))
+        more = self._drafted_curve.at(after) - self._drafted_curve.at(before)
         return self._growth_line[1] * self._level.at_each(rows) + more
+
+    def _whole_rows(self, sequences: int, rows: Ints) -> Floats:
+        """Return for numbers of rows how many rows a step that travels whole has if it takes as long, in an
+        array of the same shape. With several sequences, which fill the stages by themselves, and beyond
+        MAX_CUT_ROWS, these are the rows.
+
+        sequences: Number of sequences in the step.
+        rows: Numbers of all tree nodes of the step, roots included.
+        """
+        last = len(self._whole) - 1
+        if sequences > 1 or not last:
+            return np.asarray(rows, float)
+        return self._whole[np.minimum(rows, last)] + np.maximum(rows - last, 0)
 
     def catch_up(self, rows: int) -> float:
         """Return the estimated seconds of feeding committed tokens that the drafter has not seen; 0 for none.
@@ -235,12 +270,13 @@ class StepCosts:
         """
         passes = float(self._passes(grown)[levels - 1])
         (offset, slope), curve, extra = self._shown
-        computing = curve.at(rows) + extra.at(sequences)
+        whole = float(self._whole_rows(sequences, np.array(rows)))
+        computing = curve.at(whole) + extra.at(sequences)
         if growing:
             self._grown.append((passes, min(growing, 2 * (offset + slope * passes + computing))))
         computing = min(max(seconds - self.hops - growing, 0.0), 2 * computing)
-        self._drafted.append((rows, computing))
-        self._extra[sequences.bit_length()].append((sequences, computing - self._step.at(rows)))
+        self._drafted.append((whole, computing))
+        self._extra[sequences.bit_length()].append((sequences, computing - self._step.at(whole)))
 
     def learn(self) -> None:
         """Fit the curves to the recorded steps.
@@ -451,7 +487,13 @@ class DraftPolicy(BudgetPolicy):
     holding = False
 
     def __init__(
-        self, shape: TreeShape, step: Curve, level: Curve, widths: Sequence[int], stepwise: bool = True
+        self,
+        shape: TreeShape,
+        step: Curve,
+        level: Curve,
+        widths: Sequence[int],
+        stepwise: bool = True,
+        overlapping_stages: int = 1,
     ) -> None:
         """Start without observations.
 
@@ -462,11 +504,12 @@ class DraftPolicy(BudgetPolicy):
         stepwise: True if growth can stop between levels. Then trees start small, and at most double from the
             largest so far, because every node adds to the cost of a step. False if all levels are launched at
             once; then the host may take most of a step, whatever the size of the trees.
+        overlapping_stages: Number of stages that may compute at the same time, see `StepCosts`.
 
         The depth of the shape is cut to the number of widths.
         """
         super().__init__(replace(shape, depth=min(shape.depth, len(widths))))
-        self.costs = StepCosts(step, level, widths, host_bound=not stepwise)
+        self.costs = StepCosts(step, level, widths, not stepwise, overlapping_stages)
         self.acceptance = AcceptanceRates(self._levels)
         self._worth = TreeWorth(self.acceptance)
         self._regret = RegretBudget()
@@ -806,7 +849,13 @@ class DraftPolicy(BudgetPolicy):
 
 
 def make_budget(
-    name: TunerName, shape: TreeShape, step: Curve, level: Curve, widths: Sequence[int], at_once: bool = False
+    name: TunerName,
+    shape: TreeShape,
+    step: Curve,
+    level: Curve,
+    widths: Sequence[int],
+    at_once: bool = False,
+    overlapping_stages: int = 1,
 ) -> BudgetPolicy:
     """Return the policy that the tuner option names. A fixed tree shape always gets `FixedBudget`.
 
@@ -816,6 +865,7 @@ def make_budget(
     level: (rows, seconds) points of one forward pass of the draft head, see `StepCosts`.
     widths: Rows per tree that the head computes for levels 2, 3, ...
     at_once: True if all levels are launched at once, so that growth cannot stop between levels.
+    overlapping_stages: Number of stages that may compute at the same time, see `StepCosts`.
 
     The name `seed` gives `SeedBudget`, and every other name `DraftPolicy`.
     """
@@ -823,4 +873,4 @@ def make_budget(
         return FixedBudget(shape)
     if name == "seed":
         return SeedBudget(shape)
-    return DraftPolicy(shape, step, level, widths, stepwise=not at_once)
+    return DraftPolicy(shape, step, level, widths, not at_once, overlapping_stages)
