@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
@@ -16,7 +15,6 @@ from specsot.core.tree_parts import (
     MAX_PARTS,
     MIN_PARTS_GAIN,
     cut_frame,
-    equivalent_nodes,
     fewest_parts,
     is_decided,
     path_seconds,
@@ -124,18 +122,6 @@ def test_the_seconds_of_a_path_are_those_of_a_pipeline(parts: int) -> None:
         for stage, seconds in enumerate(stages):
             done = free[stage] = max(done, free[stage]) + seconds / parts
     assert path_seconds(stages, parts) == pytest.approx(done)
-
-
-def test_a_tree_in_parts_takes_as_long_as_a_smaller_one_that_travels_whole() -> None:
-    assert equivalent_nodes(CostCurve([(1, 4.0), (4, 4.0), (8, 8.0), (16, 16.0)]), 16, 4) == 7.0
-    step = CostCurve(DEAR)
-    whole = [equivalent_nodes(step, nodes, 4) for nodes in range(1, 49)]
-    assert all(later > 0.94 * earlier for earlier, later in pairwise(whole)), "but for the least gain"
-    assert whole[:4] == [1, 2, 3, 4]
-    # Six parts of four nodes.
-    assert step.at(whole[23]) == pytest.approx(0.1286 * (1 + 5 / 4), rel=MIN_PARTS_GAIN)
-    assert [equivalent_nodes(CostCurve(FLAT), nodes, 4) for nodes in (1, 7, 64)] == [1, 7, 64]
-    assert equivalent_nodes(step, 24, 1) > 16, "one stage gains only what the knees of its curve give"
 
 
 @pytest.mark.parametrize("seed", range(40))

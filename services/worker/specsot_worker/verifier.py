@@ -117,7 +117,6 @@ class FrameParts:
             hidden=_joined([part.hidden for part in self.frames]),
             fused=_joined([part.fused for part in self.frames]),
             seconds=tuple(map(sum, zip(*[part.seconds for part in self.frames]))),
-            last_part=newest.part,
         )
 
 
@@ -753,4 +752,4 @@ def _result(frame: Frame, outcomes: tuple[Outcome, ...], prefixes: tuple[PrefixP
     drafted = [len(tree.tokens) - 1 - frame.extra_passes for tree in trees]
     drafts = len(drafted) - drafted.count(0)
     counts = rows, drafts, sum(drafted)
-    return Result(frame.epoch, frame.number, outcomes, frame.seconds, *counts, prefixes, frame.last_part)
+    return Result(frame.epoch, frame.number, outcomes, frame.seconds, *counts, prefixes, frame.part)

@@ -29,13 +29,11 @@ nodes as for few, parts are not worth it: `fewest_parts` decides.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
-from specsot.core.cost_curve import CostCurve
 from specsot.core.frames import Frame, TreeSegment
 from specsot.core.tree import Tree, children
 from specsot.errors import WireError
@@ -63,13 +61,24 @@ def cut_frame(frame: Frame) -> tuple[Frame, ...]:
         return (frame,)
     (segment,) = frame.segments
     assert isinstance(segment, TreeSegment)
-    num_parts = frame.last_part + 1
     nodes = len(segment.tree)
-    ends = [nodes * part // num_parts for part in range(num_parts + 1)]
+    ends = part_ends(nodes, frame.last_part + 1)
     return tuple(
         replace(frame, segments=(replace(segment, earlier=start, later=nodes - end),), part=part)
-        for part, (start, end) in enumerate(pairwise(ends))
+        for part, (start, end) in enumerate(pairwise((0, *ends)))
     )
+
+
+def part_ends(num_nodes: int, num_parts: int) -> list[int]:
+    """Return for each part of a tree the number of nodes in it and the parts before it.
+
+    num_nodes: Number of nodes of the tree.
+    num_parts: Number of parts, at most `num_nodes`.
+
+    >>> part_ends(5, 2)
+    [2, 5]
+    """
+    return [num_nodes * part // num_parts for part in range(1, num_parts + 1)]
 
 
 def tree_of(frame: Frame) -> TreeSegment:
@@ -131,31 +140,3 @@ def path_seconds(seconds: Sequence[float], parts: int) -> float:
     For a frame that travelled whole, this is the sum.
     """
     return (sum(seconds) + (parts - 1) * max(seconds)) / parts
-
-
-def equivalent_nodes(step: CostCurve, num_nodes: int, stages: int) -> float:
-    """Return how many nodes a step that travels whole has if it takes as long as a step with `num_nodes`
-    nodes that may be cut. The result is `num_nodes` if cutting is not worth it.
-
-    step: Seconds of a step that travels whole, by its nodes. All stages are taken to need equally long.
-    num_nodes: Number of nodes of the tree, at least 1.
-    stages: Number of stages.
-
-        # 4 stages; 1 to 4 nodes take 4 ms, 8 nodes 8 ms, 16 nodes 16 ms. A tree of 16 nodes in 4 parts takes
-        # 4 + 3 * 1 = 7 ms, as a tree of 7 nodes that travels whole -> 7.0
-    """
-
-    def seconds(parts: int) -> float:
-        """Return the seconds of the step in so many parts.
-
-        parts: Number of parts.
-        """
-        return step.at(-(-num_nodes // parts)) * (1 + (parts - 1) / stages)
-
-    parts = fewest_parts(num_nodes, seconds)
-    if parts == 1:
-        return num_nodes
-    taken = seconds(parts)
-    above = bisect_left(range(num_nodes + 1), taken, lo=1, key=step.at)
-    low, high = step.at(above - 1), step.at(above)
-    return above - (high - taken) / (high - low) if high > low else float(above)

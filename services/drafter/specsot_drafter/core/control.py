@@ -22,7 +22,6 @@ from typing import Final
 import numpy as np
 
 from specsot.core.cost_curve import UNIT_CURVE, CostCurve
-from specsot.core.tree_parts import equivalent_nodes
 from specsot.drafting import TunerName
 from specsot.members import Curve, TreeShape
 from specsot_drafter.core.acceptance import AcceptanceRates, TreeWorth
@@ -35,6 +34,7 @@ from specsot_drafter.core.budget import (
     TreeOutcome,
     observations_of,
 )
+from specsot_drafter.core.part_costs import PartCosts
 from specsot_drafter.core.selection import (
     Candidates,
     Flags,
@@ -77,9 +77,6 @@ HELD_STEPS: Final = 8
 # Steps. The length of a look: a short pause that measures steps without drafts. Chosen by the gate: 4 and 8
 # are worse.
 LOOK_STEPS: Final = 6
-# Rows. Trees with more rows than that are estimated as if further rows were not cut. Twice the largest trees
-# that were found to be profitable. Untuned.
-MAX_CUT_ROWS: Final = 256
 
 Point = tuple[float, float]
 
@@ -104,9 +101,8 @@ class StepCosts:
     sequences and hardly with the rows. There (`host_bound`) the curve of rows stays as it is, and the extra
     time is learned by the number of sequences, once for steps without drafts and once for steps with drafts.
 
-    Where stages compute at the same time, the tree of a single sequence may travel in parts
-    (`specsot.core.tree_parts`), and takes as long as a smaller tree that travels whole. Such a step is
-    recorded and estimated as one with the rows of that smaller tree (`_whole_rows`).
+    Where stages compute at the same time, the tree of a single sequence may travel in parts. Such a step is
+    recorded and estimated as one with the rows of a smaller tree that travels whole (`PartCosts`).
     """
 
     def __init__(
@@ -132,11 +128,7 @@ class StepCosts:
         self._step = CostCurve(step) or UNIT_CURVE
         self._level = CostCurve(level) or UNIT_CURVE
         self._widths = 1, *widths
-        # By the rows of a tree, 0 included, those of a tree that travels whole and takes as long.
-        cut_rows = MAX_CUT_ROWS if overlapping_stages > 1 else 0
-        self._whole = np.array(
-            [0.0, *(equivalent_nodes(self._step, rows + 1, overlapping_stages) for rows in range(cut_rows))]
-        )
+        self._parts = PartCosts(self._step, overlapping_stages)
         # Steps without drafts as (sequences, seconds). The key is the bit length of the number of sequences:
         # 4, 5, 6 and 7 sequences share the key 3.
         self._baseline = defaultdict[int, deque[Point]](lambda: deque(maxlen=LOOK_STEPS))
@@ -191,7 +183,14 @@ class StepCosts:
             self._drafted_curve.at(sequences) + self._drafted_extra.at(sequences),
         )
 
-    def drafted(self, sequences: int, grown: int, levels: Ints | int, nodes: Ints | int) -> Floats:
+    def drafted(
+        self,
+        sequences: int,
+        grown: int,
+        levels: Ints | int,
+        nodes: Ints | int,
+        worth: Floats | None = None,
+    ) -> Floats:
         """Return the estimated seconds of steps with drafts; `levels` and `nodes` are broadcast against each
         other.
 
@@ -199,12 +198,14 @@ class StepCosts:
         grown: Number of those sequences for which a tree is grown.
         levels: Levels of each grown tree, at least 1.
         nodes: Number of draft nodes of all trees together, without roots.
+        worth: Expected number of accepted nodes among the first 0, 1, 2, ... nodes, which says how many parts
+            of a tree are awaited, see `PartCosts.whole_rows`. None: all of them.
 
         The result has the broadcast shape of `levels` and `nodes`. Levels beyond the widths are not allowed.
         """
         offset, slope = self._growth_line
         growth = offset + slope * self._passes(grown)[np.asarray(levels) - 1]
-        rows = self._drafted_curve.at_each(self._whole_rows(sequences, sequences + np.asarray(nodes)))
+        rows = self._drafted_curve.at_each(self._whole_rows(sequences, np.asarray(nodes), worth))
         return self.hops + growth + rows + self._drafted_extra.at(sequences)
 
     def one_more_level(self, rows: Ints, sequences: int, nodes: int) -> Floats:
@@ -215,23 +216,21 @@ class StepCosts:
         sequences: Number of sequences.
         nodes: Draft nodes of all trees before that level, without roots.
         """
-        before = sequences + nodes
-        before, after = self._whole_rows(sequences, np.array([before, before + sequences]))
+        before, after = self._whole_rows(sequences, np.array([nodes, nodes + sequences]))
         more = self._drafted_curve.at(after) - self._drafted_curve.at(before)
         return self._growth_line[1] * self._level.at_each(rows) + more
 
-    def _whole_rows(self, sequences: int, rows: Ints) -> Floats:
-        """Return for numbers of rows how many rows a step that travels whole has if it takes as long, in an
-        array of the same shape. With several sequences, which fill the stages by themselves, and beyond
-        MAX_CUT_ROWS, these are the rows.
+    def _whole_rows(self, sequences: int, nodes: Ints, worth: Floats | None = None) -> Floats:
+        """Return how many rows a step has that takes as long and whose trees travel whole. Trees of several
+        sequences always do: they fill the stages by themselves.
 
-        sequences: Number of sequences in the step.
-        rows: Numbers of all tree nodes of the step, roots included.
+        sequences: Number of sequences in the step, each with one root.
+        nodes: Numbers of draft nodes of all trees together.
+        worth: As for `drafted`.
         """
-        last = len(self._whole) - 1
-        if sequences > 1 or not last:
-            return np.asarray(rows, float)
-        return self._whole[np.minimum(rows, last)] + np.maximum(rows - last, 0)
+        if sequences > 1 or not self._parts.overlap:
+            return np.asarray(sequences + nodes, float)
+        return self._parts.whole_rows(nodes, worth)
 
     def catch_up(self, rows: int) -> float:
         """Return the estimated seconds of feeding committed tokens that the drafter has not seen; 0 for none.
@@ -270,7 +269,7 @@ class StepCosts:
         """
         passes = float(self._passes(grown)[levels - 1])
         (offset, slope), curve, extra = self._shown
-        whole = float(self._whole_rows(sequences, np.array(rows)))
+        whole = float(self._whole_rows(sequences, np.array(rows - sequences)))
         computing = curve.at(whole) + extra.at(sequences)
         if growing:
             self._grown.append((passes, min(growing, 2 * (offset + slope * passes + computing))))
@@ -511,6 +510,7 @@ class DraftPolicy(BudgetPolicy):
         super().__init__(replace(shape, depth=min(shape.depth, len(widths))))
         self.costs = StepCosts(step, level, widths, not stepwise, overlapping_stages)
         self.acceptance = AcceptanceRates(self._levels)
+        self.likeliest_first = overlapping_stages > 1
         self._worth = TreeWorth(self.acceptance)
         self._regret = RegretBudget()
         self._stepwise = stepwise
@@ -638,11 +638,13 @@ class DraftPolicy(BudgetPolicy):
         levels = np.arange(1, most + 1)
         nodes = np.arange(1, each + 1)
         baseline = self.costs.baseline(sequences)
-        seconds = self.costs.drafted(sequences, live, levels[:, None], live * nodes)
+        worth = self._worth.best(self._levels, self._each)[levels - 1, :each]
+        until = np.pad(worth, ((0, 0), (1, 0)))
+        seconds = self.costs.drafted(sequences, live, levels[:, None], live * nodes, until)
         stakes = np.maximum(seconds / baseline - 1, 0.0)
         needed = (1 + self._change) * stakes + self.costs.catch_up(due) / baseline
         hopeful = stakes < live / sequences * np.minimum(levels[:, None], nodes)
-        added = live / sequences * self._worth.best(self._levels, self._each)[levels - 1, :each]
+        added = live / sequences * worth
         safe = live / sequences * self.acceptance.sure_tokens()[levels - 1, None] > stakes
         # Where the host bounds a step, other work of the machine slows steps with and without drafts alike.
         # So the baseline is measured anew before a long pause.
@@ -758,8 +760,9 @@ class DraftPolicy(BudgetPolicy):
         live = len(values)
         open_to = keep_best(values, min(self._each, 2 * max(self._nodes, self._largest)))
         worth = falling(open_to)[: max(most, 0)]
-        seconds = self.costs.drafted(live + self._others, live, levels, np.arange(len(worth) + 1))
-        rates = (live + self._others + np.concatenate(([0.0], np.cumsum(worth)))) / seconds
+        until = np.concatenate(([0.0], np.cumsum(worth)))
+        seconds = self.costs.drafted(live + self._others, live, levels, np.arange(len(until)), until)
+        rates = (live + self._others + until) / seconds
         return best_overall(open_to, int(np.argmax(rates)))
 
     def record_worth(self, values: Floats, depths: Ints) -> None:
@@ -816,7 +819,9 @@ class DraftPolicy(BudgetPolicy):
             if self.costs.known <= HELD_STEPS:
                 self.costs.learn()
         baseline = self.costs.baseline(live)
-        stake = max(float(self.costs.drafted(live, len(drafted), grown, rows - live)) / baseline - 1, 0.0)
+        until = np.concatenate(([0.0], self._worth.best(self._levels, self._each)[grown - 1]))
+        taken = float(self.costs.drafted(live, len(drafted), grown, rows - live, until))
+        stake = max(taken / baseline - 1, 0.0)
         restart = 0.0
         if not self._drafts and not self._stepwise:
             # The first step after a pause is booked at its real duration, at most REGRET above the estimate.

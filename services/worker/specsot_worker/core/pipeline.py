@@ -30,6 +30,9 @@ from specsot.members import Curve
 
 # Fraction. Weight of the newest step in the exponential means of stage shares and gaps. Untuned.
 STEP_WEIGHT = 0.2
+# Fraction. Weight of the newest tree in the exponential mean of the parts that are awaited. Whether they are
+# is chance for every single tree, so the mean takes some 20 of them. Untuned.
+AWAITED_WEIGHT = 0.05
 # Steps. How many recent steps of about as many tokens the median is taken of, so that one slow step changes
 # nothing. Untuned.
 RECENT_STEPS = 9
@@ -189,10 +192,19 @@ class PipelineDepth:
         self._hop_curve: CostCurve | None = None
         # Seconds from the result of a family to its next frame, as an exponential mean.
         self._gap = 0.0
+        # Fraction of the parts after the first that are awaited until a result is known, as an exponential
+        # mean.
+        self._awaited = 1.0
         self.parts = 1
 
     def record_step(
-        self, num_tokens: int, seconds: Sequence[float], elapsed: float, was_alone: bool, parts: int = 1
+        self,
+        num_tokens: int,
+        seconds: Sequence[float],
+        elapsed: float,
+        was_alone: bool,
+        parts: int = 1,
+        parts_sent: int = 1,
     ) -> None:
         """Record a returned step. A step without tokens, without compute time, or with another number of
         stages is ignored.
@@ -204,6 +216,7 @@ class PipelineDepth:
         was_alone: True if no other frame was in flight meanwhile. Only such steps tell the time of hops.
         parts: Number of parts with which the frame was verified. The step counts as one with the tokens and
             the seconds of one part.
+        parts_sent: Number of parts in which the frame travelled.
 
         The result of a step that was not alone corrects the compute curve and the stages' shares only.
         """
@@ -213,6 +226,9 @@ class PipelineDepth:
         self._shares = [
             old + STEP_WEIGHT * (new / compute_seconds - old) for old, new in zip(self._shares, seconds)
         ]
+        if parts_sent > 1:
+            share = (parts - 1) / (parts_sent - 1)
+            self._awaited += AWAITED_WEIGHT * (share - self._awaited)
         self._computed.record(num_tokens, compute_seconds / parts)
         self._compute_curve = None
         if was_alone:
@@ -286,8 +302,8 @@ class PipelineDepth:
 
     def _seconds_in_parts(self, num_nodes: int, parts: int) -> float:
         """Return the estimated seconds of a step whose tree travels in parts: the first part passes all
-        stages and hops, and each further one takes as long as the slowest stage, or the slowest hop, needs
-        for it.
+        stages and hops, and each further one that is awaited takes as long as the slowest stage, or the
+        slowest hop, needs for it.
 
         num_nodes: Number of nodes of the tree.
         parts: Number of parts.
@@ -295,7 +311,7 @@ class PipelineDepth:
         part_nodes = -(-num_nodes // parts)
         sending = (self._hop_seconds(part_nodes) - self._hop_seconds(1)) / self._stages
         each = max(self._slowest_stage_seconds(part_nodes), sending)
-        return self._step_seconds(part_nodes) + (parts - 1) * each
+        return self._step_seconds(part_nodes) + (parts - 1) * self._awaited * each
 
     def chunk_rows(self, prompt_tokens: int, max_chunk: int) -> int:
         """Return the size in tokens of a prompt's chunks with which the prompt passes all stages soonest. If
@@ -671,7 +687,8 @@ class StepTimer:
 
     def step_seconds(self, frame: Frame, now: float) -> tuple[float, float]:
         """Record that a frame was verified, and return (compute seconds of all stages, wall-clock seconds of
-        the step). Of a frame that travelled in parts, seconds in which several stages computed count once.
+        the step). For a frame that travelled in parts, both are those of a step of which all parts are
+        awaited, and seconds in which several stages compute count once.
 
         frame: The verified frame, with the compute seconds of its stages.
         now: Time in seconds.
@@ -691,10 +708,13 @@ class StepTimer:
         passes = 1 + frame.extra_passes
         sizes = [len(one.tree.tokens) // passes for one in frame.segments if isinstance(one, TreeSegment)]
         known = [one for one in previous if one is not None]
-        computed = path_seconds(frame.seconds or (0.0,), 1 + frame.last_part) / passes
+        stages = frame.seconds or (0.0,)
+        # Parts that were not awaited count as if they had been: how many are awaited is up to the sequence.
+        unawaited = (frame.last_part - frame.part) * max(stages) / (1 + frame.part)
+        computed = (path_seconds(stages, 1 + frame.part) + unawaited) / passes
         if not sizes or len(sizes) < len(frame.segments) or len(known) < len(previous):
             return computed, 0.0
-        seconds = (now - max([at for at, _ in known])) / passes
+        seconds = (now - max([at for at, _ in known]) + unawaited) / passes
         if sum(sizes) > len(sizes):
             # The machine may be loaded differently at the next pause, so older measurements are discarded.
             self._plain.clear()
