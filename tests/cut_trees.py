@@ -1,4 +1,4 @@
-"""A pipeline whose trees always travel in parts, whatever that costs."""
+"""Pipelines whose trees always travel in parts, or never, whatever that costs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ class CutTrees(PipelineDepth):
 
     def tree_parts(self, num_nodes: int) -> int:
         return min(self._cut, num_nodes)
+
+
+class WholeTrees(PipelineDepth):
+    """Cuts no tree."""
+
+    def tree_parts(self, num_nodes: int) -> int:
+        return 1
 
 
 def cut_into(parts: int) -> Callable[[Configuration], PipelineDepth]:

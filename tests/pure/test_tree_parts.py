@@ -160,6 +160,19 @@ def test_a_tree_is_cut_where_stages_would_be_idle_and_fewer_nodes_are_faster(
     assert depth_of(curve, hop, overlap).tree_parts(24) == parts
 
 
+def test_stages_that_share_cores_are_found_out_by_the_clock() -> None:
+    """Each computes as fast as alone, but only one at a time."""
+    curve = ((1, 0.10), (24, 0.79))
+    depth = depth_of(curve, 0.001)
+    assert depth.tree_parts(24) > 1
+    for _ in range(20):
+        parts = depth.tree_parts(24)
+        seconds = CostCurve(curve).at(-(-24 // parts))
+        stages = [parts * seconds / 4] * 4
+        depth.record_step(-(-24 // parts), stages, parts * seconds + 0.004, True, parts, parts)
+    assert depth.tree_parts(24) == 1
+
+
 def test_a_step_in_parts_tells_what_one_part_takes() -> None:
     depth = depth_of(DEAR, 0.05)
     for _ in range(9):

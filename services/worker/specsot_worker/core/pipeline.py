@@ -195,6 +195,9 @@ class PipelineDepth:
         # Fraction of the parts after the first that are awaited until a result is known, as an exponential
         # mean.
         self._awaited = 1.0
+        # Seconds by which each further part takes longer than estimated, as an exponential mean: stages that
+        # share cores, for example, do not compute at the same time.
+        self._part_delay = 0.0
         self.parts = 1
 
     def record_step(
@@ -231,9 +234,13 @@ class PipelineDepth:
             self._awaited += AWAITED_WEIGHT * (share - self._awaited)
         self._computed.record(num_tokens, compute_seconds / parts)
         self._compute_curve = None
-        if was_alone:
-            self._hop_times.record(num_tokens, max(elapsed - path_seconds(seconds, parts), 0.0))
+        beyond = max(elapsed - path_seconds(seconds, parts), 0.0)
+        if was_alone and parts_sent == 1:
+            self._hop_times.record(num_tokens, beyond)
             self._hop_curve = None
+        elif was_alone and parts > 1:
+            delay = max(beyond - self._hop_seconds(num_tokens), 0.0) / (parts - 1)
+            self._part_delay += STEP_WEIGHT * (delay - self._part_delay)
 
     def record_gap(self, seconds: float) -> None:
         """Record how long a family stayed at stage 0 between a result and its next frame, while its trees
@@ -310,7 +317,7 @@ class PipelineDepth:
         """
         part_nodes = -(-num_nodes // parts)
         sending = (self._hop_seconds(part_nodes) - self._hop_seconds(1)) / self._stages
-        each = max(self._slowest_stage_seconds(part_nodes), sending)
+        each = max(self._slowest_stage_seconds(part_nodes), sending) + self._part_delay
         return self._step_seconds(part_nodes) + (parts - 1) * self._awaited * each
 
     def chunk_rows(self, prompt_tokens: int, max_chunk: int) -> int:
