@@ -116,7 +116,8 @@ class WorkerTelemetry(WorkerObserver):
         frame: The frame.
         seconds: Seconds that this stage computed it.
 
-        Counted are one frame and its number of tokens; the seconds enter a histogram.
+        Counted are one frame, or one part of a frame, and its number of tokens; the seconds enter a
+        histogram.
         """
         self._frames.inc()
         self._rows.inc(num_tokens_of(frame.segments))

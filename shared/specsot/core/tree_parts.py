@@ -18,10 +18,9 @@ in this part nor in a later one, the result is known (`is_decided`). It is sent 
 only one. The nodes that are left do not matter any more: the other stages may be computing them already,
 the last stage does not. So a round takes only as long as the parts that the accepted path needs.
 
-    part       first         second
-    tree       a -> (b, c)   b -> d,  c -> e       targets: after a comes c: not decided, c has a child
-                                                   targets: after a comes x: decided, the second part is not
-                                                   awaited
+    tree a -> (b, c), b -> d in the parts [a b] and [c d]
+    target at a is x: decided by the first part, a is accepted and x is the next token
+    target at a is b, target at b is d: the second part is awaited, because only it has the target at d
 
 A part costs each stage the time of a frame with as few nodes. Where a stage takes the same time for many
 nodes as for few, parts are not worth it: `fewest_parts` decides.
