@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +42,12 @@ class Cuts(WorkerObserver):
         self.seen[frame.part, frame.last_part] += 1
 
 
+@pytest.fixture
+def thread() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as one:
+        yield one
+
+
 def plain_texts(base: Path, sampling: Sampling) -> list[Plain]:
     return [write_plainly(base, tuple(prompt), LIMIT, sampling, 7, 0) for prompt in prompts_of(3)]
 
@@ -67,10 +75,11 @@ async def compare(setup: Setup, sampling: Sampling, plain: list[Plain]) -> Count
         (3, 3, "curve", "packed", "greedy", "hostile"),
         (3, 4, "local", "batched", "warm", "hostile"),
         (4, 3, "grpc", "packed", "greedy", "head"),
+        (2, 3, "direct", "packed", "greedy", "hostile"),
         (4, 64, "local", "batched", "greedy", "knowing"),
     ],
 )
-async def test_law_1_trees_in_parts(models, stages, parts, links, layout, sampling, drafter) -> None:
+async def test_law_1_trees_in_parts(models, thread, stages, parts, links, layout, sampling, drafter) -> None:
     base, head = models
     how = SAMPLINGS[sampling]
     plain = plain_texts(base, how)
@@ -86,6 +95,7 @@ async def test_law_1_trees_in_parts(models, stages, parts, links, layout, sampli
         drafter=makers[drafter],
         links=links,
         draft_timeout=0.2 if drafter == "hostile" else 10.0,
+        reading=thread if links == "direct" else None,  # as on GPUs
         make_depth=cut_into(parts),
     )
     seen = await compare(setup, how, plain)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from specsot.core.frames import Frame
 from specsot.transport.links import RingLink
+from specsot.transport.pending_rows import PendingRows
 from specsot_model.core.kv_plan import plan_frame
 from specsot_worker.ring_links import RingLinks
 from specsot_worker.rounded_rows import with_numbers
@@ -61,10 +62,14 @@ def run_and_verify_part(
     links: Links of this stage.
     frame: Any part of a frame, as it arrived.
 
-    Of a part that does not matter any more, only the page operations are applied, in 0 seconds.
+    Of a part that does not matter any more, only the page operations are applied, in 0 seconds. If its hidden
+    states travel apart from the frame (`--transport direct`), they must be received, so it is run.
     """
     if verifier.is_verified(frame):
-        plan_frame(stage.table, frame)
+        if isinstance(frame.hidden, PendingRows):
+            run_stage(stage, frame)
+        else:
+            plan_frame(stage.table, frame)
         return 0.0, None
     seconds, verified = verifier.verify_part(run_stage(stage, frame))
     if verified:
