@@ -451,7 +451,14 @@ class MockDrafter:
             mock.sleep(level.at(rows))
 
         drafter = OracleDrafter(mock.language_model, mock.skill, mock.shape.depth, spend, configuration.pages)
-        rule = make_budget("measured", configuration.shape, configuration.curve, mock.growth, drafter.widths)
+        rule = make_budget(
+            "measured",
+            configuration.shape,
+            configuration.curve,
+            mock.growth,
+            drafter.widths,
+            overlapping_stages=configuration.overlapping_stages,
+        )
         vocabulary = read_vocabulary(mock.model, read_config(mock.model).vocab)
         return DraftEngine({"eagle": (drafter, rule)}, configuration, vocabulary)
 
@@ -681,23 +688,26 @@ class MockStage:
         span: The pages and slots of the segment's rows.
 
         The first row follows the state before the segment, read from the KV slots. A row of a tree follows
-        its parent node, and a row of a prompt the row before it.
+        its parent node, which an earlier part of the frame may have carried, and a row of a prompt the row
+        before it.
         """
         tree = segment.tree.parents if isinstance(segment, TreeSegment) else None
-        states = list[int]()
-        for row, token in enumerate(tokens_of(segment)):
+        first = span.tail - span.rows
+        states = [self._state_at(span, span.base + node) for node in range(first)]
+        for row, token in enumerate(tokens_of(segment), first):
             parent = tree[row] if tree else row - 1
-            states.append(next_state(states[parent] if row else self._state_before(span), token))
+            states.append(next_state(states[parent] if row else self._state_at(span, span.base - 1), token))
             yield states[-1]
 
-    def _state_before(self, span: RowSpan) -> int:
-        """Return the state before a segment's first row; EMPTY_STATE at the beginning of a sequence.
+    def _state_at(self, span: RowSpan, column: int) -> int:
+        """Return the state that a column of a segment's sequence holds; EMPTY_STATE before its first column.
 
         span: The pages and slots of the segment's rows.
+        column: Number of the column; -1: the one before the sequence.
 
-        Raises KeyError if the slot of the row before holds no state.
+        Raises KeyError if the column's slot holds no state.
         """
-        if not span.base:
+        if column < 0:
             return EMPTY_STATE
-        page, row = divmod(span.base - 1, self.table.page_rows)
+        page, row = divmod(column, self.table.page_rows)
         return self._states[span.pages[page] * self.table.page_rows + row]

@@ -317,6 +317,13 @@ class Configuration:
     drafters: tuple[DrafterPlace, ...] = ()
 
     @property
+    def overlapping_stages(self) -> int:
+        """Return how many stages may compute at the same time: all of them, or 1 if they take turns, as one
+        frame at a time is in flight.
+        """
+        return len(self.stages) if self.flight > 1 else 1
+
+    @property
     def drafter_places(self) -> tuple[DrafterPlace, ...]:
         """Return the place of every drafter of the ring. If a drafter's name is unknown, its address serves
         as its name.

@@ -142,6 +142,7 @@ def _shape(rng: random.Random, theme: str) -> Shape:
         lie=rng.choice(LIES) if lies else "",
         losses=rng.choice((0.0, 0.01, 0.05)) if theme in ("faults", "lies") else 0.0,
         poisoned=rng.randrange(stages),
+        parts=rng.choice((1, 3, 8)),
     )
 
 

@@ -85,11 +85,12 @@ class Formed:
 
 @dataclass(frozen=True, slots=True)
 class Worked:
-    """A member computed a frame."""
+    """A member computed a frame, or a part of one."""
 
     member: str
     epoch: int
     number: int
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class Eyes(WorkerObserver):
         return frame
 
     def computed(self, frame: Frame, seconds: float) -> None:
-        self._note(Worked(self._member, frame.epoch, frame.number))
+        self._note(Worked(self._member, frame.epoch, frame.number, frame.part))
 
 
 class Ear(Inbox):

@@ -139,7 +139,8 @@ def _noticed(history: History) -> Iterable[str]:
 def _young(history: History) -> Iterable[str]:
     """Rule 11: epochs only grow, for everybody; frames and results are of the newest, each once, in order."""
     formed: dict[str, int] = {}
-    frames: dict[tuple[str, int], int] = {}
+    frames: dict[int, int] = {}
+    worked: dict[tuple[str, int], tuple[int, int]] = {}  # the newest frame, and its newest part
     newest: dict[str, int] = {}  # epoch of each member, whichever of its lives
     over: set[int] = set()  # epochs that a member has left for another
     for _, entry in history:
@@ -150,18 +151,19 @@ def _young(history: History) -> Iterable[str]:
                 formed[member], name = epoch, member.partition("#")[0]
                 over.add(newest.get(name, 0))
                 newest[name] = epoch
-            case Worked(member, epoch, number):
+            case Worked(member, epoch, number, part):
                 if epoch != formed.get(member):
                     yield f"11 {member} worked on epoch {epoch}, formed for {formed.get(member)}"
-                if number != frames.get((member, epoch), 0) + 1:
-                    yield f"11 {member} worked on frame {number} of epoch {epoch} out of order"
-                frames[member, epoch] = number
+                newest_number, newest_part = worked.get((member, epoch), (0, 0))
+                if (number, part) not in ((newest_number + 1, 0), (newest_number, newest_part + 1)):
+                    yield f"11 {member} worked on frame {number}, part {part}, of epoch {epoch} out of order"
+                worked[member, epoch] = number, part
             case Lapped(epoch, number):
                 if epoch in over:
                     yield f"11 the master took a result of epoch {epoch}, which was over"
-                if number and number <= frames.get(("", epoch), 0):
+                if number and number <= frames.get(epoch, 0):
                     yield f"11 the master took result {number} of epoch {epoch} twice"
-                frames["", epoch] = max(number, frames.get(("", epoch), 0))
+                frames[epoch] = max(number, frames.get(epoch, 0))
             case _:
                 pass
 

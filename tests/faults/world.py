@@ -23,7 +23,8 @@ from specsot_master.engine import Engine, EngineConfig, RequestJournal
 from specsot_master.grpc_api import FleetService
 from specsot_master.journal import Journal, JournalFile
 from specsot_master.master import Master, assemble
-from specsot_worker.worker import Worker
+from specsot_worker.worker import Worker, depth_of
+from tests.cut_trees import cut_into
 from tests.faults.history import Complained, Doubled, Lapped, Missed, Recorder, Strayed
 from tests.faults.members import Member
 from tests.faults.net import Host, Net
@@ -58,7 +59,8 @@ class Shape:
     """rows: of a frame. nodes: of a tree at most. taps: the drafter's head wants features, so that slices of
     it travel to the stages. lie: what the drafter does instead of its best. losses: how many messages come
     late, as lost packets do.
-    poisoned: the stage that dies of poison. pages: that one worker alone has for all layers.
+    poisoned: the stage that dies of poison. pages: that one worker alone has for all layers. parts: in how
+    many a tree travels that is alone.
     """
 
     stages: int = 2
@@ -73,6 +75,7 @@ class Shape:
     losses: float = 0.0
     poisoned: int = 0
     pages: int = PAGES
+    parts: int = 1
 
 
 class Ears:
@@ -213,7 +216,8 @@ class World:
         clock = asyncio.get_running_loop().time
         dies = member.name == f"worker-{shape.poisoned}"
         provider = PoisonableWorker(self.mock, member.name, die if dies else None)
-        return Worker(provider, member, labour, clock, member.eyes)
+        make_depth = cut_into(self.shape.parts) if self.shape.parts > 1 else depth_of
+        return Worker(provider, member, labour, clock, member.eyes, make_depth=make_depth)
 
     def _compute(self, host: Host, work: Callable[[], None], seconds: float) -> None:
         """Threads go on while a loop stands still, but not while the whole process does."""

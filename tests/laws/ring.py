@@ -18,7 +18,7 @@ from typing import Any, Literal
 from specsot.checkpoint.config import read_config
 from specsot.checkpoint.fingerprint import fingerprint
 from specsot.core.frames import Close, End, Fork, Lease, Logprob, Open, Opening, Result
-from specsot.members import CommMode, HopDtype, KvDtype, Layout, Quantization, TreeShape
+from specsot.members import CommMode, Configuration, HopDtype, KvDtype, Layout, Quantization, TreeShape
 from specsot.params import DrafterName, Sampling
 from specsot.service.membership import RingMember, run_membership
 from specsot.service.options import DraftModelOptions, ModelOptions
@@ -33,7 +33,8 @@ from specsot_master.core.inputs import RingEvent, RingLost
 from specsot_master.core.ring.ring_state import RingConfig, RingState
 from specsot_master.fleet import Fleet
 from specsot_worker import loader as working
-from specsot_worker.worker import Worker
+from specsot_worker.core.pipeline import PipelineDepth
+from specsot_worker.worker import Worker, depth_of
 
 Links = Literal["local", "grpc", "unix", "curve", "ipc", "direct"]
 
@@ -66,6 +67,7 @@ class Setup:
     reading: Executor | None = None
     max_in_flight: int | None = None
     method: DrafterName | None = None  # how `head` drafts; None: as an EAGLE head
+    make_depth: Callable[[Configuration], PipelineDepth] = depth_of
 
 
 @dataclass
@@ -282,7 +284,14 @@ def make_worker(setup: Setup, name, address, dialer, compute) -> RingMember:
         kv_cache_dtype=setup.kv_dtype,
     )
     source = working.StageLoader(options, name, address)
-    return Worker(source, dialer, compute, observer=setup.watch(name), verify_thread=setup.reading)
+    return Worker(
+        source,
+        dialer,
+        compute,
+        observer=setup.watch(name),
+        verify_thread=setup.reading,
+        make_depth=setup.make_depth,
+    )
 
 
 def make_drafter(setup: Setup, name, address, dialer, compute) -> RingMember:

@@ -20,6 +20,7 @@ from specsot_drafter.proposers import eagle
 from tests.conftest import is_full, some
 from tests.constraint.forms import FORMS, has_form
 from tests.constraint.oracle import parse_list
+from tests.cut_trees import cut_into
 from tests.drafter.ring import Unguided
 from tests.exact import pick
 from tests.laws.drafters import knowing
@@ -118,12 +119,12 @@ def oracle(base, sampling):
     return [write_held(base, vocabulary, *one, sampling, n) for n, one in enumerate(asked())]
 
 
-async def compare(setup, vocabulary, sampling):
+async def compare(setup, vocabulary, sampling, one_by_one=False):
     """Every answer with its oracle's; returns how many tokens each step brought."""
-    excuses = Excuses()
+    excuses, ids = Excuses(), []
     async with ring_of(setup) as ring:
-        ids = [
-            await ring.open(
+        for n, (prompt, form) in enumerate(asked()):
+            sequence = await ring.open(
                 prompt,
                 **{"plan" if form is LISTS else "form": form},
                 limit=LIMIT,
@@ -132,8 +133,9 @@ async def compare(setup, vocabulary, sampling):
                 ordinal=n,
                 stop_ids=(END,),
             )
-            for n, (prompt, form) in enumerate(asked())
-        ]
+            ids.append(sequence)
+            if one_by_one:
+                await ring.written(sequence)
         texts = [(await ring.written(one), ring.texts[one].end) for one in ids]
         draft_rounds = [draft_round for one in ids for draft_round in ring.texts[one].draft_rounds]
         assert not ring.broken
@@ -176,6 +178,15 @@ async def test_law_1_with_a_drafter_that_predicts_well_and_often_violates_the_gr
     draft_rounds = await compare(
         Setup(base, None, 2, "packed", shape, drafter=knowing(base, known)), vocabulary, sampling
     )
+    assert sum(draft_rounds) / len(draft_rounds) > 2, "deep paths must really have been accepted"
+
+
+async def test_law_1_with_trees_in_parts_that_often_violate_the_grammar(models):
+    base, _, vocabulary = models
+    known = [[*prompt, *plain.tokens] for (prompt, _), (plain, _) in zip(asked(), oracle(base, WARM))]
+    shape = TreeShape(6, 2, 14, fixed=True)
+    setup = Setup(base, None, 2, "packed", shape, drafter=knowing(base, known), make_depth=cut_into(4))
+    draft_rounds = await compare(setup, vocabulary, WARM, one_by_one=True)
     assert sum(draft_rounds) / len(draft_rounds) > 2, "deep paths must really have been accepted"
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from specsot.core.frames import Draft, Drafts, Frame, Opening, Outcome, PromptChunk, Result, tokens_of
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree
+from specsot.core.tree_parts import cut_frame
 from specsot_model.core.kv_plan import KvPlan, plan_frame
 from specsot_worker.core.accept import DecodeState, accept_prompt, accept_tree
 from specsot_worker.core.sequencer import Sequencer
@@ -61,7 +62,7 @@ class MockStage:
             before = [self.kv[slot] for slot in slots[: place.base]]
             for row in range(place.rows):
                 bits = place.visible[row] if place.visible else (1 << (row + 1)) - 1
-                tail = (slots[place.base + i] for i in range(place.rows) if bits >> i & 1)
+                tail = (slots[place.base + i] for i in range(place.tail) if bits >> i & 1)
                 seen.append([*before, *(self.kv[slot] for slot in tail)])
         return seen
 
@@ -80,6 +81,7 @@ class MockRing:
         self.late: list[Drafts] = []
         self.frames: list[Frame] = []
         self.now = 0.0
+        self.cut = 0  # frames that travelled in parts
 
     def turn(self) -> bool:
         """One step of the world; False when nothing can move any more."""
@@ -99,7 +101,9 @@ class MockRing:
         return frame is not None
 
     def _finish(self, frame: Frame) -> None:
-        seen = [stage.run(frame) for stage in self.stages]
+        parts = cut_frame(frame)
+        self.cut += len(parts) > 1
+        seen = [[row for part in parts for row in stage.run(part)] for stage in self.stages]
         assert all(one == seen[0] for one in seen)
         for opening in frame.openings:
             if opening.decodes:

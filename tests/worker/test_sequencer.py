@@ -29,6 +29,7 @@ from specsot_model.core.kv_plan import plan_frame
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
 from tests.conftest import seeds
+from tests.cut_trees import CutTrees
 from tests.there import there
 from tests.worker.mock_ring import VOCABULARY, MockRing, MockStage, write_plainly
 
@@ -38,6 +39,13 @@ PAGES, ROWS = 96, 8
 def ring_of(rng: random.Random, flight: int = 1, rows: int = 40, skill: float = 0.7) -> MockRing:
     sequencer = Sequencer(1, FrameBudget(rows, flight, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     return MockRing(sequencer, [MockStage(PageTable(PAGES, ROWS)) for _ in range(2)], rng, skill)
+
+
+def ring_in_parts(rng: random.Random, flight: int, parts: int) -> MockRing:
+    table = PageTable(PAGES, ROWS)
+    depth = CutTrees(parts, stages=2)
+    sequencer = Sequencer(1, FrameBudget(40, flight, 9), table, DraftTimeout(0.5), depth)
+    return MockRing(sequencer, [MockStage(PageTable(PAGES, ROWS)) for _ in range(2)], rng, 0.7)
 
 
 def order_of(sequence: int, tokens: list[int], limit: int, fork: Fork | None = None, **more) -> Open:
@@ -81,6 +89,64 @@ def test_law_1_branches_forked_from_a_prefix_write_what_plain_decoding_writes(fl
         ring.sequencer.apply_order(Close(1))
         run(ring)
         assert_empty(ring)
+
+
+@pytest.mark.parametrize("seed", seeds(20, quick=5))
+def test_law_1_trees_in_parts_write_what_plain_decoding_writes(seed):
+    rng = random.Random(seed)
+    ring = ring_in_parts(rng, rng.choice([1, 2, 3]), rng.choice([2, 3, 9]))
+    wanted = {}
+    for sequence in range(1, 1 + rng.choice([1, 1, 3])):
+        prompt = [rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 30))]
+        limit = rng.randrange(10, 40)
+        ring.sequencer.apply_order(order_of(sequence, prompt, limit))
+        wanted[sequence] = write_plainly(prompt, limit)
+    run(ring)
+    assert ring.log == wanted
+    assert ring.cut or len(wanted) > 1, "several sequences share frames, which are not cut"
+    assert_empty(ring)
+
+
+def test_a_frame_is_cut_if_it_carries_one_tree_and_nothing_else_is_in_flight() -> None:
+    table = PageTable(PAGES, ROWS)
+    sequencer = Sequencer(1, FrameBudget(40, 3, 9), table, DraftTimeout(0.5), CutTrees(2, stages=2))
+    rounds = dict.fromkeys((1, 2, 3), 0)
+
+    def draft(*sequences: int) -> Frame:
+        """The frame that follows trees of these sequences, whose last result was the token 5."""
+        trees = [Draft(one, rounds[one], chain([5, 6, 7])) for one in sequences]
+        sequencer.add_drafts(Drafts(1, tuple(trees)))
+        return there(sequencer.compose(0.0))
+
+    def finish(frame: Frame) -> None:
+        """The result of a frame: every sequence has one more token."""
+        outcomes = []
+        for one in frame.segments:
+            kept = (0,) if isinstance(one, TreeSegment) else ()
+            outcomes.append(Outcome(one.sequence, rounds[one.sequence], kept, (5,)))
+            rounds[one.sequence] += 1
+        sequencer.apply_result(Result(1, frame.number, tuple(outcomes)), 0.0)
+
+    sequencer.apply_order(order_of(1, [1, 2], 20))
+    finish(there(sequencer.compose(0.0)))
+    alone = draft(1)
+    assert alone.last_part == 1
+    finish(alone)
+    sequencer.apply_order(order_of(2, [1, 2], 20, window=Window(4, 16)))
+    prompt = there(sequencer.compose(0.0))
+    after_prompt = draft(1)
+    assert [one.sequence for one in after_prompt.segments] == [1]
+    assert after_prompt.last_part == 0, "another frame is in flight"
+    finish(prompt)
+    finish(after_prompt)
+    both = draft(1, 2)
+    assert (len(both.segments), both.last_part) == (2, 0)
+    finish(both)
+    sequencer.apply_order(Close(1))
+    closing = draft(2)
+    assert (closing.closings, closing.last_part) == ((1,), 0)
+    finish(closing)
+    assert draft(2).last_part == 0, "trees under a KV policy travel whole"
 
 
 @pytest.mark.parametrize("seed", seeds(30, quick=8))

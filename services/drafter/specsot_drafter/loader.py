@@ -252,7 +252,8 @@ class DraftLoader:
         own = TreeShape(levels, 1, min(SUFFIX_NODES + 1, shape.nodes), shape.fixed) if looks else shape
         tuner = self._options.drafting.tuner
         curve = self._backends[name].curve
-        return make_budget(tuner, own, configuration.curve, curve, drafter.widths, drafter.at_once)
+        step, stages = configuration.curve, configuration.overlapping_stages
+        return make_budget(tuner, own, step, curve, drafter.widths, drafter.at_once, stages)
 
 
 def make_engine(

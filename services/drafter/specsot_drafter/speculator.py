@@ -24,6 +24,7 @@ from specsot_drafter.core.selection import (
     Floats,
     build_trees,
     depth_masses,
+    likeliest_first,
     limit_depths,
     merge_trees,
 )
@@ -315,7 +316,7 @@ class Speculator:
         candidates = candidates if min(limits) >= depth else limit_depths(candidates, limits)
         candidates = bar_after_ends(candidates, live)
         all_candidates = candidates
-        chosen = None
+        chosen = values = None
         if growth.chosen and growth.overlapped:
             chosen = growth.chosen.take()
         if chosen is None or not self.budget.holding:
@@ -328,6 +329,10 @@ class Speculator:
         # The proposer's own candidates are the first columns, those of the second proposer follow.
         trees = build_trees(all_candidates, [sequence.tokens[-1] for sequence in live], chosen)
         own_flags = chosen[:, : candidates.tokens.shape[1]]
+        # The proposer's own nodes must stay in front of a second proposer's.
+        own_alone = own_flags.sum() == chosen.sum()
+        if self.budget.likeliest_first and len(trees) == 1 and own_alone and values is not None:
+            trees = (likeliest_first(trees[0], values[0][chosen[0]]),)
         by_depth = depth_masses(candidates, own_flags).tolist()
         return {
             sequence.id: PendingTree(sequence.committed, tree, depth, mass, 1 + own)

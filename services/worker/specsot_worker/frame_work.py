@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 from specsot.core.frames import Frame
 from specsot.transport.links import RingLink
+from specsot.transport.pending_rows import PendingRows
+from specsot_model.core.kv_plan import plan_frame
 from specsot_worker.ring_links import RingLinks
 from specsot_worker.rounded_rows import with_numbers
 from specsot_worker.stage_provider import StageRunner
-from specsot_worker.verifier import VerifiedFrame
+from specsot_worker.verifier import VerifiedFrame, Verifier
 
 Verify = Callable[..., VerifiedFrame]
 
@@ -48,6 +50,33 @@ def run_and_verify(stage: StageRunner, verify: Verify, frame: Frame) -> Verified
     return verify(run_stage(stage, frame))
 
 
+def run_and_verify_part(
+    stage: StageRunner, verifier: Verifier, links: RingLinks, frame: Frame
+) -> tuple[float, VerifiedFrame | None]:
+    """Run a part of a frame through the last stage, and verify the frame and send its result if that is
+    possible now. Return the seconds that this stage computed for the part, and the verified frame, or None if
+    further parts are awaited, or if the frame was verified before.
+
+    stage: The layer range of this worker.
+    verifier: The verifier of this worker.
+    links: Links of this stage.
+    frame: Any part of a frame, as it arrived.
+
+    Of a part that does not matter any more, only the page operations are applied, in 0 seconds. If its hidden
+    states travel apart from the frame (`--transport direct`), they must be received, so it is run.
+    """
+    if verifier.is_verified(frame):
+        if isinstance(frame.hidden, PendingRows):
+            run_stage(stage, frame)
+        else:
+            plan_frame(stage.table, frame)
+        return 0.0, None
+    seconds, verified = verifier.verify_part(run_stage(stage, frame))
+    if verified:
+        report(links, verified)
+    return seconds, verified
+
+
 def reporting(links: RingLinks, verify: Verify) -> Verify:
     """Return a function that calls `verify` with its arguments, sends the result from the thread that has it,
     and returns it.
@@ -55,10 +84,6 @@ def reporting(links: RingLinks, verify: Verify) -> Verify:
     links: Links of this stage. A receiver that is not linked is skipped.
     verify: `Verifier.verify`, which is given a frame, or `Verifier.verify_pending`, which is given nothing.
 
-    Stage 0, whose next step waits for the result, receives it first, with the trees that were drafted on this
-    thread. The master is second.
-
-    Stage 0 is sent the result only if it is another process.
     """
 
     def verify_and_report(*frame: Frame) -> VerifiedFrame:
@@ -67,11 +92,24 @@ def reporting(links: RingLinks, verify: Verify) -> Verify:
         frame: One frame that has passed every layer, or nothing for held-back segments.
         """
         verified = verify(*frame)
-        if links.sequencer:
-            for message in (verified.result, *(verified.drafts or ())):
-                links.sequencer.post(message)
-        if links.results:
-            links.results.post(verified.result)
+        report(links, verified)
         return verified
 
     return verify_and_report
+
+
+def report(links: RingLinks, verified: VerifiedFrame) -> None:
+    """Send a result from the thread that has it.
+
+    links: Links of this stage. A receiver that is not linked is skipped.
+    verified: The result of a frame, with the trees that were drafted on this thread.
+
+    Stage 0, whose next step waits for the result, receives it first, with these trees. The master is second.
+
+    Stage 0 is sent the result only if it is another process.
+    """
+    if links.sequencer:
+        for message in (verified.result, *(verified.drafts or ())):
+            links.sequencer.post(message)
+    if links.results:
+        links.results.post(verified.result)

@@ -319,16 +319,19 @@ class DecoderStage:
         call of `PolicySpan.at` returns a new `sight`, so that no two layers have the same object.
 
         A frame also runs kernel by kernel without captured graphs, and if its layers see different KV; this
-        is counted, see `_warn_uncaptured`.
+        is counted, see `_warn_uncaptured`. A part of a frame always does: where graphs are captured, steps of
+        many tokens take as long as steps of few, so that trees hardly ever travel in parts.
         """
         entry, earlier_taps = self._inputs(frame, len(plan.slots))
         end_layers = self.layers.first, self.layers.last - 1
         spans, last_spans = ([span.at(layer) for span in plan.spans] for layer in end_layers)
         rows = StepRows(entry, plan.positions, plan.slots, spans, moves)
         same_kv = all(one.sight is other.sight for one, other in zip(spans, last_spans))
-        outputs = self._graphs.run(rows) if self._graphs and same_kv else None
+        graphs = None if frame.last_part else self._graphs
+        outputs = graphs.run(rows) if graphs and same_kv else None
         if outputs is None:
-            self._warn_uncaptured(len(plan.slots), len(spans), same_kv)
+            if not frame.last_part:
+                self._warn_uncaptured(len(plan.slots), len(spans), same_kv)
             return self._run_eager(rows, self._plans(plan.spans), earlier_taps, self._tokens(frame))
         return outputs[0], _sum(outputs[1], earlier_taps)
 

@@ -10,6 +10,7 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from specsot.core.frames import Frame, Result, num_tokens_of
+from specsot.core.tree_parts import path_seconds
 from specsot.members import Configuration
 from specsot.service.telemetry import STEP_BUCKETS, Observation, PolledCollector, epoch_gauges
 from specsot.tracing import Span, spanning
@@ -115,7 +116,8 @@ class WorkerTelemetry(WorkerObserver):
         frame: The frame.
         seconds: Seconds that this stage computed it.
 
-        Counted are one frame and its number of tokens; the seconds enter a histogram.
+        Counted are one frame, or one part of a frame, and its number of tokens; the seconds enter a
+        histogram.
         """
         self._frames.inc()
         self._rows.inc(num_tokens_of(frame.segments))
@@ -137,7 +139,8 @@ class WorkerTelemetry(WorkerObserver):
         self._step.observe(now - began)
         # The last hop is the way back to stage 0.
         if len(result.seconds) > 1:
-            self._hop.observe(max(now - began - spent, 0.0) / len(result.seconds))
+            computing = path_seconds(result.seconds, 1 + result.last_part)
+            self._hop.observe(max(now - began - computing, 0.0) / len(result.seconds))
         if span:
             brought = sum(len(outcome.tokens) for outcome in result.outcomes)
             span.end({"specsot.tokens": brought, "specsot.compute_seconds": spent})

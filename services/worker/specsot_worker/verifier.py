@@ -18,6 +18,7 @@ from specsot.core.frames import (
     Frame,
     Opening,
     Outcome,
+    Payload,
     PrefixProgress,
     PromptChunk,
     Result,
@@ -26,7 +27,8 @@ from specsot.core.frames import (
     num_tokens_of,
 )
 from specsot.core.overlap import OverlapState
-from specsot.core.tree import chain, single
+from specsot.core.tree import chain, first_nodes, single
+from specsot.core.tree_parts import is_decided, tree_of
 from specsot.grammar import Grammar, IsolatedGrammar, SentenceEnds, SpellingHabits
 from specsot.members import RowsOf
 from specsot_model.inference import inference_mode
@@ -84,6 +86,49 @@ class VerifiedFrame:
         return replace(self, features=features)
 
 
+class FrameParts:
+    """The parts of one frame that have passed every layer so far.
+
+    number: Number of the frame.
+    verified: True if the frame has been verified, so that its further parts do not matter.
+    frames: The parts, with hidden states and fused features.
+    logits: Logits of each part, [num_tokens, vocab].
+    """
+
+    def __init__(self, number: int, verified: bool = False) -> None:
+        """Start without parts.
+
+        number: Number of the frame.
+        verified: True if the frame has been verified.
+        """
+        self.number = number
+        self.verified = verified
+        self.frames = list[Frame]()
+        self.logits = list[torch.Tensor]()
+
+    def join(self) -> Frame:
+        """Return the frame with the rows and compute seconds of all parts so far. Its tree is whole, even if
+        it has more nodes than there are rows.
+        """
+        newest = self.frames[-1]
+        return replace(
+            newest,
+            segments=(tree_of(newest),),
+            hidden=_joined([part.hidden for part in self.frames]),
+            fused=_joined([part.fused for part in self.frames]),
+            seconds=tuple(map(sum, zip(*[part.seconds for part in self.frames]))),
+        )
+
+
+def _joined(parts: Sequence[Payload | None]) -> torch.Tensor | None:
+    """Return the rows of all parts, one after the other, [num_tokens, width]. None if there are none.
+
+    parts: Rows of each part, which the last stage has computed. None: the frame has no such rows.
+    """
+    rows = [one for one in parts if isinstance(one, torch.Tensor)]
+    return torch.cat(rows) if rows else None
+
+
 class Verifier:
     """Verifier of the last stage: verifies frames that have passed every layer, and remembers the tokens of
     every sequence.
@@ -125,6 +170,8 @@ class Verifier:
         self._features = FeatureStream(self._tokens, ring)
         self._pending = PendingGrammars()
         self._scores = PromptScores(logits)
+        # Parts of the newest frame that travels in parts.
+        self._parts = FrameParts(0)
         self._stage = stage
         self.colocated = ColocatedDrafts(stage, self._places, lambda: self.quiet())
         # Returns whether no message has arrived that would change the next frame.
@@ -166,11 +213,13 @@ class Verifier:
         return bool(self._pending.ready)
 
     @inference_mode
-    def verify(self, frame: Frame) -> VerifiedFrame:
+    def verify(self, frame: Frame, logits: torch.Tensor | None = None) -> VerifiedFrame:
         """Verify a frame: return the outcomes of its decoding segments, and the features of what was
         committed.
 
         frame: A frame that has passed every layer, with the hidden states of the last layer.
+        logits: Logits of its tokens, [num_tokens, vocab], if they have been computed already. They may end
+            before the last nodes of a tree, if acceptance does not reach these.
 
         Segments of sequences whose grammar is still being compiled are held back; `verify_pending` verifies
         them.
@@ -188,7 +237,7 @@ class Verifier:
         verifiable = self._pending.hold_back(frame)
         # The device is still computing this frame, so the host has time for this.
         self._features.catch_up()
-        outcomes = self._outcomes(verifiable)
+        outcomes = self._outcomes(verifiable, logits)
         predicted_step = (
             None if self._pending or self.next_confirmed else self.colocated.predict(frame, outcomes)
         )
@@ -199,6 +248,61 @@ class Verifier:
         drafts = self.colocated.draft(_for_sole_drafter(features), predicted_step)
         self._forget(frame, outcomes)
         return VerifiedFrame(result, features if drafts is None else {}, drafts)
+
+    def is_verified(self, frame: Frame) -> bool:
+        """Return whether a part of a frame does not matter any more, because earlier parts have decided the
+        frame's result.
+
+        frame: Any part of a frame, as it arrived.
+        """
+        return self._parts.verified and self._parts.number == frame.number
+
+    @inference_mode
+    def verify_part(self, frame: Frame) -> tuple[float, VerifiedFrame | None]:
+        """Verify a frame that travels in parts, as soon as its parts so far decide the result. Return the
+        seconds that this stage computed for the part, and the verified frame, or None if further parts are
+        awaited.
+
+        frame: The next part of the frame, which has passed every layer. The frame was not verified before.
+
+        Raises WireError if the frame does not carry one tree and nothing else.
+
+        On a GPU, and for a sequence with a soft end, all parts are awaited: the host would wait for the
+        device once more per part, and a soft end may change a target.
+        """
+        began = time.perf_counter()
+        if self._parts.number != frame.number:
+            self._parts = FrameParts(frame.number)
+        parts = self._parts
+        segment = tree_of(frame)
+        assert frame.hidden is not None, "tree_of has checked it"
+        parts.logits.append(self._logits(frame.hidden))
+        parts.frames.append(frame)
+        if frame.part < frame.last_part and not self._is_decided(segment, parts.logits):
+            frame = parts.frames[-1] = _add_verify_time(frame, time.perf_counter() - began)
+            return frame.seconds[-1], None
+        # The rows of all parts are needed once more, and then no longer.
+        self._parts = FrameParts(frame.number, verified=True)
+        whole = _add_verify_time(parts.join(), time.perf_counter() - began)
+        verified = self.verify(whole, torch.cat(parts.logits))
+        earlier_seconds = sum(part.seconds[-1] for part in parts.frames[:-1])
+        return verified.result.seconds[-1] - earlier_seconds, verified
+
+    def _is_decided(self, segment: TreeSegment, parts: Sequence[torch.Tensor]) -> bool:
+        """Return whether the parts of a frame so far decide which nodes of its tree are accepted.
+
+        segment: The whole tree.
+        parts: Logits of each part so far, [num_tokens, vocab].
+
+        Nothing is recorded: the targets are found again for the result.
+        """
+        state = self._decoding.get(segment.sequence)
+        if state is None or state.soft_end or parts[0].is_cuda:
+            return False
+        logits = torch.cat([*parts])
+        known = segment.with_tree(first_nodes(segment.tree, len(logits)))
+        (targets,) = find_targets(logits, [_target_query(known, state, 0)])
+        return is_decided(segment.tree, targets)
 
     def _run_passes(self, frame: Frame) -> Frame:
         """Launch all passes but the first of a frame of several passes, unless that was done before the frame
@@ -343,11 +447,12 @@ class Verifier:
                 if state := self._decoding.get(segment.sequence):
                     state.read_prompt(segment.start, segment.tokens)
 
-    def _outcomes(self, frame: Frame) -> dict[int, Outcome]:
+    def _outcomes(self, frame: Frame, logits: torch.Tensor | None = None) -> dict[int, Outcome]:
         """Return the outcome of each decoding segment, by sequence. Return {} if no segment decodes. If
         possible, launch the next frame meanwhile.
 
         frame: A frame that has passed every layer, without held-back segments.
+        logits: Logits of its tokens, if they have been computed already, see `verify`.
 
         Logits are computed for tree nodes and for the last token of each final prompt chunk.
 
@@ -384,9 +489,10 @@ class Verifier:
         next_step = self._next_step
         if frame.extra_passes and next_step and next_step.chosen:
             return self._outcomes_of_passes(frame, decoding, next_step, next_step.chosen)
-        hidden = frame.hidden
-        assert hidden is not None
-        logits = self._logits(hidden if len(rows) == first else hidden[indices(rows, hidden.device)])
+        if logits is None:
+            hidden = frame.hidden
+            assert hidden is not None
+            logits = self._logits(hidden if len(rows) == first else hidden[indices(rows, hidden.device)])
         # The device computes the logits meanwhile.
         questions = [_target_query(*each) for each in decoding]
         steady = next_step is not None and self._steady(frame, questions)
@@ -646,4 +752,4 @@ def _result(frame: Frame, outcomes: tuple[Outcome, ...], prefixes: tuple[PrefixP
     drafted = [len(tree.tokens) - 1 - frame.extra_passes for tree in trees]
     drafts = len(drafted) - drafted.count(0)
     counts = rows, drafts, sum(drafted)
-    return Result(frame.epoch, frame.number, outcomes, frame.seconds, *counts, prefixes)
+    return Result(frame.epoch, frame.number, outcomes, frame.seconds, *counts, prefixes, frame.part)

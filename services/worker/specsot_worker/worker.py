@@ -17,6 +17,7 @@ from specsot.core.deadline import Deadline
 from specsot.core.device_verification import ColocatedDrafter
 from specsot.core.frames import Close, Drafts, Frame, Lease, Open, Result, num_tokens_of
 from specsot.core.pages import PageTable
+from specsot.core.tree_parts import cut_frame
 from specsot.errors import SpecsotError, Unavailable
 from specsot.members import (
     Configuration,
@@ -45,7 +46,14 @@ from specsot.transport.links import (
 )
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDepth
 from specsot_worker.core.sequencer import Sequencer
-from specsot_worker.frame_work import Verify, reporting, run_and_pass_on, run_and_verify, run_stage
+from specsot_worker.frame_work import (
+    Verify,
+    reporting,
+    run_and_pass_on,
+    run_and_verify,
+    run_and_verify_part,
+    run_stage,
+)
 from specsot_worker.migrated_kv import Copies, KeepsRows, LayerRows, RowHandover
 from specsot_worker.observer import WorkerObserver
 from specsot_worker.overlap.async_verify import AsyncVerifier, LaunchedFrame, launch_frame
@@ -57,6 +65,14 @@ log = structlog.get_logger()
 
 # Seconds. Time between two looks at a computation that is still running. Untuned.
 POLL_SECONDS = 0.01
+
+
+def depth_of(configuration: Configuration) -> PipelineDepth:
+    """Return what decides by measured times how deep the pipeline is.
+
+    configuration: The epoch as the master has configured it.
+    """
+    return PipelineDepth(len(configuration.stages), configuration.curve, configuration.flight > 1)
 
 
 @dataclass(slots=True)
@@ -104,6 +120,7 @@ class Worker:
         clock: Callable[[], float] = time.monotonic,
         observer: WorkerObserver | None = None,
         verify_thread: Executor | None = None,
+        make_depth: Callable[[Configuration], PipelineDepth] = depth_of,
     ) -> None:
         """Start outside any epoch.
 
@@ -115,7 +132,10 @@ class Worker:
         verify_thread: Executor of another thread, on which a last stage that is not also the first awaits
             verification results. Used on GPUs, which meanwhile compute frames that have been launched
             already. None: frames are verified on the compute thread.
+        make_depth: Returns what decides, on stage 0, how many frames are in flight, and in how many parts a
+            tree travels.
         """
+        self._make_depth = make_depth
         self._loader = loader
         self._dialer = dialer
         self._verify_thread = verify_thread
@@ -223,7 +243,7 @@ class Worker:
             stage,
             links,
             set(configuration.taps_of(own_stage)),
-            _make_sequencer(configuration, self._loader.vocabulary, stage, verifier) if index == 0 else None,
+            self._make_sequencer(configuration, stage, verifier) if index == 0 else None,
             verifier,
             Deadline(configuration.curve),
         )
@@ -237,6 +257,34 @@ class Worker:
             self._active.async_verifier = AsyncVerifier(name, thread, self._verify_launched)
         await self._reuse_taps(self._active)
         self._observer.formed(configuration, stage)
+
+    def _make_sequencer(
+        self, configuration: Configuration, stage: StageRunner, verifier: Verifier | None
+    ) -> Sequencer:
+        """Return a new sequencer for stage 0, without sequences.
+
+        configuration: The epoch as the master has configured it.
+        stage: The stage of this worker, which says how many tokens a frame of prompts only may have.
+        verifier: The verifier of this worker, which says whether frames may have several forward passes. None
+            on every stage but the last.
+
+        If the epoch has no drafter, no sequence waits for trees.
+        """
+        budget = FrameBudget(
+            configuration.rows,
+            configuration.flight,
+            configuration.reserved_slots,
+            stage.prompt_rows(configuration.rows),
+        )
+        return Sequencer(
+            configuration.epoch,
+            budget,
+            PageTable(configuration.pages, configuration.page_rows),
+            DraftTimeout(configuration.draft_timeout, configuration.drafter is not None),
+            self._make_depth(configuration),
+            self._loader.vocabulary,
+            (lambda: verifier.runs_ahead) if verifier else (lambda: False),
+        )
 
     def _may_send(self, configuration: Configuration, arrival: Arrival) -> bool:
         """Return whether the sender of a message may send it to this stage; False for a sender of another
@@ -433,7 +481,8 @@ class Worker:
         verifier = active.verifier
         while frame := active.sequencer.compose(self._clock(), verifier.launched_passes if verifier else 0):
             await self._report_rejections(active)
-            await self._run_frame(active, self._observer.launched(frame, self._clock()))
+            for part in cut_frame(self._observer.launched(frame, self._clock())):
+                await self._run_frame(active, part)
             if not (verifier and verifier.next_confirmed):
                 return 0.0
             await self._between_verifications(active)
@@ -479,6 +528,9 @@ class Worker:
             )
             self._record_compute(active, frame, seconds)
             return
+        if frame.last_part:
+            await self._run_part(active, active.verifier, frame)
+            return
         if active.async_verifier:
             active.async_verifier.submit(
                 await self._compute.run(
@@ -498,6 +550,22 @@ class Worker:
         verified = await self._compute_frame(active, frame, run_and_verify, active.stage, verify, frame)
         self._record_compute(active, frame, verified.result.seconds[-1])
         await self._send_result(active, verified)
+
+    async def _run_part(self, active: _WorkerEpoch, verifier: Verifier, frame: Frame) -> None:
+        """Run a part of a frame on the last stage, and send the frame's result if the parts so far decide it.
+
+        active: The current epoch.
+        verifier: Its verifier.
+        frame: Any part of a frame.
+
+        Raises Hung if the computation exceeds its time limit.
+        """
+        arguments = active.stage, verifier, active.links, frame
+        seconds, verified = await self._compute_frame(active, frame, run_and_verify_part, *arguments)
+        if seconds:
+            self._record_compute(active, frame, seconds)
+        if verified:
+            await self._send_result(active, verified)
 
     def _run_steps(
         self, active: _WorkerEpoch, sequencer: Sequencer, verifier: Verifier, verify: Verify, frame: Frame
@@ -844,29 +912,3 @@ def _time_limit(active: _WorkerEpoch, frame: Frame) -> float:
     frame: The frame, whose number of tokens counts.
     """
     return active.deadline.seconds(num_tokens_of(frame.segments))
-
-
-def _make_sequencer(
-    configuration: Configuration, vocabulary: int | None, stage: StageRunner, verifier: Verifier | None
-) -> Sequencer:
-    """Return a new sequencer for stage 0, without sequences.
-
-    configuration: The epoch as the master has configured it.
-    vocabulary: Number of token ids of the base model. None: token ids are not checked.
-    stage: The stage of this worker, which says how many tokens a frame of prompts only may have.
-    verifier: The verifier of this worker, which says whether frames may have several forward passes. None on
-        every stage but the last.
-
-    If the epoch has no drafter, no sequence waits for trees.
-    """
-    budget = FrameBudget(
-        configuration.rows,
-        configuration.flight,
-        configuration.reserved_slots,
-        stage.prompt_rows(configuration.rows),
-    )
-    table = PageTable(configuration.pages, configuration.page_rows)
-    draft_timeout = DraftTimeout(configuration.draft_timeout, configuration.drafter is not None)
-    depth = PipelineDepth(len(configuration.stages), configuration.curve, configuration.flight > 1)
-    runs_ahead = (lambda: verifier.runs_ahead) if verifier else (lambda: False)
-    return Sequencer(configuration.epoch, budget, table, draft_timeout, depth, vocabulary, runs_ahead)

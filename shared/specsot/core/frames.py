@@ -210,6 +210,10 @@ class TreeSegment:
     freed: draft rounds that were verified or dropped, and whose scratch slots every stage frees before it
         writes this tree. A tree that grows from the verified root while no other is in flight frees those of
         all earlier rounds, which are not named.
+    earlier: number of first nodes of the tree that earlier parts of the frame feed. 0 unless the frame is cut
+        (`specsot.core.tree_parts`), and in its first part, which alone applies `keep`.
+    later: number of last nodes of the tree that later parts of the frame feed; this frame feeds the nodes
+        between. 0 unless the frame is cut, and in its last part.
     """
 
     sequence: int
@@ -220,6 +224,13 @@ class TreeSegment:
     parent: ParentNode | None = None
     scratch: int = 0
     freed: tuple[int, ...] = ()
+    earlier: int = 0
+    later: int = 0
+
+    @property
+    def nodes(self) -> range:
+        """Numbers of the nodes that this frame feeds: all nodes of the tree, unless the frame is cut."""
+        return range(self.earlier, len(self.tree.tokens) - self.later)
 
     @property
     def once_more(self) -> bool:
@@ -227,7 +238,7 @@ class TreeSegment:
         were not finite. The preceding tree's drafts may have caused that through the rows that they wrote, so
         the stages clear all rows from `committed` on before they compute this tree.
         """
-        return self.draft_round > 1 and not self.keep
+        return self.draft_round > 1 and not (self.keep or self.earlier)
 
     def with_tree(self, tree: Tree) -> TreeSegment:
         """Return the same segment with another tree. `dataclasses.replace` takes three times as long, for
@@ -244,6 +255,8 @@ class TreeSegment:
             self.parent,
             self.scratch,
             self.freed,
+            self.earlier,
+            self.later,
         )
 
 
@@ -255,7 +268,9 @@ def rows_of(segment: Segment) -> int:
 
     segment: a prompt chunk, or the tree of one draft round.
     """
-    return len(segment.tokens if isinstance(segment, PromptChunk) else segment.tree.tokens)
+    if isinstance(segment, PromptChunk):
+        return len(segment.tokens)
+    return len(segment.tree.tokens) - segment.earlier - segment.later
 
 
 def num_tokens_of(segments: Iterable[Segment]) -> int:
@@ -264,7 +279,14 @@ def num_tokens_of(segments: Iterable[Segment]) -> int:
     segments: the segments of a frame, or some of them.
     """
     # One pass without a call for each segment: every step counts the tokens of 64 segments several times.
-    return sum([len(one.tokens if isinstance(one, PromptChunk) else one.tree.tokens) for one in segments])
+    return sum(
+        [
+            len(one.tokens)
+            if isinstance(one, PromptChunk)
+            else len(one.tree.tokens) - one.earlier - one.later
+            for one in segments
+        ]
+    )
 
 
 def tokens_of(segment: Segment) -> tuple[int, ...]:
@@ -272,7 +294,10 @@ def tokens_of(segment: Segment) -> tuple[int, ...]:
 
     segment: a prompt chunk, or the tree of one draft round.
     """
-    return segment.tokens if isinstance(segment, PromptChunk) else segment.tree.tokens
+    if isinstance(segment, PromptChunk):
+        return segment.tokens
+    nodes = segment.nodes
+    return segment.tree.tokens[nodes.start : nodes.stop]
 
 
 @value
@@ -304,6 +329,9 @@ class Frame:
     replay: True if the segments are chunks of reused rows (`ReusedKV.replay`). Every stage puts the KV that
         it kept into its pages, computes that of the lost layers, and passes hidden states on only as far as
         lost layers reach; the last stage verifies nothing.
+    part: number of this part of the frame, counted from 0. 0 for a frame that travels whole.
+    last_part: number of the frame's last part. 0 for a frame that travels whole. The parts of a frame have
+        the same number and follow each other; `specsot.core.tree_parts` has the rest.
     """
 
     epoch: int
@@ -319,6 +347,8 @@ class Frame:
     catching_up: bool = False
     extra_passes: int = 0
     replay: bool = False
+    part: int = 0
+    last_part: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +424,9 @@ class Result:
     drafts: number of trees in the frame that have more than their root.
     drafted: number of nodes beyond the roots, over all trees of the frame.
     prefixes: one per prompt chunk of a sequence that does not decode.
+    last_part: number of the frame's part with which the frame was verified, see `specsot.core.tree_parts`. 0
+        if the frame travelled whole, or if its first part sufficed. `seconds` are those of the parts up to
+        this one.
     """
 
     epoch: int
@@ -404,6 +437,7 @@ class Result:
     drafts: int = 0
     drafted: int = 0
     prefixes: tuple[PrefixProgress, ...] = ()
+    last_part: int = 0
 
     @property
     def passes(self) -> int:

@@ -238,7 +238,7 @@ class ParentNode(_message.Message):
     def __init__(self, draft_round: _Optional[int] = ..., node: _Optional[int] = ...) -> None: ...
 
 class Growth(_message.Message):
-    __slots__ = ("sequence", "draft_round", "committed", "keep", "tree", "parent", "scratch", "freed")
+    __slots__ = ("sequence", "draft_round", "committed", "keep", "tree", "parent", "scratch", "freed", "earlier", "later")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_ROUND_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +247,8 @@ class Growth(_message.Message):
     PARENT_FIELD_NUMBER: _ClassVar[int]
     SCRATCH_FIELD_NUMBER: _ClassVar[int]
     FREED_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_FIELD_NUMBER: _ClassVar[int]
+    LATER_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     draft_round: int
     committed: int
@@ -255,7 +257,9 @@ class Growth(_message.Message):
     parent: ParentNode
     scratch: int
     freed: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sequence: _Optional[int] = ..., draft_round: _Optional[int] = ..., committed: _Optional[int] = ..., keep: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_values_pb2.Tree, _Mapping]] = ..., parent: _Optional[_Union[ParentNode, _Mapping]] = ..., scratch: _Optional[int] = ..., freed: _Optional[_Iterable[int]] = ...) -> None: ...
+    earlier: int
+    later: int
+    def __init__(self, sequence: _Optional[int] = ..., draft_round: _Optional[int] = ..., committed: _Optional[int] = ..., keep: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_values_pb2.Tree, _Mapping]] = ..., parent: _Optional[_Union[ParentNode, _Mapping]] = ..., scratch: _Optional[int] = ..., freed: _Optional[_Iterable[int]] = ..., earlier: _Optional[int] = ..., later: _Optional[int] = ...) -> None: ...
 
 class Segment(_message.Message):
     __slots__ = ("chunk", "growth")
@@ -266,7 +270,7 @@ class Segment(_message.Message):
     def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., growth: _Optional[_Union[Growth, _Mapping]] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("epoch", "number", "openings", "segments", "closings", "hidden", "fused", "seconds", "paused", "trace", "catching_up", "extra_passes", "replay")
+    __slots__ = ("epoch", "number", "openings", "segments", "closings", "hidden", "fused", "seconds", "paused", "trace", "catching_up", "extra_passes", "replay", "part", "last_part")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OPENINGS_FIELD_NUMBER: _ClassVar[int]
@@ -280,6 +284,8 @@ class Frame(_message.Message):
     CATCHING_UP_FIELD_NUMBER: _ClassVar[int]
     EXTRA_PASSES_FIELD_NUMBER: _ClassVar[int]
     REPLAY_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    LAST_PART_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     number: int
     openings: _containers.RepeatedCompositeFieldContainer[Opening]
@@ -293,7 +299,9 @@ class Frame(_message.Message):
     catching_up: bool
     extra_passes: int
     replay: bool
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., hidden: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fused: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., seconds: _Optional[_Iterable[float]] = ..., paused: bool = ..., trace: _Optional[str] = ..., catching_up: bool = ..., extra_passes: _Optional[int] = ..., replay: bool = ...) -> None: ...
+    part: int
+    last_part: int
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., hidden: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fused: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., seconds: _Optional[_Iterable[float]] = ..., paused: bool = ..., trace: _Optional[str] = ..., catching_up: bool = ..., extra_passes: _Optional[int] = ..., replay: bool = ..., part: _Optional[int] = ..., last_part: _Optional[int] = ...) -> None: ...
 
 class Chance(_message.Message):
     __slots__ = ("logprob", "top_tokens", "top_logprobs")
@@ -332,7 +340,7 @@ class Outcome(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., draft_round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[End, str]] = ..., chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., forced: _Optional[_Iterable[int]] = ..., draft_paused: bool = ..., prompt_chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., dropped: _Optional[_Iterable[int]] = ..., extra_passes: _Optional[int] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("epoch", "number", "outcomes", "seconds", "rows", "drafts", "drafted", "prefixes")
+    __slots__ = ("epoch", "number", "outcomes", "seconds", "rows", "drafts", "drafted", "prefixes", "last_part")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
@@ -341,6 +349,7 @@ class Result(_message.Message):
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    LAST_PART_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     number: int
     outcomes: _containers.RepeatedCompositeFieldContainer[Outcome]
@@ -349,7 +358,8 @@ class Result(_message.Message):
     drafts: int
     drafted: int
     prefixes: _containers.RepeatedCompositeFieldContainer[PrefixProgress]
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., seconds: _Optional[_Iterable[float]] = ..., rows: _Optional[int] = ..., drafts: _Optional[int] = ..., drafted: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[PrefixProgress, _Mapping]]] = ...) -> None: ...
+    last_part: int
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., seconds: _Optional[_Iterable[float]] = ..., rows: _Optional[int] = ..., drafts: _Optional[int] = ..., drafted: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[PrefixProgress, _Mapping]]] = ..., last_part: _Optional[int] = ...) -> None: ...
 
 class PrefixProgress(_message.Message):
     __slots__ = ("sequence", "num_computed")

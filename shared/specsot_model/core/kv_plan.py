@@ -115,9 +115,9 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
     frame: the frame, of which only the header is read (openings, segments, closings). A frame without any of
         the three changes nothing and yields a plan of empty tuples.
 
-    Raises WireError if an opening repeats an id, or if a tree frame is not supported (`check_supported`);
-    NotFound if a segment or a fork names a sequence that is not open; and Overloaded if the pages do not
-    suffice.
+    Raises WireError if an opening repeats an id, if a tree frame is not supported (`check_supported`), or if
+    a part of a tree belongs to a sequence with a policy; NotFound if a segment or a fork names a sequence
+    that is not open; and Overloaded if the pages do not suffice.
 
     Example, pages of 8 rows, sequence 1 holds page 0, six of its tokens are committed after this frame's
     keep. The previous tree had its root at position 4, and its nodes 0 and 2 were accepted:
@@ -126,6 +126,12 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
         # TreeSegment(committed=6, keep=(0, 2), tree=one node)
         # moves [(6, 5)]: node 2 follows node 0; slot 6 is free for the new root
         # slots (6,), positions (6,)
+
+    A part of a tree (`specsot.core.tree_parts`) has rows of its own nodes only. They see the nodes of earlier
+    parts as earlier rows of the same tree, and the accepted nodes were moved with the first part:
+
+        # TreeSegment(committed=6, keep=(0, 2), tree=[a b c], earlier=2), b below a, c below b
+        # moves [], slots (8,), positions (8,); the span has 1 row, tail 3, and visible (0b111,)
     """
     trimmed: list[int] = []
     for segment in frame.segments if table.has_policies else ():
@@ -141,6 +147,7 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
     for segment in frame.segments:
         sequence = segment.sequence
         visible = None
+        earlier = 0
         # Positions, not columns. Rows of a prompt chunk follow each other; nodes of a tree sit at the depth
         # of the node, so siblings share a position but not a slot.
         row_positions: Sequence[int]
@@ -148,8 +155,14 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
             if segment.parent or segment.scratch or segment.freed:
                 check_supported(segment)
             base = segment.committed
-            moves += accepted_moves(table, segment)
             depths, visible = shape_of(segment.tree.parents)
+            earlier = segment.earlier
+            if earlier or segment.later:
+                _check_part(table, segment)
+                stop = segment.nodes.stop
+                depths, visible = depths[earlier:stop], visible[earlier:stop]
+            if not earlier:
+                moves += accepted_moves(table, segment)
             row_positions = [base + depth for depth in depths]
         else:
             base = segment.start
@@ -158,10 +171,11 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
         if policy:
             prunings.append(table.prune(sequence, base))
         num_rows = len(row_positions)
-        column, pages, new_slots = table.place(sequence, base, base + num_rows)
-        slots += new_slots
+        tail = earlier + num_rows
+        column, pages, new_slots = table.place(sequence, base, base + tail)
+        slots += new_slots[earlier:]
         positions += row_positions
-        span = RowSpan(num_rows, column, num_rows, pages, visible)
+        span = RowSpan(num_rows, column, tail, pages, visible)
         spans.append(_hide_by_policy(table, sequence, policy, span, row_positions) if policy else span)
     freed = tuple(page for sequence in frame.closings for page in table.close(sequence))
     return KvPlan(
@@ -174,6 +188,20 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
         spans=tuple(spans),
         freed=freed,
     )
+
+
+def _check_part(table: PageTable, segment: TreeSegment) -> None:
+    """Raise WireError if a part of a tree has no nodes, or if its sequence has a KV policy: such trees travel
+    whole.
+
+    table: the page table of this stage, which is only read.
+    segment: a tree segment of which other parts feed some nodes.
+    """
+    if not segment.nodes or table.policy(segment.sequence):
+        raise WireError(
+            f"draft round {segment.draft_round} of sequence {segment.sequence} cannot travel in parts: this "
+            f"one has {len(segment.nodes)} nodes"
+        )
 
 
 def open_sequence(table: PageTable, opening: Opening) -> PageCopy | None:

@@ -77,7 +77,10 @@ def growths(draw: st.DrawFn) -> fr.TreeSegment:
     keep = draw(rising)
     committed = draw(st.integers(len(keep), 2**32 - 1))
     identity = draw(parents), draw(small), draw(rising)
-    return fr.TreeSegment(draw(big), draw(small), committed, keep, draw(trees()), *identity)
+    tree = draw(trees())
+    earlier = draw(st.integers(0, len(tree) - 1))
+    later = draw(st.integers(0, len(tree) - 1 - earlier))
+    return fr.TreeSegment(draw(big), draw(small), committed, keep, tree, *identity, earlier, later)
 
 
 segments = (
@@ -98,6 +101,8 @@ frames = st.builds(
     catching_up=st.booleans(),
     extra_passes=small,
     replay=st.booleans(),
+    part=small,
+    last_part=small,
     trace=traces,
 )
 logprobs = st.floats(-100, 0, width=32)
@@ -124,6 +129,7 @@ results = st.builds(
     drafts=small,
     drafted=small,
     prefixes=st.lists(st.builds(fr.PrefixProgress, sequence=big, num_computed=small), max_size=3).map(tuple),
+    last_part=small,
 )
 feature_batches = st.builds(
     fr.FeatureBatch,

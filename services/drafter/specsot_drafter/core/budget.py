@@ -71,9 +71,12 @@ class BudgetPolicy:
     adaptive: True if the policy may pause drafting; then candidates of a second proposer may join its trees.
     holding: True if the current trees follow an earlier choice, or none; then nothing is learned from the
         worth of their nodes.
+    likeliest_first: True if the tree of a single sequence may travel in parts, so that its likeliest nodes
+        come first.
     """
 
     paused_trees = 0
+    likeliest_first = False
     adaptive = False
     holding = True
 

@@ -34,6 +34,7 @@ from specsot_drafter.core.budget import (
     TreeOutcome,
     observations_of,
 )
+from specsot_drafter.core.part_costs import PartCosts
 from specsot_drafter.core.selection import (
     Candidates,
     Flags,
@@ -99,9 +100,19 @@ class StepCosts:
     On a GPU the curves are exact, but the host works besides the device, for a time that grows with the
     sequences and hardly with the rows. There (`host_bound`) the curve of rows stays as it is, and the extra
     time is learned by the number of sequences, once for steps without drafts and once for steps with drafts.
+
+    Where stages compute at the same time, the tree of a single sequence may travel in parts. Such a step is
+    recorded and estimated as one with the rows of a smaller tree that travels whole (`PartCosts`).
     """
 
-    def __init__(self, step: Curve, level: Curve, widths: Sequence[int], host_bound: bool = False) -> None:
+    def __init__(
+        self,
+        step: Curve,
+        level: Curve,
+        widths: Sequence[int],
+        host_bound: bool = False,
+        overlapping_stages: int = 1,
+    ) -> None:
         """Start with the curves that were measured at startup.
 
         step: (tokens, seconds) points of one forward pass through all stages. An empty curve counts as one
@@ -109,6 +120,7 @@ class StepCosts:
         level: (rows, seconds) points of one forward pass of the draft head. An empty curve counts likewise.
         widths: The rows per tree that the head computes for levels 2, 3, ...; level 1 takes one row per tree.
         host_bound: True if the time beyond the curve depends on the sequences instead of the rows.
+        overlapping_stages: Number of stages that may compute at the same time.
 
         Until steps are recorded, all estimates are those of the curves.
         """
@@ -116,6 +128,7 @@ class StepCosts:
         self._step = CostCurve(step) or UNIT_CURVE
         self._level = CostCurve(level) or UNIT_CURVE
         self._widths = 1, *widths
+        self._parts = PartCosts(self._step, overlapping_stages)
         # Steps without drafts as (sequences, seconds), by `size_group`.
         self._baseline = defaultdict[int, deque[Point]](lambda: deque(maxlen=LOOK_STEPS))
         # Steps with drafts as (rows, seconds without growth), of all numbers of sequences together; and, if
@@ -169,7 +182,14 @@ class StepCosts:
             self._drafted_curve.at(sequences) + self._drafted_extra.at(sequences),
         )
 
-    def drafted(self, sequences: int, grown: int, levels: Ints | int, nodes: Ints | int) -> Floats:
+    def drafted(
+        self,
+        sequences: int,
+        grown: int,
+        levels: Ints | int,
+        nodes: Ints | int,
+        worth: Floats | None = None,
+    ) -> Floats:
         """Return the estimated seconds of steps with drafts; `levels` and `nodes` are broadcast against each
         other.
 
@@ -177,12 +197,14 @@ class StepCosts:
         grown: Number of those sequences for which a tree is grown.
         levels: Levels of each grown tree, at least 1.
         nodes: Number of draft nodes of all trees together, without roots.
+        worth: Expected number of accepted nodes among the first 0, 1, 2, ... nodes, which says how many parts
+            of a tree are awaited, see `PartCosts.whole_rows`. None: all of them.
 
         The result has the broadcast shape of `levels` and `nodes`. Levels beyond the widths are not allowed.
         """
         offset, slope = self._growth_line
         growth = offset + slope * self._passes(grown)[np.asarray(levels) - 1]
-        rows = self._drafted_curve.at_each(sequences + np.asarray(nodes))
+        rows = self._drafted_curve.at_each(self._whole_rows(sequences, np.asarray(nodes), worth))
         return self.hops + growth + rows + self._drafted_extra.at(sequences)
 
     def one_more_level(self, rows: Ints, sequences: int, nodes: int) -> Floats:
@@ -193,9 +215,21 @@ class StepCosts:
         sequences: Number of sequences.
         nodes: Draft nodes of all trees before that level, without roots.
         """
-        before = sequences + nodes
-        more = self._drafted_curve.at(before + sequences) - self._drafted_curve.at(before)
+        before, after = self._whole_rows(sequences, np.array([nodes, nodes + sequences]))
+        more = self._drafted_curve.at(after) - self._drafted_curve.at(before)
         return self._growth_line[1] * self._level.at_each(rows) + more
+
+    def _whole_rows(self, sequences: int, nodes: Ints, worth: Floats | None = None) -> Floats:
+        """Return how many rows a step has that takes as long and whose trees travel whole. Trees of several
+        sequences always do: they fill the stages by themselves.
+
+        sequences: Number of sequences in the step, each with one root.
+        nodes: Numbers of draft nodes of all trees together.
+        worth: As for `drafted`.
+        """
+        if sequences > 1 or not self._parts.overlap:
+            return np.asarray(sequences + nodes, float)
+        return self._parts.whole_rows(nodes, worth)
 
     def catch_up(self, rows: int) -> float:
         """Return the estimated seconds of feeding committed tokens that the drafter has not seen; 0 for none.
@@ -234,12 +268,13 @@ class StepCosts:
         """
         passes = float(self._passes(grown)[levels - 1])
         (offset, slope), curve, extra = self._shown
-        computing = curve.at(rows) + extra.at(sequences)
+        whole = float(self._whole_rows(sequences, np.array(rows - sequences)))
+        computing = curve.at(whole) + extra.at(sequences)
         if growing:
             self._grown.append((passes, min(growing, 2 * (offset + slope * passes + computing))))
         computing = min(max(seconds - self.hops - growing, 0.0), 2 * computing)
-        self._drafted.append((rows, computing))
-        self._extra[size_group(sequences)].append((sequences, computing - self._step.at(rows)))
+        self._drafted.append((whole, computing))
+        self._extra[size_group(sequences)].append((sequences, computing - self._step.at(whole)))
 
     def learn(self) -> None:
         """Fit the curves to the recorded steps.
@@ -462,7 +497,13 @@ class DraftPolicy(BudgetPolicy):
     holding = False
 
     def __init__(
-        self, shape: TreeShape, step: Curve, level: Curve, widths: Sequence[int], stepwise: bool = True
+        self,
+        shape: TreeShape,
+        step: Curve,
+        level: Curve,
+        widths: Sequence[int],
+        stepwise: bool = True,
+        overlapping_stages: int = 1,
     ) -> None:
         """Start without observations.
 
@@ -473,12 +514,14 @@ class DraftPolicy(BudgetPolicy):
         stepwise: True if growth can stop between levels. Then trees start small, and at most double from the
             largest so far, because every node adds to the cost of a step. False if all levels are launched at
             once; then the host may take most of a step, whatever the size of the trees.
+        overlapping_stages: Number of stages that may compute at the same time, see `StepCosts`.
 
         The depth of the shape is cut to the number of widths.
         """
         super().__init__(replace(shape, depth=min(shape.depth, len(widths))))
-        self.costs = StepCosts(step, level, widths, host_bound=not stepwise)
+        self.costs = StepCosts(step, level, widths, not stepwise, overlapping_stages)
         self.acceptance = AcceptanceRates(self._levels)
+        self.likeliest_first = overlapping_stages > 1
         self._worth = TreeWorth(self.acceptance)
         self._regret = RegretBudget()
         self._stepwise = stepwise
@@ -607,11 +650,13 @@ class DraftPolicy(BudgetPolicy):
         levels = np.arange(1, most + 1)
         nodes = np.arange(1, each + 1)
         baseline = self.costs.baseline(sequences)
-        seconds = self.costs.drafted(sequences, live, levels[:, None], live * nodes)
+        worth = self._worth.best(self._levels, self._each)[levels - 1, :each]
+        until = np.pad(worth, ((0, 0), (1, 0)))
+        seconds = self.costs.drafted(sequences, live, levels[:, None], live * nodes, until)
         stakes = np.maximum(seconds / baseline - 1, 0.0)
         needed = (1 + self._change) * stakes + self.costs.catch_up(due) / baseline
         hopeful = stakes < live / sequences * np.minimum(levels[:, None], nodes)
-        added = live / sequences * self._worth.best(self._levels, self._each)[levels - 1, :each]
+        added = live / sequences * worth
         safe = live / sequences * self.acceptance.sure_tokens()[levels - 1, None] > stakes
         # Where the host bounds a step, other work of the machine slows steps with and without drafts alike.
         # So the baseline is measured anew before a long pause.
@@ -726,8 +771,9 @@ class DraftPolicy(BudgetPolicy):
         live = len(values)
         open_to = keep_best(values, min(self._each, 2 * max(self._nodes, self._largest)))
         worth = falling(open_to)[: max(most, 0)]
-        seconds = self.costs.drafted(live + self._others, live, levels, np.arange(len(worth) + 1))
-        rates = (live + self._others + np.concatenate(([0.0], np.cumsum(worth)))) / seconds
+        until = np.concatenate(([0.0], np.cumsum(worth)))
+        seconds = self.costs.drafted(live + self._others, live, levels, np.arange(len(until)), until)
+        rates = (live + self._others + until) / seconds
         return best_overall(open_to, int(np.argmax(rates)))
 
     def record_worth(self, values: Floats, depths: Ints) -> None:
@@ -784,7 +830,9 @@ class DraftPolicy(BudgetPolicy):
             if self.costs.known <= HELD_STEPS:
                 self.costs.learn()
         baseline = self.costs.baseline(live)
-        stake = max(float(self.costs.drafted(live, len(drafted), grown, rows - live)) / baseline - 1, 0.0)
+        until = np.concatenate(([0.0], self._worth.best(self._levels, self._each)[grown - 1]))
+        taken = float(self.costs.drafted(live, len(drafted), grown, rows - live, until))
+        stake = max(taken / baseline - 1, 0.0)
         restart = 0.0
         if not self._drafts and not self._stepwise:
             # The first step after a pause is booked at its real duration, at most REGRET above the estimate.
@@ -817,7 +865,13 @@ class DraftPolicy(BudgetPolicy):
 
 
 def make_budget(
-    name: TunerName, shape: TreeShape, step: Curve, level: Curve, widths: Sequence[int], at_once: bool = False
+    name: TunerName,
+    shape: TreeShape,
+    step: Curve,
+    level: Curve,
+    widths: Sequence[int],
+    at_once: bool = False,
+    overlapping_stages: int = 1,
 ) -> BudgetPolicy:
     """Return the policy that the tuner option names. A fixed tree shape always gets `FixedBudget`.
 
@@ -827,6 +881,7 @@ def make_budget(
     level: (rows, seconds) points of one forward pass of the draft head, see `StepCosts`.
     widths: Rows per tree that the head computes for levels 2, 3, ...
     at_once: True if all levels are launched at once, so that growth cannot stop between levels.
+    overlapping_stages: Number of stages that may compute at the same time, see `StepCosts`.
 
     The name `seed` gives `SeedBudget`, and every other name `DraftPolicy`.
     """
@@ -834,4 +889,4 @@ def make_budget(
         return FixedBudget(shape)
     if name == "seed":
         return SeedBudget(shape)
-    return DraftPolicy(shape, step, level, widths, stepwise=not at_once)
+    return DraftPolicy(shape, step, level, widths, not at_once, overlapping_stages)

@@ -25,10 +25,14 @@ from statistics import median
 from specsot.core.cost_curve import UNIT_CURVE, CostCurve
 from specsot.core.draft_pause import FEATURE_RING_ROWS, DraftPause, PauseEvent, PauseState
 from specsot.core.frames import Frame, Opening, TreeSegment
+from specsot.core.tree_parts import fewest_parts, path_seconds
 from specsot.members import Curve
 
 # Fraction. Weight of the newest step in the exponential means of stage shares and gaps. Untuned.
 STEP_WEIGHT = 0.2
+# Fraction. Weight of the newest tree in the exponential mean of the parts that are awaited. Whether they are
+# is chance for every single tree, so the mean takes some 20 of them. Untuned.
+AWAITED_WEIGHT = 0.05
 # Steps. How many recent steps of about as many tokens the median is taken of, so that one slow step changes
 # nothing. Untuned.
 RECENT_STEPS = 9
@@ -110,11 +114,13 @@ class InFlightFrame:
     since: Time in seconds at which the frame was composed.
     families: Families whose trees the frame carries.
     alone: True if no other frame has been in flight together with this one.
+    parts: Number of parts in which the frame travels.
     """
 
     since: float
     families: frozenset[int]
     alone: bool
+    parts: int = 1
 
 
 class RecentMedians:
@@ -186,17 +192,34 @@ class PipelineDepth:
         self._hop_curve: CostCurve | None = None
         # Seconds from the result of a family to its next frame, as an exponential mean.
         self._gap = 0.0
+        # Fraction of the parts after the first that are awaited until a result is known, as an exponential
+        # mean.
+        self._awaited = 1.0
+        # Seconds by which each further part takes longer than estimated, as an exponential mean: stages that
+        # share cores, for example, do not compute at the same time.
+        self._part_delay = 0.0
         self.parts = 1
 
-    def record_step(self, num_tokens: int, seconds: Sequence[float], elapsed: float, was_alone: bool) -> None:
+    def record_step(
+        self,
+        num_tokens: int,
+        seconds: Sequence[float],
+        elapsed: float,
+        was_alone: bool,
+        parts: int = 1,
+        parts_sent: int = 1,
+    ) -> None:
         """Record a returned step. A step without tokens, without compute time, or with another number of
         stages is ignored.
 
-        num_tokens: Number of tokens of the step.
-        seconds: Compute seconds of every stage, in the order of the ring.
+        num_tokens: Number of tokens of the step, or of each part of a frame that travelled in parts.
+        seconds: Compute seconds of every stage for all parts, in the order of the ring.
         elapsed: Seconds from launch to result. Whatever the stages did not compute counts as time of the
             hops.
         was_alone: True if no other frame was in flight meanwhile. Only such steps tell the time of hops.
+        parts: Number of parts with which the frame was verified. The step counts as one with the tokens and
+            the seconds of one part.
+        parts_sent: Number of parts in which the frame travelled.
 
         The result of a step that was not alone corrects the compute curve and the stages' shares only.
         """
@@ -206,11 +229,18 @@ class PipelineDepth:
         self._shares = [
             old + STEP_WEIGHT * (new / compute_seconds - old) for old, new in zip(self._shares, seconds)
         ]
-        self._computed.record(num_tokens, compute_seconds)
+        if parts_sent > 1:
+            share = (parts - 1) / (parts_sent - 1)
+            self._awaited += AWAITED_WEIGHT * (share - self._awaited)
+        self._computed.record(num_tokens, compute_seconds / parts)
         self._compute_curve = None
-        if was_alone:
-            self._hop_times.record(num_tokens, max(elapsed - compute_seconds, 0.0))
+        beyond = max(elapsed - path_seconds(seconds, parts), 0.0)
+        if was_alone and parts_sent == 1:
+            self._hop_times.record(num_tokens, beyond)
             self._hop_curve = None
+        elif was_alone and parts > 1:
+            delay = max(beyond - self._hop_seconds(num_tokens), 0.0) / (parts - 1)
+            self._part_delay += STEP_WEIGHT * (delay - self._part_delay)
 
     def record_gap(self, seconds: float) -> None:
         """Record how long a family stayed at stage 0 between a result and its next frame, while its trees
@@ -263,6 +293,32 @@ class PipelineDepth:
         keep_current = current > fewest and cycles[current] <= (1 - MIN_GAIN / 2) * cycles[fewest]
         self.parts = current if keep_current else fewest
         return self.parts
+
+    def tree_parts(self, num_nodes: int) -> int:
+        """Return into how many parts the frame of one tree is cut if no other frame is in flight, at least 1
+        (`specsot.core.tree_parts`). The result is 1 if frames do not overlap.
+
+        num_nodes: Number of nodes of the tree, at least 1.
+
+            # 4 equal stages; a step of 4 nodes takes 4 ms, one of 8 nodes 8 ms, and all hops together 10 ms:
+            # whole 8 + 10 ms, in two parts 4 + 1 + 10 ms -> 2
+        """
+        if not self._overlap:
+            return 1
+        return fewest_parts(num_nodes, lambda parts: self._seconds_in_parts(num_nodes, parts))
+
+    def _seconds_in_parts(self, num_nodes: int, parts: int) -> float:
+        """Return the estimated seconds of a step whose tree travels in parts: the first part passes all
+        stages and hops, and each further one that is awaited takes as long as the slowest stage, or the
+        slowest hop, needs for it.
+
+        num_nodes: Number of nodes of the tree.
+        parts: Number of parts.
+        """
+        part_nodes = -(-num_nodes // parts)
+        sending = (self._hop_seconds(part_nodes) - self._hop_seconds(1)) / self._stages
+        each = max(self._slowest_stage_seconds(part_nodes), sending) + self._part_delay
+        return self._step_seconds(part_nodes) + (parts - 1) * self._awaited * each
 
     def chunk_rows(self, prompt_tokens: int, max_chunk: int) -> int:
         """Return the size in tokens of a prompt's chunks with which the prompt passes all stages soonest. If
@@ -638,7 +694,8 @@ class StepTimer:
 
     def step_seconds(self, frame: Frame, now: float) -> tuple[float, float]:
         """Record that a frame was verified, and return (compute seconds of all stages, wall-clock seconds of
-        the step).
+        the step). For a frame that travelled in parts, both are those of a step of which all parts are
+        awaited, and seconds in which several stages compute count once.
 
         frame: The verified frame, with the compute seconds of its stages.
         now: Time in seconds.
@@ -658,10 +715,13 @@ class StepTimer:
         passes = 1 + frame.extra_passes
         sizes = [len(one.tree.tokens) // passes for one in frame.segments if isinstance(one, TreeSegment)]
         known = [one for one in previous if one is not None]
-        computed = sum(frame.seconds) / passes
+        stages = frame.seconds or (0.0,)
+        # Parts that were not awaited count as if they had been: how many are awaited is up to the sequence.
+        unawaited = (frame.last_part - frame.part) * max(stages) / (1 + frame.part)
+        computed = (path_seconds(stages, 1 + frame.part) + unawaited) / passes
         if not sizes or len(sizes) < len(frame.segments) or len(known) < len(previous):
             return computed, 0.0
-        seconds = (now - max([at for at, _ in known])) / passes
+        seconds = (now - max([at for at, _ in known]) + unawaited) / passes
         if sum(sizes) > len(sizes):
             # The machine may be loaded differently at the next pause, so older measurements are discarded.
             self._plain.clear()

@@ -189,9 +189,11 @@ class Sequencer:
         in_flight = self._in_flight.pop(result.number, None)
         if in_flight and self._depth:
             passes = result.passes
+            rows = -(-result.rows // in_flight.parts)
             seconds = [spent / passes for spent in result.seconds]
             elapsed = (now - in_flight.since) / passes
-            self._depth.record_step(result.rows, seconds, elapsed, in_flight.alone)
+            parts = 1 + result.last_part, in_flight.parts
+            self._depth.record_step(rows, seconds, elapsed, in_flight.alone, *parts)
         for outcome in result.outcomes:
             state = self._sequences.get(outcome.sequence)
             if state is None:
@@ -318,6 +320,8 @@ class Sequencer:
         As long as reused tokens have to be replayed, frames carry nothing else. A frame may carry openings or
         closings without any tokens. Within the call, sequences that cannot be
         opened are rejected, see `rejections`.
+
+        The frame is returned whole. If its `last_part` is not 0, the caller sends it in parts (`cut_frame`).
         """
         self._composed = now
         max_in_flight = self._max_in_flight()
@@ -359,6 +363,7 @@ class Sequencer:
             paused=self._draft_timeout.paused,
             catching_up=self._draft_timeout.catching_up,
             extra_passes=extra_passes,
+            last_part=self._num_parts(openings, growths, chunks, closings) - 1,
         )
         if not (frame.openings or frame.segments or closings):
             return None
@@ -411,6 +416,28 @@ class Sequencer:
             return False
         families = {state.family for state in self._sequences.values() if state.root is not None}
         return len(families) > 1
+
+    def _num_parts(
+        self,
+        openings: Sequence[Opening],
+        trees: Sequence[TreeSegment],
+        chunks: Sequence[PromptChunk],
+        closings: Sequence[int],
+    ) -> int:
+        """Return in how many parts a frame travels. The result is 1 unless the frame carries one tree and
+        nothing else, no other frame is in flight, and the sequence keeps all of its KV: where several frames
+        are in flight, stages are busy without it.
+
+        openings: Openings of the frame.
+        trees: Its tree segments.
+        chunks: Its prompt chunks.
+        closings: Ids of the sequences that it closes.
+        """
+        if not self._depth or self._in_flight or len(trees) != 1 or openings or chunks or closings:
+            return 1
+        if self._sequences[trees[0].sequence].policy:
+            return 1
+        return self._depth.tree_parts(len(trees[0].tree.tokens))
 
     def _prompts_fit(self) -> bool:
         """Return whether all prompt tokens that are due fit into another frame of prompts alone: together
@@ -558,7 +585,7 @@ class Sequencer:
         self._number = frame.number
         self._plan_ended = False
         segments = frame.segments
-        self._record_in_flight(segments, now)
+        self._record_in_flight(segments, now, 1 + frame.last_part)
         informed = not (frame.paused or frame.catching_up)
         num_trees = 0
         for one in segments:
@@ -577,12 +604,13 @@ class Sequencer:
         """
         return sum([one.opening.drafted and one.root is not None for one in self._sequences.values()])
 
-    def _record_in_flight(self, segments: tuple[Segment, ...], now: float) -> None:
+    def _record_in_flight(self, segments: tuple[Segment, ...], now: float, parts: int = 1) -> None:
         """Record the newest frame as in flight, and, for `PipelineDepth`, how long its sequences stayed at
         stage 0 before it.
 
         segments: The segments of the frame.
         now: Time in seconds at which the frame is launched.
+        parts: Number of parts in which it travels.
 
         Frames that were in flight before no longer count as alone; the new frame counts as alone if none was
         in flight. Without tree segments whose sequences have had a result, no stay is recorded.
@@ -591,7 +619,7 @@ class Sequencer:
         for earlier in self._in_flight.values():
             earlier.alone = False
         families = frozenset([state.place[0] for state in tree_states])
-        self._in_flight[self._number] = InFlightFrame(now, families, not self._in_flight)
+        self._in_flight[self._number] = InFlightFrame(now, families, not self._in_flight, parts)
         returned = [state.returned_at for state in tree_states if state.returned_at is not None]
         if self._depth and returned:
             self._depth.record_gap(now - max(returned))

@@ -244,12 +244,15 @@ def encode_segment(segment: frames.Segment) -> ring_pb2.Segment:
         parent=encode_parent(segment.parent),
         scratch=segment.scratch,
         freed=segment.freed,
+        earlier=segment.earlier,
+        later=segment.later,
     )
     return ring_pb2.Segment(growth=growth)
 
 
 def decode_segment(message: ring_pb2.Segment) -> frames.Segment:
-    """Return the segment of a message. Raises WireError for an invalid tree or invalid accepted nodes.
+    """Return the segment of a message. Raises WireError for an invalid tree or invalid accepted nodes, and if
+    other parts of the frame feed all nodes.
 
     message: a chunk or a growth.
 
@@ -265,8 +268,18 @@ def decode_segment(message: ring_pb2.Segment) -> frames.Segment:
     parent = decode_parent(growth.parent) if growth.HasField("parent") else None
     tree = decode_tree(growth.tree)
     freed = check_ascending(growth.freed, "freed draft rounds")
+    require(growth.earlier + growth.later < len(tree), "other parts of the frame feed all nodes of its tree")
     return frames.TreeSegment(
-        growth.sequence, growth.draft_round, growth.committed, keep, tree, parent, growth.scratch, freed
+        sequence=growth.sequence,
+        draft_round=growth.draft_round,
+        committed=growth.committed,
+        keep=keep,
+        tree=tree,
+        parent=parent,
+        scratch=growth.scratch,
+        freed=freed,
+        earlier=growth.earlier,
+        later=growth.later,
     )
 
 
