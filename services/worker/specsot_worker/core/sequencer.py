@@ -192,7 +192,7 @@ class Sequencer:
             rows = -(-result.rows // in_flight.parts)
             seconds = [spent / passes for spent in result.seconds]
             elapsed = (now - in_flight.since) / passes
-            parts = 1 + result.last_part, in_flight.parts
+            parts = 1 + result.verified_part, in_flight.parts
             self._depth.record_step(rows, seconds, elapsed, in_flight.alone, *parts)
         for outcome in result.outcomes:
             state = self._sequences.get(outcome.sequence)
