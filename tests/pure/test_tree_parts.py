@@ -176,6 +176,6 @@ def test_stages_that_share_cores_are_found_out_by_the_clock() -> None:
 def test_a_step_in_parts_tells_what_one_part_takes() -> None:
     depth = depth_of(DEAR, 0.05)
     for _ in range(9):
-        depth.record_step(4, [6 * 0.04] * 4, 0.16 + 5 * 0.04 + 0.2, True, parts=6)
+        depth.record_step(4, [6 * 0.04] * 4, 0.16 + 5 * 0.04 + 0.2, True, parts_verified=6)
     assert depth.step_seconds(4) == pytest.approx(0.16)
     assert depth._hop_seconds(4) == pytest.approx(0.2)
