@@ -493,12 +493,14 @@ def cut_pieces(
     # The smallest lead of each piece's rows: `reduceat` reduces between neighbouring edges, and every second
     # of these ranges is a piece.
     edges = np.array((first_row, first_row + rows_of_piece)).T.reshape(-1)
-    lead = np.where(run_of < num_visible, np.minimum.reduceat(np.append(leads, 0), edges)[::2], ANCHORED)
+    # The last edge may lie after the last row, where there must be an element for `reduceat`.
+    lead = np.minimum.reduceat(np.concatenate((leads, leads[:1])), edges)[::2]
+    if anchored:
+        lead[run_of >= num_visible] = ANCHORED
     first_slot = rows_of_piece.cumsum() - rows_of_piece
-    pieces = np.stack(
-        (first_row, rows_of_piece, first_page, columns_of_piece, at[run_of] + first_column, lead, first_slot),
-        1,
-    ).astype(np.int32)
+    starts_at = at[run_of] + first_column
+    fields = first_row, rows_of_piece, first_page, columns_of_piece, starts_at, lead, first_slot
+    pieces = np.array(fields, np.int32).T.copy()
     return PieceTables(pieces, *_slots_by_row(first_row, rows_of_piece, len(leads)), pages)
 
 
@@ -545,12 +547,12 @@ def _slots_by_row(firsts: Ints, counts: Ints, rows: int) -> tuple[Numbers, Numbe
     Pieces with rows 0..1 and 0..2 have the slots 0, 1 and 2, 3, 4: starts [0, 2, 4, 5], slots [0, 2, 1, 3,
     4].
     """
-    ends = np.cumsum(counts)
+    ends = counts.cumsum()
     # The row of each slot. A stable sort by row then keeps a row's pieces in order.
-    rows_of = np.arange(ends[-1]) + np.repeat(firsts + counts - ends, counts)
+    rows_of = np.arange(ends[-1]) + (firsts + counts - ends).repeat(counts)
     starts = np.zeros(rows + 1, np.int32)
-    np.cumsum(np.bincount(rows_of, minlength=rows), out=starts[1:])
-    return starts, np.argsort(rows_of, kind="stable").astype(np.int32)
+    np.bincount(rows_of, minlength=rows).cumsum(out=starts[1:])
+    return starts, rows_of.argsort(kind="stable").astype(np.int32)
 
 
 def tabulate_prompts(
@@ -600,16 +602,20 @@ def _piece_columns(columns: Ints, tiles: Ints, page_rows: int, tile_rows: int, p
     max_columns = int(columns.max())
     # More pieces than this would all have `min_columns` columns, like the last candidate.
     max_pieces = min(max(-(-max_columns // min_columns), 1), MAX_PIECES)
-    candidates = np.maximum(-(-max_columns // np.arange(1, max_pieces + 1)), min_columns)
-    sizes = -(-candidates // page_rows) * page_rows
-    pieces = -(-columns // sizes[:, None]) @ tiles
-    cost_of_piece = sizes + PIECE_OVERHEAD_COLUMNS
-    seconds = (
-        -(-(columns @ tiles + pieces * PIECE_OVERHEAD_COLUMNS) // (places * cost_of_piece)) * cost_of_piece
-    )
+    candidates = [max(-(-max_columns // number), min_columns) for number in range(1, max_pieces + 1)]
+    # Each size once, largest first.
+    sizes = list(dict.fromkeys([-(-candidate // page_rows) * page_rows for candidate in candidates]))
+    pieces_of_size = (-(-columns // np.array(sizes)[:, None]) @ tiles).tolist()
     # `TableRoom.pieces` keeps memory for so many pieces and no more.
-    fitting = pieces <= int(tiles.sum()) + MAX_EXTRA_WAVES * places
-    return int(sizes[fitting][seconds[fitting].argmin()])
+    max_total = int(tiles.sum()) + MAX_EXTRA_WAVES * places
+    work = int(columns @ tiles)
+    seconds = dict[int, int]()
+    for size, pieces in zip(sizes, pieces_of_size):
+        if pieces <= max_total:
+            cost_of_piece = size + PIECE_OVERHEAD_COLUMNS
+            waves = -(-(work + pieces * PIECE_OVERHEAD_COLUMNS) // (places * cost_of_piece))
+            seconds[size] = waves * cost_of_piece
+    return min(seconds, key=seconds.__getitem__)
 
 
 def page_runs_of(

@@ -18,13 +18,25 @@ from specsot_drafter.core.sequences import DraftSequences
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead, HeadRows
+from specsot_drafter.heads.loading import load_head
 from specsot_drafter.loader import propose_with
 from specsot_model.attention import RowSpan, plan_attention
 from tests.drafter.ring import drafts_of, opening
 from tests.drafter.test_dflash import PUBLISHED, base, loaded
-from tests.drafter.test_engine import SHAPE, Text, engine, head, open_with, text
+from tests.drafter.test_engine import SHAPE, Text, engine, open_with, text
+from tests.models import Shape, write_base, write_head
 
-__all__ = ["base", "engine", "head", "text"]
+__all__ = ["base", "engine", "text"]
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> DraftHead:
+    """In fp64, because the rows are computed in other batches than those they are compared with: in fp32, two
+    nodes of these trees are so near each other that their order depends on the processor.
+    """
+    folder = tmp_path_factory.mktemp("models")
+    base, drafter = write_base(folder / "base", Shape(layers=7, positions=128)), write_head(folder / "head")
+    return load_head(drafter, base, torch.float64, "cpu")
 
 
 def lost(features: Features) -> Features:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from specsot_drafter.core.selection import Candidates, Floats
 from specsot_drafter.eagle_kv import DueRows, FollowedSequence, VerifiedTree
 from specsot_drafter.overlap.device_selection import MAX_CHOSEN_NODES, DeviceChoice, GrownPool
 from specsot_kernels.growing import VerifiedTrees
-from specsot_model.kv import ALIGNED, Numbers, Staging, size_of, views
+from specsot_model.kv import ALIGNED, Numbers, Shapes, Staging, size_of, views
 
 # Rows. Bounds the tree nodes of a frame after which trees grow asynchronously. Untuned.
 MAX_VERIFIED_ROWS = 2048
@@ -169,6 +170,9 @@ class VerifiedTreeSender:
         size = 2 * MAX_VERIFIED_ROWS + trees * (4 + room) + 4 * ALIGNED
         self._numbers = torch.zeros(size, dtype=torch.int32, device=device)
         self._staging = Staging(size, device)
+        # Views of the copies that were sent last, and their shapes.
+        self._shapes: Shapes = ()
+        self._views: list[Tensor] = []
         self.targets = self._numbers.new_zeros(1)
 
     def send(self, trees: Sequence[VerifiedTree], targets: Tensor) -> VerifiedTrees | None:
@@ -182,30 +186,42 @@ class VerifiedTreeSender:
         There are too many if the trees have more than MAX_VERIFIED_ROWS nodes together, or are more than the
         constructor allows. The views are valid until the next call.
         """
-        tokens = list[int]()
-        parents = list[int]()
-        tree_numbers = list[tuple[int, int, int, int]]()
-        size = self._page_rows
-        # The pages of each tree's draft rows, of all trees after each other, and where each tree's begin.
-        pages = list[int]()
-        firsts = list[int]()
-        for segment, column, own_pages in trees:
-            tree = segment.tree
-            tree_numbers.append((len(tokens), len(tree.tokens), segment.committed, column))
-            tokens += tree.tokens
-            parents += tree.parents
-            firsts.append(len(pages))
-            pages += own_pages[column // size :]
-        if len(tokens) > MAX_VERIFIED_ROWS or len(trees) > self._max_trees:
+        all_tokens = [one.segment.tree.tokens for one in trees]
+        all_parents = [one.segment.tree.parents for one in trees]
+        counts = np.array([len(tokens) for tokens in all_tokens])
+        num_tokens = int(counts.sum())
+        if num_tokens > MAX_VERIFIED_ROWS or len(trees) > self._max_trees:
             return None
-        parts = [np.array(part, np.int32) for part in (tokens, parents, tree_numbers)]
-        # The slots of `room` draft rows per tree, [trees, room], from the root's column on. A row at column c
-        # lies in the page c // size, and its slot is page * size + c % size = (page - c // size) * size + c.
-        # size 4, pages [7 2 5], column 6, room 3 -> columns [6 7 8] -> slots [10 11 20]
-        columns = parts[2][:, 3:] + np.arange(self.room, dtype=np.int32)
-        place = columns // np.int32(size)
-        page = np.array(pages, np.int32)[place - place[:, :1] + np.array(firsts, np.int32)[:, None]]
-        parts.append((page - place) * np.int32(size) + columns)
-        self._staging.send(parts, self._numbers)
-        shapes = (len(tokens),), (len(tokens),), (len(trees), 4), (len(trees), self.room)
-        return VerifiedTrees(targets, *views(self._numbers[: size_of(shapes)], shapes))
+        tokens, parents = (
+            np.fromiter(chain.from_iterable(part), np.int32, num_tokens) for part in (all_tokens, all_parents)
+        )
+        committed = [one.segment.committed for one in trees]
+        columns = [one.column for one in trees]
+        tree_numbers = np.array((counts.cumsum() - counts, counts, committed, columns), np.int32).T
+        slots = self._slots(tree_numbers[:, 3:], [one.pages for one in trees])
+        self._staging.send((tokens, parents, tree_numbers, slots), self._numbers)
+        shapes = (num_tokens,), (num_tokens,), (len(trees), 4), (len(trees), self.room)
+        # In most steps the trees are as many, and as large, as in the step before.
+        if shapes != self._shapes:
+            self._shapes = shapes
+            self._views = views(self._numbers[: size_of(shapes)], shapes)
+        return VerifiedTrees(targets, *self._views)
+
+    def _slots(self, roots: Numbers, pages: Sequence[tuple[int, ...]]) -> Numbers:
+        """Return the slots of `room` draft rows per tree, from the root's column on, int32 [trees, room].
+
+        roots: Column of each tree's root, int32 [trees, 1].
+        pages: The pages of each tree's sequence.
+
+        A row at column c lies in the page c // size, and its slot is page * size + c % size =
+        (page - c // size) * size + c.
+
+            # size 4, pages [7 2 5], column 6, room 3 -> columns [6 7 8] -> slots [10 11 20]
+        """
+        size = self._page_rows
+        held = np.array([len(own_pages) for own_pages in pages])
+        all_pages = np.fromiter(chain.from_iterable(pages), np.int32, int(held.sum()))
+        columns = roots + np.arange(self.room, dtype=np.int32)
+        places = columns // size
+        page = all_pages[places + (held.cumsum() - held)[:, None]]
+        return (page - places) * size + columns

@@ -441,6 +441,8 @@ class _TreeGraph:
         self._host_pool = Candidates(
             pool.tokens.numpy(), pool.scores.numpy(), pool.parents.numpy(), self._candidate_depths
         )
+        # What the device accepted, in the same buffer.
+        self._host_accepted: Numbers = self._host[self._pooled :].view(trees, -1).numpy()
         self._cached_tables: tuple[object, list[Numbers] | None] = ((), None)
         # What is sent before asynchronous growth; it is never written to.
         self._without_due = self._no_due_numbers()
@@ -505,8 +507,7 @@ class _TreeGraph:
 
         trees: Number of trees that were grown, which come first among those of the graph.
         """
-        offer = self._read_candidates(trees)
-        return offer, self._host[self._pooled :].view(self._size.trees, -1)[:trees].numpy()
+        return self._read_candidates(trees), self._host_accepted[:trees]
 
     def _no_due_numbers(self) -> list[Numbers]:
         """Return tables without any tree: due rows, asked rows, columns these attend to, and grown rows.
