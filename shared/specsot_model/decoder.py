@@ -107,7 +107,7 @@ class Decoder:
             if on_layer_loaded:
                 on_layer_loaded(len(self._blocks))
         self._layer_inputs = (
-            loaded_parts.fetch_layer_inputs(fetch, config, layers) if config.layer_inputs else None
+            loaded_parts.fetch_layer_inputs(fetch, config, layers) if config.layer_input_size else None
         )
         self._kv_dtype: KvDtype = kv_dtype
         self._split = split.SplitLayers(self._blocks, config, dtype, devices) if devices else None
@@ -176,7 +176,10 @@ class Decoder:
             1: no split.
 
         Raises ModelError if the directory cannot be read as a model, and InvalidRequest if the range does not
-        fit the model or no kernels support the combination of options.
+        fit the model, if it lacks a layer whose keys and values one of its layers reads, or if no kernels
+        support the combination of options. A range that begins or ends among the layers that one stage must
+        hold is loaded if its layers find their keys and values in it, although `ModelConfig.why_not_split`
+        says that it cannot be a stage.
         """
         config = read_config(directory)
         layers = Range(0, config.layers) if layers is None else layers
@@ -436,8 +439,8 @@ class Decoder:
 
     @property
     def reads_tokens(self) -> bool:
-        """Tell whether `forward` needs token ids besides the hidden states, because layers have inputs of
-        their own.
+        """Tell whether `forward` needs token ids besides the hidden states, because layers have per-layer
+        inputs.
         """
         return self._layer_inputs is not None
 
@@ -468,7 +471,8 @@ class Decoder:
         fused: [rows, Hd], the sum of the taps of earlier ranges; changed in place. None starts a new sum.
         tokens: LongTensor [rows], token ids, if the range `reads_tokens`; else they are ignored.
 
-        Return (hidden, fused). `fused` is None if it was None and this range has no tap.
+        Return (hidden, fused). `fused` is None if it was None and this range has no tap. Raises ModelError
+        without `tokens` if the range `reads_tokens`.
         """
         taps = taps or {}
         plans = self._layer_plans(plan)
@@ -511,6 +515,8 @@ class Decoder:
         plan: One attention plan for all layers, or one per layer of this range.
         kv: The KV cache of this range.
         tokens: LongTensor [rows], token ids, if the range `reads_tokens`; else they are ignored.
+
+        Raises ModelError without `tokens` if the range `reads_tokens`.
         """
         run = self._runner(positions, slots, self._layer_plans(plan), kv, tokens)
         run(hidden, range(layers.first - self.layers.first, layers.last - self.layers.first))
@@ -580,10 +586,10 @@ class Decoder:
         return run
 
     def _inputs_of_layers(self, layer_inputs: LayerInputs, tokens: Tensor | None) -> Tensor:
-        """Return the inputs of all layers of this range, [rows, layers, size].
+        """Return the per-layer inputs of all layers of this range, [rows, layers, size].
 
-        layer_inputs: Computes them.
-        tokens: LongTensor [rows], token ids.
+        layer_inputs: Computes the per-layer inputs of this range.
+        tokens: LongTensor [rows], token ids. None: unknown.
 
         Raises ModelError without token ids.
         """

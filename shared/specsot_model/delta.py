@@ -88,7 +88,7 @@ class DeltaBlock(Block):
         plan: Not used; what runs is in `kv.batches`.
         kv: The pages of the range, a `DeltaPages` that was arranged for the frame.
         layer: Index of this layer within `kv`.
-        layer_input: Not used; gated delta layers have no inputs of their own.
+        layer_input: Not used; gated delta layers have no per-layer inputs.
         """
         assert isinstance(kv, DeltaPages), "gated delta layers need the pages that Decoder.make_kv made"
         delta = self.delta

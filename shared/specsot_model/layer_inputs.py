@@ -1,11 +1,12 @@
-"""Inputs that single layers get of each token besides the hidden states (Gemma 4 E2B and E4B).
+"""Per-layer inputs, which each layer gets of each token besides the hidden states (Gemma 4 E2B and E4B).
 
-The input of layer l for a token with the id t and the embedding e is
+The input of layer l for a token with the id t is
 
     (norm(P_l e / sqrt(H)) + sqrt(size) T_l[t]) / sqrt(2)
 
-where T_l is the layer's part of an embedding, and P_l its part of a projection. A gate of the layer's hidden
-states then scales the input, and its projection is added to them; see `LayerGate`. So every stage needs the
+where e is the token's scaled embedding, H the hidden size, `size` the number of elements of the input, T_l
+the layer's part of an embedding, and P_l its part of a projection. At the end of the layer,
+norm(project(act(gate(h)) * input)) is added to the hidden states h; see `LayerGate`. So every stage needs the
 token ids, which all frames carry, and the model's embedding.
 """
 
@@ -31,14 +32,14 @@ PACKED_AT_ONCE: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """Computes the inputs of the layers of a range.
+    """Computes the per-layer inputs of a range of layers.
 
     layers: The range of layers.
-    size: Elements of the input of one layer.
+    size: Number of elements of the input of one layer.
     embedding: The model's embedding, [vocab, hidden].
     scale: Factor of the model's embeddings.
-    table: The layers' part of the embedding of the inputs, [rows * layers, size]. The rows of a token's
-        layers follow each other, so that 8-bit rows do not depend on which layers the range has.
+    table: The layers' part of the embedding of the per-layer inputs, [rows * layers, size]. The rows of a
+        token's layers follow each other, so that 8-bit rows do not depend on which layers the range has.
     projection: Their part of the projection, [layers * size, hidden].
     norm: Norm over the `size` projected numbers of a layer.
     """
@@ -56,15 +57,15 @@ class LayerInputs:
         """Load the parts of a range of layers.
 
         fetch: Reads tensors from the model's files, in the dtype and on the device of the range.
-        config: The model's config, which must have `layer_inputs`.
+        config: The model's config, which must have a `layer_input_size`.
         layers: The range of layers.
         embedding: The model's embedding, [vocab, hidden].
 
         Raises ModelError if a tensor is missing or has another shape.
         """
         names = config.names.layer_tables
-        assert names is not None, "families with layer inputs name their tables"
-        size = config.layer_inputs
+        assert names is not None, "families with per-layer inputs name their tables"
+        size = config.layer_input_size
         table_name, projection_name, norm_name = (f"{name}.weight" for name in names)
         part = slice(layers.first * size, layers.last * size)
         projection = fetch(projection_name, (config.layers * size, config.hidden))[part]
@@ -79,7 +80,7 @@ class LayerInputs:
         )
 
     def of_tokens(self, tokens: Tensor) -> Tensor:
-        """Return the inputs of all layers of the range, [rows, layers, size].
+        """Return the per-layer inputs of all layers of the range, [rows, layers, size].
 
         tokens: LongTensor [rows], token ids.
         """
@@ -96,9 +97,9 @@ class LayerInputs:
 
 
 def _fetch_table(fetch: Fetch, name: str, shape: tuple[int, int], part: slice, size: int) -> Table:
-    """Load the columns of some layers of the embedding of the inputs, [rows * layers, size], in the form in
-    which embeddings are stored. At most PACKED_AT_ONCE rows of a GGUF file are in floats at a time while they
-    are packed.
+    """Load the columns of some layers of the embedding of the per-layer inputs, [rows * layers, size], in the
+    form in which embeddings are stored. At most PACKED_AT_ONCE rows of a GGUF file are in floats at a time
+    while they are packed.
 
     fetch: Reads tensors from the model's files.
     name: Name of the tensor.

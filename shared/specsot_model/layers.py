@@ -41,7 +41,8 @@ Part = TypeVar("Part")
 # A norm, [rows, ..., size] -> the same shape.
 AnyNorm = Callable[[Tensor], Tensor]
 # Applies rotary embedding to the queries and keys of [rows, heads + 2 * kv_heads, head_dim], in place, and
-# stores keys and values in the KV cache.
+# stores keys and values in the KV cache. In a layer that reads another one's KV, the argument is [rows,
+# heads, head_dim], queries alone, and nothing is stored.
 RotateAndStore = Callable[[Tensor], None]
 
 
@@ -133,7 +134,7 @@ class Block:
         self.scale = fetch(f"{layer}.{names.layer_scale}", (1,)) if names.layer_scale else None
         self.input_gate = (
             LayerGate.fetch(fetch, layer, config, names.layer_input)
-            if config.layer_inputs and names.layer_input
+            if config.layer_input_size and names.layer_input
             else None
         )
 
@@ -147,10 +148,11 @@ class Block:
         layer: int,
         layer_input: Tensor | None = None,
     ) -> None:
-        """Add this layer's attention and MLP updates to the residual stream [rows, hidden], in place.
+        """Add this layer's attention and MLP updates to the residual stream [rows, hidden], in place, and
+        then the update of its per-layer input if it has one.
 
         layer: Index of this layer within `kv`, which starts at the first layer of the range.
-        layer_input: [rows, size], the layer's own input, see `LayerInputs`; None: it has none.
+        layer_input: [rows, size], the layer's per-layer input, see `LayerInputs`; None: it has none.
         hidden: [rows, hidden], the residual stream.
         table: Rotations of the rows' queries and keys; see `Rotary.table`.
         places: Page and offset at which the KV of each row is stored; see `KVPages.locate`.
@@ -164,8 +166,9 @@ class Block:
         cache.
 
         The function takes [rows, heads + 2 * kv_heads, head_dim]: queries, keys and values of the batch; with
-        latent attention [rows, heads + 1, head_dim], queries and the row that is stored. Of a layer that
-        reads the keys and values of another one, it takes [rows, heads, head_dim] and stores nothing.
+        latent attention [rows, heads + 1, head_dim], queries and the row that is stored; in a layer that
+        reads another one's KV, [rows, heads, head_dim], queries alone, which it rotates without storing
+        anything.
 
         table: Rotations of the rows' queries and keys; see `Rotary.table`.
         places: Page and offset at which the KV of each row is stored; see `KVPages.locate`.
@@ -177,7 +180,8 @@ class Block:
         def rotate_and_store(heads: Tensor) -> None:
             """Rotate queries and keys in place, and store keys and values in the KV cache.
 
-            heads: [rows, heads + 2 * kv_heads, head_dim], queries, keys and values of the batch.
+            heads: [rows, heads + 2 * kv_heads, head_dim], queries, keys and values of the batch; in a layer
+                that reads another one's KV, [rows, heads, head_dim], queries alone, and nothing is stored.
             """
             if not config.stores_kv:
                 rotate(heads, table.narrow(1, 0, config.heads))
@@ -196,19 +200,20 @@ class Block:
         plan: AttentionPlan,
         layer_input: Tensor | None = None,
     ) -> None:
-        """Add this layer's attention and MLP updates to the residual stream, in place, and then that of its
-        own input if it has one.
+        """Add this layer's attention and MLP updates to the residual stream, in place, and then the update of
+        its own input; None skips that update.
 
         A parallel model (`config.parallel`) computes the MLP from the hidden states before attention; every
         other model from those after it. Norms after attention and MLP are applied if the model has them.
 
         hidden: [rows, hidden], the residual stream.
         rotate_and_store: Called between the projections and attention with queries, keys and values, [rows,
-            heads + 2 * kv_heads, head_dim]; rotates them in place and stores keys and values.
+            heads + 2 * kv_heads, head_dim]; rotates queries and keys in place and stores keys and values. In
+            a layer that reads another one's KV, it is called with [rows, heads, head_dim], queries alone.
         kv_layer: [2, pages, kv_heads, page_rows, head_dim], the KV pages of this layer, or of the one whose
             keys and values it reads.
         plan: The attention plan of the frame.
-        layer_input: [rows, size], the layer's own input; None: it has none.
+        layer_input: [rows, size], the layer's per-layer input; None: no update of it.
         """
         update = self.attention(hidden, rotate_and_store, kv_layer, plan)
         if self.config.parallel:
@@ -232,7 +237,8 @@ class Block:
 
         hidden: [rows, hidden], the residual stream; not changed.
         rotate_and_store: Rotates queries and keys in place and stores keys and values; see `update`.
-        kv_layer: [2, pages, kv_heads, page_rows, head_dim], the KV pages of this layer.
+        kv_layer: [2, pages, kv_heads, page_rows, head_dim], the KV pages of this layer, or of the one whose
+            keys and values it reads.
         plan: The attention plan of the frame.
         """
         projected = self.qkv(self.input_norm(hidden))
@@ -256,7 +262,8 @@ class Block:
 
         Queries and keys are not changed if the model has no head norms (QK norm).
 
-        heads: [rows, heads + 2 * kv_heads, head_dim], queries, keys and values in this order.
+        heads: [rows, heads + 2 * kv_heads, head_dim], queries, keys and values in this order; in a layer that
+            reads another one's KV, [rows, heads, head_dim], queries alone.
         """
         config = self.config
         if self.value_norm is not None:
@@ -271,19 +278,14 @@ class Block:
 
 
 class LayerGate:
-    """What adds a layer's own input to the residual stream: norm(project(act(gate(hidden)) * input)).
-
-    gate: The product [hidden] -> size.
-    project: The product [size] -> hidden.
-    norm: The norm over what is added.
-    activation: The model's activation function.
-    """
+    """Computes norm(project(act(gate(hidden)) * input)), which a per-layer input adds to the hidden
+    states."""
 
     def __init__(self, gate: Linear, project: Linear, norm: AnyNorm, activation: Activation) -> None:
         """Store the parts.
 
-        gate: The product [hidden] -> size.
-        project: The product [size] -> hidden.
+        gate: Linear layer from hidden_size to size.
+        project: Linear layer from size to hidden_size.
         norm: The norm over what is added.
         activation: The model's activation function.
         """
@@ -304,7 +306,7 @@ class LayerGate:
         Raises ModelError if a tensor is missing or has another shape.
         """
         gate, project, norm = (f"{layer}.{name}" for name in names)
-        size = config.layer_inputs
+        size = config.layer_input_size
         return cls(
             fuse_projections(fetch, [gate], (size, config.hidden), bias=False),
             fuse_projections(fetch, [project], (config.hidden, size), bias=False),
@@ -316,7 +318,7 @@ class LayerGate:
         """Return what is added to the residual stream, [rows, hidden].
 
         hidden: [rows, hidden], the residual stream; not changed.
-        layer_input: [rows, size], the layer's own input.
+        layer_input: [rows, size], the layer's per-layer input.
         """
         return self._norm(self._project(self._activate(self._gate(hidden)) * layer_input))
 

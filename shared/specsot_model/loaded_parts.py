@@ -32,8 +32,7 @@ class LoadedParts:
     embedding: The embedding; None: not loaded.
     norm: The final norm; None: not loaded.
     head: The lm_head; None: not loaded.
-    layer_inputs: What computes the inputs of single layers, of the last range that was loaded; None: not
-        loaded.
+    layer_inputs: Per-layer inputs of the range loaded last. None: not loaded.
     """
 
     blocks: dict[int, Block] = field(default_factory=dict[int, Block])
@@ -69,11 +68,11 @@ class LoadedParts:
         return self.blocks[index]
 
     def fetch_layer_inputs(self, fetch: Fetch, config: ModelConfig, layers: Range) -> LayerInputs:
-        """Return what computes the inputs of the layers of a range; load it, and the model's embedding, if
-        they are not loaded. Another range's parts are dropped.
+        """Return what computes the per-layer inputs of a range; load it, and the model's embedding, if they
+        are not loaded. The per-layer inputs of another range are dropped.
 
         fetch: Reads tensors from the model's files, in the dtype and on the device of the range.
-        config: The model's config, which must have `layer_inputs`.
+        config: The model's config, which must have a `layer_input_size`.
         layers: The range of layers.
 
         Raises ModelError if a tensor is missing or has another shape.
@@ -88,15 +87,16 @@ class LoadedParts:
     def drop_all_but(self, layers: Range, config: ModelConfig) -> None:
         """Drop everything that a range of layers does not need.
 
-        The embedding goes unless the range has the first layer, or layers have inputs of their own; the final
-        norm and the lm_head go unless it has the last.
+        The embedding is dropped unless the range has the first layer, or layers have per-layer inputs; the
+        final norm and the lm_head are dropped unless the range has the last layer. The per-layer inputs stay
+        until `fetch_layer_inputs` replaces them.
 
         layers: The range whose layers, and embedding or lm_head if it is an end of the model, stay loaded.
         config: The model's config, which has the number of layers.
         """
         needed = range(layers.first, layers.last)
         self.blocks = {index: block for index, block in self.blocks.items() if index in needed}
-        if layers.first and not config.layer_inputs:
+        if layers.first and not config.layer_input_size:
             self.embedding = None
         if layers.last < config.layers:
             self.norm = self.head = None
@@ -121,7 +121,7 @@ class AbsentWeights(Weights):
         fetch = Fetch(self, torch.float32, "meta")
         for layer in range(config.layers):
             parts.fetch(fetch, config, layer)
-        if config.layer_inputs:
+        if config.layer_input_size:
             parts.fetch_layer_inputs(fetch, config, Range(0, config.layers))
 
     def names(self) -> tuple[str, ...]:

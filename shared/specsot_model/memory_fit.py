@@ -152,7 +152,7 @@ def tensors_of(files: Weights, config: ModelConfig, layers: Range) -> list[str]:
     """Return the names of all tensors that a range of layers reads.
 
     The embedding, final norm and lm_head are named as well if the range has the first or the last layer. If
-    layers have inputs of their own, every range reads the embedding and the tables of these inputs.
+    layers have per-layer inputs, every range reads the embedding and the tables of these inputs.
 
     files: Source of the tensors; only their names are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
@@ -163,7 +163,7 @@ def tensors_of(files: Weights, config: ModelConfig, layers: Range) -> list[str]:
     # A tied model has one table for embedding and lm_head, so both ends of the model may read either.
     if layers.first == 0 or layers.last == config.layers:
         parts += names.embedding, names.norm, names.head
-    elif config.layer_inputs:
+    elif config.layer_input_size:
         parts.append(names.embedding)
     parts += _layer_tables(config)
     return [name for part in parts for name in files.under(part)]
@@ -172,8 +172,8 @@ def tensors_of(files: Weights, config: ModelConfig, layers: Range) -> list[str]:
 def weights_of(files: Weights, config: ModelConfig, layers: Range, weight_form: WeightForm) -> int:
     """Return the bytes of weights that a range of layers takes on a device.
 
-    The first layer brings the embedding, the last one the final norm and the lm_head. If layers have inputs
-    of their own, every range has the embedding. A tied model's table counts once if the range has both
+    The first layer brings the embedding, the last one the final norm and the lm_head. If layers have
+    per-layer inputs, every range has the embedding. A tied model's table counts once if the range has both
     embedding and lm_head and they share it, or if the packed copy of the table is left out because it is
     small.
 
@@ -185,7 +185,7 @@ def weights_of(files: Weights, config: ModelConfig, layers: Range, weight_form: 
     in_layers = sum(
         _layer_bytes(files, config, layer, weight_form) for layer in range(layers.first, layers.last)
     )
-    embeds = layers.first == 0 or config.layer_inputs
+    embeds = layers.first == 0 or config.layer_input_size
     embedding = _embedding_bytes(files, config, weight_form) if embeds else 0
     lm_head = _lm_head_bytes(files, config, weight_form) if layers.last == config.layers else 0
     copy_is_small = (weight_form.itemsize, weight_form.quantization) == (4, None) and embedding <= 4 * SMALL
@@ -202,7 +202,7 @@ def bytes_read_per_token(
 
     Of the experts, only the chosen ones are read; of the embedding, nothing is counted. Experts are the
     tensors with ".experts." in their name, and the fraction of them that is read is chosen / experts. The
-    embedding is subtracted if the range has it, and so is that of the inputs of its layers.
+    embedding is subtracted if the range has it, and so is that of the per-layer inputs.
 
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
@@ -220,9 +220,9 @@ def bytes_read_per_token(
         if ".experts." in name
     )
     not_read = experts * (1 - config.routing.chosen / config.routing.experts) if config.routing else 0
-    if config.layer_inputs:
+    if config.layer_input_size:
         not_read += len(layers) * _input_table_bytes(files, config, weight_form)
-    embeds = layers.first == 0 or config.layer_inputs
+    embeds = layers.first == 0 or config.layer_input_size
     return total - not_read - (_embedding_bytes(files, config, weight_form) if embeds else 0)
 
 
@@ -266,8 +266,8 @@ def drafter_bytes(files: Weights, weight_form: WeightForm) -> int:
 
 
 def _layer_bytes(files: Weights, config: ModelConfig, layer: int, weight_form: WeightForm) -> int:
-    """Return the bytes of one layer on each of the devices that share it: an equal part of the whole, rounded
-    down. The layer's part of what makes the inputs of single layers is included.
+    """Return the bytes of one layer on each of the devices that share it: an equal part of the layer's own
+    tensors, rounded down. Its tables of per-layer inputs count in full on each device.
 
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
@@ -276,7 +276,7 @@ def _layer_bytes(files: Weights, config: ModelConfig, layer: int, weight_form: W
     """
     names = files.under(config.names.layer.format(layer))
     own = sum(_tensor_bytes(files, config, name, weight_form) for name in names) // weight_form.parts
-    if not config.layer_inputs:
+    if not config.layer_input_size:
         return own
     projection = [name for module in _layer_tables(config)[1:] for name in files.under(module)]
     return (
@@ -287,19 +287,19 @@ def _layer_bytes(files: Weights, config: ModelConfig, layer: int, weight_form: W
 
 
 def _layer_tables(config: ModelConfig) -> tuple[str, ...]:
-    """Return the module names of what makes the inputs of single layers: embedding, projection, norm. Empty
-    if layers have no such inputs.
+    """Return the names of the modules that make the per-layer inputs: embedding, projection, norm. Empty if
+    layers have no such inputs.
 
     config: The model's config.
     """
-    return (config.names.layer_tables or ()) if config.layer_inputs else ()
+    return (config.names.layer_tables or ()) if config.layer_input_size else ()
 
 
 def _input_table_bytes(files: Weights, config: ModelConfig, weight_form: WeightForm) -> int:
-    """Return the bytes of one layer's part of the embedding of the inputs of single layers.
+    """Return the bytes of one layer's part of the embedding of the per-layer inputs.
 
     files: Source of the tensors; only their names and shapes are read.
-    config: The model's config, which must have `layer_inputs`.
+    config: The model's config, which must have a `layer_input_size`.
     weight_form: The form in which weights are stored once they are loaded.
     """
     return weight_form.of_embedding.bytes(files, files.under(_layer_tables(config)[0])) // config.layers

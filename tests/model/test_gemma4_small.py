@@ -60,7 +60,7 @@ CUTS = {"e2b": (1, 2, 6), "e4b": (1, 6), "inputs alone": (1, 2, 3, 4, 5, 6), "re
 
 def write(directory: Path, name: str = "e2b", **changes: Any) -> torch.nn.Module:
     model = write_model(directory, "gemma4_text", **{**E2B, **KINDS[name], **changes})
-    # Without this, Transformers fails for readers in a model without inputs of single layers.
+    # Without this, Transformers fails for readers in a model without per-layer inputs.
     model.config.output_hidden_states = True
     return model
 

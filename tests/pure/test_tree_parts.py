@@ -94,11 +94,11 @@ def test_a_stage_rejects_parts_under_a_policy_and_parts_without_nodes() -> None:
     frame = frame_of(Tree((1, 2), (0, 0)), 2)
     table = table_of(Window(4, 16))
     for part in cut_frame(frame):
-        with pytest.raises(WireError, match="cannot travel in parts"):
+        with pytest.raises(WireError, match="cannot travel in parts, because its KV policy hides tokens"):
             plan_frame(table, part)
     (segment,) = frame.segments
     assert isinstance(segment, TreeSegment)
-    with pytest.raises(WireError, match="this one has 0 nodes"):
+    with pytest.raises(WireError, match="this part has no nodes"):
         plan_frame(table_of(), replace(frame, segments=(replace(segment, earlier=1, later=1),)))
 
 
@@ -176,6 +176,6 @@ def test_stages_that_share_cores_are_found_out_by_the_clock() -> None:
 def test_a_step_in_parts_tells_what_one_part_takes() -> None:
     depth = depth_of(DEAR, 0.05)
     for _ in range(9):
-        depth.record_step(4, [6 * 0.04] * 4, 0.16 + 5 * 0.04 + 0.2, True, parts=6)
+        depth.record_step(4, [6 * 0.04] * 4, 0.16 + 5 * 0.04 + 0.2, True, parts_verified=6)
     assert depth.step_seconds(4) == pytest.approx(0.16)
     assert depth._hop_seconds(4) == pytest.approx(0.2)

@@ -42,12 +42,12 @@ def test_a_family_is_spread_past_the_knee_or_where_rows_travel_long(
 
 def test_a_spread_changes_only_for_a_clear_gain_and_ends_where_there_is_none():
     flat, steep = flow_of(FLAT), flow_of(STEEP)
-    flat.parts = 2
+    flat.num_frames = 2
     assert flat.frames_per_family(96, 6, 4) == 1, "each frame costs something that no curve tells"
     assert steep.frames_per_family(240, 6, 4) == 4
     assert flow_of(KNEE).frames_per_family(100, 6, 4) == 2
     little, wavering = flow_of(KNEE, hops=0.03), flow_of(KNEE, hops=0.03)
-    wavering.parts = 2
+    wavering.num_frames = 2
     assert little.frames_per_family(98, 6, 4) == 1, "two would be an eighth better"
     assert wavering.frames_per_family(98, 6, 4) == 2, "and are kept"
 

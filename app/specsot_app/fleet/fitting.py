@@ -171,7 +171,7 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
         workers=len(places),
         model_layers=config.layers,
         tail_layers=config.tail,
-        embeds_everywhere=config.layer_inputs > 0,
+        embeds_everywhere=config.layer_input_size > 0,
         drafter="none" if draft_memory is None else "eagle",
     )
     forms = _other_forms(base, layer_memory[0])

@@ -459,7 +459,7 @@ def _ring_config(ring: RingOptions, model: ModelInfo, shape: ModelConfig) -> Rin
 
     ring: the options of the rings.
     model: what clients learn of the model; its fingerprint and number of layers are used.
-    shape: the model's config, which says where it can be cut.
+    shape: the model's config, which says where the model can be cut and whether every stage embeds.
     """
     wished = {one.name: getattr(ring, one.name) for one in fields(ring)}
     grace = ring.drafter_wait if ring.drafts else 0
@@ -468,6 +468,6 @@ def _ring_config(ring: RingOptions, model: ModelInfo, shape: ModelConfig) -> Rin
         fingerprint=model.fingerprint,
         model_layers=model.layers,
         tail_layers=shape.tail,
-        embeds_everywhere=shape.layer_inputs > 0,
+        embeds_everywhere=shape.layer_input_size > 0,
         drafter_grace=grace,
     )

@@ -55,15 +55,16 @@ def run_and_verify_part(
 ) -> tuple[float, VerifiedFrame | None]:
     """Run a part of a frame through the last stage, and verify the frame and send its result if that is
     possible now. Return the seconds that this stage computed for the part, and the verified frame, or None if
-    further parts are awaited, or if the frame was verified before.
+    further parts are awaited. If the frame was verified before, apply only the page operations of this part,
+    and return 0.0 seconds and None.
 
     stage: The layer range of this worker.
     verifier: The verifier of this worker.
     links: Links of this stage.
     frame: Any part of a frame, as it arrived.
 
-    Of a part that does not matter any more, only the page operations are applied, in 0 seconds. If its hidden
-    states travel apart from the frame (`--transport direct`), they must be received, so it is run.
+    If the hidden states of a part that comes after the verification travel apart from the frame
+    (`--transport direct`), they must be received, so the part is run all the same.
     """
     if verifier.is_verified(frame):
         if isinstance(frame.hidden, PendingRows):
@@ -99,14 +100,14 @@ def reporting(links: RingLinks, verify: Verify) -> Verify:
 
 
 def report(links: RingLinks, verified: VerifiedFrame) -> None:
-    """Send a result from the thread that has it.
+    """Send a frame's result to stage 0 and then to the master. Call this on the thread that verified the
+    frame.
 
     links: Links of this stage. A receiver that is not linked is skipped.
     verified: The result of a frame, with the trees that were drafted on this thread.
 
-    Stage 0, whose next step waits for the result, receives it first, with these trees. The master is second.
-
-    Stage 0 is sent the result only if it is another process.
+    Stage 0 receives the result first, with these trees, because its next step waits for the result. It is
+    sent the result only if it is another process.
     """
     if links.sequencer:
         for message in (verified.result, *(verified.drafts or ())):

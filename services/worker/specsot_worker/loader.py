@@ -78,8 +78,7 @@ class StageLoader:
         gpus: Callable[[str], dict[str, str]] = gpus_on,
         prepare_frame: Callable[[], None] | None = None,
     ) -> None:
-        """Read the model's configuration. Nothing is loaded yet. Raises ModelError if `layers` are beyond the
-        model's layers.
+        """Read the model's configuration. Nothing is loaded yet.
 
         options: Model and device.
         name: Name of the worker.
@@ -92,10 +91,11 @@ class StageLoader:
             id.
         prepare_frame: Called before a stage runs each frame. None: nothing is called.
 
-        Raises InvalidRequest for an unknown quantization, and ModelError if the packages that a quantization
-        needs are missing, or if a family that our decoder does not know cannot run over layer ranges.
-        InvalidRequest is also raised if the model cannot be split over
-        `tensor_parallel` devices, or if there are too few of them.
+        Raises InvalidRequest for an unknown quantization, and if the model cannot be split over
+        `tensor_parallel` devices, or if there are too few of them. Raises ModelError if the packages that a
+        quantization needs are missing, if a family that our decoder does not know cannot run over layer
+        ranges, if `layers` are beyond the model's layers, and if they cannot be a stage because layers read
+        the keys and values of others, see `ModelConfig.why_not_split`.
         """
         self._options = options = as_published(options, options.base)
         self._name = name

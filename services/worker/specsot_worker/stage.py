@@ -319,8 +319,9 @@ class DecoderStage:
         call of `PolicySpan.at` returns a new `sight`, so that no two layers have the same object.
 
         A frame also runs kernel by kernel without captured graphs, and if its layers see different KV; this
-        is counted, see `_warn_uncaptured`. A part of a frame always does: where graphs are captured, steps of
-        many tokens take as long as steps of few, so that trees hardly ever travel in parts.
+        is counted, see `_warn_uncaptured`. A part of a frame always runs kernel by kernel, and is not
+        counted: where graphs are captured, steps of many tokens take as long as steps of few, so that trees
+        hardly ever travel in parts.
         """
         entry, earlier_taps = self._inputs(frame, len(plan.slots))
         end_layers = self.layers.first, self.layers.last - 1
@@ -418,7 +419,7 @@ class DecoderStage:
 
         frame: The frame to run.
 
-        Raises WireError if a token id is beyond the vocabulary.
+        Raises WireError if a token id is negative or beyond the vocabulary.
         """
         if not self._decoder.reads_tokens:
             return None

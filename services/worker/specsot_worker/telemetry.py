@@ -139,7 +139,7 @@ class WorkerTelemetry(WorkerObserver):
         self._step.observe(now - began)
         # The last hop is the way back to stage 0.
         if len(result.seconds) > 1:
-            computing = path_seconds(result.seconds, 1 + result.last_part)
+            computing = path_seconds(result.seconds, 1 + result.verified_part)
             self._hop.observe(max(now - began - computing, 0.0) / len(result.seconds))
         if span:
             brought = sum(len(outcome.tokens) for outcome in result.outcomes)

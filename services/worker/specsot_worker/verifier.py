@@ -108,7 +108,8 @@ class FrameParts:
 
     def join(self) -> Frame:
         """Return the frame with the rows and compute seconds of all parts so far. Its tree is whole, even if
-        it has more nodes than there are rows.
+        it has more nodes than there are rows. `part` is that of the newest part; `last_part` stays as sent,
+        so `part` < `last_part` means that parts were not awaited.
         """
         newest = self.frames[-1]
         return replace(
@@ -122,8 +123,9 @@ class FrameParts:
 
 def _joined(parts: Sequence[Payload | None]) -> torch.Tensor | None:
     """Return the rows of all parts, one after the other, [num_tokens, width]. None if there are none.
+    Payloads that are not torch tensors are left out: the last stage computes tensors only.
 
-    parts: Rows of each part, which the last stage has computed. None: the frame has no such rows.
+    parts: Rows of each part. None: the frame has no such rows.
     """
     rows = [one for one in parts if isinstance(one, torch.Tensor)]
     return torch.cat(rows) if rows else None
@@ -218,8 +220,8 @@ class Verifier:
         committed.
 
         frame: A frame that has passed every layer, with the hidden states of the last layer.
-        logits: Logits of its tokens, [num_tokens, vocab], if they have been computed already. They may end
-            before the last nodes of a tree, if acceptance does not reach these.
+        logits: Logits [n, vocab] of the first n tokens. They may end before the last nodes of a tree that
+            acceptance does not reach. None: computed here.
 
         Segments of sequences whose grammar is still being compiled are held back; `verify_pending` verifies
         them.
@@ -265,10 +267,9 @@ class Verifier:
 
         frame: The next part of the frame, which has passed every layer. The frame was not verified before.
 
-        Raises WireError if the frame does not carry one tree and nothing else.
+        Raises WireError if the frame does not carry exactly one tree segment and its hidden states.
 
-        On a GPU, and for a sequence with a soft end, all parts are awaited: the host would wait for the
-        device once more per part, and a soft end may change a target.
+        All parts are awaited where `_is_decided` returns False for every part.
         """
         began = time.perf_counter()
         if self._parts.number != frame.number:
@@ -289,7 +290,9 @@ class Verifier:
         return verified.result.seconds[-1] - earlier_seconds, verified
 
     def _is_decided(self, segment: TreeSegment, parts: Sequence[torch.Tensor]) -> bool:
-        """Return whether the parts of a frame so far decide which nodes of its tree are accepted.
+        """Return whether the parts of a frame so far decide which nodes of its tree are accepted. False on a
+        GPU, where the host would wait for the device once more per part; for a soft end, which may change a
+        target; and for a sequence that does not decode.
 
         segment: The whole tree.
         parts: Logits of each part so far, [num_tokens, vocab].
@@ -745,7 +748,8 @@ def _result(frame: Frame, outcomes: tuple[Outcome, ...], prefixes: tuple[PrefixP
 
     The result also has the frame's compute seconds, the number of tokens of each pass, the number of trees
     with more nodes than the root, and the number of drafted nodes, roots excluded. In a frame of several
-    passes nothing is drafted.
+    passes nothing is drafted. Of a frame in parts, the counts are those of the whole tree, and
+    `verified_part` is `frame.part`, with which the frame was verified.
     """
     rows = num_tokens_of(frame.segments) // (1 + frame.extra_passes)
     trees = [one.tree for one in frame.segments if isinstance(one, TreeSegment)]

@@ -68,7 +68,8 @@ POLL_SECONDS = 0.01
 
 
 def depth_of(configuration: Configuration) -> PipelineDepth:
-    """Return what decides by measured times how deep the pipeline is.
+    """Return the estimator that decides from measured step times how many frames are in flight and in how
+    many parts a tree travels.
 
     configuration: The epoch as the master has configured it.
     """
@@ -132,8 +133,8 @@ class Worker:
         verify_thread: Executor of another thread, on which a last stage that is not also the first awaits
             verification results. Used on GPUs, which meanwhile compute frames that have been launched
             already. None: frames are verified on the compute thread.
-        make_depth: Returns what decides, on stage 0, how many frames are in flight, and in how many parts a
-            tree travels.
+        make_depth: Returns the estimator that decides, on stage 0, from measured step times how many frames
+            are in flight and in how many parts a tree travels.
         """
         self._make_depth = make_depth
         self._loader = loader
@@ -464,7 +465,7 @@ class Worker:
             await self._send_result(active, await (active.async_verifier or self._compute).run(verify))
 
     async def _launch_next(self, active: _WorkerEpoch) -> float | None:
-        """Compose and run the next frame, if this is stage 0 and a frame is due.
+        """Compose and run the next frame, part by part if it is cut, if this is stage 0 and a frame is due.
 
         active: The current epoch.
 
@@ -510,7 +511,8 @@ class Worker:
 
     async def _run_frame(self, active: _WorkerEpoch, frame: Frame) -> None:
         """Run a frame and send what comes of it: hidden states to the next stage, or results to every
-        receiver. With an `async_verifier`, the frame is only launched here and queued for verification.
+        receiver. With an `async_verifier`, the frame is only launched here and queued for verification. A
+        part of a frame is always computed here.
 
         active: The current epoch.
         frame: The frame from the preceding stage, or, on stage 0, from the sequencer.
@@ -557,6 +559,10 @@ class Worker:
         active: The current epoch.
         verifier: Its verifier.
         frame: Any part of a frame.
+
+        Nothing is sent for further parts of a frame whose result has been sent. Features are sent here; the
+        result itself has been sent from the compute thread already, unless the epoch has no separate links
+        for results.
 
         Raises Hung if the computation exceeds its time limit.
         """

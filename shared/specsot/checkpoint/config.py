@@ -152,10 +152,10 @@ class ModelConfig:
     stores_kv: False in the config of a layer that reads the keys and values of another one; see `of_layer`.
     reader_intermediate: Width of the MLP in layers without keys and values of their own; None: that of the
         others.
-    layer_inputs: Number of elements of the input that each layer gets of a token besides the hidden states:
-        from an embedding of its own, and from the token's embedding (Gemma 4 E2B and E4B). 0: layers have no
-        such input.
-    layer_input_vocab: Number of rows of the embedding of these inputs; 0 without them.
+    layer_input_size: Number of elements of a per-layer input, which each layer gets of a token besides the
+        hidden states: from an embedding of its own, and from the token's embedding (Gemma 4 E2B and E4B). 0:
+        layers have no such input.
+    layer_input_vocab: Number of rows of the embedding of the per-layer inputs; 0 without them.
     gated_heads: True if each query head's output is multiplied by a sigmoid gate.
     delta: Sizes of the gated delta layers; None: every layer attends.
     latent: Sizes of multi-head latent attention; None: every head has keys and values in the pages.
@@ -208,7 +208,7 @@ class ModelConfig:
     first_reader: int | None = None
     stores_kv: bool = True
     reader_intermediate: int | None = None
-    layer_inputs: int = 0
+    layer_input_size: int = 0
     layer_input_vocab: int = 0
     gated_heads: bool = False
     delta: Delta | None = None
@@ -225,8 +225,11 @@ class ModelConfig:
         return self.delta is not None and layer in self.delta.layers
 
     def of_layer(self, layer: int) -> ModelConfig:
-        """Return this config with the heads, and the width of the MLP, of one layer: `self` if all layers are
-        alike.
+        """Return this config as it holds for one layer; `self` if `wide` is None.
+
+        The heads are those of the layer. In a layer that reads the keys and values of another one,
+        `stores_kv` is False, and `intermediate` is `reader_intermediate` if the model has one. In a layer in
+        `windowed`, `keys_as_values` is False.
 
         layer: number of the layer, counted from 0.
         """
@@ -242,8 +245,8 @@ class ModelConfig:
         return replace(config, kv_heads=kv_heads, head_dim=head_dim)
 
     def kv_source(self, layer: int) -> int:
-        """Return the number of the layer whose keys and values a layer reads: itself, or for the layers from
-        `first_reader` on the last layer before that with the same kind of attention.
+        """Return the number of the layer whose keys and values a layer reads: itself, or, for the layers from
+        `first_reader` on, the last layer before `first_reader` of the same kind: in `windowed`, or not.
 
         layer: number of the layer, counted from 0.
 
@@ -256,8 +259,8 @@ class ModelConfig:
 
     @property
     def tail(self) -> int:
-        """Return how many of the last layers one stage must hold, because they read each other's keys and
-        values: at least 1, as every stage has a layer.
+        """Return how many of the last layers one stage must hold, because the last layers read the keys and
+        values of earlier ones among them: at least 1, as every stage has a layer.
         """
         if self.first_reader is None:
             return 1
@@ -836,26 +839,27 @@ def _wide(fields: Fields, heads: int, kv_heads: int) -> dict[str, Any]:
 
 def _layer_inputs_and_readers(fields: Fields, family: Family, windowed: frozenset[int]) -> dict[str, Any]:
     """Return what Gemma 4 E2B and E4B have and the larger models do not, as arguments of `ModelConfig`:
-    inputs of single layers, and layers that read the keys and values of earlier ones.
+    per-layer inputs, and layers that read the keys and values of earlier ones.
 
     fields: the fields of the config.
     family: the model's family.
     windowed: numbers of the sliding-window layers.
 
     Raises ModelError if no layer with keys and values has the kind of attention of a layer without them, if
-    the embedding of the inputs has fewer rows than there are token ids, and if tokens see later tokens.
+    the embedding of the per-layer inputs has fewer rows than there are token ids, and if tokens see later
+    tokens.
     """
     if fields.values.get("use_bidirectional_attention") == "all":
         raise ModelError(f"{fields.source}: use_bidirectional_attention 'all' is not supported")
-    inputs = fields.index("hidden_size_per_layer_input", family.embedded_layers)
+    size = fields.index("hidden_size_per_layer_input", family.layer_input_size)
     vocab = fields.count("vocab_size", family.vocab)
-    rows = fields.count("vocab_size_per_layer_input", vocab) if inputs else 0
-    if inputs and rows < vocab:
+    rows = fields.count("vocab_size_per_layer_input", vocab) if size else 0
+    if size and rows < vocab:
         raise ModelError(
             f"{fields.source}: vocab_size_per_layer_input is {rows}, less than vocab_size {vocab}"
         )
     layers, num_readers = fields.count("num_hidden_layers"), fields.index("num_kv_shared_layers", 0)
-    found: dict[str, Any] = {"layer_inputs": inputs, "layer_input_vocab": rows}
+    found: dict[str, Any] = {"layer_input_size": size, "layer_input_vocab": rows}
     if not num_readers:
         return found
     first = layers - num_readers

@@ -66,10 +66,11 @@ class Names:
         without a suffix.
     expert_scale: Factors [experts] of the weights of experts; a full name without a suffix.
     layer_scale: A factor [1] of the residual stream after the layer; a full name without a suffix.
-    layer_tables: The embedding, the projection and its norm from which the inputs of single layers are made
-        (Gemma 4 E2B and E4B), see `ModelConfig.layer_inputs`. They are not names inside a layer.
-    layer_input: What adds such an input to the residual stream: the gate, the projection, and the norm over
-        its output.
+    layer_tables: The embedding, the projection and its norm from which the per-layer inputs are made (Gemma 4
+        E2B and E4B), see `ModelConfig.layer_input_size`. They are not names inside a layer. None: layers have
+        no such input.
+    layer_input: What adds a per-layer input to the residual stream: the gate, the projection, and the norm
+        over its output. None: layers have no such input.
     gate_up: One tensor of the MLP's gate and up. If empty, they are apart.
     gate: The MLP's gate.
     up: The MLP's up projection.
@@ -318,8 +319,8 @@ class Family:
     chosen_field: Name of the field with the number of experts per token.
     global_heads: True if layers without a window have heads of their own (Gemma 4), see `ModelConfig.wide`,
         values are normed, and enable_moe_block says whether there are experts.
-    embedded_layers: Default of hidden_size_per_layer_input, the size of the inputs of single layers; 0: the
-        layers have none.
+    layer_input_size: Default of hidden_size_per_layer_input, the number of elements of a per-layer input; 0:
+        layers have no such input.
     multiplied: True if the config's embedding_multiplier, residual_multiplier, attention_multiplier and
         logits_scaling are read (Granite).
     dense_hybrid: True if other models of the family have Mamba layers or experts, which are refused, and if
@@ -373,7 +374,7 @@ class Family:
     unrotated_interval: int = 0
     chosen_field: str = "num_experts_per_tok"
     global_heads: bool = False
-    embedded_layers: int = 0
+    layer_input_size: int = 0
     multiplied: bool = False
     dense_hybrid: bool = False
 
@@ -397,7 +398,7 @@ GEMMA = Family(
     window="always",
     window_rows=4096,
 )
-# Gemma 4. Of the published models, E2B and E4B have inputs of single layers, and KV that layers share.
+# Gemma 4. Of the published models, E2B and E4B have per-layer inputs, and KV that layers share.
 GEMMA4 = replace(
     GEMMA,
     names=replace(
@@ -437,7 +438,7 @@ GEMMA4 = replace(
     pattern=6,
     window_rows=512,
     global_heads=True,
-    embedded_layers=256,
+    layer_input_size=256,
 )
 # OLMo 2, and what OLMo 3 has in common with it: norms only over what attention and MLP add.
 OLMO = Family(
@@ -684,7 +685,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "gemma4_text": GEMMA4,
     # 12B: of text, the same without experts.
-    "gemma4_unified_text": replace(GEMMA4, positions=262144, window_rows=1024, embedded_layers=0),
+    "gemma4_unified_text": replace(GEMMA4, positions=262144, window_rows=1024, layer_input_size=0),
     "gpt_neox": Family(
         names=Names(
             embedding="gpt_neox.embed_in",

@@ -236,13 +236,14 @@ class TreeSegment:
     def once_more(self) -> bool:
         """True if this draft round feeds the root of the preceding one again, because the logits at that root
         were not finite. The preceding tree's drafts may have caused that through the rows that they wrote, so
-        the stages clear all rows from `committed` on before they compute this tree.
+        the stages clear all rows from `committed` on before they compute this tree. False in every part but
+        the first, because the first part has cleared the rows.
         """
         return self.draft_round > 1 and not (self.keep or self.earlier)
 
     def with_tree(self, tree: Tree) -> TreeSegment:
-        """Return the same segment with another tree. `dataclasses.replace` takes three times as long, for
-        each sequence of each step.
+        """Return the same segment with another tree. `earlier` and `later` are kept, so they must fit the
+        other tree. `dataclasses.replace` takes three times as long, for each sequence of each step.
 
         tree: the other tree. The number of its nodes is not limited by this segment's scratch slots.
         """
@@ -331,7 +332,7 @@ class Frame:
         lost layers reach; the last stage verifies nothing.
     part: number of this part of the frame, counted from 0. 0 for a frame that travels whole.
     last_part: number of the frame's last part. 0 for a frame that travels whole. The parts of a frame have
-        the same number and follow each other; `specsot.core.tree_parts` has the rest.
+        the same number and follow each other. See `specsot.core.tree_parts`.
     """
 
     epoch: int
@@ -420,13 +421,14 @@ class Result:
     number: number of the frame.
     outcomes: one per tree, and one per final prompt chunk of a sequence that decodes.
     seconds: compute time of each stage for this frame, in stage order.
-    rows: number of tokens in the batch of each forward pass of the frame.
+    rows: number of tokens in the batch of each forward pass of the frame. For a frame in parts, the nodes of
+        all parts.
     drafts: number of trees in the frame that have more than their root.
     drafted: number of nodes beyond the roots, over all trees of the frame.
     prefixes: one per prompt chunk of a sequence that does not decode.
-    last_part: number of the frame's part with which the frame was verified, see `specsot.core.tree_parts`. 0
-        if the frame travelled whole, or if its first part sufficed. `seconds` are those of the parts up to
-        this one.
+    verified_part: number of the newest part that the verification used; 0 if the frame travelled whole, or if
+        its first part sufficed. `seconds` are those of the parts up to this one. See
+        `specsot.core.tree_parts`.
     """
 
     epoch: int
@@ -437,7 +439,7 @@ class Result:
     drafts: int = 0
     drafted: int = 0
     prefixes: tuple[PrefixProgress, ...] = ()
-    last_part: int = 0
+    verified_part: int = 0
 
     @property
     def passes(self) -> int:

@@ -9,14 +9,16 @@ before it computes the next one.
     stage 1           [a b c d]                   [a b][c d]
     stage 2                    [a b c d]               [a b][c d]
 
-The parts of a frame follow each other on every link, and nothing comes between them. Parents precede their
+The parts of a frame follow each other on every link. No other frame comes between them. Parents precede their
 children, so the nodes of a part attend to the committed tokens and to nodes whose KV this part or an earlier
 one has written.
 
-The last stage verifies part by part: as soon as the target token of a node is no child of that node, neither
-in this part nor in a later one, the result is known (`is_decided`). It is sent at once, and is the frame's
-only one. The nodes that are left do not matter any more: the other stages may be computing them already,
-the last stage does not. So a round takes only as long as the parts that the accepted path needs.
+The last stage verifies part by part. The result is known once the accepted path ends: the target at its last
+node is not the token of any of that node's children, neither in this part nor in a later one (`is_decided`).
+The result is sent at once, and is the frame's only one. The nodes that are left do not matter any more: the
+other stages may be computing them already, and the last stage skips them unless it must receive their hidden
+states apart from the frame (`--transport direct`). So a round takes only as long as the parts that the
+accepted path needs. On a GPU, and with a soft end, the last stage awaits all parts.
 
     tree a -> (b, c), b -> d in the parts [a b] and [c d]
     target at a is x: decided by the first part, a is accepted and x is the next token
@@ -39,8 +41,8 @@ from specsot.errors import WireError
 
 # Parts. Maximum number of parts of a frame. Every part is a message on every link. Untuned.
 MAX_PARTS: Final = 8
-# Fraction of a step. What cutting a tree into more parts must save at least, so that estimates that are
-# slightly wrong do not cut a tree without benefit. Untuned.
+# Fraction of a step. The fewest parts are used from which the fastest cut would save at most this fraction,
+# so that estimates that are slightly wrong do not cut a tree without benefit. Untuned.
 MIN_PARTS_GAIN: Final = 0.05
 
 
@@ -81,14 +83,16 @@ def part_ends(num_nodes: int, num_parts: int) -> list[int]:
 
 
 def tree_of(frame: Frame) -> TreeSegment:
-    """Return the segment of a frame that travels in parts, as if it travelled whole. Raises WireError if the
-    frame does not carry exactly one tree and its hidden states.
+    """Return the segment of a frame that travels in parts, as if it travelled whole: in the result, `earlier`
+    and `later` are 0. Raises WireError if the frame does not carry exactly one tree segment and its hidden
+    states.
 
     frame: Any part of the frame.
     """
     segment = frame.segments[0] if len(frame.segments) == 1 else None
     if not isinstance(segment, TreeSegment) or frame.hidden is None:
-        raise WireError(f"part {frame.part} of frame {frame.number} does not carry one tree and nothing else")
+        where = f"part {frame.part} of frame {frame.number}"
+        raise WireError(f"{where} must carry exactly one tree segment and its hidden states")
     return replace(segment, earlier=0, later=0)
 
 
@@ -115,9 +119,11 @@ def is_decided(tree: Tree, targets: Sequence[int | None]) -> bool:
 
 def fewest_parts(num_nodes: int, seconds: Callable[[int], float]) -> int:
     """Return into how many parts a tree is cut: the fewest whose step takes at most 1 / (1 - MIN_PARTS_GAIN)
-    times as long as the fastest step. The result is 1 if no number of parts is faster than that.
+    times as long as the fastest step. The result is 1 if no cut saves more than MIN_PARTS_GAIN of the whole
+    tree's step.
 
-    num_nodes: Number of nodes of the tree, at least 1, which bounds the number of parts.
+    num_nodes: Number of nodes of the tree, at least 1. Together with MAX_PARTS, it bounds the number of
+        parts.
     seconds: Returns the estimated seconds of the step in so many parts.
 
         # steps of 1, 2, 3 and 4 parts: 10, 7, 6.2 and 6 ms -> 3 parts, because 6.2 <= 6 / 0.95 < 7
@@ -128,8 +134,8 @@ def fewest_parts(num_nodes: int, seconds: Callable[[int], float]) -> int:
 
 
 def path_seconds(seconds: Sequence[float], parts: int) -> float:
-    """Return for how many seconds of a frame's way some stage computes while the frame's last node waits for
-    it: the first part passes all stages, and each further one takes the slowest stage's time longer.
+    """Return the compute seconds on the critical path of a frame in equal parts: the first part passes every
+    stage, and each further part adds the slowest stage's time for one part.
 
     seconds: Seconds that each stage computed the frame, all parts together. At least one stage.
     parts: Number of equal parts of the frame.

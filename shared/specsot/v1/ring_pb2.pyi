@@ -340,7 +340,7 @@ class Outcome(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., draft_round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[End, str]] = ..., chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., forced: _Optional[_Iterable[int]] = ..., draft_paused: bool = ..., prompt_chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., dropped: _Optional[_Iterable[int]] = ..., extra_passes: _Optional[int] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("epoch", "number", "outcomes", "seconds", "rows", "drafts", "drafted", "prefixes", "last_part")
+    __slots__ = ("epoch", "number", "outcomes", "seconds", "rows", "drafts", "drafted", "prefixes", "verified_part")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
@@ -349,7 +349,7 @@ class Result(_message.Message):
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     PREFIXES_FIELD_NUMBER: _ClassVar[int]
-    LAST_PART_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_PART_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     number: int
     outcomes: _containers.RepeatedCompositeFieldContainer[Outcome]
@@ -358,8 +358,8 @@ class Result(_message.Message):
     drafts: int
     drafted: int
     prefixes: _containers.RepeatedCompositeFieldContainer[PrefixProgress]
-    last_part: int
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., seconds: _Optional[_Iterable[float]] = ..., rows: _Optional[int] = ..., drafts: _Optional[int] = ..., drafted: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[PrefixProgress, _Mapping]]] = ..., last_part: _Optional[int] = ...) -> None: ...
+    verified_part: int
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., seconds: _Optional[_Iterable[float]] = ..., rows: _Optional[int] = ..., drafts: _Optional[int] = ..., drafted: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[PrefixProgress, _Mapping]]] = ..., verified_part: _Optional[int] = ...) -> None: ...
 
 class PrefixProgress(_message.Message):
     __slots__ = ("sequence", "num_computed")

@@ -116,8 +116,8 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
         the three changes nothing and yields a plan of empty tuples.
 
     Raises WireError if an opening repeats an id, if a tree frame is not supported (`check_supported`), or if
-    a part of a tree belongs to a sequence with a policy; NotFound if a segment or a fork names a sequence
-    that is not open; and Overloaded if the pages do not suffice.
+    a part of a tree has no nodes or belongs to a sequence with a policy; NotFound if a segment or a fork
+    names a sequence that is not open; and Overloaded if the pages do not suffice.
 
     Example, pages of 8 rows, sequence 1 holds page 0, six of its tokens are committed after this frame's
     keep. The previous tree had its root at position 4, and its nodes 0 and 2 were accepted:
@@ -191,17 +191,17 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
 
 
 def _check_part(table: PageTable, segment: TreeSegment) -> None:
-    """Raise WireError if a part of a tree has no nodes, or if its sequence has a KV policy: such trees travel
-    whole.
+    """Raise WireError if a part of a tree has no nodes, or if its sequence has a KV policy: trees under a
+    policy travel whole.
 
     table: the page table of this stage, which is only read.
     segment: a tree segment of which other parts feed some nodes.
     """
-    if not segment.nodes or table.policy(segment.sequence):
-        raise WireError(
-            f"draft round {segment.draft_round} of sequence {segment.sequence} cannot travel in parts: this "
-            f"one has {len(segment.nodes)} nodes"
-        )
+    refused = f"draft round {segment.draft_round} of sequence {segment.sequence} cannot travel in parts"
+    if table.policy(segment.sequence):
+        raise WireError(f"{refused}, because its KV policy hides tokens")
+    if not segment.nodes:
+        raise WireError(f"{refused}: this part has no nodes")
 
 
 def open_sequence(table: PageTable, opening: Opening) -> PageCopy | None:

@@ -129,7 +129,7 @@ results = st.builds(
     drafts=small,
     drafted=small,
     prefixes=st.lists(st.builds(fr.PrefixProgress, sequence=big, num_computed=small), max_size=3).map(tuple),
-    last_part=small,
+    verified_part=small,
 )
 feature_batches = st.builds(
     fr.FeatureBatch,

@@ -131,8 +131,9 @@ class StepCosts:
         self._parts = PartCosts(self._step, overlapping_stages)
         # Steps without drafts as (sequences, seconds), by `size_group`.
         self._baseline = defaultdict[int, deque[Point]](lambda: deque(maxlen=LOOK_STEPS))
-        # Steps with drafts as (rows, seconds without growth), of all numbers of sequences together; and, if
-        # the host bounds steps, their (sequences, seconds beyond the curve), likewise by `size_group`.
+        # Steps with drafts as (rows of a tree that travels whole and takes as long, seconds without growth),
+        # of all numbers of sequences together; and, if the host bounds steps, their (sequences, seconds
+        # beyond the curve), likewise by `size_group`.
         self._drafted = deque[Point](maxlen=RECENT)
         self._extra = defaultdict[int, deque[Point]](lambda: deque(maxlen=RECENT))
         # Recent steps as (seconds beyond computing and growth, seconds of computing of all stages).
@@ -197,8 +198,9 @@ class StepCosts:
         grown: Number of those sequences for which a tree is grown.
         levels: Levels of each grown tree, at least 1.
         nodes: Number of draft nodes of all trees together, without roots.
-        worth: Expected number of accepted nodes among the first 0, 1, 2, ... nodes, which says how many parts
-            of a tree are awaited, see `PartCosts.whole_rows`. None: all of them.
+        worth: Expected number of accepted nodes among the first 0, 1, 2, ... nodes, [..., more than
+            max(nodes)], of the one tree; ignored with several sequences. It says how many parts of the tree
+            are awaited, see `PartCosts.whole_rows`. None: all of them.
 
         The result has the broadcast shape of `levels` and `nodes`. Levels beyond the widths are not allowed.
         """
@@ -220,8 +222,9 @@ class StepCosts:
         return self._growth_line[1] * self._level.at_each(rows) + more
 
     def _whole_rows(self, sequences: int, nodes: Ints, worth: Floats | None = None) -> Floats:
-        """Return how many rows a step has that takes as long and whose trees travel whole. Trees of several
-        sequences always do: they fill the stages by themselves.
+        """Return the rows of a step that travels whole and takes as long as this one: `sequences` + `nodes`,
+        unless there is one sequence and stages overlap. Trees of several sequences fill the stages by
+        themselves, and always travel whole.
 
         sequences: Number of sequences in the step, each with one root.
         nodes: Numbers of draft nodes of all trees together.
@@ -260,7 +263,7 @@ class StepCosts:
         grown: Number of trees that were grown.
         levels: Levels of each of these trees, at least 1.
         rows: Number of all tree nodes of the step, roots included.
-        seconds: Wall-clock seconds of the step.
+        seconds: Wall-clock seconds of the step, as if all parts of a cut tree had been awaited.
         growing: The part of `seconds` that growth took; 0 if that part is unknown, then all of `seconds` is
             attributed to the rows.
 
@@ -651,8 +654,8 @@ class DraftPolicy(BudgetPolicy):
         nodes = np.arange(1, each + 1)
         baseline = self.costs.baseline(sequences)
         worth = self._worth.best(self._levels, self._each)[levels - 1, :each]
-        until = np.pad(worth, ((0, 0), (1, 0)))
-        seconds = self.costs.drafted(sequences, live, levels[:, None], live * nodes, until)
+        cumulative_worth = np.pad(worth, ((0, 0), (1, 0)))
+        seconds = self.costs.drafted(sequences, live, levels[:, None], live * nodes, cumulative_worth)
         stakes = np.maximum(seconds / baseline - 1, 0.0)
         needed = (1 + self._change) * stakes + self.costs.catch_up(due) / baseline
         hopeful = stakes < live / sequences * np.minimum(levels[:, None], nodes)
@@ -771,9 +774,10 @@ class DraftPolicy(BudgetPolicy):
         live = len(values)
         open_to = keep_best(values, min(self._each, 2 * max(self._nodes, self._largest)))
         worth = falling(open_to)[: max(most, 0)]
-        until = np.concatenate(([0.0], np.cumsum(worth)))
-        seconds = self.costs.drafted(live + self._others, live, levels, np.arange(len(until)), until)
-        rates = (live + self._others + until) / seconds
+        cumulative_worth = np.concatenate(([0.0], np.cumsum(worth)))
+        sequences, nodes = live + self._others, np.arange(len(cumulative_worth))
+        seconds = self.costs.drafted(sequences, live, levels, nodes, cumulative_worth)
+        rates = (sequences + cumulative_worth) / seconds
         return best_overall(open_to, int(np.argmax(rates)))
 
     def record_worth(self, values: Floats, depths: Ints) -> None:
@@ -830,8 +834,8 @@ class DraftPolicy(BudgetPolicy):
             if self.costs.known <= HELD_STEPS:
                 self.costs.learn()
         baseline = self.costs.baseline(live)
-        until = np.concatenate(([0.0], self._worth.best(self._levels, self._each)[grown - 1]))
-        taken = float(self.costs.drafted(live, len(drafted), grown, rows - live, until))
+        cumulative_worth = np.concatenate(([0.0], self._worth.best(self._levels, self._each)[grown - 1]))
+        taken = float(self.costs.drafted(live, len(drafted), grown, rows - live, cumulative_worth))
         stake = max(taken / baseline - 1, 0.0)
         restart = 0.0
         if not self._drafts and not self._stepwise:

@@ -16,8 +16,8 @@ from specsot.core.cost_curve import CostCurve
 from specsot.core.tree_parts import MAX_PARTS, fewest_parts, part_ends
 from specsot_drafter.core.selection import Floats, Ints
 
-# Rows. Trees with more rows are estimated as if each further row took as long as a row of its own. Twice the
-# largest trees that were found to be profitable. Untuned.
+# Rows. The largest tree for which parts are estimated. Each further row counts as one more row of a whole
+# tree. Twice the largest trees that were found to be profitable. Untuned.
 MAX_CUT_ROWS: Final = 256
 
 
@@ -28,10 +28,11 @@ class PartCosts:
     """
 
     def __init__(self, step: CostCurve, stages: int) -> None:
-        """Cut trees of every size as stage 0 would if hops took no time.
+        """Cut trees of every size as stage 0 would if hops took no time, stages were equal and all parts were
+        awaited.
 
         step: Seconds of a step whose tree travels whole, by its rows.
-        stages: Number of stages that may compute at the same time. They are taken to need equally long.
+        stages: Number of stages that may compute at the same time.
         """
         self.overlap = stages > 1
         sizes = np.arange(1, MAX_CUT_ROWS * self.overlap + 1)
@@ -62,7 +63,8 @@ class PartCosts:
             self._before[nodes, : parts - 1] = np.array(ends[:-1]) - 1
 
     def whole_rows(self, nodes: Ints, worth: Floats | None = None) -> Floats:
-        """Return how many rows a tree has that travels whole, and takes as long as a tree in parts.
+        """Return how many rows a tree has that travels whole, and takes as long as a tree in parts. Call only
+        if `overlap`.
 
         nodes: Draft nodes of trees, without roots, [n].
         worth: Expected number of accepted nodes among the first 0, 1, 2, ... draft nodes of a tree, [...,

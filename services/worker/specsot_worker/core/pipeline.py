@@ -30,8 +30,8 @@ from specsot.members import Curve
 
 # Fraction. Weight of the newest step in the exponential means of stage shares and gaps. Untuned.
 STEP_WEIGHT = 0.2
-# Fraction. Weight of the newest tree in the exponential mean of the parts that are awaited. Whether they are
-# is chance for every single tree, so the mean takes some 20 of them. Untuned.
+# Fraction. Weight of the newest tree in the mean fraction of further parts that are awaited. One tree says
+# little, so the mean covers some 20 trees. Untuned.
 AWAITED_WEIGHT = 0.05
 # Steps. How many recent steps of about as many tokens the median is taken of, so that one slow step changes
 # nothing. Untuned.
@@ -114,13 +114,13 @@ class InFlightFrame:
     since: Time in seconds at which the frame was composed.
     families: Families whose trees the frame carries.
     alone: True if no other frame has been in flight together with this one.
-    parts: Number of parts in which the frame travels.
+    parts_sent: Number of parts in which the frame travels.
     """
 
     since: float
     families: frozenset[int]
     alone: bool
-    parts: int = 1
+    parts_sent: int = 1
 
 
 class RecentMedians:
@@ -165,7 +165,7 @@ class PipelineDepth:
     """Estimator of how many tokens and frames are profitable. Call `record_step` for every returned step, and
     ask before frames are composed.
 
-    parts: Number of frames over which the family that was asked about last is spread. 1 at the start.
+    num_frames: Number of frames over which the family that was asked about last is spread. 1 at the start.
     """
 
     def __init__(self, stages: int = 1, curve: Curve = (), overlap: bool = True) -> None:
@@ -198,7 +198,7 @@ class PipelineDepth:
         # Seconds by which each further part takes longer than estimated, as an exponential mean: stages that
         # share cores, for example, do not compute at the same time.
         self._part_delay = 0.0
-        self.parts = 1
+        self.num_frames = 1
 
     def record_step(
         self,
@@ -206,22 +206,27 @@ class PipelineDepth:
         seconds: Sequence[float],
         elapsed: float,
         was_alone: bool,
-        parts: int = 1,
+        parts_verified: int = 1,
         parts_sent: int = 1,
     ) -> None:
         """Record a returned step. A step without tokens, without compute time, or with another number of
         stages is ignored.
 
         num_tokens: Number of tokens of the step, or of each part of a frame that travelled in parts.
-        seconds: Compute seconds of every stage for all parts, in the order of the ring.
-        elapsed: Seconds from launch to result. Whatever the stages did not compute counts as time of the
-            hops.
-        was_alone: True if no other frame was in flight meanwhile. Only such steps tell the time of hops.
-        parts: Number of parts with which the frame was verified. The step counts as one with the tokens and
-            the seconds of one part.
+        seconds: Compute seconds of every stage for the parts with which the frame was verified, in the order
+            of the ring.
+        elapsed: Seconds from launch to result. Of a frame that travelled whole, whatever the stages did not
+            compute counts as time of the hops. Of a frame in parts, whatever exceeds `path_seconds` and the
+            estimated time of the hops counts as delay of its further parts.
+        was_alone: True if no other frame was in flight meanwhile. Only then is `elapsed` used: a frame that
+            travelled whole corrects the time of hops, a frame in parts the delay of further parts. A frame in
+            parts that its first part decided corrects neither.
+        parts_verified: Number of parts with which the frame was verified. The step counts as one with the
+            tokens and the seconds of one part.
         parts_sent: Number of parts in which the frame travelled.
 
-        The result of a step that was not alone corrects the compute curve and the stages' shares only.
+        Every step corrects the compute curve and the stages' shares, and every frame in parts the fraction of
+        further parts that are awaited.
         """
         compute_seconds = sum(seconds)
         if not num_tokens or compute_seconds <= 0 or len(seconds) != self._stages:
@@ -230,16 +235,16 @@ class PipelineDepth:
             old + STEP_WEIGHT * (new / compute_seconds - old) for old, new in zip(self._shares, seconds)
         ]
         if parts_sent > 1:
-            share = (parts - 1) / (parts_sent - 1)
+            share = (parts_verified - 1) / (parts_sent - 1)
             self._awaited += AWAITED_WEIGHT * (share - self._awaited)
-        self._computed.record(num_tokens, compute_seconds / parts)
+        self._computed.record(num_tokens, compute_seconds / parts_verified)
         self._compute_curve = None
-        beyond = max(elapsed - path_seconds(seconds, parts), 0.0)
+        beyond = max(elapsed - path_seconds(seconds, parts_verified), 0.0)
         if was_alone and parts_sent == 1:
             self._hop_times.record(num_tokens, beyond)
             self._hop_curve = None
-        elif was_alone and parts > 1:
-            delay = max(beyond - self._hop_seconds(num_tokens), 0.0) / (parts - 1)
+        elif was_alone and parts_verified > 1:
+            delay = max(beyond - self._hop_seconds(num_tokens), 0.0) / (parts_verified - 1)
             self._part_delay += STEP_WEIGHT * (delay - self._part_delay)
 
     def record_gap(self, seconds: float) -> None:
@@ -270,12 +275,12 @@ class PipelineDepth:
         slowest_stage = self._slowest_stage_seconds(1)
         return min(max(round(step / slowest_stage), 1), max_allowed) if slowest_stage else max_allowed
 
-    def frames_per_family(self, num_tokens: int, num_sequences: int, max_parts: int) -> int:
+    def frames_per_family(self, num_tokens: int, num_sequences: int, max_frames: int) -> int:
         """Return over how many frames a family is spread, at least 1.
 
         num_tokens: Number of tokens of the whole family.
         num_sequences: Number of its sequences, which bounds the number of frames.
-        max_parts: Maximum number of frames. Below 1 counts as 1.
+        max_frames: Maximum number of frames. Below 1 counts as 1.
 
         The result is the smallest number of frames whose cycle time is at most 1 / (1 - MIN_GAIN) times the
         shortest cycle time. If the family is spread over more frames now, that number is kept while its cycle
@@ -284,15 +289,15 @@ class PipelineDepth:
             # cycles of 1, 2 and 4 frames: 10, 7 and 6.5 ms -> 2 frames, because 7 <= 6.5 / 0.8 < 10;
             # if 4 frames are used now: 6.5 > 0.9 * 7, so 2 frames all the same
 
-        The result is stored in `parts`. With one sequence it is 1.
+        The result is stored in `num_frames`. With one sequence it is 1.
         """
-        choices = range(1, max(min(num_sequences, max_parts), 1) + 1)
-        cycles = {parts: self._cycle_seconds(num_tokens, parts) for parts in choices}
-        fewest = min(parts for parts in choices if (1 - MIN_GAIN) * cycles[parts] <= min(cycles.values()))
-        current = min(self.parts, choices[-1])
+        choices = range(1, max(min(num_sequences, max_frames), 1) + 1)
+        cycles = {frames: self._cycle_seconds(num_tokens, frames) for frames in choices}
+        fewest = min(frames for frames in choices if (1 - MIN_GAIN) * cycles[frames] <= min(cycles.values()))
+        current = min(self.num_frames, choices[-1])
         keep_current = current > fewest and cycles[current] <= (1 - MIN_GAIN / 2) * cycles[fewest]
-        self.parts = current if keep_current else fewest
-        return self.parts
+        self.num_frames = current if keep_current else fewest
+        return self.num_frames
 
     def tree_parts(self, num_nodes: int) -> int:
         """Return into how many parts the frame of one tree is cut if no other frame is in flight, at least 1
@@ -300,17 +305,17 @@ class PipelineDepth:
 
         num_nodes: Number of nodes of the tree, at least 1.
 
-            # 4 equal stages; a step of 4 nodes takes 4 ms, one of 8 nodes 8 ms, and all hops together 10 ms:
-            # whole 8 + 10 ms, in two parts 4 + 1 + 10 ms -> 2
+            # 4 equal stages; a step of 1 to 4 nodes takes 4 ms, one of 8 nodes 8 ms, and all hops together
+            # 10 ms: 8 nodes take 8 + 10 ms whole, 4 + 1 + 10 ms in two parts, 4 + 2 + 10 ms in three -> 2
         """
         if not self._overlap:
             return 1
         return fewest_parts(num_nodes, lambda parts: self._seconds_in_parts(num_nodes, parts))
 
     def _seconds_in_parts(self, num_nodes: int, parts: int) -> float:
-        """Return the estimated seconds of a step whose tree travels in parts: the first part passes all
-        stages and hops, and each further one that is awaited takes as long as the slowest stage, or the
-        slowest hop, needs for it.
+        """Return the estimated seconds of a step whose tree travels in parts. The first part passes all
+        stages and hops. Each further part adds the larger of the slowest stage's time and the mean hop's
+        extra time, plus the learned delay, multiplied by the awaited fraction.
 
         num_nodes: Number of nodes of the tree.
         parts: Number of parts.
@@ -388,16 +393,16 @@ class PipelineDepth:
             -(-num_tokens // chunk_size) - 1
         ) * self._slowest_stage_seconds(min(num_tokens, chunk_size))
 
-    def _cycle_seconds(self, num_tokens: int, parts: int) -> float:
+    def _cycle_seconds(self, num_tokens: int, num_frames: int) -> float:
         """Return the estimated seconds from one frame of a family to its next.
 
         num_tokens: Number of tokens of the whole family.
-        parts: Number of frames over which the family is spread.
+        num_frames: Number of frames over which the family is spread.
 
         This is the longest of three times: one whole step with its gap at stage 0, the time that the family's
         frames keep the slowest stage busy, and the time that they keep a hop busy.
         """
-        frame_rows = -(-num_tokens // parts)
+        frame_rows = -(-num_tokens // num_frames)
         sending = (self._hop_seconds(frame_rows) - self._hop_seconds(1)) / self._stages
         extra_hop = self._hop_seconds(num_tokens) - self._hop_seconds(1)
         # Sending time counts only if it exceeds the compute time; smaller differences are noise.
@@ -408,7 +413,9 @@ class PipelineDepth:
             + self._gap
         )
         return max(
-            step, parts * self._slowest_stage_seconds(frame_rows), parts * sending if hop_bound else 0.0
+            step,
+            num_frames * self._slowest_stage_seconds(frame_rows),
+            num_frames * sending if hop_bound else 0.0,
         )
 
     def _step_seconds(self, num_tokens: int) -> float:
@@ -704,11 +711,12 @@ class StepTimer:
         that were never verified before, during a pause, and for steps without trees of whose kind none was
         measured.
 
-        For a step with trees of more than one node, the two numbers are those of this step, and what was
-        measured of steps without trees is forgotten. For a step whose trees are roots only, they are the
-        medians of recent steps with about as many sequences during pauses (NEAR_SEQUENCES); a step counts
-        among these if drafting was paused in the previous frame of all its sequences. The wall-clock time is
-        counted from the newest previous verification among the sequences.
+        For a step with trees of more than one node, the two numbers are those of this step, as if all parts
+        of a cut tree had been awaited, and what was measured of steps without trees is forgotten. For a step
+        whose trees are roots only, they are the medians of recent steps with about as many sequences during
+        pauses (NEAR_SEQUENCES); a step counts among these if drafting was paused in the previous frame of all
+        its sequences. The wall-clock time is counted from the newest previous verification among the
+        sequences.
         """
         previous = [self._verified.get(one.sequence) for one in frame.segments]
         self._note(frame, now)

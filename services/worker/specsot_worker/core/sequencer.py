@@ -73,8 +73,9 @@ class Sequencer:
         budget: How many tokens a frame may have, and how many frames may be in flight.
         table: The table of KV pages, on which this object applies the same operations as every stage does.
         draft_timeout: Decides how long sequences wait for trees.
-        depth: Decides how many frames are in flight and how many prompt tokens a frame carries. None: all
-            that `budget` allows, and a family of sequences always shares a frame.
+        depth: Decides how many frames are in flight, how many prompt tokens a frame carries, and into how
+            many parts a tree is cut. None: all that `budget` allows, a family of sequences always shares a
+            frame, and no tree is cut.
         vocabulary: Number of token ids of the base model. None: token ids are not checked.
         runs_ahead: Returns whether the stage can launch steps before their frames are composed, and so run
             several forward passes per frame (`run_ahead`).
@@ -189,10 +190,10 @@ class Sequencer:
         in_flight = self._in_flight.pop(result.number, None)
         if in_flight and self._depth:
             passes = result.passes
-            rows = -(-result.rows // in_flight.parts)
+            rows = -(-result.rows // in_flight.parts_sent)
             seconds = [spent / passes for spent in result.seconds]
             elapsed = (now - in_flight.since) / passes
-            parts = 1 + result.last_part, in_flight.parts
+            parts = 1 + result.verified_part, in_flight.parts_sent
             self._depth.record_step(rows, seconds, elapsed, in_flight.alone, *parts)
         for outcome in result.outcomes:
             state = self._sequences.get(outcome.sequence)
@@ -425,8 +426,8 @@ class Sequencer:
         closings: Sequence[int],
     ) -> int:
         """Return in how many parts a frame travels. The result is 1 unless the frame carries one tree and
-        nothing else, no other frame is in flight, and the sequence keeps all of its KV: where several frames
-        are in flight, stages are busy without it.
+        nothing else, no other frame is in flight, and the sequence has no KV policy, because several frames
+        keep the stages busy without cutting, and stages refuse parts under a KV policy.
 
         openings: Openings of the frame.
         trees: Its tree segments.
@@ -604,13 +605,13 @@ class Sequencer:
         """
         return sum([one.opening.drafted and one.root is not None for one in self._sequences.values()])
 
-    def _record_in_flight(self, segments: tuple[Segment, ...], now: float, parts: int = 1) -> None:
+    def _record_in_flight(self, segments: tuple[Segment, ...], now: float, parts_sent: int = 1) -> None:
         """Record the newest frame as in flight, and, for `PipelineDepth`, how long its sequences stayed at
         stage 0 before it.
 
         segments: The segments of the frame.
         now: Time in seconds at which the frame is launched.
-        parts: Number of parts in which it travels.
+        parts_sent: Number of parts in which it travels.
 
         Frames that were in flight before no longer count as alone; the new frame counts as alone if none was
         in flight. Without tree segments whose sequences have had a result, no stay is recorded.
@@ -619,7 +620,7 @@ class Sequencer:
         for earlier in self._in_flight.values():
             earlier.alone = False
         families = frozenset([state.place[0] for state in tree_states])
-        self._in_flight[self._number] = InFlightFrame(now, families, not self._in_flight, parts)
+        self._in_flight[self._number] = InFlightFrame(now, families, not self._in_flight, parts_sent)
         returned = [state.returned_at for state in tree_states if state.returned_at is not None]
         if self._depth and returned:
             self._depth.record_gap(now - max(returned))

@@ -346,7 +346,9 @@ def _of_gemma4(header: Header) -> dict[str, Any]:
 
     header: the header of the GGUF file.
 
-    Raises ModelError if a number is missing, and if the file does not tell which layers have a window.
+    Raises ModelError if a number is missing, if the file does not tell which layers have a window, and if the
+    widths of the MLPs are not supported: they must all be equal, or twice as large in just those layers that
+    read the keys and values of others.
     """
     kinds = _kinds_of_layers(header)
     if kinds is None:

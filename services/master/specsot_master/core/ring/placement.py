@@ -313,7 +313,8 @@ def worker_costs(workers: Sequence[Registration], config: RingConfig) -> list[Wo
 
 
 def _with_embedding(site: WorkerCost) -> WorkerCost:
-    """Return a worker whose room has the embedding already, so that the first stage needs none in addition.
+    """Return the cost with the embedding's bytes taken from `free_bytes` and set to 0 in the weights, so that
+    the first stage needs no room for it in addition; unchanged without weights.
 
     site: the cost and the room of the worker.
     """
@@ -324,8 +325,9 @@ def _with_embedding(site: WorkerCost) -> WorkerCost:
 
 def split_layers(sites: Sequence[WorkerCost], num_layers: int, tail: int = 1) -> LayerSplit | None:
     """Return the division of all layers between all of these workers with the fastest slowest stage, or None
-    if they have no room. Among divisions with equal slowest stages the one with the smallest sum over all
-    stages is chosen, and among those the first order tried.
+    if they have no room. Return None also if there are fewer layers than workers - 1 + `tail`. Among
+    divisions with equal slowest stages the one with the smallest sum over all stages is chosen, and among
+    those the first order tried.
 
     sites: the cost and the room of each worker, in the order in which they joined; at least one.
     num_layers: the number of the model's layers.
@@ -354,7 +356,8 @@ def _orders(sites: Sequence[WorkerCost]) -> Iterator[tuple[WorkerCost, ...]]:
 
 def _share(sites: tuple[WorkerCost, ...], num_layers: int, tail: int = 1) -> LayerSplit | None:
     """Return the division of the layers between workers in this order, or None if they have no room. Return
-    None also if a worker has no room for one layer, or the last one for the tail.
+    None also if a worker has no room for one layer, or the last one for the tail, and if there are fewer
+    layers than workers - 1 + `tail`.
 
     Each worker gets one layer, and the last one the tail. Each further layer goes to the worker whose stage
     would cost least with it. This greedy division makes the slowest stage as fast as possible, as the cost of
@@ -363,7 +366,7 @@ def _share(sites: tuple[WorkerCost, ...], num_layers: int, tail: int = 1) -> Lay
         2 equal workers, the lm_head costs 2 layers, 8 layers -> counts [5, 3], both stages cost 5 layers
 
     sites: the cost and the room of each worker, in ring order.
-    num_layers: the number of the model's layers, at least one per worker.
+    num_layers: the number of the model's layers.
     tail: how many of the last layers one stage must hold.
     """
     end = len(sites) - 1
@@ -431,8 +434,9 @@ def _memory(worker: Registration) -> str:
 
 def _lacking(sites: Sequence[WorkerCost], config: RingConfig) -> str:
     """Return why the workers cannot hold the model, in words. The text says how much memory is missing, or,
-    if there is enough in total, that no cut between layers fits; or that there are more workers than layers.
-    It names --kv-memory if a worker's KV pages leave no room.
+    if there is enough in total, that no cut between layers fits; or that there are more workers than layers;
+    or that they are too many because the last layers share keys and values and cannot be apart. The text
+    names --kv-memory if a worker's KV pages leave no room.
 
     sites: the cost and the room of each worker; may be empty.
     config: the options of the ring, with the model's number of layers.

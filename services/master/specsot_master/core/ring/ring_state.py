@@ -313,8 +313,8 @@ class RingConfig(RingOptions):
     model_layers: the number of the model's layers.
     tail_layers: how many of the last layers one stage must hold, because they share keys and values; at least
         1.
-    embeds_everywhere: True if every stage has the embedding, because layers read token ids; False if the
-        first stage alone has it.
+    embeds_everywhere: True if every stage has the embedding, because layers have per-layer inputs; False if
+        the first stage alone has it.
     max_pages: the maximum number of KV pages that are used, however much memory there is. If `page_rows` is
         None, it counts pages of CPU_PAGE_ROWS rows.
     drafter_grace: seconds that the first ring waits for a drafter once it has its workers, as a drafter that
