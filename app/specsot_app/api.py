@@ -9,6 +9,7 @@ import asyncio
 import atexit
 import resource
 import sys
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -68,6 +69,9 @@ class SpecSoT:
     def __init__(self, options: FleetOptions, opener: Opener = open_fleet) -> None:
         self._options = options
         self._opener = opener
+        # Held while the background loop is started, since several threads may ask their first questions at
+        # once.
+        self._starting = threading.Lock()
         self._background: BackgroundLoop | None = None
         # This future belongs to the background loop.
         self._opening: asyncio.Future[FleetClient] | None = None
@@ -252,10 +256,11 @@ class SpecSoT:
             raise Unavailable("this model is closed")
         if self._background and self._background.gone:
             raise Unavailable("this model stayed in the process that was forked: spawn others instead")
-        if self._background is None:
-            self._background = BackgroundLoop()
-            atexit.register(self.close)
-        return self._background
+        with self._starting:
+            if self._background is None:
+                self._background = BackgroundLoop()
+                atexit.register(self.close)
+            return self._background
 
     def _ask(self, prompt: str | Turns | None, options: dict[str, Any]) -> Ask:
         """Return the request that a caller describes.

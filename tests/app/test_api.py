@@ -7,13 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from specsot import SpecSoT
 from specsot.errors import InvalidRequest, ModelError, Overloaded, Unavailable
 from specsot.events import Finished
+from specsot_app import api
 from specsot_app.fleet.options import FleetOptions
+from specsot_app.runtime import BackgroundLoop
 from tests.app.stories import MERGED, PLANNED, StoryFleet
 
 
@@ -101,6 +105,25 @@ def test_plain_callers_need_no_loop(model: SpecSoT, place: Place) -> None:
     assert model.generate_sync("Why?", temperature=0.5).text == MERGED
     assert place.opened == 1
     assert place.fleet.asks[1].sampling.temperature == 0.5
+
+
+def test_threads_that_ask_first_at_the_same_time_share_one_fleet(
+    model: SpecSoT, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starting the loop takes long enough here for all threads to find that none has been started."""
+    loops = list[BackgroundLoop]()
+
+    class SlowLoop(BackgroundLoop):
+        def __init__(self) -> None:
+            time.sleep(0.05)
+            super().__init__()
+            loops.append(self)
+
+    monkeypatch.setattr(api, "BackgroundLoop", SlowLoop)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(model.generate_sync, [f"Why {number}?" for number in range(8)]))
+    assert {answer.text for answer in answers} == {MERGED}
+    assert (len(loops), place.opened) == (1, 1)
 
 
 async def test_questions_at_once_share_one_fleet(model: SpecSoT, place: Place) -> None:
