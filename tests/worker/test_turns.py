@@ -57,6 +57,14 @@ class Clients:
         return self.sequencer.next_is_predictable(self.now, message_waits)
 
 
+def two_clients(launches: bool = True) -> Clients:
+    """Return a stage 0 with two requests, 1 and 2, whose prompts wait."""
+    clients = Clients(launches)
+    for sequence in (1, 2):
+        clients.open(sequence)
+    return clients
+
+
 def kinds_of(frame: Frame) -> str:
     """Return a word for every segment: "tree 1" or "prompt 2"."""
     return ", ".join(
@@ -65,9 +73,7 @@ def kinds_of(frame: Frame) -> str:
 
 
 def test_prompts_wait_while_those_before_them_are_less_than_a_turn_old() -> None:
-    clients = Clients()
-    for sequence in (1, 2):
-        clients.open(sequence)
+    clients = two_clients()
     seen = [clients.step()]
     for sequence in (3, 4, 5):
         clients.open(sequence)
@@ -86,9 +92,7 @@ def test_prompts_wait_while_those_before_them_are_less_than_a_turn_old() -> None
 
 
 def test_a_prompt_that_comes_after_a_turn_is_fed_at_once() -> None:
-    clients = Clients()
-    for sequence in (1, 2):
-        clients.open(sequence)
+    clients = two_clients()
     for _ in range(6):
         clients.step()
     clients.open(3)
@@ -96,9 +100,7 @@ def test_a_prompt_that_comes_after_a_turn_is_fed_at_once() -> None:
 
 
 def test_a_launched_step_keeps_its_frame_although_a_prompt_waits() -> None:
-    clients = Clients()
-    for sequence in (1, 2):
-        clients.open(sequence)
+    clients = two_clients()
     for _ in range(6):
         clients.step()
     clients.open(3)
@@ -115,18 +117,14 @@ def test_the_sequences_of_one_request_share_frames_with_its_prompts() -> None:
 
 
 def test_without_launches_ahead_prompts_and_trees_share_frames() -> None:
-    clients = Clients(launches=False)
-    for sequence in (1, 2):
-        clients.open(sequence)
+    clients = two_clients(launches=False)
     clients.step()
     clients.open(3)
     assert clients.step() == "tree 1, tree 2, prompt 3"
 
 
 def test_a_prompt_does_not_wait_for_trees_that_are_not_ready() -> None:
-    clients = Clients()
-    for sequence in (1, 2):
-        clients.open(sequence)
+    clients = two_clients()
     clients.step()
     for state in clients.sequencer._sequences.values():
         state.lease = 0
@@ -135,9 +133,7 @@ def test_a_prompt_does_not_wait_for_trees_that_are_not_ready() -> None:
 
 
 def test_the_next_frame_is_predictable_during_a_turn_of_trees() -> None:
-    clients = Clients()
-    for sequence in (1, 2):
-        clients.open(sequence)
+    clients = two_clients()
     clients.step()
     assert clients.predictable(message_waits=True)
     clients.open(3)
