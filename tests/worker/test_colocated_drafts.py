@@ -68,21 +68,23 @@ async def test_a_drafter_is_asked_by_its_own_thread_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chunk", "outcome", "place", "begins"),
+    ("chunk", "outcome", "place", "launched"),
     [
-        (PromptChunk(9, 3, (5, 6), True), Outcome(9, 0, (), (8,)), (9, 9), True),
-        (PromptChunk(9, 3, (5, 6), False), None, (9, 9), False),  # its next rows come first
+        (PromptChunk(9, 3, (5, 6), True), Outcome(9, 0, (), (8,)), (9, 9), [2, 9]),
+        # The next chunk rides with the trees of the others. So does what follows a prefix.
+        (PromptChunk(9, 3, (5, 6), False), None, (9, 9), [2]),
+        (PromptChunk(9, 3, (5, 6), True), None, None, [2]),
         (
             PromptChunk(9, 3, (5, 6), True),
             Outcome(9, 0, (), (8,)),
             (1, 9),
-            False,
+            [],
         ),  # its tree is between others
-        (PromptChunk(9, 3, (5, 6), True), Outcome(9, 0, (), (8,)), None, False),  # nobody drafts for it
+        (PromptChunk(9, 3, (5, 6), True), Outcome(9, 0, (), (8,)), None, []),  # nobody drafts for it
     ],
 )
 def test_after_a_prompt_its_root_is_scheduled_with_the_trees_of_others(
-    chunk: PromptChunk, outcome: Outcome | None, place: tuple[int, int] | None, begins: bool
+    chunk: PromptChunk, outcome: Outcome | None, place: tuple[int, int] | None, launched: list[int]
 ) -> None:
     """The next step begins with those trees, which grow behind the same verdict."""
     grown, begun, judged = list[Any](), list[Any](), list[Any]()
@@ -101,4 +103,5 @@ def test_after_a_prompt_its_root_is_scheduled_with_the_trees_of_others(
     assert grown == [(tree,)], "trees beside prompts grow early in any case"
     near.predict(frame, {2: Outcome(2, 4, (0, 1), (2, 3)), **({9: outcome} if outcome else {})})
     told = [TreeSegment(2, 5, 9, (0, 1), single(3)), TreeSegment(9, 1, 5, (), single(8))]
-    assert begun == judged == ([told] if begins else [])
+    expected = [one for one in told if one.sequence in launched]
+    assert begun == judged == ([expected] if expected else [])

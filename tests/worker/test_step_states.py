@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,6 +92,24 @@ def test_a_step_that_is_only_prepared_is_launched_by_its_frame() -> None:
     one.draft_round.run_prepared(step, [7, 8])
     assert step.confirmed
     assert one.device.calls == ["fill", "launch"]
+
+
+def test_prompts_and_openings_ride_with_a_launched_step_but_not_with_a_prepared_one() -> None:
+    prompts = (PromptChunk(2, 0, (5, 6), True), PromptChunk(3, 0, (5,), False))
+    for launched in (True, False):
+        one = Written()
+        one.draft_round.prepare([one.next])
+        if launched:
+            one.draft_round.launch_drafts([TREE])
+        frame = Frame(1, 3, (Opening(2, 2), Opening(3, 2)), (one.next, *prompts))
+        assert (one.draft_round.take(frame) is not None) == launched
+
+
+def test_another_tree_does_not_ride_with_a_launched_step() -> None:
+    one = Written()
+    one.draft_round.prepare([one.next])
+    one.draft_round.launch_drafts([TREE])
+    assert one.draft_round.take(Frame(1, 3, (), (one.next, replace(one.next, sequence=2)))) is None
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from specsot.core.frames import Draft, Drafts, Fork, Frame, Open, Opening, Outcome, Result, TreeSegment
+from specsot.core.frames import (
+    Draft,
+    Drafts,
+    Fork,
+    Frame,
+    Open,
+    Opening,
+    Outcome,
+    Result,
+    TreeSegment,
+    num_tokens_of,
+)
 from specsot.core.pages import PageTable
 from specsot.core.run_ahead import MAX_PASSES, MAX_SECONDS
 from specsot.core.tree import chain
@@ -10,7 +21,8 @@ from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDept
 from specsot_worker.core.sequencer import Sequencer
 from tests.there import there
 
-STEP = MAX_SECONDS / 4
+# Seconds. A turn takes four steps, with room for rounding.
+STEP = MAX_SECONDS / 3.5
 
 
 class Clients:
@@ -20,12 +32,12 @@ class Clients:
     sequencer: The stage 0.
     """
 
-    def __init__(self, launches: bool = True) -> None:
+    def __init__(self, launches: bool = True, rows: int = 256) -> None:
         self.now = 0.0
         depth = PipelineDepth(1, ((1, STEP), (256, STEP)))
         self.sequencer = Sequencer(
             1,
-            FrameBudget(256, 1, MAX_PASSES),
+            FrameBudget(rows, 1, MAX_PASSES),
             PageTable(64, 16),
             DraftTimeout(1.0),
             depth,
@@ -99,13 +111,41 @@ def test_a_prompt_that_comes_after_a_turn_is_fed_at_once() -> None:
     assert clients.step() == "prompt 3"
 
 
-def test_a_launched_step_keeps_its_frame_although_a_prompt_waits() -> None:
+def test_prompts_ride_with_a_launched_step_once_per_turn() -> None:
     clients = two_clients()
     for _ in range(6):
         clients.step()
+    seen = list[str]()
+    for sequence in range(3, 9):
+        clients.open(sequence)
+        seen.append(clients.step(launched=1))
+    assert seen == [
+        "tree 1, tree 2, prompt 3",
+        *["tree 1, tree 2, tree 3"] * 3,
+        "tree 1, tree 2, tree 3, prompt 4, prompt 5, prompt 6, prompt 7",
+        "tree 1, tree 2, tree 3, tree 4, tree 5, tree 6, tree 7",
+    ]
+
+
+def test_prompts_that_ride_do_not_share_the_tokens_of_a_frame_with_the_trees() -> None:
+    """Trees keep the shapes with which their step was launched, and prompts have a pass of their own."""
+    clients = Clients(rows=8)
+    for sequence in (1, 2):
+        clients.open(sequence)
+        clients.step()
+    for _ in range(6):
+        clients.step()
     clients.open(3)
-    assert clients.step(launched=1) == "tree 1, tree 2"
-    assert clients.step() == "prompt 3"
+    frame = there(clients.sequencer.compose(clients.now, launched=1))
+    assert num_tokens_of(frame.segments) == 2 + 2 + 5
+
+
+def test_prompts_of_the_same_request_ride_at_once() -> None:
+    clients = Clients()
+    clients.open(1, family=7)
+    clients.step()
+    clients.open(2, family=7)
+    assert clients.step(launched=1) == "tree 1, prompt 2"
 
 
 def test_the_sequences_of_one_request_share_frames_with_its_prompts() -> None:
@@ -132,17 +172,23 @@ def test_a_prompt_does_not_wait_for_trees_that_are_not_ready() -> None:
     assert clients.step() == "prompt 3"
 
 
-def test_the_next_frame_is_predictable_during_a_turn_of_trees() -> None:
+def test_the_trees_of_the_next_frame_are_predictable_although_prompts_come() -> None:
     clients = two_clients()
     clients.step()
     assert clients.predictable(message_waits=True)
     clients.open(3)
-    assert clients.predictable(message_waits=True)
-    seen = [clients.step() for _ in range(3)]
-    assert not clients.predictable(message_waits=False)  # The turn is over, and a prompt waits.
+    for _ in range(6):
+        assert clients.predictable(message_waits=True)
+        clients.step(launched=1)
+
+
+def test_after_prompts_alone_the_next_frame_is_not_predictable() -> None:
+    clients = two_clients()
+    for _ in range(6):
+        clients.step()
+    clients.open(3)
     assert clients.step() == "prompt 3"
     assert not clients.predictable(message_waits=False)  # The trees of 1 and 2 follow, too.
-    assert seen == ["tree 1, tree 2"] * 3
 
 
 def test_with_one_request_the_next_frame_is_predictable_while_nothing_arrives() -> None:

@@ -270,20 +270,25 @@ class DecoderStage:
         )
 
     def _run_predicted(self, frame: Frame, step: SpeculativeStep) -> RowsOut:
-        """Run a frame whose step was predicted: launch the step, if that has not been done, and return its
-        hidden states and fused features.
+        """Run a frame whose trees were predicted: launch their step, if that has not been done, and then run
+        the frame's prompts in a pass of their own. Return the hidden states and fused features of both.
 
         frame: The frame to run.
-        step: The predicted step, in the state PREPARED or CONFIRMED.
+        step: The predicted step of its trees, in the state PREPARED or CONFIRMED.
 
-        Its sequences' reused KV is filled in, and the sequences that the frame closes are closed in the page
-        table and their pages cleared. Only a stage that runs the whole model has predicted steps, so no
-        previous stage has taps.
+        Sequences are opened after the trees. The sequences that the frame closes are closed in the page
+        table at the end, and their pages cleared. Only a stage that runs the whole model has predicted steps,
+        so no previous stage has taps.
         """
         assert self.next_step is not None
         # A launched step has its tokens already. Without `outputs`, the frame's tokens are sent now.
         outputs = step.outputs or self.next_step.run_prepared(step, self._entry_rows(frame, step.rows))
         step.apply(OverlapEvent.RELEASED)
+        prompts = frame.segments[len(step.segments) :]
+        if prompts or frame.openings:
+            others = self._run_planned(replace(frame, segments=prompts, closings=()))
+            outputs = _joined(outputs[0], others[0]), _joined(outputs[1], others[1])
+            frame = replace(frame, openings=())
         self.rows.fill(frame)
         if freed := [page for sequence in frame.closings for page in self._table.close(sequence)]:
             self._kv.clear_pages(freed)
@@ -550,6 +555,18 @@ class DecoderStage:
         before, after = (torch.tensor(each[layer], device=device) for each in (shares.before, shares.after))
         columns = torch.arange(num_sources, device=device)[:, None]
         return (columns < before) | (columns >= shares.shared), after
+
+
+def _joined(first: torch.Tensor | None, second: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the rows of two passes, one after the other. If a pass has none, return those of the other pass;
+    None if neither has any.
+
+    first: Rows of the first pass, [num_tokens, width]. None: it has none.
+    second: Rows of the second pass, with the same width. None: it has none.
+    """
+    if first is None or second is None:
+        return second if first is None else first
+    return torch.cat((first, second))
 
 
 def _sum(own_taps: torch.Tensor | None, earlier_taps: torch.Tensor | None) -> torch.Tensor | None:

@@ -308,11 +308,12 @@ class Sequencer:
         now: Time in seconds.
         launched: Number of forward passes that the stage has launched already for this frame; 0 if it has
             launched nothing. After a launch, prompts alone are ruled out. With more than 1, the frame takes
-            as many passes if possible; with 0 or 1, as many as `passes_ahead` says. If the frame turns out
+            as many passes if possible; with 0 or 1, as many as `passes_ahead` says. If the trees turn out
             otherwise than launched, the stage discards what it has launched.
 
         Prompts and trees take turns, so that a frame carries only one of both, if the frame may take several
-        passes or if `_prompts_take_turns`.
+        passes or if `_prompts_take_turns`. But prompts whose turn it is ride with launched trees of one pass:
+        the stage computes them in a pass of their own after the trees.
 
         With one frame at a time, also return None while a sequence waits for its tree within its family
         deadline: a frame that left without that sequence would delay it by a whole step. `deadline` explains
@@ -337,17 +338,20 @@ class Sequencer:
         self._prompts_alone = (
             take_turns and not launched and (not trees_alone or (self._prompts_alone and self._prompts_fit()))
         )
+        prompts_ride = launched == 1 and not (take_turns and self._prompts_had_turn(now))
         openings = list[Opening]()
         chunks = list[PromptChunk]()
         growths = list[TreeSegment]()
         if self._prompts_alone:
-            openings, chunks = self._compose_prompts(0)
+            openings, chunks = self._compose_prompts(0, own_pass=True)
         self._count_prompt_seconds(chunks)
         if not (openings or chunks):
-            max_tokens = self._budget.rows - self._tokens_reserved_for_prompts() * (not take_turns)
-            growths = self._compose_trees(now, max_tokens)
-        if not (take_turns and (growths or chunks or openings)):
-            openings, chunks = self._compose_prompts(num_tokens_of(growths))
+            shared = not (take_turns or launched)
+            growths = self._compose_trees(
+                now, self._budget.rows - shared * self._tokens_reserved_for_prompts()
+            )
+        if prompts_ride or not (take_turns and (growths or chunks or openings)):
+            openings, chunks = self._compose_prompts(num_tokens_of(growths), own_pass=prompts_ride)
         if chunks:
             self._prompts_at = now
         closings = self._pop_closings() if self._closings else ()
@@ -379,27 +383,19 @@ class Sequencer:
         message_waits: True if a message has arrived that was not handled yet. It may open a sequence.
 
         Return False after a frame of prompts alone, because the trees of the other sequences follow it.
-        Otherwise return True if no message waits and no prompt can be fed, or if prompts have to wait for
-        their turn, see `_keeps_to_trees`.
+        Otherwise return True if no message waits and no prompt can be fed. Return True even then, while
+        prompts and trees of one pass take turns: prompts ride with launched trees, and change nothing about
+        these.
+
+        With many clients, a prompt arrives in nearly every step. If its frame could not be launched ahead, it
+        would take two to three times as long as a frame of trees, and so would the next one:
+
+            frames   | trees | trees + prompts | trees | trees | trees + prompts | trees | trees |
         """
         if self._prompts_alone:
             return False
-        return self._keeps_to_trees(now) or not (message_waits or self.prompt_tokens_due)
-
-    def _keeps_to_trees(self, now: float) -> bool:
-        """Return whether the next frame carries trees alone, even if prompts wait or arrive. The newest frame
-        must not be one of prompts alone, which others may follow.
-
-        now: Time in seconds.
-
-        Return True for MAX_SECONDS after a frame with prompts, if prompts and trees take turns and every
-        frame has one pass. With many clients, a prompt arrives in nearly every step. A frame with trees and
-        prompts could not be launched ahead, nor run as a CUDA graph, so it takes about three times as long as
-        a frame of trees:
-
-            frames   | prompts | trees | trees | trees | prompts | trees | trees | trees |
-        """
-        return self._prompts_had_turn(now) and self._prompts_take_turns() and self.passes_ahead() == 1
+        prompts_ride = self._prompts_take_turns() and self.passes_ahead() == 1
+        return prompts_ride or not (message_waits or self.prompt_tokens_due)
 
     def _prompts_had_turn(self, now: float) -> bool:
         """Return whether the newest frame with prompts is less than MAX_SECONDS old.
@@ -804,12 +800,15 @@ class Sequencer:
         source_ready = fork is None or (source is not None and source.opened and source.fed >= fork.length)
         return num_unfed if source_ready and self._fits(state.opening) else 0
 
-    def _compose_prompts(self, num_tree_tokens: int) -> tuple[list[Opening], list[PromptChunk]]:
+    def _compose_prompts(
+        self, num_tree_tokens: int, own_pass: bool
+    ) -> tuple[list[Opening], list[PromptChunk]]:
         """Open the sequences that can be opened, and feed prompts in order of arrival. Return the frame's
         openings and prompt chunks, two lists, either of which may be empty. A sequence may be opened and fed
         in the same frame.
 
         num_tree_tokens: Number of tree nodes that the frame carries already.
+        own_pass: True if the stage computes the prompts in a forward pass of their own.
 
         A prompt gets no chunk if no token or page is left for it. A prefix waits for the next frame if this
         one completes the prompt of a sequence of its family: the first token of that sequence, such as the
@@ -825,7 +824,7 @@ class Sequencer:
             for state in self._unfed.values()
             if not state.num_unreplayed and (state.num_unfed or (state.opening.decodes and not state.opened))
         ]
-        max_tokens = self._max_prompt_tokens(num_tree_tokens, unfed) if unfed else 0
+        max_tokens = self._max_prompt_tokens(num_tree_tokens, unfed, own_pass) if unfed else 0
         fed = self._fed_tokens() if unfed else {}
         # Families of sequences whose first tokens follow this frame.
         answered = set[int]()
@@ -868,11 +867,13 @@ class Sequencer:
             if one.fed > one.opening.num_computed_tokens or not one.opening.reused
         }
 
-    def _max_prompt_tokens(self, num_tree_tokens: int, unfed: Sequence[SequenceState]) -> int:
+    def _max_prompt_tokens(self, num_tree_tokens: int, unfed: Sequence[SequenceState], own_pass: bool) -> int:
         """Return how many prompt tokens the frame may carry.
 
         num_tree_tokens: Number of tree nodes in the frame.
         unfed: Sequences that are not open, or whose prompts are not fed completely.
+        own_pass: True if the stage computes the prompts in a forward pass of their own. That pass takes at
+            most MAX_SECONDS.
 
         If no sequence decodes, this is the larger budget `FrameBudget.alone`. Otherwise it is what the trees
         leave, or less if decoding sequences would stall for too long. Return 0 if the trees fill the frame.
@@ -880,8 +881,7 @@ class Sequencer:
         A sequence with a finished prompt counts as decoding even if it has no tree in this frame. Without
         `PipelineDepth`, nothing but the budget bounds the number.
         """
-        if self._prompts_alone and self._depth:
-            # Prompts alone may take as long as the passes of a frame of trees.
+        if own_pass and self._depth:
             return self._depth.rows_within(MAX_SECONDS, self._budget.alone)
         num_decode_tokens = max(
             num_tree_tokens, sum(state.root is not None for state in self._sequences.values())

@@ -114,9 +114,10 @@ class DraftedStep:
             self._step.confirm(trees)
 
     def _following(self, places_of_segments: Sequence[object]) -> list[TreeSegment]:
-        """Return the tree segments of the next frame, each with a tree of its root only. Return [] if a
-        segment has no outcome or no new token, or if the next frame would have another order. Sequences that
-        end are left out.
+        """Return the tree segments of the next frame, each with a tree of its root only. Return [] if a tree
+        has no outcome or no new token, or if the next frame would have another order. Sequences that end are
+        left out, and so are prompt chunks without an outcome: what follows them are prompts, which may ride
+        with the trees.
 
         places_of_segments: For each segment of the frame, the pair by which trees are sorted.
 
@@ -130,11 +131,13 @@ class DraftedStep:
         places = list[Any]()
         for segment, place in zip(self._frame.segments, places_of_segments):
             outcome = self._outcomes.get(segment.sequence)
+            tree = isinstance(segment, TreeSegment)
+            if outcome is None and not tree:
+                continue
             if outcome is not None and outcome.end:
                 continue
             if outcome is None or not outcome.tokens:
                 return []
-            tree = isinstance(segment, TreeSegment)
             committed = segment.committed if tree else segment.start + len(segment.tokens)
             committed = committed + len(outcome.accepted)
             draft_round = outcome.draft_round + 1
@@ -210,15 +213,18 @@ class ColocatedDrafts:
         frame: The verified frame.
         outcomes: Its outcomes by sequence.
 
-        None is also returned without a stage that launches steps, for frame number 0, if a segment's next
-        tree is not certain to be the drafter's, and if `is_quiet` returns False. The step is launched here
-        only if the drafts run on the device.
+        None is also returned without a stage that launches steps, for frame number 0, if the next tree of a
+        sequence that has a tree or an outcome is not certain to be the drafter's, and if `is_quiet` returns
+        False. The step is launched here only if the drafts run on the device.
         """
         step = self._stage.next_step if self._stage else None
         if not (frame.number and step and self.drafter and self._is_quiet()):
             return None
         places = self._places(frame.segments)
-        if not all(places):
+        if any(
+            place is None and (segment.sequence in outcomes or isinstance(segment, TreeSegment))
+            for segment, place in zip(frame.segments, places)
+        ):
             return None
         ahead = DraftedStep(step, frame, outcomes, places)
         if self._handle and self._handle.state is OverlapState.LAUNCHED:

@@ -199,18 +199,25 @@ class SpeculativeStep(OverlappedWork):
 
         frame: The frame that has arrived or was composed.
 
-        The frame must have no openings, as many passes, and the predicted segments with the same kept nodes
-        and tree shapes.
-        If the step was launched, it must be confirmed and its tokens must be those of the frame. Closings are
-        allowed.
+        The frame must have as many passes, and the predicted segments with the same kept nodes and tree
+        shapes. If the step was launched, it must be confirmed and its tokens must be those of the frame.
+        Closings are allowed. So are openings and prompt chunks after the trees, if a step of one pass was
+        launched; the stage then computes the chunks after it.
 
-        Return False also for a frame without segments, or with another number of segments than the step.
+            # launched [t0 t1 | u0], frame [t0 t1 | u0 | p0 p1] -> True; prepared only -> False
+
+        Return False also for a frame with fewer segments than the step.
         """
         if self.state not in (OverlapState.PREPARED, OverlapState.CONFIRMED):
             return False
-        if frame.openings or not frame.segments or len(frame.segments) != len(self.segments):
-            return False
         if frame.extra_passes != self.passes - 1:
+            return False
+        others = frame.segments[len(self.segments) :]
+        if (others or frame.openings) and not (self.confirmed and self.passes == 1):
+            return False
+        if len(frame.segments) < max(len(self.segments), 1) or any(
+            isinstance(one, TreeSegment) for one in others
+        ):
             return False
         trees = list[Tree]()
         # The comparison is written out, because a call for each sequence would take as long again.
@@ -259,8 +266,8 @@ class NextStep:
         self._vocabulary = vocabulary
         self._start_timer = start_timer
         self._step: SpeculativeStep | None = None
-        # True if every segment of the newest frame is followed by a tree.
-        self._all_continue = False
+        # True if the newest frame has trees, and no sequence of it has another KV policy than a window.
+        self._trees_continue = False
         # True if the newest frame has single-node trees only, and drafting was neither paused nor resuming.
         self._single_nodes = False
         # True if the last trees had the shapes that `prepare` had expected.
@@ -339,12 +346,15 @@ class NextStep:
         """
         had_single_nodes = self._single_nodes
         trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
-        self._all_continue = bool(trees) and self._all_have_next_tree(frame.segments)
+        self._trees_continue = bool(trees) and self._policies_allow(frame.segments)
+        all_continue = self._trees_continue and all(
+            isinstance(one, TreeSegment) or one.final for one in frame.segments
+        )
         single_nodes = bool(frame.extra_passes) or all(len(one.tree.tokens) == 1 for one in trees)
         draft_paused = frame.paused or frame.catching_up
         # After a pause of drafting, trees may follow.
         self._single_nodes = bool(trees) and single_nodes and not draft_paused
-        if single_nodes and (had_single_nodes or draft_paused) and self._all_continue:
+        if single_nodes and (had_single_nodes or draft_paused) and all_continue:
             self._prepare([*map(_following, frame.segments)])
 
     @inference_mode
@@ -441,7 +451,7 @@ class NextStep:
 
     @inference_mode
     def prepare(self, segments: Sequence[TreeSegment]) -> bool:
-        """Prepare the step with these segments, if every segment of the newest frame is followed by a tree.
+        """Prepare the step with these segments, if the newest frame has trees and no KV policy forbids it.
         Return whether that is so: if True, `launch_drafts` is to be called when the trees are known; if
         False, no step is predicted.
 
@@ -452,11 +462,11 @@ class NextStep:
         for the step; `launch_drafts` then returns False.
         """
         self._discard()
-        if self._all_continue and self._shapes_repeat:
+        if self._trees_continue and self._shapes_repeat:
             self._prepare(segments)
-        elif self._all_continue:
+        elif self._trees_continue:
             self._step = SpeculativeStep(segments, [one.tree for one in segments])
-        return self._all_continue
+        return self._trees_continue
 
     @inference_mode
     def launch_drafts(self, trees: Sequence[Tree]) -> bool:
@@ -496,11 +506,11 @@ class NextStep:
 
             # nodes 4, draft rounds [3, 5, 1] -> chains of 4, 4 and 1 tokens are planned
 
-        Returns False, too, if a segment of the newest frame is followed by no tree, or if pages or graphs
-        have no room. A step that was predicted before is discarded.
+        Returns False, too, if the newest frame has no trees, if a sequence of it has a KV policy other than a
+        window, or if pages or graphs have no room. A step that was predicted before is discarded.
         """
         self._discard()
-        if not (self._all_continue and self._steps.accepts_device_trees):
+        if not (self._trees_continue and self._steps.accepts_device_trees):
             return False
         # One tree serves all sequences: building one for each of 64 sequences, say, would delay the launch.
         unknown = chain((0,) * trees.nodes)
@@ -650,14 +660,11 @@ class NextStep:
             return replace(segment, keep=(0,))
         return segment
 
-    def _all_have_next_tree(self, segments: Sequence[Segment]) -> bool:
-        """Return whether every segment's sequence has a tree in the next frame, and has no KV policy other
-        than a window. Return False if a segment is a prompt chunk that is not final.
+    def _policies_allow(self, segments: Sequence[Segment]) -> bool:
+        """Return whether no sequence has a KV policy other than a window.
 
         segments: The segments of the newest frame.
         """
-        if not all(isinstance(one, TreeSegment) or one.final for one in segments):
-            return False
         policies = [self._table.policy(one.sequence) for one in segments] if self._table.has_policies else ()
         return all(policy is None or isinstance(policy, Window) for policy in policies)
 
