@@ -157,6 +157,24 @@ async def test_a_drafter_on_the_same_thread_is_queried_by_the_verifying_stage(de
     assert provider.steps.launched == trees[-1], "none for nothing"
 
 
+async def test_messages_are_handled_between_steps_although_the_next_one_is_always_launched(
+    decoder: Decoder,
+) -> None:
+    """A prompt that arrives changes nothing about launched trees, but must not wait until none is launched."""
+    both = [opened(sequence, drafted=True) for sequence in (1, 2)]
+    wanted, *_ = write(decoder, ahead=False, due={0: [*both]})
+    part, _, provider, said, _ = await pair_of(decoder, Erring(wanted, chains=True))
+    provider.steps.accepts_device_tokens = True
+    part.watch(lambda: True)
+    for order in both:
+        await part.handle(Arrival("master", order))
+    confirmed = list[bool]()
+    while await part.run_due() is not None:
+        confirmed.append(part._active.verifier.next_confirmed)
+    assert len(confirmed) >= sum(result.rows > 0 for result in said)
+    assert sum(confirmed) > len(confirmed) / 2
+
+
 async def hears_of_itself(drafter: Drafter, inbox: Inbox) -> None:
     """What failed on the worker's thread is raised where the drafter's own service sees it."""
     arrival = inbox.pop()

@@ -470,7 +470,7 @@ class Worker:
         active: The current epoch.
 
         If the verifier has already started the next step on the device, the frame of that step is composed at
-        once, before an arriving message can change it.
+        once, unless a message has arrived: its prompt may ride with the step.
 
         Returns the seconds until the next draft timeout; 0 if a frame was run, so that the caller comes back
         at once; None if no sequence waits for a draft, if this is not stage 0, or while taps are missing.
@@ -484,7 +484,7 @@ class Worker:
             await self._report_rejections(active)
             for part in cut_frame(self._observer.launched(frame, self._clock())):
                 await self._run_frame(active, part)
-            if not (verifier and verifier.next_confirmed):
+            if not (verifier and verifier.next_confirmed) or self._arrived():
                 return 0.0
             await self._between_verifications(active)
         if verifier and verifier.next_confirmed:
