@@ -125,6 +125,15 @@ def test_every_frame_is_reported_to_the_drafter_as_it_arrives():
     assert (told.fed, told.seconds, told.paused_trees) == (3, 0.5, 0)
 
 
+def test_trees_of_sequences_that_end_do_not_count_as_fed():
+    """Else the drafter could not learn what a step takes where a sequence ends in nearly every step."""
+    script = Script()
+    script.tell(script.chunk(1, 4), script.chunk(2, 4), openings=[Opening(1, 4), Opening(2, 4)])
+    (told,) = script.tell(script.grow(1, others=2), script.grow(2, others=4), ends=(2,))
+    assert [one.sequence for one in told.feature_batches] == [1]
+    assert told.fed == 3
+
+
 def test_a_step_is_reported_in_the_order_of_its_frame():
     script = Script()
     (told,) = script.tell(script.chunk(2, 9), script.chunk(1, 4), openings=[Opening(1, 4), Opening(2, 9)])

@@ -216,21 +216,24 @@ class FeatureStream:
         timing = Features(frame.epoch, frame.number, seconds=computed, wall=wall, trace=frame.trace)
         ended = {
             name: self._end_messages(
-                one, messages[name], replace(timing, fed=self._fed_tokens(one, frame, fed))
+                one, messages[name], replace(timing, fed=self._fed_tokens(one, frame, outcomes))
             )
             for name, one in self._receivers.items()
         }
         return {name: sent for name, sent in ended.items() if sent}
 
-    def _fed_tokens(self, receiver: _Receiver, frame: Frame, num_tokens: int) -> int:
+    def _fed_tokens(self, receiver: _Receiver, frame: Frame, outcomes: Mapping[int, Outcome]) -> int:
         """Return for how many tokens of a frame one drafter decides. The drafter estimates from it what its
-        trees cost.
+        trees cost, if they are as many as those whose features it is sent.
 
         receiver: What the drafter has been sent.
         frame: The verified frame.
-        num_tokens: Number of tokens of the frame, over all passes. All of them count if there is only one
-            drafter, or if the frame carries prompts; with prompts, no drafter learns the cost of its own
-            trees from it.
+        outcomes: Its outcomes by sequence.
+
+        All tokens of the frame count, over all passes, if there is only one drafter, or if the frame carries
+        prompts; with prompts, no drafter learns the cost of its own trees from it. Trees of sequences that
+        end are left out, because no features of them are sent. With many clients a sequence ends in nearly
+        every step, which takes as long as without its few tokens. If all sequences end, all tokens count.
 
         For each of several drafters, a step takes as long as it does with the trees of the others, which it
         cannot change.
@@ -238,10 +241,13 @@ class FeatureStream:
         A tree of an unknown sequence, or of another drafter's sequence, is not counted. Of a frame of several
         passes, the tokens of one pass count, because its times are those of one pass, too.
         """
+        counted = frame.segments
         trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
         if len(self._receivers) > 1 and len(trees) == len(frame.segments):
-            num_tokens = num_tokens_of(tree for tree in trees if tree.sequence in receiver.sent)
-        return num_tokens // (1 + frame.extra_passes)
+            counted = [tree for tree in trees if tree.sequence in receiver.sent]
+        ended = {sequence for sequence, outcome in outcomes.items() if outcome.end}
+        continuing = [one for one in counted if one.sequence not in ended]
+        return num_tokens_of(continuing or counted) // (1 + frame.extra_passes)
 
     def _begin_messages(self, receiver: _Receiver, frame: Frame, num_tokens: int) -> list[Features]:
         """Return what one drafter is sent about a frame, before the frame's closings are applied. [] if
