@@ -378,7 +378,8 @@ class Staging:
         parts: int32 arrays; together they fit the buffer.
         target: int32 [n], a flat tensor on the device, at least as long as the aligned parts.
         """
-        if self._sent:
+        # Waiting gives other threads the interpreter, even if there is nothing to wait for.
+        if self._sent and not self._sent.query():
             self._sent.synchronize()
         start = 0
         for part in parts:

@@ -864,7 +864,7 @@ class Sequencer:
         return {
             id: one.fed
             for id, one in self._sequences.items()
-            if one.fed > one.opening.num_computed_tokens or not one.opening.reused
+            if not one.opening.reused or one.fed > one.opening.num_computed_tokens
         }
 
     def _max_prompt_tokens(self, num_tree_tokens: int, unfed: Sequence[SequenceState], own_pass: bool) -> int:
