@@ -41,6 +41,12 @@ A step has the states of `specsot.core.overlap`:
     CONFIRMED  it runs, and its tokens are those of the results (all ways)      IDLE by its frame, DISCARDED
     DISCARDED  another frame arrived                                            IDLE
 
+A frame may carry prompts besides the predicted trees. Its prompts are computed in a pass of their own after
+the step:
+
+    host     launch k+1 | result k | compose k+1 with prompts | launch prompts | wait | read k+1
+    device   [====== step k+1 ======][== prompts ==]
+
 If another frame arrives than the predicted one, the step is discarded: its pages are given back, nothing is
 sent because of it, and the KV that it wrote is overwritten. One thing is permanent: pages that a window hides
 from the predicted tokens on are freed.
