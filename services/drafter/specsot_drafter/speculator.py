@@ -119,6 +119,9 @@ class Speculator:
         grow asynchronously, only those sequences are planned. Other sequences, whose prompts have just been
         processed, get their first tree one step later, so that the growing trees do not wait for them.
 
+        While the drafter catches up after a pause, the policy plans as if all sequences had trees, which they
+        will have within a few steps: the few that have one now would not be worth the step.
+
         A pause that is not over counts these sequences as trees that passed, and the result is 0. A pause
         ends for entirely new sequences if the policy allows that. If the result is 0, trees that grow
         asynchronously are discarded, unless a pause has still to pass.
@@ -135,8 +138,10 @@ class Speculator:
         num_sequences = self._count(len(sequences), num_drafted)
         most = max(limits, default=0)
         due = self._planned[-1]
-        others = num_sequences - len(sequences)
-        levels = self.budget.plan_levels(len(own), most, due, others + len(live) - len(own))
+        num_trees, others = len(own), num_sequences - len(sequences) + len(live) - len(own)
+        if num_trees and self._pause.state is PauseState.CATCHING_UP:
+            num_trees, others = num_trees + others, 0
+        levels = self.budget.plan_levels(num_trees, most, due, others)
         # A policy that never pauses returns 0 only if no tree fits; it drafts again with the next sequence.
         if not levels and self.budget.adaptive:
             self._pause = self._pause.begin(
