@@ -160,7 +160,7 @@ async def test_a_drafter_on_the_same_thread_is_queried_by_the_verifying_stage(de
 async def test_messages_are_handled_between_steps_although_the_next_one_is_always_launched(
     decoder: Decoder,
 ) -> None:
-    """A prompt that arrives changes nothing about launched trees, but must not wait until none is launched."""
+    """A prompt changes nothing about launched trees, but must not wait until none is launched."""
     both = [opened(sequence, drafted=True) for sequence in (1, 2)]
     wanted, *_ = write(decoder, ahead=False, due={0: [*both]})
     part, _, provider, said, _ = await pair_of(decoder, Erring(wanted, chains=True))
