@@ -294,8 +294,8 @@ class Tired(FixedBudget):
 
 
 def test_after_a_pause_all_sequences_count_though_some_are_reported_with_later_steps() -> None:
-    """Otherwise pauses were for those few, and over for all 64 after a third of their steps. And a policy that
-    finds a step with trees for few of 64 sequences not worth it begins the next pause at once.
+    """Otherwise pauses were for those few, and over for all 64 after a third of their steps. And a policy
+    that finds a step with trees for few of 64 sequences not worth it begins the next pause at once.
     """
     proposer, tuner = Parrot(7), Tired()
     lane = Speculator(proposer, tuner, None, lambda: 0.0)

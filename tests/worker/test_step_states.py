@@ -105,6 +105,23 @@ def test_prompts_and_openings_ride_with_a_launched_step_but_not_with_a_prepared_
         assert (one.draft_round.take(frame) is not None) == launched
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("prompts", [(), (PromptChunk(2, 0, (5, 6), True),)], ids=["nothing", "a prompt"])
+def test_a_launched_step_without_sequences_left_is_discarded(
+    prompts: tuple[PromptChunk, ...], passes: int
+) -> None:
+    """The only sequence is closed, and the next request is there already."""
+    one = Written()
+    one.draft_round.prepare([one.next])
+    one.draft_round.launch_drafts([TREE])
+    if passes > 1:
+        step: Any = one.draft_round._step
+        step.chosen = SimpleNamespace(keep=lambda numbers: None)
+    openings = tuple(Opening(chunk.sequence, 2) for chunk in prompts)
+    assert one.draft_round.take(Frame(1, 3, openings, prompts, closings=(1,))) is None
+    assert (one.draft_round.state, one.table.free) == (IDLE, one.free)
+
+
 def test_another_tree_does_not_ride_with_a_launched_step() -> None:
     one = Written()
     one.draft_round.prepare([one.next])

@@ -206,18 +206,17 @@ class SpeculativeStep(OverlappedWork):
 
             # launched [t0 t1 | u0], frame [t0 t1 | u0 | p0 p1] -> True; prepared only -> False
 
-        Return False also for a frame with fewer segments than the step.
+        Return False also for a frame with fewer segments than the step, and for a step all of whose sequences
+        have been left out.
         """
-        if self.state not in (OverlapState.PREPARED, OverlapState.CONFIRMED):
+        if self.state not in (OverlapState.PREPARED, OverlapState.CONFIRMED) or not self.segments:
             return False
         if frame.extra_passes != self.passes - 1:
             return False
         others = frame.segments[len(self.segments) :]
         if (others or frame.openings) and not (self.confirmed and self.passes == 1):
             return False
-        if len(frame.segments) < max(len(self.segments), 1) or any(
-            isinstance(one, TreeSegment) for one in others
-        ):
+        if len(frame.segments) < len(self.segments) or any(isinstance(one, TreeSegment) for one in others):
             return False
         trees = list[Tree]()
         # The comparison is written out, because a call for each sequence would take as long again.
