@@ -544,6 +544,8 @@ class DraftPolicy(BudgetPolicy):
         # of steps with drafts since the last look.
         self._looked = set[int]()
         self._since_look = 0
+        # What the last start of drafting cost beyond a step with drafts, in baseline steps.
+        self._restart_cost = 0.0
         # Running mean of the tokens per second relative to the baseline, and the highest expected tokens per
         # second at the last choice.
         self._gain = 1.0
@@ -728,11 +730,12 @@ class DraftPolicy(BudgetPolicy):
         is small compared with the steps that were drafted since the last look.
 
         The loss of a look is estimated from the mean gain of drafting so far and the cost of stopping and
-        resuming.
+        resuming, the last start included: with 64 sequences on a GPU it cost more than five baseline steps.
         """
         if not self._timed:
             return False
         lost = LOOK_STEPS * (1 - 1 / max(self._gain, 1.0)) + 2 * self._change * self._regret_stake
+        lost += self._restart_cost
         looked = size_group(num_sequences) in self._looked
         return not looked or self._since_look * 2 * REGRET_SHARE >= max(lost, 1.0)
 
@@ -866,6 +869,7 @@ class DraftPolicy(BudgetPolicy):
         if not self._drafts and not self._stepwise:
             # The first step after a pause is booked at its real duration, at most REGRET above the estimate.
             restart = min(max(spent.wall / baseline - 1 - stake, 0.0), REGRET)
+            self._restart_cost = restart
         self._regret.record(accepted - stake - restart)
         self._gain += ((1 + accepted) / (1 + stake) - self._gain) / RECENT
         self._drafts = True
