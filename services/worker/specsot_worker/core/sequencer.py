@@ -811,9 +811,9 @@ class Sequencer:
 
         num_tree_tokens: Number of tree nodes that the frame carries already.
 
-        A prompt gets no chunk if no token or page is left for it. A prefix waits for the next frame if this
-        one completes the prompt of a sequence of its family: the first token of that sequence, such as the
-        direct answer, shall not wait for the prefix, such as that of the plan.
+        A prompt gets no chunk if no token or page is left for it. A plan, or a prefix, waits for the next
+        frame if this one completes the prompt of a sequence of its family: the first token of that sequence,
+        such as the direct answer, shall wait neither for the prompt of the plan nor for its grammar.
 
         A prefix whose lease ends where its prompt has been fed is left out, and not even opened. Pages for
         the chunks are reserved. Sequences that can never be opened are rejected.
@@ -830,7 +830,7 @@ class Sequencer:
         # Families of sequences whose first tokens follow this frame.
         answered = set[int]()
         for state in unfed:
-            if not state.opening.decodes and state.family in answered:
+            if state.family in answered and (state.opening.plan or not state.opening.decodes):
                 continue
             was_open = state.opened
             if not was_open and not self._open(state, fed, openings):
