@@ -26,7 +26,7 @@ from specsot.core.frames import (
     num_tokens_of,
 )
 from specsot.core.pages import PageTable, max_held_pages
-from specsot.core.run_ahead import MAX_SECONDS, num_passes
+from specsot.core.run_ahead import FEW_SEQUENCES, MAX_SECONDS, num_passes
 from specsot.core.tree import chain
 from specsot.errors import SpecsotError
 from specsot_model.core.kv_plan import open_sequence, policy_of
@@ -89,9 +89,8 @@ class Sequencer:
         self._prompts_at = float("-inf")
         # Estimated seconds of the frames of prompts alone since the newest frame with trees.
         self._prompt_seconds = 0.0
-        # True from the end of a plan until the next frame is launched. The master then opens the branches,
-        # whose prompts would wait for all passes of that frame.
-        self._plan_ended = False
+        # Time in seconds at which the newest plan ended.
+        self._plan_ended_at = float("-inf")
         self._budget = budget
         self._table = table
         self._draft_timeout = draft_timeout
@@ -126,18 +125,21 @@ class Sequencer:
 
     def passes_ahead(self) -> int:
         """Return how many forward passes the next frame without prompts may take: as `num_passes` says, or 1
-        if drafts are awaited, if one of the sequences cannot run ahead, if a plan has just ended, or if no
-        sequence decodes. All passes together fit into the token budget of a frame, and into the slots that a
-        tree may take of a sequence. No sequence takes more than its `max_passes` and its `pass_limit`.
+        if drafts are awaited, if one of the sequences cannot run ahead, if no sequence decodes, or if at most
+        FEW_SEQUENCES decode while a plan is written or its branches begin (`_shapes_plan`). All passes
+        together fit into the token budget of a frame, and into the slots that a tree may take of a sequence.
+        No sequence takes more than its `max_passes` and its `pass_limit`.
 
         The stage may launch these passes before the next result is applied, and `compose` then is given their
         number.
         """
-        if self._budget.max_in_flight > 1 or self._plan_ended or not self._runs_ahead():
+        if self._budget.max_in_flight > 1 or not self._runs_ahead():
             return 1
         decoding = [one for one in self._sequences.values() if one.opening.decodes and one.prefilled]
         drafts = not (self._draft_timeout.paused or self._draft_timeout.catching_up)
         if not decoding or any(drafts and state.opening.drafted for state in decoding):
+            return 1
+        if len(decoding) <= FEW_SEQUENCES and self._shapes_plan():
             return 1
         seconds = self._depth.step_seconds(len(decoding)) if self._depth else 0.0
         limits = (
@@ -146,6 +148,18 @@ class Sequencer:
             *[min(state.max_passes, state.pass_limit) for state in decoding],
         )
         return max(min(num_passes(seconds), *limits), 1)
+
+    def _shapes_plan(self) -> bool:
+        """Return whether tokens that decide what is opened for a plan are awaited (see `SequenceState`), or
+        whether a plan ended less than MAX_SECONDS ago, so that its branches may be opened.
+
+        These tokens delay the whole answer, and frames of one pass bring them soonest: the passes after a
+        token that a grammar changes are lost, the tokens that it forces take no passes of their own if they
+        are fed together, and what is opened or closed waits for no further passes.
+        """
+        if self._composed - self._plan_ended_at < MAX_SECONDS:
+            return True
+        return any(state.shapes_plan for state in self._sequences.values())
 
     def apply_order(self, order: Order) -> None:
         """Apply an order of the master: open a sequence, close one, or extend a lease.
@@ -200,7 +214,7 @@ class Sequencer:
             if state is None:
                 continue
             if outcome.end:
-                self._plan_ended = self._plan_ended or state.opening.plan is not None
+                self._plan_ended_at = now if state.opening.plan else self._plan_ended_at
                 self._close(outcome.sequence)
             else:
                 state.apply_outcome(outcome, now, awaits_drafts)
@@ -584,7 +598,6 @@ class Sequencer:
         for sequence in frame.closings:
             self._table.close(sequence)
         self._number = frame.number
-        self._plan_ended = False
         segments = frame.segments
         self._record_in_flight(segments, now, 1 + frame.last_part)
         informed = not (frame.paused or frame.catching_up)
