@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specsot.core.frames import Close, End, Open
+from specsot.core.frames import Close, End, Fork, Open
 from specsot.core.skeleton import read_plan
 from specsot.events import BranchFinished, BranchStarted, MergedText, Planned, Reason, SkeletonText
 from specsot.params import Ask, Limits, Message
@@ -472,15 +472,14 @@ async def test_the_direct_answer_begins_like_that_of_a_direct_request(state: Rin
     assert bool(forked) == bool(rules), "no prefix is computed before the answer's own first step"
 
 
-async def test_the_plan_forks_a_prefix_that_is_opened_once_the_answer_has_begun() -> None:
+async def test_a_plan_waits_for_no_prefix_and_its_branches_fork_one() -> None:
     theatre = stage()
     await theatre.answer(replace(ALONE, prompt="letters of the Greek and of the Latin alphabet"))
     before = len(openings(theatre))
     await theatre.answer(ASK)
-    kinds = [(one.ordinal, one.decodes) for one in openings(theatre)[before:]]
-    assert kinds == [
+    opened = openings(theatre)[before:]
+    assert [(one.ordinal, one.decodes) for one in opened] == [
         (0, True),
-        (0, False),
         (PLAN_ORDINAL, True),
         (0, False),
         *((id, True) for id in (1, 2, 3, 4, 5)),
