@@ -73,6 +73,10 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> list[Frame]:
     return seen
 
 
+def trees_of(frame: Frame) -> list[TreeSegment]:
+    return [one for one in frame.segments if isinstance(one, TreeSegment)]
+
+
 def check(found: Written, wanted: Written) -> None:
     """Sequence 2 is closed by an order at some time; sequence 4 is rejected if its source has ended."""
     assert found.keys() >= {1, 3, 5}
@@ -163,6 +167,43 @@ def test_law_1_sequences_with_a_grammar_write_the_same_in_frames_of_several_pass
         "fewer after a token that the grammar changed"
     )
     assert number < steps_of_single_passes
+
+
+class Forcing(Sparse):
+    """Leaves no choice about every fourth token."""
+
+    def forced(self, state: int) -> tuple[int, ...]:
+        return (7 + state,) if state % 4 == 3 else ()
+
+    def mask(self, state: int, remaining: int) -> np.ndarray:
+        forced = self.forced(state)
+        return np.isin(np.arange(VOCABULARY), forced) if forced else super().mask(state, remaining)
+
+    def allows(self, state: int, token: int, remaining: int) -> bool:
+        forced = self.forced(state)
+        return token in forced if forced else super().allows(state, token, remaining)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_law_1_forced_tokens_of_a_list_are_written_by_passes_of_their_own(
+    decoder: Decoder, frames: list[Frame], listed: bool
+) -> None:
+    """A frame with forced tokens, and the one after it, could not be launched before its results are made.
+
+    listed: False for a plan in markers, which forces many tokens.
+    """
+    plan = PlanRules(direct=False, listed=listed)
+
+    def find(opening: Opening) -> Grammar | None:
+        return Forcing() if opening.plan else None
+
+    wanted = write(decoder, False, {0: [opened(1, plan=plan), opened(2)]}, find_grammar=find)[0]
+    frames.clear()
+    found = write(decoder, True, {0: [opened(1, plan=plan), opened(2)]}, passes=True, find_grammar=find)[0]
+    assert found == wanted
+    plans = [one for one in frames if any(segment.sequence == 1 for segment in trees_of(one))]
+    assert all(one.extra_passes == 0 for one in plans)
+    assert listed == all(len(segment.tree.tokens) == 1 for one in plans for segment in trees_of(one))
 
 
 def test_a_frame_takes_no_more_passes_than_the_one_before_had_accepted_tokens() -> None:
@@ -332,6 +373,17 @@ def test_a_plan_whose_prefix_is_in_the_ring_waits_for_the_first_token_of_the_dir
     ring.sequencer.apply_order(opened(1, Fork(2, 5), family=9))
     ring.sequencer.apply_order(opened(3, Fork(2, 5), family=9, plan=LIST))
     assert [ring.step() for _ in range(3)] == ["1 x prompt 1", "1 x tree 1, prompt 3", "1 x tree 1, tree 3"]
+
+
+def test_a_frame_has_as_many_passes_as_were_launched_for_it() -> None:
+    """One pass, although more are allowed again: the plan ended a while ago."""
+    ring = Ring(QUICK)
+    ring.open_plan()
+    for ended in ((), (), (), (3,)):
+        ring.step(*ended)
+    frame = ring.sequencer.compose(1.0, launched=1)
+    assert frame is not None
+    assert (len(frame.segments), frame.extra_passes, ring.sequencer.passes_ahead()) == (1, 0, MAX_PASSES)
 
 
 def test_a_plan_that_may_become_a_direct_answer_takes_several_passes() -> None:

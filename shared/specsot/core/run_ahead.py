@@ -73,6 +73,17 @@ def next_max_passes(max_passes: int, passes: int, num_tokens: int) -> int:
     return max(max_passes, min(2 * passes, MAX_PASSES))
 
 
+def feeds_forced_tokens(opening: Opening) -> bool:
+    """Return whether the tokens that a grammar forces are fed together with the token before them, on a stage
+    that launches steps before their frames are composed. A frame with forced tokens cannot be launched that
+    early, and neither can the frame after it. A list forces only numbers and full stops, for which single
+    passes are cheaper.
+
+    opening: The opening of the sequence, which may have a grammar.
+    """
+    return opening.plan is None or not opening.plan.listed
+
+
 def can_run_ahead(opening: Opening) -> bool:
     """Return whether the device can choose several tokens of a sequence by itself: not if a token depends on
     the tokens before it by more than the model and a grammar, not under a KV policy, and not if

@@ -26,7 +26,7 @@ from specsot.core.frames import (
     num_tokens_of,
 )
 from specsot.core.pages import PageTable, max_held_pages
-from specsot.core.run_ahead import FEW_SEQUENCES, MAX_SECONDS, num_passes
+from specsot.core.run_ahead import FEW_SEQUENCES, MAX_SECONDS, feeds_forced_tokens, num_passes
 from specsot.core.tree import chain
 from specsot.errors import SpecsotError
 from specsot_model.core.kv_plan import open_sequence, policy_of
@@ -154,8 +154,8 @@ class Sequencer:
         whether a plan ended less than MAX_SECONDS ago, so that its branches may be opened.
 
         These tokens delay the whole answer, and frames of one pass bring them soonest: the passes after a
-        token that a grammar changes are lost, the tokens that it forces take no passes of their own if they
-        are fed together, and what is opened or closed waits for no further passes.
+        token that a grammar changes are lost, and what is opened or closed then waits for all passes of the
+        frames that have been launched.
         """
         if self._composed - self._plan_ended_at < MAX_SECONDS:
             return True
@@ -218,6 +218,8 @@ class Sequencer:
                 self._close(outcome.sequence)
             else:
                 state.apply_outcome(outcome, now, awaits_drafts)
+                if state.forced and not feeds_forced_tokens(state.opening) and self._runs_ahead():
+                    state.forced = ()
 
     def add_drafts(self, drafts: Drafts, now: float | None = None) -> None:
         """Store trees for their sequences.
@@ -344,7 +346,7 @@ class Sequencer:
             return None
         if replay := self._compose_replay(now):
             return replay
-        passes = launched if launched > 1 else self.passes_ahead()
+        passes = launched or self.passes_ahead()
         prompts_wait = self.prompt_tokens_due > 0
         take_turns = prompts_wait and (passes > 1 or self._prompts_take_turns())
         trees_alone = self._prompts_alone if passes > 1 else self._prompts_had_turn(now)
