@@ -503,7 +503,9 @@ class Verifier:
         meanwhile = None if self._pending else partial(self.colocated.start, frame)
         found = find_targets(logits, questions, meanwhile=meanwhile, mispredicted=self.colocated.discard)
         if next_step and steady and self.quiet() and not self._feeds_forced(questions, found):
-            self._launch_next(next_step, questions, found)
+            # A first token does not wait until several passes have been launched.
+            begins = any(isinstance(one, PromptChunk) for one in frame.segments)
+            self._launch_next(next_step, questions, found, 1 if begins else self.passes())
         rests = frame.paused or frame.catching_up
         outcomes = [
             self._outcome(segment, state, targets, rests)
@@ -546,7 +548,7 @@ class Verifier:
         found = self._verified_chains(frame, queries, found)
         rests = frame.paused or frame.catching_up
         if self._steady(frame, queries) and self.quiet() and not self._feeds_forced(queries, found):
-            self._launch_next(step, queries, found)
+            self._launch_next(step, queries, found, self.passes())
         outcomes = list[Outcome]()
         for (segment, state, _), query, targets in zip(decoding, queries, found):
             assert isinstance(segment, TreeSegment)
@@ -613,17 +615,20 @@ class Verifier:
             if not self.runs_ahead or feeds_forced_tokens(one.state.opening)
         )
 
-    def _launch_next(self, step: NextStep, queries: list[TargetQuery], found: list[Targets]) -> None:
+    def _launch_next(
+        self, step: NextStep, queries: list[TargetQuery], found: list[Targets], passes: int
+    ) -> None:
         """Launch the next step before results are made, because every sequence waits for it.
 
         step: Launches the step.
         queries: One for each sequence of the frame.
         found: Targets of each query, one token per pass of the frame. None: the logits are not finite.
+        passes: Number of passes of the step.
 
         Nothing is launched if any logits are not finite, or if every sequence ends with its tokens.
 
         The step may refuse to launch, for example for token ids beyond the vocabulary; nothing happens then.
-        If it is launched, as many further passes follow as `passes` allows.
+        If it is launched, its further passes follow.
         """
         if any(None in targets for targets in found):
             return
@@ -634,7 +639,7 @@ class Verifier:
         tokens = [token for targets in found if (token := targets[-1]) is not None]
         if not (continues and step.launch(tokens)):
             return
-        if (passes := self.passes()) > 1:
+        if passes > 1:
             states = [one.state for one in queries]
             step.run_ahead(self._chooser(states, [one.position + len(one.tree) for one in queries]), passes)
 

@@ -261,7 +261,8 @@ class NextStep:
         self._step: SpeculativeStep | None = None
         # True if every segment of the newest frame is followed by a tree.
         self._all_continue = False
-        # True if the newest frame has single-node trees only, and drafting was neither paused nor resuming.
+        # True if the newest frame has single-node trees or prompts only, and drafting was neither paused nor
+        # resuming.
         self._single_nodes = False
         # True if the last trees had the shapes that `prepare` had expected.
         self._shapes_repeat = True
@@ -332,19 +333,20 @@ class NextStep:
 
         One token per sequence is expected if all trees of the frame are single nodes, or chains of a frame of
         several passes, and no drafter will answer: either drafting is paused or resuming, or the previous
-        frame had such trees as well.
+        frame had such trees as well, or the frame has prompts alone, since a first tree is a single node.
 
-        A frame without trees, or with a segment that no tree follows, predicts nothing. A frame whose step
-        cannot be prepared leaves a step in the state IDLE.
+        A frame with a segment that no tree follows predicts nothing. A frame whose step cannot be prepared
+        leaves a step in the state IDLE.
         """
         had_single_nodes = self._single_nodes
         trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
-        self._all_continue = bool(trees) and self._all_have_next_tree(frame.segments)
+        all_continue = bool(frame.segments) and self._all_have_next_tree(frame.segments)
+        self._all_continue = bool(trees) and all_continue
         single_nodes = bool(frame.extra_passes) or all(len(one.tree.tokens) == 1 for one in trees)
         draft_paused = frame.paused or frame.catching_up
         # After a pause of drafting, trees may follow.
-        self._single_nodes = bool(trees) and single_nodes and not draft_paused
-        if single_nodes and (had_single_nodes or draft_paused) and self._all_continue:
+        self._single_nodes = single_nodes and not draft_paused
+        if single_nodes and (had_single_nodes or draft_paused or not trees) and all_continue:
             self._prepare([*map(_following, frame.segments)])
 
     @inference_mode
