@@ -89,6 +89,8 @@ class Sequencer:
         self._prompts_at = float("-inf")
         # Estimated seconds of the frames of prompts alone since the newest frame with trees.
         self._prompt_seconds = 0.0
+        # Families of the drafted sequences of running requests, when `_drafted` was called last.
+        self._running_families = set[int]()
         # Time in seconds at which the newest plan ended.
         self._plan_ended_at = float("-inf")
         self._budget = budget
@@ -615,10 +617,16 @@ class Sequencer:
         self._draft_timeout.record_launch(num_rounds, num_tokens_of(segments), num_drafted)
 
     def _drafted(self) -> int:
-        """Return the number of sequences that have finished their prompts and are to be drafted for. Whether
-        a drafter is present does not matter.
+        """Return the number of sequences of running requests that are to be drafted for. Whether a drafter is
+        present does not matter. A request runs once a sequence of its family has finished its prompt, and
+        until none is left. So a pause does not end between a plan and its branches, but it ends if all
+        sequences are of new requests.
         """
-        return sum([one.opening.drafted and one.root is not None for one in self._sequences.values()])
+        drafted = [one for one in self._sequences.values() if one.opening.drafted and one.opening.decodes]
+        self._running_families = {
+            one.family for one in drafted if one.root is not None or one.family in self._running_families
+        }
+        return sum([one.family in self._running_families for one in drafted])
 
     def _record_in_flight(self, segments: tuple[Segment, ...], now: float, parts_sent: int = 1) -> None:
         """Record the newest frame as in flight, and, for `PipelineDepth`, how long its sequences stayed at
