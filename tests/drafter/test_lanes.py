@@ -198,6 +198,21 @@ def test_a_pause_ends_for_new_sequences_but_not_for_one_among_others(hope: bool)
     assert (engine.paused_trees, budget.draft_paused) == ((0, [9]) if hope else (40, []))
 
 
+def test_a_pause_does_not_end_for_the_branches_of_a_plan() -> None:
+    """What was not profitable for its direct answer is not tried again for more sequences at once."""
+    budget = Hopes(False, True)
+    engine = engine_with({"eagle": (Parrot(7), budget)})
+    teach(engine, 1, [1, 2, 3], family=1)
+    assert (trees(engine), engine.paused_trees) == ({}, 50)
+    engine.observe(Features(1, 0, closings=(1,), fed=1))
+    teach(engine, 2, [1, 2, 3], family=1)
+    assert trees(engine) == {}
+    assert len(budget.hopes) == 1
+    engine.observe(Features(1, 0, closings=(2,), fed=1))
+    teach(engine, 3, [1, 2, 3], family=3)
+    assert [*trees(engine)] == [3]
+
+
 @pytest.mark.parametrize("rule", [cheap, lambda: FixedBudget(SHAPE)], ids=["tuned", "always"])
 def test_suffix_drafts_are_added_if_a_drafter_measures_profit(rule) -> None:  # type: ignore[no-untyped-def]
     engine = engine_with({"eagle": (Parrot(7), rule())}, blend=ngrams(4))

@@ -584,3 +584,16 @@ def test_a_list_is_asked_for_as_many_points_as_the_question_asks_for(speak: Spea
         told = prompts.plan((Message("user", question),), LISTED).instructions
         assert told is not None
         assert asked in told[0]
+
+
+@pytest.mark.slow
+def test_the_branches_of_an_article_tokenise_the_text_before_their_answers_once() -> None:
+    counted = Counted(taught("qwen")[0])
+    talk = [Message("user", "Hi " * 300 + QUESTION)]
+    conversation = ListConversation(counted, talk, LISTED, Wording("article"))
+    works = list[int]()
+    for point in POINTS[:2]:
+        counted.work = 0
+        conversation.branch(point, POINTS, [], 80)
+        works.append(counted.work)
+    assert works[1] < works[0] / 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specsot.core.frames import Close, End, Open
+from specsot.core.frames import Close, End, Fork, Open
 from specsot.core.skeleton import read_plan
 from specsot.events import BranchFinished, BranchStarted, MergedText, Planned, Reason, SkeletonText
 from specsot.params import Ask, Limits, Message
@@ -472,32 +472,30 @@ async def test_the_direct_answer_begins_like_that_of_a_direct_request(state: Rin
     assert bool(forked) == bool(rules), "no prefix is computed before the answer's own first step"
 
 
-async def test_the_plan_forks_a_prefix_that_is_opened_once_the_answer_has_begun() -> None:
+async def test_a_plan_waits_for_no_prefix_and_its_branches_fork_one() -> None:
     theatre = stage()
     await theatre.answer(replace(ALONE, prompt="letters of the Greek and of the Latin alphabet"))
     before = len(openings(theatre))
     await theatre.answer(ASK)
-    kinds = [(one.ordinal, one.decodes) for one in openings(theatre)[before:]]
-    assert kinds == [
+    opened = openings(theatre)[before:]
+    assert [(one.ordinal, one.decodes) for one in opened] == [
         (0, True),
-        (0, False),
         (PLAN_ORDINAL, True),
         (0, False),
         *((id, True) for id in (1, 2, 3, 4, 5)),
     ]
-    prefix, skeleton = openings(theatre)[before + 1 : before + 3]
-    assert skeleton.fork
-    assert (skeleton.fork.sequence, skeleton.fork.length) == (prefix.sequence, prefix.prompt)
+    prefix, *branches = opened[2:]
+    assert {one.fork for one in branches} == {Fork(prefix.sequence, prefix.prompt)}
 
 
-async def test_a_question_asked_twice_at_once_computes_the_plan_prefix_once() -> None:
+async def test_a_question_asked_twice_at_once_computes_the_prefix_of_its_branches_once() -> None:
     theatre = stage()
+    ask = replace(ASK, limits=replace(ASK.limits, max_parallel=4))
     await theatre.answer(replace(ALONE, prompt="letters of the Greek and of the Latin alphabet"))
     before = len(openings(theatre))
-    for events in await theatre.play(theatre.listen(ASK), theatre.listen(ASK)):
+    for events in await theatre.play(theatre.listen(ask), theatre.listen(ask)):
         assert finished(events).text == PLANNED
-    # One prefix for both plans, and one for the branches of both.
-    assert sum(not one.decodes for one in openings(theatre)[before:]) == 2
+    assert sum(not one.decodes for one in openings(theatre)[before:]) == 1
     theatre.assert_clean()
 
 
@@ -513,29 +511,27 @@ async def test_on_few_pages_the_answer_is_planned_or_direct(pages: int, page_row
     theatre.assert_clean()
 
 
-async def arriving_together(count: int, live: int) -> list[str]:
+async def arriving_together(*asks: Ask, live: int = 256) -> list[str]:
     """The answers to requests that all arrive before the first step, in a ring with enough pages."""
     theatre = stage(config=EngineConfig(model="demo", live=live), state=replace(STATE, pages=1024))
-    clients = [theatre.listen(ASK, client=str(n)) for n in range(count)]
-    while len(theatre.engine.all_requests) < count:
+    clients = [theatre.listen(ask, client=str(n)) for n, ask in enumerate(asks)]
+    while len(theatre.engine.all_requests) < len(asks):
         await theatre.settle()
     return [finished(events).text for events in await theatre.play(*clients)]
 
 
 async def test_plans_that_are_not_opened_yet_take_their_places() -> None:
     """A plan of at most seven points with its closing takes eight places, from its admission on."""
-    for live, planned in ((15, 1), (16, 2), (23, 2), (24, 3)):
-        texts = await arriving_together(4, live)
-        assert texts == [PLANNED] * planned + [DIRECT] * (4 - planned)
-
-
-async def test_a_ring_full_of_requests_answers_directly() -> None:
-    assert await arriving_together(16, live=16) == [PLANNED] * 2 + [DIRECT] * 14
+    assert await arriving_together(ASK, ASK, ASK) == [PLANNED, DIRECT, DIRECT]
+    assert await arriving_together(ALONE, ASK, live=8) == [DIRECT, DIRECT]
+    assert await arriving_together(ALONE, ASK, live=9) == [DIRECT, PLANNED]
 
 
 async def test_many_requests_are_answered_directly_although_the_ring_has_places() -> None:
-    """Four plans of eight sequences; with a fifth one, all answers would come later than direct ones."""
-    assert await arriving_together(8, live=256) == [PLANNED] * 4 + [DIRECT] * 4
+    """A plan beside four direct answers has twelve sequences; with more, all answers would come later."""
+    for others, planned in ((4, [PLANNED]), (5, [DIRECT])):
+        assert await arriving_together(*[ALONE] * others, ASK) == [DIRECT] * others + planned
+    assert await arriving_together(*[ASK] * 16) == [PLANNED] + [DIRECT] * 15
 
 
 async def test_a_full_batch_admits_no_plan() -> None:

@@ -10,7 +10,13 @@ import torch
 
 from specsot.core.frames import End, Fork, Frame, Open, Opening, Outcome, Result, TreeSegment
 from specsot.core.pages import PageTable
-from specsot.core.run_ahead import MAX_PASSES, OPENING_PASSES, OPENING_TOKENS, next_max_passes
+from specsot.core.run_ahead import (
+    MAX_PASSES,
+    MAX_SECONDS,
+    OPENING_PASSES,
+    OPENING_TOKENS,
+    next_max_passes,
+)
 from specsot.core.skeleton import PlanRules
 from specsot.core.soft_end import SoftEnd
 from specsot.grammar.state import Grammar
@@ -65,6 +71,10 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> list[Frame]:
     seen, run = list[Frame](), DecoderStage.run
     monkeypatch.setattr(DecoderStage, "run", lambda self, one: seen.append(one) or run(self, one))
     return seen
+
+
+def trees_of(frame: Frame) -> list[TreeSegment]:
+    return [one for one in frame.segments if isinstance(one, TreeSegment)]
 
 
 def check(found: Written, wanted: Written) -> None:
@@ -159,6 +169,43 @@ def test_law_1_sequences_with_a_grammar_write_the_same_in_frames_of_several_pass
     assert number < steps_of_single_passes
 
 
+class Forcing(Sparse):
+    """Leaves no choice about every fourth token."""
+
+    def forced(self, state: int) -> tuple[int, ...]:
+        return (7 + state,) if state % 4 == 3 else ()
+
+    def mask(self, state: int, remaining: int) -> np.ndarray:
+        forced = self.forced(state)
+        return np.isin(np.arange(VOCABULARY), forced) if forced else super().mask(state, remaining)
+
+    def allows(self, state: int, token: int, remaining: int) -> bool:
+        forced = self.forced(state)
+        return token in forced if forced else super().allows(state, token, remaining)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_law_1_forced_tokens_of_a_list_are_written_by_passes_of_their_own(
+    decoder: Decoder, frames: list[Frame], listed: bool
+) -> None:
+    """A frame with forced tokens, and the one after it, could not be launched before its results are made.
+
+    listed: False for a plan in markers, which forces many tokens.
+    """
+    plan = PlanRules(direct=False, listed=listed)
+
+    def find(opening: Opening) -> Grammar | None:
+        return Forcing() if opening.plan else None
+
+    wanted = write(decoder, False, {0: [opened(1, plan=plan), opened(2)]}, find_grammar=find)[0]
+    frames.clear()
+    found = write(decoder, True, {0: [opened(1, plan=plan), opened(2)]}, passes=True, find_grammar=find)[0]
+    assert found == wanted
+    plans = [one for one in frames if any(segment.sequence == 1 for segment in trees_of(one))]
+    assert all(one.extra_passes == 0 for one in plans)
+    assert listed == all(len(segment.tree.tokens) == 1 for one in plans for segment in trees_of(one))
+
+
 def test_a_frame_takes_no_more_passes_than_the_one_before_had_accepted_tokens() -> None:
     assert next_max_passes(MAX_PASSES, MAX_PASSES, 3) == 3
     assert next_max_passes(3, 3, 3) == 6
@@ -200,16 +247,33 @@ def test_law_1_passes_write_the_same_under_biases_and_without_a_first_token(
     assert any(len(one.segments) == 3 and one.extra_passes for one in frames)
 
 
+def test_a_first_token_waits_for_the_launch_of_one_pass_only(decoder: Decoder, frames: list[Frame]) -> None:
+    _, _, steps, number = write(decoder, True, {0: [opened(1)]}, passes=True)
+    assert [1 + one.extra_passes for one in frames[:4]] == [1, 1, MAX_PASSES, MAX_PASSES]
+    assert steps.launched == number + sum(one.extra_passes for one in frames), "every step was used"
+
+
+@pytest.mark.parametrize(("few", "passes"), [(1, 1), (0, OPENING_PASSES)])
 def test_a_branch_takes_few_passes_until_its_first_words_are_known(
-    decoder: Decoder, wanted: Written, frames: list[Frame]
+    few: int,
+    passes: int,
+    decoder: Decoder,
+    wanted: Written,
+    frames: list[Frame],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It may be closed and opened again because of them, and a new prompt waits for frames of passes."""
+    """It may be closed and opened again because of them, and a new prompt waits for frames of passes.
+
+    few: So many sequences count as few.
+    passes: Passes of frames with its first tokens.
+    """
+    monkeypatch.setattr("specsot_worker.core.sequencer.FEW_SEQUENCES", few)
     unwritten = max(wanted[1]) + 1
     branch = opened(1, stop_ids=(unwritten,), soft_end=SoftEnd(20, unwritten))
     write(decoder, True, {0: [branch]}, passes=True)
     trees = [segment for one in frames for segment in one.segments if isinstance(segment, TreeSegment)]
     sizes = {one.committed - branch.opening.prompt: len(one.tree.tokens) for one in trees}
-    assert max(size for generated, size in sizes.items() if generated < OPENING_TOKENS) == OPENING_PASSES
+    assert max(size for generated, size in sizes.items() if generated < OPENING_TOKENS) == passes
     assert list(sizes.values()).count(MAX_PASSES) >= 2
 
 
@@ -245,6 +309,10 @@ def test_slots_for_passes_do_not_count_as_a_drafter() -> None:
 QUICK, SLOW = ((1, 0.001), (256, 0.002)), ((1, 0.005), (256, 1.28))
 
 
+# What a plan in a list may contain.
+LIST = PlanRules(direct=False, listed=True)
+
+
 class Ring:
     """A stage 0 whose frames' results this test makes up."""
 
@@ -259,12 +327,13 @@ class Ring:
             runs_ahead=lambda: True,
         )
 
-    def step(self, *ended: int) -> str:
+    def step(self, *ended: int, now: float = 0.0) -> str:
         """Run the next frame; return its passes and its segments: each one's kind, and its sequence.
 
         ended: Sequences that end with it.
+        now: Time in seconds at which the frame is composed, and its result arrives.
         """
-        frame = self.sequencer.compose(0.0)
+        frame = self.sequencer.compose(now)
         assert frame is not None
         outcomes, kinds = list[Outcome](), list[str]()
         for one in frame.segments:
@@ -278,33 +347,68 @@ class Ring:
                     one.sequence, one.draft_round if tree else 0, tuple(range(size)), tokens, end
                 )
                 outcomes.append(replace(outcome, extra_passes=frame.extra_passes))
-        self.sequencer.apply_result(Result(1, frame.number, tuple(outcomes)), 0.0)
+        self.sequencer.apply_result(Result(1, frame.number, tuple(outcomes)), now)
         return f"{1 + frame.extra_passes} x " + ", ".join(kinds)
 
-    def open_plan(self) -> None:
+    def open_plan(self, rules: PlanRules = LIST) -> None:
         """The orders of a request with a plan beside its direct answer."""
         for order in (
             opened(1, family=9),
             opened(2, family=9, decodes=False),
-            opened(3, Fork(2, 5), family=9, plan=PlanRules()),
+            opened(3, Fork(2, 5), family=9, plan=rules),
         ):
             self.sequencer.apply_order(order)
 
 
-def test_a_plan_is_fed_after_the_first_token_of_the_direct_answer_and_before_its_passes() -> None:
+def test_a_plan_is_fed_after_the_first_token_of_the_direct_answer_and_written_one_pass_a_frame() -> None:
     ring = Ring(QUICK)
     ring.open_plan()
-    assert [ring.step() for _ in range(4)] == [
+    assert [ring.step() for _ in range(5)] == [
         "1 x prompt 1",
-        "1 x prompt 2",
-        "1 x prompt 3",
-        "8 x tree 1, tree 3",
+        "1 x tree 1, prompt 2",
+        "1 x tree 1, prompt 3",
+        "1 x tree 1, tree 3",
+        "1 x tree 1, tree 3",
     ]
+
+
+def test_a_plan_whose_prefix_is_in_the_ring_waits_for_the_first_token_of_the_direct_answer() -> None:
+    ring = Ring(QUICK)
+    ring.sequencer.apply_order(opened(2, decodes=False))
+    assert ring.step() == "1 x prompt 2"
+    ring.sequencer.apply_order(opened(1, Fork(2, 5), family=9))
+    ring.sequencer.apply_order(opened(3, Fork(2, 5), family=9, plan=LIST))
+    assert [ring.step() for _ in range(3)] == ["1 x prompt 1", "1 x tree 1, prompt 3", "1 x tree 1, tree 3"]
+
+
+def test_a_frame_has_as_many_passes_as_were_launched_for_it() -> None:
+    """One pass, although more are allowed again: the plan ended a while ago."""
+    ring = Ring(QUICK)
+    ring.open_plan()
+    for ended in ((), (), (), (3,)):
+        ring.step(*ended)
+    frame = ring.sequencer.compose(1.0, launched=1)
+    assert frame is not None
+    assert (len(frame.segments), frame.extra_passes, ring.sequencer.passes_ahead()) == (1, 0, MAX_PASSES)
+
+
+def test_a_plan_that_may_become_a_direct_answer_takes_several_passes() -> None:
+    ring = Ring(QUICK)
+    ring.open_plan(PlanRules(direct=True))
+    assert [ring.step() for _ in range(4)][-1] == "8 x tree 1, tree 3"
+
+
+def test_more_than_few_sequences_take_several_passes_beside_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where passes save most."""
+    monkeypatch.setattr("specsot_worker.core.sequencer.FEW_SEQUENCES", 1)
+    ring = Ring(QUICK)
+    ring.open_plan()
+    assert [ring.step() for _ in range(5)][-2:] == ["8 x tree 1, tree 3"] * 2
 
 
 def test_long_prompts_and_passes_take_turns() -> None:
     ring = Ring(SLOW)
-    ring.open_plan()
+    ring.open_plan(PlanRules(direct=True))
     assert [ring.step() for _ in range(7)] == [
         "1 x prompt 1",
         "1 x prompt 2",
@@ -316,11 +420,11 @@ def test_long_prompts_and_passes_take_turns() -> None:
     ]
 
 
-def test_the_frame_after_a_plan_has_one_pass_because_branches_follow() -> None:
+def test_frames_have_one_pass_until_a_plan_has_had_time_to_open_its_branches() -> None:
     ring = Ring(QUICK)
     ring.open_plan()
     for _ in range(4):
         ring.step()
-    assert ring.step(3) == "8 x tree 1, tree 3"
-    assert ring.step() == "1 x tree 1"
-    assert ring.step() == "8 x tree 1"
+    assert ring.step(3, now=1.0) == "1 x tree 1, tree 3"
+    assert ring.step(now=1.0 + MAX_SECONDS / 2) == "1 x tree 1"
+    assert ring.step(now=1.0 + MAX_SECONDS) == "8 x tree 1"

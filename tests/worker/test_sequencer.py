@@ -448,6 +448,26 @@ def test_what_is_forced_is_fed_when_no_tree_comes_and_never_beyond_the_slots():
     assert step(sequencer) == ("", 2), "a tree that came is better"
 
 
+@pytest.mark.parametrize(("family", "drafting"), [(1, "resting"), (2, "waking")])
+def test_a_pause_does_not_end_between_a_plan_and_its_branches(family: int, drafting: str):
+    """It ends where all sequences are of new requests.
+
+    family: Of the sequence that follows one of family 1.
+    """
+    sequencer = Sequencer(1, FrameBudget(64, 1, 4), PageTable(PAGES, ROWS), DraftTimeout(0.5))
+    sequencer.apply_order(order_of(1, [1, 2], 30, family=1, drafted=True))
+    first_answer(sequencer)
+    sequencer.add_drafts(Drafts(1, (), paused_trees=100))
+    assert step(sequencer) == ("resting", 1)
+    sequencer.apply_order(order_of(2, [3, 4], 30, family=family, drafted=True))
+    sequencer.apply_order(Close(1))
+    for _ in range(2):
+        frame = there(sequencer.compose(0.0))
+        outcome = Outcome(2, int(isinstance(frame.segments[0], TreeSegment)), (), (3,))
+        sequencer.apply_result(Result(1, frame.number, (outcome,)), 0.0)
+    assert "resting" * frame.paused + "waking" * frame.catching_up == drafting
+
+
 def test_families_of_one_prefix_do_not_wait_for_each_other():
     sequencer = Sequencer(1, FrameBudget(64, 3, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     sequencer.apply_order(order_of(1, [1, 2, 3], 1, decodes=False))

@@ -73,8 +73,8 @@ class Speculator:
     _chosen: ChosenTrees | None = field(default=None, init=False)
     # True if candidates of the second proposer joined the last trees.
     _blends: bool = field(default=False, init=False)
-    # Ids of the sequences that were running when the last set of entirely new sequences began.
-    _sequences: frozenset[int] = field(default=NO_SEQUENCES, init=False)
+    # Families of the sequences that were running when the last set of entirely new families began.
+    _families: frozenset[int] = field(default=NO_SEQUENCES, init=False)
     # Whether this speculator drafts, is paused, or catches up. After a pause it catches up until all
     # sequences that requested trees before the pause have sent feature batches again.
     _pause: DraftPause = field(default=DraftPause(), init=False)
@@ -123,7 +123,7 @@ class Speculator:
         will have within a few steps: the few that have one now would not be worth the step.
 
         A pause that is not over counts these sequences as trees that passed, and the result is 0. A pause
-        ends for entirely new sequences if the policy allows that. If the result is 0, trees that grow
+        ends for entirely new requests if the policy allows that. If the result is 0, trees that grow
         asynchronously are discarded, unless a pause has still to pass.
         """
         live = self._draftable(sequences)
@@ -132,7 +132,7 @@ class Speculator:
         own = [sequence for sequence, _ in planned]
         limits = [most for _, most in planned]
         self._planned = own, limits, self.proposer.due_rows(own)
-        self._start_sequences(frozenset([sequence.id for sequence in sequences]))
+        self._start_families(frozenset([sequence.family for sequence in sequences]))
         if self.paused_trees and not self.record_pause(len(sequences), len(sequences)):
             return 0
         num_sequences = self._count(len(sequences), num_drafted)
@@ -151,17 +151,18 @@ class Speculator:
             self._drop_async_growth()
         return levels
 
-    def _start_sequences(self, sequences: frozenset[int]) -> None:
-        """Inform the policy if all sequences are new, that is, none ran when the last new set began. A pause
-        may end for new sequences.
+    def _start_families(self, families: frozenset[int]) -> None:
+        """Inform the policy if all sequences are of new requests, that is, of families of which none ran when
+        the last new set began. A pause may end for new requests. The branches of a plan are no new request:
+        drafting that was not profitable for one or two sequences is hardly profitable for more of them.
 
-        sequences: Ids of the sequences that request a tree.
+        families: Families of the sequences that request a tree.
 
         Nothing happens while the speculator catches up. Recorded steps are passed on to the policy first.
         """
-        if self._pause.state is PauseState.CATCHING_UP or not self._sequences.isdisjoint(sequences):
+        if self._pause.state is PauseState.CATCHING_UP or not self._families.isdisjoint(families):
             return
-        self._sequences = sequences
+        self._families = families
         self._learn()
         if self.budget.start_sequences() and self._pause.paused:
             self._resume(self._pause.end(), 1)

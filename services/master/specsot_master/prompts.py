@@ -224,6 +224,8 @@ class ListConversation:
             probe = self._render_branch(*self._branch_words(SAMPLE_POINT, [SAMPLE_POINT]))
         probe = self._begin_answer(probe, SAMPLE_POINT)
         cut, end = text.cut(asked, shared_text(asked, probe))
+        # The part of the last branch's rendering before its last control token, and the tokens of that part.
+        self._last_head: tuple[str, tuple[int, ...]] = "", ()
         self._shared_head = asked[:cut]
         self._joint_token = asked[cut:end]
         self._shared_tokens = text.encode(self._shared_head) if self._shared_head else ()
@@ -280,7 +282,7 @@ class ListConversation:
         else:
             rendering = self._render_branch(*words)
         rendering = self._begin_answer(rendering, point, introduction)
-        return turn_from(self.prefix, self._tokens(rendering), len(self._shared_tokens))
+        return turn_from(self.prefix, self._branch_tokens(rendering), len(self._shared_tokens))
 
     def _begin_answer(self, rendering: str, point: Point, introduction: str = "") -> str:
         """Return the rendered prompt of a branch with the beginning of its answer: the introduction and the
@@ -376,6 +378,23 @@ class ListConversation:
         ):
             return self._shared_tokens + self._text.encode(rendering[cut:])
         return self._text.encode(rendering)
+
+    def _branch_tokens(self, rendering: str) -> tuple[int, ...]:
+        """Return the tokens of a branch's rendering. The part before its last control token is not tokenized
+        again if it is that of the last branch: in the form "article", branches differ only after it, in the
+        beginnings of their answers.
+
+        rendering: a rendered prompt of a branch, with marks.
+        """
+        cut, _ = self._text.cut(rendering, len(rendering))
+        if cut <= len(self._shared_head):
+            return self._tokens(rendering)
+        head, tokens = self._last_head
+        if rendering[:cut] != head:
+            head = rendering[:cut]
+            tokens = self._tokens(head)
+            self._last_head = head, tokens
+        return tokens + self._text.encode(rendering[cut:])
 
 
 def head_of_answer(rendering: str, words: str) -> str:

@@ -271,6 +271,7 @@ class Text:
         self._decode_known = lru_cache(MAX_CACHED_TOKENS)(self._tokenizer.decode)
         self._decode_alone = lru_cache(MAX_CACHED_TOKENS)(partial(self._text_alone, True))
         self._decode_alone_with_special = lru_cache(MAX_CACHED_TOKENS)(partial(self._text_alone, False))
+        self._beginnings = lru_cache(MAX_CACHED_TOKENS)(self._find_beginnings)
         self.end_ids = tuple(sorted(_find_end_ids(folder, self._tokenizer, names)))
         self.vocabulary = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
         self._limit = None if limit is None or self.largest < limit else limit
@@ -306,7 +307,15 @@ class Text:
 
             "Compare" -> the ids of "Co", "Com", "Comp", "Compare", " Co", ..., as far as they are tokens
 
-        word: the first word of a text, or a mark such as a line end.
+        word: the first word of a text, or a mark such as a line end. The results for the last words are kept,
+            since the branches of every plan ask for the same marks.
+        """
+        return self._beginnings(word)
+
+    def _find_beginnings(self, word: str) -> tuple[int, ...]:
+        """Return what `beginnings` returns, found anew.
+
+        word: the first word of a text, or a mark.
         """
         begun = [word[:length] for length in range(2, len(word))] + [word] * bool(word)
         encoded = [(text, self.encode(space + text)) for space in ("", " ") for text in begun]

@@ -27,6 +27,7 @@ from specsot.core.frames import (
     num_tokens_of,
 )
 from specsot.core.overlap import OverlapState
+from specsot.core.run_ahead import feeds_forced_tokens
 from specsot.core.tree import chain, first_nodes, single
 from specsot.core.tree_parts import is_decided, tree_of
 from specsot.grammar import Grammar, IsolatedGrammar, SentenceEnds, SpellingHabits
@@ -501,8 +502,10 @@ class Verifier:
         steady = next_step is not None and self._steady(frame, questions)
         meanwhile = None if self._pending else partial(self.colocated.start, frame)
         found = find_targets(logits, questions, meanwhile=meanwhile, mispredicted=self.colocated.discard)
-        if next_step and steady and self.quiet() and not _forces_tokens(questions, found):
-            self._launch_next(next_step, questions, found)
+        if next_step and steady and self.quiet() and not self._feeds_forced(questions, found):
+            # A first token does not wait until several passes have been launched.
+            begins = any(isinstance(one, PromptChunk) for one in frame.segments)
+            self._launch_next(next_step, questions, found, 1 if begins else self.passes())
         rests = frame.paused or frame.catching_up
         outcomes = [
             self._outcome(segment, state, targets, rests)
@@ -544,8 +547,8 @@ class Verifier:
         found = [*map(end_softly, queries, found)]
         found = self._verified_chains(frame, queries, found)
         rests = frame.paused or frame.catching_up
-        if self._steady(frame, queries) and self.quiet() and not _forces_tokens(queries, found):
-            self._launch_next(step, queries, found)
+        if self._steady(frame, queries) and self.quiet() and not self._feeds_forced(queries, found):
+            self._launch_next(step, queries, found, self.passes())
         outcomes = list[Outcome]()
         for (segment, state, _), query, targets in zip(decoding, queries, found):
             assert isinstance(segment, TreeSegment)
@@ -599,17 +602,33 @@ class Verifier:
         places = [one.state.order for one in queries]
         return places == sorted(places)
 
-    def _launch_next(self, step: NextStep, queries: list[TargetQuery], found: list[Targets]) -> None:
+    def _feeds_forced(self, queries: Sequence[TargetQuery], found: Sequence[Targets]) -> bool:
+        """Return whether a grammar forces the token after the last target of a query, and the next step feeds
+        both together.
+
+        queries: Queries whose trees are roots alone, or chains of a frame of several passes.
+        found: Targets of each query, one for each node.
+        """
+        return any(
+            one.state.is_forced_after(targets)
+            for one, targets in zip(queries, found)
+            if not self.runs_ahead or feeds_forced_tokens(one.state.opening)
+        )
+
+    def _launch_next(
+        self, step: NextStep, queries: list[TargetQuery], found: list[Targets], passes: int
+    ) -> None:
         """Launch the next step before results are made, because every sequence waits for it.
 
         step: Launches the step.
         queries: One for each sequence of the frame.
         found: Targets of each query, one token per pass of the frame. None: the logits are not finite.
+        passes: Number of passes of the step.
 
         Nothing is launched if any logits are not finite, or if every sequence ends with its tokens.
 
         The step may refuse to launch, for example for token ids beyond the vocabulary; nothing happens then.
-        If it is launched, as many further passes follow as `passes` allows.
+        If it is launched, its further passes follow.
         """
         if any(None in targets for targets in found):
             return
@@ -620,7 +639,7 @@ class Verifier:
         tokens = [token for targets in found if (token := targets[-1]) is not None]
         if not (continues and step.launch(tokens)):
             return
-        if (passes := self.passes()) > 1:
+        if passes > 1:
             states = [one.state for one in queries]
             step.run_ahead(self._chooser(states, [one.position + len(one.tree) for one in queries]), passes)
 
@@ -695,16 +714,6 @@ def _for_sole_drafter(features: Mapping[str, tuple[Features, ...]]) -> tuple[Fea
     features: Messages by name of the drafter.
     """
     return next(iter(features.values()), ())
-
-
-def _forces_tokens(queries: Sequence[TargetQuery], found: Sequence[Targets]) -> bool:
-    """Return whether a grammar forces the token after the last target of a query, so that the next step feeds
-    more than that target.
-
-    queries: Queries whose trees are roots alone, or chains of a frame of several passes.
-    found: Targets of each query, one for each node.
-    """
-    return any(one.state.is_forced_after(targets) for one, targets in zip(queries, found))
 
 
 def _target_query(segment: Segment, state: DecodeState, row: int) -> TargetQuery:

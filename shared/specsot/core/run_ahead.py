@@ -11,7 +11,8 @@ rule. What a sequence gets beyond its end is dropped.
 
 The device does not know what a grammar allows. So the host verifies the tokens of a sequence with a grammar
 as if they had been drafted: they are accepted up to the first one that the grammar changes. A model that has
-been asked for a list or for JSON mostly writes what its grammar allows.
+been asked for JSON mostly writes what its grammar allows. Plans are written in single passes, unless many
+sequences decode (`FEW_SEQUENCES`).
 
 A frame with prompts has one pass. So that few frames have, prompts and trees take turns while sequences can
 run ahead:
@@ -31,9 +32,14 @@ MAX_PASSES: Final = 8
 # Seconds. All passes of a frame together take about so long at most, because a new prompt waits for them, and
 # a client gets their tokens at once. A frame of prompts alone takes no longer either. Untuned.
 MAX_SECONDS: Final = 0.02
+# Sequences. While at most so many decode, frames have one pass as long as a plan is written or its branches
+# begin, because several passes save little then. Chosen by measurement (lab/results/h200-passes.json): 8
+# passes save 10 % of the time of 8 sequences, and 25 % of that of 64. The number itself is untuned.
+FEW_SEQUENCES: Final = 16
 # Tokens. While a branch of a plan (a sequence with a soft end) has fewer, its frames have at most
-# OPENING_PASSES passes: its first words decide whether it is closed and opened again. Untuned: three words
-# and the beginning of a fourth have so many tokens at most in most languages.
+# OPENING_PASSES passes, and one if few sequences decode: its first words decide whether it is closed and
+# opened again. Untuned: three words and the beginning of a fourth have so many tokens at most in most
+# languages.
 OPENING_TOKENS: Final = 8
 # Forward passes. Most of a frame with a branch that has fewer than OPENING_TOKENS tokens: a branch that is
 # opened again waits for the passes of two frames. Untuned.
@@ -65,6 +71,17 @@ def next_max_passes(max_passes: int, passes: int, num_tokens: int) -> int:
     if num_tokens < passes:
         return num_tokens
     return max(max_passes, min(2 * passes, MAX_PASSES))
+
+
+def feeds_forced_tokens(opening: Opening) -> bool:
+    """Return whether the tokens that a grammar forces are fed together with the token before them, on a stage
+    that launches steps before their frames are composed. A frame with forced tokens cannot be launched that
+    early, and neither can the frame after it. A list forces only numbers and full stops, for which single
+    passes are cheaper.
+
+    opening: The opening of the sequence, which may have a grammar.
+    """
+    return opening.plan is None or not opening.plan.listed
 
 
 def can_run_ahead(opening: Opening) -> bool:

@@ -91,6 +91,11 @@ class DraftSequence:
         self.end = opening.limit + opening.prompt - opening.generated
 
     @property
+    def family(self) -> int:
+        """The family of the sequence, which all sequences of one request share; its own id if none is set."""
+        return self.id if self.opening.family is None else self.opening.family
+
+    @property
     def grammar_state(self) -> GrammarState | None:
         """The grammar with its state after the newest token. None if the sequence has no grammar, or if the
         grammar is not compiled yet.

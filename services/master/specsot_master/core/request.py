@@ -426,7 +426,7 @@ class RequestState:
         """True if the request begins with a single sequence, whose first token need not wait for the prefix
         that its plan will fork: it has a speculative plan, and has not entered a ring yet. False if the
         router's score decides first, which forks the same prefix, and if the client wants a KV policy or
-        per-head windows, for which prefixes are not replaced by longer ones.
+        per-head windows, for which the branches have no longer prefix.
         """
         plain = not (self.ask.policy or self.ask.head_aware or self.prompt.score)
         return self.prompt.speculates and not self.entered_ring and plain
@@ -515,15 +515,6 @@ class RequestState:
             shared = left.tokens[: shared_length(left.tokens, right.tokens, left.shared)]
             self._plan_prefix = shared if len(shared) > len(turns.prefix) else ()
         return self._plan_prefix
-
-    @property
-    def common_prefix(self) -> tuple[int, ...]:
-        """The tokens that all prompts of a planned request begin with, for a ring that shares them. Return ()
-        if the request is not planned, or if its prefixes are not replaced by longer ones (see
-        `begins_alone`).
-        """
-        turns = self.prompt.conversation
-        return () if turns is None or self.ask.policy or self.ask.head_aware else turns.prefix
 
     @property
     def lost_prefix(self) -> tuple[int, ...]:

@@ -13,7 +13,6 @@ from specsot.errors import Cancelled, SpecsotError, TooLarge
 from specsot.events import Finished, Numbered
 from specsot_master.core import commands
 from specsot_master.core.inputs import RingOverdue, failure_of, internal_error
-from specsot_master.core.plans.speculation import PLAN_ORDINAL
 from specsot_master.core.records import FailedRecord, ReopenedRecord
 from specsot_master.core.request import Clock, Home, RequestState
 from specsot_master.core.ring.quarantine import Quarantine
@@ -206,8 +205,7 @@ class Effects(Home):
     ) -> None:
         """Create a decoding sequence, and place it in the ring if its request has been admitted. While old
         records are replayed after a restart the request is not admitted; then the sequence is only created,
-        and is opened in the ring later. For a speculative plan, the prefix that the branches will fork is
-        opened first, as far as the ring has room for it.
+        and is opened in the ring later.
 
         The caller has made sure that the sequence's pages are reserved or free.
 
@@ -220,11 +218,8 @@ class Effects(Home):
 
         Raises Unavailable if the ring is gone, and InvalidRequest if the prompt cannot be built.
         """
-        live = self._queue.is_live(request)
-        if live and ordinal == PLAN_ORDINAL:
-            self._tables.lengthen(request, request.common_prefix, require_ring(self._ring))
         sequence = self._tables.make(request, command, ordinal, limit, rules)
-        if live:
+        if self._queue.is_live(request):
             self._tables.place(request, sequence, require_ring(self._ring))
 
     def _renew(self, request: RequestState) -> None:

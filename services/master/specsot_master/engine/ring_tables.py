@@ -357,10 +357,10 @@ class RingTables:
         return False
 
     def lengthen(self, request: RequestState, tokens: tuple[int, ...], state: RingState) -> None:
-        """Replace the request's prefix by a longer one, which its plan, or all branches of its plan, fork.
-        Change nothing if the present prefix is already as long, or if there is no room; then each sequence
-        computes the tokens itself. Pages of prefixes that no request needs are evicted for it. The request
-        then pins the new prefix in place of the old one.
+        """Replace the request's prefix by a longer one, which all branches of its plan fork. Change nothing
+        if the present prefix is already as long, or if there is no room; then each sequence computes the
+        tokens itself. Pages of prefixes that no request needs are evicted for it. The request then pins the
+        new prefix in place of the old one.
 
         The new prefix forks the old one, or a cached prefix that does so. Thus the old prefix stays, and only
         the pages after the shared full pages are charged:

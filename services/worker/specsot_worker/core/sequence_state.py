@@ -114,9 +114,22 @@ class SequenceState:
         """
         if not self.runs_ahead:
             return 1
+        return OPENING_PASSES if self._begins_branch else MAX_PASSES
+
+    @property
+    def shapes_plan(self) -> bool:
+        """True if the next tokens decide what is opened for a plan: those of a plan, and the first ones of a
+        branch. False for a skeleton that may become a direct answer, because it may be long.
+        """
+        plan = self.opening.plan
+        return self._begins_branch if plan is None else not plan.direct
+
+    @property
+    def _begins_branch(self) -> bool:
+        """True for a branch of a plan that has generated fewer than OPENING_TOKENS tokens."""
         opening = self.opening
         generated = self.committed - (opening.prompt - opening.generated)
-        return OPENING_PASSES if opening.soft_end and generated < OPENING_TOKENS else MAX_PASSES
+        return opening.soft_end is not None and generated < OPENING_TOKENS
 
     @property
     def prefilled(self) -> bool:

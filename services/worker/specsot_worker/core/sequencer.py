@@ -26,7 +26,7 @@ from specsot.core.frames import (
     num_tokens_of,
 )
 from specsot.core.pages import PageTable, max_held_pages
-from specsot.core.run_ahead import MAX_SECONDS, num_passes
+from specsot.core.run_ahead import FEW_SEQUENCES, MAX_SECONDS, feeds_forced_tokens, num_passes
 from specsot.core.tree import chain
 from specsot.errors import SpecsotError
 from specsot_model.core.kv_plan import open_sequence, policy_of
@@ -89,9 +89,10 @@ class Sequencer:
         self._prompts_at = float("-inf")
         # Estimated seconds of the frames of prompts alone since the newest frame with trees.
         self._prompt_seconds = 0.0
-        # True from the end of a plan until the next frame is launched. The master then opens the branches,
-        # whose prompts would wait for all passes of that frame.
-        self._plan_ended = False
+        # Families of the drafted sequences of running requests, when `_drafted` was called last.
+        self._running_families = set[int]()
+        # Time in seconds at which the newest plan ended.
+        self._plan_ended_at = float("-inf")
         self._budget = budget
         self._table = table
         self._draft_timeout = draft_timeout
@@ -126,18 +127,21 @@ class Sequencer:
 
     def passes_ahead(self) -> int:
         """Return how many forward passes the next frame without prompts may take: as `num_passes` says, or 1
-        if drafts are awaited, if one of the sequences cannot run ahead, if a plan has just ended, or if no
-        sequence decodes. All passes together fit into the token budget of a frame, and into the slots that a
-        tree may take of a sequence. No sequence takes more than its `max_passes` and its `pass_limit`.
+        if drafts are awaited, if one of the sequences cannot run ahead, if no sequence decodes, or if at most
+        FEW_SEQUENCES decode while a plan is written or its branches begin (`_shapes_plan`). All passes
+        together fit into the token budget of a frame, and into the slots that a tree may take of a sequence.
+        No sequence takes more than its `max_passes` and its `pass_limit`.
 
         The stage may launch these passes before the next result is applied, and `compose` then is given their
         number.
         """
-        if self._budget.max_in_flight > 1 or self._plan_ended or not self._runs_ahead():
+        if self._budget.max_in_flight > 1 or not self._runs_ahead():
             return 1
         decoding = [one for one in self._sequences.values() if one.opening.decodes and one.prefilled]
         drafts = not (self._draft_timeout.paused or self._draft_timeout.catching_up)
         if not decoding or any(drafts and state.opening.drafted for state in decoding):
+            return 1
+        if len(decoding) <= FEW_SEQUENCES and self._shapes_plan():
             return 1
         seconds = self._depth.step_seconds(len(decoding)) if self._depth else 0.0
         limits = (
@@ -146,6 +150,18 @@ class Sequencer:
             *[min(state.max_passes, state.pass_limit) for state in decoding],
         )
         return max(min(num_passes(seconds), *limits), 1)
+
+    def _shapes_plan(self) -> bool:
+        """Return whether tokens that decide what is opened for a plan are awaited (see `SequenceState`), or
+        whether a plan ended less than MAX_SECONDS ago, so that its branches may be opened.
+
+        These tokens delay the whole answer, and frames of one pass bring them soonest: the passes after a
+        token that a grammar changes are lost, and what is opened or closed then waits for all passes of the
+        frames that have been launched.
+        """
+        if self._composed - self._plan_ended_at < MAX_SECONDS:
+            return True
+        return any(state.shapes_plan for state in self._sequences.values())
 
     def apply_order(self, order: Order) -> None:
         """Apply an order of the master: open a sequence, close one, or extend a lease.
@@ -200,10 +216,12 @@ class Sequencer:
             if state is None:
                 continue
             if outcome.end:
-                self._plan_ended = self._plan_ended or state.opening.plan is not None
+                self._plan_ended_at = now if state.opening.plan else self._plan_ended_at
                 self._close(outcome.sequence)
             else:
                 state.apply_outcome(outcome, now, awaits_drafts)
+                if state.forced and not feeds_forced_tokens(state.opening) and self._runs_ahead():
+                    state.forced = ()
 
     def add_drafts(self, drafts: Drafts, now: float | None = None) -> None:
         """Store trees for their sequences.
@@ -331,7 +349,7 @@ class Sequencer:
             return None
         if replay := self._compose_replay(now):
             return replay
-        passes = launched if launched > 1 else self.passes_ahead()
+        passes = launched or self.passes_ahead()
         prompts_wait = self.prompt_tokens_due > 0
         take_turns = prompts_wait and (passes > 1 or self._prompts_take_turns())
         trees_alone = self._prompts_alone if passes > 1 else self._prompts_had_turn(now)
@@ -580,7 +598,6 @@ class Sequencer:
         for sequence in frame.closings:
             self._table.close(sequence)
         self._number = frame.number
-        self._plan_ended = False
         segments = frame.segments
         self._record_in_flight(segments, now, 1 + frame.last_part)
         informed = not (frame.paused or frame.catching_up)
@@ -596,10 +613,16 @@ class Sequencer:
         self._draft_timeout.record_launch(num_rounds, num_tokens_of(segments), num_drafted)
 
     def _drafted(self) -> int:
-        """Return the number of sequences that have finished their prompts and are to be drafted for. Whether
-        a drafter is present does not matter.
+        """Return the number of sequences of running requests that are to be drafted for. Whether a drafter is
+        present does not matter. A request runs once a sequence of its family has finished its prompt, and
+        until none is left. So a pause does not end between a plan and its branches, but it ends if all
+        sequences are of new requests.
         """
-        return sum([one.opening.drafted and one.root is not None for one in self._sequences.values()])
+        drafted = [one for one in self._sequences.values() if one.opening.drafted and one.opening.decodes]
+        self._running_families = {
+            one.family for one in drafted if one.root is not None or one.family in self._running_families
+        }
+        return sum([one.family in self._running_families for one in drafted])
 
     def _record_in_flight(self, segments: tuple[Segment, ...], now: float, parts_sent: int = 1) -> None:
         """Record the newest frame as in flight, and, for `PipelineDepth`, how long its sequences stayed at
@@ -810,9 +833,9 @@ class Sequencer:
         num_tree_tokens: Number of tree nodes that the frame carries already.
         own_pass: True if the stage computes the prompts in a forward pass of their own.
 
-        A prompt gets no chunk if no token or page is left for it. A prefix waits for the next frame if this
-        one completes the prompt of a sequence of its family: the first token of that sequence, such as the
-        direct answer, shall not wait for the prefix, such as that of the plan.
+        A prompt gets no chunk if no token or page is left for it. A plan, or a prefix, waits for the next
+        frame if this one completes the prompt of a sequence of its family: the first token of that sequence,
+        such as the direct answer, shall wait neither for the prompt of the plan nor for its grammar.
 
         A prefix whose lease ends where its prompt has been fed is left out, and not even opened. Pages for
         the chunks are reserved. Sequences that can never be opened are rejected.
@@ -829,7 +852,7 @@ class Sequencer:
         # Families of sequences whose first tokens follow this frame.
         answered = set[int]()
         for state in unfed:
-            if not state.opening.decodes and state.family in answered:
+            if state.family in answered and (state.opening.plan or not state.opening.decodes):
                 continue
             was_open = state.opened
             if not was_open and not self._open(state, fed, openings):

@@ -267,7 +267,8 @@ class NextStep:
         self._step: SpeculativeStep | None = None
         # True if the newest frame has trees, and no sequence of it has another KV policy than a window.
         self._trees_continue = False
-        # True if the newest frame has single-node trees only, and drafting was neither paused nor resuming.
+        # True if the newest frame has single-node trees or prompts only, and drafting was neither paused nor
+        # resuming.
         self._single_nodes = False
         # True if the last trees had the shapes that `prepare` had expected.
         self._shapes_repeat = True
@@ -338,22 +339,21 @@ class NextStep:
 
         One token per sequence is expected if all trees of the frame are single nodes, or chains of a frame of
         several passes, and no drafter will answer: either drafting is paused or resuming, or the previous
-        frame had such trees as well.
+        frame had such trees as well, or the frame has prompts alone, since a first tree is a single node.
 
-        A frame without trees, or with a segment that no tree follows, predicts nothing. A frame whose step
-        cannot be prepared leaves a step in the state IDLE.
+        A frame with a segment that no tree follows predicts nothing. A frame whose step cannot be prepared
+        leaves a step in the state IDLE.
         """
         had_single_nodes = self._single_nodes
         trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
-        self._trees_continue = bool(trees) and self._policies_allow(frame.segments)
-        all_continue = self._trees_continue and all(
-            isinstance(one, TreeSegment) or one.final for one in frame.segments
-        )
+        allowed = bool(frame.segments) and self._policies_allow(frame.segments)
+        self._trees_continue = bool(trees) and allowed
+        all_continue = allowed and all(isinstance(one, TreeSegment) or one.final for one in frame.segments)
         single_nodes = bool(frame.extra_passes) or all(len(one.tree.tokens) == 1 for one in trees)
         draft_paused = frame.paused or frame.catching_up
         # After a pause of drafting, trees may follow.
-        self._single_nodes = bool(trees) and single_nodes and not draft_paused
-        if single_nodes and (had_single_nodes or draft_paused) and all_continue:
+        self._single_nodes = single_nodes and not draft_paused
+        if single_nodes and (had_single_nodes or draft_paused or not trees) and all_continue:
             self._prepare([*map(_following, frame.segments)])
 
     @inference_mode

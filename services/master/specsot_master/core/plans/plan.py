@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 from specsot import events
@@ -143,7 +143,8 @@ class RequestPlan:
         self._model = model
         self._decision = decision or Decision(mode_of(ask), ASKED_FOR)
         self._mode = self._decision.mode
-        self._size = size
+        # Each heading is measured once, although several decisions need its size.
+        self._size = cache(size)
         self._told = told
         self._listed = told is not None
         self._shows_markers = shows_markers

@@ -238,7 +238,7 @@ def admission_options(
     the list.
 
     A beginning that the request needs is opened as far as the prefix cache lacks it; with `later`, it is not
-    opened yet if the cache lacks less than MIN_PREFIX_TOKENS. If such a beginning and the request together
+    opened if the cache lacks less than MIN_PREFIX_TOKENS. If such a beginning and the request together
     need all pages of the ring, no cached prefix is forked, as its pages would have to stay. A beginning that
     only later requests may use is opened if it adds at least MIN_PREFIX_TOKENS, and only while an eighth of
     the ring's pages stays free.
@@ -284,9 +284,10 @@ def _opened(prompt_prefix: PromptPrefix, route: PrefixMatch, ring: RingState) ->
 
 
 def _begun(prompt_prefix: PromptPrefix, route: PrefixMatch, ring: RingState) -> AdmissionOption:
-    """Return the option of a request that begins with a single sequence and needs its whole beginning later.
-    If the cache lacks less than MIN_PREFIX_TOKENS of the beginning, nothing is opened. The lacking pages are
-    then granted to the first sequence, and to the plan in case that the beginning cannot be opened later.
+    """Return the option of a request that begins with a single sequence. If the cache lacks less than
+    MIN_PREFIX_TOKENS of its beginning, nothing is opened: the first sequence and the plan compute these
+    tokens themselves, so that neither waits for a step of the beginning. The lacking pages are granted to
+    both.
 
         page_rows 16, beginning of 40 tokens, 24 of them cached, grant 20, plan 3
         -> lacking ceil(40 / 16) - 24 // 16 = 3 - 1 = 2 pages: grant 20 + 2, plan 3 + 2

@@ -11,12 +11,12 @@ from specsot_master.core.request import RequestState
 from specsot_master.core.ring.quarantine import BreakHistory, Quarantine
 from specsot_master.core.ring.ring_state import EngineConfig
 
-# Sequences. A speculative plan is begun only if all requests together may then decode no more of them,
-# because every further sequence slows down each step. Direct answers that are admitted later may exceed it.
-# Measured without a limit (1.5B, H200): with 8 clients, whose plans were 56 sequences, whole answers in mode
-# auto came as late as direct ones; with 64 clients, 1.6 to 2.3 times as late. The number, four plans of seven
-# branches and a few answers, is not tuned.
-MAX_SEQUENCES_WITH_PLAN: Final = 32
+# Sequences. A speculative plan is begun only if all requests together may then decode no more of them: a plan
+# beside at most four direct answers. Every further sequence slows down each step, and so do the prompts of a
+# plan. Direct answers that are admitted later may exceed the number. Measured with 32 (1.5B, H200): with 8
+# clients, 28 of whose 60 answers were planned, all answers together took 1.16 times as long as direct ones,
+# since the others came 1.6 times as late. With 12, eight clients have no place for a plan. Otherwise untuned.
+MAX_SEQUENCES_WITH_PLAN: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +220,10 @@ class RequestQueue:
         that live requests may still decode at the same time, are no more than MAX_SEQUENCES_WITH_PLAN, and no
         more than the requests that the ring may have. A ring without live requests always has places.
 
-        So a plan takes places that no other request asks for, and a full ring answers directly:
+        So a plan takes places that no other request asks for, and a busy ring answers directly:
 
-            64 requests allowed, plans of at most 7 branches: 10 direct answers and 2 plans
-            -> 10 + 2 * 7 + 7 <= 32: True; with 12 direct answers 12 + 14 + 7 > 32: False
+            64 requests allowed, a plan of at most 8 sequences: 4 direct answers -> 4 + 8 <= 12: True;
+            5 direct answers, or another plan -> 5 + 8 > 12, 8 + 8 > 12: False
 
         request: a waiting request.
         """
