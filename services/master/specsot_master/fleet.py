@@ -773,7 +773,7 @@ class Fleet:
     def _stop_watching(self) -> None:
         """Stop the barrier's timeout, if one runs."""
         if self._barrier:
-            self._barrier.stop()
+            self._barrier.cancel()
         self._barrier = None
 
     def _retry_later(self) -> None:
