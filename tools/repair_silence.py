@@ -233,7 +233,9 @@ def trial(fleet: int, port: int, log: FleetLog, number: int, options: argparse.N
     cpu = CpuSamples(fleet)
     began = time.monotonic()
     expected, times = answer(port, prompt, options.tokens, lambda count: None)
-    first_token = times[0]
+    if not times:
+        raise SystemExit("\n".join(["no text arrived:", *(line for _, line in log.since(began))]))
+    first_token, ended = times[0], times[-1]
     steps = sorted(later - one for one, later in pairwise(times))
     killed = list[float]()
 
@@ -254,7 +256,8 @@ def trial(fleet: int, port: int, log: FleetLog, number: int, options: argparse.N
     print(
         f"worker-{number}: silence {silence:.2f} s (from {at - killed[0]:.2f} s after the kill), median step"
         f" {steps[len(steps) // 2]:.3f} s, first token undisturbed {first_token - began:.2f} s with"
-        f" {sum(cpu.between(began, first_token).values()):.2f} CPU s, text"
+        f" {sum(cpu.between(began, first_token).values()):.2f} CPU s, whole answer"
+        f" {sum(cpu.between(began, ended).values()):.2f} CPU s, text"
         f" {'equal' if text == expected else 'DIFFERENT'}"
     )
     first = killed[0]

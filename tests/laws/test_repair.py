@@ -170,6 +170,31 @@ async def test_only_lost_layers_are_computed_again_and_the_sequences_are_the_sam
     assert not any(left.values()), "no received row is left"
 
 
+@pytest.mark.parametrize("place", some((2, 0), 0))
+async def test_a_drafter_that_is_lost_with_a_stage_makes_no_other_layer_compute_again(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    """As where both run in one process. The next ring drafts nothing, so it needs no features."""
+    ask = ask_of("direct", 0, tokens=48)
+    async with ring_of_three(demo_model / "base", monkeypatch, None, True) as house:
+        lost = house.fleet.ring.stages[place]
+        answering = asyncio.create_task(answer(house, ask))
+        with capture_logs() as logs:
+            await house.gates[house.fleet.ring.stages[0].name].reached.wait()
+            house.fleet.on_disconnect("drafter", "killed")
+            house.fleet.on_disconnect(lost.name, "killed")
+            for gate in house.gates.values():
+                gate.open.set()
+            text = await answering
+        gates = [gate for name, gate in house.gates.items() if name != lost.name]
+        again = max(gate.read.get(house.fleet.epoch, 0) for gate in gates)
+        whole = await answer(house, ask)
+        await all_free(house)
+    assert kept(logs) == [("KV rows kept after a loss", str(lost.layers))]
+    assert text == whole
+    assert again <= 2 * (TAIL + 1)
+
+
 async def copied(house: House, count: int) -> None:
     """Wait until KV of so many sequences is copied, and of no fewer than have some that is final."""
     fleet = house.fleet

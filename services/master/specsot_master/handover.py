@@ -200,7 +200,7 @@ class KvHandover:
         if self._change != change:
             self._change = change
             order = HandOver(
-                broken.number, givers, next_stages, (), features=broken.head is not None, hidden=True
+                broken.number, givers, next_stages, (), features=head_of(members) is not None, hidden=True
             )
             order, rows = use_copies(order, broken)
             if reason := repair_obstacle(members, broken, order, self._hop_dtype):
@@ -394,7 +394,7 @@ def repair_obstacle(
     if not order.givers:
         return "no stage is left"
     head = head_of(members)
-    if head != broken.head:
+    if head and head != broken.head:
         return "the draft head has changed, and needs the features of all tokens"
     if lost and any(lost.first <= one.layers.first < lost.last for one in order.givers):
         return "several stages were lost, with another one between them"
