@@ -13,9 +13,9 @@ from specsot.members import HandOver, Registration, RowsOf, Stage
 from specsot_master.core.ring.placement import Stages
 from specsot_master.members import MemberTable
 
-# Tokens, over all sequences. Copies lag behind by at least this many, because each order costs messages and a
-# connection; a repair computes them in one frame with the tokens that are not final. Untuned.
-MIN_NEW_TOKENS: Final = 8
+# Tokens, over all sequences. Copies may lag behind by this many, because each order costs a message for every
+# layer; a repair computes them in one frame with the tokens that are not final. Untuned.
+MIN_NEW_TOKENS: Final = 16
 # Seconds after which an order that was not confirmed is given up, and everything is copied again. Precedent:
 # ROUND_SECONDS of a migration.
 COPY_SECONDS: Final = 60.0
@@ -56,6 +56,8 @@ class KvCopies:
         self._epoch = 0
         # By sequence id: how many of its first tokens are known to be copied.
         self._rows: dict[int, int] = {}
+        # The sequences that the last order named, of which workers may hold copies.
+        self._held = set[int]()
         # The order that was sent last, and the names of the workers that have not confirmed it.
         self._order: HandOver | None = None
         self._lacking: set[str] = set()
@@ -72,7 +74,7 @@ class KvCopies:
 
     def advance(self, epoch: int, stages: Stages, final_rows: Mapping[int, int], features: bool) -> None:
         """Order the next copies. Nothing happens while an order is being carried out, and while fewer than
-        MIN_NEW_TOKENS tokens are new.
+        MIN_NEW_TOKENS tokens are new, unless copies of a sequence are to be dropped.
 
         epoch: number of the epoch, which runs.
         stages: its stages, at least two.
@@ -84,11 +86,13 @@ class KvCopies:
         if epoch != self._epoch or (self._lacking and now >= self._ends):
             self._epoch = epoch
             self._rows = {}
+            self._held = set()
             self._lacking.clear()
         rows = tuple(RowsOf(one, min(self._rows.get(one, 0), last), last) for one, last in final_rows.items())
         new = sum(one.last - one.first for one in rows)
-        if self._lacking or (new < MIN_NEW_TOKENS and self._rows.keys() <= final_rows.keys()):
+        if self._lacking or (new < MIN_NEW_TOKENS and self._held <= final_rows.keys()):
             return
+        self._held = set(final_rows)
         self._rows = {one: length for one, length in self._rows.items() if one in final_rows}
         takers = copying_stages(stages)
         self._order = HandOver(epoch, stages, takers, rows, self._next_number(), features, copies=True)

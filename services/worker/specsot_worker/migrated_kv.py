@@ -451,6 +451,8 @@ class RowHandover:
         self._waiting: tuple[HandOver, Stage, Link] | None = None
         # The newest order to keep copies in the running epoch.
         self._copies: HandOver | None = None
+        # Links over which copies are sent, by address. They stay open while sequences are copied.
+        self._copy_links: dict[str, Link] = {}
         # Numbers of the rows that the newest order sends to this worker.
         self._own_numbers: tuple[int, ...] | None = None
         self._sending: asyncio.Task[None] | None = None
@@ -471,6 +473,8 @@ class RowHandover:
         if order.copies:
             self._copies = order
             self.rows.keep_sequences({one.sequence for one in order.rows})
+            if not order.rows:
+                self._close_copy_links()
         own_stage = next((one for one in order.takers if one.name == self._name), None)
         self._waiting = (order, own_stage, uplink) if own_stage else None
         self._own_numbers = order.taken_by(own_stage) if own_stage else None
@@ -489,9 +493,16 @@ class RowHandover:
         self.ready = self.rows
         self.rows = MigratedKV(epoch)
         self._copies = None
+        self._close_copy_links()
         if self._own_numbers is not None:
             self.ready.keep(self._own_numbers)
         self._own_numbers = None
+
+    def _close_copy_links(self) -> None:
+        """Close the links over which copies were sent, in the background."""
+        for link in self._copy_links.values():
+            start(close_in_background(link.close()))
+        self._copy_links.clear()
 
     def stop(self) -> None:
         """Stop sending, and stop waiting for KV. KV that has been received stays.
@@ -579,12 +590,19 @@ class RowHandover:
             await _send(order, copies, numbers, lambda one: self.take(self._name, one))
             return
         try:
+            address = receiver.address
             # Epoch 0: the loss of this link ends no epoch.
-            link = await self._dialer.dial(receiver.address, 0)
+            link = self._copy_links.pop(address, None) or await self._dialer.dial(address, 0)
+            sent = False
             try:
                 await _send(order, copies, numbers, link.send)
+                sent = True
             finally:
-                await close_in_background(link.close())
+                # A link on which a message may be incomplete is not used again.
+                if sent and order.copies:
+                    self._copy_links[address] = link
+                else:
+                    await close_in_background(link.close())
         except SpecsotError as error:
             log.warning("KV not migrated: receiver not reached", receiver=receiver.name, reason=str(error))
 
