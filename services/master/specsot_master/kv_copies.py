@@ -15,7 +15,7 @@ from specsot_master.members import MemberTable
 
 # Tokens, over all sequences. Copies may lag behind by this many, because each order costs a message for every
 # layer; a repair computes them in one frame with the tokens that are not final. Untuned.
-MIN_NEW_TOKENS: Final = 16
+MIN_NEW_TOKENS: Final = 8
 # Seconds after which an order that was not confirmed is given up, and everything is copied again. Precedent:
 # ROUND_SECONDS of a migration.
 COPY_SECONDS: Final = 60.0
