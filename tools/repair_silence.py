@@ -2,9 +2,9 @@
 
     python tools/repair_silence.py MODEL --stages 3 --kill 0 1 2 --prompt-words 600
 
-Each trial asks once undisturbed and once with `kill -9` of one worker, compares the texts, and prints the
-longest silence after the kill, the CPU seconds of all processes until the text continues, and the master's
-log lines from the kill on. Wall-clock times are worth something on an idle machine only.
+Each trial asks once undisturbed and once with `kill -9` of one worker, and compares the texts. It prints the
+longest silence after the kill, and for each phase of the repair its seconds and the CPU seconds of every
+process. Wall-clock times are worth something on an idle machine only.
 """
 
 from __future__ import annotations
@@ -12,21 +12,33 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
+from typing import IO
 
 # Seconds. How long a fleet may take to load the model and complete its ring.
 START_SECONDS = 600.0
 # Seconds. How long it may take to end, before it is killed.
 STOP_SECONDS = 60.0
+# What is asked after these sentences, so that its text is new and some drafts are wrong.
+QUESTION = "\n\nForget all that, and write a story about a clockmaker who loses her hearing."
 TICKS = os.sysconf("SC_CLK_TCK")
+# Seconds between two looks at the processes' CPU time.
+SAMPLE_SECONDS = 0.02
+# Words of the master's log lines that end the phases of a repair, with what the phases are called.
+PHASES = (
+    ("] member lost", "loss detected"),
+    ("] plan", "layers assigned, KV kept"),
+    ("] ring complete", "ring complete"),
+)
 WORDS = (
     "The tide follows the moon, rivers carry salt into the sea, and the wind moves the water of the surface. "
     "Ships wait for high water, birds look for food on the flats, and people build walls against storms. "
@@ -56,19 +68,81 @@ def descendants(root: int) -> dict[int, str]:
     return found
 
 
-def cpu_seconds(root: int) -> float:
-    """Return the CPU seconds that the living descendants of a process have used, user and system.
+def cpu_seconds(root: int) -> dict[str, float]:
+    """Return the CPU seconds, user and system, that each living descendant of a process has used, by the name
+    of its service and its process id.
 
     root: id of the process.
     """
-    total = 0
-    for pid in descendants(root):
+    found = dict[str, float]()
+    for pid, command in descendants(root).items():
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
         except OSError:
             continue
-        total += int(fields[11]) + int(fields[12])
-    return total / TICKS
+        name = re.search(r"(worker-\d+|specsot_master|drafter)", command)
+        found[f"{name[1] if name else 'other'}:{pid}"] = (int(fields[11]) + int(fields[12])) / TICKS
+    return found
+
+
+class FleetLog:
+    """The fleet's log lines, each with the time at which it was read."""
+
+    def __init__(self, output: IO[bytes]) -> None:
+        """Start a thread that reads the lines.
+
+        output: the fleet's standard output.
+        """
+        self.lines = list[tuple[float, str]]()
+        self._output = output
+        Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self._output:
+            self.lines.append((time.monotonic(), line.decode(errors="replace").rstrip()))
+
+    def since(self, moment: float) -> list[tuple[float, str]]:
+        """Return the lines that were read after a moment, each with its time.
+
+        moment: a time of the monotonic clock, in seconds.
+        """
+        return [one for one in self.lines if one[0] >= moment]
+
+
+class CpuSamples:
+    """CPU seconds of a process's descendants over time, sampled by a thread until `stop` is called."""
+
+    def __init__(self, root: int) -> None:
+        """Start sampling.
+
+        root: id of the process.
+        """
+        self._root = root
+        self._samples = [(time.monotonic(), cpu_seconds(root))]
+        self._running = True
+        self._thread = Thread(target=self._sample, daemon=True)
+        self._thread.start()
+
+    def _sample(self) -> None:
+        while self._running:
+            time.sleep(SAMPLE_SECONDS)
+            self._samples.append((time.monotonic(), cpu_seconds(self._root)))
+
+    def stop(self) -> None:
+        """Stop sampling."""
+        self._running = False
+        self._thread.join()
+
+    def between(self, first: float, last: float) -> dict[str, float]:
+        """Return the CPU seconds that each process used between two moments, without those that used none.
+        They are as coarse as the samples and the kernel's ticks of 0.01 s.
+
+        first, last: times of the monotonic clock, in seconds.
+        """
+        before = [used for moment, used in self._samples if moment <= first][-1]
+        after = next((used for moment, used in self._samples if moment >= last), self._samples[-1][1])
+        used = {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
+        return {name: seconds for name, seconds in sorted(used.items()) if seconds > 0.005}
 
 
 def worker_pid(root: int, number: int) -> int:
@@ -144,38 +218,35 @@ def wait_until_ready(port: int, fleet: subprocess.Popen[bytes]) -> None:
     raise SystemExit(f"no ring after {START_SECONDS:g} s")
 
 
-def trial(fleet: int, port: int, log: Path, number: int, options: argparse.Namespace) -> bool:
+def trial(fleet: int, port: int, log: FleetLog, number: int, options: argparse.Namespace) -> bool:
     """Ask undisturbed and with one worker killed, print what was measured, and return whether the texts are
     equal.
 
     fleet: process id of `specsot serve`.
     port: HTTP port of the master.
-    log: the fleet's log file.
+    log: the fleet's log.
     number: number of the worker that is killed.
     options: the command line.
     """
     # The first words differ, so that no trial finds the prompt of an earlier one in the prefix cache.
-    prompt = f"Trial {time.time_ns()}. " + (WORDS * (options.prompt_words // 36 + 1)) + "Go on."
+    prompt = f"Trial {time.time_ns()}. {WORDS * (options.prompt_words // 36)}{QUESTION}"
+    cpu = CpuSamples(fleet)
     began = time.monotonic()
     expected, times = answer(port, prompt, options.tokens, lambda count: None)
-    first_token = times[0] - began
+    if not times:
+        raise SystemExit("\n".join(["no text arrived:", *(line for _, line in log.since(began))]))
+    first_token, ended = times[0], times[-1]
     steps = sorted(later - one for one, later in pairwise(times))
     killed = list[float]()
-    cpu = dict[str, float]()
-    position = 0
 
     def on_piece(count: int) -> None:
-        nonlocal position
         if count == options.after:
-            position = log.stat().st_size
-            cpu["before"] = cpu_seconds(fleet)
             victim = worker_pid(fleet, number)
-            os.kill(victim, signal.SIGKILL)
             killed.append(time.monotonic())
-        elif killed and "after" not in cpu and time.monotonic() - killed[0] > 10 * steps[len(steps) // 2]:
-            cpu["after"] = cpu_seconds(fleet)
+            os.kill(victim, signal.SIGKILL)
 
     text, times = answer(port, prompt, options.tokens, on_piece)
+    cpu.stop()
     if not killed:
         raise SystemExit(
             f"the answer had {len(times)} pieces, and the kill waits for {options.after} (--after)"
@@ -184,13 +255,32 @@ def trial(fleet: int, port: int, log: Path, number: int, options: argparse.Names
     silence, at = max((later - one, one) for one, later in pairwise([killed[0], *late]))
     print(
         f"worker-{number}: silence {silence:.2f} s (from {at - killed[0]:.2f} s after the kill), median step"
-        f" {steps[len(steps) // 2]:.3f} s, first token undisturbed {first_token:.2f} s, CPU"
-        f" {cpu.get('after', 0) - cpu['before']:.1f} s (the killed process not counted), text"
+        f" {steps[len(steps) // 2]:.3f} s, first token undisturbed {first_token - began:.2f} s with"
+        f" {sum(cpu.between(began, first_token).values()):.2f} CPU s, whole answer"
+        f" {sum(cpu.between(began, ended).values()):.2f} CPU s, text"
         f" {'equal' if text == expected else 'DIFFERENT'}"
     )
+    first = killed[0]
+    for name, last in (*phase_ends(log.since(first)), ("first token", at + silence)):
+        used = cpu.between(first, last)
+        by_process = ", ".join(f"{process} {seconds:.2f}" for process, seconds in used.items())
+        print(f"  {name:26} {last - first:6.2f} s, CPU {sum(used.values()):5.2f} s: {by_process}")
+        first = last
     if options.log:
-        print(log.read_bytes()[position:].decode(errors="replace"))
+        print(*(f"{moment - killed[0]:8.3f} {line}" for moment, line in log.since(killed[0])), sep="\n")
+    sys.stdout.flush()
     return text == expected
+
+
+def phase_ends(lines: Sequence[tuple[float, str]]) -> Iterator[tuple[str, float]]:
+    """Yield each phase of the first repair in a log, and the time of its end. A phase without its line is
+    left out.
+
+    lines: the log's lines from the kill on, each with its time.
+    """
+    for words, name in PHASES:
+        if moment := next((moment for moment, line in lines if words in line), None):
+            yield name, moment
 
 
 def main() -> int:
@@ -206,15 +296,15 @@ def main() -> int:
     parser.add_argument("--log", action="store_true", help="print the fleet's log from the kill on")
     parser.add_argument("--settle", type=float, default=60.0, help="seconds between two trials")
     options, more = parser.parse_known_args()
-    log = Path(tempfile.mkstemp(suffix=".log")[1])
     # `specsot serve MODEL --stages N`, with all further arguments of this script.
     command = [
         str(Path(sys.executable).parent / "specsot"), "serve", "--model", options.model,
         "--stages", str(options.stages), "--port", str(options.port), "--http-port", str(options.port + 1),
         *more,
     ]  # fmt: skip
-    with log.open("wb") as output:
-        fleet = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    fleet = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert fleet.stdout
+    log = FleetLog(fleet.stdout)
     equal = True
     try:
         wait_until_ready(options.port + 1, fleet)

@@ -482,7 +482,8 @@ class RowsOf:
 @dataclass(frozen=True, slots=True)
 class HandOver:
     """The master's order to migrate KV rows to the stages of the next epoch: while the present epoch
-    continues, or after a stage was lost, before the next one begins.
+    continues, or after a stage was lost, before the next one begins. Or, with `copies`, to copy them to other
+    stages of the present epoch in case that a stage is lost.
 
     Each giver sends the rows that it has to the takers that want them. Each taker reports in Progress when
     all its rows have arrived. Rows are numbered by what they belong to, here for a model of 28 layers:
@@ -497,13 +498,22 @@ class HandOver:
         a keeps 0..9 and 38 (its log), c keeps 19..27 and 28 (features)
         a sends d 38, from which d computes the KV of the layers 10..18
 
+    The same if a has copies of 10..18:
+
+        givers a 0:10, c 19:28, a 10:19      takers a 0:10, d 10:19, c 19:28      lost nothing
+        a sends d 10..18
+
     epoch: number of the present epoch, or of the one that has ended.
-    givers: the stages of that epoch. After a loss, those that are left.
-    takers: the stages of the next epoch.
-    rows: the rows to migrate.
+    givers: the stages of that epoch. After a loss, those that are left; then every stage that was lost and
+        whose rows are copied, with the name of the worker that has the copies.
+    takers: the stages of the next epoch. With `copies` every worker of the present one, each with the layers
+        of another stage.
+    rows: the rows to migrate. With `copies` all sequences of which copies are kept, those without new rows
+        with an empty range.
     number: number of the order, counted from 1.
     features: True if the features that the last stage stores for a draft head migrate too.
     hidden: True if logged hidden states migrate too.
+    copies: True if the takers only keep the rows, and drop those of sequences that the order does not name.
     """
 
     epoch: int
@@ -513,6 +523,7 @@ class HandOver:
     number: int = 0
     features: bool = False
     hidden: bool = False
+    copies: bool = False
 
     @property
     def model_layers(self) -> int:

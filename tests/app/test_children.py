@@ -158,11 +158,13 @@ async def test_a_member_that_ends_is_started_again_and_its_master_is_not() -> No
     await fleet.children[1].end()
 
 
-def ring(*workers: str, ready: bool = True, tokens: int = 7, running: int = 1) -> Info:
-    """A ring of these workers, which answers requests."""
+def ring(
+    *workers: str, ready: bool = True, plan: str = "worker-0 0:8", tokens: int = 7, running: int = 1
+) -> Info:
+    """A ring of these workers, which answers requests. plan: empty while no epoch is formed."""
     members = tuple(MemberInfo("worker", name, "nowhere", "model") for name in workers)
     counts = StepsInfo(steps=tokens, tokens=tokens), RequestsInfo(running=running)
-    return Info(members=members, ready=ready, steps=counts[0], requests=counts[1])
+    return Info(members=members, ready=ready, plan=plan, steps=counts[0], requests=counts[1])
 
 
 async def test_a_lost_worker_is_started_when_the_others_have_generated_a_token(monkeypatch) -> None:
@@ -170,7 +172,7 @@ async def test_a_lost_worker_is_started_when_the_others_have_generated_a_token(m
     monkeypatch.setattr(processes, "REPAIR_PAUSE", 0.0)
     states = Infos(
         ring("worker-0", "worker-1"),  # The master has not noticed the loss yet.
-        ring("worker-0", ready=False),
+        ring("worker-0", ready=False, plan=""),
         ring("worker-0", tokens=7),
         ring("worker-0", tokens=7),
         ring("worker-0", tokens=8),
@@ -195,9 +197,19 @@ async def test_a_lost_worker_is_started_at_once_if_nobody_gains_by_waiting(state
 async def test_a_lost_worker_is_started_when_the_others_cannot_take_over(monkeypatch) -> None:
     monkeypatch.setattr(processes, "REPAIR_PAUSE", 0.0)
     monkeypatch.setattr(processes, "TAKE_OVER_SECONDS", 0.01)
-    states = Infos(ring("worker-0", ready=False))
+    states = Infos(ring("worker-0", ready=False, plan=""))
     await asyncio.wait_for(processes.wait_for_repair("worker-1", states.info), 5)
     assert states.calls > 1
+
+
+async def test_a_lost_worker_waits_while_the_others_get_ready_however_long_that_takes(monkeypatch) -> None:
+    monkeypatch.setattr(processes, "REPAIR_PAUSE", 0.0)
+    monkeypatch.setattr(processes, "TAKE_OVER_SECONDS", 0.0)
+    states = Infos(
+        *[ring("worker-0", ready=False)] * 9, ring("worker-0", tokens=7), ring("worker-0", tokens=8)
+    )
+    await processes.wait_for_repair("worker-1", states.info)
+    assert states.calls == 11
 
 
 @pytest.mark.parametrize(("word", "times"), [("fall", 3), ("fail", 1)])

@@ -319,9 +319,14 @@ async def _hurt(world: World, fault: Fault) -> None:
 
 
 async def _lasting(world: World, fault: Fault, whom: str) -> None:
-    """Who is frozen so long must have been noticed, if the ring needs it and the master runs meanwhile."""
+    """Who is frozen so long must have been noticed, if the ring runs with it and the master runs meanwhile.
+    Who was frozen before and is noticed already, is no stage of the ring any more.
+    """
     house, before = world.house, _ring_of(world, whom)
-    needed = before.ready and "drafter" not in whom
+    stages = [
+        stage.name for one in house.master.replicas if one.fleet.ring for stage in one.fleet.ring.stages
+    ]
+    needed = before.ready and whom in stages
     awake, until = 0.0, world.net.now + fault.lasts
     while awake < NOTICE and world.net.now < until:
         await asyncio.sleep(min(GLANCE, until - world.net.now))

@@ -119,6 +119,17 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class Limited:
+    """Stage 0 was told how much of a prefix is to be computed. interrupted: less than its prompt, because no
+    request needs the rest.
+    """
+
+    epoch: int
+    sequence: int
+    interrupted: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Composed:
     """Stage 0 sent a frame. budget: rows that it may have. begun: sequences whose prompt ends in it."""
 
@@ -174,7 +185,7 @@ class Rested:
     left: tuple[tuple[str, int], ...]
 
 
-Seen = Opened | Closed | Composed | Missed | Complained | Strayed | Doubled | Incomplete
+Seen = Opened | Closed | Limited | Composed | Missed | Complained | Strayed | Doubled | Incomplete
 Entry = Asked | Resumed | Got | Stopped | Ended | Hurt | Looked | Formed | Worked | Lapped | Rested | Seen
 History = list[tuple[float, Entry]]  # (seconds, what)
 

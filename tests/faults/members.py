@@ -9,14 +9,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from specsot.core.frames import Close, Frame, Open, PromptChunk
+from specsot.core.frames import Close, Frame, Lease, Open, PromptChunk
 from specsot.errors import Hung, Refused, SpecsotError, Unavailable
 from specsot.members import Configuration, Registration
 from specsot.service.membership import run_membership
 from specsot.transport.links import Inbox, Link, Lost
 from specsot_worker.observer import WorkerObserver
 from specsot_worker.stage_provider import StageRunner
-from tests.faults.history import Closed, Composed, Formed, Hurt, Missed, Opened, Worked
+from tests.faults.history import Closed, Composed, Formed, Hurt, Limited, Missed, Opened, Worked
 from tests.faults.net import Host
 from tests.faults.streams import Stream, join
 from tests.faults.virtual import forget_grammars
@@ -54,6 +54,8 @@ class Ear(Inbox):
         super().__init__()
         self._world, self._host, self._member = world, host, host.name
         self.eyes: Eyes | None = None
+        # The length of each prefix that this process was told to open, by epoch and sequence.
+        self._prefixes: dict[tuple[int, int], int] = {}
 
     def put(self, sender: str, message: Any) -> None:
         if sender != "master":
@@ -72,8 +74,14 @@ class Ear(Inbox):
                 note(Missed("master", self._member, reason))
             case Open(opening, tokens) if self.eyes:
                 note(Opened(self.eyes.epoch, opening.sequence, len(tokens)))
+                if not opening.decodes:
+                    self._prefixes[self.eyes.epoch, opening.sequence] = opening.prompt
             case Close(sequence) if self.eyes:
                 note(Closed(self.eyes.epoch, sequence))
+            case Lease(sequence, position) if self.eyes:
+                prompt = self._prefixes.get((self.eyes.epoch, sequence))
+                if prompt is not None:
+                    note(Limited(self.eyes.epoch, sequence, position < prompt))
             case _:
                 pass
 

@@ -18,6 +18,7 @@ from tests.faults.history import (
     Hurt,
     Incomplete,
     Lapped,
+    Limited,
     Looked,
     Missed,
     Opened,
@@ -54,24 +55,31 @@ def most_steps(tokens: int, budget: int) -> int:
 
 @dataclass(slots=True)
 class _Waiting:
-    """tokens: of all prompts that waited while it did."""
+    """own: tokens of its prompt. tokens: of all prompts that waited while it did, its own included."""
 
+    own: int
     tokens: int
     steps: int = 0
 
 
 def _first_token(history: History) -> Iterable[str]:
-    """Rule 3: a prompt that was opened is through within `most_steps` frames."""
+    """Rule 3: a prompt that was opened is through within `most_steps` frames. A prefix of which no request
+    needs the rest is not waited for; once a request needs it again, it waits from then on. Whoever forks it
+    is waited for in any case.
+    """
     epochs = defaultdict[int, dict[int, _Waiting]](dict)
+    interrupted = dict[tuple[int, int], _Waiting]()
     for _, entry in history:
         match entry:
             case Opened(epoch, sequence, tokens):
-                waiting = epochs[epoch]
-                for one in waiting.values():
-                    one.tokens += tokens
-                waiting[sequence] = _Waiting(tokens + sum(one.tokens for one in waiting.values()))
+                _begin_waiting(epochs[epoch], sequence, tokens)
             case Closed(epoch, sequence):
                 epochs[epoch].pop(sequence, None)
+                interrupted.pop((epoch, sequence), None)
+            case Limited(epoch, sequence, True) if one := epochs[epoch].pop(sequence, None):
+                interrupted[epoch, sequence] = one
+            case Limited(epoch, sequence, False) if one := interrupted.pop((epoch, sequence), None):
+                _begin_waiting(epochs[epoch], sequence, one.own)
             case Composed(epoch, _, budget, begun):
                 waiting = epochs[epoch]
                 for sequence in begun:
@@ -84,6 +92,13 @@ def _first_token(history: History) -> Iterable[str]:
                         yield f"3 sequence {sequence} has no first token after {late}"
             case _:
                 pass
+
+
+def _begin_waiting(waiting: dict[int, _Waiting], sequence: int, tokens: int) -> None:
+    """From now on this prompt waits, with so many tokens, and those that wait already wait for it, too."""
+    for one in waiting.values():
+        one.tokens += tokens
+    waiting[sequence] = _Waiting(tokens, tokens + sum(one.tokens for one in waiting.values()))
 
 
 def _innocent(history: History) -> Iterable[str]:

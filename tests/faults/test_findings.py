@@ -14,6 +14,7 @@ import pytest
 
 from specsot.params import Ask
 from specsot.transport.heartbeat import BUSY_FACTOR
+from specsot_master.engine.event_stream import LoopClock
 from specsot_master.fleet import Fleet
 from specsot_master.replicas import Replica, RequestRouter
 from specsot_worker.worker import Worker
@@ -56,7 +57,7 @@ class Impatient:
     def reset(self) -> None:
         self._heard = self._loop.time()
 
-    def stop(self) -> None:
+    def cancel(self) -> None:
         self._timer.cancel()
 
     def _check(self) -> None:
@@ -65,6 +66,17 @@ class Impatient:
             self._on_silence()
         else:
             self._timer = self._loop.call_at(due, self._check)
+
+
+class Patient(Impatient):
+    """A silence timer that never finds anybody silent."""
+
+    def _check(self) -> None:
+        self._timer = self._loop.call_later(self._silence, self._check)
+
+
+def plant_patience(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("specsot_master.grpc_api.SilenceTimer", Patient)
 
 
 def plant_impatience(patch: pytest.MonkeyPatch) -> None:
@@ -124,6 +136,11 @@ def plant_no_reservation(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RequestRouter, "_reserved", looked_up)
 
 
+def plant_repair_by_the_clock(patch: pytest.MonkeyPatch) -> None:
+    """The seconds for which requests wait for a ring go on while the whole fleet stands still."""
+    patch.setattr(LoopClock, "later_while_running", LoopClock.later)
+
+
 def everybody(*asks: Ask) -> tuple[tuple[float, Ask, Habit], ...]:
     return tuple((0.1 * n, ask, Habit()) for n, ask in enumerate(asks))
 
@@ -134,6 +151,7 @@ def poisoned(seed: int, stages: int) -> Campaign:
     return Campaign(Shape(stages), (*everybody(DIRECT, PLANNED), (0.3, ask, Habit(once=True))), ())
 
 
+FREEZE = Fault("freeze", "worker-1", 1.0, 25.0)
 STALL = (Fault("stall", "master", 1.0, 2.5), Fault("kill", "worker-1", 1.1))
 TWIN = ((0.0, LONG[0], Habit(twin=0.002, once=True)),)
 FINDINGS = (
@@ -176,6 +194,18 @@ FINDINGS = (
         "7 request r0 is in rings (0, 1)",
         plant_no_reservation,
     ),
+    Finding(
+        "a frozen worker is not noticed",
+        Campaign(Shape(2), everybody(DIRECT), (FREEZE,)),
+        "9 nobody noticed worker-1",
+        plant_patience,
+    ),
+    Finding(
+        "a repair is given up although the whole fleet stood still",
+        replace(poisoned(AT_PROMPT, 2), faults=(Fault("pause", "everybody", 0.8, 46.0),)),
+        "6 it failed with Unavailable",
+        plant_repair_by_the_clock,
+    ),
 )
 
 
@@ -189,3 +219,8 @@ def test_it_is_found(finding: Finding, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("finding", some(FINDINGS, 7), ids=lambda one: one.name)
 def test_without_it_nothing_is_found(finding: Finding) -> None:
     assert judge(finding.campaign, finding.seed) == []
+
+
+def test_who_is_frozen_again_has_been_noticed_already() -> None:
+    twice = (FREEZE, replace(FREEZE, at=9.0))
+    assert judge(Campaign(Shape(2), everybody(DIRECT, PLANNED), twice)) == []

@@ -12,6 +12,8 @@ from specsot.events import MergedText, Numbered
 from tests.faults.campaign import ASKS, Campaign, Fault, judge
 from tests.faults.checker import begins_each_point
 from tests.faults.clients import Habit
+from tests.faults.history import Composed, Limited, Opened
+from tests.faults.rules import check_ring
 from tests.faults.world import Honest, Shape
 
 pytestmark = pytest.mark.slow
@@ -123,3 +125,13 @@ WHOLE = "## 1. One\nab\n\n## 2. Two\ncd\n\n## 3. Three\nef"
 )
 def test_an_answer_that_is_cut_short_begins_each_point(cut: str, right: bool) -> None:
     assert begins_each_point(WHOLE, cut) is right
+
+
+@pytest.mark.parametrize(
+    ("limits", "found"), [((), True), ((True,), False), ((True, False), True), ((True, False, True), False)]
+)
+def test_a_prefix_is_waited_for_as_long_as_a_request_needs_it(limits: tuple[bool, ...], found: bool) -> None:
+    orders = (Opened(1, 3, 25), *(Limited(1, 3, interrupted) for interrupted in limits))
+    frames = (Composed(1, number, 16, ()) for number in range(1, 100))
+    history = [(0.0, entry) for entry in (*orders, *frames)]
+    assert any(line.startswith("3 sequence 3") for line in check_ring(history)) is found

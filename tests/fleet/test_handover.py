@@ -13,7 +13,7 @@ from specsot.core.frames import Outcome, Result
 from specsot.core.info import Rebalanced
 from specsot.errors import Unavailable
 from specsot.members import HandOver, Progress, Range, Registration, RowsOf, StandBy
-from specsot_master import handover
+from specsot_master import handover, kv_copies
 from tests.faults.virtual import run
 from tests.fleet.test_fleet import Stand
 from tests.fleet.test_formation import WISHES, drafter, worker
@@ -386,3 +386,117 @@ async def test_a_worker_that_comes_back_waits_until_the_ring_has_run() -> None:
     stand.fleet.reform()
     await stand.calm()
     assert stand.told("b"), "now it is told which layers to load"
+
+
+async def copying(**changes: Any) -> Stand:
+    """a, b and c run 3, 3 and 2 of 8 layers while requests do."""
+    stand = Stand(replace(WISHES, workers=3, take_over_after=0, copy_kv="on"))
+    for name in "abc":
+        await stand.join(worker(name, host=name, **LOGS | changes))
+    stand.all_ready(1, *"abc")
+    stand.at_work = 2
+    for name in "abc":
+        stand.told(name)
+    return stand
+
+
+async def copies(stand: Stand, final: dict[int, int]) -> list[HandOver]:
+    """The orders that follow once so many tokens are final, one for each of a, b and c."""
+    stand.final = final
+    stand.fleet.copy_kv()
+    await stand.calm()
+    return orders(stand, *"abc")
+
+
+async def test_every_stage_keeps_copies_of_the_next_one() -> None:
+    stand = await copying()
+    told, *others = await copies(stand, {5: 100, 6: 40})
+    assert others == [told, told]
+    assert [(one.name, str(one.layers)) for one in told.takers] == [("a", "3:6"), ("b", "6:8"), ("c", "0:3")]
+    assert (told.copies, told.rows) == (True, (RowsOf(5, 0, 100), RowsOf(6, 0, 40)))
+    assert not await copies(stand, {5: 120, 6: 40}), "not all have the first ones"
+    migrated(stand, *"abc")
+    assert not await copies(stand, {5: 107, 6: 40}), "that few can wait"
+    second, *_ = await copies(stand, {5: 120, 7: 10})
+    assert second.rows == (RowsOf(5, 100, 120), RowsOf(7, 0, 10))
+    migrated(stand, *"abc", number=second.number)
+    (last, *_) = await copies(stand, {})
+    assert last.rows == (), "what has ended is dropped"
+
+
+@pytest.mark.parametrize(
+    ("lost", "holder", "layers"), [("a", "c", "0:3"), ("b", "a", "3:6"), ("c", "b", "6:8")]
+)
+async def test_after_a_loss_the_copies_are_used(lost: str, holder: str, layers: str) -> None:
+    stand = await copying()
+    (told, *_) = await copies(stand, {5: 100, 6: 40})
+    migrated(stand, *"abc", number=told.number, over=(6,))
+    stand.final = {5: 104}
+    stand.fleet.on_disconnect(lost, "killed")
+    await stand.calm()
+    left = [one for one in "abc" if one != lost]
+    (repair, *_) = orders(stand, left[0])
+    assert (repair.lost, repair.rows, repair.copies) == (None, (RowsOf(5, 0, 100),), False)
+    assert [one.name for one in repair.givers] == [*left, holder]
+    assert str(repair.givers[-1].layers) == layers
+    migrated(stand, *left, number=repair.number)
+    await stand.calm()
+    stand.all_ready(2, *left)
+    state = there(stand.fleet.state())
+    assert (state.kept, state.replays) == ({5: 100}, False)
+
+
+async def test_lost_layers_are_computed_again_if_that_is_less() -> None:
+    """Of 100 tokens 60 were copied: 40 in 8 layers are more than 100 in 3."""
+    stand = await copying()
+    (told, *_) = await copies(stand, {5: 60})
+    migrated(stand, *"abc", number=told.number)
+    stand.final = {5: 100}
+    stand.fleet.on_disconnect("b", "killed")
+    await stand.calm()
+    (repair,) = orders(stand, "a")
+    assert (str(repair.lost), repair.rows) == ("3:6", (RowsOf(5, 0, 100),))
+
+
+async def test_layers_are_computed_again_if_the_stage_with_their_copies_is_lost_too() -> None:
+    stand = await copying()
+    (told, *_) = await copies(stand, {5: 100})
+    migrated(stand, *"abc", number=told.number)
+    for lost in "bc":
+        stand.fleet.on_disconnect(lost, "killed")
+    await stand.calm()
+    *_, repair = orders(stand, "a")
+    assert str(repair.lost) == "3:8"
+
+
+def test_copies_that_are_not_confirmed_in_time_are_made_anew() -> None:
+    async def wait() -> None:
+        stand = await copying()
+        (told, *_) = await copies(stand, {5: 100})
+        migrated(stand, "a", "b")
+        await asyncio.sleep(kv_copies.COPY_SECONDS)  # of virtual time
+        (again, *_) = await copies(stand, {5: 100})
+        assert again.rows == told.rows
+        assert again.number > told.number
+
+    run(wait())
+
+
+@pytest.mark.parametrize(
+    ("copy_kv", "hosts", "gpus", "copied"),
+    [
+        ("auto", "xxx", (), True),
+        ("auto", "xxy", (), False),
+        ("auto", "xxx", ("gpu",), False),
+        ("on", "xyz", ("gpu",), True),
+        ("off", "xxx", (), False),
+    ],
+)
+async def test_kv_is_copied_by_itself_on_one_machine_without_gpus(
+    copy_kv: Any, hosts: str, gpus: tuple[str, ...], copied: bool
+) -> None:
+    stand = Stand(replace(WISHES, workers=3, copy_kv=copy_kv))
+    for name, host in zip("abc", hosts):
+        await stand.join(worker(name, host=host, gpus=gpus, **LOGS))
+    stand.all_ready(1, *"abc")
+    assert bool(await copies(stand, {5: 100})) is copied

@@ -104,7 +104,8 @@ class ListeningDrafter(Drafter):
 
 class House:
     """A master and its workers. gates: what the workers let pass. drafts: with a head, whose trees are waited
-    for as good as for ever. rows: tokens of a frame at most.
+    for as good as for ever. rows: tokens of a frame at most. copies: whether stages keep copies of each
+    other's KV.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class House:
         workers: int = 1,
         max_stages: int = 2,
         rows: int = 512,
+        copies: bool = False,
     ) -> None:
         self.base, self.bits, self.exchange = base, bits, Exchange()
         options = RingOptions(
@@ -126,6 +128,7 @@ class House:
             take_over_after=0,
             shape=SHAPE,
             draft_timeout=600.0,
+            copy_kv="on" if copies else "off",
         )
         self.master: Master = assemble(base, options)
         self.fleet: Any = self.master.members

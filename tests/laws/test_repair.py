@@ -62,14 +62,20 @@ class InFlight(Replays):
 
 
 @asynccontextmanager
-async def ring_of_three(base: Path, monkeypatch: pytest.MonkeyPatch, bits: Quantization | None, drafts: bool):
-    """Workers a, b and c of equal speed, each of which stops before its frame 16."""
+async def ring_of_three(
+    base: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bits: Quantization | None,
+    drafts: bool,
+    copies: bool = False,
+):
+    """Workers a, b and c of equal speed, each of which stops before its frame 16, unless they copy KV."""
     monkeypatch.setattr("tests.laws.test_handover.Gate", Replays)
-    house = House(base, bits, drafts, workers=3, max_stages=3)
+    house = House(base, bits, drafts, workers=3, max_stages=3, copies=copies)
     if drafts:
         house.add_drafter()
     for name in STAGES:
-        house.add(name, 1.0, 16)
+        house.add(name, 1.0, 1 << 30 if copies else 16)
     try:
         await house.master.complete(with_drafter=drafts)
         yield house
@@ -162,6 +168,79 @@ async def test_only_lost_layers_are_computed_again_and_the_sequences_are_the_sam
     if len(migrated) == len(asks):  # a sequence that has no output yet is computed from its first token
         assert again <= (TAIL + 1) * (len(migrated) + 1)
     assert not any(left.values()), "no received row is left"
+
+
+@pytest.mark.parametrize("place", some((2, 0), 0))
+async def test_a_drafter_that_is_lost_with_a_stage_makes_no_other_layer_compute_again(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    """As where both run in one process. The next ring drafts nothing, so it needs no features."""
+    ask = ask_of("direct", 0, tokens=48)
+    async with ring_of_three(demo_model / "base", monkeypatch, None, True) as house:
+        lost = house.fleet.ring.stages[place]
+        answering = asyncio.create_task(answer(house, ask))
+        with capture_logs() as logs:
+            await house.gates[house.fleet.ring.stages[0].name].reached.wait()
+            house.fleet.on_disconnect("drafter", "killed")
+            house.fleet.on_disconnect(lost.name, "killed")
+            for gate in house.gates.values():
+                gate.open.set()
+            text = await answering
+        gates = [gate for name, gate in house.gates.items() if name != lost.name]
+        again = max(gate.read.get(house.fleet.epoch, 0) for gate in gates)
+        whole = await answer(house, ask)
+        await all_free(house)
+    assert kept(logs) == [("KV rows kept after a loss", str(lost.layers))]
+    assert text == whole
+    assert again <= 2 * (TAIL + 1)
+
+
+async def copied(house: House, count: int) -> None:
+    """Wait until KV of so many sequences is copied, and of no fewer than have some that is final."""
+    fleet = house.fleet
+    async with asyncio.timeout(60):
+        while True:
+            rows = fleet._handover._copies.rows_of(fleet.epoch)
+            if len(rows) >= count and rows.keys() >= fleet.user.final_rows().keys():
+                return
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("case", "spare"), some([(case, spare) for case in CASES for spare in (False, True)], 2, 9)
+)
+async def test_with_copies_no_layer_is_computed_again_and_the_sequences_are_the_same(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch, case: str, spare: bool
+) -> None:
+    """Every stage's KV is copied to another stage while the answers are written. Only the tokens since the
+    last copy are computed, by all layers.
+    """
+    place, asks, bits, drafts = CASES[case]
+    async with ring_of_three(demo_model / "base", monkeypatch, bits, drafts, copies=True) as house:
+        if spare:
+            house.add("d", 1.0)
+            while not house.fleet.knows("d"):
+                await house.hear()
+        lost = house.fleet.ring.stages[place]
+        tending = asyncio.create_task(house.fleet.reform_regularly(0.001))
+        answers = [asyncio.create_task(answer(house, ask)) for ask in asks]
+        with capture_logs() as logs:
+            await copied(house, len(asks))
+            before = house.fleet.user.final_rows()
+            house.fleet.on_disconnect(lost.name, "killed")
+            texts = [await one for one in answers]
+        migrated = house.fleet._handover._kept[1]
+        replayed = max(max(gate.replayed.values(), default=0) for gate in house.gates.values())
+        again = max(gate.read.get(house.fleet.epoch, 0) for gate in house.gates.values())
+        whole = [await answer(house, ask) for ask in asks]
+        await all_free(house)
+        tending.cancel()
+    assert kept(logs) == [("KV rows kept after a loss", "none")]
+    assert texts == whole
+    assert not replayed
+    if all(ask.mode == "direct" for ask in asks):  # branches that begin later read prompts of their own
+        lag = sum(before.values()) - sum(migrated.values())
+        assert again <= lag + (TAIL + 1) * (len(before) + 1)
 
 
 @pytest.mark.parametrize(

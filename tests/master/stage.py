@@ -68,6 +68,8 @@ class Ticks:
         self._alarms.append(ring)
         return ring
 
+    later_while_running = later
+
     def advance(self, seconds: float) -> None:
         """Time passes, and rings what is due, in order."""
         end = self.seconds + seconds

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from specsot.core.frames import Open
+from specsot.core.frames import Open, Opening, Outcome
 from specsot.errors import Unavailable
 from specsot.events import BranchText, Started
 from specsot.params import Ask
 from specsot_master.core.inputs import RingLost, RingReady
-from specsot_master.core.sequence import SequenceFactory
+from specsot_master.core.sequence import SequenceFactory, TokenLog
 from specsot_master.engine import EngineConfig
 from tests.conftest import seeds
 from tests.master.fake_ring import STATE
@@ -171,3 +171,17 @@ def test_reported_prompt_logprobs_are_not_requested_again() -> None:
     assert (first.prompt_logprobs, factory.reopening(first, 0).prompt_logprobs) == (2, 2)
     later = factory.reopening(first, 1)
     assert (later.prompt_logprobs, later.min_tokens, later.generated) == (None, 3, 1)
+
+
+def test_kv_is_final_before_the_root_of_the_newest_verified_tree() -> None:
+    """The KV of accepted nodes moves to its place only with the next frame."""
+    log = TokenLog(Opening(1, 4), (9, 9, 9, 9))
+    assert log.final_rows == 0, "the prompt is not computed yet"
+    log.append(Outcome(1, 0, (), (5,)))
+    assert (log.position, log.final_rows) == (5, 3)
+    log.append(Outcome(1, 1, (0, 2, 3), (6, 7, 8)))
+    assert (log.position, log.final_rows) == (8, 4)
+    log.append(Outcome(1, 1, (0, 2, 3), (6, 7, 8)))
+    assert log.final_rows == 4, "a round that was read already changes nothing"
+    log.reopen(Opening(2, 8))
+    assert log.final_rows == 0

@@ -56,6 +56,7 @@ class Fleet:
 
     def __init__(self, *closed: int) -> None:
         exchange = Exchange()
+        self.exchange = exchange
         self.inbox = exchange.listen("c")
         self.members = {name: RowHandover(name, LocalDialer(name, exchange)) for name in "abc"}
         self.uplinks = {name: Uplink() for name in "abc"}
@@ -269,3 +270,44 @@ async def test_rows_of_layers_that_a_second_order_gives_to_others_go() -> None:
         c.rows.add("b", KvRows(7, 1, layer, 0, numbers(1, layer, 0, 4)))
     c.turn(8)
     assert {key[2] for key in c.ready._rows} == {4}
+
+
+async def test_copies_of_a_lost_stage_are_given_by_the_worker_that_has_them() -> None:
+    """a keeps copies of b, which runs 3:6; b is lost, and c takes its layers from a."""
+    fleet = Fleet()
+    a, b, c = fleet.members["a"], Stage("b", "b", Range(3, 6)), Stage("c", "c", Range(3, 6))
+    own, kept = Stage("a", "a", Range(0, 3)), Stage("a", "a", Range(3, 6))
+    inbox = fleet.exchange.listen("a")
+    for number, rows in ((1, (RowsOf(1, 0, 5), RowsOf(2, 0, 4))), (2, (RowsOf(1, 5, 8), RowsOf(2, 4, 4)))):
+        told = HandOver(7, (own, b), (kept, Stage("b", "b", Range(0, 3))), rows, number, True, copies=True)
+        await fleet.begin(told, "a", "b")
+        while (arrival := inbox.pop()) is not None:
+            await a.take(arrival.sender, arrival.message)
+        assert fleet.uplinks["a"].said[-1] == Progress(7, 1, 1, migrated=number)
+    repair = HandOver(7, (own, kept), (own, c), (RowsOf(1, 0, 8), RowsOf(2, 0, 4)), 3, True, hidden=True)
+    assert repair.lost is None
+    await fleet.begin(repair, "c", "a")
+    await fleet.deliver()
+    fleet.members["c"].turn(8)
+    for sequence, tokens in ((1, 8), (2, 4)):
+        for layer in (3, 4, 5, 6):
+            found = fleet.members["c"].ready.rows(opening(sequence, tokens, decodes=False), layer)
+            assert found is not None
+            assert torch.equal(found, numbers(sequence, layer, 0, tokens))
+    a.turn(8)
+    assert {key[2] for key in a.ready._rows} == {0, 1, 2, 9}, "no copy is left, but its own log"
+
+
+def test_copies_of_sequences_that_have_ended_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migrated_kv, "MAX_BYTES", 100)
+    store = MigratedKV(7)
+    store.add("b", KvRows(7, 1, 3, 0, numbers(1, 3, 0, 10)))
+    store.add("b", KvRows(7, 2, 3, 0, None))
+    store.add("b", KvRows(7, 3, 3, 0, numbers(3, 3, 0, 10)))
+    assert store.copied("b", RowsOf(3, 0, 10), 3) is None, "there was no room"
+    store.keep_sequences({3})
+    store.add("b", KvRows(7, 3, 3, 0, numbers(3, 3, 0, 10)))
+    found = store.copied("b", RowsOf(3, 2, 10), 3)
+    assert found is not None
+    assert torch.equal(found, numbers(3, 3, 2, 10))
+    assert store.copied("b", RowsOf(1, 0, 10), 3) is None

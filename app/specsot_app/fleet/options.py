@@ -41,6 +41,10 @@ Kind = Literal["embedded", "processes"]
 # compiles its kernels at the first start on a machine (16 s on an H200), since a drafter that joins later has
 # the ring formed twice. A fleet whose drafter ends does not wait, because the fleet ends too.
 OWN_DRAFTER_WAIT: Final = 120.0
+# Seconds that a lost worker has to come back before the others share its layers, where all members are
+# processes of this machine: their links break only when they end, and they are started again only once the
+# others have continued. Other losses of the same moment are noticed meanwhile. Untuned.
+OWN_TAKE_OVER: Final = 0.1
 # Bytes. KV memory of each member of an embedded fleet by default: half of a service's, since all members
 # share one process. Untuned.
 EMBEDDED_KV_MEMORY: Final = 1 << 29

@@ -148,8 +148,9 @@ MAX_SHORT_LIVES = 3
 SHORT_LIFE = 1800.0
 # Seconds between checks of a ring that is not complete yet. Untuned.
 PAUSE = 0.05
-# Seconds. A ring that is incomplete so long after a loss waits for the lost member. Others take over its
-# layers after half a second by default (`--take-over-after`). Untuned.
+# Seconds. If the others have not begun to take over the layers of a lost member so long after its loss, the
+# ring waits for that member. They begin after half a second by default (`--take-over-after`), and may then
+# need seconds until the ring is complete. Untuned.
 TAKE_OVER_SECONDS = 1.5
 # Seconds. A lost member is started no later than this after its end. Untuned.
 REPAIR_SECONDS = 30.0
@@ -389,9 +390,9 @@ async def wait_for_repair(name: str, read_info: Callable[[], Awaitable[Info]]) -
     """Wait until the ring has generated a token without a lost member. A process that starts needs seconds of
     processor time, for which requests would wait that others can continue.
 
-    Return at once if nothing runs, or if no other worker is left; after TAKE_OVER_SECONDS if the ring is
-    still incomplete, so that it needs the member; after REPAIR_SECONDS in any case; and if the master does
-    not answer.
+    Return at once if nothing runs, or if no other worker is left; after TAKE_OVER_SECONDS if no ring without
+    the member has been planned, so that the ring needs the member; after REPAIR_SECONDS in any case; and if
+    the master does not answer.
 
     name: Name of the member.
     read_info: Returns the master's state.
@@ -408,10 +409,10 @@ async def wait_for_repair(name: str, read_info: Callable[[], Awaitable[Info]]) -
         requests = info.requests
         if not others or requests is None or not requests.running + requests.waiting:
             return
-        repaired = info.ready and name not in (member.name for member in info.members)
-        if not repaired and now() - began >= TAKE_OVER_SECONDS:
+        taken_over = info.plan and name not in (member.name for member in info.members)
+        if not taken_over and now() - began >= TAKE_OVER_SECONDS:
             return
-        if repaired:
+        if taken_over and info.ready:
             generated = info.steps.tokens if info.steps else 0
             if tokens is not None and generated > tokens:
                 return

@@ -18,6 +18,7 @@ from specsot_app.core.device_map import HostDevice, address_of, ports_of
 from specsot_app.fleet.members import joined_arguments
 from specsot_app.fleet.options import (
     OWN_DRAFTER_WAIT,
+    OWN_TAKE_OVER,
     ClientOptions,
     FleetOptions,
     Models,
@@ -309,6 +310,7 @@ def master_of(
     flags += flags_of(http=None if http_port is None else serving.listen_address(http_port))
     flags += flags_of(transport=options.transport, comm_mode=options.comm_mode, hop_dtype=options.hop_dtype)
     flags += flags_of(plan_style=options.plan_style, max_in_flight=1 if stages_take_turns else None)
+    flags += flags_of(take_over_after=OWN_TAKE_OVER if stages_take_turns else None)
     flags += flags_of(fleet_listen=serving.fleet) + serving.tls_files("master") + serving.master
     tls_files = serving.tls_files_of_clients
     flags += flags_of(token_file=serving.token_file or (tls_files and tls_files / "master" / "tokens"))

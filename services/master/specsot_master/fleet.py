@@ -49,6 +49,7 @@ from specsot_master.core.ring.placement import (
 )
 from specsot_master.core.ring.ring_state import RingConfig, RingState
 from specsot_master.handover import KvHandover
+from specsot_master.kv_copies import share_one_cpu
 from specsot_master.members import DrafterGrace, Member, MemberTable, RejoinGrace, RingUser
 
 log = structlog.get_logger()
@@ -479,8 +480,8 @@ class Fleet:
         return Rebalanced(changed, self._epoch.number, self._in_words(stages))
 
     async def reform_regularly(self, interval: float) -> None:
-        """Call `reform` regularly, so that late members join an epoch once its ring is idle. Runs until
-        cancelled. Nothing is done while no epoch is formed.
+        """Call `reform` regularly, so that late members join an epoch once its ring is idle; and keep copies
+        of KV (`--copy-kv`). Runs until cancelled. Nothing is done while no epoch is formed.
 
         interval: seconds between two calls.
         """
@@ -488,6 +489,18 @@ class Fleet:
             await asyncio.sleep(interval)
             if self.formed:
                 self.reform()
+            self.copy_kv()
+
+    def copy_kv(self) -> None:
+        """Bring the copies that stages keep of each other's KV up to date. Nothing happens unless `--copy-kv`
+        asks for copies, and while no ring is complete or a change of its stages is under way.
+        """
+        workers = [one for one in self.registrations if one.kind == "worker"]
+        chosen = self._config.copy_kv
+        if chosen == "off" or (chosen == "auto" and not share_one_cpu(workers)):
+            return
+        if self.ring and not self._planned_stages:
+            self._handover.continue_copies(self._epoch, self.user.final_rows)
 
     async def order(self, order: Order) -> None:
         """Send an order to stage 0 of the running ring.
@@ -773,7 +786,7 @@ class Fleet:
     def _stop_watching(self) -> None:
         """Stop the barrier's timeout, if one runs."""
         if self._barrier:
-            self._barrier.stop()
+            self._barrier.cancel()
         self._barrier = None
 
     def _retry_later(self) -> None:

@@ -442,7 +442,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             if receiving.done():
                 receiving.result()
         finally:
-            watch.stop()
+            watch.cancel()
             receiving.cancel()
 
 

@@ -17,6 +17,7 @@ import structlog
 from specsot.members import HandOver, Head, HopDtype, Registration, RowsOf, Stage
 from specsot_master.core.ring.epoch import Epoch
 from specsot_master.core.ring.placement import Stages
+from specsot_master.kv_copies import KvCopies, givers_of_copies
 from specsot_master.members import Member, MemberTable
 
 log = structlog.get_logger()
@@ -44,6 +45,7 @@ class BrokenRing:
     members: the members of these stages that had not been lost when it broke, by name.
     head: the draft head for which its last stage keeps features, or None.
     rows: by sequence id, how many of its first tokens had final KV on every stage.
+    copied: by sequence id, of how many of its first tokens the stages had copies of each other's KV.
     """
 
     number: int
@@ -51,6 +53,7 @@ class BrokenRing:
     members: Mapping[str, Member]
     head: Head | None
     rows: Mapping[int, int]
+    copied: Mapping[int, int]
 
 
 class KvHandover:
@@ -75,6 +78,8 @@ class KvHandover:
         """
         self._table = table
         self._hop_dtype = hop_dtype
+        # Keeps copies while a ring runs.
+        self._copies = KvCopies(table, self._next_number)
         # The ring that broke, until the next epoch begins or it turns out that nothing of it can be used.
         self._broken: BrokenRing | None = None
         # The newest order, if it says what was lost of a broken ring.
@@ -132,6 +137,24 @@ class KvHandover:
         live = {one: rows for one, rows in final_rows().items() if one not in self._over}
         return not self._begin_round(epoch, next_stages, _within(MAX_MIGRATED_BYTES, members, live))
 
+    def _next_number(self) -> int:
+        """Return the number of a new order; older orders are no longer waited for."""
+        self._number += 1
+        return self._number
+
+    def continue_copies(self, epoch: Epoch, final_rows: Callable[[], Mapping[int, int]]) -> None:
+        """Keep copies of every stage's KV at another stage up to date. To be called now and then while a ring
+        runs and no change of it is under way. Nothing happens with a single stage, or if the stages cannot
+        exchange KV.
+
+        epoch: the running epoch.
+        final_rows: returns, by sequence id, how many of its first tokens have final KV on every stage.
+        """
+        members = self._table.registrations
+        if len(epoch.stages) > 1 and epoch.ring and kv_obstacle(members, epoch.stages) is None:
+            rows = _within(MAX_MIGRATED_BYTES, members, final_rows())
+            self._copies.advance(epoch.number, epoch.stages, rows, epoch.ring.head is not None)
+
     def remember_broken(self, epoch: Epoch, final_rows: Callable[[], Mapping[int, int]]) -> None:
         """Remember a ring that has broken, so that the next epoch may begin with its KV (`continue_repair`).
         A ring that was not complete has none.
@@ -149,7 +172,8 @@ class KvHandover:
             self._repair_in_full("the ring broke again before it was complete")
         if epoch.ring and members:
             head = epoch.ring.head
-            self._broken = BrokenRing(epoch.number, epoch.stages, members, head, final_rows())
+            copied = self._copies.rows_of(epoch.number)
+            self._broken = BrokenRing(epoch.number, epoch.stages, members, head, final_rows(), copied)
 
     def continue_repair(self, next_stages: Stages) -> bool:
         """Start or continue to keep what is left of a broken ring for the next one. Return True if the next
@@ -176,11 +200,12 @@ class KvHandover:
         if self._change != change:
             self._change = change
             order = HandOver(
-                broken.number, givers, next_stages, (), self._number + 1, broken.head is not None, hidden=True
+                broken.number, givers, next_stages, (), features=head_of(members) is not None, hidden=True
             )
+            order, rows = use_copies(order, broken)
             if reason := repair_obstacle(members, broken, order, self._hop_dtype):
                 return self._repair_in_full(reason)
-            self._send(order, _within(MAX_MIGRATED_BYTES, members, broken.rows))
+            self._send(order, _within(MAX_MIGRATED_BYTES, members, rows))
             return False
         if self._lacking and asyncio.get_running_loop().time() < self._ends:
             return False
@@ -205,7 +230,7 @@ class KvHandover:
         order: the order without its rows.
         rows: by sequence id, how many of its first tokens are to be kept.
         """
-        self._number += 1
+        order = replace(order, number=self._next_number())
         self._migrated = dict(rows)
         self._over.clear()
         self._repair = replace(order, rows=tuple(RowsOf(one, 0, last) for one, last in rows.items()))
@@ -224,6 +249,8 @@ class KvHandover:
         closed_sequences: ids of sequences in the order that the givers had closed already, so that they sent
             no rows of them.
         """
+        if self._copies.record_confirmation(name, number, closed_sequences):
+            return
         if number == self._number:
             self._lacking.discard(name)
             self._over.update(closed_sequences)
@@ -287,7 +314,7 @@ class KvHandover:
         if sum(one.last - one.first for one in asked) <= MAX_RECOMPUTED_ROWS or self._rounds == MAX_ROUNDS:
             return False
         self._rounds += 1
-        self._number += 1
+        number = self._next_number()
         self._migrated |= {one.sequence: one.last for one in asked}
         self._lacking = {stage.name for stage in next_stages}
         self._ends = asyncio.get_running_loop().time() + ROUND_SECONDS
@@ -296,11 +323,34 @@ class KvHandover:
         features = head_of(members) is not None
         workers = [one for one in members if one.kind == "worker"]
         logs = all(one.hidden_bytes for one in workers)
-        order = HandOver(epoch.number, epoch.stages, next_stages, tuple(asked), self._number, features, logs)
+        order = HandOver(epoch.number, epoch.stages, next_stages, tuple(asked), number, features, logs)
         self._table.send_all(
             dict.fromkeys(dict.fromkeys(stage.name for stage in (*next_stages, *epoch.stages)), order)
         )
         return True
+
+
+def use_copies(order: HandOver, broken: BrokenRing) -> tuple[HandOver, Mapping[int, int]]:
+    """Return the order after a loss, and by sequence id how many first tokens are kept: with the copies of
+    what was lost if less is to be computed with them than from the logged hidden states, else the order as it
+    is.
+
+    order: the order without its rows.
+    broken: the ring that broke.
+
+        # 28 layers, 10:19 lost, a sequence of 400 final tokens, 370 of them copied:
+        # 30 tokens in 28 layers are less than 400 tokens in 9 layers -> the 370 tokens of the copies
+    """
+    lost = order.lost
+    copies = givers_of_copies(broken.stages, order.givers)
+    rows = {one: min(last, broken.copied.get(one, 0)) for one, last in broken.rows.items()}
+    rows = {one: last for one, last in rows.items() if last}
+    if lost is None or copies is None or not rows:
+        return order, broken.rows
+    final = sum(broken.rows.values())
+    if (final - sum(rows.values())) * order.model_layers >= final * len(lost):
+        return order, broken.rows
+    return replace(order, givers=(*order.givers, *copies)), rows
 
 
 def head_of(members: Sequence[Registration]) -> Head | None:
@@ -344,7 +394,7 @@ def repair_obstacle(
     if not order.givers:
         return "no stage is left"
     head = head_of(members)
-    if head != broken.head:
+    if head and head != broken.head:
         return "the draft head has changed, and needs the features of all tokens"
     if lost and any(lost.first <= one.layers.first < lost.last for one in order.givers):
         return "several stages were lost, with another one between them"

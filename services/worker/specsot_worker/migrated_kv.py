@@ -163,15 +163,42 @@ class MigratedKV:
         last = chunk.start + len(chunk.tokens)
         return parts[0][chunk.start : last] if parts and len(parts[0]) >= last else None
 
-    def keep(self, numbers: Collection[int]) -> None:
-        """Drop all other rows: they belong to an order that was replaced by a later one.
+    def copied(self, sender: str, request: RowsOf, number: int) -> Tensor | None:
+        """Return rows that are kept in case that their sender is lost, [last - first, elements of a row].
+        None if they are not present completely.
 
-        numbers: What the rows belong to that stay.
+        sender: Name of the worker that has sent them.
+        request: A sequence with a range of its positions.
+        number: What the rows belong to, see `HandOver`.
+        """
+        key = sender, request.sequence, number
+        parts = self._rows.get(key, [])
+        if len(parts) > 1:
+            parts = self._rows[key] = [torch.cat(parts)]
+        complete = bool(parts) and len(parts[0]) >= request.last
+        return parts[0][request.first : request.last] if complete else None
+
+    def keep_sequences(self, sequences: Collection[int]) -> None:
+        """Drop the rows of all other sequences, and the records that they are closed, so that they count no
+        more.
+
+        sequences: Ids of the sequences whose rows stay.
+        """
+        for key in [key for key in self._rows if key[1] not in sequences]:
+            self._bytes -= sum(part.nbytes for part in self._rows.pop(key))
+        over = {key for key in self._closed if key[1] not in sequences}
+        self._bytes -= OVER_BYTES * len(over)
+        self._closed -= over
+
+    def keep(self, numbers: Collection[int]) -> None:
+        """Drop all other rows: they belong to an order that was replaced by a later one, or are copies.
+
+        numbers: What the rows belong to that stay, as far as the order's giver has sent them.
 
         A record that a sequence is closed stays.
         """
         for key in tuple(self._rows):
-            if key[2] not in numbers:
+            if key[2] not in numbers or key[0] != self.order.giver_of(key[2]):
                 del self._rows[key]
 
     def drop(self, sequence: int, features: bool = False) -> None:
@@ -422,6 +449,10 @@ class RowHandover:
         self.rows = self.ready = MigratedKV()
         # The order, this worker as a receiver, and the link to the master, until all rows have been received.
         self._waiting: tuple[HandOver, Stage, Link] | None = None
+        # The newest order to keep copies in the running epoch.
+        self._copies: HandOver | None = None
+        # Links over which copies are sent, by address. They stay open while sequences are copied.
+        self._copy_links: dict[str, Link] = {}
         # Numbers of the rows that the newest order sends to this worker.
         self._own_numbers: tuple[int, ...] | None = None
         self._sending: asyncio.Task[None] | None = None
@@ -439,6 +470,11 @@ class RowHandover:
         """
         self.stop()
         self.rows.expect(order)
+        if order.copies:
+            self._copies = order
+            self.rows.keep_sequences({one.sequence for one in order.rows})
+            if not order.rows:
+                self._close_copy_links()
         own_stage = next((one for one in order.takers if one.name == self._name), None)
         self._waiting = (order, own_stage, uplink) if own_stage else None
         self._own_numbers = order.taken_by(own_stage) if own_stage else None
@@ -456,9 +492,17 @@ class RowHandover:
         self.stop()
         self.ready = self.rows
         self.rows = MigratedKV(epoch)
+        self._copies = None
+        self._close_copy_links()
         if self._own_numbers is not None:
             self.ready.keep(self._own_numbers)
         self._own_numbers = None
+
+    def _close_copy_links(self) -> None:
+        """Close the links over which copies were sent, in the background."""
+        for link in self._copy_links.values():
+            start(close_in_background(link.close()))
+        self._copy_links.clear()
 
     def stop(self) -> None:
         """Stop sending, and stop waiting for KV. KV that has been received stays.
@@ -507,13 +551,27 @@ class RowHandover:
         A receiver that wants nothing of this worker is skipped. At the end, the master is informed if this
         worker, as a receiver, has everything already.
         """
-        own_stage = next((one for one in order.givers if one.name == self._name), None)
-        given = order.given_by(own_stage) if own_stage else ()
-        for receiver in order.takers if given else ():
-            taken = order.taken_by(receiver)
-            if numbers := [number for number in given if number in taken]:
-                await self._send_to(receiver, order, copies or _no_copies, numbers)
+        # The first is this worker's own stage, see `HandOver.givers`.
+        source = copies or _no_copies
+        givers = [one for one in order.givers if one.name == self._name]
+        # Only an order for copies may name no new rows.
+        for giver in givers if any(one.first < one.last for one in order.rows) else ():
+            given = order.given_by(giver)
+            for receiver in order.takers:
+                taken = order.taken_by(receiver)
+                if numbers := [number for number in given if number in taken]:
+                    await self._send_to(receiver, order, source, numbers)
+            source = self._copied
         await self._report_received()
+
+    async def _copied(self, asked: Sequence[LayerRows]) -> Sequence[Tensor | None]:
+        """Return the rows of a lost stage that this worker has copied, one tensor for each request: [last -
+        first, elements of a row]. None if they were not copied completely.
+
+        asked: The requests: a range of positions of one sequence each.
+        """
+        giver_of = self._copies.giver_of if self._copies else lambda number: ""
+        return [self.rows.copied(giver_of(number), request, number) for request, number in asked]
 
     async def _send_to(
         self, receiver: Stage, order: HandOver, copies: Copies, numbers: Sequence[int]
@@ -532,12 +590,19 @@ class RowHandover:
             await _send(order, copies, numbers, lambda one: self.take(self._name, one))
             return
         try:
+            address = receiver.address
             # Epoch 0: the loss of this link ends no epoch.
-            link = await self._dialer.dial(receiver.address, 0)
+            link = self._copy_links.pop(address, None) or await self._dialer.dial(address, 0)
+            sent = False
             try:
                 await _send(order, copies, numbers, link.send)
+                sent = True
             finally:
-                await close_in_background(link.close())
+                # A link on which a message may be incomplete is not used again.
+                if sent and order.copies:
+                    self._copy_links[address] = link
+                else:
+                    await close_in_background(link.close())
         except SpecsotError as error:
             log.warning("KV not migrated: receiver not reached", receiver=receiver.name, reason=str(error))
 
@@ -560,7 +625,9 @@ async def _send(
     numbers: What the rows belong to that are sent, see `HandOver`.
     send: Sends one message to the receiver.
     """
-    for job in _jobs(order.rows, numbers, order.model_layers):
+    # Only an order for copies names sequences that have no new rows.
+    rows = [one for one in order.rows if one.first < one.last]
+    for job in _jobs(rows, numbers, order.model_layers):
         for (request, layer), rows in zip(job, await copies(job)):
             await send(KvRows(order.epoch, request.sequence, layer, request.first, rows))
 

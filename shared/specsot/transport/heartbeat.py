@@ -75,7 +75,7 @@ class SilenceTimer:
     """
 
     def __init__(
-        self, silence: float, on_silence: Callable[[], None], busy: Callable[[], bool] = lambda: False
+        self, silence: float, on_silence: Callable[[], object], busy: Callable[[], bool] = lambda: False
     ) -> None:
         """Start the timer, on the running event loop.
 
@@ -98,7 +98,7 @@ class SilenceTimer:
         """Record that a message arrived."""
         self._received = True
 
-    def stop(self) -> None:
+    def cancel(self) -> None:
         """Cancel the timer, so that `on_silence` is no longer called."""
         self._timer.cancel()
 

@@ -276,7 +276,7 @@ class Uplink:
 
         Messages that were not written are lost.
         """
-        self._silence_timer.stop()
+        self._silence_timer.cancel()
         for task in self._tasks:
             task.cancel()
         if self._socket:

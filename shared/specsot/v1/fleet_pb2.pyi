@@ -232,7 +232,7 @@ class StandBy(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ...) -> None: ...
 
 class HandOver(_message.Message):
-    __slots__ = ("epoch", "givers", "takers", "rows", "number", "features", "hidden")
+    __slots__ = ("epoch", "givers", "takers", "rows", "number", "features", "hidden", "copies")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GIVERS_FIELD_NUMBER: _ClassVar[int]
     TAKERS_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +240,7 @@ class HandOver(_message.Message):
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     givers: _containers.RepeatedCompositeFieldContainer[Stage]
     takers: _containers.RepeatedCompositeFieldContainer[Stage]
@@ -247,7 +248,8 @@ class HandOver(_message.Message):
     number: int
     features: bool
     hidden: bool
-    def __init__(self, epoch: _Optional[int] = ..., givers: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., takers: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[RowsOf, _Mapping]]] = ..., number: _Optional[int] = ..., features: bool = ..., hidden: bool = ...) -> None: ...
+    copies: bool
+    def __init__(self, epoch: _Optional[int] = ..., givers: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., takers: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[RowsOf, _Mapping]]] = ..., number: _Optional[int] = ..., features: bool = ..., hidden: bool = ..., copies: bool = ...) -> None: ...
 
 class RowsOf(_message.Message):
     __slots__ = ("sequence", "first", "last")

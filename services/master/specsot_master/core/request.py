@@ -67,6 +67,15 @@ class Clock(Protocol):
         """
         ...
 
+    def later_while_running(self, seconds: float, callback: Callable[[], object], /) -> Timer:
+        """Call a function like `later`, but count only time during which the event loop ran: while this
+        process is stopped, or its machine sleeps, all that it waits for may stand still, too.
+
+        seconds: the delay, from now. The time may be off by an eighth of it.
+        callback: called without arguments; its result is ignored.
+        """
+        ...
+
 
 # Events. Bounds how many events of a resumable request stay buffered after they were read: enough for more
 # than 5,000 tokens of text, which take some megabytes. Untuned.
@@ -748,13 +757,14 @@ class RequestState:
 
     # --- alarms ---
 
-    def set_alarm(self, event: object, clock: Clock, seconds: float) -> None:
+    def set_alarm(self, event: object, clock: Clock, seconds: float, while_running: bool = False) -> None:
         """Pass an event to the request's engine after a delay. A pending alarm with an event of the same
         class is replaced. The alarm is removed when its time has come, before the event is passed on.
 
         event: an object of one of the classes in `core.inputs`.
         clock: schedules the call.
         seconds: the delay, from now.
+        while_running: True to count only time during which this process ran.
         """
         kind = type(event)
         self.clear_alarms(kind)
@@ -764,7 +774,8 @@ class RequestState:
             del self._alarms[kind]
             self.home.handle(event)
 
-        self._alarms[kind] = clock.later(seconds, ring)
+        later = clock.later_while_running if while_running else clock.later
+        self._alarms[kind] = later(seconds, ring)
 
     def has_alarm(self, event_class: type[object]) -> bool:
         """Return True if an alarm with an event of this class is pending.

@@ -173,6 +173,11 @@ class TokenLog:
     written: the tokens decoded since, over all openings of the sequence.
     next_draft_round: the draft round of the outcome that must come next; 0 is the round that ends the prompt.
     end: why the sequence ended, or None while it runs.
+    final_rows: number of first tokens whose KV is final on every stage. When the result of a draft round
+        arrives, every stage has run the round's frame, which has put the KV of all tokens before its root in
+        place; the KV of the tokens that the result accepts moves with the next frame.
+            # tokens a b c, c is the newest and root of the tree; a result accepts d and brings e
+            # -> tokens a b c d e, final are those of a and b
     """
 
     opening: Opening
@@ -180,6 +185,7 @@ class TokenLog:
     written: list[int] = field(default_factory=list[int])
     next_draft_round: int = 0
     end: End | None = None
+    final_rows: int = 0
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -211,10 +217,12 @@ class TokenLog:
         """
         self.opening = opening
         self.next_draft_round = 0
+        self.final_rows = 0
 
     def append(self, outcome: Outcome) -> tuple[int, ...]:
         """Append the tokens of an outcome and return those that are new to the log. Appended tokens extend
-        `written`; the next expected round and, if the outcome ends the sequence, `end` are updated.
+        `written`; the next expected round, the number of final rows and, if the outcome ends the sequence,
+        `end` are updated.
 
         Draft rounds must arrive without a gap. With next_draft_round = 3: round 2 is a repeat and returns (),
         round 3 is appended, round 4 raises WireError. After the end of the sequence every outcome returns ().
@@ -232,6 +240,7 @@ class TokenLog:
         if outcome.draft_round > self.next_draft_round and not failed:
             missing = f"result of draft round {outcome.draft_round} came, {self.next_draft_round} is missing"
             raise WireError(f"sequence {outcome.sequence}: {missing}")
+        self.final_rows = self.position - 1
         self.written.extend(outcome.tokens)
         self.next_draft_round = outcome.draft_round + 1
         self.end = outcome.end

@@ -183,7 +183,8 @@ class Effects(Home):
     def _await_ring(self, request: RequestState, lacking: str, planned: bool = False) -> None:
         """Start the repair timeout of a request, unless the timeout runs already. The repair timeout starts
         at the first wait; failed or undersized epochs do not restart it. When it runs out, the engine
-        receives RingOverdue.
+        receives RingOverdue. Time for which this process was stopped does not count, because members on the
+        same machine were stopped as well.
 
         request: the request, which waits for a ring.
         lacking: why there is no ring, for the message of its failure; "" if the present ring is only too
@@ -193,7 +194,9 @@ class Effects(Home):
         """
         if not request.has_alarm(RingOverdue):
             seconds = max(self._config.repair_for, PLANNED_SECONDS if planned else 0.0)
-            request.set_alarm(RingOverdue(request, lacking, seconds), self._clock, seconds)
+            request.set_alarm(
+                RingOverdue(request, lacking, seconds), self._clock, seconds, while_running=True
+            )
 
     def _open(
         self,

@@ -584,7 +584,7 @@ class Engine(Effects):
         running epoch is the one that the engine fills.
         """
         state = self._ring.state()
-        return self._tables.final_rows(state.slots) if state and state.epoch == self._epoch else {}
+        return self._tables.final_rows() if state and state.epoch == self._epoch else {}
 
     @property
     def has_work(self) -> bool:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from specsot.events import MergedText, Numbered
+from specsot.transport.heartbeat import SilenceTimer
 from specsot_master.core.inputs import EventsRead, KeepingOver, ReaderLeft, ReadingOverdue
 from specsot_master.core.request import Clock, Reader, RequestState, Timer
 from specsot_master.core.ring.ring_state import EngineConfig
@@ -31,6 +32,15 @@ class LoopClock:
         callback: called without arguments.
         """
         return asyncio.get_running_loop().call_later(seconds, callback)
+
+    def later_while_running(self, seconds: float, callback: Callable[[], object], /) -> Timer:
+        """Call a function once this event loop has run for so many seconds, unless the returned timer is
+        cancelled.
+
+        seconds: the delay. Time for which this process was stopped counts as an eighth of it at most.
+        callback: called without arguments.
+        """
+        return SilenceTimer(seconds, callback)
 
 
 class Subscription(Reader, AsyncIterator[Numbered]):

@@ -164,18 +164,14 @@ class RingTables:
         self.prefixes.clear()
         self.ledger = PageLedger(pages)
 
-    def final_rows(self, slots: int) -> dict[int, int]:
-        """Return, by sequence id, for how many leading tokens the KV on every stage is final.
-
-        slots: KV slots that a sequence needs beyond its committed tokens, for the nodes of its trees. The
-            newest token's KV is not computed yet, and the last `slots` positions before it may still be moved
-            when an accepted path is compacted: a sequence of 100 tokens with 8 slots has 100 - 1 - 8 = 91
-            final positions.
+    def final_rows(self) -> dict[int, int]:
+        """Return, by sequence id, for how many leading tokens the KV on every stage is final, see
+        `TokenLog.final_rows`.
 
         Sequences without a final position are left out. This KV can be migrated to the stages of the next
         epoch.
         """
-        return self._migrated.offer((sequence for _, sequence in self._by_id.values()), slots)
+        return self._migrated.offer(sequence for _, sequence in self._by_id.values())
 
     def group(self, outcomes: Iterable[Outcome]) -> list[tuple[RequestState, list[tuple[int, Outcome]]]]:
         """Group a step's outcomes by request. Outcomes of sequences that are closed, or unknown, are dropped;

@@ -23,22 +23,15 @@ class MigratedSequences:
         self._rows: Mapping[int, int] = {}
         self._replays = False
 
-    def offer(self, sequences: Iterable[ActiveSequence], num_slots: int) -> dict[int, int]:
+    def offer(self, sequences: Iterable[ActiveSequence]) -> dict[int, int]:
         """Record the sequences that the next epoch may reuse. Return, by sequence id, how many first KV rows
         of each are final in every stage; sequences without any are left out. Sequences without output, that
         have ended, or that have windows of single heads are not offered either. Earlier offers are forgotten.
 
-        Not final are the row of the newest token, and `num_slots` rows before it: the last result may not
-        have been applied everywhere, and accepted nodes still move.
-
-            100 tokens, num_slots 10 -> 100 - 1 - 10 = 89 rows, those of tokens 0 .. 88
-
         sequences: the running sequences; those with a window or pruning are not offered.
-        num_slots: KV slots that a sequence uses for draft nodes beyond its committed tokens.
         """
         self._offered = {one.id: one for one in sequences if _plain(one)}
-        final = {id: one.log.position - 1 - num_slots for id, one in self._offered.items()}
-        return {id: rows for id, rows in final.items() if rows > 0}
+        return {id: one.log.final_rows for id, one in self._offered.items() if one.log.final_rows > 0}
 
     def begin(self, num_rows: Mapping[int, int], replays: bool = False) -> list[int]:
         """Begin an epoch that has KV of earlier sequences. Return the ids of those that have ended meanwhile,

@@ -210,6 +210,8 @@ class RingOptions:
     max_stages: the maximum number of workers that share the layers after a rebalance; None for all that help.
     placement: "measured" shares the layers by measured speed, "even" evenly.
     take_over_after: seconds that a lost worker has to come back before the others share its layers.
+    copy_kv: whether every stage's KV is copied to another stage; "auto" for workers that share one machine
+        and compute on its CPU.
     drafter: "none" for no drafter; any other name uses the drafter that joins the ring.
     page_rows: KV slots per page; None for GPU_PAGE_ROWS where a GPU computes, else CPU_PAGE_ROWS.
     rows: the maximum number of tokens in one frame.
@@ -256,6 +258,11 @@ class RingOptions:
     take_over_after: float = option(
         0.5, "Seconds that a lost worker has to come back before the others share its layers.", kind=SECONDS
     )  # A worker whose link broke is back at once. A process that restarts needs more than two seconds.
+    copy_kv: Literal["auto", "on", "off"] = option(
+        "auto",
+        "Keep a copy of every stage's KV at another stage, so that a repair need not compute it again; "
+        "`auto`: where all workers compute on the CPU of one machine.",
+    )
     drafter: DrafterName = option(
         "eagle", "`none`, or any other value to use the drafter that joins the ring."
     )
