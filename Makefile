@@ -26,7 +26,7 @@ QUESTION ?= What are the benefits of regular exercise?
 # One more process runs the files whose tests mostly wait. A further process for all files made the tests slower:
 # 421 s instead of 382 s on two cores.
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
-SPREAD := --forks=$(WORKERS) --times=build/times.txt
+SPREAD := --forks=$(WORKERS) --times=build/times.txt -p no:anyio
 # Collecting the pure tests takes longer than running them, so `make check` starts two pytest processes: one collects
 # the folders of HALF, the other one all others, which takes about as long. PYTHONDONTWRITEBYTECODE is cleared so that
 # modules are compiled once, even if the caller's environment forbids writing .pyc files.
