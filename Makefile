@@ -9,6 +9,10 @@ BIN    := $(VENV)/bin
 # them again for each of our packages.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 EDIT   := $(PIP) hatchling editables && $(PIP) --no-build-isolation
+# Installs packages into the environment of a tool, $(1), whose versions the constraints do not limit.
+# `.ci/run` gives another command.
+INSTALL_INTO = env -u PIP_CONSTRAINT $(BIN)/python -m pip --python $(1)/bin/python --disable-pip-version-check \
+    install --quiet --no-compile
 SERVE  := --editable '.[model,http]'
 DEVELOP := --editable '.[model,dev]' --editable ./lab
 # Options for pip that choose a torch without CUDA if the machine has no NVIDIA driver. Make expands this to a shell
@@ -22,7 +26,7 @@ QUESTION ?= What are the benefits of regular exercise?
 # One more process runs the files whose tests mostly wait. A further process for all files made the tests slower:
 # 421 s instead of 382 s on two cores.
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
-SPREAD := --forks=$(WORKERS) --times=build/times.txt
+SPREAD := --forks=$(WORKERS) --times=build/times.txt -p no:anyio
 # Collecting the pure tests takes longer than running them, so `make check` starts two pytest processes: one collects
 # the folders of HALF, the other one all others, which takes about as long. PYTHONDONTWRITEBYTECODE is cleared so that
 # modules are compiled once, even if the caller's environment forbids writing .pyc files.
@@ -181,13 +185,11 @@ $(VENV)/developed: pyproject.toml lab/pyproject.toml constraints.txt | $(BIN)/py
 # The generator pins an older protobuf than the services run on, so that the stubs load on both.
 $(TOOLS)/installed: Makefile | $(BIN)/python
 	$(PYTHON) -m venv --without-pip $(TOOLS)
-	env -u PIP_CONSTRAINT $(BIN)/python -m pip --python $(TOOLS)/bin/python \
-	    --disable-pip-version-check install --quiet --no-compile grpcio-tools==1.76.0 'setuptools<81'
+	$(call INSTALL_INTO,$(TOOLS)) grpcio-tools==1.76.0 'setuptools<81'
 	@touch $@
 
 # An environment with nothing but mkdocs and its theme, pinned.
 $(SITE)/installed: docs/requirements.txt | $(BIN)/python
 	$(PYTHON) -m venv --without-pip $(SITE)
-	env -u PIP_CONSTRAINT $(BIN)/python -m pip --python $(SITE)/bin/python \
-	    --disable-pip-version-check install --quiet --no-compile --requirement docs/requirements.txt
+	$(call INSTALL_INTO,$(SITE)) --requirement docs/requirements.txt
 	@touch $@

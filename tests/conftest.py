@@ -181,9 +181,11 @@ def examples(many: int) -> int:
 
 def leave_out(config: pytest.Config, items: list[pytest.Item], markers: tuple[str, ...]) -> None:
     """Deselect items that carry one of the markers."""
-    gone = [item for item in items if any(item.get_closest_marker(name) for name in markers)]
+    kept, gone = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        (gone if any(item.get_closest_marker(name) for name in markers) else kept).append(item)
     config.hook.pytest_deselected(items=gone)
-    items[:] = [item for item in items if item not in gone]
+    items[:] = kept
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -721,7 +721,6 @@ def _disturbed(times: Iterable[Sequence[float]]) -> bool:
 @inference_mode
 def measure_rows(
     decoder: Decoder,
-    kv: KVPages | None = None,
     sizes: Sequence[int] = (),
     seconds: float = 0.3,
     report: Callable[[int, int], None] | None = None,
@@ -731,14 +730,13 @@ def measure_rows(
     If steps run as CUDA graphs, the graphs are timed. The result is pairs (rows, seconds), by ascending rows.
 
     decoder: The layer range that is timed; the result is divided by its number of layers.
-    kv: Pages that may be overwritten; None allocates some.
     sizes: Numbers of rows; empty means WIDE if steps run as CUDA graphs, else SIZES.
     seconds: Roughly how long to measure.
     report: Called with how many of the kernels of CUDA graphs are compiled, and how many there are; None: not
         called.
     """
     sizes = sizes or (WIDE if decoder.capturable else SIZES)
-    kv = kv or decoder.make_kv(1, HISTORY_ROWS + max(sizes))
+    kv = decoder.make_kv(1, HISTORY_ROWS + max(sizes))
     if decoder.capturable:
         compile_steps(decoder, kv, report)
         forward = _graph_timer(decoder, kv, sizes)

@@ -25,7 +25,7 @@ DOORS = (
     "services/master/specsot_master/http/*.py",
     "services/master/specsot_master/core/dialects/*.py",
     "lab/specsot_compat/legacy_http.py",
-    "services/master/specsot_master/core/tool_calls.py",
+    "services/master/specsot_master/core/dialects/tool_calls/*.py",
     "protos/specsot/v1/master.proto",
     "protos/specsot/v1/values.proto",
     "tests/clients/__main__.py",

@@ -285,11 +285,13 @@ class TestThePageLedger:
         assert not ledger.use_pages("a", 6)
         assert ledger.free == 2
 
-    def test_free_pages_are_kept_for_those_who_wait(self) -> None:
+    def test_free_pages_are_lacking_beyond_a_grant_and_may_be_used(self) -> None:
+        """`RingTables.has_room` keeps what is lacking for requests that wait."""
         ledger = PageLedger(5)
         ledger.admit("a", 3)
-        assert ledger.use_pages("a", 3, reserved_only=True)
-        assert not ledger.use_pages("a", 1, reserved_only=True)
+        assert ledger.shortfall("a", 3) == 0
+        assert ledger.use_pages("a", 3)
+        assert ledger.shortfall("a", 1) == 1
         assert ledger.use_pages("a", 1)
 
     @given(

@@ -81,9 +81,7 @@ def plan_prompts(
     return PromptPlan(sent[: tiles.size].view(-1, 4), sent[tiles.size :])
 
 
-def attend_prompts(
-    q: Tensor, kv_layer: Tensor, plan: PromptPlan, warps: int = WARPS, stages: int = STAGES
-) -> Tensor:
+def attend_prompts(q: Tensor, kv_layer: Tensor, plan: PromptPlan) -> Tensor:
     """Return the attention output of every row, [rows, kv_heads * g * head_dim].
 
     Rows that no tile names get undefined outputs.
@@ -91,8 +89,6 @@ def attend_prompts(
     q: [rows, kv_heads, g, head_dim], already scaled; rows and heads may be strided.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], pages that this kernel `suits`.
     plan: the tables of the frame.
-    warps: warps of a program.
-    stages: loop iterations in flight.
     """
     rows, kv_heads, g, dim = q.shape
     _, many, _, page_rows, _ = kv_layer.shape
@@ -102,7 +98,7 @@ def attend_prompts(
     with on_device_of(q):
         _prompt[(kv_heads, len(plan.tiles))](
             q, blocks, out, plan.tiles, plan.pages, *q.stride()[:3], g, many * kv_heads * page_rows,
-            page_rows, dim, PROMPT_QUERIES, wide, num_warps=warps, num_stages=stages,
+            page_rows, dim, PROMPT_QUERIES, wide, num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
     return out
 

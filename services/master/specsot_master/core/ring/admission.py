@@ -427,20 +427,18 @@ class PageLedger:
         self.free -= grant
         return True
 
-    def use_pages(self, request_id: str, pages: int, reserved_only: bool = False) -> bool:
+    def use_pages(self, request_id: str, pages: int) -> bool:
         """Charge a request for the pages of a further sequence, first from its base grant and beyond it from
-        the free pages. Return False, and change nothing, if not enough pages are available. With
-        `reserved_only`, return False also if the base grant does not cover them, even though pages are free.
+        the free pages. Return False, and change nothing, if not enough pages are available.
 
         request_id: the id of an admitted request.
         pages: number of KV pages of the sequence.
-        reserved_only: True to use only the base grant, because other requests wait for free pages.
 
         Raises KeyError for a request that was not admitted.
         """
         account = self._pages_of_requests[request_id]
         more = self.shortfall(request_id, pages)
-        if more > self.free or (more and reserved_only):
+        if more > self.free:
             return False
         self._change(account, account.grant, account.used + pages)
         return True

@@ -409,16 +409,15 @@ def _closers(text: str, skip: int = 0) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one for one in found if one not in _HOLES))[:MAX_CLOSERS]
 
 
-def _objects(text: str, start: int = 0) -> Iterator[tuple[int, int, Any]]:
+def _objects(text: str) -> Iterator[tuple[int, int, Any]]:
     """Yield every place at which a JSON object or list begins, the place at which it ends, and its value;
     nested ones too. Nothing is yielded for a text without any. Text in braces or brackets that is no JSON is
-    passed over. Positions are characters of the whole text.
+    passed over. Positions are characters.
 
     text: any text.
-    start: the position at which the search begins, in characters; 0 for the beginning.
     """
-    for found in re.finditer(r"[{\[]", text[start:]):
-        at = start + found.start()
+    for found in re.finditer(r"[{\[]", text):
+        at = found.start()
         try:
             value, end = json.JSONDecoder(strict=False).raw_decode(text, at)
         except ValueError:
