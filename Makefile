@@ -9,10 +9,6 @@ BIN    := $(VENV)/bin
 # them again for each of our packages.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 EDIT   := $(PIP) hatchling editables && $(PIP) --no-build-isolation
-# Installs packages into the environment of a tool, $(1), whose versions the constraints do not limit.
-# `.ci/run` gives another command.
-INSTALL_INTO = env -u PIP_CONSTRAINT $(BIN)/python -m pip --python $(1)/bin/python --disable-pip-version-check \
-    install --quiet --no-compile
 SERVE  := --editable '.[model,http]'
 DEVELOP := --editable '.[model,dev]' --editable ./lab
 # Options for pip that choose a torch without CUDA if the machine has no NVIDIA driver. Make expands this to a shell
@@ -185,11 +181,13 @@ $(VENV)/developed: pyproject.toml lab/pyproject.toml constraints.txt | $(BIN)/py
 # The generator pins an older protobuf than the services run on, so that the stubs load on both.
 $(TOOLS)/installed: Makefile | $(BIN)/python
 	$(PYTHON) -m venv --without-pip $(TOOLS)
-	$(call INSTALL_INTO,$(TOOLS)) grpcio-tools==1.76.0 'setuptools<81'
+	env -u PIP_CONSTRAINT $(BIN)/python -m pip --python $(TOOLS)/bin/python \
+	    --disable-pip-version-check install --quiet --no-compile grpcio-tools==1.76.0 'setuptools<81'
 	@touch $@
 
 # An environment with nothing but mkdocs and its theme, pinned.
 $(SITE)/installed: docs/requirements.txt | $(BIN)/python
 	$(PYTHON) -m venv --without-pip $(SITE)
-	$(call INSTALL_INTO,$(SITE)) --requirement docs/requirements.txt
+	env -u PIP_CONSTRAINT $(BIN)/python -m pip --python $(SITE)/bin/python \
+	    --disable-pip-version-check install --quiet --no-compile --requirement docs/requirements.txt
 	@touch $@
