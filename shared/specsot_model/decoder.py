@@ -626,19 +626,21 @@ class Decoder:
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     @inference_mode
-    def best_tokens(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
+    def best_tokens(self, hidden: Tensor, count: int, num_ids: int) -> tuple[Tensor, Tensor] | None:
         """Return log-probabilities and ids of the likeliest next tokens of each row, [rows, count] each, best
         first. Return None if no kernel computes logits and selection together, or if the model caps logits.
 
         hidden: [rows, H], the residual stream before the final norm.
         count: Number of tokens per row.
+        num_ids: Only ids below are considered: a multiple of 16, or the size of the vocabulary. Their
+            probabilities add up to 1.
 
         Raises ModelError if this range does not hold the lm_head.
         """
         head = present(self._lm_head, "lm_head")
         if not isinstance(self._norm, Norm) or self.config.logit_softcap is not None:
             return None
-        return best_tokens(head, self._norm, hidden, count, None)
+        return best_tokens(head, self._norm, hidden, count, None, num_ids)
 
 
 def rotaries_of(config: ModelConfig, layers: Range, device: torch.device) -> list[Rotary]:

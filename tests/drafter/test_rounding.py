@@ -27,6 +27,7 @@ from specsot_drafter.loader import DraftLoader, make_backends
 from specsot_drafter.memory import eagle_memory, small_model_bytes
 from specsot_master.core.ring.ring_state import RingConfig
 from specsot_model.attention import RowSpan
+from specsot_model.decoder import Decoder
 from specsot_model.kv import KVPages
 from specsot_model.linear import Packed
 from specsot_model.memory_fit import WeightForm, drafter_bytes
@@ -141,6 +142,25 @@ def test_a_small_model_drafts_in_4_bits_with_its_lm_head(tmp_path: Path) -> None
     assert (product.weight.bits, table.weight.bits) == (4, 8)
     columns = torch.eye(head.hidden)
     assert (product(columns).T - table.rows(torch.arange(208))).abs().max() < 0.3
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_small_model_drafts_ids_up_to_the_highest_with_text_that_has_occurred(
+    tmp_path: Path, kind: Quantization
+) -> None:
+    folder = write_base(tmp_path / "small", Shape(vocabulary=208))
+    spelled = [b"a"] * 200 + [None] * 8
+    decoder = Decoder.load(folder, None, torch.float32, "cpu", quantization=kind, short_lm_head=True)
+    head = DecoderHead(decoder, 208, 512, spelled)
+    outputs = torch.randn(6, head.hidden, generator=torch.Generator().manual_seed(0))
+    for tokens, count in (([3, 207, 40], 48), ([7], 48), ([199], 208)):
+        head.include(tokens)
+        best = head.choose(outputs, 5)
+        assert best is not None
+        chances, ids = torch.log_softmax(head.logits(outputs)[:, :count], -1).topk(5)
+        assert torch.equal(best[1], ids)
+        torch.testing.assert_close(best[0], chances)
 
 
 def test_a_small_model_of_sizes_that_4_bits_cannot_hold_has_8(tmp_path: Path) -> None:

@@ -617,7 +617,9 @@ class LanguageModelBackend(DraftBackend):
         decoder = Decoder.load(
             options.draft, None, numbers, options.device, pickled, quantization=kind, short_lm_head=True
         )
-        return DecoderHead(decoder, base.vocab, base.max_positions)
+        has_text = (options.base / TOKENIZER).exists()
+        spelled = read_vocabulary(options.base, base.vocab).bytes if has_text else None
+        return DecoderHead(decoder, base.vocab, base.max_positions, spelled)
 
     def weight_bytes(self, held: WeightForm) -> int:
         """Return the bytes of the small model's weights.

@@ -142,6 +142,15 @@ class PackedWeight:
         whole = blocks[numbers // LANES, :, numbers % LANES].flatten(1)[:, : self.shape[1]]
         return (whole.float() - 128) * self.arrays.scales[numbers, None]
 
+    def first(self, outputs: int) -> PackedWeight:
+        """Return the first outputs as a weight of their own, which shares this weight's memory.
+
+        outputs: their number, a multiple of 16 and at most `self.outputs`.
+        """
+        codes, scales, bias = self.arrays
+        part = PackedArrays(codes[: len(codes) // self.outputs * outputs], scales[:outputs], bias[:outputs])
+        return PackedWeight.of_arrays((outputs, self.shape[1]), part, self.bits)
+
     def in_4_bits(self) -> PackedWeight:
         """Return an 8-bit weight rounded to 4 bits, without its bias. It is rounded some rows at a time, so
         that no more are in floats.

@@ -12,6 +12,7 @@ from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_model.attention import AttentionPlan, RowSpan
 from specsot_model.decoder import Decoder
 from specsot_model.kv import KVPages
+from specsot_model.linear import LANES
 
 
 def fits_int4(config: ModelConfig) -> bool:
@@ -36,12 +37,20 @@ class DecoderHead(DraftHead):
     offsets = window = None
     asks_alone = False
 
-    def __init__(self, decoder: Decoder, vocabulary: int, positions: int) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        vocabulary: int,
+        positions: int,
+        spelled: Sequence[bytes | None] | None = None,
+    ) -> None:
         """Wrap a model.
 
         decoder: The model's layers, all of them.
         vocabulary: Number of token ids of the base model; the head drafts no higher id.
         positions: Number of positions of the base model; the head drafts no later position.
+        spelled: By token id, the bytes of its text, or None for a token without text. None: unknown; then all
+            ids are drafted from the beginning, see `include`.
         """
         config = decoder.config
         self.hidden = config.hidden
@@ -53,6 +62,8 @@ class DecoderHead(DraftHead):
         self.positions = min(positions, config.max_positions)
         self.dtype, self.device = decoder.dtype, decoder.device  # pyrefly: ignore[read-only]
         self.decoder = decoder
+        self._spelled = spelled
+        self._num_ids = self.draft_vocab if spelled is None else 0
 
     @property
     def capturable(self) -> bool:
@@ -115,12 +126,25 @@ class DecoderHead(DraftHead):
 
     def choose(self, outputs: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
         """Return log-probabilities and ids of the likeliest tokens of each row, [rows, count] each, best
-        first. Return None if no CPU kernel computes logits and selection together, or if the model has more
-        ids than the base model.
+        first. Only ids up to the highest that has occurred are considered, see `include`. Return None if no
+        CPU kernel computes logits and selection together.
 
         outputs: Outputs of `forward`, [rows, hidden].
         count: Number of tokens per row.
         """
-        if self.draft_vocab < self.decoder.config.vocab:
-            return None
-        return self.decoder.best_tokens(outputs, count)
+        num_ids = min(self._num_ids, self.draft_vocab)
+        whole = num_ids == self.decoder.config.vocab or not num_ids % LANES
+        return self.decoder.best_tokens(outputs, count, num_ids) if whole and count <= num_ids else None
+
+    def include(self, tokens: Sequence[int]) -> None:
+        """Draft all ids up to the highest of these tokens from now on. Tokens without text, such as those
+        that end an answer, do not count, because they have the highest ids of many vocabularies.
+
+        tokens: Ids of tokens of a sequence, in any order.
+
+        In byte-pair vocabularies rare tokens have high ids. For example, English answers of
+        Qwen2.5-Coder-1.5B have no id above 98,304 of 151,936, so that a third of the lm_head is not read.
+        """
+        if self._spelled is not None:
+            highest = max((token for token in tokens if self._spelled[token] is not None), default=0)
+            self._num_ids = max(self._num_ids, (highest // LANES + 1) * LANES)
