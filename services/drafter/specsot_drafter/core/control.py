@@ -255,9 +255,10 @@ class StepCosts:
         """Record the duration of a step with drafts.
 
         A time counts at most as twice the estimate that HELD_STEPS steps have shown, at first that of the
-        curves from startup. The first steps of a new size compile kernels and take a hundred times as long as
-        the next ones: if such a step were believed, the regret budget would be spent for good. A lasting
-        change still arrives, doubling every HELD_STEPS steps.
+        curves from startup, or as twice the time of so many rows by steps without drafts, if that is more.
+        The first steps of a new size compile kernels and take a hundred times as long as the next ones: if
+        such a step were believed, the regret budget would be spent for good. A lasting change still arrives,
+        doubling every HELD_STEPS steps.
 
         sequences: Number of sequences in the step.
         grown: Number of trees that were grown.
@@ -272,7 +273,7 @@ class StepCosts:
         passes = float(self._passes(grown)[levels - 1])
         (offset, slope), curve, extra = self._shown
         whole = float(self._whole_rows(sequences, np.array(rows - sequences)))
-        computing = curve.at(whole) + extra.at(sequences)
+        computing = max(curve.at(whole), self._baseline_curve.at(whole)) + extra.at(sequences)
         if growing:
             self._grown.append((passes, min(growing, 2 * (offset + slope * passes + computing))))
         computing = min(max(seconds - self.hops - growing, 0.0), 2 * computing)
@@ -319,6 +320,10 @@ class StepCosts:
 
         Steps with drafts are grouped by half octaves of rows. Without recorded steps, the curves are those
         measured at startup.
+
+        Beyond the most rows that were recorded, each row costs at least what it costs by the steps without
+        drafts. Otherwise a line through a few steps of nearly equal rows, which noise makes flat, would
+        promise trees of many nodes for nothing.
         """
         self._baseline_curve = self._step.corrected(map(_typical, self._baseline.values()))
         sizes = defaultdict[int, list[Point]](list)
@@ -326,7 +331,11 @@ class StepCosts:
             # One group per half octave of rows: 8 to 11 rows have the key 6, 12 to 15 rows have the key 7.
             sizes[int(2 * math.log2(rows))].append((rows, seconds))
         offset, slope = _line((self._baseline_curve.at(rows), seconds) for rows, seconds in self._drafted)
-        line = CostCurve((rows, offset + slope * seconds) for rows, seconds in self._baseline_curve.points)
+        most = self._baseline_curve.at(max((rows for rows, _ in self._drafted), default=0.0))
+        line = CostCurve(
+            (rows, offset + slope * min(seconds, most) + max(slope, 1.0) * max(seconds - most, 0.0))
+            for rows, seconds in self._baseline_curve.points
+        )
         self._drafted_curve = line.corrected(map(_typical, sizes.values()))
 
     def forget(self) -> None:
