@@ -439,8 +439,9 @@ def _line(points: Iterable[Point]) -> tuple[float, float]:
     points: (expected, observed) seconds.
 
     The slope is the median slope over all pairs of points (Theil-Sen), the offset is a quantile of the
-    residuals. Without points the result is (0, 1). If all points have the same first number, the slope is 1,
-    so that the time beyond the curve counts as a constant.
+    residuals. Without points the result is (0, 1). If all points have the same first number, the time beyond
+    the curve counts as a constant, with the slope 1; and if they take less time than expected, the curve is
+    scaled.
 
     The points (1, 3), (2, 5), (3, 7) have pairwise slopes 2, 2, 2 and residuals 1, 1, 1: the result is (1,
     2).
@@ -451,7 +452,10 @@ def _line(points: Iterable[Point]) -> tuple[float, float]:
     # [n, n] differences of every pair, for both columns: across[i, j] = x[i] - x[j], up[i, j] = y[i] - y[j].
     across, up = (column[:, None] - column for column in found.T)
     later = across > 0
-    slope = max(float(np.median(up[later] / across[later])), 0.0) if later.any() else 1.0
+    if later.any():
+        slope = max(float(np.median(up[later] / across[later])), 0.0)
+    else:
+        slope = min(_quantile(found[:, 1]) / float(found[0, 0] or 1.0), 1.0)
     return max(_quantile(found[:, 1] - slope * found[:, 0]), 0.0), slope
 
 
@@ -667,7 +671,9 @@ class DraftPolicy(BudgetPolicy):
         seconds = self.costs.drafted(sequences, live, levels[:, None], live * nodes, cumulative_worth)
         stakes = np.maximum(seconds / baseline - 1, 0.0)
         needed = (1 + self._change) * stakes + self.costs.catch_up(due) / baseline
-        hopeful = stakes < live / sequences * np.minimum(levels[:, None], nodes)
+        # Curves that a busy machine has spoilt at startup must not rule drafts out that were never tried.
+        untried = self._stepwise and not self._largest
+        hopeful = untried | (stakes < live / sequences * np.minimum(levels[:, None], nodes))
         added = live / sequences * worth
         safe = live / sequences * self.acceptance.sure_tokens()[levels - 1, None] > stakes
         # Where the host bounds a step, other work of the machine slows steps with and without drafts alike.
