@@ -38,7 +38,7 @@ from specsot_model.layers import Block, Edges, Norm, add_tap, present, rows_of_l
 from specsot_model.linear import Linear, look_up, resolve_dtype, uses_packed_kernels
 from specsot_model.loaded_parts import LoadedParts
 from specsot_model.mixed_pages import MixedPages
-from specsot_model.packed import ROWS_IN, can_pack, logits_of, pack_layers
+from specsot_model.packed import ROWS_IN, best_tokens, can_pack, logits_of, pack_layers
 from specsot_model.published import as_published, open_weights
 from specsot_model.rotary import Rotary, frequencies
 from specsot_model.transformers_layers.layers import TransformersLayers
@@ -72,6 +72,7 @@ class Decoder:
         loaded_parts: LoadedParts | None = None,
         devices: Sequence[torch.device] = (),
         draft_invariant: bool = False,
+        short_lm_head: bool = False,
     ) -> None:
         """Load the layers of a range, and prepare the kernels that run them.
 
@@ -92,9 +93,10 @@ class Decoder:
         devices: Devices that every layer is split over (tensor parallelism), `device` first. Empty: no split.
         draft_invariant: The output of a token does not depend on the rest of a small step; see
             `runs_small_steps`.
+        short_lm_head: The lm_head is int4 on a CPU if the matrices are; else it is int8 there.
         """
         loaded_parts = LoadedParts() if loaded_parts is None else loaded_parts
-        fetch = Fetch(files, dtype, device, quantization)
+        fetch = Fetch(files, dtype, device, quantization, short_lm_head)
         self.batch_invariant = batch_invariant
         self._draft_invariant = draft_invariant
         self.config = config
@@ -152,6 +154,7 @@ class Decoder:
         parts: LoadedParts | None = None,
         files: Weights | None = None,
         tensor_parallel: int = 1,
+        short_lm_head: bool = False,
     ) -> Decoder:
         """Return a decoder with a range of layers loaded from a Hugging Face directory; read no other
         weights.
@@ -174,6 +177,8 @@ class Decoder:
         files: Source of the tensors; None opens the weight files of `directory`.
         tensor_parallel: Number of devices that every layer is split over, `device` and those that follow it;
             1: no split.
+        short_lm_head: The lm_head is int4 on a CPU if the matrices are; else it is int8 there, which keeps
+            more of the text.
 
         Raises ModelError if the directory cannot be read as a model, and InvalidRequest if the range does not
         fit the model, if it lacks a layer whose keys and values one of its layers reads, or if no kernels
@@ -198,7 +203,7 @@ class Decoder:
         devices = split.devices_of(device, tensor_parallel)
         files = files or open_weights(directory, allow_pickle_bin, quantization)
         load_options = dtype, target_device, on_layer_loaded, quantization, kv_dtype, batch_invariant
-        return cls(config, files, layers, *load_options, parts, devices, draft_invariant)
+        return cls(config, files, layers, *load_options, parts, devices, draft_invariant, short_lm_head)
 
     @classmethod
     def of(
@@ -619,6 +624,23 @@ class Decoder:
             kernel_logits = fused_logits(self._lm_head, self._norm, hidden, *options)
         logits = logits_of(self._lm_head, self._norm, hidden) if kernel_logits is None else kernel_logits
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    @inference_mode
+    def best_tokens(self, hidden: Tensor, count: int, num_ids: int) -> tuple[Tensor, Tensor] | None:
+        """Return log-probabilities and ids of the likeliest next tokens of each row, [rows, count] each, best
+        first. Return None if no kernel computes logits and selection together, or if the model caps logits.
+
+        hidden: [rows, H], the residual stream before the final norm.
+        count: Number of tokens per row.
+        num_ids: Only ids below are considered: a multiple of 16, or the size of the vocabulary. Their
+            probabilities add up to 1.
+
+        Raises ModelError if this range does not hold the lm_head.
+        """
+        head = present(self._lm_head, "lm_head")
+        if not isinstance(self._norm, Norm) or self.config.logit_softcap is not None:
+            return None
+        return best_tokens(head, self._norm, hidden, count, None, num_ids)
 
 
 def rotaries_of(config: ModelConfig, layers: Range, device: torch.device) -> list[Rotary]:

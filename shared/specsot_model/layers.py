@@ -511,7 +511,7 @@ def fetch_embedding(fetch: Fetch, config: ModelConfig, head: Linear | None = Non
     """
     name = _name_of_embedding(fetch, config)
     if head is not None and name == _name_of_lm_head(fetch, config):
-        if isinstance(head.multiply, Packed):
+        if isinstance(head.multiply, Packed) and head.multiply.weight.bits == 8:
             return head.multiply
         if head.weight is not None:
             return head.weight
@@ -534,15 +534,22 @@ def fetch_final_norm(fetch: Fetch, config: ModelConfig) -> AnyNorm:
 def fetch_lm_head(fetch: Fetch, config: ModelConfig, embedding: Table | None = None) -> Linear:
     """Return the lm_head, [hidden] -> vocab, with its weight loaded or shared with the embedding.
 
-    It is stored in int8 where other matrices are int4. ModelError is raised if the files lack the weight.
+    It is stored in int8 where other matrices are int4, unless `fetch` asks for a short lm_head: then packed
+    weights are int4, too, and not shared. ModelError is raised if the files lack the weight.
 
     fetch: Reads tensors from the model's files.
     config: The model's config: tensor names, sizes, and whether embedding and lm_head are tied.
     embedding: The embedding, if it is loaded, else None; a tied model shares it.
     """
     name = _name_of_lm_head(fetch, config)
+    short = fetch.short_lm_head and fetch.quantization == "int4"
+    short_name = f"{name}.weight.int4"
+    if short and (kept := fetch.find_packed(short_name, (config.vocab, config.hidden), "int4")):
+        return Linear(kept)
     if embedding is None or name != _name_of_embedding(fetch, config):
         embedding = _fetch_packed_table(fetch, config, name) or _fetch_table(fetch, config, name)
+    if short and isinstance(embedding, Packed):
+        return Linear(fetch.keep_packed(short_name, embedding.in_4_bits()))
     return Linear(embedding, None, lm_head_quantization(fetch.quantization))
 
 

@@ -683,6 +683,10 @@ class Packed:
         """
         return self.weight.rows(numbers).to(self.dtype)
 
+    def in_4_bits(self) -> Packed:
+        """Return the weight rounded to int4, as a copy. The weight must be int8, and have no bias."""
+        return Packed.of_arrays(self.shape, self.weight.in_4_bits().arrays, 4)
+
     def __call__(self, x: Tensor, norm: tuple[Tensor, float] | None = None) -> Tensor:
         """Multiply x [rows, in] -> [rows, out].
 

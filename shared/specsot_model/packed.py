@@ -428,7 +428,12 @@ def logits_of(head: Linear, norm: AnyNorm, hidden: Tensor) -> Tensor:
 
 
 def best_tokens(
-    head: Linear, norm: Norm | None, outputs: Tensor, count: int, offsets: Tensor | None
+    head: Linear,
+    norm: Norm | None,
+    outputs: Tensor,
+    count: int,
+    offsets: Tensor | None,
+    num_ids: int | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """Return log-probabilities and ids of each row's best tokens, both [rows, count], best first.
 
@@ -441,6 +446,7 @@ def best_tokens(
     head: The lm_head, [hidden] -> vocab.
     outputs: [rows, H], hidden states.
     count: How many tokens to return per row, at least 1.
+    num_ids: Only the first so many outputs are computed, a multiple of 16. None: all outputs.
 
     Return None if no kernel does this for the given head; the caller then computes all logits.
     """
@@ -450,6 +456,8 @@ def best_tokens(
     from specsot_kernels.cpu import running
 
     weight = multiply.weight
+    if num_ids is not None and num_ids < head.shape[0]:
+        weight = weight.first(num_ids)
     if weight.shape != (weight.outputs, weight.inputs) or count > weight.outputs:
         return None
     return running.choose(outputs, weight, (norm.weight, norm.eps) if norm else None, count, offsets)

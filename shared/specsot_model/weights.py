@@ -446,12 +446,14 @@ class Fetch:
     dtype: Type of the tensors.
     device: Device of the tensors.
     quantization: Form that products convert their weights to; None keeps the dtype.
+    short_lm_head: Whether the lm_head is int4 where other matrices are; else it is int8 there.
     """
 
     files: Weights
     dtype: torch.dtype
     device: torch.device | str
     quantization: Quantization | None = None
+    short_lm_head: bool = False
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return a tensor of this shape. Raises ModelError if it is missing or has another shape.

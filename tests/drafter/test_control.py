@@ -21,7 +21,7 @@ from specsot_drafter.core.control import (
     RegretBudget,
     StepCosts,
 )
-from tests.drafter.curves import DEMO, LARGE, QUICK_HEAD, SHAPE, SLOW_HEAD, STEEP
+from tests.drafter.curves import BF16, BF16_HEAD, DEMO, LARGE, QUICK_HEAD, SHAPE, SLOW_HEAD, STEEP
 from tests.drafter.replay import measured, replay
 
 WIDTHS = (SHAPE.top_k,) * SHAPE.depth
@@ -94,12 +94,18 @@ def test_drafts_return_after_sequences_that_the_head_could_not_predict() -> None
     assert write(one, 200, (4,), 2.5e-3, 1e-3) < -50
 
 
-def test_what_would_lose_even_if_all_of_it_were_accepted_is_never_tried() -> None:
+def test_what_would_lose_even_if_all_of_it_were_accepted_is_tried_once() -> None:
+    """The curves may have been measured beside other work."""
     one = looked(policy(STEEP, SLOW_HEAD), seconds=1e-3)
+    growing, tries = SLOW_HEAD[0][1], 0
     for _ in range(20):
-        assert one.plan_levels(1, 8) == 0
-        assert one.paused_trees >= 1 / REGRET_SHARE
-        one.record_pause(one.paused_trees, 1)
+        if one.plan_levels(1, 8):
+            tries += 1
+            one.record_step([TreeOutcome(1, 2, (0.9,), 1)], StepSeconds(2e-3, 2e-3 + growing, growing))
+        else:
+            assert one.paused_trees >= LOOK_STEPS
+            one.record_pause(one.paused_trees, 1)
+    assert tries == 1
 
 
 def test_a_pause_lasts_until_the_next_step_with_drafts_is_paid_for() -> None:
@@ -406,3 +412,34 @@ def test_first_steps_that_compile_kernels_do_not_end_drafting(
         turning.run(200)
         before = turning
     assert turning.drafted - drafted_before > 40  # steps of the last sequences, 200 tokens each
+
+
+@pytest.mark.parametrize("factor", [1, 3, 5])
+def test_a_busy_start_does_not_rule_drafts_out(factor: int) -> None:
+    """The time of a level was told several times too long; trees of right drafts are grown all the same."""
+    level = tuple((rows, factor * took) for rows, took in BF16_HEAD)
+    one = policy(BF16, level)
+    drafted = 0
+    for _ in range(60):
+        levels = one.plan_levels(1, 3)
+        spent = BF16[0][1]
+        if not levels:
+            for _ in range(max(one.paused_trees, 1)):
+                one.record_step([ROOT_ONLY], StepSeconds(spent, spent))
+            one.record_pause(max(one.paused_trees, 1), 1)
+            continue
+        drafted += 1
+        growing = 3 * BF16_HEAD[0][1]
+        tree = TreeOutcome(3, 4, (0.9, 0.8, 0.7), 3)
+        one.record_step([tree], StepSeconds(BF16[1][1], BF16[1][1] + growing, growing))
+    assert drafted >= 20
+
+
+def test_a_tree_larger_than_any_seen_costs_its_rows() -> None:
+    """A line through noisy steps of nearly equal rows is flat, but 64 rows are not as cheap as seven."""
+    costs = StepCosts(STEEP, QUICK_HEAD, (10,) * 5)
+    costs.record_baseline(1, 1.0e-3)
+    for rows, took in ((6, 6.5e-3), (7, 5.5e-3), (6, 6.4e-3), (7, 5.6e-3)) * 3:
+        costs.record_drafted(1, 1, 1, rows, took, 0.0)
+    costs.learn()
+    assert float(costs.drafted(1, 1, 1, 63)) > 40e-3

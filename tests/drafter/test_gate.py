@@ -24,9 +24,9 @@ def measured_figures(name: str) -> Figures:
 
 @pytest.mark.parametrize("name", [*map(str, CHOSEN)])
 def test_no_trace_is_much_slower_than_with_the_best_fixed_setting(name: str) -> None:
-    """What the gate asks for is 0.97 on average and 0.90 of each; one noisy trace has 0.87."""
+    """What the gate asks for is 0.97 on average and 0.90 of each; the worst has 0.896."""
     fixed, _ = known()[name]["fixed"]
-    assert measured_figures(name).all >= 0.86 * fixed
+    assert measured_figures(name).all >= 0.89 * fixed
 
 
 @pytest.mark.parametrize("name", [*map(str, CHOSEN)])

@@ -20,17 +20,20 @@ from specsot.members import Quantization
 from specsot.service.options import DraftModelOptions
 from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.checkpoint import Checkpoint
+from specsot_drafter.heads.decoder import DecoderHead
 from specsot_drafter.heads.eagle import Eagle3Head
 from specsot_drafter.heads.loading import load_head
-from specsot_drafter.loader import DraftLoader
-from specsot_drafter.memory import eagle_memory
+from specsot_drafter.loader import DraftLoader, make_backends
+from specsot_drafter.memory import eagle_memory, small_model_bytes
 from specsot_master.core.ring.ring_state import RingConfig
 from specsot_model.attention import RowSpan
+from specsot_model.decoder import Decoder
 from specsot_model.kv import KVPages
+from specsot_model.linear import Packed
 from specsot_model.memory_fit import WeightForm, drafter_bytes
 from specsot_model.weights import WeightFiles
 from tests.model.tiny import ShortRows
-from tests.models import write_base, write_head
+from tests.models import Shape, write_base, write_head
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +118,72 @@ def test_a_kernel_drafts_what_its_layers_would(tmp_path: Path, kind: Quantizatio
     torch.testing.assert_close(few, run([2, 8], kept), rtol=1e-3, atol=1e-3)
 
 
+def small_model_of(folder: Path) -> DecoderHead:
+    """The small model as a drafter of this base loads it on a CPU by default, beside int8."""
+    options = DraftModelOptions(folder, drafter="model", draft_model=folder, quantization="int8")
+    head = make_backends(options)["model"].model
+    assert isinstance(head, DecoderHead)
+    return head
+
+
+@torch.inference_mode()
+def test_a_small_model_drafts_in_4_bits_with_its_lm_head(tmp_path: Path) -> None:
+    head = small_model_of(write_base(tmp_path / "small", Shape(vocabulary=208)))
+    outputs = torch.randn(6, head.hidden, generator=torch.Generator().manual_seed(0))
+    best = head.choose(outputs, 5)
+    assert best is not None
+    chances, tokens = head.log_probs(outputs).topk(5)
+    torch.testing.assert_close(best[0], chances)
+    assert torch.equal(best[1], tokens)
+    parts = head.decoder.edges
+    product, table = parts.lm_head().multiply, parts.embedding()
+    assert isinstance(product, Packed)
+    assert isinstance(table, Packed)
+    assert (product.weight.bits, table.weight.bits) == (4, 8)
+    columns = torch.eye(head.hidden)
+    assert (product(columns).T - table.rows(torch.arange(208))).abs().max() < 0.3
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_small_model_drafts_ids_up_to_the_highest_with_text_that_has_occurred(
+    tmp_path: Path, kind: Quantization
+) -> None:
+    folder = write_base(tmp_path / "small", Shape(vocabulary=208))
+    spelled = [b"a"] * 200 + [None] * 8
+    decoder = Decoder.load(folder, None, torch.float32, "cpu", quantization=kind, short_lm_head=True)
+    head = DecoderHead(decoder, 208, 512, spelled)
+    outputs = torch.randn(6, head.hidden, generator=torch.Generator().manual_seed(0))
+    for tokens, count in (([3, 207, 40], 48), ([7], 48), ([199], 208)):
+        head.include(tokens)
+        best = head.choose(outputs, 5)
+        assert best is not None
+        chances, ids = torch.log_softmax(head.logits(outputs)[:, :count], -1).topk(5)
+        assert torch.equal(best[1], ids)
+        torch.testing.assert_close(best[0], chances)
+
+
+def test_a_small_model_of_sizes_that_4_bits_cannot_hold_has_8(tmp_path: Path) -> None:
+    small = small_model_of(write_base(tmp_path / "small", Shape(inner=72)))
+    product = small.decoder.edges.lm_head().multiply
+    assert isinstance(product, Packed)
+    assert product.weight.bits == 8
+
+
+def test_the_memory_of_a_small_model_counts_its_second_table(tmp_path: Path) -> None:
+    folder = write_base(tmp_path / "small")
+    files, config = WeightFiles(folder), read_config(folder)
+    held = WeightForm.on_device("cpu", 4, "int4")
+    assert small_model_bytes(files, config, held) > drafter_bytes(files, held)
+    untied = replace(config, tied=False)
+    assert small_model_bytes(files, untied, held) == drafter_bytes(files, held)
+
+
 def test_alongside_a_base_in_few_bits_the_drafter_uses_8(models: tuple[Path, Path]) -> None:
     given = DraftModelOptions(models[0], draft_model=models[1], quantization="int4")
     assert given.drafter_quantization == "int8"
+    assert replace(given, drafter="model").drafter_quantization == "int4"
+    assert replace(given, drafter="model", quantization="none").drafter_quantization is None
     assert replace(given, draft_quantization="int4").drafter_quantization == "int4"
     assert replace(given, quantization="fp8").drafter_quantization is None
     assert replace(given, device="cuda").drafter_quantization is None

@@ -38,14 +38,14 @@ from specsot_drafter.engine import DraftEngine
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.checkpoint import BLOCK_KINDS, Checkpoint, kind_of
-from specsot_drafter.heads.decoder import DecoderHead
+from specsot_drafter.heads.decoder import DecoderHead, fits_int4
 from specsot_drafter.heads.dflash import MASK, MAX_BLOCK_ROWS, BlockHead, block_plan, depth_of
 from specsot_drafter.heads.dspark import DSparkHead
 from specsot_drafter.heads.eagle import Eagle3Head
 from specsot_drafter.heads.fused import fuse_head, graph_head
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.heads.mtp import MtpHead, load_mtp
-from specsot_drafter.memory import beam_graph_bytes, mtp_graph_bytes, mtp_memory
+from specsot_drafter.memory import beam_graph_bytes, mtp_graph_bytes, mtp_memory, small_model_bytes
 from specsot_drafter.overlap.graph_growth import GraphInput, TreeGraphs, tree_graph_bytes
 from specsot_drafter.proposers import Proposer
 from specsot_drafter.proposers.block import BlockProposer, MarkovProposer
@@ -602,7 +602,8 @@ class LanguageModelBackend(DraftBackend):
         model.
 
         Also raises HeadMismatch for a model with gated delta layers, and ModelError for an unreadable
-        config.
+        config. On a CPU, a model of sizes that int4 cannot hold is stored in int8, and the lm_head of another
+        one is stored in int4, too.
         """
         options = self.options
         base = read_config(options.base)
@@ -610,9 +611,24 @@ class LanguageModelBackend(DraftBackend):
         check_tokenizers(options.base, base.vocab, options.draft, small.vocab)
         numbers = numbers_of(options)
         kind = options.drafter_quantization
+        if kind == "int4" and options.device == "cpu" and not fits_int4(small):
+            kind = "int8"
         pickled = options.draft_format == "bin"
-        decoder = Decoder.load(options.draft, None, numbers, options.device, pickled, quantization=kind)
-        return DecoderHead(decoder, base.vocab, base.max_positions)
+        decoder = Decoder.load(
+            options.draft, None, numbers, options.device, pickled, quantization=kind, short_lm_head=True
+        )
+        has_text = (options.base / TOKENIZER).exists()
+        spelled = read_vocabulary(options.base, base.vocab).bytes if has_text else None
+        return DecoderHead(decoder, base.vocab, base.max_positions, spelled)
+
+    def weight_bytes(self, held: WeightForm) -> int:
+        """Return the bytes of the small model's weights.
+
+        held: The form in which weights are held.
+        """
+        options = self.options
+        files = open_weights(options.draft, options.draft_format == "bin")
+        return small_model_bytes(files, read_config(options.draft), held)
 
     def make_proposer(self, configuration: Configuration) -> Proposer:
         """Return a proposer that drafts with the small model, with empty pages.

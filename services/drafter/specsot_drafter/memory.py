@@ -111,7 +111,20 @@ def model_memory(
     kind = held.quantization
     captured = can_capture(config, kernels, kind is not None, kind in ("fp8", "int8"))
     graphs = beam_graph_bytes(config, held.itemsize, beam) if captured and not config.windowed else 0
-    return DraftMemory(drafter_bytes(files, held), row=row, graphs=graphs)
+    return DraftMemory(small_model_bytes(files, config, held), row=row, graphs=graphs)
+
+
+def small_model_bytes(files: Weights, config: ModelConfig, held: WeightForm) -> int:
+    """Return the bytes of the weights of a small language model that drafts. A tied model whose lm_head is
+    int4 has a copy of the table for it, because the embedding is int8.
+
+    files: Weights of the model.
+    config: Its config.
+    held: The form in which weights are held.
+    """
+    copied = config.tied and held.packed and held.quantization == "int4"
+    copy = stored_bytes((config.vocab, config.hidden), held.itemsize, "int4") if copied else 0
+    return drafter_bytes(files, held) + copy
 
 
 def mtp_memory(

@@ -243,7 +243,7 @@ class DraftModelOptions(ModelOptions):
     draft_quantization: Quantization | None = option(
         None,
         "Quantize the draft model's weights.",
-        unset="none; int8 on a CPU if the base model has int8 or int4",
+        unset="none; on a CPU, if the base model has int8 or int4: int4 for a small model, int8 for a head",
     )
     drafting: DraftOptions = field(default_factory=DraftOptions)
 
@@ -277,11 +277,14 @@ class DraftModelOptions(ModelOptions):
     def drafter_quantization(self) -> Quantization | None:
         """Return the quantization of the draft model. None if its weights are not quantized.
 
-        By default, the draft model is stored in 8 bits on a CPU if the base model is stored in 8 or 4 bits.
-        Drafts do not change the output, and on a CPU their time is the time of reading weights.
+        By default, the draft model is stored in few bits on a CPU if the base model is stored in 8 or 4 bits.
+        Drafts do not change the output, and on a CPU their time is the time of reading weights. A small
+        language model has 4 bits: Qwen2.5-Coder-0.5B then brings its 1.5B 2.68 tokens a step instead of 2.70
+        (chains of 3), and reads 0.59 of the bytes. A head, which is much smaller, has 8 bits.
         """
         packed = self.device == "cpu" and self.quantization in ("int8", "int4")
-        return self.draft_quantization or ("int8" if packed else None)
+        default = "int4" if self.drafts == "model" else "int8"
+        return self.draft_quantization or (default if packed else None)
 
 
 # What applies without --model, for --help.

@@ -142,6 +142,26 @@ class PackedWeight:
         whole = blocks[numbers // LANES, :, numbers % LANES].flatten(1)[:, : self.shape[1]]
         return (whole.float() - 128) * self.arrays.scales[numbers, None]
 
+    def first(self, outputs: int) -> PackedWeight:
+        """Return the first outputs as a weight of their own, which shares this weight's memory.
+
+        outputs: their number, a multiple of 16 and at most `self.outputs`.
+        """
+        codes, scales, bias = self.arrays
+        part = PackedArrays(codes[: len(codes) // self.outputs * outputs], scales[:outputs], bias[:outputs])
+        return PackedWeight.of_arrays((outputs, self.shape[1]), part, self.bits)
+
+    def in_4_bits(self) -> PackedWeight:
+        """Return an 8-bit weight rounded to 4 bits, without its bias. It is rounded some rows at a time, so
+        that no more are in floats.
+        """
+        rows = max(FLOATS_AT_A_TIME // self.inputs // LANES, 1) * LANES
+        parts = [PackedWeight(self.rows(part), None, 4) for part in torch.arange(self.shape[0]).split(rows)]
+        codes = torch.cat([part.arrays.codes for part in parts])
+        return PackedWeight.of_arrays(
+            self.shape, PackedArrays(codes, torch.empty(0), _padded_bias(None, self.shape)), 4
+        )
+
     def _lay(self, part: tuple[Tensor, ...], bits: int) -> tuple[Tensor, Tensor]:
         """Round and lay out some outputs; return codes (in 4 bits with their scales), and the scales (in 8
         bits).

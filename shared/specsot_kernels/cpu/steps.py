@@ -78,8 +78,12 @@ WORD = 8 if WIDE_INPUTS else 4
 # Rows and columns that attention processes together: the keys of so many columns stay in the first-level
 # cache.
 ROWS_AT_ONCE, COLUMNS_AT_ONCE = 4, 64
-# Rows. Up to so many are split evenly over two passes. Chosen by weight bandwidth: 4 + 4 rows read 36 GB/s, 6
-# + 2 rows 33, and a single row 35.
+# Rows. Up to so many are computed in one pass. Chosen by the time of 8-bit products on an Intel Xeon with
+# AVX-512 VNNI and one thread: 3 and 4 rows in one pass take 1.11 and 1.13 times as long as one row, in two
+# passes 1.23 and 1.29.
+ROWS_OF_ONE = 4 if HEIGHTS[0] > 4 else 2
+# Rows. More rows, up to so many, are split evenly over two passes. Chosen by weight bandwidth: 4 + 4 rows
+# read 36 GB/s, 6 + 2 rows 33, and a single row 35.
 ROWS_OF_TWO = 8
 
 
@@ -235,7 +239,8 @@ def multiply(thread, threads, frame, product, prior, prior_stride, out):
     if tiled:
         tiles.configure()
     # A few rows wait for memory, and two passes fetch weights sooner than one taller pass does.
-    height = HEIGHTS[0] if rows > ROWS_OF_TWO else min(max((rows + 1) // 2, 2), HEIGHTS[0])
+    height = min(rows if rows <= ROWS_OF_ONE else (rows + 1) // 2, HEIGHTS[0])
+    height = HEIGHTS[0] if rows > ROWS_OF_TWO else height
     height = TILE_ROWS if tiled else height
     passes = (rows + height - 1) // height
     lines = (LONG_STEPS + passes - 1) // passes

@@ -261,9 +261,10 @@ class StepCosts:
         """Record the duration of a step with drafts.
 
         A time counts at most as twice the estimate that HELD_STEPS steps have shown, at first that of the
-        curves from startup. The first steps of a new size compile kernels and take a hundred times as long as
-        the next ones: if such a step were believed, the regret budget would be spent for good. A lasting
-        change still arrives, doubling every HELD_STEPS steps.
+        curves from startup, or as twice the time of so many rows by steps without drafts, if that is more.
+        The first steps of a new size compile kernels and take a hundred times as long as the next ones: if
+        such a step were believed, the regret budget would be spent for good. A lasting change still arrives,
+        doubling every HELD_STEPS steps.
 
         sequences: Number of sequences in the step.
         grown: Number of trees that were grown.
@@ -278,7 +279,7 @@ class StepCosts:
         passes = float(self._passes(grown)[levels - 1])
         (offset, slope), curve, extra = self._shown
         whole = float(self._whole_rows(sequences, np.array(rows - sequences)))
-        computing = curve.at(whole) + extra.at(sequences)
+        computing = max(curve.at(whole), self._baseline_curve.at(whole)) + extra.at(sequences)
         if growing:
             self._grown.append((passes, min(growing, 2 * (offset + slope * passes + computing))))
         computing = min(max(seconds - self.hops - growing, 0.0), 2 * computing)
@@ -325,6 +326,10 @@ class StepCosts:
 
         Steps with drafts are grouped by half octaves of rows. Without recorded steps, the curves are those
         measured at startup.
+
+        Beyond the most rows that were recorded, each row costs at least what it costs by the steps without
+        drafts. Otherwise a line through a few steps of nearly equal rows, which noise makes flat, would
+        promise trees of many nodes for nothing.
         """
         self._baseline_curve = self._step.corrected(map(_typical, self._baseline.values()))
         sizes = defaultdict[int, list[Point]](list)
@@ -332,7 +337,11 @@ class StepCosts:
             # One group per half octave of rows: 8 to 11 rows have the key 6, 12 to 15 rows have the key 7.
             sizes[int(2 * math.log2(rows))].append((rows, seconds))
         offset, slope = _line((self._baseline_curve.at(rows), seconds) for rows, seconds in self._drafted)
-        line = CostCurve((rows, offset + slope * seconds) for rows, seconds in self._baseline_curve.points)
+        most = self._baseline_curve.at(max((rows for rows, _ in self._drafted), default=0.0))
+        line = CostCurve(
+            (rows, offset + slope * min(seconds, most) + max(slope, 1.0) * max(seconds - most, 0.0))
+            for rows, seconds in self._baseline_curve.points
+        )
         self._drafted_curve = line.corrected(map(_typical, sizes.values()))
 
     def forget(self) -> None:
@@ -436,8 +445,9 @@ def _line(points: Iterable[Point]) -> tuple[float, float]:
     points: (expected, observed) seconds.
 
     The slope is the median slope over all pairs of points (Theil-Sen), the offset is a quantile of the
-    residuals. Without points the result is (0, 1). If all points have the same first number, the slope is 1,
-    so that the time beyond the curve counts as a constant.
+    residuals. Without points the result is (0, 1). If all points have the same first number, the time beyond
+    the curve counts as a constant, with the slope 1; and if they take less time than expected, the curve is
+    scaled.
 
     The points (1, 3), (2, 5), (3, 7) have pairwise slopes 2, 2, 2 and residuals 1, 1, 1: the result is (1,
     2).
@@ -448,7 +458,10 @@ def _line(points: Iterable[Point]) -> tuple[float, float]:
     # [n, n] differences of every pair, for both columns: across[i, j] = x[i] - x[j], up[i, j] = y[i] - y[j].
     across, up = (column[:, None] - column for column in found.T)
     later = across > 0
-    slope = max(float(np.median(up[later] / across[later])), 0.0) if later.any() else 1.0
+    if later.any():
+        slope = max(float(np.median(up[later] / across[later])), 0.0)
+    else:
+        slope = min(_quantile(found[:, 1]) / float(found[0, 0] or 1.0), 1.0)
     return max(_quantile(found[:, 1] - slope * found[:, 0]), 0.0), slope
 
 
@@ -667,7 +680,9 @@ class DraftPolicy(BudgetPolicy):
         seconds = self.costs.drafted(sequences, live, levels[:, None], live * nodes, cumulative_worth)
         stakes = np.maximum(seconds / baseline - 1, 0.0)
         needed = (1 + self._change) * stakes + self.costs.catch_up(due) / baseline
-        hopeful = stakes < live / sequences * np.minimum(levels[:, None], nodes)
+        # Curves that a busy machine has spoilt at startup must not rule drafts out that were never tried.
+        untried = self._stepwise and not self._largest
+        hopeful = untried | (stakes < live / sequences * np.minimum(levels[:, None], nodes))
         added = live / sequences * worth
         safe = live / sequences * self.acceptance.sure_tokens()[levels - 1, None] > stakes
         # Where the host bounds a step, other work of the machine slows steps with and without drafts alike.

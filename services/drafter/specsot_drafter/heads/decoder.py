@@ -6,10 +6,23 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from specsot.checkpoint.config import ModelConfig
+from specsot.checkpoint.quantization_config import GROUP
 from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_model.attention import AttentionPlan, RowSpan
 from specsot_model.decoder import Decoder
 from specsot_model.kv import KVPages
+from specsot_model.linear import LANES
+
+
+def fits_int4(config: ModelConfig) -> bool:
+    """Return whether all matrices of a model can be stored in int4: their numbers of inputs must be multiples
+    of the group of inputs that shares a scale.
+
+    config: The model's config.
+    """
+    inputs = config.hidden, config.intermediate, config.heads * config.head_dim
+    return not any(size % GROUP for size in inputs)
 
 
 class DecoderHead(DraftHead):
@@ -17,18 +30,27 @@ class DecoderHead(DraftHead):
 
     offsets: None, because draft ids are ids of the base model.
     window: None, because models with attention windows are not captured.
+    decoder: The model's layers, all of them.
     asks_alone: False, because every row takes part in the attention of the next layer.
     """
 
     offsets = window = None
     asks_alone = False
 
-    def __init__(self, decoder: Decoder, vocabulary: int, positions: int) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        vocabulary: int,
+        positions: int,
+        spelled: Sequence[bytes | None] | None = None,
+    ) -> None:
         """Wrap a model.
 
         decoder: The model's layers, all of them.
         vocabulary: Number of token ids of the base model; the head drafts no higher id.
         positions: Number of positions of the base model; the head drafts no later position.
+        spelled: By token id, the bytes of its text, or None for a token without text. None: unknown; then all
+            ids are drafted from the beginning, see `include`.
         """
         config = decoder.config
         self.hidden = config.hidden
@@ -39,14 +61,16 @@ class DecoderHead(DraftHead):
         self.draft_vocab = min(vocabulary, config.vocab)
         self.positions = min(positions, config.max_positions)
         self.dtype, self.device = decoder.dtype, decoder.device  # pyrefly: ignore[read-only]
-        self._decoder = decoder
+        self.decoder = decoder
+        self._spelled = spelled
+        self._num_ids = self.draft_vocab if spelled is None else 0
 
     @property
     def capturable(self) -> bool:
         """True if the layers can be captured in graphs on this machine. Models with attention windows cannot:
         a graph does not compute where the window of a grown row begins.
         """
-        return self._decoder.capturable and not self._decoder.config.windowed
+        return self.decoder.capturable and not self.decoder.config.windowed
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
         """Return empty KV pages for the model's layers.
@@ -54,7 +78,7 @@ class DecoderHead(DraftHead):
         pages: Number of pages.
         page_rows: Number of slots of a page.
         """
-        return self._decoder.make_kv(pages, page_rows)
+        return self.decoder.make_kv(pages, page_rows)
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
         """Return the attention plan of one forward pass.
@@ -62,7 +86,7 @@ class DecoderHead(DraftHead):
         spans: For each sequence, its query rows and the KV that they see.
         page_rows: Number of slots of a KV page.
         """
-        return self._decoder.plan(spans, page_rows, "batched")
+        return self.decoder.plan(spans, page_rows, "batched")
 
     def step(self, tokens: Tensor, features: Tensor, origins: Tensor, rows: HeadRows) -> Tensor:
         """Run one forward pass like `forward`, for captured graphs (`GraphHead.step`), and return the outputs
@@ -87,8 +111,8 @@ class DecoderHead(DraftHead):
         Every row writes its keys and values. If `rows.asked` is None, all rows are returned.
         """
         assert rows.plan is not None
-        embedded = self._decoder.embed(tokens)
-        hidden, _ = self._decoder.forward(
+        embedded = self.decoder.embed(tokens)
+        hidden, _ = self.decoder.forward(
             embedded, rows.positions, rows.slots, rows.plan, rows.kv, tokens=tokens
         )
         return hidden if rows.asked is None else hidden[rows.asked]
@@ -98,4 +122,29 @@ class DecoderHead(DraftHead):
 
         outputs: Outputs of `forward`, [rows, hidden].
         """
-        return self._decoder.logits(outputs)[:, : self.draft_vocab]
+        return self.decoder.logits(outputs)[:, : self.draft_vocab]
+
+    def choose(self, outputs: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
+        """Return log-probabilities and ids of the likeliest tokens of each row, [rows, count] each, best
+        first. Only ids up to the highest that has occurred are considered, see `include`. Return None if no
+        CPU kernel computes logits and selection together.
+
+        outputs: Outputs of `forward`, [rows, hidden].
+        count: Number of tokens per row.
+        """
+        num_ids = min(self._num_ids, self.draft_vocab)
+        whole = num_ids == self.decoder.config.vocab or not num_ids % LANES
+        return self.decoder.best_tokens(outputs, count, num_ids) if whole and count <= num_ids else None
+
+    def include(self, tokens: Sequence[int]) -> None:
+        """Draft all ids up to the highest of these tokens from now on. Tokens without text, such as those
+        that end an answer, do not count, because they have the highest ids of many vocabularies.
+
+        tokens: Ids of tokens of a sequence, in any order.
+
+        In byte-pair vocabularies rare tokens have high ids. For example, English answers of
+        Qwen2.5-Coder-1.5B have no id above 98,304 of 151,936, so that a third of the lm_head is not read.
+        """
+        if self._spelled is not None:
+            highest = max((token for token in tokens if self._spelled[token] is not None), default=0)
+            self._num_ids = max(self._num_ids, (highest // LANES + 1) * LANES)

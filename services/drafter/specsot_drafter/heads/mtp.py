@@ -111,9 +111,9 @@ class MtpHead(DecoderHead):
         """
         assert rows.plan is not None
         parts = self._parts
-        embedded = parts.enorm(self._decoder.embed(tokens))
+        embedded = parts.enorm(self.decoder.embed(tokens))
         inputs = parts.eh_proj(torch.cat((embedded, parts.hnorm(features)), 1))
-        hidden, _ = self._decoder.forward(inputs, rows.positions, rows.slots, rows.plan, rows.kv)
+        hidden, _ = self.decoder.forward(inputs, rows.positions, rows.slots, rows.plan, rows.kv)
         return self._norm(hidden if rows.asked is None else hidden[rows.asked])
 
     def logits(self, outputs: Tensor) -> Tensor:

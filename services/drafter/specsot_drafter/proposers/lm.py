@@ -125,11 +125,13 @@ class FedTokens:
     sequence: What is known of the sequence.
     tokens: The tokens whose KV rows lie in the sequence's first slots, drafted tokens of a chain included.
     confirmed: Number of leading tokens that were compared and are the sequence's own.
+    included: Number of leading tokens of the sequence whose ids may be drafted; see `DecoderHead.include`.
     """
 
     sequence: DraftSequence
     tokens: list[int] = field(default_factory=list)
     confirmed: int = 0
+    included: int = 0
 
     @property
     def due(self) -> list[int]:
@@ -299,6 +301,8 @@ class LanguageModelProposer(Proposer):
         fed = self._fed.get(sequence.id)
         if fed is None or not (sequence.id in self._table or self._start(fed)):
             return None
+        self._head.include(fed.sequence.tokens[fed.included :])
+        fed.included = len(fed.sequence.tokens)
         fed.rewind()
         self._trim(fed)
         return self._pages.reserve_tree(sequence.id, len(sequence.tokens), sum(self.widths))
