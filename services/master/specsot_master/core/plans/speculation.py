@@ -57,6 +57,8 @@ class Speculation:
 
     skeleton: reads the plan's text.
     asked: how many points the question asks for, or None.
+    things: True if the question asks for several things, so that the introduction is one sentence: those that
+        may follow it name the things already.
     length: tells from the direct answer's tokens whether it is short.
     form: tells from the direct answer's tokens which form it has, from which its usual length follows.
     introduction: what is known of the direct answer's introduction.
@@ -68,6 +70,7 @@ class Speculation:
 
     skeleton: FirstSequence
     asked: int | None = None
+    things: bool = False
     length: ShortAnswer = field(default_factory=ShortAnswer)
     form: FormReader = field(default_factory=FormReader)
     introduction: Introduction = field(default_factory=Introduction)
@@ -94,7 +97,7 @@ class Speculation:
                 continue
             self._text += piece.text
             self._tokens += piece.token is not None
-            self.introduction = find_introduction(self._text, self._tokens)
+            self.introduction = find_introduction(self._text, self._tokens, one_sentence=self.things)
 
     def end_direct(self) -> None:
         """Record that the direct answer has ended, which makes its introduction known. An introduction that
@@ -104,7 +107,7 @@ class Speculation:
         self.length.end()
         self.form.end()
         if not self.introduction.complete:
-            self.introduction = find_introduction(self._text, self._tokens, ended=True)
+            self.introduction = find_introduction(self._text, self._tokens, True, self.things)
 
     @property
     def introduction_text(self) -> str:
