@@ -263,6 +263,20 @@ def test_a_short_answer_and_an_explanation_in_one_paragraph_are_not_replaced(
     assert play.finished.text == answer
 
 
+@pytest.mark.parametrize(
+    ("answer", "planned"),
+    [
+        (DIRECT, True),
+        (f"Pros and cons of letters are these:\n\n1. {ITEM}", True),
+        (f"Pros:\n\n1. {ITEM}", False),
+    ],
+)
+def test_a_plan_of_the_things_that_the_question_names_may_repeat_them(answer: str, planned: bool) -> None:
+    plan = " Pros\n2. Cons\n3. Pros\n4. Cons"
+    play = begin_with("What are the pros and cons of letters?", answer, plan, plan_first=True)
+    assert bool(play.of(Planned)[0].points) == planned
+
+
 def test_a_plan_has_no_more_points_than_its_introduction_promises() -> None:
     play = begin()
     play.write(0, f"Here are three letters:\n\n1. {ITEM}", step=3)

@@ -389,7 +389,7 @@ class RequestPlan:
         things = asks_for_things(question)
         # Several things are worth a plan even if the model names them in one paragraph.
         length = ShortAnswer(None if things else self._paragraph_tokens)
-        self._speculation = Speculation(self._solo, points_asked(question), things, length)
+        self._speculation = Speculation(self._solo, question, points_asked(question), things, length)
         self._solo = self._begin_text(rest, loops=DIRECT_LOOPS if ends_loops(self._ask) else None)
         self._solo.visible = 0
         return [OpenAnswer(rest), OpenSkeleton(limit, self._rules, self._ask.constraint, PLAN_ORDINAL)]
