@@ -100,8 +100,7 @@ def test_a_word_that_two_titles_share_names_neither() -> None:
 
 
 def begin() -> Play:
-    ask = "Explain the letters."
-    play = Play("auto", told=TOLD, speculates=True, answer_tokens=320, prompt=ask, max_new_tokens=900)
+    play = Play("auto", told=TOLD, speculates=True, answer_tokens=320, max_new_tokens=900)
     play.write(0, DIRECT)
     write_plan(play)
     assert play.open_ready() == [1, 2, 3, 4, 5]

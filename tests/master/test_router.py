@@ -269,7 +269,7 @@ QUESTIONS = [
     ("question", "things"),
     [
         ("Which skills does a manager need?", True),
-        ("Please tell me how I can sleep better.", True),
+        ("Please tell me how to sleep better.", True),
         ("How do I choose a mattress?", True),
         ("How do tides work?", False),
         ("Why do wars start?", False),
@@ -281,6 +281,8 @@ QUESTIONS = [
         ("¿Por qué es importante leer?", False),
         ("喝茶有哪些好处？", True),
         ("解释一下潮汐。", False),
+        ("Who are you?", False),
+        ("", False),
     ],
 )
 def test_a_question_asks_for_several_things_or_for_an_explanation(question: str, things: bool) -> None:
