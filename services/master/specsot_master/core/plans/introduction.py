@@ -33,10 +33,11 @@ _COLON_END = re.compile(r"[:：][\"')\]*”’»」』]*\Z")
 _ANNOUNCING = re.compile(router_words.ANNOUNCING, re.IGNORECASE)
 # The beginning of a sentence that speaks of the model.
 _OF_THE_MODEL = re.compile(router_words.OF_THE_MODEL, re.IGNORECASE)
-# A number of things, such as "10 tips" or "five healthy breakfasts". A span of time is none, nor is the end of
-# a word, such as "ten" in "die wichtigsten Tipps".
+# A number of things, such as "10 tips" or "five healthy breakfasts". A span of time is none, and neither is
+# the end of a word, such as "ten" in "die wichtigsten Tipps".
 _COUNTED = re.compile(
-    rf"(?<!the )(?<!\d)(?<![a-zäöüß]){router_words.COUNT}(?:\s*[个种条点项]|\s+(?!{router_words.UNIT}s?\b)(?=[^\W\d]))",
+    rf"(?<!the )(?<!\d)(?<![a-zäöüß]){router_words.COUNT}"
+    rf"(?:\s*[个种条点项]|\s+(?!{router_words.UNIT}s?\b)(?=[^\W\d]))",
     re.IGNORECASE,
 )
 # Things. A smaller number counts what the question is about ("two protocols"), and not the points. Untuned.

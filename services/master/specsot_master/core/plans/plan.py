@@ -607,8 +607,8 @@ class RequestPlan:
         closing = len(points) + 1 if self._speculation and len(points) >= MIN_CLOSED_POINTS else None
         aim = self._aim_of(points, headings, closing)
         if closing:
-            length = max(points[0].length * CLOSING_AIM // (aim or CLOSING_AIM), 1)
-            points = (*points, Point(closing, length, ""))
+            # The closing has as much room as a point; its soft end is its first sentence.
+            points = (*points, Point(closing, points[0].length, ""))
         costs = headings | ({closing: 0} if closing else {})
         shares = share_out(points, costs, rest, MIN_BRANCH_TOKENS, self._ask.limits.max_branch_tokens)
         shares = replace(shares, headings={id: n for id, n in shares.headings.items() if id != closing})
