@@ -26,6 +26,8 @@ HABITS = ClosingRule(
         ("Begin with a planner and with clear goals.", False),
         ("It is a crucial aspect of personal and professional success.", False),
         ("Time management is a crucial skill.", True),
+        ("The first sentence is about clear goals.", False),
+        ("This answer is about planners.", False),
         ("Overall, the last sentence of the answer is:", False),
         ('In short, the answer is "Use time".', False),
         ("Here is a final piece of advice.", False),

@@ -142,6 +142,9 @@ def test_a_later_sentence_is_withheld_until_it_is_known_not_to_announce() -> Non
         ("TCP and UDP are two protocols with these differences:", None),
         ("Within 24 hours you can do this:", None),
         ("There are five ways, and all are good.", None),
+        ("Hier sind die wichtigsten Vorteile:", None),
+        ("Man sollte die folgenden Punkte beachten; das sollten Käufer wissen:", None),
+        ("Hier sind zehn Tipps:", 10),
     ],
 )
 def test_how_many_points_an_announcement_promises(text: str, count: int | None) -> None:

@@ -21,6 +21,7 @@ from specsot_master.core.plans.router import (
     UNDECIDED,
     Decision,
     ScorePrompt,
+    asks_for_things,
     compares,
     decide,
     decide_question,
@@ -264,8 +265,32 @@ QUESTIONS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("question", "things"),
+    [
+        ("Which skills does a manager need?", True),
+        ("Please tell me how to sleep better.", True),
+        ("How do I choose a mattress?", True),
+        ("How do tides work?", False),
+        ("Why do wars start?", False),
+        ("What is the role of bees?", False),
+        ("Compare tea and coffee.", False),
+        ("Welche Vorteile hat Lesen?", True),
+        ("Wie wirkt Kaffee?", False),
+        ("¿Qué debo llevar a la playa?", True),
+        ("¿Por qué es importante leer?", False),
+        ("喝茶有哪些好处？", True),
+        ("解释一下潮汐。", False),
+        ("Who are you?", False),
+        ("", False),
+    ],
+)
+def test_a_question_asks_for_several_things_or_for_an_explanation(question: str, things: bool) -> None:
+    assert asks_for_things(question) is things
+
+
 def test_the_rules_are_wrong_where_it_is_known() -> None:
-    """9 of 335."""
+    """9 of 484."""
     for line in QUESTIONS:
         head, _, question = line.partition(": ")
         planned = ("list" in head) != head.endswith("!")

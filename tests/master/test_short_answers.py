@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from specsot_master.core.plans.introduction import MAX_INTRODUCTION_TOKENS
 from specsot_master.core.plans.short_answers import ONE_LINER_TOKENS, READ_FRACTION, ShortAnswer
 from specsot_master.core.plans.text_pieces import TextPiece
 from specsot_master.core.plans.wording import PARAGRAPH_TOKENS
@@ -60,14 +61,14 @@ def test_an_answer_is_short_if_it_is_one_paragraph_or_a_list_of_one_liners(
 
 
 def test_a_long_paragraph_is_not_short_for_a_model_that_answers_in_long_paragraphs() -> None:
-    """The plan has 40 tokens: the answer that has 28 is not short, however it goes on."""
+    """It is not short once it has more tokens than an introduction, however long the plan is."""
     answer = ShortAnswer(paragraph_tokens=None)
     told = list[bool | None]()
     for piece in pieces_of("word " * PARAGRAPH_TOKENS):
         answer.read(piece)
         told.append(answer.is_short(40, plan_complete=True))
-    assert told[:27] == [None] * 27
-    assert set(told[27:]) == {False}
+    assert told[: MAX_INTRODUCTION_TOKENS - 1] == [None] * (MAX_INTRODUCTION_TOKENS - 1)
+    assert set(told[MAX_INTRODUCTION_TOKENS - 1 :]) == {False}
     ended = ShortAnswer(paragraph_tokens=None)
     ended.read(TextPiece(1, "Yes."))
     ended.end()

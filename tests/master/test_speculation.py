@@ -196,7 +196,7 @@ def test_a_plan_that_does_not_stand_releases_the_direct_answer(plan_first: bool)
     [
         ("The main one is Alpha. It is the first.", LIST, SHORT_ANSWER),
         ("Two.\n\n- Alpha\n- Beta\n- Gamma", LIST, SHORT_ANSWER),
-        ("1. Alpha\n2. Beta", LIST, NO_BEGINNING),
+        ("# Alpha\n\n1. Beta", LIST, NO_BEGINNING),
         (f"Here are seven letters:\n\n1. {ITEM}", LIST, TOO_FEW_POINTS),
     ],
 )
@@ -214,6 +214,67 @@ def test_an_answer_without_introduction_or_with_more_points_is_not_replaced(
         assert (play.finished.text, play.finished.reason) == (answer, Reason.STOP)
         assert play.finished.statistics.decision == f"direct: {reason}"
         play.check_stream()
+
+
+def begin_with(question: str, answer: str, plan: str, plan_first: bool) -> Play:
+    """A speculative plan whose direct answer to this question is read up to `answer`."""
+    play = Play("auto", told=TOLD, speculates=True, prompt=question, max_new_tokens=600)
+    if plan_first:
+        write_plan(play, plan)
+    play.write(0, answer, step=3)
+    if not plan_first:
+        write_plan(play, plan)
+    return play
+
+
+@pytest.mark.parametrize("plan_first", [True, False])
+@pytest.mark.parametrize(
+    ("answer", "introduction"),
+    [
+        (f"{INTRODUCTION} They are Alpha, which is the first, and Beta, and others.", INTRODUCTION),
+        (f"1. {ITEM}\n2. Beta is the second.", ""),
+    ],
+)
+def test_several_things_are_planned_if_the_answer_is_one_paragraph_or_begins_with_a_list(
+    answer: str, introduction: str, plan_first: bool
+) -> None:
+    play = begin_with("Which letters are there?", answer, LIST, plan_first)
+    assert merged(play) == introduction
+    write_branches(play)
+    beginning = f"{introduction}\n\n## 1. Alpha\n".lstrip()
+    assert play.finished.text.startswith(beginning)
+    play.check_stream()
+
+
+@pytest.mark.parametrize("plan_first", [True, False])
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("Which letters are there?", "They are Alpha and Beta."),
+        ("Explain the letters.", f"{INTRODUCTION} They are Alpha, which is the first, and Beta, and others."),
+    ],
+)
+def test_a_short_answer_and_an_explanation_in_one_paragraph_are_not_replaced(
+    question: str, answer: str, plan_first: bool
+) -> None:
+    play = begin_with(question, answer, LIST, plan_first)
+    play.end(0)
+    assert play.finished.statistics.decision == f"direct: {SHORT_ANSWER}"
+    assert play.finished.text == answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "planned"),
+    [
+        (DIRECT, True),
+        (f"Pros and cons of letters are these:\n\n1. {ITEM}", True),
+        (f"Pros:\n\n1. {ITEM}", False),
+    ],
+)
+def test_a_plan_of_the_things_that_the_question_names_may_repeat_them(answer: str, planned: bool) -> None:
+    plan = " Pros\n2. Cons\n3. Pros\n4. Cons"
+    play = begin_with("What are the pros and cons of letters?", answer, plan, plan_first=True)
+    assert bool(play.of(Planned)[0].points) == planned
 
 
 def test_a_plan_has_no_more_points_than_its_introduction_promises() -> None:

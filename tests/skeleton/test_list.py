@@ -51,6 +51,8 @@ def test_a_free_list_may_have_other_marks_and_ends_where_something_else_begins()
         (" Well-being at 9:30", "Well-being at 9:30"),
         (" Day 1: Arrival", "Day 1: Arrival"),
         (" 保持健康：多运动。", "保持健康"),
+        (' Teach commands, like "sit" or "stay"', 'Teach commands, like "sit" or "stay"'),
+        (' "Sit" and more', '"Sit" and more'),
         (" : so", ""),
         ("  ", ""),
     ],

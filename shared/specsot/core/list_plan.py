@@ -125,14 +125,17 @@ def title_of(line: str) -> str:
     'Wired vs. wireless'
     >>> title_of(" **A content delivery network (CDN)**")
     'A content delivery network (CDN)'
+    >>> title_of(' Teach a command, like "sit"')
+    'Teach a command, like "sit"'
 
-    A bracket that the title opens is closed. Control characters become spaces, and the title has at most
-    MAX_TITLE_BYTES bytes, before a bracket is closed.
+    A bracket or a quotation mark that the title opens is closed. Control characters become spaces, and the
+    title has at most MAX_TITLE_BYTES bytes, before either is closed.
     """
     visible = clean_title(line).strip(_MARKS + " ")
     title = _ENDS.split(visible, maxsplit=1)[0]
     # A full stop before a space ends a title, so that models glue the word after "vs." to it.
-    return _close_bracket(_GLUED.sub("vs. ", title.strip(_MARKS + " ").rstrip(" .,;:。，；、")))
+    bare = _GLUED.sub("vs. ", title.strip(_MARKS + " ").rstrip(" .,;:。，；、"))
+    return _close_bracket(_pair_quotes(bare))
 
 
 def _close_bracket(title: str) -> str:
@@ -145,3 +148,16 @@ def _close_bracket(title: str) -> str:
         if title.count(opening) > title.count(closing):
             return title + closing
     return title
+
+
+def _pair_quotes(title: str) -> str:
+    """Return a title without a single quotation mark: its other one was a mark at an end of the line. A mark
+    that opens a quotation is closed at the end of the title, and one that closes is opened at its beginning.
+
+        'Say "sit' -> 'Say "sit"';   'Sit" and "stay"' -> '"Sit" and "stay"'
+
+    title: the title, without marks around it.
+    """
+    if title.count('"') % 2 == 0:
+        return title
+    return f'{title}"' if title.rpartition('"')[0][-1:].isspace() else f'"{title}'

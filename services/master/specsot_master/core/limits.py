@@ -40,8 +40,9 @@ LINE_TOKENS: Final = 12
 WORD_LENGTHS: Final[Mapping[Language, float]] = {"en": 1.0, "zh": 1.2, "es": 1.25, "de": 1.5}
 # Tokens. The fewest and the most that a point of such a plan aims at. Untuned.
 MIN_AIM, MAX_AIM = 24, 80
-# Tokens. What the closing of such a plan aims at, about one or two sentences. Untuned.
-CLOSING_AIM = 28
+# Tokens. What the closing of such a plan aims at, one sentence. Chosen by measurement: 31 closings of
+# Qwen2.5-Coder-1.5B-Instruct have 7 to 27 tokens, 18 on average.
+CLOSING_AIM = 18
 # Points. A plan is not shortened to fewer. Untuned.
 MIN_FITTING_POINTS: Final = 5
 # Ratio. A plan is shortened if its answer would exceed the usual length by this factor. Untuned.

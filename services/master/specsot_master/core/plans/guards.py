@@ -180,6 +180,24 @@ def keep_points(
     return number_anew(new if len(new) > 1 else kept)
 
 
+def are_listed(points: Sequence[Point], question: str, introduction: str = "") -> bool:
+    """Return True if the question names every point side by side with another, and the introduction names
+    all of them or none. Return False for no points.
+
+        "What are the pros and cons of electric cars?", points "Pros" and "Cons" -> True
+        the same with the introduction "Pros of electric cars:" -> False, as only the pros follow it
+
+    points: the points of a plan.
+    question: the text that the client asks.
+    introduction: the text before the first point; "" for none.
+    """
+    stems = Stems(question, ())
+    before = set(stems.of(introduction))
+    titles = [stems.of(point.title) for point in points]
+    introduced = {set(title) <= before for title in titles}
+    return len(introduced) == 1 and all(is_listed(title, stems) for title in titles)
+
+
 def number_anew(points: Sequence[Point]) -> tuple[Point, ...]:
     """Return the points with ids 1, 2, and so on; () for no points. Needs refer to the new ids; needs of
     dropped points are removed.

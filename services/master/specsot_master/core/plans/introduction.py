@@ -19,6 +19,8 @@ MAX_INTRODUCTION_TOKENS: Final = (
 
 # The beginnings of paragraphs that are no prose: a heading, an item of a list, code, a table or a quotation.
 _MARKUP = re.compile(r"#|>|\||```|~~~|[-*+•] |\d{1,3}(?:[.)] |[、．])")
+# The beginning of an item of a list.
+_ITEM = re.compile(r"[-*+•] |\d{1,3}(?:[.)] |[、．])")
 # What may still become such a beginning.
 _MAYBE_MARKUP = re.compile(r"(?:`{1,2}|~{1,2}|[-*+•]|\d{1,3}[.)]?)\Z")
 # The end of a sentence. Not an abbreviation before a word in small letters, as in "e.g. this".
@@ -31,9 +33,11 @@ _COLON_END = re.compile(r"[:：][\"')\]*”’»」』]*\Z")
 _ANNOUNCING = re.compile(router_words.ANNOUNCING, re.IGNORECASE)
 # The beginning of a sentence that speaks of the model.
 _OF_THE_MODEL = re.compile(router_words.OF_THE_MODEL, re.IGNORECASE)
-# A number of things, such as "10 tips" or "five healthy breakfasts". A span of time is none.
+# A number of things, such as "10 tips" or "five healthy breakfasts". A span of time is none, and neither is
+# the end of a word, such as "ten" in "die wichtigsten Tipps".
 _COUNTED = re.compile(
-    rf"(?<!the )(?<!\d){router_words.COUNT}(?:\s*[个种条点项]|\s+(?!{router_words.UNIT}s?\b)(?=[^\W\d]))",
+    rf"(?<!the )(?<!\d)(?<![a-zäöüß]){router_words.COUNT}"
+    rf"(?:\s*[个种条点项]|\s+(?!{router_words.UNIT}s?\b)(?=[^\W\d]))",
     re.IGNORECASE,
 )
 # Things. A smaller number counts what the question is about ("two protocols"), and not the points. Untuned.
@@ -58,7 +62,9 @@ class Introduction:
 NO_INTRODUCTION: Final = Introduction(complete=True, usable=False)
 
 
-def find_introduction(text: str, tokens: int, ended: bool = False) -> Introduction:
+def find_introduction(
+    text: str, tokens: int, ended: bool = False, one_sentence: bool = False
+) -> Introduction:
     r"""Return the introduction of a direct answer, as far as its first tokens tell.
 
     The introduction is the first paragraph, at most its whole sentences within MAX_INTRODUCTION_TOKENS. It is
@@ -66,7 +72,7 @@ def find_introduction(text: str, tokens: int, ended: bool = False) -> Introducti
     token by token, so an announcement that is the first sentence remains; later sentences are held back until
     it is known that they announce nothing.
 
-    An answer has no introduction if it begins with a list, a heading, code or a table, if its first sentence
+    An answer is not replaced if it begins with a list, a heading, code or a table, if its first sentence
     is too long or speaks of the model ("As an AI"), or if its first line is no sentence.
 
         "TCP and UDP are protocols. Here are the"  -> 26 characters are visible, not complete
@@ -76,10 +82,14 @@ def find_introduction(text: str, tokens: int, ended: bool = False) -> Introducti
     tokens: how many tokens the direct answer has so far; from MAX_INTRODUCTION_TOKENS on, the introduction is
         complete.
     ended: True if the direct answer has no further tokens.
+    one_sentence: True if the question asks for several things: the introduction is then the first sentence
+        alone, and it is empty if the answer begins with the first item of a list.
     """
     start = len(text) - len(text.lstrip())
     line, broken, _ = text[start:].partition("\n")
     full = tokens >= MAX_INTRODUCTION_TOKENS
+    if one_sentence and _ITEM.match(line):
+        return Introduction(complete=True)
     if _MARKUP.match(line) or _OF_THE_MODEL.match(line):
         return NO_INTRODUCTION
     if not broken and (not line or _MAYBE_MARKUP.match(line)):
@@ -87,6 +97,8 @@ def find_introduction(text: str, tokens: int, ended: bool = False) -> Introducti
     sentences = _sentences_of(line, closed=bool(broken) or ended)
     if not sentences:
         return _read_first(line, start, over=bool(broken) or ended or full)
+    if one_sentence:
+        return Introduction(start + sentences[0][1], complete=True)
     for place, (begin, end) in enumerate(sentences):
         if place and announces(line[begin:end]):
             return Introduction(start + len(line[:begin].rstrip()), complete=True)

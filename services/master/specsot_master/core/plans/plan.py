@@ -65,6 +65,7 @@ from specsot_master.core.plans.router import (
     ASKED_FOR,
     Decision,
     ScorePrompt,
+    asks_for_things,
     ends_loops,
     judge_by,
     points_asked,
@@ -385,9 +386,11 @@ class RequestPlan:
         limit = min(skeleton_limit(self._ask, self._listed, self._speculates), rest)
         if not self._speculates:
             return [OpenSkeleton(limit, self._rules, self._ask.constraint)]
-        self._speculation = Speculation(
-            self._solo, points_asked(question_of(self._ask)), ShortAnswer(self._paragraph_tokens)
-        )
+        question = question_of(self._ask)
+        things = asks_for_things(question)
+        # Several things are worth a plan even if the model names them in one paragraph.
+        length = ShortAnswer(None if things else self._paragraph_tokens)
+        self._speculation = Speculation(self._solo, question, points_asked(question), things, length)
         self._solo = self._begin_text(rest, loops=DIRECT_LOOPS if ends_loops(self._ask) else None)
         self._solo.visible = 0
         return [OpenAnswer(rest), OpenSkeleton(limit, self._rules, self._ask.constraint, PLAN_ORDINAL)]
@@ -605,8 +608,8 @@ class RequestPlan:
         closing = len(points) + 1 if self._speculation and len(points) >= MIN_CLOSED_POINTS else None
         aim = self._aim_of(points, headings, closing)
         if closing:
-            length = max(points[0].length * CLOSING_AIM // (aim or CLOSING_AIM), 1)
-            points = (*points, Point(closing, length, ""))
+            # The closing has as much room as a point; its soft end is its first sentence.
+            points = (*points, Point(closing, points[0].length, ""))
         costs = headings | ({closing: 0} if closing else {})
         shares = share_out(points, costs, rest, MIN_BRANCH_TOKENS, self._ask.limits.max_branch_tokens)
         shares = replace(shares, headings={id: n for id, n in shares.headings.items() if id != closing})
@@ -654,12 +657,15 @@ class RequestPlan:
     @property
     def _whole_aim(self) -> int | None:
         """The number of tokens that the whole planned answer aims at: the usual length of a direct answer
-        with the form that this direct answer has. None if the plan has no aim, or if the client wants the
-        model's end tokens ignored.
+        with the form that this direct answer has. It is 0, for the shortest plan, if the direct answer names
+        things in one paragraph and the model's answers are seldom long paragraphs. None if the plan has no
+        aim, or if the client wants the model's end tokens ignored.
         """
         spec = self._speculation
         if self._answer_tokens is None or spec is None or self._ask.ignore_eos:
             return None
+        if spec.things and spec.form.is_paragraph and self._paragraph_tokens is not None:
+            return 0
         return self._answer_tokens.of(spec.form.form or "plain")
 
     # --- a plan and a direct answer at the same time ---

@@ -347,6 +347,21 @@ def compares(question: str) -> bool:
     return _holds(anywhere, question) or any(_starts(first, part) for part in parts)
 
 
+def asks_for_things(question: str) -> bool:
+    """Return True if the rules plan a question because it asks for several things, such as advice, causes or
+    ideas. Return False if one of its sentences asks to explain something, or if it compares things.
+
+        "Which skills does a manager need?", "How can I sleep better?" -> True
+        "How does the tide work?", "Compare trains and cars." -> False
+
+    question: the text that the client asks.
+    """
+    if decide_question(question).mode != "sot" or compares(question):
+        return False
+    parts = (_bare(part) for part in re.split(router_words.SPLIT, question.strip()) if part.strip())
+    return not any(_starts(router_words.EXPLAINING, part) for part in parts)
+
+
 def _is_code(text: str, parts: Sequence[str]) -> bool:
     """Return True if code is given, or is what answers the question. If a sentence asks for advice, only the
     other sentences are searched for code that is asked for.

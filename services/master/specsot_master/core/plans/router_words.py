@@ -123,3 +123,5 @@ OF_THE_MODEL = expression("of_the_model")
 
 OF_THE_ANSWER = expression("of_the_answer")
 LIST = expression("list")
+# How a question begins that asks for an explanation, and not for several things.
+EXPLAINING = expression("explaining")

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from specsot_master.core.plans.introduction import MAX_INTRODUCTION_TOKENS
 from specsot_master.core.plans.text_pieces import TextPiece
 from specsot_master.core.plans.wording import PARAGRAPH_TOKENS
 
@@ -31,14 +32,15 @@ class ShortAnswer:
 
     An answer is short if it is a single paragraph, or if the first two lines after its first paragraph are
     one-liners of a list. One-liners count only within the answer's first tokens, READ_FRACTION of as many as
-    the plan has, so that a plan which is complete does not wait for them.
+    the plan has, so that a plan which is complete does not wait for them. Where answers may be long
+    paragraphs, a single paragraph is short only if it has fewer tokens than an introduction may have.
 
         "Rivers are long.\\n\\n1. Danube\\n2. Rhine\\n3." -> short, as soon as the second item is complete
         "Rivers are long.\\n\\n1. The Danube, which rises in the Black Forest and has" -> not short
     """
 
-    # A first paragraph of so many tokens is taken for the whole answer; None if the model's answers may be
-    # long paragraphs, see `Wording.paragraph_tokens`.
+    # A first paragraph of so many tokens is taken for the whole answer; None if answers may be long
+    # paragraphs: those of this model (see `Wording.paragraph_tokens`), or those to this question.
     paragraph_tokens: int | None = PARAGRAPH_TOKENS
     # True or False once the tokens tell, None before.
     _short: bool | None = None
@@ -77,8 +79,7 @@ class ShortAnswer:
 
         A single paragraph is short whatever the plan's length; one-liners make the answer short only if they
         were complete within READ_FRACTION of `plan_tokens` tokens. Return False if the text tells so, or if
-        the plan is complete and the answer has so many tokens without being short; the first paragraph must
-        also be complete then, unless the model's answers may be long paragraphs.
+        the first paragraph and the plan are complete and the answer has so many tokens without being short.
 
         plan_tokens: how many tokens the plan has so far.
         plan_complete: True if the plan has no further tokens.
@@ -86,8 +87,7 @@ class ShortAnswer:
         last = int(READ_FRACTION * plan_tokens)
         if self._short and (not self._broken or self._tokens <= last):
             return True
-        readable = self._broken or self.paragraph_tokens is None
-        late = readable and plan_complete and self._tokens >= last
+        late = self._broken and plan_complete and self._tokens >= last
         return False if late or self._short is False else None
 
     def _end_line(self, line: str) -> None:
@@ -111,14 +111,15 @@ class ShortAnswer:
 
     def _judge_line(self) -> None:
         """Decide by the incomplete last line, if it suffices. A first paragraph of `paragraph_tokens` tokens
-        is short. After that, a line that cannot become an item of a list, or that has ONE_LINER_TOKENS
-        tokens, tells that the answer is not short.
+        is short; where answers may be long paragraphs, one of MAX_INTRODUCTION_TOKENS is not. After that, a
+        line that cannot become an item of a list, or that has ONE_LINER_TOKENS tokens, tells that the answer
+        is not short.
         """
         if self._short is not None:
             return
         if not self._broken:
-            most = self.paragraph_tokens
-            self._short = True if most is not None and self._tokens >= most else None
+            most = MAX_INTRODUCTION_TOKENS if self.paragraph_tokens is None else self.paragraph_tokens
+            self._short = self.paragraph_tokens is not None if self._tokens >= most else None
             return
         may_be_item = _ITEM.match(self._line) or _MAY_BECOME_ITEM.match(self._line)
         if not may_be_item or self._line_tokens >= ONE_LINER_TOKENS:

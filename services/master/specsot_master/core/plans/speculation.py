@@ -16,6 +16,7 @@ from specsot.core.skeleton import Point
 from specsot.params import Ask
 from specsot_master.core.plans.answer import FirstSequence
 from specsot_master.core.plans.answer_forms import FormReader
+from specsot_master.core.plans.guards import are_listed
 from specsot_master.core.plans.introduction import Introduction, announced_count, find_introduction
 from specsot_master.core.plans.short_answers import ShortAnswer
 from specsot_master.core.plans.text_pieces import TextPiece
@@ -29,7 +30,8 @@ SHORT_ANSWER: Final = "the direct answer is short"
 # The reason if the plan has fewer points than the question or the introduction asks for, or if its limit and
 # the guards left fewer than MIN_CUT_POINTS.
 TOO_FEW_POINTS: Final = "the plan has too few points"
-# Points. A plan that its limit has cut, or of which the guards have dropped a title, has at least so many.
+# Points. A plan that its limit has cut, or of which the guards have dropped a title, has at least so many,
+# unless the question names all points that are left.
 # Chosen by reading: answers of two points that the limit left end where the subject has just begun, and a
 # model that repeats its titles has planned nothing.
 MIN_CUT_POINTS: Final = 3
@@ -56,7 +58,10 @@ class Speculation:
     decision.
 
     skeleton: reads the plan's text.
+    question: the text that the client asks; "" if it is not given as text.
     asked: how many points the question asks for, or None.
+    things: True if the question asks for several things, so that the introduction is one sentence: those that
+        may follow it name the things already.
     length: tells from the direct answer's tokens whether it is short.
     form: tells from the direct answer's tokens which form it has, from which its usual length follows.
     introduction: what is known of the direct answer's introduction.
@@ -67,7 +72,9 @@ class Speculation:
     """
 
     skeleton: FirstSequence
+    question: str = ""
     asked: int | None = None
+    things: bool = False
     length: ShortAnswer = field(default_factory=ShortAnswer)
     form: FormReader = field(default_factory=FormReader)
     introduction: Introduction = field(default_factory=Introduction)
@@ -94,7 +101,7 @@ class Speculation:
                 continue
             self._text += piece.text
             self._tokens += piece.token is not None
-            self.introduction = find_introduction(self._text, self._tokens)
+            self.introduction = find_introduction(self._text, self._tokens, one_sentence=self.things)
 
     def end_direct(self) -> None:
         """Record that the direct answer has ended, which makes its introduction known. An introduction that
@@ -104,7 +111,7 @@ class Speculation:
         self.length.end()
         self.form.end()
         if not self.introduction.complete:
-            self.introduction = find_introduction(self._text, self._tokens, ended=True)
+            self.introduction = find_introduction(self._text, self._tokens, True, self.things)
 
     @property
     def introduction_text(self) -> str:
@@ -140,7 +147,9 @@ class Speculation:
         promised = max(self.asked or 0, announced_count(self.introduction_text) or 0)
         left = len(self.points or ())
         shortened = self.cut or left < len(self.skeleton.points)
-        return left < max(promised, MIN_CUT_POINTS if shortened else 0)
+        if shortened and not are_listed(self.points or (), self.question, self.introduction_text):
+            return left < max(promised, MIN_CUT_POINTS)
+        return left < promised
 
     @property
     def reason(self) -> str | None:
