@@ -18,9 +18,10 @@ from torch import Tensor
 from specsot.checkpoint.borrowed import borrowed_of
 from specsot.checkpoint.config import read_config
 from specsot.checkpoint.fingerprint import fingerprint
+from specsot.checkpoint.kept_vocabulary import vocabulary_of
 from specsot.checkpoint.resolving import name_of_model
 from specsot.core.frames import FeatureBatch, Features, Opening
-from specsot.core.vocabulary import Vocabulary, read_vocabulary
+from specsot.core.vocabulary import Vocabulary
 from specsot.drafting import PAST_TOKENS
 from specsot.errors import HeadMismatch, InvalidRequest
 from specsot.grammar import prebuild
@@ -197,7 +198,7 @@ class DraftLoader:
         for 50,000 tokens.
         """
         has_text = (self._options.base / "tokenizer.json").exists()
-        return read_vocabulary(self._options.base, self._config.vocab) if has_text else None
+        return vocabulary_of(self._options.base, self._config.vocab) if has_text else None
 
     def _check_fit(self) -> None:
         """Check, before anything is loaded, that the weights and pages fit on the device. Raises ModelError
@@ -339,7 +340,7 @@ def _compare(base: Path, draft: Path) -> None:
 
     A vocabulary with fewer tokens differs: its missing tokens count as None.
     """
-    pairs = zip_longest(read_vocabulary(base).bytes, read_vocabulary(draft).bytes)
+    pairs = zip_longest(vocabulary_of(base).bytes, vocabulary_of(draft).bytes)
     for token, (base_bytes, draft_bytes) in enumerate(pairs):
         _require(
             draft_bytes == base_bytes,

@@ -18,9 +18,10 @@ from specsot.checkpoint.borrowed import borrowed_of
 from specsot.checkpoint.config import read_config
 from specsot.checkpoint.fingerprint import fingerprint
 from specsot.checkpoint.hub import snapshot_of
+from specsot.checkpoint.kept_vocabulary import vocabulary_of
 from specsot.core.frames import Opening
 from specsot.core.info import memory_in_words
-from specsot.core.vocabulary import Vocabulary, read_vocabulary
+from specsot.core.vocabulary import Vocabulary
 from specsot.errors import ModelError
 from specsot.grammar import Grammar, grammar_of, prebuild, sentence_ends
 from specsot.members import Configuration, Curve, Range, Registration
@@ -417,7 +418,7 @@ class StageLoader:
     @cached_property
     def _token_bytes(self) -> Vocabulary:
         """The model's vocabulary, read once."""
-        return read_vocabulary(self._options.base, self._config.vocab)
+        return vocabulary_of(self._options.base, self._config.vocab)
 
     def _move_to(self, gpu: str | None) -> None:
         """Use a GPU from now on. What is loaded on another device is dropped.
