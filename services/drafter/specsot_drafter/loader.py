@@ -58,6 +58,7 @@ from specsot_drafter.speculator import Clock
 from specsot_model.cuda_graphs import GraphCapture, measure_curve
 from specsot_model.decoder import Decoder
 from specsot_model.inference import inference_mode
+from specsot_model.kept_speeds import KeptSpeeds, Speeds
 from specsot_model.linear import check_quantization, resolve_dtype
 from specsot_model.memory_fit import Need, WeightForm, check_fit, drafter_bytes, free_on
 from specsot_model.published import open_weights
@@ -431,9 +432,26 @@ class DraftBackend(ABC):
     @cached_property
     def curve(self) -> Curve:
         """The measured (rows, seconds) of one level of growth, or of one block for heads that draft in one
-        pass. Without a model, it is an assumption, NGRAM_CURVE.
+        pass. On a CPU, it is that of an earlier start, if a few runs confirm it. Without a model, it is an
+        assumption, NGRAM_CURVE.
         """
-        return measure_head(self.model) if self.model else NGRAM_CURVE
+        if self.model is None:
+            return NGRAM_CURVE
+        if self.model.device.type != "cpu":
+            return measure_head(self.model)
+        options = self.options
+        kept = KeptSpeeds(
+            base=fingerprint(options.base),
+            base_form=(options.dtype, options.stored_form),
+            draft=fingerprint(options.draft),
+            dtype=self.model.dtype,
+            form=options.drafter_quantization,
+        )
+        known = kept.read() or Speeds(())
+        curve = measure_head(self.model, known.curve)
+        if curve is not known.curve:
+            kept.write(Speeds(curve))
+        return curve
 
     @property
     def row_bytes(self) -> int:
@@ -725,12 +743,15 @@ Grow = Callable[[int], object]
 
 
 @inference_mode
-def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_counter) -> Curve:
+def measure_levels(
+    head: DraftHead, clock: Callable[[], float] = time.perf_counter, known: Curve = ()
+) -> Curve:
     """Measure and return the (rows, seconds) of one level of growth, everything included, in a fraction of a
     second.
 
     head: The draft head.
     clock: Returns the time in seconds.
+    known: What this function returned in an earlier process, or (); it is returned if it is confirmed.
 
     Heads that can be captured are measured in graphs, others kernel by kernel. The sizes are MEASURED_ROWS.
     """
@@ -745,30 +766,36 @@ def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_count
 
     growers = {rows: _graphs(head, rows) or _grower(head, rows) for rows in MEASURED_ROWS}
     timers = {rows: partial(level_seconds, grow) for rows, grow in growers.items()}
-    return measure_curve(timers, MAX_SECONDS, MIN_TURNS, head.device, clock)
+    return measure_curve(timers, MAX_SECONDS, MIN_TURNS, head.device, clock, known)
 
 
-def measure_head(head: DraftHead) -> Curve:
+def measure_head(head: DraftHead, known: Curve = ()) -> Curve:
     """Return the measured speed of a head, in the form that the head's policy needs: per level, or per block
     for heads that draft in one pass.
 
     head: The draft head.
+    known: What this function returned in an earlier process, or (); it is returned if it is confirmed.
     """
     at_once = isinstance(head, BlockHead) or (isinstance(head, Eagle3Head) and head.mask)
-    return measure_blocks(head) if at_once else measure_levels(head)
+    return (measure_blocks if at_once else measure_levels)(head, known=known)
 
 
 @inference_mode
-def measure_blocks(head: DraftHead, clock: Callable[[], float] = time.perf_counter) -> Curve:
+def measure_blocks(
+    head: DraftHead, clock: Callable[[], float] = time.perf_counter, known: Curve = ()
+) -> Curve:
     """Measure and return the (trees, seconds) of drafting whole blocks. More levels of a block cost nothing.
 
     head: A head that drafts in one pass.
     clock: Returns the time in seconds.
+    known: What this function returned in an earlier process, or (); it is returned if it is confirmed.
 
     The curve begins with (0, 0.0), and its other sizes are MEASURED_ROWS.
     """
     timers = {trees: partial(_time, _blocks(head, trees), 0, clock) for trees in MEASURED_ROWS}
-    return (0, 0.0), *measure_curve(timers, MAX_SECONDS, MIN_TURNS, head.device, clock)
+    earlier = known[1:]
+    curve = measure_curve(timers, MAX_SECONDS, MIN_TURNS, head.device, clock, earlier)
+    return known if curve is earlier and known else ((0, 0.0), *curve)
 
 
 def _blocks(head: DraftHead, trees: int) -> Grow:
