@@ -29,7 +29,7 @@ from specsot_app.fleet.die_with_parent import end_with
 # What is compiled or loaded when it is first used: once, for all processes. What many files
 # load late belongs here.
 LAZY = (
-    ("numba", "specsot_kernels.cpu.steps"),
+    ("numba", "specsot_kernels.cpu.kernel"),
     ("transformers", "transformers.models.llama.modeling_llama"),
     ("transformers", "transformers.generation"),
 )

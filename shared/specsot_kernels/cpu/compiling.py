@@ -1,8 +1,8 @@
 """Compiles the large kernel of `steps` once on a machine: processes that need it meanwhile wait for it.
 
-Numba keeps a compiled kernel in the folder `__pycache__` of this package, but does not keep several processes
-from compiling the same one. It takes 15 seconds of processor time, in each of them. Importing this module
-imports NumPy with its package, but neither Numba nor torch.
+A compiled kernel is kept in the folder `__pycache__` of this package (`kernel`), but Numba does not keep
+several processes from compiling the same one. It takes 15 seconds of processor time, in each of them.
+Importing this module imports NumPy with its package, but neither Numba nor torch.
 """
 
 from __future__ import annotations
@@ -93,6 +93,6 @@ def compile_early() -> None:
     with lock:
         compiled = _is_compiled(lock)
     if not compiled:
-        command = [sys.executable, "-c", "import specsot_kernels.cpu.steps"]
+        command = [sys.executable, "-c", "import specsot_kernels.cpu.kernel"]
         silent = subprocess.DEVNULL
         _compilers.append(subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent))

@@ -1,0 +1,52 @@
+"""The machine code of the kernel for CPUs is kept, and later processes load it without Numba."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
+
+ASKS = "import sys; from specsot_kernels.cpu import running; sys.exit('numba' in sys.modules)"
+
+
+def test_a_later_process_runs_the_kernel_without_numba() -> None:
+    from specsot_kernels.cpu import kernel
+
+    file = kernel._kept_file()
+    assert file is not None
+    assert kernel.read_code(file) is not None, "this process has compiled or loaded it"
+    assert subprocess.run([sys.executable, "-c", ASKS]).returncode == 0
+
+
+def test_machine_code_that_is_damaged_or_missing_is_not_loaded(tmp_path: Path) -> None:
+    from specsot_kernels.cpu.kernel import read_code, write_code
+
+    file = tmp_path / "kernel.o"
+    assert read_code(file) is None
+    write_code(file, "run", b"\x7fELF\n code")
+    assert read_code(file) == ("run", b"\x7fELF\n code")
+    assert [*tmp_path.iterdir()] == [file]
+    whole = file.read_bytes()
+    for part in (b"", whole[:-1], whole[1:], b"\xff\n", whole[:4]):
+        file.write_bytes(part)
+        assert read_code(file) is None
+    write_code(tmp_path / "missing" / "kernel.o", "run", b"")
+
+
+def test_another_processor_or_source_has_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    from specsot_kernels.cpu import kernel
+
+    file = kernel._kept_file()
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel, "source_digest", lambda: "another")
+        assert kernel._kept_file() != file
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel.binding, "get_host_cpu_name", lambda: "another")
+        assert kernel._kept_file() != file
+    monkeypatch.setenv("NUMBA_CPU_NAME", "haswell")
+    assert kernel._kept_file() is None
