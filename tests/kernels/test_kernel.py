@@ -11,12 +11,15 @@ import pytest
 
 pytestmark = pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
 
-ASKS = "import sys; from specsot_kernels.cpu import running; sys.exit('numba' in sys.modules)"
+ASKS = (
+    "import sys; from specsot_kernels.cpu.kernel import address; address(); sys.exit('numba' in sys.modules)"
+)
 
 
 def test_a_later_process_runs_the_kernel_without_numba() -> None:
     from specsot_kernels.cpu import kernel
 
+    assert kernel.address()
     file = kernel._kept_file()
     assert file is not None
     assert kernel.read_code(file) is not None, "this process has compiled or loaded it"

@@ -55,6 +55,7 @@ from specsot_drafter.proposers.lm import LanguageModelProposer, beam_shape, read
 from specsot_drafter.proposers.parallel import ParallelProposer
 from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape
 from specsot_drafter.speculator import Clock
+from specsot_kernels.cpu.compiling import is_under_way
 from specsot_model.cuda_graphs import GraphCapture, measure_curve
 from specsot_model.decoder import Decoder
 from specsot_model.inference import inference_mode
@@ -76,7 +77,8 @@ class DraftLoader:
         address: str | None = None,
         free_memory: Callable[[str], int | None] = free_on,
     ) -> None:
-        """Read the base model's config, and choose the backends; no weights are loaded yet.
+        """Read the base model's config, and choose the backends. Weights are loaded later, or now if the
+        kernel for CPUs is being compiled, so that loading takes the time that computing would wait.
 
         options: Draft model, base model and device.
         name: The drafter's name in the ring.
@@ -96,6 +98,11 @@ class DraftLoader:
         self._fingerprint = fingerprint(options.base)
         use_device(options.device)
         self._backends = make_backends(options)
+        # Load the model now instead of letting it wait for a worker of this process, which waits for the
+        # kernel that another process compiles.
+        if options.device == "cpu" and is_under_way():
+            self._check_fit()
+            _ = self._first.model
 
     @property
     def name(self) -> str:

@@ -28,6 +28,7 @@ from specsot.members import Configuration, Range, Registration
 from specsot.service.options import ModelOptions
 from specsot.service.runtime_env import return_freed_memory
 from specsot.transport.pending_rows import use_device
+from specsot_kernels.cpu.compiling import is_under_way
 from specsot_model.cuda_graphs import measure_rows
 from specsot_model.decoder import Decoder, Loaded
 from specsot_model.device_speed import alone_on, copy_speed, device_name, measured_bytes
@@ -262,6 +263,9 @@ class StageLoader:
             decoder = Decoder.of(options, measured_range(self._config), files=files)
         else:
             decoder = self._load(self._layers or measured_range(self._config))
+        # Load more layers instead of waiting for the kernel, which another process compiles.
+        while decoder.device.type == "cpu" and is_under_way() and self.preload():
+            pass
         kept = self._kept_speeds(decoder) if decoder.device.type == "cpu" else None
         known = kept.read() if kept else None
         with alone_on(self._device):

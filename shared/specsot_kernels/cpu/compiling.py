@@ -54,6 +54,28 @@ def _is_compiled(lock: IO[bytes]) -> bool:
     return os.fstat(lock.fileno()).st_size > 0
 
 
+def is_under_way() -> bool:
+    """Return whether a process compiles the kernel now, so that calling it would wait. False if it was
+    compiled here, and on systems without `fcntl`.
+    """
+    lock = _open_lock() if find_spec("fcntl") else None
+    if lock is None:
+        return False
+    with lock:
+        if _is_compiled(lock):
+            return False
+        import fcntl
+
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        # Not every file system has locks.
+        except OSError:
+            return False
+    return False
+
+
 @contextmanager
 def one_process_at_a_time() -> Generator[None]:
     """Let one process after another run the block, until one of them has ended it without an error. Those
@@ -93,6 +115,6 @@ def compile_early() -> None:
     with lock:
         compiled = _is_compiled(lock)
     if not compiled:
-        command = [sys.executable, "-c", "import specsot_kernels.cpu.kernel"]
+        command = [sys.executable, "-c", "from specsot_kernels.cpu.kernel import address; address()"]
         silent = subprocess.DEVNULL
         _compilers.append(subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent))

@@ -11,7 +11,9 @@ import hashlib
 import importlib.metadata
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from llvmlite import binding
@@ -91,9 +93,10 @@ def load_code(name: str, code: bytes) -> int:
     return engine.get_function_address(name)
 
 
-def _find() -> int:
-    """Return the address of the kernel. It is compiled if no process has kept it; processes that need it
-    meanwhile wait.
+@cache
+def address() -> int:
+    """Return the address of `steps._run`, a C function of one int64: the address of its tables. At the first
+    call it is compiled, if no process has kept it; processes that need it meanwhile wait.
     """
     file = _kept_file()
     if file and (kept := read_code(file)):
@@ -104,12 +107,13 @@ def _find() -> int:
             return load_code(*kept)
         from specsot_kernels.cpu.steps import compile_run
 
-        address, name, code = compile_run()
+        found, name, code = compile_run()
         if file and code:
             write_code(file, name, code)
-    return address
+    return found
 
 
-# The address of `steps._run`, a C function of one int64: the address of its tables.
-address = _find()
-run = ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)
+@cache
+def function() -> Callable[[int], None]:
+    """Return the kernel as a function, for a call by one thread. It releases the GIL."""
+    return ctypes.CFUNCTYPE(None, ctypes.c_int64)(address())

@@ -456,9 +456,9 @@ class KernelFrame:
         self._tables[1], self._tables[2] = table.ctypes.data, work
         library = _openmp()
         if library is None or self._threads == 1:
-            kernel.run(self._tables.ctypes.data)
+            kernel.function()(self._tables.ctypes.data)
         else:
-            library.GOMP_parallel(kernel.address, self._tables.ctypes.data, self._threads, 0)
+            library.GOMP_parallel(kernel.address(), self._tables.ctypes.data, self._threads, 0)
 
 
 # Weight [in] and epsilon of an RMSNorm that is applied before a product.
