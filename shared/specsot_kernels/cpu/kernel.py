@@ -10,17 +10,24 @@ import ctypes
 import hashlib
 import importlib.metadata
 import os
+import struct
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 from llvmlite import binding
 
 from specsot_kernels.cpu.compiling import FOLDER, one_process_at_a_time, source_digest
 from specsot_kernels.cpu.layout import AMX, is_configured
 
+# The kind of an ELF section that lists symbols.
+SYMBOLS: Final = 2
+# The beginnings of the names of Numba's functions that raise exceptions, count references and call Python.
+# The kernel calls none: it could only raise an exception after a division by zero, by which it never divides.
+RAISING: Final = ("numba_", "NRT_")
 # What runs loaded machine code, which must not be deleted.
 _engines: list[object] = []
 
@@ -73,17 +80,61 @@ def _digest(name: str, code: bytes) -> str:
     return hashlib.sha256(name.encode() + b"\n" + code).hexdigest()
 
 
-def load_code(name: str, code: bytes) -> int:
+def outside_names(code: bytes) -> tuple[str, ...] | None:
+    """Return the names of functions and variables that machine code uses and does not have. None for code
+    that is no ELF object of 64 bits in little-endian order, such as that of macOS.
+
+    code: machine code of one module, complete.
+    """
+    if code[:6] != b"\x7fELF\x02\x01":
+        return None
+    (table,) = struct.unpack_from("<Q", code, 0x28)
+    size, count = struct.unpack_from("<HH", code, 0x3A)
+    # Of each section its kind, where it begins, its bytes, and the section that it refers to.
+    sections = [struct.unpack_from("<4xI16xQQI", code, table + size * number) for number in range(count)]
+    names: list[str] = []
+    for kind, begin, length, link in sections:
+        if kind != SYMBOLS:
+            continue
+        strings = sections[link][1]
+        for symbol in range(begin, begin + length, 24):
+            name, section = struct.unpack_from("<I2xH", code, symbol)
+            if name and not section:
+                first = strings + name
+                names.append(code[first : code.index(b"\0", first)].decode())
+    return tuple(names)
+
+
+def _address_of(name: str) -> int | None:
+    """Return the address of a function or variable of this process. None if there is none of this name.
+
+    name: its name. Functions with which Numba raises exceptions get the address of `abort`.
+    """
+    if name.startswith(RAISING):
+        name = "abort"
+    library = ctypes.CDLL(None)
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value if hasattr(library, name) else None
+
+
+def load_code(name: str, code: bytes) -> int | None:
     """Load machine code into this process, and return the address of the function. It is never unloaded.
+    None if the code uses something that this process does not have: LLVM would load it, and a call of what is
+    missing would end the process.
 
     name: name of the function.
-    code: machine code that Numba made of it, an ELF object.
+    code: machine code that Numba made of it.
     """
+    outside = outside_names(code)
+    if outside is None:
+        return None
+    # Names that Numba has defined stay as they are, since other functions of this process may use them.
+    addresses = {one: _address_of(one) for one in outside if not binding.address_of_symbol(one)}
+    if None in addresses.values():
+        return None
+    for one, place in addresses.items():
+        binding.add_symbol(one, place)
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    # Numba's own function that frees memory. The code names it, and never calls it: it allocates nothing.
-    free = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p).value
-    binding.add_symbol("NRT_Free", free)
     machine = binding.Target.from_default_triple().create_target_machine(jit=True)
     empty = binding.parse_assembly(f'target triple = "{binding.get_process_triple()}"')
     engine = binding.create_mcjit_compiler(empty, machine)
@@ -93,18 +144,27 @@ def load_code(name: str, code: bytes) -> int:
     return engine.get_function_address(name)
 
 
+def _load_kept(file: Path | None) -> int | None:
+    """Return the address of the kernel that a file keeps, loaded. None if there is none that can be loaded.
+
+    file: the file, or None.
+    """
+    kept = read_code(file) if file else None
+    return load_code(*kept) if kept else None
+
+
 @cache
 def address() -> int:
     """Return the address of `steps._run`, a C function of one int64: the address of its tables. At the first
     call it is compiled, if no process has kept it; processes that need it meanwhile wait.
     """
     file = _kept_file()
-    if file and (kept := read_code(file)):
-        return load_code(*kept)
+    if found := _load_kept(file):
+        return found
     with one_process_at_a_time():
         # Another process may have compiled it while this one waited.
-        if file and (kept := read_code(file)):
-            return load_code(*kept)
+        if found := _load_kept(file):
+            return found
         from specsot_kernels.cpu.steps import compile_run
 
         found, name, code = compile_run()

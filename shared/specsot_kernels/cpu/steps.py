@@ -766,8 +766,10 @@ def compile_run() -> tuple[int, str, bytes | None]:
     except RuntimeError:
         compiled = numba.cfunc(kind)(_run)
     _held.append(compiled)
-    library = compiled._library  # noqa: SLF001 - Numba has no public way to the machine code
-    return compiled.address, compiled.native_name, getattr(library, "_compiled_object", None)
+    # Numba has no public way to the machine code.
+    code: bytes | None = getattr(getattr(compiled, "_library", None), "_compiled_object", None)
+    assert compiled.address is not None
+    return compiled.address, compiled.native_name, code
 
 
 # Compiled functions, which must not be deleted.
