@@ -22,7 +22,7 @@ FORM = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Speeds:
+class MeasuredSpeeds:
     """What was measured at a start.
 
     curve: Pairs (rows, seconds) by ascending rows, as `measure_curve` returns them.
@@ -53,17 +53,17 @@ class KeptSpeeds:
         key = hashlib.sha256(described.encode()).hexdigest()[:16]
         self._file: Path = cache_folder() / "speeds" / f"{key}.json"
 
-    def read(self) -> Speeds | None:
+    def read(self) -> MeasuredSpeeds | None:
         """Return the speeds that an earlier process kept. None if there are none, or if the file is not one
         that `write` wrote.
         """
         with suppress(OSError, ValueError, KeyError, TypeError):
             kept = json.loads(self._file.read_text(encoding="utf-8"))
             curve = tuple((int(rows), float(seconds)) for rows, seconds in kept["curve"])
-            return Speeds(curve, int(kept["copy_speed"]))
+            return MeasuredSpeeds(curve, int(kept["copy_speed"]))
         return None
 
-    def write(self, speeds: Speeds) -> None:
+    def write(self, speeds: MeasuredSpeeds) -> None:
         """Keep the speeds for later processes. Nothing happens if the cache cannot be written.
 
         speeds: What was measured. Those that were kept before are replaced.

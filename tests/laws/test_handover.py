@@ -27,7 +27,7 @@ from specsot_drafter.loader import DraftLoader
 from specsot_drafter.observer import DrafterObserver
 from specsot_master.core.ring.ring_state import RingOptions
 from specsot_master.master import Master, assemble
-from specsot_model.kept_speeds import Speeds
+from specsot_model.kept_speeds import MeasuredSpeeds
 from specsot_worker import feature_stream
 from specsot_worker.core import pipeline
 from specsot_worker.loader import StageLoader
@@ -68,8 +68,8 @@ class Loader(StageLoader):
     def registration(self) -> Registration:
         return replace(super().registration(), host=self.name, **self.told)
 
-    def _measure(self) -> Speeds:
-        return Speeds(self.told["curve"])
+    def _measure(self) -> MeasuredSpeeds:
+        return MeasuredSpeeds(self.told["curve"])
 
 
 class Told(DrafterObserver):

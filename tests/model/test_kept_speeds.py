@@ -1,4 +1,4 @@
-"""Speeds of an earlier start are used if a few runs confirm them."""
+"""MeasuredSpeeds of an earlier start are used if a few runs confirm them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from specsot_model import kept_speeds
 from specsot_model.cuda_graphs import measure_curve
-from specsot_model.kept_speeds import KeptSpeeds, Speeds
+from specsot_model.kept_speeds import KeptSpeeds, MeasuredSpeeds
 
 CURVE = ((1, 0.001), (16, 0.004), (128, 0.03))
 
@@ -25,8 +25,8 @@ def cache(tmp_path: Path, monkeypatch) -> Path:
 def test_what_was_written_is_read_and_what_was_damaged_is_not(cache: Path) -> None:
     kept = KeptSpeeds(model="a", form=("int8", 1))
     assert kept.read() is None
-    kept.write(Speeds(CURVE, 7))
-    assert KeptSpeeds(form=("int8", 1), model="a").read() == Speeds(CURVE, 7)
+    kept.write(MeasuredSpeeds(CURVE, 7))
+    assert KeptSpeeds(form=("int8", 1), model="a").read() == MeasuredSpeeds(CURVE, 7)
     (file,) = cache.iterdir()
     whole = file.read_text()
     for part in ("", whole[:-1], "{}", '{"curve": [[1]], "copy_speed": 1}', "[]"):
@@ -35,7 +35,7 @@ def test_what_was_written_is_read_and_what_was_damaged_is_not(cache: Path) -> No
 
 
 def test_another_model_machine_or_version_has_another_file(cache: Path, monkeypatch) -> None:
-    KeptSpeeds(model="a").write(Speeds(CURVE))
+    KeptSpeeds(model="a").write(MeasuredSpeeds(CURVE))
     assert KeptSpeeds(model="b").read() is None
     changes = (
         ("device_name", lambda device: "another processor, 2 cores"),
@@ -46,12 +46,12 @@ def test_another_model_machine_or_version_has_another_file(cache: Path, monkeypa
         with monkeypatch.context() as patch:
             patch.setattr(kept_speeds, name, other)
             assert KeptSpeeds(model="a").read() is None
-    assert KeptSpeeds(model="a").read() == Speeds(CURVE)
+    assert KeptSpeeds(model="a").read() == MeasuredSpeeds(CURVE)
 
 
 def test_a_cache_that_cannot_be_written_costs_time_alone(cache: Path) -> None:
     cache.parent.write_text("no folder")
-    KeptSpeeds(model="a").write(Speeds(CURVE))
+    KeptSpeeds(model="a").write(MeasuredSpeeds(CURVE))
     assert KeptSpeeds(model="a").read() is None
 
 

@@ -59,7 +59,7 @@ from specsot_kernels.cpu.compiling import is_under_way
 from specsot_model.cuda_graphs import GraphCapture, measure_curve
 from specsot_model.decoder import Decoder
 from specsot_model.inference import inference_mode
-from specsot_model.kept_speeds import KeptSpeeds, Speeds
+from specsot_model.kept_speeds import KeptSpeeds, MeasuredSpeeds
 from specsot_model.linear import check_quantization, resolve_dtype
 from specsot_model.memory_fit import Need, WeightForm, check_fit, drafter_bytes, free_on
 from specsot_model.published import open_weights
@@ -454,10 +454,10 @@ class DraftBackend(ABC):
             dtype=self.model.dtype,
             form=options.drafter_quantization,
         )
-        known = kept.read() or Speeds(())
+        known = kept.read() or MeasuredSpeeds(())
         curve = measure_head(self.model, known.curve)
         if curve is not known.curve:
-            kept.write(Speeds(curve))
+            kept.write(MeasuredSpeeds(curve))
         return curve
 
     @property

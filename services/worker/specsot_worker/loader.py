@@ -33,7 +33,7 @@ from specsot_model.cuda_graphs import measure_rows
 from specsot_model.decoder import Decoder, Loaded
 from specsot_model.device_speed import alone_on, copy_speed, device_name, measured_bytes
 from specsot_model.fused import runs_kernels
-from specsot_model.kept_speeds import KeptSpeeds, Speeds
+from specsot_model.kept_speeds import KeptSpeeds, MeasuredSpeeds
 from specsot_model.linear import (
     check_quantization,
     describe_rounding,
@@ -248,7 +248,7 @@ class StageLoader:
         reason = f"int8 needs {lacking}" if lacking else "--quantization or --dtype asks for it"
         log.info("gguf weights", held=str(self._dtype).removeprefix("torch."), reason=reason)
 
-    def _measure(self) -> Speeds:
+    def _measure(self) -> MeasuredSpeeds:
         """Return how fast memory is copied, and the seconds that one step takes by its number of tokens. They
         are measured on a layer that is loaded, or, while it is unknown which layers to fetch, on a layer of
         the same shape. On a CPU they are those of an earlier start, if a few steps confirm them.
@@ -274,7 +274,7 @@ class StageLoader:
             curve = measure_rows(decoder, report=CompileProgress(), known=known.curve if known else ())
             if known and curve is known.curve:
                 return known
-            speeds = Speeds(curve, copy_speed(self._device))
+            speeds = MeasuredSpeeds(curve, copy_speed(self._device))
         if kept:
             kept.write(speeds)
         return speeds
