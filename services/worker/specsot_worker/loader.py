@@ -39,6 +39,7 @@ from specsot_model.linear import (
     describe_rounding,
     lacks_for_packed_kernels,
     resolve_dtype,
+    uses_packed_kernels,
 )
 from specsot_model.loaded_parts import AbsentWeights, LoadedParts, measured_range
 from specsot_model.memory_fit import Need, check_fit, free_on, gpus_on, tensors_of
@@ -263,8 +264,9 @@ class StageLoader:
             decoder = Decoder.of(options, measured_range(self._config), files=files)
         else:
             decoder = self._load(self._layers or measured_range(self._config))
+        packs = uses_packed_kernels(self._options.stored_form, self._device)
         # Load more layers instead of waiting for the kernel, which another process compiles.
-        while decoder.device.type == "cpu" and is_under_way() and self.preload():
+        while self._layers is None and packs and is_under_way() and self.preload():
             pass
         kept = self._kept_speeds(decoder) if decoder.device.type == "cpu" else None
         known = kept.read() if kept else None
