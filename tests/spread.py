@@ -29,7 +29,6 @@ from specsot_app.fleet.die_with_parent import end_with
 # What is compiled or loaded when it is first used: once, for all processes. What many files
 # load late belongs here.
 LAZY = (
-    ("numba", "specsot_kernels.cpu.steps"),
     ("transformers", "transformers.models.llama.modeling_llama"),
     ("transformers", "transformers.generation"),
 )
@@ -70,6 +69,10 @@ def run(session: pytest.Session, count: int) -> None:
     for library, name in LAZY:
         if find_spec(library):
             import_module(name)
+    if find_spec("numba"):
+        from specsot_kernels.cpu.kernel import address
+
+        address()
     config = session.config
     capture: Any = config.pluginmanager.getplugin("capturemanager")
     if (forked := sys.modules.get("tests.forked")) is not None:

@@ -662,6 +662,12 @@ REPEATED = 1.25
 # Seconds. How long a measurement continues until the fastest run of every size is confirmed in that way. At a
 # load of 10, the fastest of three runs of 4 rows took 71 ms; 0.7 ms is usual. Untuned.
 PATIENCE_SECONDS = 2.0
+# Rows. The sizes at which a curve that an earlier process measured is checked: one reads all weights, the
+# other one also computes. They are among SIZES and the sizes of drafters.
+CHECKED_SIZES = (1, 16)
+# Factor. An earlier curve is used if the fastest of MIN_TURNS runs takes between 1 / ALIKE and ALIKE times
+# its seconds at both sizes. Curves of one machine differ by a tenth or two from start to start. Untuned.
+ALIKE = 1.4
 
 # Runs something once and returns its seconds.
 Timer = Callable[[], float]
@@ -675,6 +681,7 @@ def measure_curve(
     min_turns: int,
     device: torch.device,
     clock: Timer = time.perf_counter,
+    known: Curve = (),
 ) -> Curve:
     """Return the measured cost curve: pairs (rows, fastest seconds), by ascending rows.
 
@@ -683,6 +690,8 @@ def measure_curve(
     min_turns: How often each timer runs at least.
     device: On a CPU the number of runs is limited.
     clock: Source of time, in seconds.
+    known: A curve that an earlier process measured, or (). It is returned if it has the same sizes, and runs
+        of CHECKED_SIZES confirm it; otherwise it is measured anew.
 
     The fastest run counts, because another process only adds time, and seldom to all runs of a size; medians
     made two rows look twice as expensive as one. Sizes are measured in turns, the largest first, so that a
@@ -691,6 +700,8 @@ def measure_curve(
 
         # fastest runs {1: 3.0, 2: 2.0, 4: 2.5} -> ((1, 2.0), (2, 2.0), (4, 2.5))
     """
+    if is_confirmed(known, timers):
+        return known
     max_turns = MAX_TURNS_CPU if device.type == "cpu" else math.inf
     times: dict[int, list[float]] = {rows: [] for rows in sorted(timers, reverse=True)}
     for rows in times:
@@ -709,6 +720,29 @@ def measure_curve(
     return tuple(reversed([*zip(times, costs)]))
 
 
+def is_confirmed(known: Curve, timers: Mapping[int, Timer]) -> bool:
+    """Tell whether an earlier curve has the sizes of these timers, and is as fast as they are now.
+
+    known: Pairs (rows, seconds) by ascending rows; () is not confirmed.
+    timers: By number of rows, a function that runs so many rows once and returns the seconds. Those of
+        CHECKED_SIZES first run once untimed, to warm up.
+    """
+    if not known or [rows for rows, _ in known] != sorted(timers):
+        return False
+
+    def is_alike(rows: int, seconds: float) -> bool:
+        """Tell whether the fastest of a few runs takes about as long as the curve says.
+
+        rows: Number of rows to run.
+        seconds: Seconds of the curve.
+        """
+        timers[rows]()
+        fastest = min(timers[rows]() for _ in range(MIN_TURNS))
+        return seconds / ALIKE <= fastest <= seconds * ALIKE
+
+    return all(is_alike(rows, seconds) for rows, seconds in known if rows in CHECKED_SIZES)
+
+
 def _disturbed(times: Iterable[Sequence[float]]) -> bool:
     """Tell whether the fastest run of some size is not confirmed by a second run within REPEATED.
 
@@ -724,6 +758,7 @@ def measure_rows(
     sizes: Sequence[int] = (),
     seconds: float = 0.3,
     report: Callable[[int, int], None] | None = None,
+    known: Curve = (),
 ) -> Curve:
     """Return the measured seconds of *one* layer for each number of rows; see `measure_curve`.
 
@@ -734,6 +769,7 @@ def measure_rows(
     seconds: Roughly how long to measure.
     report: Called with how many of the kernels of CUDA graphs are compiled, and how many there are; None: not
         called.
+    known: What this function returned in an earlier process, or (); see `measure_curve`.
     """
     sizes = sizes or (WIDE if decoder.capturable else SIZES)
     kv = decoder.make_kv(1, HISTORY_ROWS + max(sizes))
@@ -743,8 +779,10 @@ def measure_rows(
     else:
         forward = partial(_time_forward, decoder, kv, _different_rows(decoder, max(sizes)))
     timers = {rows: partial(forward, rows) for rows in sizes}
-    curve = measure_curve(timers, seconds, MIN_TURNS, decoder.device)
-    return tuple((rows, spent / len(decoder.layers)) for rows, spent in curve)
+    layers = len(decoder.layers)
+    earlier = tuple((rows, spent * layers) for rows, spent in known)
+    curve = measure_curve(timers, seconds, MIN_TURNS, decoder.device, known=earlier)
+    return known if curve is earlier else tuple((rows, spent / layers) for rows, spent in curve)
 
 
 def _graph_timer(decoder: Decoder, kv: KVPages, sizes: Sequence[int]) -> Forward:

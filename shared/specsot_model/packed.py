@@ -58,8 +58,8 @@ class LayerParts:
 
     @property
     def table(self) -> NDArray[np.int64]:
-        """Return the layer as the kernel reads it: int64 [steps.LAYER], addresses and sizes; see
-        `steps.LAYER`.
+        """Return the layer as the kernel reads it: int64 [layout.LAYER], addresses and sizes; see
+        `layout.LAYER`.
         """
         products = (self.qkv, self.out, self.gate_up, self.down)
         norms = (self.input_norm, self.mlp_norm, *(self.head_norms or (None, None)))
@@ -181,9 +181,9 @@ class PackedLayers:
             rotary embedding.
         kv: The KV cache of the layer range.
         tap_addresses: int64 [layers, 2], addresses of each layer's tap and of its result, 0 without a tap;
-            see `steps.TAPS`. None: no layer has a tap.
+            see `layout.TAPS`. None: no layer has a tap.
         """
-        from specsot_kernels.cpu import steps
+        from specsot_kernels.cpu import layout
 
         longest = max(_columns(plan).longest for plan in plans)
         frame = self._frame(positions, slots, kv, longest)
@@ -196,13 +196,13 @@ class PackedLayers:
             hidden: fp32 [rows, H], contiguous, the residual stream.
             layers: Indices of the layers among these.
             """
-            frame.point(steps.HIDDEN, hidden)
+            frame.point(layout.HIDDEN, hidden)
             for _, alike in groupby(layers, key=kinds.__getitem__):
                 part = tuple(alike)
                 self._set_columns(frame, plans[part[0]], kv, part[0])
                 self._set_turns(frame, part[0], num_positions)
                 if tap_addresses is not None:
-                    frame.put(steps.TAPS, tap_addresses[part[0] :].ctypes.data)
+                    frame.put(layout.TAPS, tap_addresses[part[0] :].ctypes.data)
                 frame.run(self._tables[part[0]], len(part))
 
         return run
@@ -224,12 +224,12 @@ class PackedLayers:
         slots: LongTensor [rows], the KV slot of each row.
         kv: The KV cache of the layer range.
         """
-        from specsot_kernels.cpu import steps
+        from specsot_kernels.cpu import layout
 
         frame = self._frame(positions, slots, kv, _columns(plan).longest)
         hidden = residual.clone(memory_format=torch.contiguous_format)
-        frame.point(steps.HIDDEN, hidden)
-        frame.point(steps.X, inputs.contiguous())
+        frame.point(layout.HIDDEN, hidden)
+        frame.point(layout.X, inputs.contiguous())
         self._set_turns(frame, layer, int(positions.max()) + 1)
         self._set_columns(frame, plan, kv, layer)
         frame.run(self._tables[layer], 1)
@@ -244,13 +244,13 @@ class PackedLayers:
         slots: LongTensor [rows], the KV slot of each row.
         kv: The KV cache of the layer range.
         """
-        from specsot_kernels.cpu import steps
+        from specsot_kernels.cpu import layout
 
         frame = self._frame(positions, slots, kv, None)
-        frame.point(steps.X, inputs.contiguous())
+        frame.point(layout.X, inputs.contiguous())
         self._set_turns(frame, layer, int(positions.max()) + 1)
         self._set_kv(frame, kv, layer)
-        frame.run(self._tables[layer], steps.REMEMBER)
+        frame.run(self._tables[layer], layout.REMEMBER)
 
     def _frame(self, positions: Tensor, slots: Tensor, kv: KVPages, max_columns: int | None) -> KernelFrame:
         """Return the kernel's argument block for a batch, without what differs from layer to layer.
@@ -260,22 +260,22 @@ class PackedLayers:
         kv: The KV cache of the layer range.
         max_columns: Largest number of columns that a row sees; None if no attention runs.
         """
-        from specsot_kernels.cpu import steps
+        from specsot_kernels.cpu import layout
         from specsot_kernels.cpu.running import KernelFrame
 
         sizes = self._sizes_of
         rows = len(positions)
         frame = KernelFrame(rows, self._widest, self._eps)
         counts = sizes.heads, sizes.kv_heads, sizes.head_dim, kv.page_rows
-        for field, count in zip((steps.HEADS, steps.KV_HEADS, steps.HEAD_DIM, steps.PAGE_ROWS), counts):
+        for field, count in zip((layout.HEADS, layout.KV_HEADS, layout.HEAD_DIM, layout.PAGE_ROWS), counts):
             frame.put(field, count)
-        frame.put_float(steps.FACTOR, 1 / np.sqrt(np.float32(sizes.query_scalar or sizes.head_dim)))
-        frame.point(steps.POSITIONS, positions.contiguous())
-        frame.point(steps.SLOTS, slots.contiguous())
-        frame.make(steps.PROJECTED, rows * (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim * 4)
+        frame.put_float(layout.FACTOR, 1 / np.sqrt(np.float32(sizes.query_scalar or sizes.head_dim)))
+        frame.point(layout.POSITIONS, positions.contiguous())
+        frame.point(layout.SLOTS, slots.contiguous())
+        frame.make(layout.PROJECTED, rows * (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim * 4)
         if max_columns is not None:
-            frame.make(steps.ATTENDED, rows * sizes.width * 4)
-            frame.make(steps.INNER, rows * 2 * sizes.intermediate * 4)
+            frame.make(layout.ATTENDED, rows * sizes.width * 4)
+            frame.make(layout.INNER, rows * 2 * sizes.intermediate * 4)
             frame.make_attention(max_columns, sizes.head_dim, sizes.heads // sizes.kv_heads)
         return frame
 
@@ -287,11 +287,11 @@ class PackedLayers:
         kv: The KV cache of the layer range.
         layer: Index of the first layer that runs.
         """
-        from specsot_kernels.cpu import steps
+        from specsot_kernels.cpu import layout
 
         columns = _columns(plan)
-        frame.put(steps.SIGHT, columns.sight.ctypes.data)
-        frame.put(steps.SEEN_BY, columns.sight.shape[1])
+        frame.put(layout.SIGHT, columns.sight.ctypes.data)
+        frame.put(layout.SEEN_BY, columns.sight.shape[1])
         self._set_kv(frame, kv, layer)
 
     def _set_kv(self, frame: KernelFrame, kv: KVPages, layer: int) -> None:
@@ -301,12 +301,12 @@ class PackedLayers:
         kv: The KV cache of the layer range.
         layer: Index of the first layer that runs.
         """
-        from specsot_kernels.cpu import steps
+        from specsot_kernels.cpu import layout
 
         pages = kv.layers[layer]
-        frame.put(steps.KEYS, pages.data_ptr())
-        frame.put(steps.VALUES, pages.data_ptr() + pages[0].nbytes)
-        frame.put(steps.LAYERS_APART, pages.nbytes)
+        frame.put(layout.KEYS, pages.data_ptr())
+        frame.put(layout.VALUES, pages.data_ptr() + pages[0].nbytes)
+        frame.put(layout.LAYERS_APART, pages.nbytes)
 
     def _set_turns(self, frame: KernelFrame, layer: int, positions: int) -> None:
         """Let the kernel read the rotary table of a layer, fp32 [positions, 2, head_dim].
@@ -318,7 +318,7 @@ class PackedLayers:
         layer: Index of the layer among these.
         positions: Number of positions that are needed, from 0 on.
         """
-        from specsot_kernels.cpu import steps
+        from specsot_kernels.cpu import layout
 
         rotary = self._rotaries[layer]
         if len(self._turns[rotary]) < positions:
@@ -327,7 +327,7 @@ class PackedLayers:
             cosines, sines = (table.float() for table in (angles.double().cos(), angles.double().sin()))
             signed = torch.stack((-sines, sines), -1).flatten(1)
             self._turns[rotary] = torch.stack((cosines.repeat_interleave(2, 1), signed), 1).contiguous()
-        frame.point(steps.TURNS, self._turns[rotary])
+        frame.point(layout.TURNS, self._turns[rotary])
 
 
 def _columns(plan: AttentionPlan) -> ColumnPlan:

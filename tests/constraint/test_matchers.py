@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +119,7 @@ def test_no_grammar_is_built_on_the_thread_that_asks_for_it() -> None:
 
 def test_what_most_requests_are_held_by_is_built_before_they_come() -> None:
     vocabulary = describe(SINGLE.bytes)
-    prebuild(vocabulary)
-    wait([COMPILER.submit(lambda: None)])
+    prebuild(vocabulary, rest=0).result()
     listed = rules_of(Ask("Why?"), listed=True)
     for rules in (PlanRules(True), PlanRules(False), listed):
         coming = grammar_of(vocabulary, Opening(1, 1, plan=rules))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specsot_kernels.cpu import compiling
-from specsot_kernels.cpu.compiling import compile_early, one_process_at_a_time
+from specsot_kernels.cpu.compiling import compile_early, is_under_way, one_process_at_a_time
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +28,18 @@ def test_others_wait_for_the_first_to_compile_and_then_for_nobody() -> None:
     with one_process_at_a_time(), one_process_at_a_time():
         compiled.append(True)
     assert compiled
+
+
+def test_it_is_under_way_until_it_has_ended(folder: Path) -> None:
+    """So that layers are loaded meanwhile, and nothing else is delayed."""
+    assert not is_under_way()
+    with one_process_at_a_time():
+        assert is_under_way()
+    assert not is_under_way()
+    (folder / "kernel.py").write_text("one = 2")
+    with pytest.raises(RuntimeError), one_process_at_a_time():
+        raise RuntimeError
+    assert not is_under_way()
 
 
 def test_what_failed_is_compiled_by_the_next() -> None:

@@ -17,7 +17,7 @@ import torch
 
 from specsot.core.frames import Drafts, Features, Frame, PromptChunk
 from specsot.events import BranchText, Event, Finished
-from specsot.members import Curve, Quantization, Registration, TreeShape
+from specsot.members import Quantization, Registration, TreeShape
 from specsot.params import Ask, Form, Limits, Sampling
 from specsot.service.membership import RingMember, run_membership
 from specsot.service.options import DraftModelOptions, ModelOptions
@@ -27,6 +27,7 @@ from specsot_drafter.loader import DraftLoader
 from specsot_drafter.observer import DrafterObserver
 from specsot_master.core.ring.ring_state import RingOptions
 from specsot_master.master import Master, assemble
+from specsot_model.kept_speeds import MeasuredSpeeds
 from specsot_worker import feature_stream
 from specsot_worker.core import pipeline
 from specsot_worker.loader import StageLoader
@@ -67,8 +68,8 @@ class Loader(StageLoader):
     def registration(self) -> Registration:
         return replace(super().registration(), host=self.name, **self.told)
 
-    def _measure(self) -> Curve:
-        return self.told["curve"]
+    def _measure(self) -> MeasuredSpeeds:
+        return MeasuredSpeeds(self.told["curve"])
 
 
 class Told(DrafterObserver):

@@ -98,13 +98,13 @@ def test_a_sequence_is_bitwise_equal_in_any_batch(
 @pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
 def test_columns_that_are_fetched_ahead_are_somewhere() -> None:
     """Of a long text's columns, and then of a short one's."""
-    from specsot_kernels.cpu import steps
+    from specsot_kernels.cpu import layout
     from specsot_kernels.cpu.running import plan_columns
 
     texts = RowSpan(1, 200, 1, tuple(range(13))), RowSpan(1, 2, 1, (13,))
     tree = RowSpan(2, 4, 2, (14,), (0b01, 0b11))
     for held in plan_columns((*texts, tree), PAGE, 128, 1).held:
-        assert not held[-steps.COLUMNS_AT_ONCE :].any()
+        assert not held[-layout.COLUMNS_AT_ONCE :].any()
 
 
 @pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")

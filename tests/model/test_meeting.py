@@ -16,13 +16,14 @@ THREADS, TIMES = 3, 200
 def test_a_waiting_thread_sleeps_and_none_continues_before_all_have_arrived() -> None:
     import numba
 
+    from specsot_kernels.cpu import layout
     from specsot_kernels.cpu import vectors as v
 
     kind = numba.types.void(numba.types.int64, numba.types.int64, numba.types.int64)
     met = numba.cfunc(kind)(lambda place, threads, system: v.meet(place, threads, system)).ctypes
-    lines = np.zeros(v.MEETING // 4 + 16, dtype=np.int32)
-    first = -lines.ctypes.data % v.BYTES // 4
-    asleep = lines[first + 2 * v.BYTES // 4 :]
+    lines = np.zeros(layout.BARRIER_BYTES // 4 + 16, dtype=np.int32)
+    first = -lines.ctypes.data % layout.BYTES // 4
+    asleep = lines[first + 2 * layout.BYTES // 4 :]
     system = ctypes.cast(ctypes.CDLL(None).syscall, ctypes.c_void_p).value
     done = [0] * THREADS
 

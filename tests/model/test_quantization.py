@@ -112,13 +112,13 @@ def test_a_row_is_the_same_bits_in_any_company(kind: Quantization) -> None:
 def test_without_amx_or_leave_to_use_it_it_is_not_used(
     features: set[str], answer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specsot_kernels.cpu import vectors
+    from specsot_kernels.cpu import layout
 
     system = SimpleNamespace(syscall=lambda *asked: answer)
-    monkeypatch.setattr(vectors, "INSTRUCTIONS", "avx512vnni")
-    monkeypatch.setattr(vectors, "_features", lambda: frozenset(features))
-    monkeypatch.setattr(vectors.ctypes, "CDLL", lambda name: system)
-    assert not vectors._has_amx()
+    monkeypatch.setattr(layout, "INSTRUCTIONS", "avx512vnni")
+    monkeypatch.setattr(layout, "_features", lambda: frozenset(features))
+    monkeypatch.setattr(layout.ctypes, "CDLL", lambda name: system)
+    assert not layout._has_amx()
 
 
 def test_blocks_of_a_gguf_file_are_kept_as_they_are() -> None:

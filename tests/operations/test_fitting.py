@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,36 @@ def test_layers_asked_for_are_loaded_ahead_as_far_as_there_is_room(
         ):
             source.preload(wanted)
     assert set(source._parts.blocks) == (set(range(2, 4)) if fits else set())
+
+
+@pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
+@pytest.mark.parametrize(
+    ("kind", "layers", "compiles", "loaded"),
+    [
+        ("int8", None, True, 8),
+        ("int8", None, False, 1),
+        ("int8", Range(2, 4), True, 2),
+        (None, None, True, 1),
+    ],
+)
+def test_while_the_kernel_is_compiled_the_other_layers_are_loaded(
+    demo_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Quantization | None,
+    layers: Range | None,
+    compiles: bool,
+    loaded: int,
+) -> None:
+    """loaded: layers that are loaded once one was measured, of which the first stage needs two."""
+    options = ModelOptions(demo_model / "base", dtype="fp32", quantization=kind, kv_memory=4 * MIB)
+    source = working.StageLoader(options, "w", layers=layers, free_memory=lambda device: 1 << 30)
+    monkeypatch.setattr(working, "is_under_way", lambda: compiles)
+    source.registration()
+    assert len(source._parts.blocks) == loaded
+    kept = dict(source._parts.blocks)
+    source.make_stage(configuration(Range(2, 4)), Range(2, 4))
+    assert all(source._parts.blocks[index] is kept[index] for index in (2, 3) if index in kept)
+    assert set(source._parts.blocks) == {2, 3}
 
 
 def test_a_drafter_that_does_not_fit(demo_model: Path) -> None:

@@ -18,9 +18,10 @@ from torch import Tensor
 from specsot.checkpoint.borrowed import borrowed_of
 from specsot.checkpoint.config import read_config
 from specsot.checkpoint.fingerprint import fingerprint
+from specsot.checkpoint.kept_vocabulary import vocabulary_of
 from specsot.checkpoint.resolving import name_of_model
 from specsot.core.frames import FeatureBatch, Features, Opening
-from specsot.core.vocabulary import Vocabulary, read_vocabulary
+from specsot.core.vocabulary import Vocabulary
 from specsot.drafting import PAST_TOKENS
 from specsot.errors import HeadMismatch, InvalidRequest
 from specsot.grammar import prebuild
@@ -54,9 +55,11 @@ from specsot_drafter.proposers.lm import LanguageModelProposer, beam_shape, read
 from specsot_drafter.proposers.parallel import ParallelProposer
 from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape
 from specsot_drafter.speculator import Clock
+from specsot_kernels.cpu.compiling import is_under_way
 from specsot_model.cuda_graphs import GraphCapture, measure_curve
 from specsot_model.decoder import Decoder
 from specsot_model.inference import inference_mode
+from specsot_model.kept_speeds import KeptSpeeds, MeasuredSpeeds
 from specsot_model.linear import check_quantization, resolve_dtype
 from specsot_model.memory_fit import Need, WeightForm, check_fit, drafter_bytes, free_on
 from specsot_model.published import open_weights
@@ -74,7 +77,8 @@ class DraftLoader:
         address: str | None = None,
         free_memory: Callable[[str], int | None] = free_on,
     ) -> None:
-        """Read the base model's config, and choose the backends; no weights are loaded yet.
+        """Read the base model's config, and choose the backends. Weights are loaded later, or now if the
+        kernel for CPUs is being compiled, so that loading takes the time that computing would wait.
 
         options: Draft model, base model and device.
         name: The drafter's name in the ring.
@@ -94,6 +98,11 @@ class DraftLoader:
         self._fingerprint = fingerprint(options.base)
         use_device(options.device)
         self._backends = make_backends(options)
+        # Load the model now instead of letting it wait for a worker of this process, which waits for the
+        # kernel that another process compiles.
+        if options.device == "cpu" and is_under_way():
+            self._check_fit()
+            _ = self._first.model
 
     @property
     def name(self) -> str:
@@ -197,7 +206,7 @@ class DraftLoader:
         for 50,000 tokens.
         """
         has_text = (self._options.base / "tokenizer.json").exists()
-        return read_vocabulary(self._options.base, self._config.vocab) if has_text else None
+        return vocabulary_of(self._options.base, self._config.vocab) if has_text else None
 
     def _check_fit(self) -> None:
         """Check, before anything is loaded, that the weights and pages fit on the device. Raises ModelError
@@ -339,7 +348,7 @@ def _compare(base: Path, draft: Path) -> None:
 
     A vocabulary with fewer tokens differs: its missing tokens count as None.
     """
-    pairs = zip_longest(read_vocabulary(base).bytes, read_vocabulary(draft).bytes)
+    pairs = zip_longest(vocabulary_of(base).bytes, vocabulary_of(draft).bytes)
     for token, (base_bytes, draft_bytes) in enumerate(pairs):
         _require(
             draft_bytes == base_bytes,
@@ -430,9 +439,26 @@ class DraftBackend(ABC):
     @cached_property
     def curve(self) -> Curve:
         """The measured (rows, seconds) of one level of growth, or of one block for heads that draft in one
-        pass. Without a model, it is an assumption, NGRAM_CURVE.
+        pass. On a CPU, it is that of an earlier start, if a few runs confirm it. Without a model, it is an
+        assumption, NGRAM_CURVE.
         """
-        return measure_head(self.model) if self.model else NGRAM_CURVE
+        if self.model is None:
+            return NGRAM_CURVE
+        if self.model.device.type != "cpu":
+            return measure_head(self.model)
+        options = self.options
+        kept = KeptSpeeds(
+            base=fingerprint(options.base),
+            base_form=(options.dtype, options.stored_form),
+            draft=fingerprint(options.draft),
+            dtype=self.model.dtype,
+            form=options.drafter_quantization,
+        )
+        known = kept.read() or MeasuredSpeeds(())
+        curve = measure_head(self.model, known.curve)
+        if curve is not known.curve:
+            kept.write(MeasuredSpeeds(curve))
+        return curve
 
     @property
     def row_bytes(self) -> int:
@@ -740,12 +766,15 @@ Grow = Callable[[int], object]
 
 
 @inference_mode
-def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_counter) -> Curve:
+def measure_levels(
+    head: DraftHead, clock: Callable[[], float] = time.perf_counter, known: Curve = ()
+) -> Curve:
     """Measure and return the (rows, seconds) of one level of growth, everything included, in a fraction of a
     second.
 
     head: The draft head.
     clock: Returns the time in seconds.
+    known: What this function returned in an earlier process, or (); it is returned if it is confirmed.
 
     Heads that can be captured are measured in graphs, others kernel by kernel. The sizes are MEASURED_ROWS.
     """
@@ -760,30 +789,36 @@ def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_count
 
     growers = {rows: _graphs(head, rows) or _grower(head, rows) for rows in MEASURED_ROWS}
     timers = {rows: partial(level_seconds, grow) for rows, grow in growers.items()}
-    return measure_curve(timers, MAX_SECONDS, MIN_TURNS, head.device, clock)
+    return measure_curve(timers, MAX_SECONDS, MIN_TURNS, head.device, clock, known)
 
 
-def measure_head(head: DraftHead) -> Curve:
+def measure_head(head: DraftHead, known: Curve = ()) -> Curve:
     """Return the measured speed of a head, in the form that the head's policy needs: per level, or per block
     for heads that draft in one pass.
 
     head: The draft head.
+    known: What this function returned in an earlier process, or (); it is returned if it is confirmed.
     """
     at_once = isinstance(head, BlockHead) or (isinstance(head, Eagle3Head) and head.mask)
-    return measure_blocks(head) if at_once else measure_levels(head)
+    return (measure_blocks if at_once else measure_levels)(head, known=known)
 
 
 @inference_mode
-def measure_blocks(head: DraftHead, clock: Callable[[], float] = time.perf_counter) -> Curve:
+def measure_blocks(
+    head: DraftHead, clock: Callable[[], float] = time.perf_counter, known: Curve = ()
+) -> Curve:
     """Measure and return the (trees, seconds) of drafting whole blocks. More levels of a block cost nothing.
 
     head: A head that drafts in one pass.
     clock: Returns the time in seconds.
+    known: What this function returned in an earlier process, or (); it is returned if it is confirmed.
 
     The curve begins with (0, 0.0), and its other sizes are MEASURED_ROWS.
     """
     timers = {trees: partial(_time, _blocks(head, trees), 0, clock) for trees in MEASURED_ROWS}
-    return (0, 0.0), *measure_curve(timers, MAX_SECONDS, MIN_TURNS, head.device, clock)
+    earlier = known[1:]
+    curve = measure_curve(timers, MAX_SECONDS, MIN_TURNS, head.device, clock, earlier)
+    return known if curve is earlier and known else ((0, 0.0), *curve)
 
 
 def _blocks(head: DraftHead, trees: int) -> Grow:

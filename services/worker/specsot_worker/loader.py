@@ -18,24 +18,28 @@ from specsot.checkpoint.borrowed import borrowed_of
 from specsot.checkpoint.config import read_config
 from specsot.checkpoint.fingerprint import fingerprint
 from specsot.checkpoint.hub import snapshot_of
+from specsot.checkpoint.kept_vocabulary import vocabulary_of
 from specsot.core.frames import Opening
 from specsot.core.info import memory_in_words
-from specsot.core.vocabulary import Vocabulary, read_vocabulary
+from specsot.core.vocabulary import Vocabulary
 from specsot.errors import ModelError
 from specsot.grammar import Grammar, grammar_of, prebuild, sentence_ends
-from specsot.members import Configuration, Curve, Range, Registration
+from specsot.members import Configuration, Range, Registration
 from specsot.service.options import ModelOptions
 from specsot.service.runtime_env import return_freed_memory
 from specsot.transport.pending_rows import use_device
+from specsot_kernels.cpu.compiling import is_under_way
 from specsot_model.cuda_graphs import measure_rows
 from specsot_model.decoder import Decoder, Loaded
 from specsot_model.device_speed import alone_on, copy_speed, device_name, measured_bytes
 from specsot_model.fused import runs_kernels
+from specsot_model.kept_speeds import KeptSpeeds, MeasuredSpeeds
 from specsot_model.linear import (
     check_quantization,
     describe_rounding,
     lacks_for_packed_kernels,
     resolve_dtype,
+    uses_packed_kernels,
 )
 from specsot_model.loaded_parts import AbsentWeights, LoadedParts, measured_range
 from specsot_model.memory_fit import Need, check_fit, free_on, gpus_on, tensors_of
@@ -174,6 +178,7 @@ class StageLoader:
             self._read_vocabulary()
         self._report_published()
         self._report_transformers()
+        speeds = self._measure()
         return Registration(
             kind="worker",
             name=self._name,
@@ -184,7 +189,7 @@ class StageLoader:
             kv_bytes=self._options.page_bytes,
             row_bytes=self._counted.row_in(self._layers),
             layers=self._layers,
-            curve=self._measure(),
+            curve=speeds.curve,
             host=socket.gethostname(),
             gpus=tuple(sorted(self._gpus, key=lambda gpu: self._gpus[gpu] != self._device)),
             memory=memory,
@@ -193,7 +198,7 @@ class StageLoader:
             device=device_name(self._device),
             dtype=f"{self._dtype}".removeprefix("torch."),
             # With experts, a step reads those that its tokens choose, so the bytes per step are unknown.
-            copy_speed=0 if self._config.routing else copy_speed(self._device),
+            copy_speed=0 if self._config.routing else speeds.copy_speed,
             quantization=self._counted.rounding,
             lends=borrowed_of(self._options.base) is None and self._options.model_format != "bin",
             hands_over=hands_over,
@@ -244,9 +249,10 @@ class StageLoader:
         reason = f"int8 needs {lacking}" if lacking else "--quantization or --dtype asks for it"
         log.info("gguf weights", held=str(self._dtype).removeprefix("torch."), reason=reason)
 
-    def _measure(self) -> Curve:
-        """Return the seconds that one step takes by its number of tokens, measured on a layer that is loaded,
-        or, while it is unknown which layers to fetch, on a layer of the same shape.
+    def _measure(self) -> MeasuredSpeeds:
+        """Return how fast memory is copied, and the seconds that one step takes by its number of tokens. They
+        are measured on a layer that is loaded, or, while it is unknown which layers to fetch, on a layer of
+        the same shape. On a CPU they are those of an earlier start, if a few steps confirm them.
 
         Raises ModelError if the device has too little free memory for that.
         """
@@ -258,9 +264,31 @@ class StageLoader:
             decoder = Decoder.of(options, measured_range(self._config), files=files)
         else:
             decoder = self._load(self._layers or measured_range(self._config))
+        packs = uses_packed_kernels(self._options.stored_form, self._device)
+        # Load more layers instead of waiting for the kernel, which another process compiles.
+        while self._layers is None and packs and is_under_way() and self.preload():
+            pass
+        kept = self._kept_speeds(decoder) if decoder.device.type == "cpu" else None
+        known = kept.read() if kept else None
         with alone_on(self._device):
-            copy_speed(self._device)
-            return measure_rows(decoder, report=CompileProgress())
+            if known is None:
+                copy_speed(self._device)
+            curve = measure_rows(decoder, report=CompileProgress(), known=known.curve if known else ())
+            if known and curve is known.curve:
+                return known
+            speeds = MeasuredSpeeds(curve, copy_speed(self._device))
+        if kept:
+            kept.write(speeds)
+        return speeds
+
+    def _kept_speeds(self, decoder: Decoder) -> KeptSpeeds:
+        """Return the file of what earlier starts measured on a layer of this model in this form.
+
+        decoder: The layers that are measured.
+        """
+        options = self._options
+        form = self._counted.rounding, options.kv_cache_dtype, options.tensor_parallel
+        return KeptSpeeds(model=self._fingerprint, layers=decoder.layers, dtype=self._dtype, form=form)
 
     def _check_room_to_measure(self) -> None:
         """Raise ModelError if the device has too little free memory for the layer that is measured and for
@@ -417,7 +445,7 @@ class StageLoader:
     @cached_property
     def _token_bytes(self) -> Vocabulary:
         """The model's vocabulary, read once."""
-        return read_vocabulary(self._options.base, self._config.vocab)
+        return vocabulary_of(self._options.base, self._config.vocab)
 
     def _move_to(self, gpu: str | None) -> None:
         """Use a GPU from now on. What is loaded on another device is dropped.

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specsot.core.vocabulary import Vocabulary
 
@@ -347,20 +348,27 @@ def sentence_ends(vocabulary: Vocabulary) -> SentenceEnds:
 class SentenceEnds:
     """Finds where a text may end after a sentence, over the tokens of one vocabulary. Has no state of its
     own.
-
-    closes: [vocabulary size], True for tokens after which a text may be complete, unless a new line follows.
-    breaks: [vocabulary size], True for tokens that begin a new line, after blanks at most.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Compute which tokens can close a text, and which begin a new line.
+        """Take the bytes of the tokens; nothing is computed yet.
 
         vocabulary: the bytes of every token id.
         """
         self._bytes = vocabulary.bytes
-        texts = [text or b"" for text in vocabulary.bytes]
-        self.closes = np.array([_CLOSES.search(text) is not None for text in texts], dtype=np.bool_)
-        self.breaks = np.array([text.lstrip(b" \t\r")[:1] == b"\n" for text in texts], dtype=np.bool_)
+
+    @functools.cached_property
+    def closes(self) -> NDArray[np.bool_]:
+        """True for tokens after which a text may be complete, unless a new line follows: [vocabulary size].
+        The first access takes a tenth of a second.
+        """
+        return np.array([_CLOSES.search(text or b"") is not None for text in self._bytes], dtype=np.bool_)
+
+    @functools.cached_property
+    def breaks(self) -> NDArray[np.bool_]:
+        """True for tokens that begin a new line, after blanks at most: [vocabulary size]."""
+        begins = [(text or b"").lstrip(b" \t\r")[:1] == b"\n" for text in self._bytes]
+        return np.array(begins, dtype=np.bool_)
 
     def start(self) -> Prose:
         """Return the state before the first token."""

@@ -23,6 +23,7 @@ from specsot.errors import ModelError
 from specsot.grammar.answers import COMPILER, AnswerAutomaton, Mask
 from specsot.grammar.automaton import MAX_CACHED_TABLES, PlanTables, TokenAutomaton, tables_of
 from specsot.grammar.paths import PathCheck
+from specsot.grammar.sentences import sentence_ends
 from specsot.grammar.tag_automaton import TagAutomaton
 from specsot.params import Form
 
@@ -43,6 +44,10 @@ LIST_LENGTHS: Final = (7, 8, 5, 3, 10, 4, 6, 2, 9, 12, 11)
 # cores, exploring took more processor time than the first answer of 8 tokens by a 1.5B model. A place that a
 # sequence needs earlier is explored at once. Untuned.
 REST_SECONDS: Final = 0.05
+# Seconds. How long `prebuild` waits before it computes anything: longer than an answer's first token takes
+# after a ring of a small model has formed on two cores (1.5B in 8 bits: about one second). The tables take a
+# second of processor time, most of it with Python's lock, so that they would double that time. Untuned.
+BEGIN_SECONDS: Final = 3.0
 # The rules of a list with the default options of a request.
 LISTED = PlanRules(False, max_points=MAX_LIST_POINTS, listed=True)
 
@@ -136,21 +141,21 @@ def grammar_of(vocabulary: Vocabulary, opening: Opening, guided: bool = True) ->
 
 @functools.lru_cache(maxsize=MAX_CACHED_TABLES)
 def prebuild(vocabulary: Vocabulary, rest: float = REST_SECONDS) -> Future[None]:
-    """Start computing what the grammars of most requests need, so that their first steps do not wait for it,
-    and return a future that is done at the end.
+    """Compute what the grammars of most requests need, so that their first steps do not wait for it. Return a
+    future that is done at the end.
 
-    The grammars can be used before the future is done. Further calls with the same `rest` return the same
+    The computation begins after BEGIN_SECONDS. The grammars can be used before the future is done: a request
+    that needs them earlier lets them be built at once. Further calls with the same `rest` return the same
     future; a process should use one `rest`. The future is never done if the process ends before. First come
     the tables, for all rules; then what the masks of lists of any length are made of. Of plans in markers,
     whose lines have more places, only the first line is computed: its titles serve all lines.
 
     vocabulary: the bytes of every token id.
-    rest: seconds that the thread rests after each place; 0: it does not rest.
+    rest: seconds that the thread rests after each place; 0: it does not rest, and begins at once.
 
     Only tables without tools are computed. If the vocabulary cannot spell a skeleton, the future is done all
     the same.
     """
-    tables = _tables(vocabulary, ())
     explored: Future[None] = Future()
     places = _explore(vocabulary)
 
@@ -170,7 +175,15 @@ def prebuild(vocabulary: Vocabulary, rest: float = REST_SECONDS) -> Future[None]
         with suppress(RuntimeError):
             COMPILER.submit(explore_next)
 
-    tables.add_done_callback(lambda _: submit_next())
+    def begin() -> None:
+        """Build the tables, then explore place after place. Nothing happens if the process ends."""
+        with suppress(RuntimeError):
+            _tables(vocabulary, ()).add_done_callback(lambda _: submit_next())
+
+    if rest:
+        run_later(BEGIN_SECONDS, begin)
+    else:
+        begin()
     return explored
 
 
@@ -187,15 +200,18 @@ def run_later(seconds: float, call: Callable[[], None]) -> None:
 
 
 def _explore(vocabulary: Vocabulary) -> Iterator[None]:
-    """Explore the places of the usual skeletons, and yield None after each place, so that the forms of other
-    requests need not wait for all of them.
+    """Find the tokens that close sentences, then explore the places of the usual skeletons, and yield None
+    after each of these, so that the forms of other requests need not wait for all of them.
 
-    Yields nothing if the vocabulary cannot spell a skeleton.
+    Yields None only once if the vocabulary cannot spell a skeleton.
 
     vocabulary: the bytes of every token id.
 
     The skeletons are lists of all LIST_LENGTHS, and plans of one point with and without a direct answer.
     """
+    sentences = sentence_ends(vocabulary)
+    _ = sentences.closes, sentences.breaks
+    yield
     lists = [replace(LISTED, max_points=points) for points in LIST_LENGTHS]
     # A vocabulary that cannot spell a skeleton has nothing to explore; its sequences fail one by one.
     with suppress(ModelError):

@@ -14,13 +14,11 @@ from numba import types
 from numba.core import cgutils
 
 from specsot_kernels.cpu import vectors as v
+from specsot_kernels.cpu.layout import BYTES, INSTRUCTIONS, LANES
 from specsot_kernels.cpu.vectors import (
-    BYTES,
     F32,
     I64,
-    INSTRUCTIONS,
     INT,
-    LANES,
     SECOND,
     VF,
     VH,

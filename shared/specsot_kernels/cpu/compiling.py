@@ -1,8 +1,8 @@
 """Compiles the large kernel of `steps` once on a machine: processes that need it meanwhile wait for it.
 
-Numba keeps a compiled kernel in the folder `__pycache__` of this package, but does not keep several processes
-from compiling the same one. It takes 15 seconds of processor time, in each of them. Importing this module
-imports NumPy with its package, but neither Numba nor torch.
+A compiled kernel is kept in the folder `__pycache__` of this package (`kernel`), but Numba does not keep
+several processes from compiling the same one. It takes 15 seconds of processor time, in each of them.
+Importing this module imports NumPy with its package, but neither Numba nor torch.
 """
 
 from __future__ import annotations
@@ -54,6 +54,28 @@ def _is_compiled(lock: IO[bytes]) -> bool:
     return os.fstat(lock.fileno()).st_size > 0
 
 
+def is_under_way() -> bool:
+    """Return whether a process compiles the kernel now, so that calling it would wait. False if it was
+    compiled here, and on systems without `fcntl`.
+    """
+    lock = _open_lock() if find_spec("fcntl") else None
+    if lock is None:
+        return False
+    with lock:
+        if _is_compiled(lock):
+            return False
+        import fcntl
+
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        # Not every file system has locks.
+        except OSError:
+            return False
+    return False
+
+
 @contextmanager
 def one_process_at_a_time() -> Generator[None]:
     """Let one process after another run the block, until one of them has ended it without an error. Those
@@ -93,6 +115,6 @@ def compile_early() -> None:
     with lock:
         compiled = _is_compiled(lock)
     if not compiled:
-        command = [sys.executable, "-c", "import specsot_kernels.cpu.steps"]
+        command = [sys.executable, "-c", "from specsot_kernels.cpu.kernel import address; address()"]
         silent = subprocess.DEVNULL
         _compilers.append(subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent))

@@ -18,9 +18,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specsot_kernels.cpu import steps
-from specsot_kernels.cpu.tiles import TILE_ROWS
-from specsot_kernels.cpu.vectors import BYTES, GROUP, GROUP_BYTES, LANES, LONG_GROUP, MEETING
+from specsot_kernels.cpu import kernel, layout
+from specsot_kernels.cpu.layout import BARRIER_BYTES, BYTES, GROUP, GROUP_BYTES, LANES, LONG_GROUP, TILE_ROWS
 from specsot_kernels.segments import HeadColumns, RowSpan, VisibleColumns, hidden_by_head, tail_seen
 
 if TYPE_CHECKING:
@@ -277,7 +276,7 @@ def _lay4(codes: Tensor, scale: Tensor, minimum: Tensor) -> tuple[Tensor, Tensor
 class ColumnPlan:
     """Which columns each row of a frame sees, in order.
 
-    sight: int64 [rows, 1 or kv_heads, 5], see `steps.SIGHT`.
+    sight: int64 [rows, 1 or kv_heads, 5], see `layout.SIGHT`.
     longest: largest number of columns that a row sees.
     held: arrays into which `sight` points.
     """
@@ -350,7 +349,7 @@ def _padded_offsets(offsets: Numbers) -> Numbers:
 
     offsets: byte offsets of columns.
     """
-    return np.concatenate((offsets, np.zeros(steps.COLUMNS_AT_ONCE, dtype=np.int64)))
+    return np.concatenate((offsets, np.zeros(layout.COLUMNS_AT_ONCE, dtype=np.int64)))
 
 
 class _Scratch(threading.local):
@@ -386,7 +385,7 @@ class KernelFrame:
         eps: epsilon of the RMSNorms.
         """
         self.rows = rows
-        self._numbers = np.zeros(steps.FRAME, dtype=np.int64)
+        self._numbers = np.zeros(layout.FRAME, dtype=np.int64)
         self._tables = np.zeros(3, dtype=np.int64)
         self._tables[0] = self._numbers.ctypes.data
         self._held: list[object] = []
@@ -396,22 +395,22 @@ class KernelFrame:
         self._scratch = _scratch.memory
         self._used = 0
         self._threads = torch.get_num_threads() if _openmp() else 1
-        self.put(steps.ROWS, rows)
-        self.put_float(steps.EPS, eps)
+        self.put(layout.ROWS, rows)
+        self.put_float(layout.EPS, eps)
         if self._threads > 1:
-            for field, entry in zip((steps.THREAD, steps.THREADS, steps.SYSTEM), _entries()):
+            for field, entry in zip((layout.THREAD, layout.THREADS, layout.SYSTEM), _entries()):
                 self.put(field, entry)
-            self.point(steps.MEETING, torch.zeros(MEETING, dtype=torch.uint8))
+            self.point(layout.MEETING, torch.zeros(BARRIER_BYTES, dtype=torch.uint8))
         # AMX reads whole tiles of rows, and discards those after the last row: the memory must exist.
-        self.make(steps.SHORT, (rows + TILE_ROWS) * (widest + LONG_GROUP) * steps.WORD // 4)
-        for field in (steps.SCALES, steps.SUMS):
+        self.make(layout.SHORT, (rows + TILE_ROWS) * (widest + LONG_GROUP) * layout.WORD // 4)
+        for field in (layout.SCALES, layout.SUMS):
             self.make(field, (rows * (widest // GROUP + 1) + TILE_ROWS) * 4)
-        self.make(steps.WIDE, self._threads * widest * 4)
+        self.make(layout.WIDE, self._threads * widest * 4)
 
     def put(self, field: int, number: int) -> None:
         """Write a number into a field of the table.
 
-        field: offset of the field in bytes; see `steps`.
+        field: offset of the field in bytes; see `layout`.
         number: an integer or an address.
         """
         self._numbers[field // 8] = number
@@ -419,7 +418,7 @@ class KernelFrame:
     def put_float(self, field: int, number: float) -> None:
         """Write a number into a field of the table, as fp32.
 
-        field: offset of the field in bytes; see `steps`.
+        field: offset of the field in bytes; see `layout`.
         number: the number, which is rounded.
         """
         self._numbers[field // 8] = np.float32(number).view(np.int32)
@@ -427,7 +426,7 @@ class KernelFrame:
     def point(self, field: int, tensor: Tensor) -> None:
         """Let a field point to a tensor, which is kept alive as long as the frame.
 
-        field: offset of the field in bytes; see `steps`.
+        field: offset of the field in bytes; see `layout`.
         tensor: a contiguous tensor.
         """
         assert tensor.is_contiguous()
@@ -440,7 +439,7 @@ class KernelFrame:
         If the thread's scratch memory is too small, new memory is allocated for this field, and the thread's
         next frame allocates enough for all.
 
-        field: offset of the field in bytes; see `steps`.
+        field: offset of the field in bytes; see `layout`.
         size: bytes that are needed.
         """
         first = self._used
@@ -460,26 +459,26 @@ class KernelFrame:
         head_dim: numbers of a head.
         group: query heads of each KV head.
         """
-        queries = self._threads * steps.ROWS_AT_ONCE * group
+        queries = self._threads * layout.ROWS_AT_ONCE * group
         apart = longest + LANES + 1
-        self.put(steps.SCORES_APART, 4 * apart)
-        self.make(steps.SCORES, queries * apart * 4)
-        self.make(steps.ASKED, queries * steps.ASKING)
-        for field in (steps.TURNED, steps.EVEN):
+        self.put(layout.SCORES_APART, 4 * apart)
+        self.make(layout.SCORES, queries * apart * 4)
+        self.make(layout.ASKED, queries * layout.ASKING)
+        for field in (layout.TURNED, layout.EVEN):
             self.make(field, queries * head_dim * 4)
 
     def run(self, table: Numbers, work: int) -> None:
         """Run the kernel on all threads, and return when all have finished.
 
         table: int64, the tables of layers, or of a product.
-        work: what is computed; see `steps.MULTIPLY`.
+        work: what is computed; see `layout.MULTIPLY`.
         """
         self._tables[1], self._tables[2] = table.ctypes.data, work
         library = _openmp()
         if library is None or self._threads == 1:
-            steps.run(self._tables.ctypes.data)
+            kernel.function()(self._tables.ctypes.data)
         else:
-            library.GOMP_parallel(steps.compiled.address, self._tables.ctypes.data, self._threads, 0)
+            library.GOMP_parallel(kernel.address(), self._tables.ctypes.data, self._threads, 0)
 
 
 # Weight [in] and epsilon of an RMSNorm that is applied before a product.
@@ -502,8 +501,8 @@ def multiply(x: Tensor, weight: PackedWeight, norm: Normed | None = None) -> Ten
     whole = x.float() if size == weight.inputs else F.pad(x.float(), (0, weight.inputs - size))
     frame = _product_frame(whole, weight, norm)
     out = torch.empty(rows, weight.outputs)
-    frame.point(steps.OUTPUT, out)
-    frame.run(weight.table, steps.MULTIPLY)
+    frame.point(layout.OUTPUT, out)
+    frame.run(weight.table, layout.MULTIPLY)
     return out[:, :count]
 
 
@@ -522,13 +521,13 @@ def choose(
     shape = (len(x), count)
     chances = torch.empty(shape)
     tokens = torch.empty(shape, dtype=torch.long)
-    frame.make(steps.OUTPUT, len(x) * weight.outputs * 4)
-    for field, held in ((steps.CHANCES, chances), (steps.TOKENS, tokens), (steps.OFFSETS, offsets)):
+    frame.make(layout.OUTPUT, len(x) * weight.outputs * 4)
+    for field, held in ((layout.CHANCES, chances), (layout.TOKENS, tokens), (layout.OFFSETS, offsets)):
         if held is not None:
             frame.point(field, held)
-    frame.put(steps.BEST, weight.outputs)
-    frame.put(steps.COUNT, count)
-    frame.run(weight.table, steps.CHOOSE)
+    frame.put(layout.BEST, weight.outputs)
+    frame.put(layout.COUNT, count)
+    frame.run(weight.table, layout.CHOOSE)
     return chances, tokens
 
 
@@ -542,9 +541,9 @@ def _product_frame(x: Tensor, weight: PackedWeight, norm: Normed | None) -> Kern
     norm: weight [in] and epsilon of an RMSNorm that is applied first; None: no norm.
     """
     frame = KernelFrame(len(x), weight.inputs, norm[1] if norm else 0.0)
-    frame.point(steps.X, x.contiguous())
+    frame.point(layout.X, x.contiguous())
     if norm is not None:
-        frame.point(steps.NORM, norm[0])
+        frame.point(layout.NORM, norm[0])
     return frame
 
 

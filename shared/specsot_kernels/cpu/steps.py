@@ -17,74 +17,95 @@ from numba import types
 from specsot_kernels.cpu import tiles
 from specsot_kernels.cpu import vectors as v
 from specsot_kernels.cpu.attending import KEPT, gather, score, soften
-from specsot_kernels.cpu.compiling import one_process_at_a_time, source_digest
-from specsot_kernels.cpu.tiles import HEIGHTS, LONG_STEPS, STEPS, TALL_BLOCKS, TILE_ROWS, WIDE_BLOCKS
-from specsot_kernels.cpu.vectors import AMX, GROUP, GROUP_BYTES, LANES, LONG_GROUP, WIDE_INPUTS
+from specsot_kernels.cpu.compiling import source_digest
+from specsot_kernels.cpu.layout import (
+    AMX,
+    ASKED,
+    ASKING,
+    ATTENDED,
+    BEST,
+    BIAS,
+    BITS,
+    CHANCES,
+    CHOOSE,
+    COLUMNS_AT_ONCE,
+    COUNT,
+    DOWN,
+    EPS,
+    EVEN,
+    FACTOR,
+    FACTORS,
+    GATE_UP,
+    GROUP,
+    GROUP_BYTES,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    INNER,
+    INPUT_NORM,
+    INPUTS,
+    K_NORM,
+    KEYS,
+    KV_HEADS,
+    LANES,
+    LAYER,
+    LAYERS_APART,
+    LEAD,
+    LEAD_COUNT,
+    LONG_GROUP,
+    MEETING,
+    MLP_NORM,
+    NORM,
+    ODD,
+    OFFSETS,
+    OTHER,
+    OUT,
+    OUTPUT,
+    OUTPUTS,
+    PAGE_ROWS,
+    POSITIONS,
+    PROJECTED,
+    Q_NORM,
+    QKV,
+    QUERY,
+    REMEMBER,
+    ROWS,
+    ROWS_AT_ONCE,
+    ROWS_OF_TWO,
+    SCALES,
+    SCORES,
+    SCORES_APART,
+    SEEN_BY,
+    SHORT,
+    SIGHT,
+    SLOTS,
+    SOON,
+    SOON_COUNT,
+    SUMS,
+    SYSTEM,
+    TAIL,
+    TAIL_COUNT,
+    TAPS,
+    THREAD,
+    THREADS,
+    TILE_ROWS,
+    TOKENS,
+    TURNED,
+    TURNS,
+    VALUES,
+    WEIGHT,
+    WEIGHTS,
+    WIDE,
+    WIDE_INPUTS,
+    WORD,
+    X,
+)
+from specsot_kernels.cpu.tiles import HEIGHTS, LONG_STEPS, STEPS, TALL_BLOCKS, WIDE_BLOCKS
 
-# Fields of a product's table. WEIGHT, FACTORS, BIAS: addresses of the packed weight, of the scales of its
-# outputs (8 bits only) and of its bias, which is zeros if there is none. INPUTS, OUTPUTS: sizes. BITS: 8 or
-# 4.
-WEIGHT, FACTORS, BIAS, INPUTS, OUTPUTS, BITS = range(0, 48, 8)
-# Numbers of a product's table.
-PRODUCT = 6
-# Fields of a layer: four products, and addresses of the norms' weights; those of the head norms may be 0
-# (none).
-QKV, OUT, GATE_UP, DOWN = range(0, 4 * 8 * PRODUCT, 8 * PRODUCT)
-INPUT_NORM, MLP_NORM, Q_NORM, K_NORM = range(DOWN + 48, DOWN + 80, 8)
-# Numbers of a layer's table.
-LAYER = DOWN // 8 + PRODUCT + 4
-# Fields of a frame's table; a single product uses the first nine and those from X on. All are addresses of
-# arrays except the counts ROWS, HEADS, KV_HEADS, HEAD_DIM, PAGE_ROWS, SEEN_BY, BEST and COUNT, the numbers
-# EPS and FACTOR, by which queries are multiplied, and:
-# * X is the input of a product, and of a layer without a first norm.
-# * LAYERS_APART and SCORES_APART are bytes from one layer's keys to the next layer's, and from one query's
-#   scores to the next query's.
-# * THREAD, THREADS and SYSTEM are addresses of functions; see `running._entries`. MEETING is the team's
-#   barrier.
-# * SHORT, SCALES, SUMS and WIDE are scratch memory for quantized rows, their scales and corrections, and one
-#   normed row of each thread.
-# * SIGHT has five numbers for each row (and each of SEEN_BY heads): the address of the offsets of the first
-#   columns that the row sees, their number, the same two for the columns after these, and by how many
-#   positions the query is rotated towards the first columns.
-# * TAPS has for each layer a product of its input, or 0, and where its result is written. It is 0 if no layer
-#   has a tap.
-# * ASKED, TURNED, SCORES and EVEN are each thread's memory for the queries that it processes together.
-(ROWS, EPS, THREAD, THREADS, MEETING, SHORT, SCALES, SUMS, WIDE,
- HIDDEN, HEADS, KV_HEADS, HEAD_DIM, PAGE_ROWS, KEYS, VALUES, LAYERS_APART, SLOTS, POSITIONS, TURNS,
- SIGHT, SEEN_BY, ASKED, TURNED, SCORES, SCORES_APART, EVEN, PROJECTED, ATTENDED, INNER,
- X, OUTPUT, NORM, BEST, COUNT, CHANCES, TOKENS, OFFSETS, TAPS, SYSTEM,
- FACTOR) = range(0, 41 * 8, 8)  # fmt: skip
-# Numbers of a frame's table.
-FRAME = 41
-# What a call computes: a product (MULTIPLY), the COUNT best of its BEST outputs (CHOOSE), or the keys and
-# values of a layer (REMEMBER). A positive number runs so many layers one after another.
-MULTIPLY = 0
-CHOOSE = -1
-REMEMBER = -2
-# Fields that describe one row's queries of one KV head; the row's other queries follow the first one in
-# memory.
-# * The field at offset 0 is the address of the first query, rotated for the first columns.
-# * LEAD, LEAD_COUNT, TAIL and TAIL_COUNT are the row's sight without its last field.
-# * QUERY is the address of the first query, unrotated.
-# * WEIGHTS is the address of its scores, with 1 / the sum of weights after them.
-# * ODD and OTHER are the addresses of two partial sums of values.
-# * SOON and SOON_COUNT are the first columns of the row that is processed next in this place, to be
-#   prefetched if no other row has read them.
-LEAD, LEAD_COUNT, TAIL, TAIL_COUNT, QUERY, WEIGHTS, ODD, OTHER, SOON, SOON_COUNT = range(8, 11 * 8, 8)
-# Bytes of these fields.
-ASKING = 11 * 8
-# Bytes of four inputs of an 8-bit product.
-WORD = 8 if WIDE_INPUTS else 4
-# Rows and columns that attention processes together: the keys of so many columns stay in the first-level
-# cache.
-ROWS_AT_ONCE, COLUMNS_AT_ONCE = 4, 64
 # Rows. Up to so many are computed in one pass. Chosen by the time of 8-bit products on an Intel Xeon with
 # AVX-512 VNNI and one thread: 3 and 4 rows in one pass take 1.11 and 1.13 times as long as one row, in two
 # passes 1.23 and 1.29.
 ROWS_OF_ONE = 4 if HEIGHTS[0] > 4 else 2
-# Rows. More rows, up to so many, are split evenly over two passes. Chosen by weight bandwidth: 4 + 4 rows
-# read 36 GB/s, 6 + 2 rows 33, and a single row 35.
-ROWS_OF_TWO = 8
 
 
 @numba.njit(forceinline=True)
@@ -736,20 +757,26 @@ def _run(tables):
             choose(logits, size, count, chances + 4 * own, tokens + 8 * own, v.get_long(frame + OFFSETS))
 
 
-def _compile():
-    """Return `_run`, compiled as a C function of one int64 that returns nothing.
+def compile_run() -> tuple[int, str, bytes | None]:
+    """Compile `_run` as a C function of one int64 that returns nothing. Return its address, the name of the
+    function, and its machine code as an ELF object; None if Numba had kept it and does not have its code.
 
-    Numba is asked not to cache it if there is no folder to which a cache can be written.
+    Numba is asked not to cache it if there is no folder to which a cache can be written. The function is
+    never unloaded.
     """
     _run.__qualname__ = f"run_{source_digest()}{'_amx' * AMX}"
     kind = types.void(types.int64)
     try:
-        with one_process_at_a_time():
-            return numba.cfunc(kind, cache=True)(_run)
+        compiled = numba.cfunc(kind, cache=True)(_run)
     # Numba finds no folder that it can write a cache to.
     except RuntimeError:
-        return numba.cfunc(kind)(_run)
+        compiled = numba.cfunc(kind)(_run)
+    _held.append(compiled)
+    # Numba has no public way to the machine code.
+    code: bytes | None = getattr(getattr(compiled, "_library", None), "_compiled_object", None)
+    assert compiled.address is not None
+    return compiled.address, compiled.native_name, code
 
 
-compiled = _compile()
-run = compiled.ctypes
+# Compiled functions, which must not be deleted.
+_held: list[object] = []

@@ -10,24 +10,27 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from specsot_kernels.cpu.vectors import (
+from specsot_kernels.cpu.layout import (
     AMX,
     BYTES,
-    F32,
     GROUP,
     GROUP_BYTES,
+    INSTRUCTIONS,
+    LANES,
+    LONG_GROUP,
+    TILE_ROWS,
+    WIDE_INPUTS,
+)
+from specsot_kernels.cpu.vectors import (
+    F32,
     I8,
     I32,
     I64,
-    INSTRUCTIONS,
     INT,
-    LANES,
-    LONG_GROUP,
     NEAREST,
     SECOND,
     VF,
     VI,
-    WIDE_INPUTS,
     Builder,
     Value,
     address,
@@ -504,8 +507,6 @@ def _multiplied(bits: int) -> Any:
 
 multiply8, multiply4 = (_multiplied(bits) for bits in (8, 4))
 
-# Rows of an AMX tile. A tile of weights holds one group of one block of outputs.
-TILE_ROWS = 16
 _X, _W, _SUMS = (ir.Constant(I8, number) for number in range(3))
 
 

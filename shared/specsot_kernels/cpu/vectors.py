@@ -7,8 +7,6 @@ optimizer's choices. Vectors have 16 lanes on every machine; if registers are sh
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Callable
 from functools import reduce
 from inspect import Parameter, Signature
@@ -16,25 +14,12 @@ from platform import machine
 from typing import Any
 
 import numba
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
-from numba.core import cgutils, config
+from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-from specsot_kernels.errors import UnsupportedProcessor
-
-# Numbers of a vector.
-LANES = 16
-# Bytes of a vector of floats, of the 8-bit weights of one step, and of a cache line.
-BYTES = 64
-# Inputs that share a scale with 4-bit weights: of the weights, and of the activations that they multiply.
-GROUP = 32
-# Activations that share a scale with 8-bit weights.
-LONG_GROUP = 64
-# The largest finite fp16 number.
-LARGEST_HALF = 65504.0
-# Bytes of a group of 16 outputs: their 4-bit weights, then scales and minimum values in fp16.
-GROUP_BYTES = 4 * BYTES + 4 * LANES
+from specsot_kernels.cpu.layout import BYTES, INSTRUCTIONS, LANES, LARGEST_HALF
 
 F32, I32, I64, I8 = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8)
 # A vector of floats.
@@ -70,60 +55,6 @@ class _FloatsModel(models.PrimitiveModel):
         fe_type: Numba's type of the vector.
         """
         super().__init__(dmm, fe_type, VF)
-
-
-def _features() -> frozenset[str]:
-    """Return the features of the processor that Numba compiles for.
-
-    Without a list of features, they are those of this machine; if Numba was only told the name of a
-    processor, they are AVX2, F16C and FMA for "haswell", and none for other names.
-    """
-    listed = getattr(config, "CPU_FEATURES", None)
-    named = getattr(config, "CPU_NAME", None)
-    # NUMBA_CPU_NAME is set.
-    if listed is None and named:
-        return frozenset(("avx2", "f16c", "fma") if named == "haswell" else ())
-    if listed is None:
-        return frozenset(name for name, present in binding.get_host_cpu_features().items() if present)
-    return frozenset(feature[1:] for feature in listed.split(",") if feature.startswith("+"))
-
-
-def _instructions() -> str:
-    """Return which instructions compute integer dot products. Raises UnsupportedProcessor on an x86 without
-    AVX2.
-
-    The result is "avx512vnni", "avxvnni", "avx2", or "any" on processors that are no x86. Later ones are
-    chosen only if the processor lacks the earlier ones.
-    """
-    has = _features()
-    if {"avx512vnni", "avx512bw", "avx512vl"} <= has:
-        return "avx512vnni"
-    if "avxvnni" in has:
-        return "avxvnni"
-    if {"avx2", "fma", "f16c"} <= has:
-        return "avx2"
-    # Without these features, LLVM would emit calls of functions that no library provides.
-    if machine().lower() in ("x86_64", "amd64"):
-        raise UnsupportedProcessor("int8 and int4 weights need a processor with AVX2")
-    return "any"
-
-
-# The instructions that compute integer dot products on this processor.
-INSTRUCTIONS = _instructions()
-# On AVX2, 8-bit products read their inputs as 16-bit numbers.
-WIDE_INPUTS = INSTRUCTIONS == "avx2"
-
-
-def _has_amx() -> bool:
-    """Return whether AMX can be used; a process must ask Linux for permission (arch_prctl), which this
-    function does.
-    """
-    able = INSTRUCTIONS == "avx512vnni" and {"amx-tile", "amx-int8"} <= _features()
-    return able and sys.platform == "linux" and ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0
-
-
-# Whether this process may use AMX.
-AMX = _has_amx()
 
 
 def operation(result: Any, arguments: tuple[Any, ...], emit: Callable[..., Value]) -> Any:
@@ -438,9 +369,6 @@ def _call_int(b: Builder, at: Value) -> Value:
     return b.call(b.inttoptr(at, ir.FunctionType(I32, []).as_pointer()), [])
 
 
-# Bytes of a barrier. Three counters, each in a cache line of its own: threads that have arrived, completed
-# barriers, threads that sleep.
-MEETING = 3 * BYTES
 # Polls. How often a thread polls at a barrier before it sleeps: some 15 us where it was measured. Untuned.
 LOOKS = 300
 # Linux's futex system call, and its operations within a process.
@@ -457,7 +385,7 @@ def _meet(b: Builder, at: Value, threads: Value, system: Value) -> None:
     again at once. Its counters must be zero before the first use.
 
     b: the LLVM builder into which code is emitted.
-    at: address of the barrier's MEETING bytes.
+    at: address of the barrier's BARRIER_BYTES.
     threads: number of threads.
     system: address of C's `syscall`.
     """

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from specsot.core.vocabulary import Vocabulary, read_vocabulary
+from specsot.checkpoint.kept_vocabulary import vocabulary_of
+from specsot.core.vocabulary import Vocabulary
 from specsot.errors import InvalidRequest, ModelError, Overloaded, Unavailable
 from specsot.params import Form, refuse
 
@@ -217,7 +218,7 @@ def measure_with(base: Path, width: int, ends: tuple[int, ...]) -> Measure:
     def vocabulary() -> Vocabulary | None:
         """Return the model's vocabulary, which is read once, or None if it cannot be read."""
         try:
-            return read_vocabulary(base, width)
+            return vocabulary_of(base, width)
         except ModelError:
             # Without a readable vocabulary no member can constrain answers either, so nothing is measured.
             return None

@@ -1,0 +1,90 @@
+"""The machine code of the kernel for CPUs is kept, and later processes load it without Numba."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
+
+ASKS = (
+    "import sys; from specsot_kernels.cpu.kernel import address; address(); sys.exit('numba' in sys.modules)"
+)
+
+
+CHOOSES = """
+import sys, torch
+from specsot_kernels.cpu import running
+torch.manual_seed(0)
+weight = running.PackedWeight(torch.randn(64, 128), None, 8)
+x = torch.randn(3, 128)
+numba = "numba" in sys.modules
+chances, tokens = running.choose(x, weight, None, 5, None)
+expected = running.multiply(x, weight).log_softmax(-1).topk(5)
+print(bool(torch.allclose(chances, expected.values, atol=1e-5) and (tokens == expected.indices).all()), numba)
+"""
+
+
+def test_a_later_process_runs_the_kernel_without_numba() -> None:
+    from specsot_kernels.cpu import kernel
+
+    assert kernel.address()
+    file = kernel._kept_file()
+    assert file is not None
+    assert kernel.read_code(file) is not None, "this process has compiled or loaded it"
+    assert subprocess.run([sys.executable, "-c", ASKS]).returncode == 0
+
+
+def test_machine_code_that_is_damaged_or_missing_is_not_loaded(tmp_path: Path) -> None:
+    from specsot_kernels.cpu.kernel import read_code, write_code
+
+    file = tmp_path / "kernel.o"
+    assert read_code(file) is None
+    write_code(file, "run", b"\x7fELF\n code")
+    assert read_code(file) == ("run", b"\x7fELF\n code")
+    assert [*tmp_path.iterdir()] == [file]
+    whole = file.read_bytes()
+    for part in (b"", whole[:-1], whole[1:], b"\xff\n", whole[:4]):
+        file.write_bytes(part)
+        assert read_code(file) is None
+    write_code(tmp_path / "missing" / "kernel.o", "run", b"")
+
+
+def test_machine_code_that_needs_what_is_missing_is_not_loaded() -> None:
+    """LLVM loads it all the same, and calls address 0."""
+    from specsot_kernels.cpu import kernel
+
+    assert kernel.address()
+    file = kernel._kept_file()
+    assert file is not None
+    kept = kernel.read_code(file)
+    assert kept is not None
+    name, code = kept
+    assert "logf" in (kernel.outside_names(code) or ())
+    assert kernel.load_code(name, code)
+    assert kernel.load_code(name, code.replace(b"\0logf\0", b"\0logx\0")) is None
+    assert kernel.load_code(name, b"\xcf\xfa\xed\xfe" + code[4:]) is None
+
+
+def test_best_tokens_have_their_log_probabilities_without_numba() -> None:
+    """The only function of the kernel that calls one outside of it: the logarithm."""
+    done = subprocess.run([sys.executable, "-c", CHOOSES], capture_output=True, text=True, check=False)
+    assert done.stdout == "True False\n", done.stderr
+
+
+def test_another_processor_or_source_has_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    from specsot_kernels.cpu import kernel
+
+    file = kernel._kept_file()
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel, "source_digest", lambda: "another")
+        assert kernel._kept_file() != file
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel.binding, "get_host_cpu_name", lambda: "another")
+        assert kernel._kept_file() != file
+    monkeypatch.setenv("NUMBA_CPU_NAME", "haswell")
+    assert kernel._kept_file() is None
