@@ -644,7 +644,7 @@ class LanguageModelBackend(DraftBackend):
             options.draft, None, numbers, options.device, pickled, quantization=kind, short_lm_head=True
         )
         has_text = (options.base / TOKENIZER).exists()
-        spelled = read_vocabulary(options.base, base.vocab).bytes if has_text else None
+        spelled = vocabulary_of(options.base, base.vocab).bytes if has_text else None
         return DecoderHead(decoder, base.vocab, base.max_positions, spelled)
 
     def weight_bytes(self, held: WeightForm) -> int:

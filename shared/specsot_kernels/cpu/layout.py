@@ -156,6 +156,6 @@ WORD = 8 if WIDE_INPUTS else 4
 # Rows and columns that attention processes together: the keys of so many columns stay in the first-level
 # cache.
 ROWS_AT_ONCE, COLUMNS_AT_ONCE = 4, 64
-# Rows. More rows than `steps.ROWS_OF_ONE`, up to so many, are split evenly over two passes. Chosen by weight bandwidth: 4 + 4 rows read 36 GB/s, 6
-# + 2 rows 33, and a single row 35.
+# Rows. More rows than `steps.ROWS_OF_ONE`, up to so many, are split evenly over two passes. Chosen by weight
+# bandwidth: 4 + 4 rows read 36 GB/s, 6 + 2 rows 33, and a single row 35.
 ROWS_OF_TWO = 8

@@ -76,7 +76,7 @@ QUANTILE: Final = 0.4
 HELD_STEPS: Final = 8
 # Fraction. Where all levels are launched at once, a choice is kept while it promises this much of the tokens
 # per second of the best one. Untuned.
-STAY: Final = 0.98
+STAY: Final = 0.99
 # Steps. How long a choice that is kept is reused at most. Untuned, but with 48 a head that gains little is
 # given up for good in a test.
 MAX_HELD_STEPS: Final = 24
