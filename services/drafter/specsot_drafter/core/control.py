@@ -77,8 +77,7 @@ HELD_STEPS: Final = 8
 # Fraction. Where all levels are launched at once, a choice is kept while it promises this much of the tokens
 # per second of the best one. Untuned.
 STAY: Final = 0.99
-# Steps. How long a choice that is kept is reused at most. Untuned, but with 48 a head that gains little is
-# given up for good in a test.
+# Steps. How long a choice that is kept is reused at most. Untuned.
 MAX_HELD_STEPS: Final = 24
 # Steps. The length of a look: a short pause that measures steps without drafts. Chosen by the gate: 4 and 8
 # are worse.
