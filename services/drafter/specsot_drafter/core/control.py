@@ -74,11 +74,6 @@ QUANTILE: Final = 0.4
 # Steps. How long a choice of levels and nodes is reused, because choosing takes the host 1 ms. Chosen by the
 # gate.
 HELD_STEPS: Final = 8
-# Fraction. Where all levels are launched at once, a choice is kept while it promises this much of the tokens
-# per second of the best one. Untuned.
-STAY: Final = 0.99
-# Steps. How long a choice that is kept is reused at most. Untuned.
-MAX_HELD_STEPS: Final = 24
 # Steps. The length of a look: a short pause that measures steps without drafts. Chosen by the gate: 4 and 8
 # are worse.
 LOOK_STEPS: Final = 6
@@ -556,17 +551,14 @@ class DraftPolicy(BudgetPolicy):
         # of steps with drafts since the last look.
         self._looked = set[int]()
         self._since_look = 0
-        # What the last start of drafting cost beyond a step with drafts, in baseline steps.
-        self._restart_cost = 0.0
         # Running mean of the tokens per second relative to the baseline, and the highest expected tokens per
         # second at the last choice.
         self._gain = 1.0
         self._rate = 0.0
-        # The last choice: the number of steps for which it is still reused, and was to be reused at first;
-        # (sequences with a tree, sequences without, levels); nodes of a tree, without its root; and the extra
-        # time of such a step compared with a step without drafts, in baseline steps.
+        # The last choice: the number of steps for which it is still reused; (sequences with a tree, sequences
+        # without, levels); nodes of a tree, without its root; and the extra time of such a step compared with
+        # a step without drafts, in baseline steps.
         self._held = 0
-        self._hold = HELD_STEPS
         self._choice = (0, 0, 0)
         self._nodes = 0
         self._regret_stake = 0.0
@@ -631,7 +623,7 @@ class DraftPolicy(BudgetPolicy):
         The last choice is reused if all of this holds: the numbers of trees and of sequences are in the same
         groups (`size_group`); its levels are allowed; at most levels + 2 rows per tree are due; the budget
         covers it, or it is sure to gain; the last step had drafts; reuses remain. There are HELD_STEPS
-        reuses, more for a choice that was kept (`_best_or_last`), and fewer while few steps are known.
+        reuses, or fewer while few steps are known.
         """
         chosen_live, chosen_others, levels = self._choice
         numbers = (live, chosen_live), (live + self._others, chosen_live + chosen_others)
@@ -696,35 +688,17 @@ class DraftPolicy(BudgetPolicy):
                 return LOOK_STEPS
             steps = self._regret.steps_until(float(needed[hopeful].min()))
             return max(steps, LOOK_STEPS)
-        rates = np.where(allowed, sequences * (1 + added) / seconds, 0.0)
-        level, node = self._best_or_last(rates)
+        rates = sequences * (1 + added) / seconds
+        best = np.argmax(np.where(allowed, rates, 0.0))
+        level, node = np.unravel_index(best, rates.shape)
         self._rate = max(float(rates[level, node]), sequences / baseline)
         self._regret_stake = float(stakes[level, node])
         self._safe = may_borrow and bool(safe[level, node])
         self._nodes = int(nodes[node])
         self._choice = live, self._others, int(levels[level])
-        self._held = min(max(self.costs.known, 2), self._hold)
+        self._held = min(max(self.costs.known, 2), HELD_STEPS)
         self._regret.record(-self.costs.catch_up(due) / baseline, 0)
         return 0.0
-
-    def _best_or_last(self, rates: Floats) -> tuple[int, int]:
-        """Return the choice with the most tokens per second, as (levels - 1, nodes - 1), or the last choice
-        if all levels are launched at once and the last choice promises nearly as much (STAY). The chosen one
-        is reused for HELD_STEPS steps at first, and for twice as many each time that it is kept.
-
-        Choosing takes the host 1 to 2 ms, and other trees than the last ones cost one more launch. Where the
-        host bounds a step of 3 ms, choosing in every eighth step cost 10 % (1.5B, H200, 1 and 8 clients).
-
-        rates: Expected tokens per second, [levels, nodes]; 0 for choices that are not allowed.
-        """
-        best = np.unravel_index(np.argmax(rates), rates.shape)
-        last = self._choice[2] - 1, self._nodes - 1
-        known = 0 <= last[0] < rates.shape[0] and 0 <= last[1] < rates.shape[1]
-        if not self._stepwise and known and rates[last] >= STAY * rates[best]:
-            self._hold = min(2 * self._hold, MAX_HELD_STEPS)
-            return last
-        self._hold = HELD_STEPS
-        return int(best[0]), int(best[1])
 
     def _learn_acceptance(self) -> None:
         """Update the acceptance rates with the verified trees that were collected. Nothing happens if there
@@ -744,12 +718,11 @@ class DraftPolicy(BudgetPolicy):
         is small compared with the steps that were drafted since the last look.
 
         The loss of a look is estimated from the mean gain of drafting so far and the cost of stopping and
-        resuming, the last start included: with 64 sequences on a GPU it cost more than five baseline steps.
+        resuming.
         """
         if not self._timed:
             return False
         lost = LOOK_STEPS * (1 - 1 / max(self._gain, 1.0)) + 2 * self._change * self._regret_stake
-        lost += self._restart_cost
         looked = size_group(num_sequences) in self._looked
         return not looked or self._since_look * 2 * REGRET_SHARE >= max(lost, 1.0)
 
@@ -883,7 +856,6 @@ class DraftPolicy(BudgetPolicy):
         if not self._drafts and not self._stepwise:
             # The first step after a pause is booked at its real duration, at most REGRET above the estimate.
             restart = min(max(spent.wall / baseline - 1 - stake, 0.0), REGRET)
-            self._restart_cost = restart
         self._regret.record(accepted - stake - restart)
         self._gain += ((1 + accepted) / (1 + stake) - self._gain) / RECENT
         self._drafts = True
