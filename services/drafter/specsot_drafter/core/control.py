@@ -74,10 +74,11 @@ QUANTILE: Final = 0.4
 # Steps. How long a choice of levels and nodes is reused, because choosing takes the host 1 ms. Chosen by the
 # gate.
 HELD_STEPS: Final = 8
-# Fraction. Where all levels are launched at once, a choice is kept while it promises this much of the tokens
-# per second of the best one. Untuned.
+# Fraction. Where all levels are launched at once, the last choice of levels and nodes is kept if it promises
+# at least this fraction of the tokens per second of the best choice. Untuned.
 STAY: Final = 0.99
-# Steps. How long a choice that is kept is reused at most. Untuned.
+# Steps. How long a choice is reused at most before all choices are compared again. A choice that is kept
+# several times reaches this, see `DraftPolicy._best_or_last`. Untuned.
 MAX_HELD_STEPS: Final = 24
 # Steps. The length of a look: a short pause that measures steps without drafts. Chosen by the gate: 4 and 8
 # are worse.
@@ -259,9 +260,9 @@ class StepCosts:
     ) -> None:
         """Record the duration of a step with drafts.
 
-        A time counts at most as twice the estimate that HELD_STEPS steps have shown, at first that of the
-        curves from startup, or as twice the time of so many rows by steps without drafts, if that is more.
-        The first steps of a new size compile kernels and take a hundred times as long as the next ones: if
+        A time counts at most as twice an estimate: that of the last HELD_STEPS steps, at first that of the
+        curves from startup, or the time of as many rows by steps without drafts, if that is more. The first
+        steps of a new size compile kernels and take a hundred times as long as the next ones: if
         such a step were believed, the regret budget would be spent for good. A lasting change still arrives,
         doubling every HELD_STEPS steps.
 
@@ -326,9 +327,12 @@ class StepCosts:
         Steps with drafts are grouped by half octaves of rows. Without recorded steps, the curves are those
         measured at startup.
 
-        Beyond the most rows that were recorded, each row costs at least what it costs by the steps without
-        drafts. Otherwise a line through a few steps of nearly equal rows, which noise makes flat, would
-        promise trees of many nodes for nothing.
+        Beyond the largest number of rows that was recorded with drafts, each further row costs at least what
+        it costs in steps without drafts. Otherwise a line through a few steps of nearly equal rows, which
+        noise makes flat, would promise that trees of many nodes cost nothing.
+
+            # drafted steps of up to 8 rows, line 0.5 ms + 0.1 * baseline; baseline 8 rows 3 ms, 16 rows 5 ms
+            # -> 8 rows 0.5 + 0.3 = 0.8 ms, 16 rows 0.8 + 1 * (5 - 3) = 2.8 ms
         """
         self._baseline_curve = self._step.corrected(map(_typical, self._baseline.values()))
         sizes = defaultdict[int, list[Point]](list)
@@ -336,9 +340,10 @@ class StepCosts:
             # One group per half octave of rows: 8 to 11 rows have the key 6, 12 to 15 rows have the key 7.
             sizes[int(2 * math.log2(rows))].append((rows, seconds))
         offset, slope = _line((self._baseline_curve.at(rows), seconds) for rows, seconds in self._drafted)
-        most = self._baseline_curve.at(max((rows for rows, _ in self._drafted), default=0.0))
+        # The baseline seconds of the largest drafted step that was recorded.
+        seen = self._baseline_curve.at(max((rows for rows, _ in self._drafted), default=0.0))
         line = CostCurve(
-            (rows, offset + slope * min(seconds, most) + max(slope, 1.0) * max(seconds - most, 0.0))
+            (rows, offset + slope * min(seconds, seen) + max(slope, 1.0) * max(seconds - seen, 0.0))
             for rows, seconds in self._baseline_curve.points
         )
         self._drafted_curve = line.corrected(map(_typical, sizes.values()))
@@ -444,12 +449,12 @@ def _line(points: Iterable[Point]) -> tuple[float, float]:
     points: (expected, observed) seconds.
 
     The slope is the median slope over all pairs of points (Theil-Sen), the offset is a quantile of the
-    residuals. Without points the result is (0, 1). If all points have the same first number, the time beyond
-    the curve counts as a constant, with the slope 1; and if they take less time than expected, the curve is
-    scaled.
+    residuals. Without points the result is (0, 1). If all points have the same first number, the slope is 1,
+    and the time beyond the expected one is the offset; if they take less time than expected, the offset is 0
+    and the slope below 1.
 
     The points (1, 3), (2, 5), (3, 7) have pairwise slopes 2, 2, 2 and residuals 1, 1, 1: the result is (1,
-    2).
+    2). The single point (2, 3) gives (1, 1), and (2, 1) gives (0, 0.5).
     """
     found = np.array([*points], float).reshape(-1, 2)
     if not len(found):
@@ -556,19 +561,20 @@ class DraftPolicy(BudgetPolicy):
         # of steps with drafts since the last look.
         self._looked = set[int]()
         self._since_look = 0
-        # What the last start of drafting cost beyond a step with drafts, in baseline steps.
+        # What the first step after the last pause cost beyond another step with drafts, in baseline steps.
         self._restart_cost = 0.0
         # Running mean of the tokens per second relative to the baseline, and the highest expected tokens per
         # second at the last choice.
         self._gain = 1.0
         self._rate = 0.0
-        # The last choice: the number of steps for which it is still reused, and was to be reused at first;
-        # (sequences with a tree, sequences without, levels); nodes of a tree, without its root; and the extra
-        # time of such a step compared with a step without drafts, in baseline steps.
+        # Steps for which the last choice is still reused, and for which it was to be reused when it was made.
         self._held = 0
         self._hold = HELD_STEPS
+        # The last choice: (sequences with a tree, sequences without, levels). Zeros before the first one.
         self._choice = (0, 0, 0)
+        # The last choice's nodes of a tree, without its root. 0 before the first one.
         self._nodes = 0
+        # The extra time of a step with the last choice over a step without drafts, in baseline steps.
         self._regret_stake = 0.0
         # Whether the last choice was sure to gain, so that the regret budget did not have to cover it.
         self._safe = False
@@ -594,7 +600,7 @@ class DraftPolicy(BudgetPolicy):
         `paused_trees` is the number of trees for which drafting is paused.
 
         live: Number of trees. 0: the result is 0, and nothing is paused.
-        most: Maximum number of levels of the deepest tree.
+        most: Maximum number of levels of the deepest tree. 0: as for no trees.
         due: Number of rows of committed tokens that the drafter must compute before the trees can grow.
         beside: Number of sequences that have no tree in this step.
 
@@ -679,7 +685,8 @@ class DraftPolicy(BudgetPolicy):
         seconds = self.costs.drafted(sequences, live, levels[:, None], live * nodes, cumulative_worth)
         stakes = np.maximum(seconds / baseline - 1, 0.0)
         needed = (1 + self._change) * stakes + self.costs.catch_up(due) / baseline
-        # Curves that a busy machine has spoilt at startup must not rule drafts out that were never tried.
+        # If another process disturbed the measurement of the curves at startup, they must not rule out drafts
+        # that were never tried. So the first trees are only bounded by the budget.
         untried = self._stepwise and not self._largest
         hopeful = untried | (stakes < live / sequences * np.minimum(levels[:, None], nodes))
         added = live / sequences * worth
@@ -708,14 +715,18 @@ class DraftPolicy(BudgetPolicy):
         return 0.0
 
     def _best_or_last(self, rates: Floats) -> tuple[int, int]:
-        """Return the choice with the most tokens per second, as (levels - 1, nodes - 1), or the last choice
-        if all levels are launched at once and the last choice promises nearly as much (STAY). The chosen one
-        is reused for HELD_STEPS steps at first, and for twice as many each time that it is kept.
+        """Return the choice with the most tokens per second, as (levels - 1, nodes - 1), the indices into
+        `rates`. Return the last choice instead if all levels are launched at once and the last choice
+        promises at least STAY of the best one's tokens per second.
+
+        Sets for how many steps the choice is to be reused: HELD_STEPS for a new one, and twice as many each
+        time that it is kept, up to MAX_HELD_STEPS.
 
         Choosing takes the host 1 to 2 ms, and other trees than the last ones cost one more launch. Where the
         host bounds a step of 3 ms, choosing in every eighth step cost 10 % (1.5B, H200, 1 and 8 clients).
 
-        rates: Expected tokens per second, [levels, nodes]; 0 for choices that are not allowed.
+        rates: Expected tokens per second, [levels, nodes]; 0 for choices that are not allowed. At
+            least one choice must be allowed. A last choice outside of this array is not kept.
         """
         best = np.unravel_index(np.argmax(rates), rates.shape)
         last = self._choice[2] - 1, self._nodes - 1
@@ -744,7 +755,8 @@ class DraftPolicy(BudgetPolicy):
         is small compared with the steps that were drafted since the last look.
 
         The loss of a look is estimated from the mean gain of drafting so far and the cost of stopping and
-        resuming, the last start included: with 64 sequences on a GPU it cost more than five baseline steps.
+        resuming, and from what the first step after the last pause cost in addition: with 64 sequences on a
+        GPU that was more than five baseline steps.
         """
         if not self._timed:
             return False

@@ -394,11 +394,10 @@ class Sequencer:
         self._record_launch(frame, now)
         return frame
 
-    def next_is_predictable(self, now: float, message_waits: bool) -> bool:
+    def next_is_predictable(self, message_waits: bool) -> bool:
         """Return whether the next frame carries the trees of just those sequences that the newest frame
         decodes, unless they end.
 
-        now: Time in seconds.
         message_waits: True if a message has arrived that was not handled yet. It may open a sequence.
 
         Return False after a frame of prompts alone, because the trees of the other sequences follow it.
@@ -618,9 +617,9 @@ class Sequencer:
         drafting. Whether a drafter is present does not matter.
 
         A request runs once a drafted sequence of its family has finished its prompt, and until a call finds
-        none of its sequences. So the branches of a plan count before their prompts are fed, and a pause goes
-        on between a plan and its branches; but it ends if all sequences belong to new requests. Each call
-        updates `_running_families`.
+        none of its sequences. So the branches of a plan count before their prompts are fed, if they are
+        opened before a frame without any sequence of their request: a pause goes on between a plan and its
+        branches. It ends if all sequences belong to new requests. Each call updates `_running_families`.
 
             # plan of family 1 decodes -> 1; it has ended, its 3 branches wait for their prompts -> 3;
             # all of them have ended, a sequence of family 2 waits for its prompt -> 0
