@@ -42,7 +42,7 @@ class Sequencer:
     `compose`.
 
     There is no prefill or decode phase: a frame carries the trees of sequences that can decode and prompt
-    chunks of other sequences, up to a token budget (`FrameBudget.rows`).
+    chunks of other sequences, up to a token budget (`FrameBudget`).
 
     Fairness between prompts and decoding sequences: while prompts wait, trees leave 1 / PREFILL_SHARE of a
     frame's tokens to prompts, so that a new sequence produces its first token after a bounded number of
@@ -837,11 +837,13 @@ class Sequencer:
         in the same frame.
 
         num_tree_tokens: Number of tree nodes that the frame carries already.
-        own_pass: True if the stage computes the prompts in a forward pass of their own.
+        own_pass: True if the stage computes the prompts in a forward pass of their own, so that the trees
+            leave them more tokens.
 
-        A prompt gets no chunk if no token or page is left for it. A plan, or a prefix, waits for the next
-        frame if this one completes the prompt of a sequence of its family: the first token of that sequence,
-        such as the direct answer, shall wait neither for the prompt of the plan nor for its grammar.
+        A prompt gets no chunk if no token or page is left for it. The sequence of a plan, and a prefix, wait
+        for the next frame if this one completes the prompt of another sequence of their family: the first
+        token of that sequence, such as the direct answer, must wait neither for the prompt of the plan nor
+        for its grammar.
 
         A prefix whose lease ends where its prompt has been fed is left out, and not even opened. Pages for
         the chunks are reserved. Sequences that can never be opened are rejected.
@@ -901,14 +903,15 @@ class Sequencer:
 
         num_tree_tokens: Number of tree nodes in the frame.
         unfed: Sequences that are not open, or whose prompts are not fed completely.
-        own_pass: True if the stage computes the prompts in a forward pass of their own. That pass takes at
-            most MAX_SECONDS.
+        own_pass: True if the stage computes the prompts in a forward pass of their own.
 
-        If no sequence decodes, this is the larger budget `FrameBudget.alone`. Otherwise it is what the trees
-        leave, or less if decoding sequences would stall for too long. Return 0 if the trees fill the frame.
+        For a pass of their own, the result is at least 1, and at most the number that takes MAX_SECONDS and
+        `FrameBudget.alone`. Otherwise, if no sequence decodes, the result is `FrameBudget.alone`. If
+        sequences decode, it is what the trees leave of the frame, or less if these sequences would stall for
+        too long; it is 0 if the trees fill the frame.
 
         A sequence with a finished prompt counts as decoding even if it has no tree in this frame. Without
-        `PipelineDepth`, nothing but the budget bounds the number.
+        `PipelineDepth`, `own_pass` makes no difference, and nothing but the budget bounds the number.
         """
         if own_pass and self._depth:
             return self._depth.rows_within(MAX_SECONDS, self._budget.alone)
