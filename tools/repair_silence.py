@@ -26,10 +26,11 @@ from typing import IO
 
 # Seconds. How long a fleet may take to load the model and complete its ring.
 START_SECONDS = 600.0
-# Seconds. How long it may take to end, before it is killed.
+# Seconds. How long a fleet may take to end before it is killed.
 STOP_SECONDS = 60.0
-# What is asked after these sentences, so that its text is new and some drafts are wrong.
+# What is asked after the sentences of WORDS. The answer repeats none of them, so that some drafts are wrong.
 QUESTION = "\n\nForget all that, and write a story about a clockmaker who loses her hearing."
+# Ticks per second in which the kernel counts CPU time.
 TICKS = os.sysconf("SC_CLK_TCK")
 # Seconds between two looks at the processes' CPU time.
 SAMPLE_SECONDS = 0.02
@@ -98,6 +99,7 @@ class FleetLog:
         Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
+        """Store lines with the times at which they arrive, until the fleet closes its output."""
         for line in self._output:
             self.lines.append((time.monotonic(), line.decode(errors="replace").rstrip()))
 
@@ -124,6 +126,7 @@ class CpuSamples:
         self._thread.start()
 
     def _sample(self) -> None:
+        """Take a sample every SAMPLE_SECONDS, until `stop` is called."""
         while self._running:
             time.sleep(SAMPLE_SECONDS)
             self._samples.append((time.monotonic(), cpu_seconds(self._root)))
@@ -134,10 +137,12 @@ class CpuSamples:
         self._thread.join()
 
     def between(self, first: float, last: float) -> dict[str, float]:
-        """Return the CPU seconds that each process used between two moments, without those that used none.
-        They are as coarse as the samples and the kernel's ticks of 0.01 s.
+        """Return the CPU seconds that each process used between two moments, by name and process id.
+        Processes that used less than one tick of the kernel (0.01 s) are left out. The numbers are as coarse
+        as the ticks and the samples. A process that ended before `last` is left out as well.
 
-        first, last: times of the monotonic clock, in seconds.
+        first: the first moment, a time of the monotonic clock in seconds, after sampling began.
+        last: the last moment. If sampling ended before it, the newest sample counts.
         """
         before = [used for moment, used in self._samples if moment <= first][-1]
         after = next((used for moment, used in self._samples if moment >= last), self._samples[-1][1])
@@ -218,15 +223,33 @@ def wait_until_ready(port: int, fleet: subprocess.Popen[bytes]) -> None:
     raise SystemExit(f"no ring after {START_SECONDS:g} s")
 
 
+def longest_silence(killed: float, times: Sequence[float]) -> tuple[float, float]:
+    """Return the longest time without text after a moment, in seconds, and the time at which it ended.
+
+        # killed at 10.0, pieces at 9.8, 10.1, 12.0, 12.1 -> (1.9, 12.0)
+
+    killed: the moment, a time of the monotonic clock in seconds.
+    times: times of all pieces of the answer, ascending.
+
+    Raises SystemExit if no piece came after the moment, so that the silence has no end.
+    """
+    late = [one for one in times if one >= killed]
+    if not late:
+        raise SystemExit("no text arrived after the kill: no other worker took over, or the answer was over")
+    return max((later - one, later) for one, later in pairwise([killed, *late]))
+
+
 def trial(fleet: int, port: int, log: FleetLog, number: int, options: argparse.Namespace) -> bool:
     """Ask undisturbed and with one worker killed, print what was measured, and return whether the texts are
-    equal.
+    equal. The worker is killed once `options.after` pieces of the second answer have arrived.
 
     fleet: process id of `specsot serve`.
     port: HTTP port of the master.
     log: the fleet's log.
     number: number of the worker that is killed.
     options: the command line.
+
+    Raises SystemExit if an answer has too few pieces, and LookupError if the worker does not run.
     """
     # The first words differ, so that no trial finds the prompt of an earlier one in the prefix cache.
     prompt = f"Trial {time.time_ns()}. {WORDS * (options.prompt_words // 36)}{QUESTION}"
@@ -240,6 +263,10 @@ def trial(fleet: int, port: int, log: FleetLog, number: int, options: argparse.N
     killed = list[float]()
 
     def on_piece(count: int) -> None:
+        """Kill the worker with piece number `options.after`.
+
+        count: number of pieces so far.
+        """
         if count == options.after:
             victim = worker_pid(fleet, number)
             killed.append(time.monotonic())
@@ -251,17 +278,17 @@ def trial(fleet: int, port: int, log: FleetLog, number: int, options: argparse.N
         raise SystemExit(
             f"the answer had {len(times)} pieces, and the kill waits for {options.after} (--after)"
         )
-    late = [one for one in times if one >= killed[0]]
-    silence, at = max((later - one, one) for one, later in pairwise([killed[0], *late]))
+    silence, resumed = longest_silence(killed[0], times)
+    began_after = resumed - silence - killed[0]
     print(
-        f"worker-{number}: silence {silence:.2f} s (from {at - killed[0]:.2f} s after the kill), median step"
+        f"worker-{number}: silence {silence:.2f} s (from {began_after:.2f} s after the kill), median step"
         f" {steps[len(steps) // 2]:.3f} s, first token undisturbed {first_token - began:.2f} s with"
         f" {sum(cpu.between(began, first_token).values()):.2f} CPU s, whole answer"
         f" {sum(cpu.between(began, ended).values()):.2f} CPU s, text"
         f" {'equal' if text == expected else 'DIFFERENT'}"
     )
     first = killed[0]
-    for name, last in (*phase_ends(log.since(first)), ("first token", at + silence)):
+    for name, last in (*phase_ends(log.since(first)), ("first token", resumed)):
         used = cpu.between(first, last)
         by_process = ", ".join(f"{process} {seconds:.2f}" for process, seconds in used.items())
         print(f"  {name:26} {last - first:6.2f} s, CPU {sum(used.values()):5.2f} s: {by_process}")
@@ -273,8 +300,8 @@ def trial(fleet: int, port: int, log: FleetLog, number: int, options: argparse.N
 
 
 def phase_ends(lines: Sequence[tuple[float, str]]) -> Iterator[tuple[str, float]]:
-    """Yield each phase of the first repair in a log, and the time of its end. A phase without its line is
-    left out.
+    """Yield the name of each phase of the first repair in a log, and the time of its end, in the order of
+    PHASES. A phase whose line is missing is left out.
 
     lines: the log's lines from the kill on, each with its time.
     """

@@ -721,17 +721,22 @@ def measure_curve(
 
 
 def is_confirmed(known: Curve, timers: Mapping[int, Timer]) -> bool:
-    """Tell whether an earlier curve has the sizes of these timers, and is as fast as they are now.
+    """Return whether an earlier curve has the sizes of these timers, and whether the machine is as fast now:
+    at every size of CHECKED_SIZES, the fastest of MIN_TURNS runs must lie within the factor ALIKE. Return
+    False without a curve.
 
-    known: Pairs (rows, seconds) by ascending rows; () is not confirmed.
+        # curve ((1, 2.0), (4, 2.5), (16, 4.0)), ALIKE 1.4:
+        # 1 row takes 2.5 now, 16 rows 3.0 -> True; 1 row takes 2.5, 16 rows 6.0 -> False
+
+    known: Pairs (rows, seconds) by ascending rows, or ().
     timers: By number of rows, a function that runs so many rows once and returns the seconds. Those of
-        CHECKED_SIZES first run once untimed, to warm up.
+        CHECKED_SIZES first run once untimed, to warm up. No other timer is called.
     """
     if not known or [rows for rows, _ in known] != sorted(timers):
         return False
 
     def is_alike(rows: int, seconds: float) -> bool:
-        """Tell whether the fastest of a few runs takes about as long as the curve says.
+        """Return whether the fastest of a few runs takes about as long as the curve says.
 
         rows: Number of rows to run.
         seconds: Seconds of the curve.

@@ -23,7 +23,7 @@ FORM = 1
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSpeeds:
-    """What was measured at a start.
+    """What a member measured of a CPU.
 
     curve: Pairs (rows, seconds) by ascending rows, as `measure_curve` returns them.
     copy_speed: Bytes per second, as `device_speed.copy_speed` returns them. 0: not measured.
@@ -36,16 +36,19 @@ class MeasuredSpeeds:
 class KeptSpeeds:
     """The file in the cache that keeps the speeds of one model on one machine.
 
-    Its name is a digest of all that they depend on: the model, the form of its numbers, the processor, the
-    number of threads, and the versions of SpecSoT, its kernels and PyTorch. If any of these changes, there is
-    no file of that name, and the speeds are measured anew. Files are some 300 bytes, and are not removed.
+    The file's name is a digest of all that the speeds depend on: the processor, the number of threads, the
+    versions of SpecSoT, its kernels and PyTorch, and what the caller names, such as the model and the form of
+    its numbers. If any of these changes, there is no file of that name, and the speeds are measured anew.
+    Files have some 300 bytes each, and are never removed.
     """
 
     def __init__(self, **facts: object) -> None:
-        """Find the file's name; nothing is read.
+        """Determine the file's name; nothing is read.
 
-        facts: What the speeds depend on besides processor, threads and versions. Two values are the same fact
-            if their texts are.
+        facts: What the speeds depend on besides processor, threads and versions, by a name of the caller's
+            choice. Values are compared by `str`, so that two objects with equal texts count as equal.
+
+            # KeptSpeeds(model="1f2e", dtype=torch.float32) is another file than KeptSpeeds(model="1f2e")
         """
         machine = device_name("cpu"), torch.get_num_threads()
         versions = FORM, __version__, torch.__version__, source_digest()
@@ -54,8 +57,8 @@ class KeptSpeeds:
         self._file: Path = cache_folder() / "speeds" / f"{key}.json"
 
     def read(self) -> MeasuredSpeeds | None:
-        """Return the speeds that an earlier process kept. None if there are none, or if the file is not one
-        that `write` wrote.
+        """Return the speeds that an earlier process kept. Return None if there are none, or if the file is
+        damaged.
         """
         with suppress(OSError, ValueError, KeyError, TypeError):
             kept = json.loads(self._file.read_text(encoding="utf-8"))
@@ -64,9 +67,10 @@ class KeptSpeeds:
         return None
 
     def write(self, speeds: MeasuredSpeeds) -> None:
-        """Keep the speeds for later processes. Nothing happens if the cache cannot be written.
+        """Keep the speeds for later processes, in place of those that were kept before. Nothing happens if
+        the cache cannot be written. A reader never sees a part of the file of another process.
 
-        speeds: What was measured. Those that were kept before are replaced.
+        speeds: What was measured.
         """
         with suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)

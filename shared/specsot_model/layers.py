@@ -534,8 +534,9 @@ def fetch_final_norm(fetch: Fetch, config: ModelConfig) -> AnyNorm:
 def fetch_lm_head(fetch: Fetch, config: ModelConfig, embedding: Table | None = None) -> Linear:
     """Return the lm_head, [hidden] -> vocab, with its weight loaded or shared with the embedding.
 
-    It is stored in int8 where other matrices are int4, unless `fetch` asks for a short lm_head: then packed
-    weights are int4, too, and not shared. ModelError is raised if the files lack the weight.
+    It is stored in int8 where other matrices are int4. With `fetch.short_lm_head`, packed weights (those of
+    the CPU kernels) are stored in int4 instead, and not shared with the embedding, which stays int8.
+    ModelError is raised if the files lack the weight.
 
     fetch: Reads tensors from the model's files.
     config: The model's config: tensor names, sizes, and whether embedding and lm_head are tied.

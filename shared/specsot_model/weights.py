@@ -446,7 +446,8 @@ class Fetch:
     dtype: Type of the tensors.
     device: Device of the tensors.
     quantization: Form that products convert their weights to; None keeps the dtype.
-    short_lm_head: Whether the lm_head is int4 where other matrices are; else it is int8 there.
+    short_lm_head: Whether the lm_head is int4 on a CPU where other matrices are; else it is int8 there, which
+        changes less of the text.
     """
 
     files: Weights

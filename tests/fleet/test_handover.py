@@ -482,6 +482,19 @@ def test_copies_that_are_not_confirmed_in_time_are_made_anew() -> None:
     run(wait())
 
 
+def test_a_late_confirmation_of_copies_that_were_given_up_says_nothing_of_the_other_workers() -> None:
+    async def wait() -> None:
+        stand = await copying()
+        (told, *_) = await copies(stand, {5: 10})
+        migrated(stand, "a", "b", number=told.number)
+        await asyncio.sleep(kv_copies.COPY_SECONDS)  # of virtual time
+        assert not await copies(stand, {6: 3}), "that few can wait"
+        migrated(stand, "a", number=told.number)
+        assert not stand.fleet._handover._copies.rows_of(1), "c has confirmed nothing"
+
+    run(wait())
+
+
 @pytest.mark.parametrize(
     ("copy_kv", "hosts", "gpus", "copied"),
     [

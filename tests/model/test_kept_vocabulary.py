@@ -50,6 +50,17 @@ def test_a_changed_tokenizer_and_another_width_are_read_anew(base: Path, tmp_pat
     assert len(files_of(tmp_path)) == 3
 
 
+def test_a_file_that_disappears_meanwhile_does_not_keep_a_vocabulary_from_being_kept(
+    base: Path, tmp_path: Path
+) -> None:
+    """As the temporary file of another process that starts at the same time."""
+    folder = tmp_path / "cache" / "specsot" / "vocabularies"
+    folder.mkdir(parents=True)
+    (folder / "gone").symlink_to(folder / "nowhere")
+    vocabulary_of(base, 8192)
+    assert len(files_of(tmp_path)) == 2
+
+
 @pytest.mark.parametrize("damage", [slice(0, 0), slice(0, 40), slice(0, -1), slice(1, None)])
 def test_a_part_of_a_file_is_never_used(base: Path, tmp_path: Path, damage: slice) -> None:
     expected = vocabulary_of(base, 8192).bytes

@@ -298,6 +298,19 @@ async def test_copies_of_a_lost_stage_are_given_by_the_worker_that_has_them() ->
     assert {key[2] for key in a.ready._rows} == {0, 1, 2, 9}, "no copy is left, but its own log"
 
 
+async def test_copies_do_not_outlive_their_epoch() -> None:
+    """The next epoch begins without an order that would use them."""
+    fleet = Fleet()
+    own, b = Stage("a", "a", Range(0, 3)), Stage("b", "b", Range(3, 6))
+    kept = Stage("a", "a", Range(3, 6)), Stage("b", "b", Range(0, 3))
+    await fleet.begin(HandOver(7, (own, b), kept, (RowsOf(1, 0, 5),), 1, copies=True), "a")
+    a = fleet.members["a"]
+    await a.take("b", KvRows(7, 1, 3, 0, numbers(1, 3, 0, 5)))
+    assert a.rows._rows
+    a.turn(8)
+    assert not a.ready._rows
+
+
 def test_copies_of_sequences_that_have_ended_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrated_kv, "MAX_BYTES", 100)
     store = MigratedKV(7)

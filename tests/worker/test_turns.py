@@ -66,7 +66,7 @@ class Clients:
         return kinds_of(frame)
 
     def predictable(self, message_waits: bool) -> bool:
-        return self.sequencer.next_is_predictable(self.now, message_waits)
+        return self.sequencer.next_is_predictable(message_waits)
 
 
 def two_clients(launches: bool = True) -> Clients:

@@ -42,8 +42,9 @@ Kind = Literal["embedded", "processes"]
 # the ring formed twice. A fleet whose drafter ends does not wait, because the fleet ends too.
 OWN_DRAFTER_WAIT: Final = 120.0
 # Seconds that a lost worker has to come back before the others share its layers, where all members are
-# processes of this machine: their links break only when they end, and they are started again only once the
-# others have continued. Other losses of the same moment are noticed meanwhile. Untuned.
+# processes of this machine. There is no use in waiting longer: the link of such a worker breaks only when its
+# process ends, and the process is started again only after the other workers have continued. The delay lets
+# the master notice other losses of the same moment. Untuned.
 OWN_TAKE_OVER: Final = 0.1
 # Bytes. KV memory of each member of an embedded fleet by default: half of a service's, since all members
 # share one process. Untuned.

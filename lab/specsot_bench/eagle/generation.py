@@ -166,7 +166,7 @@ class StepLoop:
         verifier.colocated.drafter = self if engine else None
         # Time in seconds, by which prompts and trees take turns.
         self._now = 0.0
-        verifier.quiet = lambda: sequencer.next_is_predictable(self._now, message_waits=False)
+        verifier.quiet = lambda: sequencer.next_is_predictable(message_waits=False)
         verifier.passes = sequencer.passes_ahead
 
     def turn(self, enter_phase: Phases = untimed) -> Step:

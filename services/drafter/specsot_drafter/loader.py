@@ -77,8 +77,9 @@ class DraftLoader:
         address: str | None = None,
         free_memory: Callable[[str], int | None] = free_on,
     ) -> None:
-        """Read the base model's config, and choose the backends. Weights are loaded later, or now if the
-        kernel for CPUs is being compiled, so that loading takes the time that computing would wait.
+        """Read the base model's config, and choose the backends. Weights are loaded later. But on a CPU, if
+        another process compiles the kernel now, the first backend's model is loaded at once, in the time in
+        which nothing could be computed; errors of loading are then raised here.
 
         options: Draft model, base model and device.
         name: The drafter's name in the ring.
@@ -628,8 +629,10 @@ class LanguageModelBackend(DraftBackend):
         model.
 
         Also raises HeadMismatch for a model with gated delta layers, and ModelError for an unreadable
-        config. On a CPU, a model of sizes that int4 cannot hold is stored in int8, and the lm_head of another
-        one is stored in int4, too.
+        config.
+
+        With int4 on a CPU, the lm_head is stored in int4, too, unlike that of a base model. A model with
+        sizes that int4 cannot hold (`fits_int4`) is stored in int8 there.
         """
         options = self.options
         base = read_config(options.base)

@@ -115,8 +115,9 @@ def model_memory(
 
 
 def small_model_bytes(files: Weights, config: ModelConfig, held: WeightForm) -> int:
-    """Return the bytes of the weights of a small language model that drafts. A tied model whose lm_head is
-    int4 has a copy of the table for it, because the embedding is int8.
+    """Return the bytes of the weights of a small language model that drafts. If embedding and lm_head share
+    one table and weights are int4 on a CPU, the table counts twice: as int8 for the embedding, and as int4
+    for the lm_head.
 
     files: Weights of the model.
     config: Its config.

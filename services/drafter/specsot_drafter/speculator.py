@@ -119,8 +119,9 @@ class Speculator:
         grow asynchronously, only those sequences are planned. Other sequences, whose prompts have just been
         processed, get their first tree one step later, so that the growing trees do not wait for them.
 
-        While the drafter catches up after a pause, the policy plans as if all sequences had trees, which they
-        will have within a few steps: the few that have one now would not be worth the step.
+        While the drafter catches up after a pause, the policy plans as if all sequences had trees, because
+        all of them will have one within a few steps. The few that have one now would not save as much time as
+        a step with drafts costs, so the policy would pause again.
 
         A pause that is not over counts these sequences as trees that passed, and the result is 0. A pause
         ends for entirely new requests if the policy allows that. If the result is 0, trees that grow

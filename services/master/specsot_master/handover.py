@@ -45,7 +45,7 @@ class BrokenRing:
     members: the members of these stages that had not been lost when it broke, by name.
     head: the draft head for which its last stage keeps features, or None.
     rows: by sequence id, how many of its first tokens had final KV on every stage.
-    copied: by sequence id, of how many of its first tokens the stages had copies of each other's KV.
+    copied: by sequence id, how many of its first tokens had their KV copied to another stage, in all layers.
     """
 
     number: int
@@ -138,7 +138,9 @@ class KvHandover:
         return not self._begin_round(epoch, next_stages, _within(MAX_MIGRATED_BYTES, members, live))
 
     def _next_number(self) -> int:
-        """Return the number of a new order; older orders are no longer waited for."""
+        """Return a number for a new order, one more than the last. Confirmations of older orders of a
+        migration or repair are ignored from now on.
+        """
         self._number += 1
         return self._number
 
@@ -331,15 +333,19 @@ class KvHandover:
 
 
 def use_copies(order: HandOver, broken: BrokenRing) -> tuple[HandOver, Mapping[int, int]]:
-    """Return the order after a loss, and by sequence id how many first tokens are kept: with the copies of
-    what was lost if less is to be computed with them than from the logged hidden states, else the order as it
-    is.
+    """Return the order after a loss, and by sequence id how many of its first tokens are kept.
 
-    order: the order without its rows.
+    With copies of the lost stages, the tokens that were not copied are computed in all layers; without them,
+    all tokens are computed in the lost layers, from logged hidden states. The way that computes less is
+    chosen. With copies, the workers that have them are added as givers, and sequences without copies are left
+    out. Otherwise, or if copies are missing or nothing was lost, the order is returned as it is.
+
+    order: the order without its rows. Its givers are the stages that are left.
     broken: the ring that broke.
 
         # 28 layers, 10:19 lost, a sequence of 400 final tokens, 370 of them copied:
-        # 30 tokens in 28 layers are less than 400 tokens in 9 layers -> the 370 tokens of the copies
+        # 30 tokens in 28 layers are less than 400 tokens in 9 layers -> 370 tokens, with copies
+        # 200 of them copied: 200 tokens in 28 layers are more -> 400 tokens, without copies
     """
     lost = order.lost
     copies = givers_of_copies(broken.stages, order.givers)

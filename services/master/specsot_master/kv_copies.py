@@ -1,5 +1,15 @@
 """Keeps a copy of every stage's KV at another stage while a ring runs, so that a repair need not compute the
 KV of a lost stage again.
+
+The master orders the copies, and the workers send each other the rows. A row is what a stage stores for one
+token of a sequence in one layer; a sequence of 100 tokens with 60 final ones has rows 0..59 to copy. For
+example, while sequence 5 grows in a ring of the stages a, b and c:
+
+    final tokens   order                  confirmed by   copied
+    100            1: rows 0..99          a, b           0
+    104            (order 1 is awaited)   a, b, c        100
+    106            (fewer than 8 new)                    100
+    110            2: rows 100..109       a, b, c        110
 """
 
 from __future__ import annotations
@@ -22,20 +32,21 @@ COPY_SECONDS: Final = 60.0
 
 
 def copying_stages(stages: Stages) -> Stages:
-    """Return which worker keeps the copies of which layers: every stage keeps those of the stage after it,
-    and the last one those of the first.
+    """Return which worker keeps the copies of which layers, in the order of the stages: every stage keeps
+    those of the stage after it, and the last one those of the first.
 
         # stages a 0:10, b 10:19, c 19:28 -> a 10:19, b 19:28, c 0:10
 
-    stages: the stages of a ring, in order.
+    stages: the stages of a ring, in order; at least two, since a single one would keep its own copies.
     """
     return tuple(replace(one, layers=other.layers) for one, other in zip(stages, (*stages[1:], stages[0])))
 
 
 def share_one_cpu(workers: Sequence[Registration]) -> bool:
-    """Return True if all workers are known to run on one machine, and none of them can use a GPU.
+    """Return True if all workers are known to run on one machine, and none of them can use a GPU. Return
+    False without workers, and if the host of a worker is unknown.
 
-    workers: the registrations of the workers of a ring.
+    workers: the registrations of all workers, those without a stage included.
     """
     return len({one.host for one in workers}) == 1 and all(one.host and not one.gpus for one in workers)
 
@@ -43,6 +54,9 @@ def share_one_cpu(workers: Sequence[Registration]) -> bool:
 class KvCopies:
     """Orders the stages of a running ring to copy KV, one order at a time, each with the tokens that have
     become final since the order before.
+
+    Call `advance` now and then, and `record_confirmation` for every confirmation of a worker. `rows_of` says
+    what a repair can use.
     """
 
     def __init__(self, table: MemberTable, next_number: Callable[[], int]) -> None:
@@ -54,14 +68,15 @@ class KvCopies:
         self._table = table
         self._next_number = next_number
         self._epoch = 0
-        # By sequence id: how many of its first tokens are known to be copied.
+        # By sequence id: how many of its first tokens are known to be copied, in all layers.
         self._rows: dict[int, int] = {}
-        # The sequences that the last order named, of which workers may hold copies.
+        # The sequences that the last order named: workers may hold copies of them.
         self._held = set[int]()
-        # The order that was sent last, and the names of the workers that have not confirmed it.
+        # The order that was sent last. None if there is none, or if it was given up.
         self._order: HandOver | None = None
+        # The names of the workers that have not confirmed the order.
         self._lacking: set[str] = set()
-        # The loop's time at which the order is given up.
+        # The event loop's time, in seconds, at which the order is given up.
         self._ends = 0.0
 
     def rows_of(self, epoch: int) -> Mapping[int, int]:
@@ -74,9 +89,10 @@ class KvCopies:
 
     def advance(self, epoch: int, stages: Stages, final_rows: Mapping[int, int], features: bool) -> None:
         """Order the next copies. Nothing happens while an order is being carried out, and while fewer than
-        MIN_NEW_TOKENS tokens are new, unless copies of a sequence are to be dropped.
+        MIN_NEW_TOKENS tokens are new, unless copies of a sequence are to be dropped. In a new epoch, and
+        after an order that was not confirmed within COPY_SECONDS, everything is copied anew.
 
-        epoch: number of the epoch, which runs.
+        epoch: number of the running epoch.
         stages: its stages, at least two.
         final_rows: by sequence id, how many of its first tokens have final KV; sequences that are left out
             are not copied, and copies of them are dropped.
@@ -87,6 +103,8 @@ class KvCopies:
             self._epoch = epoch
             self._rows = {}
             self._held = set()
+            # A confirmation that comes after all must not count for workers that have sent none.
+            self._order = None
             self._lacking.clear()
         rows = tuple(RowsOf(one, min(self._rows.get(one, 0), last), last) for one, last in final_rows.items())
         new = sum(one.last - one.first for one in rows)
@@ -101,12 +119,14 @@ class KvCopies:
         self._table.send_all({stage.name: self._order for stage in stages})
 
     def record_confirmation(self, name: str, number: int, closed_sequences: Sequence[int]) -> bool:
-        """Note that a worker has the copies of an order, and return True. Return False for the confirmation
-        of another order.
+        """Record that a worker has the copies of an order, and return True. Once all workers have them, the
+        tokens of the order count as copied. Return False, and change nothing, for the confirmation of another
+        order, such as one that was given up.
 
         name: the worker's name.
         number: the number of the order.
-        closed_sequences: ids of sequences of which it got no copies, because they were closed already.
+        closed_sequences: ids of sequences of which the worker got no copies, because the stage that has their
+            KV had closed them already. They do not count as copied.
         """
         order = self._order
         if order is None or number != order.number:
@@ -120,8 +140,10 @@ class KvCopies:
 
 
 def givers_of_copies(stages: Stages, left: Stages) -> tuple[Stage, ...] | None:
-    """Return the stages that were lost, each with the worker that has copies of its rows. None if such a
-    worker was lost as well.
+    """Return the stages that were lost, in no particular order, each with the name of the worker that has
+    copies of its rows. Return None if such a worker was lost as well, and () if no stage was lost.
+
+        # stages a 0:10, b 10:19, c 19:28; b is lost -> a 10:19; a and b are lost -> None
 
     stages: the stages of the ring that broke, in order.
     left: those of them that are left.

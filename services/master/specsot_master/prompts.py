@@ -380,9 +380,9 @@ class ListConversation:
         return self._text.encode(rendering)
 
     def _branch_tokens(self, rendering: str) -> tuple[int, ...]:
-        """Return the tokens of a branch's rendering. The part before its last control token is not tokenized
-        again if it is that of the last branch: in the form "article", branches differ only after it, in the
-        beginnings of their answers.
+        """Return the tokens of a branch's rendering. The part before its last control token is tokenized only
+        if it differs from that of the branch before: in the form "article", branches differ only after that
+        token, in the beginnings of their answers.
 
         rendering: a rendered prompt of a branch, with marks.
         """

@@ -223,17 +223,21 @@ class FeatureStream:
         return {name: sent for name, sent in ended.items() if sent}
 
     def _fed_tokens(self, receiver: _Receiver, frame: Frame, outcomes: Mapping[int, Outcome]) -> int:
-        """Return for how many tokens of a frame one drafter decides. The drafter estimates from it what its
-        trees cost, if they are as many as those whose features it is sent.
+        """Return for how many tokens of a frame one drafter decides. The drafter compares the number with the
+        features that it is sent: if both are equal, the step's time tells what its trees cost.
 
         receiver: What the drafter has been sent.
         frame: The verified frame.
-        outcomes: Its outcomes by sequence.
+        outcomes: The outcomes of the frame by sequence.
 
-        All tokens of the frame count, over all passes, if there is only one drafter, or if the frame carries
-        prompts; with prompts, no drafter learns the cost of its own trees from it. Trees of sequences that
-        end are left out, because no features of them are sent. With many clients a sequence ends in nearly
-        every step, which takes as long as without its few tokens. If all sequences end, all tokens count.
+        All tokens of the frame count if there is only one drafter, or if the frame carries prompts; with
+        prompts, no drafter learns the cost of its own trees from the frame.
+
+        Tokens of sequences that end are left out, because no features of these sequences are sent. Otherwise
+        a drafter would learn little with many clients, of which one ends in nearly every step, although a
+        step takes as long without its few tokens. If all sequences end, their tokens count.
+
+            # one drafter, trees of 4, 3 and 3 tokens; the second sequence ends -> 7; all end -> 10
 
         For each of several drafters, a step takes as long as it does with the trees of the others, which it
         cannot change.

@@ -165,7 +165,7 @@ class MigratedKV:
 
     def copied(self, sender: str, request: RowsOf, number: int) -> Tensor | None:
         """Return rows that are kept in case that their sender is lost, [last - first, elements of a row].
-        None if they are not present completely.
+        Return None if they are not present completely. The rows stay.
 
         sender: Name of the worker that has sent them.
         request: A sequence with a range of its positions.
@@ -179,10 +179,10 @@ class MigratedKV:
         return parts[0][request.first : request.last] if complete else None
 
     def keep_sequences(self, sequences: Collection[int]) -> None:
-        """Drop the rows of all other sequences, and the records that they are closed, so that they count no
-        more.
+        """Drop the rows of all other sequences, and the records that those are closed, so that neither counts
+        towards MAX_BYTES any longer.
 
-        sequences: Ids of the sequences whose rows stay.
+        sequences: Ids of the sequences whose rows and records stay. Empty: everything is dropped.
         """
         for key in [key for key in self._rows if key[1] not in sequences]:
             self._bytes -= sum(part.nbytes for part in self._rows.pop(key))
@@ -191,9 +191,11 @@ class MigratedKV:
         self._closed -= over
 
     def keep(self, numbers: Collection[int]) -> None:
-        """Drop all other rows: they belong to an order that was replaced by a later one, or are copies.
+        """Drop all rows but those that the newest order sends to this worker. The others belong to an order
+        that was replaced by a later one, or are copies.
 
-        numbers: What the rows belong to that stay, as far as the order's giver has sent them.
+        numbers: What the rows belong to that stay, see `HandOver`. Only rows that were sent by the giver that
+            the order names for a number stay. Empty: all rows are dropped.
 
         A record that a sequence is closed stays.
         """
@@ -449,11 +451,13 @@ class RowHandover:
         self.rows = self.ready = MigratedKV()
         # The order, this worker as a receiver, and the link to the master, until all rows have been received.
         self._waiting: tuple[HandOver, Stage, Link] | None = None
-        # The newest order to keep copies in the running epoch.
+        # The newest order to keep copies in the running epoch. None without one.
         self._copies: HandOver | None = None
-        # Links over which copies are sent, by address. They stay open while sequences are copied.
+        # Links over which copies are sent, by the receiver's address. They stay open while sequences are
+        # copied, until the epoch ends.
         self._copy_links: dict[str, Link] = {}
-        # Numbers of the rows that the newest order sends to this worker.
+        # Numbers of the rows that the newest order sends to this worker for the next epoch. () for an order
+        # to keep copies. None if there is no order, or if it names this worker as no receiver.
         self._own_numbers: tuple[int, ...] | None = None
         self._sending: asyncio.Task[None] | None = None
 
@@ -477,13 +481,15 @@ class RowHandover:
                 self._close_copy_links()
         own_stage = next((one for one in order.takers if one.name == self._name), None)
         self._waiting = (order, own_stage, uplink) if own_stage else None
-        self._own_numbers = order.taken_by(own_stage) if own_stage else None
+        taken = order.taken_by(own_stage) if own_stage else None
+        self._own_numbers = () if order.copies else taken
         self._sending = start(self._send_all(order, copies))
 
     def turn(self, epoch: int) -> None:
         """Begin an epoch with the KV that was received during the previous epoch: `rows` becomes `ready`, and
         an order that is still being carried out stops. Rows that the newest order does not send to this
-        worker are dropped.
+        worker are dropped, and so are all rows if the newest order was one to keep copies, of which the new
+        epoch uses none.
 
         epoch: Number of the epoch that begins.
 
@@ -551,7 +557,8 @@ class RowHandover:
         A receiver that wants nothing of this worker is skipped. At the end, the master is informed if this
         worker, as a receiver, has everything already.
         """
-        # The first is this worker's own stage, see `HandOver.givers`.
+        # The first of these stages is this worker's own. Any further one was lost, and this worker gives the
+        # copies that it has of that stage's rows, see `HandOver.givers`.
         source = copies or _no_copies
         givers = [one for one in order.givers if one.name == self._name]
         # Only an order for copies may name no new rows.

@@ -276,9 +276,10 @@ class DecoderStage:
         frame: The frame to run.
         step: The predicted step of its trees, in the state PREPARED or CONFIRMED.
 
-        Sequences are opened after the trees. The sequences that the frame closes are closed in the page
-        table at the end, and their pages cleared. Only a stage that runs the whole model has predicted steps,
-        so no previous stage has taps.
+        The frame's sequences are opened after its trees were launched, which the trees do not notice: an
+        opening forks only tokens that earlier frames have fed. The sequences that the frame closes are closed
+        in the page table at the end, and their pages cleared. Only a stage that runs the whole model has
+        predicted steps, so no previous stage has taps.
         """
         assert self.next_step is not None
         # A launched step has its tokens already. Without `outputs`, the frame's tokens are sent now.
@@ -350,9 +351,10 @@ class DecoderStage:
         same_kv: True if tokens see the same KV in all layers, so that only room was lacking.
 
         Nothing is counted without captured graphs, or for a frame with more tokens than the largest graph
-        for trees, which carries prompts only.
+        for trees.
         """
-        # Frames with more tokens than that carry prompts only, see `prompt_rows`.
+        # Frames with more tokens than that carry prompts only, see `prompt_rows`; or they were composed for
+        # launched trees of one pass, and the launched step was discarded.
         missed = self._graphs is not None and num_tokens <= BUCKETS[-1]
         self.uncaptured += missed
         if self.uncaptured == 1 and missed:
@@ -558,11 +560,11 @@ class DecoderStage:
 
 
 def _joined(first: torch.Tensor | None, second: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the rows of two passes, one after the other. If a pass has none, return those of the other pass;
-    None if neither has any.
+    """Return the rows of two passes, [num_tokens of both, width]: those of the first pass, then those of the
+    second. If one pass has no rows, return those of the other pass; None if neither has any.
 
-    first: Rows of the first pass, [num_tokens, width]. None: it has none.
-    second: Rows of the second pass, with the same width. None: it has none.
+    first: Rows of the first pass, [num_tokens, width]. None if the pass has no rows.
+    second: Rows of the second pass, [num_tokens, width]. None if the pass has no rows.
     """
     if first is None or second is None:
         return second if first is None else first

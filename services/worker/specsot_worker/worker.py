@@ -250,7 +250,7 @@ class Worker:
         )
         if verifier and (sequencer := self._active.sequencer):
             # The verifier launches the next frame by itself only if no message or prompt would change it.
-            verifier.quiet = lambda: sequencer.next_is_predictable(self._clock(), self._arrived())
+            verifier.quiet = lambda: sequencer.next_is_predictable(self._arrived())
             verifier.passes = sequencer.passes_ahead
         if verifier and index and self._verify_thread:
             name = self._loader.name

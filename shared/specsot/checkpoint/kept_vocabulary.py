@@ -30,22 +30,26 @@ def vocabulary_of(directory: Path, width: int | None = None) -> Vocabulary:
     directory: the model's directory.
     width: number of the model's logits, see `read_vocabulary`.
 
-    A vocabulary is kept for one file with its size, time and inode: for a changed tokenizer.json it is read
-    anew. Members in one process share a vocabulary. Raises ModelError as `read_vocabulary` does.
+    A kept vocabulary belongs to one path with the file's inode, time and size, and to one width. If any of
+    these differs, tokenizer.json is parsed again. Members in one process share a vocabulary. Raises
+    ModelError as `read_vocabulary` does.
     """
     path = (directory / "tokenizer.json").absolute()
     try:
         status = path.stat()
     except OSError:
-        # It raises the error that names the file.
+        # This call raises the error that names the file.
         return read_vocabulary(directory, width)
     return _find(path, width, (status.st_ino, status.st_mtime_ns, status.st_size))
 
 
 @functools.lru_cache(maxsize=4)
 def _find(path: Path, width: int | None, version: tuple[int, ...]) -> Vocabulary:
-    """Return the vocabulary of a tokenizer file from the cache, or read it and keep it. The four newest
-    results are kept in this process as well.
+    """Return the vocabulary of a tokenizer file from the cache. If the cache has none, parse the file and
+    keep the result. A damaged file of the cache counts as none. The four newest results are also kept in
+    memory.
+
+    Raises ModelError as `read_vocabulary` does.
 
     path: the tokenizer.json, an absolute path.
     width: number of the model's logits, or None.
@@ -68,7 +72,9 @@ def encode(vocabulary: Vocabulary) -> bytes:
 
     vocabulary: any vocabulary.
 
-    The numbers are those of each token's bytes, -1 for a token without text, followed by the unnamed ids.
+    The numbers are how many bytes each token has, -1 for a token without text, followed by the unnamed ids.
+
+        # tokens [b"ab", None, b"c"], unnamed (1,) -> numbers 2, -1, 1, 1, then the bytes b"abc"
     """
     lengths = [-1 if text is None else len(text) for text in vocabulary.bytes]
     numbers = np.array([*lengths, *vocabulary.unnamed], "<i4").tobytes()
@@ -83,11 +89,11 @@ def encode(vocabulary: Vocabulary) -> bytes:
 
 
 def decode(content: bytes) -> Vocabulary:
-    """Return the vocabulary that `encode` has made the content of.
+    """Return the vocabulary of which `encode` has made this content.
 
     content: the content of a file.
 
-    Raises ValueError, KeyError or TypeError for anything else, also for a file of which a part is missing.
+    Raises ValueError, KeyError or TypeError for any other content, and if a part is missing or changed.
     """
     line, _, body = content.partition(b"\n")
     head = json.loads(line)
@@ -105,8 +111,9 @@ def decode(content: bytes) -> Vocabulary:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Write a file completely or not at all, and remove files that were written long ago. A removed one that
-    is still of use is made again.
+    """Write a file completely or not at all, and remove files of its folder that were written more than
+    UNUSED_SECONDS ago. A removed vocabulary that is still in use is parsed and written again at the next
+    start.
 
     file: the file, whose folder is created if it is missing.
     content: its content.
@@ -115,8 +122,10 @@ def _write(file: Path, content: bytes) -> None:
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     for other in file.parent.iterdir():
-        if time.time() - other.stat().st_mtime > UNUSED_SECONDS:
-            other.unlink(missing_ok=True)
+        # Another process may have renamed or removed the file meanwhile.
+        with suppress(FileNotFoundError):
+            if time.time() - other.stat().st_mtime > UNUSED_SECONDS:
+                other.unlink()
     number, written = tempfile.mkstemp(dir=file.parent)
     with os.fdopen(number, "wb") as stream:
         stream.write(content)

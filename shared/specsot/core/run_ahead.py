@@ -74,12 +74,15 @@ def next_max_passes(max_passes: int, passes: int, num_tokens: int) -> int:
 
 
 def feeds_forced_tokens(opening: Opening) -> bool:
-    """Return whether the tokens that a grammar forces are fed together with the token before them, on a stage
-    that launches steps before their frames are composed. A frame with forced tokens cannot be launched that
-    early, and neither can the frame after it. A list forces only numbers and full stops, for which single
-    passes are cheaper.
+    """Return whether the tokens that a grammar forces are fed in one pass, together with the token before
+    them. Return False for the plan of a list, and True for any other sequence, with or without a grammar.
+    This rule is for stages that launch steps before their frames are composed; other stages always feed
+    forced tokens together.
 
-    opening: The opening of the sequence, which may have a grammar.
+    Neither a frame with forced tokens nor the frame after it can be launched that early. A list forces only
+    numbers and full stops, so that feeding each of these in a pass of its own takes less time.
+
+    opening: The opening of the sequence.
     """
     return opening.plan is None or not opening.plan.listed
 

@@ -55,8 +55,10 @@ def _is_compiled(lock: IO[bytes]) -> bool:
 
 
 def is_under_way() -> bool:
-    """Return whether a process compiles the kernel now, so that calling it would wait. False if it was
-    compiled here, and on systems without `fcntl`.
+    """Return whether another process, or another thread of this one, compiles the kernel now, so that a
+    caller of the kernel would wait. Return False if the kernel was compiled on this machine before, if no
+    process compiles it, and if that is unknown: on systems without `fcntl`, on file systems without locks,
+    and if `__pycache__` of this package cannot be written to.
     """
     lock = _open_lock() if find_spec("fcntl") else None
     if lock is None:

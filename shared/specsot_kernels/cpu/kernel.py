@@ -26,9 +26,10 @@ from specsot_kernels.cpu.layout import AMX, is_configured
 # The kind of an ELF section that lists symbols.
 SYMBOLS: Final = 2
 # The beginnings of the names of Numba's functions that raise exceptions, count references and call Python.
-# The kernel calls none: it could only raise an exception after a division by zero, by which it never divides.
+# The machine code names some of them, but never calls one: an exception could only follow a division by zero,
+# and the kernel never divides by zero.
 RAISING: Final = ("numba_", "NRT_")
-# What runs loaded machine code, which must not be deleted.
+# LLVM's engines that hold loaded machine code. If one was deleted, its code would be unloaded.
 _engines: list[object] = []
 
 
@@ -81,13 +82,14 @@ def _digest(name: str, code: bytes) -> str:
 
 
 def outside_names(code: bytes) -> tuple[str, ...] | None:
-    """Return the names of functions and variables that machine code uses and does not have. None for code
-    that is no ELF object of 64 bits in little-endian order, such as that of macOS.
+    """Return the names of functions and variables that machine code uses but does not define; () if there are
+    none. Return None for code that is no ELF object of 64 bits in little-endian order, such as that of macOS.
 
     code: machine code of one module, complete.
     """
     if code[:6] != b"\x7fELF\x02\x01":
         return None
+    # The ELF header says where the table of sections begins, how large an entry is, and how many there are.
     (table,) = struct.unpack_from("<Q", code, 0x28)
     size, count = struct.unpack_from("<HH", code, 0x3A)
     # Of each section its kind, where it begins, its bytes, and the section that it refers to.
@@ -96,6 +98,8 @@ def outside_names(code: bytes) -> tuple[str, ...] | None:
     for kind, begin, length, link in sections:
         if kind != SYMBOLS:
             continue
+        # An entry of 24 bytes has the place of its name among the strings of the linked section, and the
+        # section that defines the symbol: 0 if none does.
         strings = sections[link][1]
         for symbol in range(begin, begin + length, 24):
             name, section = struct.unpack_from("<I2xH", code, symbol)
@@ -117,9 +121,10 @@ def _address_of(name: str) -> int | None:
 
 
 def load_code(name: str, code: bytes) -> int | None:
-    """Load machine code into this process, and return the address of the function. It is never unloaded.
-    None if the code uses something that this process does not have: LLVM would load it, and a call of what is
-    missing would end the process.
+    """Load machine code into this process, and return the address of the function; 0 if the code has no
+    function of this name. The code is never unloaded. Return None, and load nothing, if the code uses a name
+    that this process lacks, since LLVM would load the code all the same, and a call of the missing function
+    would end the process. Return None also for code that is no ELF object (`outside_names`).
 
     name: name of the function.
     code: machine code that Numba made of it.
@@ -145,7 +150,8 @@ def load_code(name: str, code: bytes) -> int | None:
 
 
 def _load_kept(file: Path | None) -> int | None:
-    """Return the address of the kernel that a file keeps, loaded. None if there is none that can be loaded.
+    """Load the kernel that a file keeps, and return its address. Return None if there is no file, or if it is
+    damaged or cannot be loaded.
 
     file: the file, or None.
     """
@@ -155,8 +161,10 @@ def _load_kept(file: Path | None) -> int | None:
 
 @cache
 def address() -> int:
-    """Return the address of `steps._run`, a C function of one int64: the address of its tables. At the first
-    call it is compiled, if no process has kept it; processes that need it meanwhile wait.
+    """Return the address of the compiled function `steps._run`, a C function whose only argument is an int64:
+    the address of its tables. The first call of a process loads the machine code that an earlier process has
+    kept, in milliseconds. If there is none, it compiles the function, in about 15 seconds of processor time,
+    and keeps the code; other processes that need it meanwhile wait.
     """
     file = _kept_file()
     if found := _load_kept(file):

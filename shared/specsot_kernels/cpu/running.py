@@ -142,17 +142,20 @@ class PackedWeight:
         return (whole.float() - 128) * self.arrays.scales[numbers, None]
 
     def first(self, outputs: int) -> PackedWeight:
-        """Return the first outputs as a weight of their own, which shares this weight's memory.
+        """Return the first outputs as a weight of their own, with their bias. It shares this weight's memory.
 
-        outputs: their number, a multiple of 16 and at most `self.outputs`.
+        outputs: number of outputs of the result: a multiple of 16, at most `self.outputs`.
+
+            # weight of 100 outputs, padded to 112: first(48) -> the outputs 0..47
         """
         codes, scales, bias = self.arrays
         part = PackedArrays(codes[: len(codes) // self.outputs * outputs], scales[:outputs], bias[:outputs])
         return PackedWeight.of_arrays((outputs, self.shape[1]), part, self.bits)
 
     def in_4_bits(self) -> PackedWeight:
-        """Return an 8-bit weight rounded to 4 bits, without its bias. It is rounded some rows at a time, so
-        that no more are in floats.
+        """Return this 8-bit weight rounded to 4 bits, as a copy with a bias of zeros. Its number of inputs
+        must be a multiple of GROUP. Some rows at a time are converted to floats and rounded, so that no more
+        of them are in memory as floats.
         """
         rows = max(FLOATS_AT_A_TIME // self.inputs // LANES, 1) * LANES
         parts = [PackedWeight(self.rows(part), None, 4) for part in torch.arange(self.shape[0]).split(rows)]

@@ -259,7 +259,8 @@ def multiply(thread, threads, frame, product, prior, prior_stride, out):
     tiled = AMX and eight and rows > HEIGHTS[0]
     if tiled:
         tiles.configure()
-    # A few rows wait for memory, and two passes fetch weights sooner than one taller pass does.
+    # Up to ROWS_OF_TWO rows wait for memory. Beyond ROWS_OF_ONE rows, two passes fetch weights sooner than
+    # one taller pass does.
     height = min(rows if rows <= ROWS_OF_ONE else (rows + 1) // 2, HEIGHTS[0])
     height = HEIGHTS[0] if rows > ROWS_OF_TWO else height
     height = TILE_ROWS if tiled else height

@@ -254,9 +254,9 @@ class StepCosts:
     ) -> None:
         """Record the duration of a step with drafts.
 
-        A time counts at most as twice the estimate that HELD_STEPS steps have shown, at first that of the
-        curves from startup, or as twice the time of so many rows by steps without drafts, if that is more.
-        The first steps of a new size compile kernels and take a hundred times as long as the next ones: if
+        A time counts at most as twice an estimate: that of the last HELD_STEPS steps, at first that of the
+        curves from startup, or the time of as many rows by steps without drafts, if that is more. The first
+        steps of a new size compile kernels and take a hundred times as long as the next ones: if
         such a step were believed, the regret budget would be spent for good. A lasting change still arrives,
         doubling every HELD_STEPS steps.
 
@@ -321,9 +321,12 @@ class StepCosts:
         Steps with drafts are grouped by half octaves of rows. Without recorded steps, the curves are those
         measured at startup.
 
-        Beyond the most rows that were recorded, each row costs at least what it costs by the steps without
-        drafts. Otherwise a line through a few steps of nearly equal rows, which noise makes flat, would
-        promise trees of many nodes for nothing.
+        Beyond the largest number of rows that was recorded with drafts, each further row costs at least what
+        it costs in steps without drafts. Otherwise a line through a few steps of nearly equal rows, which
+        noise makes flat, would promise that trees of many nodes cost nothing.
+
+            # drafted steps of up to 8 rows, line 0.5 ms + 0.1 * baseline; baseline 8 rows 3 ms, 16 rows 5 ms
+            # -> 8 rows 0.5 + 0.3 = 0.8 ms, 16 rows 0.8 + 1 * (5 - 3) = 2.8 ms
         """
         self._baseline_curve = self._step.corrected(map(_typical, self._baseline.values()))
         sizes = defaultdict[int, list[Point]](list)
@@ -331,9 +334,10 @@ class StepCosts:
             # One group per half octave of rows: 8 to 11 rows have the key 6, 12 to 15 rows have the key 7.
             sizes[int(2 * math.log2(rows))].append((rows, seconds))
         offset, slope = _line((self._baseline_curve.at(rows), seconds) for rows, seconds in self._drafted)
-        most = self._baseline_curve.at(max((rows for rows, _ in self._drafted), default=0.0))
+        # The baseline seconds of the largest drafted step that was recorded.
+        seen = self._baseline_curve.at(max((rows for rows, _ in self._drafted), default=0.0))
         line = CostCurve(
-            (rows, offset + slope * min(seconds, most) + max(slope, 1.0) * max(seconds - most, 0.0))
+            (rows, offset + slope * min(seconds, seen) + max(slope, 1.0) * max(seconds - seen, 0.0))
             for rows, seconds in self._baseline_curve.points
         )
         self._drafted_curve = line.corrected(map(_typical, sizes.values()))
@@ -439,12 +443,12 @@ def _line(points: Iterable[Point]) -> tuple[float, float]:
     points: (expected, observed) seconds.
 
     The slope is the median slope over all pairs of points (Theil-Sen), the offset is a quantile of the
-    residuals. Without points the result is (0, 1). If all points have the same first number, the time beyond
-    the curve counts as a constant, with the slope 1; and if they take less time than expected, the curve is
-    scaled.
+    residuals. Without points the result is (0, 1). If all points have the same first number, the slope is 1,
+    and the time beyond the expected one is the offset; if they take less time than expected, the offset is 0
+    and the slope below 1.
 
     The points (1, 3), (2, 5), (3, 7) have pairwise slopes 2, 2, 2 and residuals 1, 1, 1: the result is (1,
-    2).
+    2). The single point (2, 3) gives (1, 1), and (2, 1) gives (0, 0.5).
     """
     found = np.array([*points], float).reshape(-1, 2)
     if not len(found):
@@ -555,12 +559,13 @@ class DraftPolicy(BudgetPolicy):
         # second at the last choice.
         self._gain = 1.0
         self._rate = 0.0
-        # The last choice: the number of steps for which it is still reused; (sequences with a tree, sequences
-        # without, levels); nodes of a tree, without its root; and the extra time of such a step compared with
-        # a step without drafts, in baseline steps.
+        # Steps for which the last choice is still reused.
         self._held = 0
+        # The last choice: (sequences with a tree, sequences without, levels). Zeros before the first one.
         self._choice = (0, 0, 0)
+        # The last choice's nodes of a tree, without its root. 0 before the first one.
         self._nodes = 0
+        # The extra time of a step with the last choice over a step without drafts, in baseline steps.
         self._regret_stake = 0.0
         # Whether the last choice was sure to gain, so that the regret budget did not have to cover it.
         self._safe = False
@@ -586,7 +591,7 @@ class DraftPolicy(BudgetPolicy):
         `paused_trees` is the number of trees for which drafting is paused.
 
         live: Number of trees. 0: the result is 0, and nothing is paused.
-        most: Maximum number of levels of the deepest tree.
+        most: Maximum number of levels of the deepest tree. 0: as for no trees.
         due: Number of rows of committed tokens that the drafter must compute before the trees can grow.
         beside: Number of sequences that have no tree in this step.
 
@@ -671,7 +676,8 @@ class DraftPolicy(BudgetPolicy):
         seconds = self.costs.drafted(sequences, live, levels[:, None], live * nodes, cumulative_worth)
         stakes = np.maximum(seconds / baseline - 1, 0.0)
         needed = (1 + self._change) * stakes + self.costs.catch_up(due) / baseline
-        # Curves that a busy machine has spoilt at startup must not rule drafts out that were never tried.
+        # If another process disturbed the measurement of the curves at startup, they must not rule out drafts
+        # that were never tried. So the first trees are only bounded by the budget.
         untried = self._stepwise and not self._largest
         hopeful = untried | (stakes < live / sequences * np.minimum(levels[:, None], nodes))
         added = live / sequences * worth

@@ -49,8 +49,9 @@ class DecoderHead(DraftHead):
         decoder: The model's layers, all of them.
         vocabulary: Number of token ids of the base model; the head drafts no higher id.
         positions: Number of positions of the base model; the head drafts no later position.
-        spelled: By token id, the bytes of its text, or None for a token without text. None: unknown; then all
-            ids are drafted from the beginning, see `include`.
+        spelled: The bytes of each token's text by token id, or None for a token without text; as long as the
+            base model's vocabulary. If the whole argument is None, all ids can be drafted from the beginning,
+            see `include`.
         """
         config = decoder.config
         self.hidden = config.hidden
@@ -126,8 +127,9 @@ class DecoderHead(DraftHead):
 
     def choose(self, outputs: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
         """Return log-probabilities and ids of the likeliest tokens of each row, [rows, count] each, best
-        first. Only ids up to the highest that has occurred are considered, see `include`. Return None if no
-        CPU kernel computes logits and selection together.
+        first. Only ids up to the highest that has occurred are considered, see `include`; their probabilities
+        add up to 1. Return None if no CPU kernel computes logits and selection together, or if fewer than
+        `count` ids are considered; the caller then computes all logits.
 
         outputs: Outputs of `forward`, [rows, hidden].
         count: Number of tokens per row.
@@ -137,10 +139,14 @@ class DecoderHead(DraftHead):
         return self.decoder.best_tokens(outputs, count, num_ids) if whole and count <= num_ids else None
 
     def include(self, tokens: Sequence[int]) -> None:
-        """Draft all ids up to the highest of these tokens from now on. Tokens without text, such as those
-        that end an answer, do not count, because they have the highest ids of many vocabularies.
+        """Let `choose` consider all ids up to the highest of these tokens, rounded up to whole vectors of
+        LANES ids, from now on and for all sequences. The range never shrinks. Tokens without text, such as
+        those that end an answer, do not count, because they have the highest ids of many vocabularies.
+        Nothing happens if all ids are considered already.
 
-        tokens: Ids of tokens of a sequence, in any order.
+        tokens: Ids of tokens of a sequence, in any order. Each must be below the base model's vocabulary.
+
+            # LANES 16, tokens 5 and 40 -> ids 0..47 are considered; then token 20 -> still 0..47
 
         In byte-pair vocabularies rare tokens have high ids. For example, English answers of
         Qwen2.5-Coder-1.5B have no id above 98,304 of 151,936, so that a third of the lm_head is not read.

@@ -125,7 +125,8 @@ class FedTokens:
     sequence: What is known of the sequence.
     tokens: The tokens whose KV rows lie in the sequence's first slots, drafted tokens of a chain included.
     confirmed: Number of leading tokens that were compared and are the sequence's own.
-    included: Number of leading tokens of the sequence whose ids may be drafted; see `DecoderHead.include`.
+    included: Number of leading tokens of the sequence that `DecoderHead.include` was given, so that their ids
+        can be drafted.
     """
 
     sequence: DraftSequence

@@ -40,14 +40,15 @@ LINE_TOKENS: Final = 12
 WORD_LENGTHS: Final[Mapping[Language, float]] = {"en": 1.0, "zh": 1.2, "es": 1.25, "de": 1.5}
 # Tokens. The fewest and the most that a point of such a plan aims at. Untuned.
 MIN_AIM, MAX_AIM = 24, 80
-# Tokens. What the closing of such a plan aims at, one sentence. Chosen by measurement: 31 closings of
-# Qwen2.5-Coder-1.5B-Instruct have 7 to 27 tokens, 18 on average.
+# Tokens. About how many the closing of such a plan has, which is one sentence. Chosen by measurement: 31
+# closings of Qwen2.5-Coder-1.5B-Instruct have 7 to 27 tokens, 18 on average.
 CLOSING_AIM = 18
 # Points. A plan is not shortened to fewer. Untuned.
 MIN_FITTING_POINTS: Final = 5
 # Ratio. A plan is shortened if its answer would exceed the usual length by this factor. Untuned.
 LONGEST_ANSWER: Final = 1.1
-# Tokens. The same for a point of a list plan, whose prompt asks for two or three sentences.
+# Tokens. The fewest for which a point of a list plan is worth a heading, as POINT_TOKENS is for other plans:
+# the prompt of such a point asks for two or three sentences.
 LIST_POINT_TOKENS = 75
 # Tokens. The fewest for which an answer can be polished: two points, and as many tokens again for the turn
 # that rewrites them.
@@ -299,7 +300,7 @@ def fitting_points(tokens: int, headings: Sequence[int]) -> int:
     there are so many. Each point needs its heading and MIN_AIM tokens, and the closing CLOSING_AIM tokens;
     together they may exceed the length by the factor LONGEST_ANSWER.
 
-        300 tokens, headings of 8 tokens -> 9, as 9 * (8 + 24) + 28 <= 330
+        300 tokens, headings of 8 tokens -> 9, as 9 * (8 + 24) + 18 <= 330
         200 tokens, headings of 8 tokens -> 6
 
     tokens: number of tokens of the answer without its introduction.

@@ -173,9 +173,10 @@ class TokenLog:
     written: the tokens decoded since, over all openings of the sequence.
     next_draft_round: the draft round of the outcome that must come next; 0 is the round that ends the prompt.
     end: why the sequence ended, or None while it runs.
-    final_rows: number of first tokens whose KV is final on every stage. When the result of a draft round
-        arrives, every stage has run the round's frame, which has put the KV of all tokens before its root in
-        place; the KV of the tokens that the result accepts moves with the next frame.
+    final_rows: number of first tokens whose KV is final on every stage; 0 until the first result of the
+        present opening. When the result of a draft round arrives, every stage has run the round's frame,
+        which has put the KV of all tokens before its root in place; the KV of the tokens that the result
+        accepts moves with the next frame.
             # tokens a b c, c is the newest and root of the tree; a result accepts d and brings e
             # -> tokens a b c d e, final are those of a and b
     """

@@ -169,7 +169,8 @@ class RingTables:
         `TokenLog.final_rows`.
 
         Sequences without a final position are left out. This KV can be migrated to the stages of the next
-        epoch.
+        epoch. The sequences are remembered as those that the next epoch may reuse, in place of those of an
+        earlier call.
         """
         return self._migrated.offer(sequence for _, sequence in self._by_id.values())
 

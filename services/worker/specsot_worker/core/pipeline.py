@@ -89,11 +89,10 @@ def place_of(opening: Opening) -> tuple[int, int]:
 class FrameBudget:
     """Upper bounds of a frame's tokens and of the frames in flight.
 
-    rows: Maximum number of tokens of one frame.
+    rows: Maximum number of tokens of one frame, without prompts that are computed in a pass of their own.
     max_in_flight: Maximum number of frames in flight, at least 1.
     max_tree_nodes: Number of KV slots that are kept free for every live sequence, for the nodes of its tree.
-    prompts: Maximum number of tokens of a frame while no sequence decodes. Numbers below `rows` count as
-        `rows`.
+    prompts: Maximum number of tokens of a pass of prompts alone. Numbers below `rows` count as `rows`.
     """
 
     rows: int = 512
@@ -103,7 +102,9 @@ class FrameBudget:
 
     @property
     def alone(self) -> int:
-        """Maximum number of tokens of a frame while no sequence decodes."""
+        """Maximum number of tokens of a pass of prompts alone: of a frame while no sequence decodes, or of
+        prompts that are computed in a pass of their own.
+        """
         return max(self.rows, self.prompts)
 
 

@@ -118,8 +118,9 @@ class SequenceState:
 
     @property
     def shapes_plan(self) -> bool:
-        """True if the next tokens decide what is opened for a plan: those of a plan, and the first ones of a
-        branch. False for a skeleton that may become a direct answer, because it may be long.
+        """True if the sequence's next tokens decide which sequences are opened or closed for a plan: the
+        tokens of a plan, and the first OPENING_TOKENS ones of a branch. False for other sequences, and for a
+        plan that may become a direct answer, because that may be long.
         """
         plan = self.opening.plan
         return self._begins_branch if plan is None else not plan.direct

@@ -42,7 +42,7 @@ class Sequencer:
     `compose`.
 
     There is no prefill or decode phase: a frame carries the trees of sequences that can decode and prompt
-    chunks of other sequences, up to a token budget (`FrameBudget.rows`).
+    chunks of other sequences, up to a token budget (`FrameBudget`).
 
     Fairness between prompts and decoding sequences: while prompts wait, trees leave 1 / PREFILL_SHARE of a
     frame's tokens to prompts, so that a new sequence produces its first token after a bounded number of
@@ -89,7 +89,7 @@ class Sequencer:
         self._prompts_at = float("-inf")
         # Estimated seconds of the frames of prompts alone since the newest frame with trees.
         self._prompt_seconds = 0.0
-        # Families of the drafted sequences of running requests, when `_drafted` was called last.
+        # Families that had drafted sequences of running requests when `_drafted` was called last.
         self._running_families = set[int]()
         # Time in seconds at which the newest plan ended.
         self._plan_ended_at = float("-inf")
@@ -325,21 +325,22 @@ class Sequencer:
 
         now: Time in seconds.
         launched: Number of forward passes that the stage has launched already for this frame; 0 if it has
-            launched nothing. After a launch, prompts alone are ruled out. With more than 1, the frame takes
-            as many passes if possible; with 0 or 1, as many as `passes_ahead` says. If the trees turn out
-            otherwise than launched, the stage discards what it has launched.
+            launched nothing. After a launch, the frame is never one of prompts alone, and takes as many
+            passes as were launched if it can; without a launch, as many as `passes_ahead` says. If the trees
+            turn out otherwise than launched, the stage discards what it has launched.
 
         Prompts and trees take turns, so that a frame carries only one of both, if the frame may take several
-        passes or if `_prompts_take_turns`. But prompts whose turn it is ride with launched trees of one pass:
-        the stage computes them in a pass of their own after the trees.
+        passes or if `_prompts_take_turns`. There is one exception: if a single pass was launched, prompts
+        whose turn it is share the frame with the launched trees, and the stage computes the prompts in a pass
+        of their own after the trees.
 
         With one frame at a time, also return None while a sequence waits for its tree within its family
         deadline: a frame that left without that sequence would delay it by a whole step. `deadline` explains
         both deadlines.
 
         As long as reused tokens have to be replayed, frames carry nothing else. A frame may carry openings or
-        closings without any tokens. Within the call, sequences that cannot be
-        opened are rejected, see `rejections`.
+        closings without any tokens. Within the call, sequences that cannot be opened are rejected, see
+        `rejections`.
 
         The frame is returned whole. If its `last_part` is not 0, the caller sends it in parts (`cut_frame`).
         """
@@ -364,10 +365,10 @@ class Sequencer:
             openings, chunks = self._compose_prompts(0, own_pass=True)
         self._count_prompt_seconds(chunks)
         if not (openings or chunks):
-            shared = not (take_turns or launched)
-            growths = self._compose_trees(
-                now, self._budget.rows - shared * self._tokens_reserved_for_prompts()
-            )
+            # Trees leave tokens to prompts only if both are computed in the same pass.
+            same_pass = not (take_turns or launched)
+            num_reserved = self._tokens_reserved_for_prompts() if same_pass else 0
+            growths = self._compose_trees(now, self._budget.rows - num_reserved)
         if prompts_ride or not (take_turns and (growths or chunks or openings)):
             openings, chunks = self._compose_prompts(num_tokens_of(growths), own_pass=prompts_ride)
         if chunks:
@@ -393,17 +394,16 @@ class Sequencer:
         self._record_launch(frame, now)
         return frame
 
-    def next_is_predictable(self, now: float, message_waits: bool) -> bool:
+    def next_is_predictable(self, message_waits: bool) -> bool:
         """Return whether the next frame carries the trees of just those sequences that the newest frame
         decodes, unless they end.
 
-        now: Time in seconds.
         message_waits: True if a message has arrived that was not handled yet. It may open a sequence.
 
         Return False after a frame of prompts alone, because the trees of the other sequences follow it.
-        Otherwise return True if no message waits and no prompt can be fed. Return True even then, while
-        prompts and trees of one pass take turns: prompts ride with launched trees, and change nothing about
-        these.
+        Otherwise return True if no message waits and no prompt can be fed. While prompts and trees of one
+        pass take turns, return True also if a message waits or a prompt can be fed: prompts that share the
+        next frame with launched trees (see `compose`) leave these trees as they are.
 
         With many clients, a prompt arrives in nearly every step. If its frame could not be launched ahead, it
         would take two to three times as long as a frame of trees, and so would the next one:
@@ -613,10 +613,16 @@ class Sequencer:
         self._draft_timeout.record_launch(num_rounds, num_tokens_of(segments), num_drafted)
 
     def _drafted(self) -> int:
-        """Return the number of sequences of running requests that are to be drafted for. Whether a drafter is
-        present does not matter. A request runs once a sequence of its family has finished its prompt, and
-        until none is left. So a pause does not end between a plan and its branches, but it ends if all
-        sequences are of new requests.
+        """Return the number of sequences of running requests that are to be drafted for; 0 ends a pause of
+        drafting. Whether a drafter is present does not matter.
+
+        A request runs once a drafted sequence of its family has finished its prompt, and until a call finds
+        none of its sequences. So the branches of a plan count before their prompts are fed, if they are
+        opened before a frame without any sequence of their request: a pause goes on between a plan and its
+        branches. It ends if all sequences belong to new requests. Each call updates `_running_families`.
+
+            # plan of family 1 decodes -> 1; it has ended, its 3 branches wait for their prompts -> 3;
+            # all of them have ended, a sequence of family 2 waits for its prompt -> 0
         """
         drafted = [one for one in self._sequences.values() if one.opening.drafted and one.opening.decodes]
         self._running_families = {
@@ -831,11 +837,13 @@ class Sequencer:
         in the same frame.
 
         num_tree_tokens: Number of tree nodes that the frame carries already.
-        own_pass: True if the stage computes the prompts in a forward pass of their own.
+        own_pass: True if the stage computes the prompts in a forward pass of their own, so that the trees
+            leave them more tokens.
 
-        A prompt gets no chunk if no token or page is left for it. A plan, or a prefix, waits for the next
-        frame if this one completes the prompt of a sequence of its family: the first token of that sequence,
-        such as the direct answer, shall wait neither for the prompt of the plan nor for its grammar.
+        A prompt gets no chunk if no token or page is left for it. The sequence of a plan, and a prefix, wait
+        for the next frame if this one completes the prompt of another sequence of their family: the first
+        token of that sequence, such as the direct answer, must wait neither for the prompt of the plan nor
+        for its grammar.
 
         A prefix whose lease ends where its prompt has been fed is left out, and not even opened. Pages for
         the chunks are reserved. Sequences that can never be opened are rejected.
@@ -895,14 +903,15 @@ class Sequencer:
 
         num_tree_tokens: Number of tree nodes in the frame.
         unfed: Sequences that are not open, or whose prompts are not fed completely.
-        own_pass: True if the stage computes the prompts in a forward pass of their own. That pass takes at
-            most MAX_SECONDS.
+        own_pass: True if the stage computes the prompts in a forward pass of their own.
 
-        If no sequence decodes, this is the larger budget `FrameBudget.alone`. Otherwise it is what the trees
-        leave, or less if decoding sequences would stall for too long. Return 0 if the trees fill the frame.
+        For a pass of their own, the result is at least 1, and at most the number that takes MAX_SECONDS and
+        `FrameBudget.alone`. Otherwise, if no sequence decodes, the result is `FrameBudget.alone`. If
+        sequences decode, it is what the trees leave of the frame, or less if these sequences would stall for
+        too long; it is 0 if the trees fill the frame.
 
         A sequence with a finished prompt counts as decoding even if it has no tree in this frame. Without
-        `PipelineDepth`, nothing but the budget bounds the number.
+        `PipelineDepth`, `own_pass` makes no difference, and nothing but the budget bounds the number.
         """
         if own_pass and self._depth:
             return self._depth.rows_within(MAX_SECONDS, self._budget.alone)

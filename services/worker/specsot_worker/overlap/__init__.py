@@ -41,8 +41,8 @@ A step has the states of `specsot.core.overlap`:
     CONFIRMED  it runs, and its tokens are those of the results (all ways)      IDLE by its frame, DISCARDED
     DISCARDED  another frame arrived                                            IDLE
 
-A frame may carry prompts besides the predicted trees. Its prompts are computed in a pass of their own after
-the step:
+A frame may carry prompts in addition to the predicted trees, if a step of one pass was launched for these.
+The prompts are then computed in a pass of their own after the step:
 
     host     launch k+1 | result k | compose k+1 with prompts | launch prompts | wait | read k+1
     device   [====== step k+1 ======][== prompts ==]

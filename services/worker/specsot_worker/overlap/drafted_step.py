@@ -115,9 +115,10 @@ class DraftedStep:
 
     def _following(self, places_of_segments: Sequence[object]) -> list[TreeSegment]:
         """Return the tree segments of the next frame, each with a tree of its root only. Return [] if a tree
-        has no outcome or no new token, or if the next frame would have another order. Sequences that end are
-        left out, and so are prompt chunks without an outcome: what follows them are prompts, which may ride
-        with the trees.
+        has no outcome, if an outcome has no new token, or if the next frame would have another order.
+        Sequences that end are left out. So are prompt chunks without an outcome, which are not the last ones
+        of their prompts or belong to a prefix: no tree follows them, but at most prompts, which may share the
+        next frame with the trees.
 
         places_of_segments: For each segment of the frame, the pair by which trees are sorted.
 

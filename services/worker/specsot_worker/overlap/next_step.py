@@ -267,8 +267,8 @@ class NextStep:
         self._step: SpeculativeStep | None = None
         # True if the newest frame has trees, and no sequence of it has another KV policy than a window.
         self._trees_continue = False
-        # True if the newest frame has single-node trees or prompts only, and drafting was neither paused nor
-        # resuming.
+        # True if the newest frame has no trees of several nodes but chains of a frame of several passes, and
+        # drafting was neither paused nor resuming. True also for a frame of prompts alone.
         self._single_nodes = False
         # True if the last trees had the shapes that `prepare` had expected.
         self._shapes_repeat = True
@@ -341,8 +341,9 @@ class NextStep:
         several passes, and no drafter will answer: either drafting is paused or resuming, or the previous
         frame had such trees as well, or the frame has prompts alone, since a first tree is a single node.
 
-        A frame with a segment that no tree follows predicts nothing. A frame whose step cannot be prepared
-        leaves a step in the state IDLE.
+        Nothing is predicted after a frame without segments, with a prompt chunk that is not the last one of
+        its prompt, or with a KV policy other than a window. A frame whose step cannot be prepared leaves a
+        step in the state IDLE.
         """
         had_single_nodes = self._single_nodes
         trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
@@ -660,7 +661,8 @@ class NextStep:
         return segment
 
     def _policies_allow(self, segments: Sequence[Segment]) -> bool:
-        """Return whether no sequence has a KV policy other than a window.
+        """Return whether the step after a frame may be predicted: no sequence of the frame has a KV policy
+        other than a window. Return True for no segments.
 
         segments: The segments of the newest frame.
         """

@@ -82,7 +82,9 @@ class FormReader:
 
     @property
     def is_paragraph(self) -> bool:
-        """True if the first paragraph was not complete when the form became known."""
+        """True if the first paragraph was not complete when the form became known: the answer is one line, or
+        its first line has at least MAX_INTRODUCTION_TOKENS tokens. False while the form is unknown.
+        """
         return self.form is not None and not self._broken
 
     def end(self) -> None:

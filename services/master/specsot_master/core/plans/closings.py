@@ -18,8 +18,9 @@ from specsot_master.core.plans.openings import opening_of, speaks_of_itself
 from specsot_master.core.plans.sentences import ends_sentence
 from specsot_master.core.plans.wording import DEFAULT_SENTENCES, language_of
 
-# Fraction of the titles. A closing that names so many of them lists the points. Chosen by reading: of 30
-# closings, those with two of five or three of seven titles said something else, too.
+# Fraction of the titles. A closing that names more than one title, and at least this fraction of all, counts
+# as a list of the points. Chosen by reading: of 30 closings, those that named two of five or three of seven
+# titles said something else as well.
 LISTED_TITLES: Final = 0.5
 # Words, and characters of Han script, in a row. A closing that shares so many with the introduction, and not
 # with the question, repeats the introduction. Chosen by reading.
@@ -44,11 +45,12 @@ class ClosingRule:
 
     def allows(self, text: str) -> bool:
         """Return True if a closing may be shown: it ends with a whole sentence, has no colon and no
-        quotation, does not speak of itself or of its heading, names at most one title or less than
-        LISTED_TITLES of them, and does not repeat the introduction.
+        quotation, does not speak of itself or of its heading, names at most one title or fewer than
+        LISTED_TITLES of all titles, and does not repeat the introduction.
 
-            titles "Set goals", "Take breaks": "Start with goals." -> True
-            "Set goals and take breaks." -> False;   "The last sentence is: Rest." -> False
+            titles "Set goals", "Take breaks": "Start with goals." -> True, it names one
+            "Set goals and take breaks." -> False, it names two of two
+            "The last sentence is: Rest." -> False, it has a colon
 
         text: the whole text of the closing.
         """

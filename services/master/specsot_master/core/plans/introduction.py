@@ -19,7 +19,7 @@ MAX_INTRODUCTION_TOKENS: Final = (
 
 # The beginnings of paragraphs that are no prose: a heading, an item of a list, code, a table or a quotation.
 _MARKUP = re.compile(r"#|>|\||```|~~~|[-*+•] |\d{1,3}(?:[.)] |[、．])")
-# The beginning of an item of a list.
+# The beginning of an item of a list, which is one kind of such markup.
 _ITEM = re.compile(r"[-*+•] |\d{1,3}(?:[.)] |[、．])")
 # What may still become such a beginning.
 _MAYBE_MARKUP = re.compile(r"(?:`{1,2}|~{1,2}|[-*+•]|\d{1,3}[.)]?)\Z")
@@ -72,8 +72,9 @@ def find_introduction(
     token by token, so an announcement that is the first sentence remains; later sentences are held back until
     it is known that they announce nothing.
 
-    An answer is not replaced if it begins with a list, a heading, code or a table, if its first sentence
-    is too long or speaks of the model ("As an AI"), or if its first line is no sentence.
+    The result is NO_INTRODUCTION if the answer begins with a list, a heading, code or a table, if its first
+    sentence is too long or speaks of the model ("As an AI"), or if its first line is no sentence. The one
+    exception is a list with `one_sentence`.
 
         "TCP and UDP are protocols. Here are the"  -> 26 characters are visible, not complete
         "TCP and UDP are protocols. Here are the differences:\n\n1." -> the same, and complete
@@ -83,7 +84,11 @@ def find_introduction(
         complete.
     ended: True if the direct answer has no further tokens.
     one_sentence: True if the question asks for several things: the introduction is then the first sentence
-        alone, and it is empty if the answer begins with the first item of a list.
+        alone. If the answer begins with the first item of a list, the introduction is empty, and a planned
+        answer may still replace the direct one.
+
+            "Sleep well. Keep a diary." with one_sentence -> 11 characters, complete
+            "1. Sleep well" with one_sentence -> 0 characters, complete and usable
     """
     start = len(text) - len(text.lstrip())
     line, broken, _ = text[start:].partition("\n")

@@ -144,7 +144,7 @@ class RequestPlan:
         self._model = model
         self._decision = decision or Decision(mode_of(ask), ASKED_FOR)
         self._mode = self._decision.mode
-        # Each heading is measured once, although several decisions need its size.
+        # Each heading is tokenized once, although several decisions need its number of tokens.
         self._size = cache(size)
         self._told = told
         self._listed = told is not None
@@ -388,7 +388,8 @@ class RequestPlan:
             return [OpenSkeleton(limit, self._rules, self._ask.constraint)]
         question = question_of(self._ask)
         things = asks_for_things(question)
-        # Several things are worth a plan even if the model names them in one paragraph.
+        # A question for several things is worth a plan even if the direct answer names them in one paragraph.
+        # So such a paragraph does not count as a short answer.
         length = ShortAnswer(None if things else self._paragraph_tokens)
         self._speculation = Speculation(self._solo, question, points_asked(question), things, length)
         self._solo = self._begin_text(rest, loops=DIRECT_LOOPS if ends_loops(self._ask) else None)
@@ -657,9 +658,12 @@ class RequestPlan:
     @property
     def _whole_aim(self) -> int | None:
         """The number of tokens that the whole planned answer aims at: the usual length of a direct answer
-        with the form that this direct answer has. It is 0, for the shortest plan, if the direct answer names
-        things in one paragraph and the model's answers are seldom long paragraphs. None if the plan has no
-        aim, or if the client wants the model's end tokens ignored.
+        with the form that this direct answer has. None if the plan has no aim, or if the client wants the
+        model's end tokens ignored.
+
+        It is 0, so that each point aims at MIN_AIM tokens, if the question asks for several things, the
+        direct answer names them in one paragraph, and a paragraph of this model is usually a whole answer.
+        The planned answer then stays nearly as short as that paragraph.
         """
         spec = self._speculation
         if self._answer_tokens is None or spec is None or self._ask.ignore_eos:

@@ -39,8 +39,9 @@ class ShortAnswer:
         "Rivers are long.\\n\\n1. The Danube, which rises in the Black Forest and has" -> not short
     """
 
-    # A first paragraph of so many tokens is taken for the whole answer; None if answers may be long
-    # paragraphs: those of this model (see `Wording.paragraph_tokens`), or those to this question.
+    # A first paragraph of so many tokens is taken for the whole answer. None if a long answer may be a single
+    # paragraph: because this model writes such answers (see `Wording.paragraph_tokens`), or because the
+    # question asks for several things, which such a paragraph may name.
     paragraph_tokens: int | None = PARAGRAPH_TOKENS
     # True or False once the tokens tell, None before.
     _short: bool | None = None
@@ -118,8 +119,10 @@ class ShortAnswer:
         if self._short is not None:
             return
         if not self._broken:
-            most = MAX_INTRODUCTION_TOKENS if self.paragraph_tokens is None else self.paragraph_tokens
-            self._short = self.paragraph_tokens is not None if self._tokens >= most else None
+            may_be_long = self.paragraph_tokens is None
+            enough = MAX_INTRODUCTION_TOKENS if self.paragraph_tokens is None else self.paragraph_tokens
+            if self._tokens >= enough:
+                self._short = not may_be_long
             return
         may_be_item = _ITEM.match(self._line) or _MAY_BECOME_ITEM.match(self._line)
         if not may_be_item or self._line_tokens >= ONE_LINER_TOKENS:

@@ -60,8 +60,8 @@ class Speculation:
     skeleton: reads the plan's text.
     question: the text that the client asks; "" if it is not given as text.
     asked: how many points the question asks for, or None.
-    things: True if the question asks for several things, so that the introduction is one sentence: those that
-        may follow it name the things already.
+    things: True if the question asks for several things, such as advice. The introduction is then the first
+        sentence alone, because the sentences after it may name things that the points name as well.
     length: tells from the direct answer's tokens whether it is short.
     form: tells from the direct answer's tokens which form it has, from which its usual length follows.
     introduction: what is known of the direct answer's introduction.
