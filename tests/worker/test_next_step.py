@@ -19,7 +19,7 @@ from specsot.core.frames import Close, Fork, Frame, Lease, Open, Opening, Order,
 from specsot.core.overlap import OverlapEvent
 from specsot.core.pages import PageTable
 from specsot.core.run_ahead import MAX_PASSES
-from specsot.core.tree import accept, chain, shape_of
+from specsot.core.tree import Tree, accept, chain, shape_of
 from specsot.errors import ModelError
 from specsot.grammar.state import Grammar
 from specsot.members import Configuration, TreeShape
@@ -34,6 +34,7 @@ from specsot_drafter.proposers import Proposer
 from specsot_model.core.kv_plan import plan_frame
 from specsot_model.decoder import Decoder
 from specsot_worker import sampling, verifier
+from specsot_worker import stage as stage_module
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
 from specsot_worker.overlap.next_step import NextStep
@@ -202,6 +203,32 @@ def test_no_step_is_launched_early_if_a_prompt_waits_for_rows(decoder: Decoder) 
 
 
 SHAPE = TreeShape(3, 2, 6, fixed=True)
+
+
+def test_trees_of_a_discarded_step_and_prompts_run_in_two_passes(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Together they have more tokens than a graph, and might need more memory than one pass may."""
+    tree = TreeSegment(1, 1, 5, (), Tree((7, 8, 9), (0, 0, 1)))
+    frames = (
+        Frame(1, 1, (Opening(1, 5, limit=99),), (PromptChunk(1, 0, (1, 2, 3, 4, 5), True),)),
+        Frame(1, 2, (Opening(2, 6, limit=99),), (tree, PromptChunk(2, 0, (3, 4, 5, 6, 7, 8), True)), (1,)),
+    )
+    monkeypatch.setattr(stage_module, "BUCKETS", (6,))
+    outputs, launched = list[torch.Tensor](), list[int]()
+    for apart in (False, True):
+        stage = DecoderStage(decoder, PAGES, PAGE, "packed")
+        steps = EagerSteps(decoder, stage._kv, stage._taps)
+        if apart:
+            stage.run_by(steps)
+        for frame in frames:
+            hidden = stage.run(frame).hidden
+        assert isinstance(hidden, torch.Tensor)
+        outputs.append(hidden)
+        launched.append(steps.launched)
+        assert stage.table.sequences == {2}
+    torch.testing.assert_close(*outputs)
+    assert launched == [0, 3]
 
 
 class Erring(Proposer):

@@ -9,7 +9,7 @@ from itertools import chain
 import structlog
 import torch
 
-from specsot.core.frames import Frame, Payload, TreeSegment, tokens_of
+from specsot.core.frames import Frame, Payload, TreeSegment, num_tokens_of, tokens_of
 from specsot.core.overlap import OverlapEvent
 from specsot.core.pages import HeadShares, PageTable, RowPruning
 from specsot.core.tree import single
@@ -168,6 +168,8 @@ class DecoderStage:
             hidden, fused = self._replay(frame), None
         elif step:
             hidden, fused = self._run_predicted(frame, step)
+        elif self.next_step and num_tokens_of(frame.segments) > BUCKETS[-1]:
+            hidden, fused = self._run_apart(frame)
         else:
             hidden, fused = self._run_planned(self._first_pass(frame))
         if self.next_step:
@@ -177,6 +179,22 @@ class DecoderStage:
             # An error in the transfer is raised on the last stage, which waits for the device anyway.
             frame.hidden.check()
         return replace(frame, hidden=hidden, fused=fused, seconds=seconds)
+
+    def _run_apart(self, frame: Frame) -> RowsOut:
+        """Run the trees of a frame and then its prompts in a pass of their own, and return the hidden states
+        and fused features of both.
+
+        frame: A frame of a stage that runs the whole model, with more tokens than the graphs for any frame
+            have. It has prompts, and it may have trees whose step was launched ahead and discarded.
+
+        One pass over all of it would have no graph, and might need more memory than was reserved for passes.
+        """
+        trees = tuple(one for one in frame.segments if isinstance(one, TreeSegment))
+        if not trees:
+            return self._run_planned(frame)
+        first = self._run_planned(replace(frame, openings=(), segments=trees, closings=()))
+        second = self._run_planned(replace(frame, segments=frame.segments[len(trees) :]))
+        return _joined(first[0], second[0]), _joined(first[1], second[1])
 
     def _first_pass(self, frame: Frame) -> Frame:
         """Return the first pass of a frame of several passes, which feeds the roots alone, and reserve pages
