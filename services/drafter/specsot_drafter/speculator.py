@@ -153,7 +153,7 @@ class Speculator:
         return levels
 
     def _start_families(self, families: frozenset[int]) -> None:
-        """Inform the policy if all sequences are of new requests, that is, of families of which none ran when
+        """Inform the policy if all sequences are of new requests, that is, if none of their families ran when
         the last new set began. A pause may end for new requests. The branches of a plan are no new request:
         drafting that was not profitable for one or two sequences is hardly profitable for more of them.
 

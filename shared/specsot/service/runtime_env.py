@@ -128,9 +128,8 @@ YOUNG_OBJECTS: Final = 50_000
 
 
 # Objects. Until a service spares the collector, a search begins only after so many new objects. Importing
-# torch and our packages makes 360,000, nearly none of them garbage: the usual searches took a fifth of the
-# processor time of these imports (2.8 s with them, 2.2 s without). So many objects of garbage take some
-# 40 MB.
+# torch and our packages makes 360,000, nearly none of them garbage: the usual searches take 0.1 to 0.2 s of
+# the 2.3 s of processor time of these imports. So many objects of garbage take some 40 MB.
 STARTING_OBJECTS: Final = 200_000
 
 

@@ -30,8 +30,8 @@ SHORT_ANSWER: Final = "the direct answer is short"
 # The reason if the plan has fewer points than the question or the introduction asks for, or if its limit and
 # the guards left fewer than MIN_CUT_POINTS.
 TOO_FEW_POINTS: Final = "the plan has too few points"
-# Points. A plan that its limit has cut, or of which the guards have dropped a title, has at least so many,
-# unless the question names all points that are left.
+# Points. A plan that its limit has cut, or of which the guards have dropped a title, has at least this
+# number of points, unless the question names all points that are left.
 # Chosen by reading: answers of two points that the limit left end where the subject has just begun, and a
 # model that repeats its titles has planned nothing.
 MIN_CUT_POINTS: Final = 3
