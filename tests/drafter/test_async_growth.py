@@ -355,6 +355,7 @@ class Ahead(Proposer):
 
     widths, free_pages = (4,), 0
     offer: Candidates | None = None
+    barred = 0
 
     def open(self, sequence: DraftSequence) -> None: ...
 
@@ -371,6 +372,10 @@ class Ahead(Proposer):
 
     def select(self, growth: Any, texts: Sequence[int], nodes: int, room: int, trust: Any) -> Any:
         return texts, nodes, room
+
+    def bar_forbidden(self, candidates: Candidates, sequences: Sequence[DraftSequence]) -> Candidates:
+        self.barred += 1
+        return candidates
 
 
 class Learning(FixedBudget):
@@ -466,7 +471,7 @@ def test_what_a_device_chose_is_looked_at_no_further_while_a_choice_is_held() ->
         ahead = AsyncGrowth(frozenset({1}))
         ahead.apply(OverlapEvent.MATCHED)
         assert lane.finish(replace(growth, chosen=chosen, ahead=ahead), 9)
-        assert len(tuner.worth) == looked
+        assert len(tuner.worth) == own.barred == looked, "nor is a grammar asked"
 
 
 def test_nodes_that_the_device_selected_before_a_pause_are_discarded_after_it() -> None:

@@ -222,7 +222,7 @@ def test_suffix_drafts_are_added_if_a_drafter_measures_profit(rule) -> None:  # 
     assert set(below) == ({7, 5} if isinstance(engine.speculators["eagle"].budget, DraftPolicy) else {7})
 
 
-@pytest.mark.parametrize(("least", "joins"), [(0.5, True), (9.0, False)])
+@pytest.mark.parametrize(("least", "joins"), [(0.1, True), (9.0, False)])
 def test_with_asynchronous_growth_suffix_drafts_are_added_only_if_they_save_much(
     least: float, joins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

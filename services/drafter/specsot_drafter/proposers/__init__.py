@@ -107,7 +107,8 @@ class Proposer(ABC):
             None: all levels grow.
 
         Growth that `start_growth` has launched is continued, whatever its levels, and confirmed; or it is
-        discarded. The returned function may still discard a confirmed growth.
+        discarded. The returned function may still discard a confirmed growth. The candidates of confirmed
+        growth are those of the head, without regard to grammars, see `bar_forbidden`.
 
         The device may be computing until that function is called. Until then, call no other method.
         """
@@ -137,6 +138,15 @@ class Proposer(ABC):
         trust: What is added to a candidate's log-probability at each depth, [levels].
         """
         return None
+
+    def bar_forbidden(self, candidates: Candidates, sequences: Sequence[DraftSequence]) -> Candidates:
+        """Return candidates of asynchronous growth, which knows no grammars, with those barred that the
+        grammars forbid. The base class, whose trees do not grow asynchronously, returns them unchanged.
+
+        candidates: Candidates of the grown trees.
+        sequences: The sequence of each tree.
+        """
+        return candidates
 
     def observe(self, batch: Features) -> None:  # noqa: B027 (most need not)
         """Learn from a message of feature batches, whose tokens the sequences have already. The base class

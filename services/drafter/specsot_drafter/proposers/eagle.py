@@ -328,7 +328,8 @@ class EagleProposer(Proposer):
 
     def _continue(self, ahead: DeviceGrowth, sequences: Sequence[DraftSequence], levels: int) -> Offer | None:
         """Return a function that waits for the candidates of asynchronous growth, if all these sequences
-        continue from there. Otherwise discard the growth and return None.
+        continue from there. Otherwise discard the growth and return None. Candidates that a grammar forbids
+        are not barred, see `bar_forbidden`.
 
         ahead: The growth that was launched before the host had read the verification result.
         sequences: The sequences to draft for.
@@ -350,9 +351,17 @@ class EagleProposer(Proposer):
                 rooms = [room for sequence in sequences if (room := self._reserve(sequence))]
                 found = self._graphs.run([GraphInput(*each) for each in zip(due, rooms)], levels)
             assert found is not None, "it had room for as many"
-            return filter_candidates(found, sequences, self._max_nodes)
+            return found
 
         return offer
+
+    def bar_forbidden(self, candidates: Candidates, sequences: Sequence[DraftSequence]) -> Candidates:
+        """Return the candidates of asynchronous growth with those barred that the grammars forbid.
+
+        candidates: Candidates of the grown trees.
+        sequences: The sequence of each tree.
+        """
+        return filter_candidates(candidates, sequences, self._max_nodes)
 
     @inference_mode
     def start_growth(self, verification: DeviceVerification, ids: int, levels: int) -> AsyncGrowth | None:
