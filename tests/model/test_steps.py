@@ -368,7 +368,7 @@ def test_a_range_without_graphs_is_measured_while_another_thread_captures(tmp_pa
 
     def work() -> tuple[torch.Tensor, None]:
         with ThreadPoolExecutor(1) as other:
-            assert other.submit(measure_rows, decoder, None, (1, 4), 0.0).result()
+            assert other.submit(measure_rows, decoder, (1, 4), 0.0).result()
         return before + 1, None
 
     replay, (after, _) = GraphCapture()(work)
