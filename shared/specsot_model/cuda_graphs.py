@@ -49,15 +49,16 @@ SHORT_BUCKETS = (48, 64, 320, 512)
 # Rows. What a sequence of a large short graph may have, on average over the frame. Untuned.
 MAX_MEAN_SHORT_ROWS = 8
 # Rows. Sizes of graphs for frames of prompts alone, which have an attention kernel of their own. The kernel
-# needs 2,048 rows to fill an H100 (measured).
-PROMPT_BUCKETS = (512, 1024, 2048)
+# needs 2,048 rows to fill an H100 (measured). With 64 clients, most frames of more than 512 rows have fewer
+# than 768: without a graph, the host took 25 to 60 ms for one (1.5B, H200).
+PROMPT_BUCKETS = (512, 768, 1024, 2048)
 PROMPT_ROWS = PROMPT_BUCKETS[-1]
 # Fraction of a prompt graph's rows that a frame must fill; otherwise it runs faster without a graph, or in a
 # smaller one. Untuned.
-MIN_FULL = 3 / 4
-# Rows. A frame of prompts with so many rows has no graph: it is too large for the graphs for any frame, and
-# too small for one of prompts alone.
-UNCAPTURED_ROWS = BUCKETS[-1] + 128
+MIN_FULL = 2 / 3
+# Rows. A frame of prompts with so many rows has no graph: it is too large for the second largest, and too
+# small for the largest.
+UNCAPTURED_ROWS = PROMPT_BUCKETS[-2] + 128
 # KV rows that a graph moves by itself; longer move lists are done before the graph. Untuned.
 MAX_GRAPH_MOVES = 64
 # Rows. Smaller graphs move no KV by themselves: the frames before them seldom leave moves to do. Untuned.

@@ -32,12 +32,12 @@ class Clients:
     sequencer: The stage 0.
     """
 
-    def __init__(self, launches: bool = True, rows: int = 256) -> None:
+    def __init__(self, launches: bool = True, rows: int = 256, prompts: int = 0) -> None:
         self.now = 0.0
         depth = PipelineDepth(1, ((1, STEP), (256, STEP)))
         self.sequencer = Sequencer(
             1,
-            FrameBudget(rows, 1, MAX_PASSES),
+            FrameBudget(rows, 1, MAX_PASSES, prompts),
             PageTable(64, 16),
             DraftTimeout(1.0),
             depth,
@@ -138,6 +138,20 @@ def test_prompts_that_ride_do_not_share_the_tokens_of_a_frame_with_the_trees() -
     clients.open(3)
     frame = there(clients.sequencer.compose(clients.now, launched=1))
     assert num_tokens_of(frame.segments) == 2 + 2 + 5
+
+
+def test_prompts_that_ride_are_no_more_than_a_frame_of_trees_may_have() -> None:
+    """The trees wait for them. Without trees, a frame has as many prompts as the stage takes."""
+    clients = Clients(rows=8, prompts=64)
+    for sequence in range(1, 5):
+        clients.open(sequence)
+    assert clients.step() == "prompt 1, prompt 2, prompt 3, prompt 4"
+    for _ in range(6):
+        clients.step()
+    for sequence in range(5, 9):
+        clients.open(sequence)
+    frame = there(clients.sequencer.compose(clients.now, launched=1))
+    assert num_tokens_of(frame.segments[4:]) == 8
 
 
 def test_prompts_of_the_same_request_ride_at_once() -> None:

@@ -89,7 +89,7 @@ def place_of(opening: Opening) -> tuple[int, int]:
 class FrameBudget:
     """Upper bounds of a frame's tokens and of the frames in flight.
 
-    rows: Maximum number of tokens of one frame, without prompts that are computed in a pass of their own.
+    rows: Maximum number of tokens of a pass that has trees, and of prompts in a pass of their own after it.
     max_in_flight: Maximum number of frames in flight, at least 1.
     max_tree_nodes: Number of KV slots that are kept free for every live sequence, for the nodes of its tree.
     prompts: Maximum number of tokens of a pass of prompts alone. Numbers below `rows` count as `rows`.
@@ -102,9 +102,7 @@ class FrameBudget:
 
     @property
     def alone(self) -> int:
-        """Maximum number of tokens of a pass of prompts alone: of a frame while no sequence decodes, or of
-        prompts that are computed in a pass of their own.
-        """
+        """Maximum number of prompt tokens of a frame without trees."""
         return max(self.rows, self.prompts)
 
 

@@ -906,15 +906,17 @@ class Sequencer:
         own_pass: True if the stage computes the prompts in a forward pass of their own.
 
         For a pass of their own, the result is at least 1, and at most the number that takes MAX_SECONDS and
-        `FrameBudget.alone`. Otherwise, if no sequence decodes, the result is `FrameBudget.alone`. If
-        sequences decode, it is what the trees leave of the frame, or less if these sequences would stall for
-        too long; it is 0 if the trees fill the frame.
+        `FrameBudget.alone`, or `FrameBudget.rows` if the frame has trees, too, which wait for that pass.
+        Otherwise, if no sequence decodes, the result is `FrameBudget.alone`. If sequences decode, it is what
+        the trees leave of the frame, or less if these sequences would stall for too long; it is 0 if the
+        trees fill the frame.
 
         A sequence with a finished prompt counts as decoding even if it has no tree in this frame. Without
         `PipelineDepth`, `own_pass` makes no difference, and nothing but the budget bounds the number.
         """
         if own_pass and self._depth:
-            return self._depth.rows_within(MAX_SECONDS, self._budget.alone)
+            max_tokens = self._budget.rows if num_tree_tokens else self._budget.alone
+            return self._depth.rows_within(MAX_SECONDS, max_tokens)
         num_decode_tokens = max(
             num_tree_tokens, sum(state.root is not None for state in self._sequences.values())
         )
