@@ -474,6 +474,21 @@ def test_what_a_device_chose_is_looked_at_no_further_while_a_choice_is_held() ->
         assert len(tuner.worth) == own.barred == looked, "nor is a grammar asked"
 
 
+def test_of_many_trees_that_a_device_selected_the_host_scores_a_few() -> None:
+    own, tuner = Ahead(), Learning()
+    tuner.holding = False
+    one = np.ones((20, 1), np.int64)
+    own.offer = Candidates(one, -np.arange(20.0)[:, None], 0 * one, np.array([1]))
+    lane = Speculator(own, tuner, None, lambda: 0.0)
+    growth = lane.begin(lane.plan_levels([begun(number) for number in range(20)]))
+    chosen: Any = SimpleNamespace(take=lambda: np.ones((20, 1), np.bool_))
+    ahead = AsyncGrowth(frozenset(range(20)))
+    ahead.apply(OverlapEvent.MATCHED)
+    assert len(lane.finish(replace(growth, chosen=chosen, ahead=ahead), 99)) == 20
+    (values,) = tuner.worth
+    assert values[:, 0].tolist() == [0, -3, -6, -9, -12, -15, -18]
+
+
 def test_nodes_that_the_device_selected_before_a_pause_are_discarded_after_it() -> None:
     tuner, own = Learning(), Ahead()
     own.offer, text = OFFER, begun(1)

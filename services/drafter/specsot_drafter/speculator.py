@@ -6,6 +6,7 @@ Trees may grow asynchronously: they are launched before the host has read the ve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -41,6 +42,9 @@ IDLE_REST_STEPS = 8
 # long with one client, and 1.5 times with eight.
 # Chosen by measurement: steps of one run with both kinds (1.5B, H200).
 LEAST_GAIN: Final = 0.5
+# Trees. Number of trees whose candidates are scored, after a choice, if the device selects the nodes of all.
+# Scoring those of 64 trees took the host 8 ms, more than half of a step (1.5B, H200). Untuned.
+SAMPLED_TREES: Final = 8
 NO_SEQUENCES = frozenset[int]()
 
 
@@ -312,9 +316,9 @@ class Speculator:
         A tree may have its root alone, if no node is worth sending. If the host selects, nodes deeper than a
         sequence's limit, nodes after an end of its text, and nodes that its grammar forbids are barred. If
         the device has selected, its nodes stay as they are: the host could only find out later than the next
-        step which of them cannot be accepted.
+        step which of them cannot be accepted. Then the policy learns from the candidates of a few trees, if
+        it has just chosen anew.
         """
-        limits = growth.limits
         live = growth.sequences
         began = self.clock()
         self.growing_seconds = 0.0
@@ -323,37 +327,55 @@ class Speculator:
             return {}
         depth = candidates.levels
         self.growing_seconds = growth.seconds + self.clock() - began
-        selected = growth.chosen if growth.overlapped else None
-        # While a choice is reused, the device's selection stands, and the host scores no candidates.
-        chosen = selected.take() if selected and self.budget.holding else None
-        all_candidates = candidates
+        chosen = growth.chosen.take() if growth.chosen and growth.overlapped else None
+        own_candidates = all_candidates = candidates
         values = None
         if chosen is None:
-            if growth.overlapped:
-                candidates = self.proposer.bar_forbidden(candidates, live)
-            candidates = candidates if min(limits) >= depth else limit_depths(candidates, limits)
-            candidates = bar_after_ends(candidates, live)
-            values = self.budget.score(candidates)
-            self.budget.record_worth(values, candidates.depths)
-            all_candidates, joined_values = self._blended(growth, candidates, values)
-            chosen = selected.take() if selected else None
-            if chosen is None:
-                values = joined_values
-                chosen = self.budget.select(values, depth, max_rows - len(live))
-            else:
-                all_candidates = candidates
+            own_candidates = self._barred(growth, candidates)
+            values = self._score(own_candidates)
+            all_candidates, values = self._blended(growth, own_candidates, values)
+            chosen = self.budget.select(values, depth, max_rows - len(live))
+        elif not self.budget.holding:
+            step = math.ceil(len(live) / SAMPLED_TREES)
+            sample = growth.every(step)
+            candidates = self._barred(sample, candidates.every(step))
+            self._blended(sample, candidates, self._score(candidates))
         # The proposer's own candidates are the first columns, those of the second proposer follow.
         trees = build_trees(all_candidates, [sequence.tokens[-1] for sequence in live], chosen)
-        own_flags = chosen[:, : candidates.tokens.shape[1]]
+        own_flags = chosen[:, : own_candidates.tokens.shape[1]]
         # The proposer's own nodes must stay in front of a second proposer's.
         own_alone = own_flags.sum() == chosen.sum()
         if self.budget.likeliest_first and len(trees) == 1 and own_alone and values is not None:
             trees = (likeliest_first(trees[0], values[0][chosen[0]]),)
-        by_depth = depth_masses(candidates, own_flags).tolist()
+        by_depth = depth_masses(own_candidates, own_flags).tolist()
         return {
             sequence.id: PendingTree(sequence.committed, tree, depth, mass, 1 + own)
             for sequence, tree, mass, own in zip(live, trees, by_depth, own_flags.sum(1).tolist())
         }
+
+    def _barred(self, growth: Growth, candidates: Candidates) -> Candidates:
+        """Return candidates with those barred that cannot be accepted: those deeper than a sequence's limit,
+        those after an end of its text, and those that its grammar forbids.
+
+        growth: The growing trees.
+        candidates: Their candidates. Those of trees that were not launched asynchronously follow the grammars
+            already.
+        """
+        if growth.ahead:
+            candidates = self.proposer.bar_forbidden(candidates, growth.sequences)
+        if min(growth.limits) < candidates.levels:
+            candidates = limit_depths(candidates, growth.limits)
+        return bar_after_ends(candidates, growth.sequences)
+
+    def _score(self, candidates: Candidates) -> Floats:
+        """Return the chance of each candidate to be accepted, [trees, n], after the policy has learned the
+        worth of these candidates.
+
+        candidates: The drafter's own candidates; barred ones get -inf.
+        """
+        values = self.budget.score(candidates)
+        self.budget.record_worth(values, candidates.depths)
+        return values
 
     def _draftable(self, sequences: Sequence[DraftSequence]) -> list[tuple[DraftSequence, int]]:
         """Return the sequences that can have a tree, each with the maximum number of its levels. Return [] if
@@ -416,7 +438,7 @@ class Growth:
     due: Number of rows of committed tokens that are computed before the trees grow.
     offer: Waits for the growth and returns its candidates, or None if there are none.
     seconds: Seconds that launching the growth took.
-    ahead: The trees that grew asynchronously for this step. None if there were none.
+    ahead: The trees that were launched asynchronously for this step. None if there were none.
     chosen: The nodes that the device selects. None if the host selects.
     """
 
@@ -427,6 +449,13 @@ class Growth:
     seconds: float
     ahead: AsyncGrowth | None = None
     chosen: ChosenTrees | None = None
+
+    def every(self, step: int) -> Growth:
+        """Return the growth of every `step`-th tree, from the first on.
+
+        step: At least 1.
+        """
+        return replace(self, sequences=self.sequences[::step], limits=self.limits[::step])
 
     @property
     def overlapped(self) -> bool:

@@ -47,6 +47,13 @@ class Candidates:
         """Return the number of trees."""
         return len(self.tokens)
 
+    def every(self, step: int) -> Candidates:
+        """Return the candidates of every `step`-th tree, from the first on.
+
+        step: At least 1.
+        """
+        return Candidates(self.tokens[::step], self.scores[::step], self.parents[::step], self.depths)
+
     @property
     def levels(self) -> int:
         """The depth of the deepest candidate, at least 1."""
