@@ -377,11 +377,11 @@ def test_what_nodes_are_worth_is_known_by_depth_whatever_grew_last() -> None:
     for _ in range(20):
         worth.record(values[:, :4] / 2, depths[:4])
     three = worth.best(4, 3)
-    assert three[1] == pytest.approx(np.cumsum([0.4, 0.3, 0.05]), rel=0.02)
-    assert three[2] == pytest.approx(np.cumsum([0.4, 0.3, 0.2]), rel=0.02)
-    assert worth.best(4, 4)[3, 3] - three[2, 2] == pytest.approx(0.2 * PRIOR_ACCEPTANCE, rel=0.02)
+    assert three[1] == pytest.approx(np.cumsum([0.0, 0.4, 0.3, 0.05]), rel=0.02)
+    assert three[2] == pytest.approx(np.cumsum([0.0, 0.4, 0.3, 0.2]), rel=0.02)
+    assert worth.best(4, 4)[3, 4] - three[2, 3] == pytest.approx(0.2 * PRIOR_ACCEPTANCE, rel=0.02)
     worth.record(np.full((1, 2), -np.inf), depths[:2])
-    assert worth.best(2, 5)[1, 4] == worth.best(2, 4)[1, 3], "there are no more"
+    assert worth.best(2, 5)[1, 5] == worth.best(2, 4)[1, 4], "there are no more"
 
 
 def test_trees_truncated_by_the_end_of_their_sequence_do_not_lower_the_value_of_others() -> None:

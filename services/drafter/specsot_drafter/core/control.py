@@ -129,6 +129,8 @@ class StepCosts:
         self._level = CostCurve(level) or UNIT_CURVE
         self._widths = 1, *widths
         self._parts = PartCosts(self._step, overlapping_stages)
+        # Results of `_passes`, which do not change, by the number of trees.
+        self._passes_of = dict[int, Floats]()
         # Steps without drafts as (sequences, seconds), by `size_group`.
         self._baseline = defaultdict[int, deque[Point]](lambda: deque(maxlen=LOOK_STEPS))
         # Steps with drafts as (rows of a tree that travels whole and takes as long, seconds without growth),
@@ -366,7 +368,11 @@ class StepCosts:
             # 2 trees and widths (1, 4, 4): the levels compute 2, 8 and 8 rows
             # -> [at(2), at(2) + at(8), at(2) + 2 * at(8)]
         """
-        return np.cumsum(self._level.at_each([grown * width for width in self._widths]))
+        found = self._passes_of.get(grown)
+        if found is None:
+            rows = grown * np.array(self._widths)
+            found = self._passes_of[grown] = np.cumsum(self._level.at_each(rows))
+        return found
 
 
 def size_group(sequences: int) -> int:
@@ -453,14 +459,16 @@ def _line(points: Iterable[Point]) -> tuple[float, float]:
     found = np.array([*points], float).reshape(-1, 2)
     if not len(found):
         return 0.0, 1.0
-    # [n, n] differences of every pair, for both columns: across[i, j] = x[i] - x[j], up[i, j] = y[i] - y[j].
-    across, up = (column[:, None] - column for column in found.T)
-    later = across > 0
-    if later.any():
+    expected, observed = found.T
+    if expected.min() < expected.max():
+        # [n, n] differences of every pair: across[i, j] = x[i] - x[j], up[i, j] = y[i] - y[j].
+        across = expected[:, None] - expected
+        up = observed[:, None] - observed
+        later = across > 0
         slope = max(float(np.median(up[later] / across[later])), 0.0)
     else:
-        slope = min(_quantile(found[:, 1]) / float(found[0, 0] or 1.0), 1.0)
-    return max(_quantile(found[:, 1] - slope * found[:, 0]), 0.0), slope
+        slope = min(_quantile(observed.tolist()) / float(expected[0] or 1.0), 1.0)
+    return max(_quantile((observed - slope * expected).tolist()), 0.0), slope
 
 
 class RegretBudget:
@@ -671,8 +679,8 @@ class DraftPolicy(BudgetPolicy):
         levels = np.arange(1, most + 1)
         nodes = np.arange(1, each + 1)
         baseline = self.costs.baseline(sequences)
-        worth = self._worth.best(self._levels, self._each)[levels - 1, :each]
-        cumulative_worth = np.pad(worth, ((0, 0), (1, 0)))
+        cumulative_worth = self._worth.best(self._levels, self._each)[:most, : each + 1]
+        worth = cumulative_worth[:, 1:]
         seconds = self.costs.drafted(sequences, live, levels[:, None], live * nodes, cumulative_worth)
         stakes = np.maximum(seconds / baseline - 1, 0.0)
         needed = (1 + self._change) * stakes + self.costs.catch_up(due) / baseline
@@ -855,7 +863,7 @@ class DraftPolicy(BudgetPolicy):
             if self.costs.known <= HELD_STEPS:
                 self.costs.learn()
         baseline = self.costs.baseline(live)
-        cumulative_worth = np.concatenate(([0.0], self._worth.best(self._levels, self._each)[grown - 1]))
+        cumulative_worth = self._worth.best(self._levels, self._each)[grown - 1]
         taken = float(self.costs.drafted(live, len(drafted), grown, rows - live, cumulative_worth))
         stake = max(taken / baseline - 1, 0.0)
         restart = 0.0
