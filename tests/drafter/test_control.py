@@ -46,7 +46,7 @@ def write(one: DraftPolicy, tokens: int, accepted: Sequence[int], seconds: float
     """One sequence of so many tokens, whose steps with drafts accept so many in turns and take so many
     seconds. Returns the baseline steps that it lost.
     """
-    one.start_sequences()
+    one.start_sequences(1)
     written = drafted = 0
     lost = 0.0
     while written < tokens:
@@ -125,6 +125,20 @@ def test_new_sequences_may_lose_what_others_did_not_and_no_more_than_is_in_the_p
     budget.record(-POOL * REGRET)
     budget.begin_sequences()
     assert budget.available < 0
+
+
+def test_what_64_sequences_lost_does_not_stop_drafts_for_one() -> None:
+    """Drafts lose with 64 sequences until their budget is spent; then all but one of them end."""
+    one = looked(policy(FLAT, FLAT_LEVEL, stepwise=False), 64, seconds=1e-3)
+    while one.paused_trees < 64 * 100:
+        if levels := one.plan_levels(64, 8):
+            trees = [TreeOutcome(levels, 1 + levels, (0.7,) * levels, 0)] * 64
+            one.record_step(trees, StepSeconds(2.5e-3, 2.5e-3))
+        else:
+            one.record_pause(one.paused_trees, 64)
+            one.record_step([ROOT_ONLY] * 64, StepSeconds(1e-3, 1e-3))
+    looked(one, 1, seconds=1e-3)
+    assert one.plan_levels(1, 8)
 
 
 def test_catching_up_with_prompts_is_paid_for() -> None:
@@ -245,7 +259,7 @@ def test_where_computing_is_most_of_a_step_there_are_no_hops() -> None:
 def test_six_sequences_on_far_stages_are_drafted_at_once() -> None:
     """12 rows take twice as long to compute as 6, but a step is hops for the most part."""
     one = policy(DEAR, FLAT_LEVEL)
-    one.start_sequences()
+    one.start_sequences(6)
     assert one.plan_levels(6, 8) == 0
     for _ in range(LOOK_STEPS):
         one.record_step([ROOT_ONLY] * 6, StepSeconds(0.025, HOPS + 0.025))

@@ -6,7 +6,9 @@ wall-clock seconds of whole steps).
 
 A regret budget bounds the time that drafting may lose compared with the baseline, which drafts nothing. Every
 step adds a little to the budget, a step with drafts adds what it gained or subtracts what it lost. When the
-budget cannot cover the next step with drafts, drafting pauses until enough has been added.
+budget cannot cover the next step with drafts, drafting pauses until enough has been added. There is one
+budget for each class of numbers of sequences (`size_group`), because drafts that lose with 64 sequences may
+gain with one.
 
 The policy takes counts, probabilities and measured seconds, and returns counts.
 """
@@ -472,7 +474,8 @@ def _line(points: Iterable[Point]) -> tuple[float, float]:
 
 
 class RegretBudget:
-    """The loss that drafting may still cause, in baseline steps (the time of one step without drafts).
+    """The loss that drafting may still cause with about as many sequences, in baseline steps (the time of one
+    step without drafts).
 
     available: Budget for the sequences that are being written, in baseline steps. Negative after a loss that
         was larger than expected.
@@ -551,7 +554,9 @@ class DraftPolicy(BudgetPolicy):
         self.acceptance = AcceptanceRates(self._levels)
         self.likeliest_first = overlapping_stages > 1
         self._worth = TreeWorth(self.acceptance)
-        self._regret = RegretBudget()
+        # By `size_group` of the number of sequences, and the one of the step that was planned last.
+        self._regrets = defaultdict[int, RegretBudget](RegretBudget)
+        self._regret = self._regrets[0]
         self._stepwise = stepwise
         self._change = 0.0 if stepwise else CHANGE
         # The number of sequences in the step that get no tree.
@@ -616,6 +621,7 @@ class DraftPolicy(BudgetPolicy):
         sequences = live + beside
         if not live or most <= 0:
             return 0
+        self._regret = self._regrets[size_group(sequences)]
         if self.looks_next(sequences):
             self._looked.add(size_group(sequences))
             self._pause(LOOK_STEPS, sequences)
@@ -818,14 +824,18 @@ class DraftPolicy(BudgetPolicy):
         if not self.holding:
             self._worth.record(values, depths)
 
-    def start_sequences(self) -> bool:
-        """Grant new sequences their regret budget. Return True if drafting is paused and can resume."""
-        self._regret.begin_sequences()
-        return self._regret.available > 0
+    def start_sequences(self, num_sequences: int) -> bool:
+        """Grant new sequences their regret budget. Return whether so many of them may be drafted for.
+
+        num_sequences: Number of sequences, at least 1.
+        """
+        for regret in self._regrets.values():
+            regret.begin_sequences()
+        return self._regrets[size_group(num_sequences)].available > 0
 
     def record_pause(self, trees: int, live: int) -> None:
         """Record that trees were not drafted during a pause; every step without drafts adds to the regret
-        budget.
+        budget of the number of sequences with which the pause began.
 
         trees: Number of these trees.
         live: Number of sequences per step.
@@ -870,7 +880,7 @@ class DraftPolicy(BudgetPolicy):
         if not self._drafts and not self._stepwise:
             # The first step after a pause is booked at its real duration, at most REGRET above the estimate.
             restart = min(max(spent.wall / baseline - 1 - stake, 0.0), REGRET)
-        self._regret.record(accepted - stake - restart)
+        self._regrets[size_group(live)].record(accepted - stake - restart)
         self._gain += ((1 + accepted) / (1 + stake) - self._gain) / RECENT
         self._drafts = True
         self._since_look = self._since_look + 1
