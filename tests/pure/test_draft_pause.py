@@ -54,7 +54,7 @@ def test_a_pause_of_many_sequences_is_as_many_steps_of_few() -> None:
 
 @pytest.mark.parametrize(("left", "paused"), [(63, True), (32, True), (31, False), (1, False)])
 def test_a_pause_does_not_outlast_most_of_its_sequences(left: int, paused: bool) -> None:
-    """Drafts that lose with 64 clients may gain with the last ones, and 64,000 trees are many steps of one."""
+    """Drafts that lose with 64 clients may gain with the last one, of which 64,000 trees are many steps."""
     assert DraftPause().begin(64_000, sequences=64).passed(left, sequences=left).paused is paused
 
 
