@@ -128,17 +128,14 @@ def test_new_sequences_may_lose_what_others_did_not_and_no_more_than_is_in_the_p
 
 
 def test_what_64_sequences_lost_does_not_stop_drafts_for_one() -> None:
-    """Drafts lose with 64 sequences until their budget is spent; then all but one of them end."""
     one = looked(policy(FLAT, FLAT_LEVEL, stepwise=False), 64, seconds=1e-3)
-    for _ in range(500):
-        if levels := one.plan_levels(64, 8):
-            trees = [TreeOutcome(levels, 1 + levels, (0.7,) * levels, 0)] * 64
-            one.record_step(trees, StepSeconds(2.5e-3, 2.5e-3))
-        else:
-            one.record_pause(one.paused_trees, 64)
-            one.record_step([ROOT_ONLY] * 64, StepSeconds(1e-3, 1e-3))
+    assert one.plan_levels(64, 8)
+    one._regret.available = one._regret.pool = -REGRET
+    assert one.plan_levels(64, 8) == 0
+    assert one.paused_trees > 64 * REGRET / REGRET_SHARE
     looked(one, 1, seconds=1e-3)
     assert one.plan_levels(1, 8)
+    assert one.plan_levels(60, 8) == 0, "about as many as before"
 
 
 def test_catching_up_with_prompts_is_paid_for() -> None:
