@@ -336,7 +336,7 @@ class Replay:
         self.host = CostCurve(without), CostCurve(drafted)
         self.away = [0] * len(self.texts)
         self.left = [self._next_length() for _ in self.texts]
-        self._hopes = self.policy is not None and self.policy.start_sequences()
+        self._hopes = self.policy is not None and self.policy.start_sequences(len(self.texts))
         self._drafts = self.policy is not None and not self.policy.adaptive
 
     def follow(self, before: Replay) -> None:

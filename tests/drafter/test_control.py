@@ -46,7 +46,7 @@ def write(one: DraftPolicy, tokens: int, accepted: Sequence[int], seconds: float
     """One sequence of so many tokens, whose steps with drafts accept so many in turns and take so many
     seconds. Returns the baseline steps that it lost.
     """
-    one.start_sequences()
+    one.start_sequences(1)
     written = drafted = 0
     lost = 0.0
     while written < tokens:
@@ -125,6 +125,17 @@ def test_new_sequences_may_lose_what_others_did_not_and_no_more_than_is_in_the_p
     budget.record(-POOL * REGRET)
     budget.begin_sequences()
     assert budget.available < 0
+
+
+def test_what_64_sequences_lost_does_not_stop_drafts_for_one() -> None:
+    one = looked(policy(FLAT, FLAT_LEVEL, stepwise=False), 64, seconds=1e-3)
+    assert one.plan_levels(64, 8)
+    one._regret.available = one._regret.pool = -REGRET
+    assert one.plan_levels(64, 8) == 0
+    assert one.paused_trees > 64 * REGRET / REGRET_SHARE
+    looked(one, 1, seconds=1e-3)
+    assert one.plan_levels(1, 8)
+    assert one.plan_levels(60, 8) == 0, "about as many as before"
 
 
 def test_catching_up_with_prompts_is_paid_for() -> None:
@@ -245,7 +256,7 @@ def test_where_computing_is_most_of_a_step_there_are_no_hops() -> None:
 def test_six_sequences_on_far_stages_are_drafted_at_once() -> None:
     """12 rows take twice as long to compute as 6, but a step is hops for the most part."""
     one = policy(DEAR, FLAT_LEVEL)
-    one.start_sequences()
+    one.start_sequences(6)
     assert one.plan_levels(6, 8) == 0
     for _ in range(LOOK_STEPS):
         one.record_step([ROOT_ONLY] * 6, StepSeconds(0.025, HOPS + 0.025))
@@ -377,11 +388,11 @@ def test_what_nodes_are_worth_is_known_by_depth_whatever_grew_last() -> None:
     for _ in range(20):
         worth.record(values[:, :4] / 2, depths[:4])
     three = worth.best(4, 3)
-    assert three[1] == pytest.approx(np.cumsum([0.4, 0.3, 0.05]), rel=0.02)
-    assert three[2] == pytest.approx(np.cumsum([0.4, 0.3, 0.2]), rel=0.02)
-    assert worth.best(4, 4)[3, 3] - three[2, 2] == pytest.approx(0.2 * PRIOR_ACCEPTANCE, rel=0.02)
+    assert three[1] == pytest.approx(np.cumsum([0.0, 0.4, 0.3, 0.05]), rel=0.02)
+    assert three[2] == pytest.approx(np.cumsum([0.0, 0.4, 0.3, 0.2]), rel=0.02)
+    assert worth.best(4, 4)[3, 4] - three[2, 3] == pytest.approx(0.2 * PRIOR_ACCEPTANCE, rel=0.02)
     worth.record(np.full((1, 2), -np.inf), depths[:2])
-    assert worth.best(2, 5)[1, 4] == worth.best(2, 4)[1, 3], "there are no more"
+    assert worth.best(2, 5)[1, 5] == worth.best(2, 4)[1, 4], "there are no more"
 
 
 def test_trees_truncated_by_the_end_of_their_sequence_do_not_lower_the_value_of_others() -> None:

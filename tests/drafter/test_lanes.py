@@ -171,7 +171,7 @@ class Hopes(FixedBudget):
         super().__init__(SHAPE)
         self.hopes, self.draft_paused = list(hopes), list[int]()
 
-    def start_sequences(self) -> bool:
+    def start_sequences(self, num_sequences: int) -> bool:
         return self.hopes.pop(0)
 
     def record_pause(self, trees: int, live: int) -> None:

@@ -42,14 +42,20 @@ def test_a_pause_goes_through_catching_up() -> None:
 
 
 def test_a_pause_of_many_sequences_is_as_many_steps_of_few() -> None:
-    """80 trees of eight sequences are ten steps: after four of them and six of one sequence it is over."""
+    """80 trees of eight sequences are ten steps: after four of them and six of four sequences it is over."""
     pause = DraftPause().begin(80, sequences=8)
     for _ in range(4):
         pause = pause.passed(8, sequences=8)
     for _ in range(6):
         assert pause.paused
-        pause = pause.passed(1, sequences=1)
+        pause = pause.passed(4, sequences=4)
     assert pause.state is PauseState.CATCHING_UP
+
+
+@pytest.mark.parametrize(("left", "paused"), [(63, True), (32, True), (31, False), (1, False)])
+def test_a_pause_does_not_outlast_most_of_its_sequences(left: int, paused: bool) -> None:
+    """Drafts that lose with 64 clients may gain with the last one, of which 64,000 trees are many steps."""
+    assert DraftPause().begin(64_000, sequences=64).passed(left, sequences=left).paused is paused
 
 
 def test_a_pause_ends_with_the_last_drafted_sequence() -> None:

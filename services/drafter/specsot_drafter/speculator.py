@@ -138,7 +138,7 @@ class Speculator:
         own = [sequence for sequence, _ in planned]
         limits = [most for _, most in planned]
         self._planned = own, limits, self.proposer.due_rows(own)
-        self._start_families(frozenset([sequence.family for sequence in sequences]))
+        self._start_families([sequence.family for sequence in sequences])
         if self.paused_trees and not self.record_pause(len(sequences), len(sequences)):
             return 0
         num_sequences = self._count(len(sequences), num_drafted)
@@ -157,20 +157,20 @@ class Speculator:
             self._drop_async_growth()
         return levels
 
-    def _start_families(self, families: frozenset[int]) -> None:
+    def _start_families(self, families: Sequence[int]) -> None:
         """Inform the policy if all sequences are of new requests, that is, if none of their families ran when
         the last new set began. A pause may end for new requests. The branches of a plan are no new request:
         drafting that was not profitable for one or two sequences is hardly profitable for more of them.
 
-        families: Families of the sequences that request a tree.
+        families: The family of each sequence that requests a tree; at least one.
 
         Nothing happens while the speculator catches up. Recorded steps are passed on to the policy first.
         """
         if self._pause.state is PauseState.CATCHING_UP or not self._families.isdisjoint(families):
             return
-        self._families = families
+        self._families = frozenset(families)
         self._learn()
-        if self.budget.start_sequences() and self._pause.paused:
+        if self.budget.start_sequences(len(families)) and self._pause.paused:
             self._resume(self._pause.end(), 1)
 
     def _count(self, num_requests: int, num_drafted: int) -> int:

@@ -40,6 +40,8 @@ class CostCurve:
         self._tokens = [float(tokens) for tokens, _ in ordered]
         self._seconds = list(accumulate((seconds for _, seconds in ordered), max))
         self._slope = _last_slope(self._tokens, self._seconds)
+        # The same points for `at_each`, which would convert the lists in every call.
+        self._arrays = np.array(self._tokens), np.array(self._seconds)
 
     def __bool__(self) -> bool:
         """Return whether the curve has points."""
@@ -80,7 +82,7 @@ class CostCurve:
         if not self._tokens:
             return np.zeros(counts.shape)
         beyond = np.maximum(counts - self._tokens[-1], 0.0)
-        return np.interp(counts, self._tokens, self._seconds) + beyond * self._slope
+        return np.interp(counts, *self._arrays) + beyond * self._slope
 
     def scaled(self, factor: float) -> CostCurve:
         """Return the curve of a machine that takes `factor` times as long. An empty curve stays empty.

@@ -51,7 +51,7 @@ class PauseEvent(Enum):
     LEFT = auto()
     # The drafter announced that it will draft nothing for a number of trees.
     PAUSE_BEGAN = auto()
-    # The pause's trees have passed, or the sequences with which the pause began have ended.
+    # The pause's trees have passed, or most of the sequences with which the pause began have ended.
     PAUSE_ENDED = auto()
     # A sequence that was migrated from the previous epoch continues, and the drafter never saw its tokens.
     MISSED = auto()
@@ -97,12 +97,14 @@ class DraftPause:
     """The state of drafting (running, paused or resuming), and how much of a pause is left. Immutable:
     methods return a new value.
 
-    A pause is a number of trees. It also ends after as many steps as these trees took when it began, because
-    drafting that is not profitable for eight sequences may be profitable for the last one of them.
+    A pause is a number of trees. It also ends after as many steps as these trees took when it began, and when
+    fewer than half of the sequences are left, because drafting that is not profitable for eight sequences may
+    be profitable for the last three of them.
 
     state: whether drafting is running, paused, or about to resume.
     trees_left: number of trees that the pause still lasts.
     steps_left: number of steps that the pause still lasts.
+    sequences: number of drafted sequences when the pause began, at least 1.
     passed_trees: number of trees without drafts since the pause began, or since the number was last reported.
 
     >>> DraftPause().begin(80, sequences=8).passed(8, sequences=8).steps_left  # one of ten steps has passed
@@ -112,6 +114,7 @@ class DraftPause:
     state: PauseState = PauseState.DRAFTING
     trees_left: int = 0
     steps_left: float = 0.0
+    sequences: int = 1
     passed_trees: int = 0
 
     @property
@@ -138,14 +141,15 @@ class DraftPause:
 
         A pause that runs already is replaced.
         """
-        started = DraftPause(self.state, trees, trees / max(sequences, 1))
+        sequences = max(sequences, 1)
+        started = DraftPause(self.state, trees, trees / sequences, sequences)
         return started.on(PauseEvent.PAUSE_BEGAN)
 
     def passed(self, trees: int, sequences: int) -> DraftPause:
         """Return the value after `trees` trees of `sequences` sequences were verified without drafts.
 
-        The pause ends when no trees, no steps or no drafted sequences are left. Outside a pause, the value is
-        returned unchanged.
+        The pause ends when no trees or no steps are left, and when fewer than half of its sequences are.
+        Outside a pause, the value is returned unchanged.
 
         trees: number of trees that this step verified without drafts.
         sequences: number of drafted sequences that decode now.
@@ -160,7 +164,8 @@ class DraftPause:
         updated = replace(
             self, trees_left=trees_left, steps_left=steps_left, passed_trees=self.passed_trees + trees
         )
-        return updated.end() if not sequences or not trees_left or steps_left < STEP_EPSILON else updated
+        others = 2 * sequences < self.sequences
+        return updated.end() if others or not trees_left or steps_left < STEP_EPSILON else updated
 
     def end(self) -> DraftPause:
         """Return the value after the pause is ended, even if trees or steps of it are left.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -55,25 +56,23 @@ class AcceptanceRates:
         The counts of older trees lose weight by DECAY for every tree. The cached results of `by_depth` and
         `trust` are dropped.
         """
+        if not trees:
+            return
+        # Hundreds of trees are recorded together, so that no Python code runs for each of them.
         depths = np.arange(self._counts.shape[1])
-        grown, num_masses, deep = (
-            np.array([[number] for number in num_masses])
-            for num_masses in (
-                [one[0] for one in trees],
-                [len(one[1]) for one in trees],
-                [one[2] for one in trees],
-            )
+        all_levels, all_masses, all_accepted = zip(*trees)
+        lengths = [*map(len, all_masses)]
+        grown, deep, num_masses = (
+            np.array(numbers)[:, None] for numbers in (all_levels, all_accepted, lengths)
         )
-        masses = np.zeros((len(trees), len(depths)))
-        for row, (_, mass, _) in zip(masses, trees):
-            row[: len(mass)] = mass
+        sent = depths < num_masses
+        masses = np.zeros(sent.shape)
+        masses[sent] = np.fromiter(chain.from_iterable(all_masses), float, sum(lengths))
         weights = DECAY ** np.arange(len(trees))[::-1]
         reached = depths < deep
         self._decay(DECAY ** len(trees))
         tried = (depths <= deep) & (depths < grown)
-        self._counts += [
-            weights @ one for one in (reached & tried, tried, masses, reached & (depths < num_masses))
-        ]
+        self._counts += [weights @ one for one in (reached & tried, tried, masses, reached & sent)]
 
     def by_depth(self) -> list[float]:
         """Return the chance that each depth is accepted, given that the depth above was: a list of `levels`
@@ -190,28 +189,28 @@ class TreeWorth:
         self._best = np.zeros((0, 0))
 
     def best(self, levels: int, max_nodes: int) -> Floats:
-        """Return the summed worth of the best 1, 2, ... nodes of a tree with 1, 2, ... levels: [levels,
-        max_nodes].
+        """Return the summed worth of the best 0, 1, 2, ... nodes of a tree with 1, 2, ... levels: [levels,
+        max_nodes + 1].
 
         levels: Number of rows: row 0 is a tree of one level.
-        max_nodes: Number of columns: column 0 is a tree of one node, without its root.
+        max_nodes: Nodes of the last column, without the root. Column 0, a tree of its root alone, is 0.
 
-        The values of a row are cumulative: levels worth [.6 .2] and [.3 .1] -> row 0 [.6 .8 .8], row 1 [.6 .9
-        1.1] for max_nodes = 3.
+        The values of a row are cumulative: levels worth [.6 .2] and [.3 .1] -> row 0 [0 .6 .8 .8], row 1 [0
+        .6 .9 1.1] for max_nodes = 3.
 
         Depths that never grew count as a single node, whose worth is that of the best node above times the
         chance of the depth. With fewer nodes than columns, the last sum is repeated. The result is cached
         and must not be changed.
         """
-        if self._best.shape != (levels, max_nodes):
+        if self._best.shape != (levels, max_nodes + 1):
             found = self._by_depth[:levels]
             chances = self._acceptance.by_depth()
             for depth in range(len(found), levels):
                 found.append((found[-1][:1] if found else 1.0) * np.array(chances[depth : depth + 1]))
             depths = np.repeat(np.arange(levels), [len(one) for one in found])
             worth = np.where(depths <= np.arange(levels)[:, None], np.concatenate(found), 0.0)
-            self._best = np.zeros((levels, max_nodes))
+            self._best = np.zeros((levels, max_nodes + 1))
             best = -np.sort(-worth, 1)[:, :max_nodes]
-            self._best[:, : best.shape[1]] = best
+            self._best[:, 1 : 1 + best.shape[1]] = best
             np.cumsum(self._best, 1, out=self._best)
         return self._best

@@ -167,9 +167,11 @@ class BudgetPolicy:
         depths: Depth of each candidate, [n], at least 1.
         """
 
-    def start_sequences(self) -> bool:
+    def start_sequences(self, num_sequences: int) -> bool:
         """Prepare for sequences of which none was running before. Return whether a pause ends for them. The
         base class never pauses, and returns False.
+
+        num_sequences: Number of sequences, at least 1.
         """
         return False
 

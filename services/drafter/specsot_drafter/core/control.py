@@ -6,7 +6,9 @@ wall-clock seconds of whole steps).
 
 A regret budget bounds the time that drafting may lose compared with the baseline, which drafts nothing. Every
 step adds a little to the budget, a step with drafts adds what it gained or subtracts what it lost. When the
-budget cannot cover the next step with drafts, drafting pauses until enough has been added.
+budget cannot cover the next step with drafts, drafting pauses until enough has been added. There is one
+budget for each class of numbers of sequences (`size_group`), because drafts that lose with 64 sequences may
+gain with one.
 
 The policy takes counts, probabilities and measured seconds, and returns counts.
 """
@@ -129,6 +131,8 @@ class StepCosts:
         self._level = CostCurve(level) or UNIT_CURVE
         self._widths = 1, *widths
         self._parts = PartCosts(self._step, overlapping_stages)
+        # Results of `_passes`, which do not change, by the number of trees.
+        self._passes_of = dict[int, Floats]()
         # Steps without drafts as (sequences, seconds), by `size_group`.
         self._baseline = defaultdict[int, deque[Point]](lambda: deque(maxlen=LOOK_STEPS))
         # Steps with drafts as (rows of a tree that travels whole and takes as long, seconds without growth),
@@ -366,7 +370,11 @@ class StepCosts:
             # 2 trees and widths (1, 4, 4): the levels compute 2, 8 and 8 rows
             # -> [at(2), at(2) + at(8), at(2) + 2 * at(8)]
         """
-        return np.cumsum(self._level.at_each([grown * width for width in self._widths]))
+        found = self._passes_of.get(grown)
+        if found is None:
+            rows = grown * np.array(self._widths)
+            found = self._passes_of[grown] = np.cumsum(self._level.at_each(rows))
+        return found
 
 
 def size_group(sequences: int) -> int:
@@ -453,18 +461,21 @@ def _line(points: Iterable[Point]) -> tuple[float, float]:
     found = np.array([*points], float).reshape(-1, 2)
     if not len(found):
         return 0.0, 1.0
-    # [n, n] differences of every pair, for both columns: across[i, j] = x[i] - x[j], up[i, j] = y[i] - y[j].
-    across, up = (column[:, None] - column for column in found.T)
-    later = across > 0
-    if later.any():
+    expected, observed = found.T
+    if expected.min() < expected.max():
+        # [n, n] differences of every pair: across[i, j] = x[i] - x[j], up[i, j] = y[i] - y[j].
+        across = expected[:, None] - expected
+        up = observed[:, None] - observed
+        later = across > 0
         slope = max(float(np.median(up[later] / across[later])), 0.0)
     else:
-        slope = min(_quantile(found[:, 1]) / float(found[0, 0] or 1.0), 1.0)
-    return max(_quantile(found[:, 1] - slope * found[:, 0]), 0.0), slope
+        slope = min(_quantile(observed.tolist()) / float(expected[0] or 1.0), 1.0)
+    return max(_quantile((observed - slope * expected).tolist()), 0.0), slope
 
 
 class RegretBudget:
-    """The loss that drafting may still cause, in baseline steps (the time of one step without drafts).
+    """The loss that drafting may still cause with about as many sequences, in baseline steps (the time of one
+    step without drafts).
 
     available: Budget for the sequences that are being written, in baseline steps. Negative after a loss that
         was larger than expected.
@@ -543,7 +554,9 @@ class DraftPolicy(BudgetPolicy):
         self.acceptance = AcceptanceRates(self._levels)
         self.likeliest_first = overlapping_stages > 1
         self._worth = TreeWorth(self.acceptance)
-        self._regret = RegretBudget()
+        # By `size_group` of the number of sequences, and the one of the step that was planned last.
+        self._regrets = defaultdict[int, RegretBudget](RegretBudget)
+        self._regret = self._regrets[0]
         self._stepwise = stepwise
         self._change = 0.0 if stepwise else CHANGE
         # The number of sequences in the step that get no tree.
@@ -608,6 +621,7 @@ class DraftPolicy(BudgetPolicy):
         sequences = live + beside
         if not live or most <= 0:
             return 0
+        self._regret = self._regrets[size_group(sequences)]
         if self.looks_next(sequences):
             self._looked.add(size_group(sequences))
             self._pause(LOOK_STEPS, sequences)
@@ -671,8 +685,8 @@ class DraftPolicy(BudgetPolicy):
         levels = np.arange(1, most + 1)
         nodes = np.arange(1, each + 1)
         baseline = self.costs.baseline(sequences)
-        worth = self._worth.best(self._levels, self._each)[levels - 1, :each]
-        cumulative_worth = np.pad(worth, ((0, 0), (1, 0)))
+        cumulative_worth = self._worth.best(self._levels, self._each)[:most, : each + 1]
+        worth = cumulative_worth[:, 1:]
         seconds = self.costs.drafted(sequences, live, levels[:, None], live * nodes, cumulative_worth)
         stakes = np.maximum(seconds / baseline - 1, 0.0)
         needed = (1 + self._change) * stakes + self.costs.catch_up(due) / baseline
@@ -810,14 +824,18 @@ class DraftPolicy(BudgetPolicy):
         if not self.holding:
             self._worth.record(values, depths)
 
-    def start_sequences(self) -> bool:
-        """Grant new sequences their regret budget. Return True if drafting is paused and can resume."""
-        self._regret.begin_sequences()
-        return self._regret.available > 0
+    def start_sequences(self, num_sequences: int) -> bool:
+        """Grant new sequences their regret budget. Return whether so many of them may be drafted for.
+
+        num_sequences: Number of sequences, at least 1.
+        """
+        for regret in self._regrets.values():
+            regret.begin_sequences()
+        return self._regrets[size_group(num_sequences)].available > 0
 
     def record_pause(self, trees: int, live: int) -> None:
         """Record that trees were not drafted during a pause; every step without drafts adds to the regret
-        budget.
+        budget of the number of sequences with which the pause began.
 
         trees: Number of these trees.
         live: Number of sequences per step.
@@ -855,14 +873,14 @@ class DraftPolicy(BudgetPolicy):
             if self.costs.known <= HELD_STEPS:
                 self.costs.learn()
         baseline = self.costs.baseline(live)
-        cumulative_worth = np.concatenate(([0.0], self._worth.best(self._levels, self._each)[grown - 1]))
+        cumulative_worth = self._worth.best(self._levels, self._each)[grown - 1]
         taken = float(self.costs.drafted(live, len(drafted), grown, rows - live, cumulative_worth))
         stake = max(taken / baseline - 1, 0.0)
         restart = 0.0
         if not self._drafts and not self._stepwise:
             # The first step after a pause is booked at its real duration, at most REGRET above the estimate.
             restart = min(max(spent.wall / baseline - 1 - stake, 0.0), REGRET)
-        self._regret.record(accepted - stake - restart)
+        self._regrets[size_group(live)].record(accepted - stake - restart)
         self._gain += ((1 + accepted) / (1 + stake) - self._gain) / RECENT
         self._drafts = True
         self._since_look = self._since_look + 1
