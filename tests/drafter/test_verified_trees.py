@@ -10,7 +10,7 @@ import torch
 from specsot.core.frames import TreeSegment
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree, chain
-from specsot_drafter.eagle_kv import VerifiedTree
+from specsot_drafter.eagle_kv import FrameTrees
 from specsot_drafter.overlap.device_growth import VerifiedTreeSender
 from specsot_kernels.growing import VerifiedTrees
 
@@ -35,16 +35,15 @@ def sender() -> VerifiedTreeSender:
     return VerifiedTreeSender(ROOM, TREES, PAGE, torch.device("cpu"))
 
 
-def trees_of(table: PageTable, committed: Sequence[int], tree: Tree) -> list[VerifiedTree]:
+def trees_of(table: PageTable, committed: Sequence[int], tree: Tree) -> FrameTrees:
     """One tree of each sequence, of which so many tokens are committed."""
-    return [
-        VerifiedTree(TreeSegment(sequence, 2, many, (0,), tree), *table.cover(sequence, many, many + ROOM))
-        for sequence, many in enumerate(committed)
-    ]
+    segments = [TreeSegment(sequence, 2, many, (0,), tree) for sequence, many in enumerate(committed)]
+    columns, pages = zip(*[table.cover(one.sequence, one.committed, one.committed + ROOM) for one in segments])
+    return FrameTrees(segments, columns, pages)
 
 
-def send(sender: VerifiedTreeSender, trees: Sequence[VerifiedTree]) -> VerifiedTrees:
-    sent = sender.send(trees, sender.targets)
+def send(sender: VerifiedTreeSender, trees: FrameTrees, rows: int = ROOM) -> VerifiedTrees:
+    sent = sender.send(trees, sender.targets, rows)
     assert sent is not None
     return sent
 
@@ -64,18 +63,25 @@ def test_the_device_gets_every_tree_and_the_slots_of_its_rows(
 def test_trees_of_another_number_and_size_are_sent_as_well(
     table: PageTable, sender: VerifiedTreeSender
 ) -> None:
-    """The views of the buffer are kept from one step to the next."""
+    """Every frame has views of its own of the same buffer."""
     few = trees_of(table, (5, 6), chain((1, 2)))
     first, last = trees_of(table, (3, 8, 11), FORKED), trees_of(table, (4, 9, 12), FORKED)
     for trees in (first, few, first, last):
         sent = send(sender, trees)
-        assert sent.tokens.tolist() == [token for one in trees for token in one.segment.tree.tokens]
+        assert sent.tokens.tolist() == [token for one in trees.segments for token in one.tree.tokens]
         assert [committed for _, _, committed, _ in sent.trees.tolist()] == [
-            one.segment.committed for one in trees
+            one.committed for one in trees.segments
         ]
-        assert len(sent.slots) == len(trees)
+        assert len(sent.slots) == len(trees.segments)
+
+
+def test_slots_that_nobody_reads_are_not_computed(table: PageTable, sender: VerifiedTreeSender) -> None:
+    trees = trees_of(table, (3, 8, 11), FORKED)
+    few, all_rows = (send(sender, trees, rows).slots.clone() for rows in (2, ROOM))
+    assert few.shape == all_rows.shape
+    assert few[:, :2].tolist() == all_rows[:, :2].tolist()
 
 
 def test_more_trees_than_there_is_room_for_are_not_sent(table: PageTable, sender: VerifiedTreeSender) -> None:
-    (tree,) = trees_of(table, (3,), FORKED)
-    assert sender.send([tree] * (TREES + 1), sender.targets) is None
+    trees = FrameTrees(*[one * (TREES + 1) for one in trees_of(table, (3,), FORKED)])
+    assert sender.send(trees, sender.targets, ROOM) is None

@@ -27,7 +27,7 @@ from torch import Tensor
 from specsot.core.frames import TreeSegment
 from specsot.core.tree import single
 from specsot_drafter.core.selection import Candidates
-from specsot_drafter.eagle_kv import DraftPages, DueRows, VerifiedTree
+from specsot_drafter.eagle_kv import DraftPages, DueRows, FrameTrees
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads import GraphHead, HeadRows
 from specsot_drafter.heads.checkpoint import HeadShape
@@ -200,8 +200,8 @@ class TreeGraphs:
         )
         # Heads with features can grow asynchronously: compile those kernels now, so that no request waits.
         if width := pages.features.shape[1]:
-            one = VerifiedTree(TreeSegment(0, 1, 0, (), single(0)), 0, (0,) * self.async_rows)
-            verified = self._verified_trees.send([one], self._verified_trees.targets)
+            one = FrameTrees([TreeSegment(0, 1, 0, (), single(0))], [0], [(0,) * self.async_rows])
+            verified = self._verified_trees.send(one, self._verified_trees.targets, self.async_rows)
             assert verified is not None
             self._graphs[self._trees[0], levels].accept(verified, pages.features.new_zeros((1, width)), 1)
             for graph in self._graphs.values():
@@ -225,7 +225,7 @@ class TreeGraphs:
 
     @inference_mode
     def begin_async(
-        self, trees: Sequence[VerifiedTree], targets: Tensor, features: Tensor, ids: int, levels: int
+        self, trees: FrameTrees, targets: Tensor, features: Tensor, ids: int, levels: int
     ) -> DeviceGrowth | None:
         """Launch the growth of the next trees, before the host has read the verification result of the
         current ones. The device verifies the trees itself and continues from what it accepted. Return None if
@@ -241,14 +241,15 @@ class TreeGraphs:
         deepest, or if the sequences have too many pages or nodes.
         """
         deep = bucket_of(levels, self._levels) or 0
-        graph = self._graphs.get((bucket_of(len(trees), self._trees) or 0, deep))
-        verified = self._verified_trees.send(trees, targets) if graph else None
+        segments = trees.segments
+        graph = self._graphs.get((bucket_of(len(segments), self._trees) or 0, deep))
+        verified = self._verified_trees.send(trees, targets, graph.async_rows) if graph else None
         if graph is None or verified is None:
             return None
         read = graph.begin_async(trees, verified, features, ids, self._staging)
         if read is None:
             return None
-        found = {tree.sequence: (place, tree.committed) for place, (tree, _, _) in enumerate(trees)}
+        found = {tree.sequence: (place, tree.committed) for place, tree in enumerate(segments)}
         return DeviceGrowth.launched(found, self.due, read, graph.grown(self._chooser))
 
     @inference_mode
@@ -450,7 +451,7 @@ class _TreeGraph:
 
     def begin_async(
         self,
-        trees: Sequence[VerifiedTree],
+        trees: FrameTrees,
         verified: VerifiedTrees,
         features: Tensor,
         ids: int,
@@ -471,13 +472,18 @@ class _TreeGraph:
         Tables without due and grown rows are sent first; the device fills these in.
         """
         rows = self._pages.table.page_rows
-        tables = self._tables([(column // rows * rows, pages) for _, column, pages in trees])
+        tables = self._tables([column // rows * rows for column in trees.columns], [*trees.pages])
         if tables is None:
             return None
         staging.send([*self._without_due, *tables], self._numbers)
         self.accept(verified, features, ids)
         self._run()
-        return partial(self._read_async_candidates, len(trees))
+        return partial(self._read_async_candidates, len(trees.segments))
+
+    @property
+    def async_rows(self) -> int:
+        """The number of rows of asynchronous growth per tree: accepted tokens and grown rows."""
+        return self._size.due + self._size.grown
 
     def grown(self, chooser: TreeChooser) -> GrownPool | None:
         """Return the candidates on the device, from which nodes can be selected. Return None for graphs with
@@ -630,8 +636,8 @@ class _TreeGraph:
         num_trees = len(inputs)
         rows = self._pages.table.page_rows
         fit = all(len(one.due.tokens) <= size.due for one in inputs)
-        read = [((due.first - at.position + at.base) // rows * rows, at.pages) for due, at in inputs]
-        tables = self._tables(read) if fit else None
+        starts = [(due.first - at.position + at.base) // rows * rows for due, at in inputs]
+        tables = self._tables(starts, [at.pages for _, at in inputs]) if fit else None
         if tables is None:
             return None
         slots = self._pages.table.slots
@@ -659,38 +665,39 @@ class _TreeGraph:
         grown[1, places] = np.reshape(grown_slots, places.shape)
         return [due, asked, leads, grown, *tables]
 
-    def _tables(self, trees_read: Sequence[tuple[int, tuple[int, ...]]]) -> list[Numbers] | None:
+    def _tables(self, starts: Sequence[int], pages: Sequence[tuple[int, ...]]) -> list[Numbers] | None:
         """Return the tables of the pages that are read, from the cache if they have not changed. Return None
         if the trees have too many pages.
 
-        trees_read: For each tree, the number of leading columns that all its rows attend to, rounded down to
-            whole pages, and the pages of its sequence.
+        starts: For each tree, the number of leading columns that all its rows attend to, rounded down to
+            whole pages.
+        pages: The pages of each tree's sequence.
 
         The tables are made of whole pages, so that they stay the same for many steps.
 
         The cache holds the tables of the last call only, also if these were None.
         """
-        if trees_read != self._cached_tables[0]:
-            self._cached_tables = trees_read, self._tabulate(trees_read)
+        if (starts, pages) != self._cached_tables[0]:
+            self._cached_tables = (starts, pages), self._tabulate(starts, pages)
         return self._cached_tables[1]
 
-    def _tabulate(self, trees_read: Sequence[tuple[int, tuple[int, ...]]]) -> list[Numbers] | None:
+    def _tabulate(self, starts: Sequence[int], pages: Sequence[tuple[int, ...]]) -> list[Numbers] | None:
         """Return the page tables of all forward passes; the list of pages is shared by the passes. Return
         None if the trees have too many pages for the graph.
 
-        trees_read: For each tree, the number of leading columns that all its rows attend to, and the pages of
-            its sequence.
+        starts: For each tree, the number of leading columns that all its rows attend to.
+        pages: The pages of each tree's sequence.
 
         Also None if the pages of a pass need more pieces than it has room for.
         """
         page_rows = self._pages.kv.page_rows
         tables = list[Numbers]()
         named = np.zeros(0, np.int32)
-        page_runs = page_runs_unshared([1] * len(trees_read), [pages for _, pages in trees_read], page_rows)
+        page_runs = page_runs_unshared([1] * len(pages), pages, page_rows)
         if page_runs is None:
-            spans = [whole_pages(1, at, pages, page_rows) for at, pages in trees_read]
+            spans = [whole_pages(1, *each, page_rows) for each in zip(starts, pages)]
             page_runs = as_arrays(page_runs_of(spans, page_rows))
-        leads = np.array([at for at, _ in trees_read], np.int32)
+        leads = np.array(starts, np.int32)
         for width, room in self._rooms.items():
             cut = cut_pieces(
                 page_runs, leads.repeat(width), page_rows, room.tile_rows, width, places=room.places
