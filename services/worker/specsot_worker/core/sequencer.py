@@ -488,8 +488,8 @@ class Sequencer:
             if passes > self._sequences[one.sequence].pass_limit or len(one.tree.tokens) > 1:
                 return False
         table = self._table
-        missing = [table.missing_pages(one.sequence, one.committed + passes) for one in segments]
-        return sum(missing) <= table.free
+        missing = table.missing_pages((one.sequence, one.committed + passes) for one in segments)
+        return sum([pages for _, pages in missing]) <= table.free
 
     def _with_passes(self, segment: TreeSegment, passes: int) -> TreeSegment:
         """Return a segment whose root alone is fed as one of a frame of several passes: its tree becomes a
