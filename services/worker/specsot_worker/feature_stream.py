@@ -18,7 +18,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import itemgetter
-from typing import NamedTuple
 
 import structlog
 from torch import Tensor
@@ -41,12 +40,8 @@ from specsot_worker.migrated_kv import MigratedKV
 log = structlog.get_logger()
 
 
-class TokenRange(NamedTuple):
-    """Positions start .. stop - 1 of one sequence."""
-
-    sequence: int
-    start: int
-    stop: int
+# (sequence, start, stop): positions start .. stop - 1 of one sequence.
+TokenRange = tuple[int, int, int]
 
 
 @dataclass(slots=True)
@@ -165,7 +160,7 @@ class FeatureStream:
         for request in requests:
             drafted = self._sequences.get(request.sequence)
             available = drafted and self._first_available(drafted, request.first) == request.first
-            part = TokenRange(request.sequence, request.first, request.last)
+            part = request.sequence, request.first, request.last
             rows = self._load([part]) if available and request.last <= drafted.committed else None
             found.append(None if rows is None else rows.cpu())
         return found
@@ -574,9 +569,10 @@ class FeatureStream:
             return None
         # Mostly the parts are exactly what was appended last. Then the numbers of single features are not
         # needed: a part whose first feature was appended last was appended in one piece.
-        number = self._ring.appended - len(self._ring.newest)
+        number = self._ring.appended - self._ring.newest.shape[0]
+        sequences = self._sequences
         for sequence, start, stop in parts:
-            drafted = self._sequences[sequence]
+            drafted = sequences[sequence]
             if drafted.numbers[start - drafted.committed] != number:
                 break
             number += stop - start
@@ -585,7 +581,7 @@ class FeatureStream:
                 return self._ring.newest
         numbers = list[int]()
         for sequence, start, stop in parts:
-            numbers += self._sequences[sequence].numbers_of(start, stop)
+            numbers += sequences[sequence].numbers_of(start, stop)
         return self._ring.load(numbers)
 
     def _opening_to_send(self, receiver: _Receiver, drafted: _DraftedSequence) -> Opening | None:
@@ -652,17 +648,20 @@ class FeatureStream:
             lags.sort(key=itemgetter(0))
         lost: list[TokenRange] = []
         parts: list[TokenRange] = []
+        ring = self._ring
         for lag, sequence, drafted in lags:
             if max_features <= 0:
                 break
-            committed = drafted.committed
-            start = committed - lag
-            if (first := self._first_available(drafted, start)) > start:
-                lost.append(TokenRange(sequence, start, first))
-            stop = committed if committed - first <= max_features else first + max_features
+            stop = drafted.committed
+            first = start = stop - lag
+            if ring and (len(drafted.numbers) < lag or drafted.numbers[-lag] < ring.oldest):
+                first = self._first_available(drafted, start)
+                lost.append((sequence, start, first))
+            if stop - first > max_features:
+                stop = first + max_features
             sent[sequence] = stop
             if first < stop:
-                parts.append(TokenRange(sequence, first, stop))
+                parts.append((sequence, first, stop))
                 max_features -= stop - first
         return lost, parts
 

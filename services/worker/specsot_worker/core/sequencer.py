@@ -429,8 +429,9 @@ class Sequencer:
         """
         if self._budget.max_in_flight > 1 or not self._runs_ahead():
             return False
-        families = {state.family for state in self._sequences.values() if state.root is not None}
-        return len(families) > 1
+        families = (state.family for state in self._sequences.values() if state.root is not None)
+        first = next(families, None)
+        return any(family != first for family in families)
 
     def _num_parts(
         self,
@@ -631,8 +632,8 @@ class Sequencer:
         return sum([one.family in self._running_families for one in drafted])
 
     def _record_in_flight(self, segments: tuple[Segment, ...], now: float, parts_sent: int = 1) -> None:
-        """Record the newest frame as in flight, and, for `PipelineDepth`, how long its sequences stayed at
-        stage 0 before it.
+        """Record the newest frame as in flight. If several frames may be in flight, also record which
+        families it carries, and, for `PipelineDepth`, how long its sequences stayed at stage 0 before it.
 
         segments: The segments of the frame.
         now: Time in seconds at which the frame is launched.
@@ -641,14 +642,16 @@ class Sequencer:
         Frames that were in flight before no longer count as alone; the new frame counts as alone if none was
         in flight. Without tree segments whose sequences have had a result, no stay is recorded.
         """
-        tree_states = [self._sequences[one.sequence] for one in segments if isinstance(one, TreeSegment)]
-        for earlier in self._in_flight.values():
-            earlier.alone = False
-        families = frozenset([state.place[0] for state in tree_states])
+        families = frozenset[int]()
+        if self._budget.max_in_flight > 1:
+            tree_states = [self._sequences[one.sequence] for one in segments if isinstance(one, TreeSegment)]
+            for earlier in self._in_flight.values():
+                earlier.alone = False
+            families = frozenset([state.place[0] for state in tree_states])
+            returned = [state.returned_at for state in tree_states if state.returned_at is not None]
+            if self._depth and returned:
+                self._depth.record_gap(now - max(returned))
         self._in_flight[self._number] = InFlightFrame(now, families, not self._in_flight, parts_sent)
-        returned = [state.returned_at for state in tree_states if state.returned_at is not None]
-        if self._depth and returned:
-            self._depth.record_gap(now - max(returned))
 
     def _waiting_families(self, now: float) -> set[int]:
         """Return the ids of the families in which a sequence waits for its tree and its family is still to
@@ -780,7 +783,7 @@ class Sequencer:
             sequence = state.opening.sequence
             # Every later sequence keeps one token for its root. With fewer tokens than sequences, the first
             # sequences get one token each.
-            share = max(max_tokens - num_later, min(max_tokens, 1))
+            share = max_tokens - num_later if max_tokens > num_later else min(max_tokens, 1)
             max_nodes = slots if plenty else min(table.reservable_rows(sequence, state.committed), slots)
             if (rows := min(share, max_nodes)) < 1:
                 continue
