@@ -381,10 +381,12 @@ class Staging:
         # Waiting gives other threads the interpreter, even if there is nothing to wait for.
         if self._sent and not self._sent.query():
             self._sent.synchronize()
+        numbers = self._numbers
         start = 0
         for part in parts:
-            self._numbers[start : start + part.size] = part.reshape(-1)
-            start += aligned(part.size)
+            stop = start + part.size
+            numbers[start:stop] = part.reshape(-1)
+            start = -(-stop // ALIGNED) * ALIGNED
         target[:start].copy_(self._host[:start], non_blocking=True)
         if self._sent:
             self._sent.record()

@@ -602,15 +602,16 @@ class Sequencer:
         segments = frame.segments
         self._record_in_flight(segments, now, 1 + frame.last_part)
         informed = not (frame.paused or frame.catching_up)
-        num_trees = 0
         for one in segments:
-            state = self._sequences[one.sequence]
-            state.drafter_informed = informed
-            num_trees += state.opening.drafted and isinstance(one, TreeSegment)
-        # Only a pause counts the drafted sequences.
-        num_drafted = self._drafted() if frame.paused else 0
-        # Every pass stands for a draft round without drafts.
-        num_rounds = num_trees * (1 + frame.extra_passes)
+            self._sequences[one.sequence].drafter_informed = informed
+        num_rounds = 0
+        num_drafted = 0
+        # Only a pause counts draft rounds and drafted sequences. Every pass stands for a round without drafts.
+        if frame.paused:
+            trees = [one for one in segments if isinstance(one, TreeSegment)]
+            drafted = [self._sequences[one.sequence].opening.drafted for one in trees]
+            num_rounds = sum(drafted) * (1 + frame.extra_passes)
+            num_drafted = self._drafted()
         self._draft_timeout.record_launch(num_rounds, num_tokens_of(segments), num_drafted)
 
     def _drafted(self) -> int:
