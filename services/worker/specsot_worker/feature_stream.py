@@ -211,19 +211,22 @@ class FeatureStream:
         timing = Features(frame.epoch, frame.number, seconds=computed, wall=wall, trace=frame.trace)
         ended = {
             name: self._end_messages(
-                one, messages[name], replace(timing, fed=self._fed_tokens(one, frame, outcomes))
+                one, messages[name], replace(timing, fed=self._fed_tokens(one, frame, outcomes, fed))
             )
             for name, one in self._receivers.items()
         }
         return {name: sent for name, sent in ended.items() if sent}
 
-    def _fed_tokens(self, receiver: _Receiver, frame: Frame, outcomes: Mapping[int, Outcome]) -> int:
+    def _fed_tokens(
+        self, receiver: _Receiver, frame: Frame, outcomes: Mapping[int, Outcome], num_tokens: int
+    ) -> int:
         """Return for how many tokens of a frame one drafter decides. The drafter compares the number with the
         features that it is sent: if both are equal, the step's time tells what its trees cost.
 
         receiver: What the drafter has been sent.
         frame: The verified frame.
         outcomes: The outcomes of the frame by sequence.
+        num_tokens: Number of tokens of the frame.
 
         All tokens of the frame count if there is only one drafter, or if the frame carries prompts; with
         prompts, no drafter learns the cost of its own trees from the frame.
@@ -241,12 +244,13 @@ class FeatureStream:
         passes, the tokens of one pass count, because its times are those of one pass, too.
         """
         counted = frame.segments
-        trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
-        if len(self._receivers) > 1 and len(trees) == len(frame.segments):
-            counted = [tree for tree in trees if tree.sequence in receiver.sent]
+        if len(self._receivers) > 1 and all(isinstance(one, TreeSegment) for one in counted):
+            counted = [one for one in counted if one.sequence in receiver.sent]
         ended = {sequence for sequence, outcome in outcomes.items() if outcome.end}
-        continuing = [one for one in counted if one.sequence not in ended]
-        return num_tokens_of(continuing or counted) // (1 + frame.extra_passes)
+        if ended or counted is not frame.segments:
+            continuing = [one for one in counted if one.sequence not in ended]
+            num_tokens = num_tokens_of(continuing or counted)
+        return num_tokens // (1 + frame.extra_passes)
 
     def _begin_messages(self, receiver: _Receiver, frame: Frame, num_tokens: int) -> list[Features]:
         """Return what one drafter is sent about a frame, before the frame's closings are applied. [] if

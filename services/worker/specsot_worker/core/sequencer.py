@@ -369,8 +369,9 @@ class Sequencer:
             same_pass = not (take_turns or launched)
             num_reserved = self._tokens_reserved_for_prompts() if same_pass else 0
             growths = self._compose_trees(now, self._budget.rows - num_reserved)
+        num_tokens = num_tokens_of(growths)
         if prompts_ride or not (take_turns and (growths or chunks or openings)):
-            openings, chunks = self._compose_prompts(num_tokens_of(growths), own_pass=prompts_ride)
+            openings, chunks = self._compose_prompts(num_tokens, own_pass=prompts_ride)
         if chunks:
             self._prompts_at = now
         closings = self._pop_closings() if self._closings else ()
@@ -378,6 +379,7 @@ class Sequencer:
         if passes > 1 and growths and not (openings or chunks) and self._can_run_ahead(growths, passes):
             extra_passes = passes - 1
             growths = [self._with_passes(segment, passes) for segment in growths]
+            num_tokens *= passes
         frame = Frame(
             self._epoch,
             self._number + 1,
@@ -391,7 +393,7 @@ class Sequencer:
         )
         if not (frame.openings or frame.segments or closings):
             return None
-        self._record_launch(frame, now)
+        self._record_launch(frame, now, num_tokens + num_tokens_of(chunks))
         return frame
 
     def next_is_predictable(self, message_waits: bool) -> bool:
@@ -587,11 +589,12 @@ class Sequencer:
         self._closings = [one for one in closings if one in reused_sequences]
         return tuple(one for one in closings if one not in reused_sequences)
 
-    def _record_launch(self, frame: Frame, now: float) -> None:
+    def _record_launch(self, frame: Frame, now: float, num_tokens: int) -> None:
         """Apply the frame's closings to the page table and record the frame as in flight.
 
         frame: The composed frame.
         now: Time in seconds.
+        num_tokens: Number of tokens of the frame.
 
         The frame's number becomes the newest one, and each of its sequences is marked as sent. Counts of
         drafted trees and of tokens are recorded for the draft timeout.
@@ -612,7 +615,7 @@ class Sequencer:
             drafted = [self._sequences[one.sequence].opening.drafted for one in trees]
             num_rounds = sum(drafted) * (1 + frame.extra_passes)
             num_drafted = self._drafted()
-        self._draft_timeout.record_launch(num_rounds, num_tokens_of(segments), num_drafted)
+        self._draft_timeout.record_launch(num_rounds, num_tokens, num_drafted)
 
     def _drafted(self) -> int:
         """Return the number of sequences of running requests that are to be drafted for; 0 ends a pause of
