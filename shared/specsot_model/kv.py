@@ -381,10 +381,12 @@ class Staging:
         # Waiting gives other threads the interpreter, even if there is nothing to wait for.
         if self._sent and not self._sent.query():
             self._sent.synchronize()
+        numbers = self._numbers
         start = 0
         for part in parts:
-            self._numbers[start : start + part.size] = part.reshape(-1)
-            start += aligned(part.size)
+            stop = start + part.size
+            numbers[start:stop] = part.reshape(-1)
+            start = -(-stop // ALIGNED) * ALIGNED
         target[:start].copy_(self._host[:start], non_blocking=True)
         if self._sent:
             self._sent.record()
@@ -426,10 +428,15 @@ def size_of(shapes: Shapes) -> int:
 def views(flat: Tensor, shapes: Shapes) -> list[Tensor]:
     """Return views of a buffer with these shapes, one after another, each from an aligned place on.
 
-    flat: [n], a buffer of exactly `size_of(shapes)` numbers.
+    flat: [n], a contiguous buffer of at least `size_of(shapes)` numbers.
     shapes: Shape of each view.
 
     # shapes [(3,), (2, 2)] -> numbers 0..2 and 4..7 of the buffer
     """
-    parts = flat.split([aligned(prod(shape)) for shape in shapes])
-    return [part[: prod(shape)].view(shape) for part, shape in zip(parts, shapes)]
+    found = list[Tensor]()
+    start = flat.storage_offset()
+    for shape in shapes:
+        strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        found.append(flat.as_strided(shape, strides, start))
+        start += aligned(prod(shape))
+    return found

@@ -198,7 +198,7 @@ def test_the_device_grows_trees_after_a_verification_result_that_the_host_has_no
     fresh = fresh.to(DEVICE, KIND)
     accepted = {1: [0, 2], 2: [4]}
     segments = [TreeSegment(at, 2, committed[at], (0,), tree) for at, tree in zip(TEXTS, trees)]
-    told = memory.cover_trees(segments, graphs[0].async_rows)
+    told = there(memory.cover_trees(segments, graphs[0].async_rows))
     early = there(graphs[0].begin_async(told, targets, fresh, 90, LEVELS))
     inputs = list[GraphInput]()
     for sequence, tokens in after.items():

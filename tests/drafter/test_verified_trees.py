@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-import torch
 
 from specsot.core.frames import TreeSegment
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree, chain
-from specsot_drafter.eagle_kv import VerifiedTree
-from specsot_drafter.overlap.device_growth import VerifiedTreeSender
-from specsot_kernels.growing import VerifiedTrees
+from specsot_drafter.eagle_kv import FrameTrees
+from specsot_drafter.overlap import device_growth
+from specsot_drafter.overlap.device_growth import verified_numbers, verified_numbers_size
+from specsot_model.kv import Numbers
 
 ROOM, TREES, PAGE = 6, 4, 4
 FORKED = Tree((7, 8, 9, 5), (0, 0, 0, 1))
@@ -30,52 +30,42 @@ def table() -> PageTable:
     return table
 
 
-@pytest.fixture
-def sender() -> VerifiedTreeSender:
-    return VerifiedTreeSender(ROOM, TREES, PAGE, torch.device("cpu"))
-
-
-def trees_of(table: PageTable, committed: Sequence[int], tree: Tree) -> list[VerifiedTree]:
+def trees_of(table: PageTable, committed: Sequence[int], tree: Tree) -> FrameTrees:
     """One tree of each sequence, of which so many tokens are committed."""
-    return [
-        VerifiedTree(TreeSegment(sequence, 2, many, (0,), tree), *table.cover(sequence, many, many + ROOM))
-        for sequence, many in enumerate(committed)
-    ]
+    segments = [TreeSegment(sequence, 2, many, (0,), tree) for sequence, many in enumerate(committed)]
+    placed = [table.cover(one.sequence, one.committed, one.committed + ROOM) for one in segments]
+    return FrameTrees(segments, [column for column, _ in placed], [pages for _, pages in placed])
 
 
-def send(sender: VerifiedTreeSender, trees: Sequence[VerifiedTree]) -> VerifiedTrees:
-    sent = sender.send(trees, sender.targets)
-    assert sent is not None
-    return sent
+def numbers_of(trees: FrameTrees, rows: int = ROOM) -> list[Numbers]:
+    numbers = verified_numbers(trees, ROOM, rows, PAGE)
+    assert numbers is not None
+    assert sum(one.size for one in numbers) <= verified_numbers_size(ROOM, TREES)
+    return numbers
 
 
-def test_the_device_gets_every_tree_and_the_slots_of_its_rows(
-    table: PageTable, sender: VerifiedTreeSender
-) -> None:
-    sent = send(sender, trees_of(table, (3, 8, 11), FORKED))
-    assert sent.tokens.tolist() == [*FORKED.tokens] * 3
-    assert sent.parents.tolist() == [*FORKED.parents] * 3
-    assert sent.trees.tolist() == [[0, 4, 3, 3], [4, 4, 8, 8], [8, 4, 11, 11]]
-    assert sent.slots.tolist() == [
+def test_the_device_gets_every_tree_and_the_slots_of_its_rows(table: PageTable) -> None:
+    tokens, parents, numbers, slots = numbers_of(trees_of(table, (3, 8, 11), FORKED))
+    assert tokens.tolist() == [*FORKED.tokens] * 3
+    assert parents.tolist() == [*FORKED.parents] * 3
+    assert numbers.tolist() == [[0, 4, 3, 3], [4, 4, 8, 8], [8, 4, 11, 11]]
+    assert slots.tolist() == [
         [*table.slots(sequence, many, many + ROOM)] for sequence, many in enumerate((3, 8, 11))
     ]
 
 
-def test_trees_of_another_number_and_size_are_sent_as_well(
-    table: PageTable, sender: VerifiedTreeSender
+def test_only_slots_that_are_read_are_computed(table: PageTable) -> None:
+    trees = trees_of(table, (3, 8, 11), FORKED)
+    few, every = (numbers_of(trees, rows)[3] for rows in (2, ROOM))
+    assert few.shape == every.shape
+    assert few[:, :2].tolist() == every[:, :2].tolist()
+
+
+def test_more_nodes_than_there_is_room_for_are_not_sent(
+    table: PageTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The views of the buffer are kept from one step to the next."""
-    few = trees_of(table, (5, 6), chain((1, 2)))
-    first, last = trees_of(table, (3, 8, 11), FORKED), trees_of(table, (4, 9, 12), FORKED)
-    for trees in (first, few, first, last):
-        sent = send(sender, trees)
-        assert sent.tokens.tolist() == [token for one in trees for token in one.segment.tree.tokens]
-        assert [committed for _, _, committed, _ in sent.trees.tolist()] == [
-            one.segment.committed for one in trees
-        ]
-        assert len(sent.slots) == len(trees)
-
-
-def test_more_trees_than_there_is_room_for_are_not_sent(table: PageTable, sender: VerifiedTreeSender) -> None:
-    (tree,) = trees_of(table, (3,), FORKED)
-    assert sender.send([tree] * (TREES + 1), sender.targets) is None
+    trees = trees_of(table, (5, 6), chain((1, 2)))
+    monkeypatch.setattr(device_growth, "MAX_VERIFIED_ROWS", 4)
+    assert verified_numbers(trees, ROOM, ROOM, PAGE) is not None
+    monkeypatch.setattr(device_growth, "MAX_VERIFIED_ROWS", 3)
+    assert verified_numbers(trees, ROOM, ROOM, PAGE) is None

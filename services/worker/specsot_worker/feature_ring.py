@@ -49,8 +49,9 @@ class FeatureRing:
         on_gpu = torch.device(device).type == "cuda"
         self._max_unwritten = (MAX_UNWRITTEN if on_gpu else 1) if unwritten is None else unwritten
         self._rows = untouched_zeros((size, width), dtype, device)
-        # Features of the last steps, which are not in the ring yet.
+        # Features of the last steps, which are not in the ring yet, and how many these are.
         self._unwritten: list[Tensor] = []
+        self._num_unwritten = 0
         self.newest = self._rows[:0]
         self.appended = 0
         self.oldest = 0
@@ -73,11 +74,12 @@ class FeatureRing:
         features = features.to(self._rows)
         self.newest = features if rows is None else features[indices(rows, self._rows.device)]
         self._unwritten.append(self.newest)
-        num_appended = len(self.newest)
-        size = len(self._rows)
+        num_appended = self.newest.shape[0]
+        size = self._rows.shape[0]
         self.appended += num_appended
+        self._num_unwritten += num_appended
         self.oldest = max(self.appended - max(size, num_appended), 0)
-        if len(self._unwritten) >= self._max_unwritten or sum(map(len, self._unwritten)) >= size:
+        if len(self._unwritten) >= self._max_unwritten or self._num_unwritten >= size:
             self._write()
 
     def load(self, numbers: Sequence[int]) -> Tensor:
@@ -89,7 +91,7 @@ class FeatureRing:
         result may be the appended tensor itself, which must not be changed. `numbers` has at least one
         element.
         """
-        first = self.appended - len(self.newest)
+        first = self.appended - self.newest.shape[0]
         if numbers == [*range(first, self.appended)]:
             return self.newest
         device = self._rows.device
@@ -112,6 +114,7 @@ class FeatureRing:
         features = self._unwritten[0] if len(self._unwritten) == 1 else torch.cat(self._unwritten)
         features = features[-size:]
         self._unwritten = []
+        self._num_unwritten = 0
         first = (self.appended - len(features)) % size
         to_end = min(len(features), size - first)
         self._rows[first : first + to_end] = features[:to_end]

@@ -18,7 +18,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import itemgetter
-from typing import NamedTuple
 
 import structlog
 from torch import Tensor
@@ -41,12 +40,8 @@ from specsot_worker.migrated_kv import MigratedKV
 log = structlog.get_logger()
 
 
-class TokenRange(NamedTuple):
-    """Positions start .. stop - 1 of one sequence."""
-
-    sequence: int
-    start: int
-    stop: int
+# (sequence, start, stop): positions start .. stop - 1 of one sequence.
+TokenRange = tuple[int, int, int]
 
 
 @dataclass(slots=True)
@@ -165,7 +160,7 @@ class FeatureStream:
         for request in requests:
             drafted = self._sequences.get(request.sequence)
             available = drafted and self._first_available(drafted, request.first) == request.first
-            part = TokenRange(request.sequence, request.first, request.last)
+            part = request.sequence, request.first, request.last
             rows = self._load([part]) if available and request.last <= drafted.committed else None
             found.append(None if rows is None else rows.cpu())
         return found
@@ -216,19 +211,22 @@ class FeatureStream:
         timing = Features(frame.epoch, frame.number, seconds=computed, wall=wall, trace=frame.trace)
         ended = {
             name: self._end_messages(
-                one, messages[name], replace(timing, fed=self._fed_tokens(one, frame, outcomes))
+                one, messages[name], replace(timing, fed=self._fed_tokens(one, frame, outcomes, fed))
             )
             for name, one in self._receivers.items()
         }
         return {name: sent for name, sent in ended.items() if sent}
 
-    def _fed_tokens(self, receiver: _Receiver, frame: Frame, outcomes: Mapping[int, Outcome]) -> int:
+    def _fed_tokens(
+        self, receiver: _Receiver, frame: Frame, outcomes: Mapping[int, Outcome], num_tokens: int
+    ) -> int:
         """Return for how many tokens of a frame one drafter decides. The drafter compares the number with the
         features that it is sent: if both are equal, the step's time tells what its trees cost.
 
         receiver: What the drafter has been sent.
         frame: The verified frame.
         outcomes: The outcomes of the frame by sequence.
+        num_tokens: Number of tokens of the frame.
 
         All tokens of the frame count if there is only one drafter, or if the frame carries prompts; with
         prompts, no drafter learns the cost of its own trees from the frame.
@@ -246,12 +244,13 @@ class FeatureStream:
         passes, the tokens of one pass count, because its times are those of one pass, too.
         """
         counted = frame.segments
-        trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
-        if len(self._receivers) > 1 and len(trees) == len(frame.segments):
-            counted = [tree for tree in trees if tree.sequence in receiver.sent]
+        if len(self._receivers) > 1 and all(isinstance(one, TreeSegment) for one in counted):
+            counted = [one for one in counted if one.sequence in receiver.sent]
         ended = {sequence for sequence, outcome in outcomes.items() if outcome.end}
-        continuing = [one for one in counted if one.sequence not in ended]
-        return num_tokens_of(continuing or counted) // (1 + frame.extra_passes)
+        if ended or counted is not frame.segments:
+            continuing = [one for one in counted if one.sequence not in ended]
+            num_tokens = num_tokens_of(continuing or counted)
+        return num_tokens // (1 + frame.extra_passes)
 
     def _begin_messages(self, receiver: _Receiver, frame: Frame, num_tokens: int) -> list[Features]:
         """Return what one drafter is sent about a frame, before the frame's closings are applied. [] if
@@ -574,9 +573,10 @@ class FeatureStream:
             return None
         # Mostly the parts are exactly what was appended last. Then the numbers of single features are not
         # needed: a part whose first feature was appended last was appended in one piece.
-        number = self._ring.appended - len(self._ring.newest)
+        number = self._ring.appended - self._ring.newest.shape[0]
+        sequences = self._sequences
         for sequence, start, stop in parts:
-            drafted = self._sequences[sequence]
+            drafted = sequences[sequence]
             if drafted.numbers[start - drafted.committed] != number:
                 break
             number += stop - start
@@ -585,7 +585,7 @@ class FeatureStream:
                 return self._ring.newest
         numbers = list[int]()
         for sequence, start, stop in parts:
-            numbers += self._sequences[sequence].numbers_of(start, stop)
+            numbers += sequences[sequence].numbers_of(start, stop)
         return self._ring.load(numbers)
 
     def _opening_to_send(self, receiver: _Receiver, drafted: _DraftedSequence) -> Opening | None:
@@ -652,17 +652,20 @@ class FeatureStream:
             lags.sort(key=itemgetter(0))
         lost: list[TokenRange] = []
         parts: list[TokenRange] = []
+        ring = self._ring
         for lag, sequence, drafted in lags:
             if max_features <= 0:
                 break
-            committed = drafted.committed
-            start = committed - lag
-            if (first := self._first_available(drafted, start)) > start:
-                lost.append(TokenRange(sequence, start, first))
-            stop = committed if committed - first <= max_features else first + max_features
+            stop = drafted.committed
+            first = start = stop - lag
+            if ring and (len(drafted.numbers) < lag or drafted.numbers[-lag] < ring.oldest):
+                first = self._first_available(drafted, start)
+                lost.append((sequence, start, first))
+            if stop - first > max_features:
+                stop = first + max_features
             sent[sequence] = stop
             if first < stop:
-                parts.append(TokenRange(sequence, first, stop))
+                parts.append((sequence, first, stop))
                 max_features -= stop - first
         return lost, parts
 

@@ -28,6 +28,8 @@ def add_logprobs(
     likeliest tokens as its sequence asks for.
     """
     num_tops = [query.state.opening.logprobs for query in queries]
+    if num_tops.count(None) == len(num_tops):
+        return list(outcomes)
     rows = list[int]()
     tokens = list[int]()
     max_top = 0

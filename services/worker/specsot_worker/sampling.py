@@ -371,7 +371,7 @@ def find_targets(
     """
     at_once = logits.is_cuda if at_once is None else at_once
     # Walks by number of the query.
-    requests = [ARGMAX] * len(logits)
+    requests = [ARGMAX] * logits.shape[0]
     walks = dict[int, _PathWalk]()
     drawn = False
     for number, one in enumerate(queries):
@@ -396,6 +396,8 @@ def find_targets(
         for number, one in enumerate(queries)
     ]
     for number, one in enumerate(queries):
+        if one.state.soft_end is None:
+            continue
         softly = end_softly(one, found[number])
         # The rule returns the same list if it changes no target.
         if alone and softly is not found[number]:

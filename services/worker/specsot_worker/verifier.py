@@ -469,8 +469,9 @@ class Verifier:
         """
         self._append_prompt(frame)
         self._scores.read(frame)
-        # Numbers of the tokens whose logits are needed.
-        rows = list[int]()
+        # Numbers of the tokens whose logits are needed, and how many these are.
+        needed = list[range]()
+        num_needed = 0
         # Segments after which a token is chosen, with the state of the sequence and the first of their rows.
         decoding = list[tuple[Segment, DecodeState, int]]()
         first = 0
@@ -485,10 +486,11 @@ class Verifier:
                 # After another chunk than the final one, no token is chosen.
                 state = state if segment.final else None
             if state:
-                decoding.append((segment, state, len(rows)))
-                rows += range(start, stop)
+                decoding.append((segment, state, num_needed))
+                needed.append(range(start, stop))
+                num_needed += stop - start
             first = stop
-        if not rows:
+        if not needed:
             return {}
         next_step = self._next_step
         if frame.extra_passes and next_step and next_step.chosen:
@@ -496,7 +498,9 @@ class Verifier:
         if logits is None:
             hidden = frame.hidden
             assert hidden is not None
-            logits = self._logits(hidden if len(rows) == first else hidden[indices(rows, hidden.device)])
+            if num_needed < first:
+                hidden = hidden[indices([row for rows in needed for row in rows], hidden.device)]
+            logits = self._logits(hidden)
         # The device computes the logits meanwhile.
         questions = [_target_query(*each) for each in decoding]
         steady = next_step is not None and self._steady(frame, questions)

@@ -17,7 +17,7 @@ lies in pages[9 // 4] = 7 at offset 9 % 4 = 1, so the slot is 7 * 4 + 1 = 29.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specsot.errors import NotFound, Overloaded
@@ -536,15 +536,21 @@ class PageTable:
         """
         return -(-rows // self.page_rows)
 
-    def missing_pages(self, sequence: int, rows: int) -> int:
-        """Return how many more pages `reserve(sequence, rows)` would allocate; 0 if none.
+    def missing_pages(self, rows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return the sequences for which `reserve` would allocate pages, each with the number of these pages.
 
-        sequence: id of the sequence. Raises NotFound if it is not open.
-        rows: number of rows that need pages, returned ones included.
+        rows: id of each sequence, with the number of its rows that need pages, returned ones included. Raises
+            NotFound if a sequence is not open.
+
+            # pages of 8 rows, sequences 1 and 2 hold two each: rows (1, 16), (2, 17) -> [(2, 1)]
         """
-        held = self._held_by(sequence)
-        missing = -(-(rows - held.absent) // self.page_rows) - len(held.pages)
-        return missing if missing > 0 else 0
+        size = self.page_rows
+        found = list[tuple[int, int]]()
+        for sequence, num_rows in rows:
+            held = self._held_by(sequence)
+            if (missing := -(-(num_rows - held.absent) // size) - len(held.pages)) > 0:
+                found.append((sequence, missing))
+        return found
 
     def _held_by(self, sequence: int) -> _Held:
         """Return the pages of an open sequence. Raises NotFound if it is not open.

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from specsot.core.frames import ParentNode, TreeSegment
 from specsot.errors import WireError
@@ -36,25 +36,12 @@ from specsot.errors import WireError
 MAX_TREE_FRAMES: Final = 1
 
 
-class InFlightTree(NamedTuple):
-    """One tree frame (draft round) of a sequence that is in flight.
-
-    parent: the node that the tree grows from; None: the verified root.
-    first: the first scratch slot of the tree's nodes.
-    stop: the scratch slot after the tree's last one.
-    """
-
-    parent: ParentNode | None
-    first: int
-    stop: int
-
-
 @dataclass(slots=True)
 class TreeFrames:
     """The tree frames (draft rounds) of one sequence that are in flight, and their scratch slots.
 
     limit: how many there may be.
-    trees: the tree frames by draft round, in the order in which they were launched.
+    trees: by draft round, the scratch slots of the tree frames, in the order in which these were launched.
     has_room: True if another tree frame may be launched.
 
     >>> frames = TreeFrames(limit=3)
@@ -68,7 +55,7 @@ class TreeFrames:
     """
 
     limit: int = MAX_TREE_FRAMES
-    trees: dict[int, InFlightTree] = field(default_factory=dict[int, InFlightTree], init=False)
+    trees: dict[int, range] = field(default_factory=dict[int, range], init=False)
     has_room: bool = field(default=True, init=False)
 
     def launch(self, draft_round: int, nodes: int, parent: ParentNode | None = None) -> int:
@@ -86,7 +73,7 @@ class TreeFrames:
         assert self.has_room, "more tree frames than the limit"
         assert parent is None or parent.draft_round in self.trees, "the parent is not in flight"
         first = self._first_free(nodes) if self.trees else 0
-        self.trees[draft_round] = InFlightTree(parent, first, first + nodes)
+        self.trees[draft_round] = range(first, first + nodes)
         self.has_room = len(self.trees) < self.limit
         return first
 
@@ -113,10 +100,10 @@ class TreeFrames:
         Slots after the last tree in flight are always free.
         """
         first = 0
-        for tree in sorted(self.trees.values(), key=lambda one: one.first):
-            if first + nodes <= tree.first:
+        for slots in sorted(self.trees.values(), key=lambda one: one.start):
+            if first + nodes <= slots.start:
                 break
-            first = tree.stop
+            first = slots.stop
         return first
 
 

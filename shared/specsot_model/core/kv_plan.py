@@ -24,7 +24,7 @@ from operator import or_
 
 from specsot.core.frames import Frame, Opening, PromptChunk, Segment, TreeSegment
 from specsot.core.pages import PageCopy, PageTable, Policy, RowPruning
-from specsot.core.tree import shape_of
+from specsot.core.tree import Shape, Tree, shape_of
 from specsot.core.tree_frames import check_supported
 from specsot.errors import WireError
 from specsot.params import MAX_TOKENS, MIN_RECENT, HeadCounts, HeadPruning, HeadWindows, Pruning, Window
@@ -102,7 +102,7 @@ class KvPlan:
     freed: tuple[int, ...]
 
 
-def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
+def plan_frame(table: PageTable, frame: Frame, trees: Sequence[Tree] = ()) -> KvPlan:
     """Apply a frame header to `table` and return what the frame does to the KV cache.
 
     The order is fixed: trims, openings, per segment the moves, the pruning and the new slots, closings.
@@ -114,6 +114,8 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
         the frame.
     frame: the frame, of which only the header is read (openings, segments, closings). A frame without any of
         the three changes nothing and yields a plan of empty tuples.
+    trees: what the frame's segments feed instead of their own trees, if all of them are trees. Empty: their
+        own.
 
     Raises WireError if an opening repeats an id, if a tree frame is not supported (`check_supported`), or if
     a part of a tree has no nodes or belongs to a sequence with a policy; NotFound if a segment or a fork
@@ -144,7 +146,10 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
     positions: list[int] = []
     spans: list[RowSpan] = []
     has_policies = table.has_policies
-    for segment in frame.segments:
+    # The shape of the trees so far. Many sequences draft trees of the same shape.
+    shape_parents: tuple[int, ...] = ()
+    shape = Shape((), ())
+    for place, segment in enumerate(frame.segments):
         sequence = segment.sequence
         visible = None
         earlier = 0
@@ -155,13 +160,19 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
             if segment.parent or segment.scratch or segment.freed:
                 check_supported(segment)
             base = segment.committed
-            depths, visible = shape_of(segment.tree.parents)
+            parents = trees[place].parents if trees else segment.tree.parents
+            if parents is not shape_parents:
+                shape_parents = parents
+                shape = shape_of(parents)
+            depths, visible = shape
             earlier = segment.earlier
             if earlier or segment.later:
                 _check_part(table, segment)
                 stop = segment.nodes.stop
                 depths, visible = depths[earlier:stop], visible[earlier:stop]
-            if not earlier:
+            # If the accepted nodes are 0, 1, ..., k, they are adjacent already.
+            keep = segment.keep
+            if keep and keep[-1] + 1 != len(keep) and not earlier:
                 moves += accepted_moves(table, segment)
             row_positions = [base + depth for depth in depths]
         else:
@@ -173,7 +184,7 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
         num_rows = len(row_positions)
         tail = earlier + num_rows
         column, pages, new_slots = table.place(sequence, base, base + tail)
-        slots += new_slots[earlier:]
+        slots += new_slots[earlier:] if earlier else new_slots
         positions += row_positions
         span = RowSpan(num_rows, column, tail, pages, visible)
         spans.append(_hide_by_policy(table, sequence, policy, span, row_positions) if policy else span)

@@ -151,25 +151,13 @@ class DraftSequence:
         """
         return MAX_TOKENS if self.opening.window else positions
 
-    def follows(self, feature_batch: FeatureBatch) -> bool:
-        """Return whether a feature batch continues the known tokens. False if a batch was missed, or if this
-        one has no tokens.
+    def observe(self, feature_batch: FeatureBatch) -> bool:
+        """Append the committed tokens of a feature batch, and the bonus token after them, and return True. If
+        a batch was missed, or if this one has no tokens, change nothing and return False.
 
-        feature_batch: Committed tokens of this sequence.
-
-        A batch that begins where the sequence's committed tokens end continues it, if its first token is the
-        known root or the root is not known.
-        """
-        tokens = feature_batch.tokens
-        if not tokens or feature_batch.start != self.committed:
-            return False
-        known = self.tokens
-        return len(known) == feature_batch.start or known[-1] == tokens[0]
-
-    def observe(self, feature_batch: FeatureBatch) -> None:
-        """Append the committed tokens of a feature batch, and the bonus token after them.
-
-        feature_batch: Committed tokens of this sequence, for which `follows` is True.
+        feature_batch: Committed tokens of this sequence. The batch continues the known tokens if it begins
+            where the sequence's committed tokens end, and if its first token is the known root or the root is
+            not known.
 
         For example:
 
@@ -180,13 +168,23 @@ class DraftSequence:
         advances by the new tokens that the sequence wrote itself.
         """
         tokens = feature_batch.tokens
-        first = len(self.tokens)
-        self.tokens += tokens[first - feature_batch.start :]
+        known = self.tokens
+        committed = self.committed
+        if not tokens or feature_batch.start != committed:
+            return False
+        first = len(known)
+        if first == committed:
+            known += tokens
+        elif known[-1] == tokens[0]:
+            known += tokens[first - committed :]
+        else:
+            return False
         if feature_batch.bonus is not None:
-            self.tokens.append(feature_batch.bonus)
-        self.committed += len(tokens)
+            known.append(feature_batch.bonus)
+        self.committed = committed + len(tokens)
         if self._grammar_state:
-            self._grammar_state.advance(own_tokens(self.opening, first, self.tokens[first:]))
+            self._grammar_state.advance(own_tokens(self.opening, first, known[first:]))
+        return True
 
 
 class DraftSequences:
@@ -245,9 +243,7 @@ class DraftSequences:
         for feature_batch in feature_batches:
             if (known := self._sequences.get(feature_batch.sequence)) is None:
                 continue
-            if known.follows(feature_batch):
-                known.observe(feature_batch)
-            else:
+            if not known.observe(feature_batch):
                 missed.append(feature_batch.sequence)
                 self.close(feature_batch.sequence)
         return missed

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from specsot.core.frames import FeatureBatch
 from specsot.core.overlap import OverlapEvent, OverlapState
 from specsot_drafter.core.async_growth import AsyncGrowth
 from specsot_drafter.core.selection import Candidates, Floats
-from specsot_drafter.eagle_kv import DueRows, FollowedSequence, VerifiedTree
+from specsot_drafter.eagle_kv import DueRows, FollowedSequence, FrameTrees
 from specsot_drafter.overlap.device_selection import MAX_CHOSEN_NODES, DeviceChoice, GrownPool
-from specsot_kernels.growing import VerifiedTrees
-from specsot_model.kv import ALIGNED, Numbers, Shapes, Staging, size_of, views
+from specsot_model.kv import Numbers, size_of
 
 # Rows. Bounds the tree nodes of a frame after which trees grow asynchronously. Untuned.
 MAX_VERIFIED_ROWS = 2048
@@ -148,80 +145,61 @@ class DeviceGrowth(AsyncGrowth):
         return DeviceChoice(tuple(sequences), nodes, places, self.pool, trust) if nodes > 1 else None
 
 
-class VerifiedTreeSender:
-    """Sender of a frame's trees to the device, so that the device can find out which nodes were accepted.
+def verified_numbers_size(room: int, trees: int) -> int:
+    """Return how many int32 numbers the arrays of `verified_numbers` take at most, each from an aligned place
+    on.
 
-    room: Number of draft rows per tree that get a slot: accepted tokens, and the rows of the next tree.
-    targets: Target tokens of a made-up tree of one node, int32 [1], for the warm-up.
+    room: Number of slots per tree.
+    trees: Maximum number of trees of a frame.
     """
+    return size_of(((MAX_VERIFIED_ROWS,), (MAX_VERIFIED_ROWS,), (trees, 4), (trees, room)))
 
-    def __init__(self, room: int, trees: int, page_rows: int, device: torch.device) -> None:
-        """Allocate the buffers.
 
-        room: Number of draft rows per tree that get a slot: accepted tokens, and the rows of the tree that
-            grows next.
-        trees: Maximum number of trees of a frame.
-        page_rows: Number of KV slots of a page.
-        device: Where the trees are sent.
-        """
-        self.room = room
-        self._max_trees = trees
-        self._page_rows = page_rows
-        size = 2 * MAX_VERIFIED_ROWS + trees * (4 + room) + 4 * ALIGNED
-        self._numbers = torch.zeros(size, dtype=torch.int32, device=device)
-        self._staging = Staging(size, device)
-        # Views of the copies that were sent last, and their shapes.
-        self._shapes: Shapes = ()
-        self._views: list[Tensor] = []
-        self.targets = self._numbers.new_zeros(1)
+def verified_numbers(trees: FrameTrees, room: int, rows: int, page_rows: int) -> list[Numbers] | None:
+    """Return what a device must know of the trees with which a frame begins, so that it can find out which
+    nodes were accepted: tokens, parents, numbers and slots of the trees, as in `VerifiedTrees`. Return None
+    if the trees have more than MAX_VERIFIED_ROWS nodes together.
 
-    def send(self, trees: Sequence[VerifiedTree], targets: Tensor) -> VerifiedTrees | None:
-        """Copy the trees with which a frame begins to the device, and return views of the copies. Return None
-        if there are too many.
+    trees: The trees in the order of the frame, with the pages of their sequences.
+    room: Number of slots per tree.
+    rows: Number of draft rows per tree whose slots are read: accepted tokens, and the rows of the tree that
+        grows next. At most `room`; the other slots are undefined.
+    page_rows: Number of KV slots of a page.
+    """
+    own_trees = [one.tree for one in trees.segments]
+    counts = np.array([len(tree.tokens) for tree in own_trees])
+    stops = counts.cumsum()
+    if stops[-1] > MAX_VERIFIED_ROWS:
+        return None
+    tree_numbers = np.empty((len(own_trees), 4), np.int32)
+    tree_numbers[:, 0] = stops - counts
+    tree_numbers[:, 1] = counts
+    tree_numbers[:, 2] = [one.committed for one in trees.segments]
+    tree_numbers[:, 3] = trees.columns
+    slots = np.empty((len(own_trees), room), np.int32)
+    slots[:, :rows] = _slots(tree_numbers[:, 3:], trees.pages, rows, page_rows)
+    return [
+        np.array([token for tree in own_trees for token in tree.tokens], np.int32),
+        np.array([parent for tree in own_trees for parent in tree.parents], np.int32),
+        tree_numbers,
+        slots,
+    ]
 
-        trees: The trees in the order of the frame, with the pages of their sequences.
-        targets: Id of the base model's token after each node, int32 [num_tokens] on the device, at least one
-            per node of the frame.
 
-        There are too many if the trees have more than MAX_VERIFIED_ROWS nodes together, or are more than the
-        constructor allows. The views are valid until the next call.
-        """
-        all_tokens = [one.segment.tree.tokens for one in trees]
-        all_parents = [one.segment.tree.parents for one in trees]
-        counts = np.array([len(tokens) for tokens in all_tokens])
-        num_tokens = int(counts.sum())
-        if num_tokens > MAX_VERIFIED_ROWS or len(trees) > self._max_trees:
-            return None
-        tokens, parents = (
-            np.fromiter(chain.from_iterable(part), np.int32, num_tokens) for part in (all_tokens, all_parents)
-        )
-        committed = [one.segment.committed for one in trees]
-        columns = [one.column for one in trees]
-        tree_numbers = np.array((counts.cumsum() - counts, counts, committed, columns), np.int32).T
-        slots = self._slots(tree_numbers[:, 3:], [one.pages for one in trees])
-        self._staging.send((tokens, parents, tree_numbers, slots), self._numbers)
-        shapes = (num_tokens,), (num_tokens,), (len(trees), 4), (len(trees), self.room)
-        # In most steps the trees are as many, and as large, as in the step before.
-        if shapes != self._shapes:
-            self._shapes = shapes
-            self._views = views(self._numbers[: size_of(shapes)], shapes)
-        return VerifiedTrees(targets, *self._views)
+def _slots(roots: Numbers, pages: Sequence[tuple[int, ...]], rows: int, page_rows: int) -> Numbers:
+    """Return the slots of the first draft rows of each tree, from the root's column on, int32 [trees, rows].
 
-    def _slots(self, roots: Numbers, pages: Sequence[tuple[int, ...]]) -> Numbers:
-        """Return the slots of `room` draft rows per tree, from the root's column on, int32 [trees, room].
+    roots: Column of each tree's root, int32 [trees, 1].
+    pages: The pages of each tree's sequence.
+    rows: Number of rows per tree.
+    page_rows: Number of KV slots of a page.
 
-        roots: Column of each tree's root, int32 [trees, 1].
-        pages: The pages of each tree's sequence.
+    A row at column c lies in the page c // page_rows, and its slot is page * page_rows + c % page_rows.
 
-        A row at column c lies in the page c // size, and its slot is page * size + c % size =
-        (page - c // size) * size + c.
-
-            # size 4, pages [7 2 5], column 6, room 3 -> columns [6 7 8] -> slots [10 11 20]
-        """
-        size = self._page_rows
-        held = np.array([len(own_pages) for own_pages in pages])
-        all_pages = np.fromiter(chain.from_iterable(pages), np.int32, int(held.sum()))
-        columns = roots + np.arange(self.room, dtype=np.int32)
-        places = columns // size
-        page = all_pages[places + (held.cumsum() - held)[:, None]]
-        return (page - places) * size + columns
+        # pages [7 2 5] of 4 rows, column 6, 3 rows -> columns [6 7 8] -> slots [10 11 20]
+    """
+    firsts = [0, *accumulate(map(len, pages))][:-1]
+    all_pages = np.array([page for own_pages in pages for page in own_pages], np.int32)
+    places, offsets = np.divmod(roots + np.arange(rows, dtype=np.int32), page_rows)
+    places += np.array(firsts, np.int32)[:, None]
+    return all_pages[places] * page_rows + offsets

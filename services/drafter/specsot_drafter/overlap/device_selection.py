@@ -117,6 +117,9 @@ class TreeChooser:
         self._ranks = self._numbers.new_zeros(trees * candidates)
         self._chosen = self._numbers.new_zeros(trees * (MAX_CHOSEN_NODES - 1))
         self._host = torch.empty(self._chosen.shape, dtype=torch.int32, pin_memory=on_gpu)
+        self._host_numbers: Numbers = self._host.numpy()
+        # What was sent last: mostly, the trees of the next selection have the same places and factors.
+        self._sent: tuple[tuple[int, ...], list[float]] = ((), [])
         self._copied = torch.cuda.Event() if on_gpu else None
 
     def warm_up(self, grown: GrownPool) -> None:
@@ -144,15 +147,18 @@ class TreeChooser:
         trees = len(choice.places)
         num_nodes = choice.nodes - 1
         grown = choice.grown
-        places = np.zeros(self._max_trees, np.int32)
-        trust = np.zeros(self._levels, np.float32)
-        places[:trees], trust[: len(choice.trust)] = choice.places, choice.trust[: self._levels]
-        self._staging.send([places, trust.view(np.int32)], self._numbers)
+        numbers = choice.places, choice.trust.tolist()
+        if numbers != self._sent:
+            self._sent = numbers
+            places = np.zeros(self._max_trees, np.int32)
+            trust = np.zeros(self._levels, np.float32)
+            places[:trees], trust[: len(choice.trust)] = choice.places, choice.trust[: self._levels]
+            self._staging.send([places, trust.view(np.int32)], self._numbers)
         ranks = self._ranks[: trees * len(grown.depths)]
         chosen = self._chosen[: trees * num_nodes]
-        numbers = ChoiceNumbers(self._places, grown.depths, self._trust, ranks, chosen.view(trees, num_nodes))
-        choose_rows(grown.pool, numbers, rows, choice.nodes, vocabulary)
-        self._host[: len(chosen)].copy_(chosen, non_blocking=True)
+        buffers = ChoiceNumbers(self._places, grown.depths, self._trust, ranks, chosen.view(trees, num_nodes))
+        choose_rows(grown.pool, buffers, rows, choice.nodes, vocabulary)
+        self._host[: trees * num_nodes].copy_(chosen, non_blocking=True)
         if self._copied:
             self._copied.record(torch.cuda.current_stream(chosen.device))
 
@@ -165,4 +171,4 @@ class TreeChooser:
         """
         if self._copied:
             self._copied.synchronize()
-        return self._host[: trees * nodes].view(trees, nodes).numpy()
+        return self._host_numbers[: trees * nodes].reshape(trees, nodes)

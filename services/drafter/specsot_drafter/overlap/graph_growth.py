@@ -27,11 +27,11 @@ from torch import Tensor
 from specsot.core.frames import TreeSegment
 from specsot.core.tree import single
 from specsot_drafter.core.selection import Candidates
-from specsot_drafter.eagle_kv import DraftPages, DueRows, VerifiedTree
+from specsot_drafter.eagle_kv import DraftPages, DueRows, FrameTrees
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads import GraphHead, HeadRows
 from specsot_drafter.heads.checkpoint import HeadShape
-from specsot_drafter.overlap.device_growth import DeviceGrowth, VerifiedTreeSender
+from specsot_drafter.overlap.device_growth import DeviceGrowth, verified_numbers, verified_numbers_size
 from specsot_drafter.overlap.device_selection import GrownPool, TreeChooser
 from specsot_kernels.attention_tables import (
     as_arrays,
@@ -186,24 +186,25 @@ class TreeGraphs:
             for many in sorted(trees, reverse=True)
             for deep in sorted(self._levels, reverse=True)
         ]
+        # The number of rows that asynchronous growth needs per tree: accepted tokens and grown rows.
+        self.async_rows = self.due + sum(widths)
         if head.device.type == "cuda":
             _compile_kernels(head, pages, sizes, grow)
         self._graphs = {
-            (size.trees, size.levels): _TreeGraph(head, pages, size, capture, grow) for size in sizes
+            (size.trees, size.levels): _TreeGraph(head, pages, size, capture, grow, self.async_rows)
+            for size in sizes
         }
         self._chooser = TreeChooser(
             max(trees), max(sum(size.level_sizes) for size in sizes), levels, head.device
         )
         self._staging = Staging(max(one.size for one in self._graphs.values()), head.device)
-        self._verified_trees = VerifiedTreeSender(
-            self.due + sum(widths), max(self._trees), pages.table.page_rows, head.device
-        )
         # Heads with features can grow asynchronously: compile those kernels now, so that no request waits.
         if width := pages.features.shape[1]:
-            one = VerifiedTree(TreeSegment(0, 1, 0, (), single(0)), 0, (0,) * self.async_rows)
-            verified = self._verified_trees.send([one], self._verified_trees.targets)
-            assert verified is not None
-            self._graphs[self._trees[0], levels].accept(verified, pages.features.new_zeros((1, width)), 1)
+            num_pages = pages.table.pages_for(self.async_rows)
+            one = FrameTrees([TreeSegment(0, 1, 0, (), single(0))], [0], [(0,) * num_pages])
+            graph = self._graphs[self._trees[0], levels]
+            features = pages.features.new_zeros((1, width))
+            graph.send_and_accept(one, features.new_zeros(1, dtype=torch.int32), features, 1, self._staging)
             for graph in self._graphs.values():
                 if grown := graph.grown(self._chooser):
                     self._chooser.warm_up(grown)
@@ -218,14 +219,9 @@ class TreeGraphs:
         grown = self.begin(inputs, levels)
         return None if grown is None else grown()
 
-    @property
-    def async_rows(self) -> int:
-        """The number of rows that asynchronous growth needs per tree: accepted tokens and grown rows."""
-        return self._verified_trees.room
-
     @inference_mode
     def begin_async(
-        self, trees: Sequence[VerifiedTree], targets: Tensor, features: Tensor, ids: int, levels: int
+        self, trees: FrameTrees, targets: Tensor, features: Tensor, ids: int, levels: int
     ) -> DeviceGrowth | None:
         """Launch the growth of the next trees, before the host has read the verification result of the
         current ones. The device verifies the trees itself and continues from what it accepted. Return None if
@@ -241,14 +237,12 @@ class TreeGraphs:
         deepest, or if the sequences have too many pages or nodes.
         """
         deep = bucket_of(levels, self._levels) or 0
-        graph = self._graphs.get((bucket_of(len(trees), self._trees) or 0, deep))
-        verified = self._verified_trees.send(trees, targets) if graph else None
-        if graph is None or verified is None:
+        segments = trees.segments
+        graph = self._graphs.get((bucket_of(len(segments), self._trees) or 0, deep))
+        read = graph.begin_async(trees, targets, features, ids, self._staging) if graph else None
+        if graph is None or read is None:
             return None
-        read = graph.begin_async(trees, verified, features, ids, self._staging)
-        if read is None:
-            return None
-        found = {tree.sequence: (place, tree.committed) for place, (tree, _, _) in enumerate(trees)}
+        found = {tree.sequence: (place, tree.committed) for place, tree in enumerate(segments)}
         return DeviceGrowth.launched(found, self.due, read, graph.grown(self._chooser))
 
     @inference_mode
@@ -304,7 +298,7 @@ def _compile_kernels(head: GraphHead, pages: DraftPages, sizes: Sequence[GraphSi
         frontier.origins.zero_()
         return frontier
 
-    compile_ahead(lambda: [_TreeGraph(head, pages, size, run_once, grow_zeros) for size in sizes])
+    compile_ahead(lambda: [_TreeGraph(head, pages, size, run_once, grow_zeros, 1) for size in sizes])
 
 
 def _fed(widths: Sequence[int], trees: int, rows: int | None) -> tuple[int, ...]:
@@ -380,7 +374,13 @@ class _TreeGraph:
     """
 
     def __init__(
-        self, head: GraphHead, pages: DraftPages, size: GraphSize, capture: Capture, grow: Grow
+        self,
+        head: GraphHead,
+        pages: DraftPages,
+        size: GraphSize,
+        capture: Capture,
+        grow: Grow,
+        async_rows: int,
     ) -> None:
         """Allocate tables and candidates, and capture the graph.
 
@@ -389,6 +389,8 @@ class _TreeGraph:
         size: The fixed sizes of the graph.
         capture: Captures a function as a graph.
         grow: Chooses a level's candidates and frontier.
+        async_rows: Number of slots per tree that the device is sent for asynchronous growth. The same for all
+            graphs, because a kernel is compiled for it.
         """
         self._head = head
         self._pages = pages
@@ -405,7 +407,10 @@ class _TreeGraph:
         self._places_in_all = sum(rows)
         own = (4, aligned(trees * size.due)), (trees,), (trees * size.attending,), (3, self._places_in_all)
         shapes = (*own, *read, (num_trees,))
-        self.size = size_of(shapes)
+        # What the graph reads of the trees that are being verified follows the pages in use.
+        self._pages_at = size_of(shapes[:-1])
+        self._async_rows = async_rows
+        self.size = size_of(shapes) + verified_numbers_size(async_rows, trees)
         self._numbers = torch.zeros(self.size, dtype=torch.int32, device=head.device)
         due, self._asked, self._leads, grown, *tables, self._named = views(self._numbers, shapes)
         self._due = due[:, : trees * size.due]
@@ -449,35 +454,49 @@ class _TreeGraph:
         self._replay, _ = capture(lambda: (self._grow_trees(), None))
 
     def begin_async(
-        self,
-        trees: Sequence[VerifiedTree],
-        verified: VerifiedTrees,
-        features: Tensor,
-        ids: int,
-        staging: Staging,
+        self, trees: FrameTrees, targets: Tensor, features: Tensor, ids: int, staging: Staging
     ) -> Callable[[], tuple[Candidates, Numbers]] | None:
         """Launch asynchronous growth, and return a function that waits for it. Return None if there is no
         room for these trees.
 
         trees: The trees that are being verified, with the pages of their sequences.
-        verified: The same trees on the device.
+        targets: Id of the base model's token after each node, int32 [num_tokens] on the device, at least one
+            per node of the frame.
         features: Features in the form that the head takes, [num_tokens of the frame, hidden].
         ids: Number of token ids that may be fed.
         staging: Buffer by which tables are copied to the device.
 
         The returned function waits for the candidates and for what the device accepted, [trees, 1 + due]. It
         must be called before the graph is launched again.
-
-        Tables without due and grown rows are sent first; the device fills these in.
         """
-        rows = self._pages.table.page_rows
-        tables = self._tables([(column // rows * rows, pages) for _, column, pages in trees])
-        if tables is None:
+        if not self.send_and_accept(trees, targets, features, ids, staging):
             return None
-        staging.send([*self._without_due, *tables], self._numbers)
-        self.accept(verified, features, ids)
         self._run()
-        return partial(self._read_async_candidates, len(trees))
+        return partial(self._read_async_candidates, len(trees.segments))
+
+    def send_and_accept(
+        self, trees: FrameTrees, targets: Tensor, features: Tensor, ids: int, staging: Staging
+    ) -> bool:
+        """Send the trees and the tables of their pages, and launch the verification on the device, which
+        writes due rows and stores the accepted features; see `accept_rows`. Return False, and do nothing, if
+        there is no room for these trees.
+
+        The arguments are those of `begin_async`. Tables without due and grown rows are sent; the device fills
+        these in.
+        """
+        from specsot_kernels.gpu.accepting import accept_rows
+
+        size = self._size
+        rows = self._pages.table.page_rows
+        tables = self._tables([column // rows * rows for column in trees.columns], [*trees.pages])
+        numbers = verified_numbers(trees, self._async_rows, size.due + size.grown, rows)
+        if tables is None or numbers is None:
+            return False
+        staging.send([*self._without_due, *tables, *numbers], self._numbers)
+        sent = self._numbers[self._pages_at + aligned(len(tables[-1])) :]
+        verified = VerifiedTrees(targets, *views(sent, [one.shape for one in numbers]))
+        accept_rows(verified, self._due_numbers, features, self._pages.features, ids)
+        return True
 
     def grown(self, chooser: TreeChooser) -> GrownPool | None:
         """Return the candidates on the device, from which nodes can be selected. Return None for graphs with
@@ -488,18 +507,6 @@ class _TreeGraph:
         floor = self._size.floor
         levels = self._size.levels
         return None if floor > -math.inf else GrownPool(self._candidates, self._depths, levels, chooser)
-
-    def accept(self, verified: VerifiedTrees, features: Tensor, ids: int) -> None:
-        """Launch the verification on the device, which writes due rows and stores the accepted features. See
-        `accept_rows`.
-
-        verified: The trees on the device, with their target tokens.
-        features: Features in the form that the head takes, [num_tokens of the frame, hidden].
-        ids: Number of token ids that may be fed.
-        """
-        from specsot_kernels.gpu.accepting import accept_rows
-
-        accept_rows(verified, self._due_numbers, features, self._pages.features, ids)
 
     def _read_async_candidates(self, trees: int) -> tuple[Candidates, Numbers]:
         """Wait for the candidates, and for what the device accepted of each tree, [trees, 1 + due]. Return
@@ -630,8 +637,8 @@ class _TreeGraph:
         num_trees = len(inputs)
         rows = self._pages.table.page_rows
         fit = all(len(one.due.tokens) <= size.due for one in inputs)
-        read = [((due.first - at.position + at.base) // rows * rows, at.pages) for due, at in inputs]
-        tables = self._tables(read) if fit else None
+        starts = [(due.first - at.position + at.base) // rows * rows for due, at in inputs]
+        tables = self._tables(starts, [at.pages for _, at in inputs]) if fit else None
         if tables is None:
             return None
         slots = self._pages.table.slots
@@ -659,38 +666,39 @@ class _TreeGraph:
         grown[1, places] = np.reshape(grown_slots, places.shape)
         return [due, asked, leads, grown, *tables]
 
-    def _tables(self, trees_read: Sequence[tuple[int, tuple[int, ...]]]) -> list[Numbers] | None:
+    def _tables(self, starts: Sequence[int], pages: Sequence[tuple[int, ...]]) -> list[Numbers] | None:
         """Return the tables of the pages that are read, from the cache if they have not changed. Return None
         if the trees have too many pages.
 
-        trees_read: For each tree, the number of leading columns that all its rows attend to, rounded down to
-            whole pages, and the pages of its sequence.
+        starts: For each tree, the number of leading columns that all its rows attend to, rounded down to
+            whole pages.
+        pages: The pages of each tree's sequence.
 
         The tables are made of whole pages, so that they stay the same for many steps.
 
         The cache holds the tables of the last call only, also if these were None.
         """
-        if trees_read != self._cached_tables[0]:
-            self._cached_tables = trees_read, self._tabulate(trees_read)
+        if (starts, pages) != self._cached_tables[0]:
+            self._cached_tables = (starts, pages), self._tabulate(starts, pages)
         return self._cached_tables[1]
 
-    def _tabulate(self, trees_read: Sequence[tuple[int, tuple[int, ...]]]) -> list[Numbers] | None:
+    def _tabulate(self, starts: Sequence[int], pages: Sequence[tuple[int, ...]]) -> list[Numbers] | None:
         """Return the page tables of all forward passes; the list of pages is shared by the passes. Return
         None if the trees have too many pages for the graph.
 
-        trees_read: For each tree, the number of leading columns that all its rows attend to, and the pages of
-            its sequence.
+        starts: For each tree, the number of leading columns that all its rows attend to.
+        pages: The pages of each tree's sequence.
 
         Also None if the pages of a pass need more pieces than it has room for.
         """
         page_rows = self._pages.kv.page_rows
         tables = list[Numbers]()
         named = np.zeros(0, np.int32)
-        page_runs = page_runs_unshared([1] * len(trees_read), [pages for _, pages in trees_read], page_rows)
+        page_runs = page_runs_unshared([1] * len(pages), pages, page_rows)
         if page_runs is None:
-            spans = [whole_pages(1, at, pages, page_rows) for at, pages in trees_read]
+            spans = [whole_pages(1, *each, page_rows) for each in zip(starts, pages)]
             page_runs = as_arrays(page_runs_of(spans, page_rows))
-        leads = np.array([at for at, _ in trees_read], np.int32)
+        leads = np.array(starts, np.int32)
         for width, room in self._rooms.items():
             cut = cut_pieces(
                 page_runs, leads.repeat(width), page_rows, room.tile_rows, width, places=room.places

@@ -151,12 +151,14 @@ class EagleProposer(Proposer):
 
         batch: The message.
         """
+        without_root = self._without_root
         for feature_batch in batch.feature_batches:
             sequence = feature_batch.sequence
-            if feature_batch.bonus is not None:
-                self._without_root.pop(sequence, None)
-            elif sequence in self._followed:
-                self._without_root[sequence] = self._followed[sequence]
+            if feature_batch.bonus is None:
+                if sequence in self._followed:
+                    without_root[sequence] = self._followed[sequence]
+            elif without_root:
+                without_root.pop(sequence, None)
 
     def close(self, sequence: int) -> None:
         """Free the pages of a sequence, and follow it no more. An unknown sequence is ignored.

@@ -369,8 +369,9 @@ class Sequencer:
             same_pass = not (take_turns or launched)
             num_reserved = self._tokens_reserved_for_prompts() if same_pass else 0
             growths = self._compose_trees(now, self._budget.rows - num_reserved)
+        num_tokens = num_tokens_of(growths)
         if prompts_ride or not (take_turns and (growths or chunks or openings)):
-            openings, chunks = self._compose_prompts(num_tokens_of(growths), own_pass=prompts_ride)
+            openings, chunks = self._compose_prompts(num_tokens, own_pass=prompts_ride)
         if chunks:
             self._prompts_at = now
         closings = self._pop_closings() if self._closings else ()
@@ -378,6 +379,7 @@ class Sequencer:
         if passes > 1 and growths and not (openings or chunks) and self._can_run_ahead(growths, passes):
             extra_passes = passes - 1
             growths = [self._with_passes(segment, passes) for segment in growths]
+            num_tokens *= passes
         frame = Frame(
             self._epoch,
             self._number + 1,
@@ -391,7 +393,7 @@ class Sequencer:
         )
         if not (frame.openings or frame.segments or closings):
             return None
-        self._record_launch(frame, now)
+        self._record_launch(frame, now, num_tokens + num_tokens_of(chunks))
         return frame
 
     def next_is_predictable(self, message_waits: bool) -> bool:
@@ -429,8 +431,9 @@ class Sequencer:
         """
         if self._budget.max_in_flight > 1 or not self._runs_ahead():
             return False
-        families = {state.family for state in self._sequences.values() if state.root is not None}
-        return len(families) > 1
+        families = (state.family for state in self._sequences.values() if state.root is not None)
+        first = next(families, None)
+        return any(family != first for family in families)
 
     def _num_parts(
         self,
@@ -488,8 +491,8 @@ class Sequencer:
             if passes > self._sequences[one.sequence].pass_limit or len(one.tree.tokens) > 1:
                 return False
         table = self._table
-        missing = [table.missing_pages(one.sequence, one.committed + passes) for one in segments]
-        return sum(missing) <= table.free
+        missing = table.missing_pages((one.sequence, one.committed + passes) for one in segments)
+        return sum([pages for _, pages in missing]) <= table.free
 
     def _with_passes(self, segment: TreeSegment, passes: int) -> TreeSegment:
         """Return a segment whose root alone is fed as one of a frame of several passes: its tree becomes a
@@ -586,11 +589,12 @@ class Sequencer:
         self._closings = [one for one in closings if one in reused_sequences]
         return tuple(one for one in closings if one not in reused_sequences)
 
-    def _record_launch(self, frame: Frame, now: float) -> None:
+    def _record_launch(self, frame: Frame, now: float, num_tokens: int) -> None:
         """Apply the frame's closings to the page table and record the frame as in flight.
 
         frame: The composed frame.
         now: Time in seconds.
+        num_tokens: Number of tokens of the frame.
 
         The frame's number becomes the newest one, and each of its sequences is marked as sent. Counts of
         drafted trees and of tokens are recorded for the draft timeout.
@@ -601,16 +605,17 @@ class Sequencer:
         segments = frame.segments
         self._record_in_flight(segments, now, 1 + frame.last_part)
         informed = not (frame.paused or frame.catching_up)
-        num_trees = 0
         for one in segments:
-            state = self._sequences[one.sequence]
-            state.drafter_informed = informed
-            num_trees += state.opening.drafted and isinstance(one, TreeSegment)
-        # Only a pause counts the drafted sequences.
-        num_drafted = self._drafted() if frame.paused else 0
-        # Every pass stands for a draft round without drafts.
-        num_rounds = num_trees * (1 + frame.extra_passes)
-        self._draft_timeout.record_launch(num_rounds, num_tokens_of(segments), num_drafted)
+            self._sequences[one.sequence].drafter_informed = informed
+        num_rounds = 0
+        num_drafted = 0
+        # Only a pause counts draft rounds and drafted sequences. Every pass stands for a round without drafts.
+        if frame.paused:
+            trees = [one for one in segments if isinstance(one, TreeSegment)]
+            drafted = [self._sequences[one.sequence].opening.drafted for one in trees]
+            num_rounds = sum(drafted) * (1 + frame.extra_passes)
+            num_drafted = self._drafted()
+        self._draft_timeout.record_launch(num_rounds, num_tokens, num_drafted)
 
     def _drafted(self) -> int:
         """Return the number of sequences of running requests that are to be drafted for; 0 ends a pause of
@@ -631,8 +636,8 @@ class Sequencer:
         return sum([one.family in self._running_families for one in drafted])
 
     def _record_in_flight(self, segments: tuple[Segment, ...], now: float, parts_sent: int = 1) -> None:
-        """Record the newest frame as in flight, and, for `PipelineDepth`, how long its sequences stayed at
-        stage 0 before it.
+        """Record the newest frame as in flight. If several frames may be in flight, also record which
+        families it carries, and, for `PipelineDepth`, how long its sequences stayed at stage 0 before it.
 
         segments: The segments of the frame.
         now: Time in seconds at which the frame is launched.
@@ -641,14 +646,16 @@ class Sequencer:
         Frames that were in flight before no longer count as alone; the new frame counts as alone if none was
         in flight. Without tree segments whose sequences have had a result, no stay is recorded.
         """
-        tree_states = [self._sequences[one.sequence] for one in segments if isinstance(one, TreeSegment)]
-        for earlier in self._in_flight.values():
-            earlier.alone = False
-        families = frozenset([state.place[0] for state in tree_states])
+        families = frozenset[int]()
+        if self._budget.max_in_flight > 1:
+            tree_states = [self._sequences[one.sequence] for one in segments if isinstance(one, TreeSegment)]
+            for earlier in self._in_flight.values():
+                earlier.alone = False
+            families = frozenset([state.place[0] for state in tree_states])
+            returned = [state.returned_at for state in tree_states if state.returned_at is not None]
+            if self._depth and returned:
+                self._depth.record_gap(now - max(returned))
         self._in_flight[self._number] = InFlightFrame(now, families, not self._in_flight, parts_sent)
-        returned = [state.returned_at for state in tree_states if state.returned_at is not None]
-        if self._depth and returned:
-            self._depth.record_gap(now - max(returned))
 
     def _waiting_families(self, now: float) -> set[int]:
         """Return the ids of the families in which a sequence waits for its tree and its family is still to
@@ -780,7 +787,7 @@ class Sequencer:
             sequence = state.opening.sequence
             # Every later sequence keeps one token for its root. With fewer tokens than sequences, the first
             # sequences get one token each.
-            share = max(max_tokens - num_later, min(max_tokens, 1))
+            share = max_tokens - num_later if max_tokens > num_later else min(max_tokens, 1)
             max_nodes = slots if plenty else min(table.reservable_rows(sequence, state.committed), slots)
             if (rows := min(share, max_nodes)) < 1:
                 continue

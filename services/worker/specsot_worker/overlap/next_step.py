@@ -355,7 +355,8 @@ class NextStep:
         # After a pause of drafting, trees may follow.
         self._single_nodes = single_nodes and not draft_paused
         if single_nodes and (had_single_nodes or draft_paused or not trees) and all_continue:
-            self._prepare([*map(_following, frame.segments)])
+            segments = [*map(_following, frame.segments)]
+            self._prepare(segments, [one.tree for one in segments])
 
     @inference_mode
     def launch(self, tokens: list[int]) -> bool:
@@ -436,13 +437,14 @@ class NextStep:
         outputs = [first]
         chosen = list[Tensor]()
         root = single(0)
+        roots = [root] * len(segments)
         while len(outputs) < passes:
             number = len(outputs)
             following = [
                 TreeSegment(one.sequence, one.draft_round, one.committed + number, (0,), root)
                 for one in segments
             ]
-            if (filled := self._fill(following, reserved)) is None:
+            if (filled := self._fill(following, roots, reserved)) is None:
                 break
             chosen.append(choose(outputs[-1][0], number - 1))
             outputs.append(self._steps.launch(filled, chosen[-1].clamp(min=0)))
@@ -450,22 +452,23 @@ class NextStep:
         return outputs, ChosenTokens(torch.stack(chosen, 1))
 
     @inference_mode
-    def prepare(self, segments: Sequence[TreeSegment]) -> bool:
+    def prepare(self, segments: Sequence[TreeSegment], trees: Sequence[Tree]) -> bool:
         """Prepare the step with these segments, if the newest frame has trees and no KV policy forbids it.
         Return whether that is so: if True, `launch_drafts` is to be called when the trees are known; if
         False, no step is predicted.
 
-        segments: Their trees have the expected shapes; the tokens are open. If the shapes of trees changed in
-            the previous step, preparing is left to `launch_drafts`.
+        segments: The predicted segments. Their own trees do not matter.
+        trees: A tree of the expected shape for each segment; the tokens are open. If the shapes of trees
+            changed in the previous step, preparing is left to `launch_drafts`.
 
         A step that was predicted before is discarded. True is also returned if pages or graphs have no room
         for the step; `launch_drafts` then returns False.
         """
         self._discard()
         if self._trees_continue and self._shapes_repeat:
-            self._prepare(segments)
+            self._prepare(segments, trees)
         elif self._trees_continue:
-            self._step = SpeculativeStep(segments, [one.tree for one in segments])
+            self._step = SpeculativeStep(segments, trees)
         return self._trees_continue
 
     @inference_mode
@@ -487,9 +490,9 @@ class NextStep:
         was_prepared = self._shapes_repeat
         self._shapes_repeat = all(tree.parents == one.parents for tree, one in zip(trees, step.trees))
         if not (self._shapes_repeat and was_prepared):
-            segments = [one.with_tree(tree) for one, tree in zip(step.segments, trees)]
+            segments = step.segments
             self._discard()
-            step = self._prepare(segments)
+            step = self._prepare(segments, trees)
         step.trees = trees
         return self._launch(_tokens(trees))
 
@@ -514,7 +517,7 @@ class NextStep:
             return False
         # One tree serves all sequences: building one for each of 64 sequences, say, would delay the launch.
         unknown = chain((0,) * trees.nodes)
-        step = self._prepare([one.with_tree(unknown) if one.draft_round > 1 else one for one in segments])
+        step = self._prepare(segments, [unknown if one.draft_round > 1 else one.tree for one in segments])
         if step.filled is None or step.hidden:
             return False
         roots = [one.tree.tokens[0] for one in segments]
@@ -564,39 +567,41 @@ class NextStep:
         step.apply(OverlapEvent.LAUNCHED, OverlapEvent.MATCHED)
         return step.outputs
 
-    def _prepare(self, segments: Sequence[TreeSegment]) -> SpeculativeStep:
+    def _prepare(self, segments: Sequence[TreeSegment], trees: Sequence[Tree]) -> SpeculativeStep:
         """Prepare a step: reserve pages, plan the frame, and fill the graphs' inputs. Return the step, which
         is the predicted one now. If pages are too few, or if no graph has room, it stays in the state IDLE.
 
-        segments: The predicted tree segments.
+        segments: The predicted tree segments. Their own trees do not matter.
+        trees: The tree that each of them feeds, as far as it is known.
 
         A step in the state IDLE has reserved no pages if pages were too few; if only a graph had no room,
         its pages stay reserved until it is discarded.
         """
-        step = SpeculativeStep(segments, [one.tree for one in segments])
+        step = SpeculativeStep(segments, trees)
         self._step = step
-        step.filled = self._fill(segments, step.reserved)
+        step.filled = self._fill(segments, trees, step.reserved)
         if step.filled:
             step.apply(OverlapEvent.WRITTEN)
         return step
 
-    def _fill(self, segments: Sequence[TreeSegment], reserved: list[tuple[int, int]]) -> FilledStep | None:
+    def _fill(
+        self, segments: Sequence[TreeSegment], trees: Sequence[Tree], reserved: list[tuple[int, int]]
+    ) -> FilledStep | None:
         """Reserve pages for one pass, plan it, and fill the graphs' inputs. Return them, or None if pages are
         too few, or if no graph has room.
 
-        segments: The segments of the pass.
+        segments: The segments of the pass. Their own trees do not matter.
+        trees: The tree that each of them feeds.
         reserved: Pages that are reserved for the pass are added, see `SpeculativeStep.reserved`.
         """
         table = self._table
-        sequences = [one.sequence for one in segments]
-        missing = map(
-            table.missing_pages, sequences, [one.committed + len(one.tree.tokens) for one in segments]
+        needed = table.missing_pages(
+            (one.sequence, one.committed + len(tree.tokens)) for one, tree in zip(segments, trees)
         )
-        needed = [(sequence, pages) for sequence, pages in zip(sequences, missing) if pages]
-        if sum(pages for _, pages in needed) > table.free:
+        if sum([pages for _, pages in needed]) > table.free:
             return None
         reserved += needed
-        plan = plan_frame(table, Frame(0, 0, segments=tuple(segments)))
+        plan = plan_frame(table, Frame(0, 0, segments=tuple(segments)), trees)
         if plan.trimmed:
             self._kv.clear_pages(plan.trimmed)
         return self._steps.fill(StepRows((), plan.positions, plan.slots, plan.spans, plan.moves))
