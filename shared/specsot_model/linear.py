@@ -715,6 +715,51 @@ def _packed_weight_class() -> type[PackedWeight]:
 Table = Tensor | Packed
 # ggml's number of the type of fp32 numbers.
 FP32_KIND = 0
+# Replaces a scale of zero in divisions.
+TINY = 1e-30
+
+
+class ProjectedTable:
+    """The embedding of a model that is narrower than another one: rows of the other's embedding, multiplied
+    with a matrix and rounded to int8 with a scale for each row.
+
+    A row is computed when it is first looked up, since a text has few of a vocabulary's tokens. Until then,
+    it takes no memory either.
+
+    dtype: Type of the rows that `rows` returns: that of the projection.
+    device: The CPU.
+    """
+
+    def __init__(self, embedding: Table, projection: Tensor) -> None:
+        """Compute no row yet.
+
+        embedding: The other embedding [vocab, columns].
+        projection: [hidden, columns] on a CPU, in floats.
+        """
+        self.dtype: torch.dtype = projection.dtype
+        self.device: torch.device = projection.device
+        self._embedding = embedding
+        self._projection = projection
+        num_tokens = embedding.shape[0]
+        self._codes: Tensor = torch.empty(num_tokens, len(projection), dtype=torch.int8)
+        self._scales: Tensor = torch.empty(num_tokens, 1)
+        self._known: Tensor = torch.zeros(num_tokens, dtype=torch.bool)
+
+    @inference_mode
+    def rows(self, numbers: Tensor) -> Tensor:
+        """Return rows of the table, [n, hidden] in `dtype`.
+
+        numbers: LongTensor [n], token ids.
+        """
+        missing = numbers[~self._known[numbers]]
+        if len(missing):
+            missing = missing.unique()
+            made = F.linear(look_up(self._embedding, missing), self._projection).float()
+            scales = made.abs().amax(1, keepdim=True) / 127
+            self._codes[missing] = (made / scales.clamp_min(TINY)).round_().to(torch.int8)
+            self._scales[missing] = scales
+            self._known[missing] = True
+        return (self._codes[numbers] * self._scales[numbers]).to(self.dtype)
 
 
 def hold_table(table: Tensor | StoredRows, quantization: Quantization | None) -> Table:
@@ -753,13 +798,13 @@ def pack_table(parts: Iterable[Tensor], shape: tuple[int, int]) -> Packed:
     return Packed.of_arrays(shape, weight.arrays, 8)
 
 
-def look_up(table: Table, tokens: Tensor) -> Tensor:
+def look_up(table: Table | ProjectedTable, tokens: Tensor) -> Tensor:
     """Return the embeddings [rows, hidden] of token ids.
 
     table: The embedding [vocab, hidden].
     tokens: LongTensor [rows], token ids.
     """
-    return table.rows(tokens) if isinstance(table, Packed) else F.embedding(tokens, table)
+    return F.embedding(tokens, table) if isinstance(table, Tensor) else table.rows(tokens)
 
 
 class Int4:

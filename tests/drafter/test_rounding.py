@@ -164,10 +164,16 @@ def test_a_small_model_drafts_ids_up_to_the_highest_with_text_that_has_occurred(
 
 
 def test_a_small_model_of_sizes_that_4_bits_cannot_hold_has_8(tmp_path: Path) -> None:
-    small = small_model_of(write_base(tmp_path / "small", Shape(inner=72)))
+    folder = write_base(tmp_path / "small", Shape(inner=72))
+    small = small_model_of(folder)
     product = small.decoder.edges.lm_head().multiply
     assert isinstance(product, Packed)
     assert product.weight.bits == 8
+    in_8_bits, in_4_bits = (
+        small_model_bytes(WeightFiles(folder), read_config(folder), WeightForm.on_device("cpu", 4, kind))
+        for kind in ("int8", "int4")
+    )
+    assert in_4_bits == in_8_bits
 
 
 def test_the_memory_of_a_small_model_counts_its_second_table(tmp_path: Path) -> None:

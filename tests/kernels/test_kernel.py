@@ -88,3 +88,41 @@ def test_another_processor_or_source_has_another_file(monkeypatch: pytest.Monkey
         assert kernel._kept_file() != file
     monkeypatch.setenv("NUMBA_CPU_NAME", "haswell")
     assert kernel._kept_file() is None
+
+
+def test_a_part_is_optimised_only_within_the_function_that_python_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Numba optimises each other function with all that it calls, so that the end of a chain comes often."""
+    import numba
+    from numba.core.codegen import JITCodeLibrary
+
+    from specsot_kernels.cpu.vectors import inlined_part, part
+
+    optimised = list[str]()
+    optimise = JITCodeLibrary._optimize_final_module
+
+    def record(library: JITCodeLibrary) -> None:
+        optimised.append(library.name)
+        optimise(library)
+
+    @inlined_part
+    def one(x):
+        return x + 1
+
+    @part
+    def two(x):
+        return one(x) + one(x)
+
+    @part
+    def three(x):
+        return two(x) // one(x)
+
+    def whole(x):
+        return three(x) + two(x)
+
+    kind = numba.int64(numba.int64)
+    assert numba.cfunc(kind)(lambda x: x // 2).ctypes(5) == 2, "Numba is ready"
+    monkeypatch.setattr(JITCodeLibrary, "_optimize_final_module", record)
+    assert numba.cfunc(kind)(whole).ctypes(4) == 12
+    assert optimised == [whole.__qualname__]

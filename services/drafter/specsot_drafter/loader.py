@@ -39,7 +39,7 @@ from specsot_drafter.engine import DraftEngine
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.checkpoint import BLOCK_KINDS, Checkpoint, kind_of
-from specsot_drafter.heads.decoder import DecoderHead, fits_int4
+from specsot_drafter.heads.decoder import DecoderHead, small_quantization
 from specsot_drafter.heads.dflash import MASK, MAX_BLOCK_ROWS, BlockHead, block_plan, depth_of
 from specsot_drafter.heads.dspark import DSparkHead
 from specsot_drafter.heads.eagle import Eagle3Head
@@ -632,16 +632,14 @@ class LanguageModelBackend(DraftBackend):
         config.
 
         With int4 on a CPU, the lm_head is stored in int4, too, unlike that of a base model. A model with
-        sizes that int4 cannot hold (`fits_int4`) is stored in int8 there.
+        sizes that int4 cannot hold is stored in int8 there; see `small_quantization`.
         """
         options = self.options
         base = read_config(options.base)
         small = read_small(options.draft)
         check_tokenizers(options.base, base.vocab, options.draft, small.vocab)
         numbers = numbers_of(options)
-        kind = options.drafter_quantization
-        if kind == "int4" and options.device == "cpu" and not fits_int4(small):
-            kind = "int8"
+        kind = small_quantization(small, options.drafter_quantization, options.device == "cpu")
         pickled = options.draft_format == "bin"
         decoder = Decoder.load(
             options.draft, None, numbers, options.device, pickled, quantization=kind, short_lm_head=True

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specsot.checkpoint.config import ModelConfig
 from specsot.checkpoint.mtp import block_config, require_mtp, stored_names
 from specsot.members import AS_PUBLISHED, Head, Overrides, Range, TreeShape
 from specsot_drafter.heads.checkpoint import BLOCK_KINDS, Checkpoint, HeadShape, kind_of, read_shape
+from specsot_drafter.heads.decoder import small_quantization
 from specsot_drafter.heads.eagle import can_pack
 from specsot_drafter.heads.loading import EMBEDDING, MASK, fusion_norms, rope_of, taps_of
 from specsot_drafter.overlap.graph_growth import max_due_rows, tree_graph_bytes
@@ -117,12 +118,13 @@ def model_memory(
 def small_model_bytes(files: Weights, config: ModelConfig, held: WeightForm) -> int:
     """Return the bytes of the weights of a small language model that drafts. If embedding and lm_head share
     one table and weights are int4 on a CPU, the table counts twice: as int8 for the embedding, and as int4
-    for the lm_head.
+    for the lm_head. A model whose sizes int4 cannot hold is counted as int8 there; see `small_quantization`.
 
     files: Weights of the model.
     config: Its config.
-    held: The form in which weights are held.
+    held: The form that the options name.
     """
+    held = replace(held, quantization=small_quantization(config, held.quantization, held.packed))
     copied = config.tied and held.packed and held.quantization == "int4"
     copy = stored_bytes((config.vocab, config.hidden), held.itemsize, "int4") if copied else 0
     return drafter_bytes(files, held) + copy

@@ -242,7 +242,7 @@ def _by_three(emitter: Callable[..., Any], vectors: int, num_arguments: int) -> 
         operation(types.void, (INT,) * num_arguments, emitter(vectors, count)) for count in (1, 2, 3)
     )
 
-    @numba.njit
+    @v.part
     def fit(num_left: Any, arguments: Any) -> Any:
         """Compute 1 to 3 queries, and return how many.
 
@@ -267,7 +267,7 @@ _score4, _score1 = (_by_three(_scores, vectors, 9) for vectors in (4, 1))
 _value4, _value1 = (_by_three(_values, vectors, 10) for vectors in (_AT_ONCE // LANES, 1))
 
 
-@numba.njit
+@v.part
 def score(queries, group, keys, offsets, count, dim, out, apart, values):
     """Compute the scores of adjacent queries of one row.
 
@@ -298,7 +298,7 @@ def score(queries, group, keys, offsets, count, dim, out, apart, values):
         first += 64 if wide else LANES
 
 
-@numba.njit
+@v.part
 def gather(weights, apart, group, values, offsets, count, dim, odd, even, keys, soon):
     """Add weighted values of some columns for adjacent queries of one row, to two sums each.
 
@@ -334,7 +334,7 @@ def gather(weights, apart, group, values, offsets, count, dim, odd, even, keys, 
         first += _AT_ONCE if wide else LANES
 
 
-@numba.njit
+@v.part
 def soften(scores, count):
     """Replace scores by exponentials (softmax without division), pad them to whole vectors, and return 1 /
     their sum.

@@ -1,7 +1,7 @@
 """Compiles the large kernel of `steps` once on a machine: processes that need it meanwhile wait for it.
 
 A compiled kernel is kept in the folder `__pycache__` of this package (`kernel`), but Numba does not keep
-several processes from compiling the same one. It takes 15 seconds of processor time, in each of them.
+several processes from compiling the same one. It takes ten seconds of processor time, in each of them.
 Importing this module imports NumPy with its package, but neither Numba nor torch.
 """
 

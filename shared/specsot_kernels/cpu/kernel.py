@@ -163,7 +163,7 @@ def _load_kept(file: Path | None) -> int | None:
 def address() -> int:
     """Return the address of the compiled function `steps._run`, a C function whose only argument is an int64:
     the address of its tables. The first call of a process loads the machine code that an earlier process has
-    kept, in milliseconds. If there is none, it compiles the function, in about 15 seconds of processor time,
+    kept, in milliseconds. If there is none, it compiles the function, in about ten seconds of processor time,
     and keeps the code; other processes that need it meanwhile wait.
     """
     file = _kept_file()

@@ -108,13 +108,13 @@ from specsot_kernels.cpu.tiles import HEIGHTS, LONG_STEPS, STEPS, TALL_BLOCKS, W
 ROWS_OF_ONE = 4 if HEIGHTS[0] > 4 else 2
 
 
-@numba.njit(forceinline=True)
+@v.inlined_part
 def none():
     """Return 0 as a variable: a function that is called with the literal 0 is compiled once more for it."""
     return numba.int64(0)
 
 
-@numba.njit(forceinline=True)
+@v.inlined_part
 def wait(frame, threads):
     """Wait until all threads of the team have arrived.
 
@@ -125,7 +125,7 @@ def wait(frame, threads):
         v.meet(v.get_long(frame + MEETING), threads, v.get_long(frame + SYSTEM))
 
 
-@numba.njit
+@v.part
 def normalise(x, weight, size, eps, out):
     """Write x / sqrt(mean(x^2) + eps) * weight.
 
@@ -147,7 +147,7 @@ def normalise(x, weight, size, eps, out):
         v.store(out + at, v.mul(v.mul(v.load(x + at), scale), v.load(weight + at)))
 
 
-@numba.njit
+@v.part
 def quantize_row(x, size, bits, out, scales, sums, across):
     """Quantize a row to 8 bits, each group of inputs with a scale, and write a correction for each group.
 
@@ -195,7 +195,7 @@ def quantize_row(x, size, bits, out, scales, sums, across):
         sums = sums + across
 
 
-@numba.njit
+@v.part
 def short_bytes(inputs, bits):
     """Return the bytes of a quantized row, whole groups.
 
@@ -205,7 +205,7 @@ def short_bytes(inputs, bits):
     return -(-inputs // LONG_GROUP) * LONG_GROUP * (WORD // 4) if bits == 8 else inputs
 
 
-@numba.njit
+@v.part
 def quantize_into(frame, product, x, row):
     """Quantize a row into the frame's memory.
 
@@ -224,7 +224,7 @@ def quantize_into(frame, product, x, row):
     quantize_row(x, inputs, bits, out, scales, sums, 4 * v.get_long(frame + ROWS))
 
 
-@numba.njit
+@v.part
 def multiply(thread, threads, frame, product, prior, prior_stride, out):
     """Compute this thread's outputs for all rows: out = prior + x W^T, for the quantized rows of the frame.
 
@@ -309,7 +309,7 @@ def multiply(thread, threads, frame, product, prior, prior_stride, out):
         tiles.release()
 
 
-@numba.njit(forceinline=True)
+@v.inlined_part
 def own_rows(thread, threads, frame):
     """Return this thread's range of rows.
 
@@ -323,7 +323,7 @@ def own_rows(thread, threads, frame):
     return rows * thread // threads, rows * (thread + 1) // threads
 
 
-@numba.njit
+@v.part
 def project(thread, threads, frame, product, x, stride, norm, out):
     """Multiply rows, normed first if there is a norm, with a weight, and add its bias.
 
@@ -352,7 +352,7 @@ def project(thread, threads, frame, product, x, stride, norm, out):
     multiply(thread, threads, frame, product, v.get_long(product + BIAS), none(), out)
 
 
-@numba.njit
+@v.part
 def turn(frame, head, norm, position, scale):
     """Norm (if there is a norm) and rotate a head in place, then scale it. Rotated pairs are adjacent
     numbers.
@@ -373,7 +373,7 @@ def turn(frame, head, norm, position, scale):
         v.store(head + at, v.mul(turned, v.splat(scale)))
 
 
-@numba.njit
+@v.part
 def rotate_and_store(frame, layer, row):
     """Rotate a row's queries and keys, and store its keys and values in their page unless the slot is
     negative.
@@ -406,7 +406,7 @@ def rotate_and_store(frame, layer, row):
                 v.store_half(v.get_long(frame + VALUES) + to, v.load(source + kv_heads * dim * 4))
 
 
-@numba.njit
+@v.part
 def turn_back(frame, query, steps, out):
     """Write a query rotated by some positions towards the first columns.
 
@@ -423,7 +423,7 @@ def turn_back(frame, query, steps, out):
         v.store(out + at, v.fma(v.swap(x), sine, v.mul(x, v.load(table + at))))
 
 
-@numba.njit
+@v.part
 def fill_query_table(thread, frame, first, last, pair):
     """Fill in a thread's table with the queries of some rows that share a KV head, and return its extent.
 
@@ -489,7 +489,7 @@ def fill_query_table(thread, frame, first, last, pair):
     return start, at, longest
 
 
-@numba.njit
+@v.part
 def attend(thread, frame, first, pair):
     """Compute softmax attention of up to ROWS_AT_ONCE rows' queries of one KV head, over the columns that
     each row sees.
@@ -555,7 +555,7 @@ def attend(thread, frame, first, pair):
                 v.store(odd + part, v.mul(v.add(v.load(odd + part), v.load(even + part)), scale))
 
 
-@numba.njit
+@v.part
 def gate(inner, size):
     """Write silu(first half) * second half into the first half.
 
@@ -568,7 +568,7 @@ def gate(inner, size):
         v.store(inner + at, v.mul(v.mul(x, sigmoid), v.load(inner + 4 * size + at)))
 
 
-@numba.njit
+@v.part
 def before_attention(thread, threads, frame, layer):
     """Compute queries, keys and values of all rows, and store keys and values in their pages.
 
@@ -590,7 +590,7 @@ def before_attention(thread, threads, frame, layer):
         rotate_and_store(frame, layer, row)
 
 
-@numba.njit
+@v.part
 def after_attention(thread, threads, frame, layer):
     """Apply the output projection and the MLP to all rows.
 
@@ -621,7 +621,7 @@ def after_attention(thread, threads, frame, layer):
     multiply(thread, threads, frame, layer + DOWN, hidden, stride, hidden)
 
 
-@numba.njit
+@v.part
 def tap(thread, threads, frame, product, out):
     """Multiply the hidden rows, without a norm, with a weight.
 
@@ -638,7 +638,7 @@ def tap(thread, threads, frame, product, out):
     wait(frame, threads)
 
 
-@numba.njit
+@v.part
 def team(frame):
     """Return this thread's number, and the number of threads; (0, 1) without a team.
 
@@ -651,7 +651,7 @@ def team(frame):
     return numba.int64(0), numba.int64(1)
 
 
-@numba.njit
+@v.part
 def choose(logits, size, count, chances, tokens, offsets):
     """Write the best of a row's logits in falling order: log-probabilities and token ids. Ties keep their
     order.
@@ -692,7 +692,7 @@ def choose(logits, size, count, chances, tokens, offsets):
         v.put_long(tokens + 8 * place, token + (v.get_long(offsets + 8 * token) if offsets else 0))
 
 
-@numba.njit
+@v.part
 def run_layer(thread, threads, frame, layer):
     """Run one layer on all threads.
 
@@ -768,10 +768,10 @@ def compile_run() -> tuple[int, str, bytes | None]:
     _run.__qualname__ = f"run_{source_digest()}{'_amx' * AMX}"
     kind = types.void(types.int64)
     try:
-        compiled = numba.cfunc(kind, cache=True)(_run)
+        compiled = numba.cfunc(kind, cache=True, error_model="numpy")(_run)
     # Numba finds no folder that it can write a cache to.
     except RuntimeError:
-        compiled = numba.cfunc(kind)(_run)
+        compiled = numba.cfunc(kind, error_model="numpy")(_run)
     _held.append(compiled)
     # Numba has no public way to the machine code.
     code: bytes | None = getattr(getattr(compiled, "_library", None), "_compiled_object", None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -38,6 +37,7 @@ from specsot_kernels.cpu.vectors import (
     fetch_line,
     fma_of,
     operation,
+    part,
     read,
     spread,
     variables,
@@ -454,7 +454,7 @@ def _tallest(bits: int, heights: Sequence[int]) -> Any:
     height, tile = heights[0], _compiled(bits, heights[0], TALL_BLOCKS, SECOND)
     less = _tallest(bits, heights[1:]) if height > 1 else None
 
-    @numba.njit
+    @part
     def fit(num_left: Any, arguments: Any) -> Any:
         """Compute one tile, and return how many rows it has.
 
@@ -482,7 +482,7 @@ def _multiplied(bits: int) -> Any:
     full = _compiled(bits, tallest, TALL_BLOCKS, NEAREST)
     wide, one = _compiled(bits, 1, WIDE_BLOCKS, SECOND), _compiled(bits, 1, 1, None)
 
-    @numba.njit
+    @part
     def multiply(width: Any, num_left: Any, arguments: Any, few: Any) -> Any:
         """Compute one tile, and return how many rows it has.
 
@@ -611,17 +611,17 @@ if AMX:
     matrix = operation(types.void, (INT,) * 15, _matrix)
 else:  # never called
 
-    @numba.njit
+    @part
     def configure() -> None:
         """Do nothing: this processor has no AMX, and this function is never called."""
         pass
 
-    @numba.njit
+    @part
     def release() -> None:
         """Do nothing: this processor has no AMX, and this function is never called."""
         pass
 
-    @numba.njit
+    @part
     def matrix(*given: Any) -> None:
         """Do nothing: this processor has no AMX, and this function is never called.
 

@@ -1,5 +1,5 @@
-"""Defines what the CPU kernels are written in: vectors of 16 floats, exact integer dot products, calls of
-addresses.
+"""Defines what the CPU kernels are written in: functions that are compiled together, vectors of 16 floats,
+exact integer dot products, calls of addresses.
 
 Every operation is spelled out as LLVM code, so that a row's result depends neither on other rows nor on an
 optimizer's choices. Vectors have 16 lanes on every machine; if registers are shorter, LLVM uses several.
@@ -17,6 +17,8 @@ import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 from numba.extending import intrinsic, models, register_model
 
 from specsot_kernels.cpu.layout import BYTES, INSTRUCTIONS, LANES, LARGEST_HALF
@@ -32,6 +34,69 @@ VH = ir.VectorType(ir.HalfType(), LANES)
 Builder = Any
 # A value of emitted LLVM code. llvmlite has no types for it.
 Value = Any
+
+
+class _PartLibrary(JITCodeLibrary):
+    """The code of a part of a kernel as Numba has written it, to be linked into the functions that call it.
+
+    By itself, Numba optimises and compiles every function together with all functions that it calls. The
+    code of a tile, which a chain of ten functions calls, would be compiled ten times.
+    """
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        """Optimise nothing, and name the layout of data, which modules that are linked must share.
+
+        ll_module: code that is added to this library.
+        """
+        ll_module.data_layout = self._codegen._data_layout  # noqa: SLF001
+
+    def _optimize_final_module(self) -> None:
+        """Do nothing: the kernel is optimised as a whole."""
+
+    def _finalize_final_module(self) -> None:
+        """Note that no more code is added. The code is not compiled."""
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """Return 0: nothing is compiled that Python could call.
+
+        name: name of the function.
+        """
+        return 0
+
+    @property
+    def codegen(self) -> Any:
+        """What Numba tells the address of the function's Python environment, which a part does not use."""
+        return self
+
+    def set_env(self, env_name: str, env: Any) -> None:
+        """Do nothing; see `codegen`.
+
+        env_name: name of the variable for the environment's address.
+        env: the environment.
+        """
+
+
+class _PartCompiler(Compiler):
+    """Numba's compiler for a part of a kernel, which leaves out what `_PartLibrary` does not need."""
+
+    def define_pipelines(self) -> Any:
+        """Return Numba's own steps of compilation; their result becomes a `_PartLibrary`."""
+        state = self.state
+        state.library = _PartLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        return super().define_pipelines()
+
+
+# How parts of a kernel are compiled: without code for calls by Python, and without exceptions, since nothing
+# is ever divided by zero.
+_PART: dict[str, Any] = {
+    "pipeline_class": _PartCompiler, "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
+    "error_model": "numpy",
+}  # fmt: skip
+# Decorates a function that only kernels and other parts call; a call by Python would end the process.
+part = numba.njit(**_PART)
+# Decorates a part whose code is repeated wherever it is called.
+inlined_part = numba.njit(forceinline=True, **_PART)
 
 
 class _Floats(types.Type):
@@ -452,7 +517,7 @@ meet = operation(types.void, (INT, INT, INT), _meet)
 call_int = operation(SHORT, (INT,), _call_int)
 
 
-@numba.njit(forceinline=True)
+@inlined_part
 def exp(x: Any) -> Any:
     """Return e ** x within 2 units in the last place; x is clamped to -87 .. 88.
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from specsot.checkpoint.config import ModelConfig
 from specsot.checkpoint.quantization_config import GROUP
+from specsot.members import Quantization
 from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_model.attention import AttentionPlan, RowSpan
 from specsot_model.decoder import Decoder
@@ -15,14 +16,17 @@ from specsot_model.kv import KVPages
 from specsot_model.linear import LANES
 
 
-def fits_int4(config: ModelConfig) -> bool:
-    """Return whether all matrices of a model can be stored in int4: their numbers of inputs must be multiples
+def small_quantization(config: ModelConfig, wanted: Quantization | None, packed: bool) -> Quantization | None:
+    """Return the form in which the matrices of a small model that drafts are stored: the one that is wanted,
+    but int8 instead of int4 if they are packed for a CPU, and the number of inputs of a matrix is no multiple
     of the group of inputs that shares a scale.
 
     config: The model's config.
+    wanted: The form that the options name. None: floats.
+    packed: Whether int8 and int4 are packed for the CPU kernels, as they are on a CPU.
     """
     inputs = config.hidden, config.intermediate, config.heads * config.head_dim
-    return not any(size % GROUP for size in inputs)
+    return "int8" if packed and wanted == "int4" and any(size % GROUP for size in inputs) else wanted
 
 
 class DecoderHead(DraftHead):

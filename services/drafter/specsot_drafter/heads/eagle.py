@@ -28,7 +28,7 @@ from specsot_kernels.segments import look_back
 from specsot_model.attention import AttentionPlan, RowSpan, attend
 from specsot_model.kv import KVPages
 from specsot_model.layers import Norm, fetch_head_norms
-from specsot_model.linear import Linear, Packed, Table, look_up
+from specsot_model.linear import Linear, Packed, ProjectedTable, Table, look_up
 from specsot_model.mlp import gate
 from specsot_model.packed import ROWS_IN, LayerParts, LayerSizes, PackedLayers, best_tokens
 from specsot_model.projections import fuse_projections
@@ -87,7 +87,7 @@ class EagleHead(DraftHead):
     shape: HeadShape
     positions: int
     fusion: Fusion
-    table: Table
+    table: Table | ProjectedTable
     decoder: HeadLayers
 
     def __post_init__(self) -> None:

@@ -48,11 +48,11 @@ from specsot_model.inference import inference_mode
 from specsot_model.layers import Edges, Norm, stored_edges
 from specsot_model.linear import (
     Linear,
+    ProjectedTable,
     Table,
     hold_table,
     lm_head_quantization,
     look_up,
-    pack_table,
     uses_packed_kernels,
 )
 from specsot_model.published import open_weights
@@ -66,9 +66,9 @@ PROJECTED_AT_ONCE = 1 << 13
 # The epsilon of norms where a head's config names none. Precedent: the reference's config class.
 EPS = 1e-6
 EMBEDDING = "embed_tokens.weight"
-# A head narrower than its base may hold projections in place of tables of its own. The tables are made when
-# the head is loaded: embeddings = base_embeddings [vocab, base_hidden] @ embed_proj.T, and
-# lm_head = base_lm_head[draft ids] [draft vocabulary, base_hidden] @ lm_proj.
+# A head narrower than its base may hold projections in place of tables of its own. The lm_head is made when
+# the head is loaded, base_lm_head[draft ids] [draft vocabulary, base_hidden] @ lm_proj, and so are the
+# embeddings, base_embeddings [vocab, base_hidden] @ embed_proj.T, unless weights are packed for a CPU.
 EMBEDDING_PROJECTION = "embed_proj.weight"  # [hidden, base_hidden]
 LM_HEAD_PROJECTION = "lm_proj.weight"  # [base_hidden, hidden]
 # Rows. The number of embeddings of a head that are compared with the base model's. Untuned.
@@ -332,7 +332,7 @@ class _HeadLoader:
         names = [f"fc_norm.{state}" for state in range(states)] if each else []
         return [fetch_norm(self.fetch, name, self.config.hidden, self._eps) for name in names]
 
-    def _table(self) -> Table:
+    def _table(self) -> Table | ProjectedTable:
         """Return the head's own embeddings, projected ones, or the base model's; see EMBEDDING_PROJECTION.
 
         Raises HeadMismatch if the base model's embeddings would be needed and do not fit.
@@ -350,10 +350,7 @@ class _HeadLoader:
         if self.config.embedding_scale != 1:
             raise HeadMismatch(f"{self.head.directory}: no {EMBEDDING} in it, and the base scales its own")
         if EMBEDDING_PROJECTION in self.fetch:
-            projection = self.fetch(EMBEDDING_PROJECTION, (self.shape.hidden, self.config.hidden))
-            form: Quantization | None = "int8" if self.fetch.quantization else None
-            make = partial(self._projected_table, projection)
-            return self.base.keep(f"embedding-{_digest(projection)}", wanted, form, make)
+            return self._projected_table()
         if self.shape.hidden != self.config.hidden:
             raise HeadMismatch(
                 f"{self.head.directory}: no {EMBEDDING} in it, which must be {list(wanted)}; "
@@ -361,18 +358,17 @@ class _HeadLoader:
             )
         return self.base.embedding()
 
-    def _projected_table(self, projection: Tensor) -> Table:
-        """Return the base model's embeddings, projected to the head's hidden size.
-
-        projection: [hidden size of the head, hidden size of the base model].
+    def _projected_table(self) -> Table | ProjectedTable:
+        """Return the base model's embeddings, projected to the head's hidden size. With packed CPU weights,
+        those of a token are projected when they are first looked up.
         """
+        projection = self.fetch(EMBEDDING_PROJECTION, (self.shape.hidden, self.config.hidden))
         embedding = self.base.embedding()
+        if uses_packed_kernels(self.fetch.quantization, self.fetch.device):
+            return ProjectedTable(embedding, projection)
         ids = torch.arange(self.config.vocab, device=self.fetch.device)
         parts = (F.linear(look_up(embedding, some), projection) for some in ids.split(PROJECTED_AT_ONCE))
-        packs = uses_packed_kernels(self.fetch.quantization, self.fetch.device)
-        if packs and self.fetch.dtype == torch.float32:
-            return pack_table(parts, (len(ids), self.shape.hidden))
-        return hold_table(torch.cat(list(parts)), self.fetch.quantization)
+        return torch.cat(list(parts))
 
     def _lm_head(self) -> Linear:
         """Return the head's own lm_head, or the rows of the base model's that belong to the draft ids.
