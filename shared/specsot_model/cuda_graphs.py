@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate
 from threading import Lock
 from typing import Literal
@@ -133,23 +133,24 @@ def _has_prompt_kernel(decoder: Decoder, kv: KVPages) -> bool:
     return not special and suits(decoder.dtype, kv.layers[0])
 
 
-def compile_steps(decoder: Decoder, kv: KVPages, report: Callable[[int, int], None] | None = None) -> None:
-    """Compile in parallel the kernels of all graphs that `CapturedSteps` captures over such layers, and those
-    of frames that run without a graph: prompts of more rows than the graphs for any frame have, and of too
-    few for one of their own (`MIN_FULL`). Otherwise all sequences would wait while the first such frame
-    compiles them: 0.4 s (measured on an H200).
+def compile_steps(decoder: Decoder) -> None:
+    """Begin to compile in parallel the kernels of all graphs that `CapturedSteps` captures over such layers,
+    and those of frames that run without a graph: prompts of more rows than the graphs for any frame have, and
+    of too few for one of their own (`MIN_FULL`). Otherwise all sequences would wait while the first such
+    frame compiles them: 0.4 s (measured on an H200). See `compile_ahead`, which says how to wait for them.
 
     One layer is enough, because all layers of a range run the same kernels. Nothing happens for experts and
-    gated delta layers, whose operations depend on what their kernels write, and for layers that are split
-    over devices.
+    gated delta layers, whose operations depend on what their kernels write, for layers that are split over
+    devices, and for layers that cannot be captured.
 
     decoder: The layer range, with its weights loaded.
-    kv: Pages that may be overwritten.
-    report: Called with how many kernels are compiled, and how many there are; None: not called.
     """
+    if not decoder.capturable or decoder.config.routing or decoder.config.delta:
+        return
     from specsot_kernels.gpu.launching import compile_ahead
 
-    if decoder.config.routing or decoder.config.delta or len(decoder.parts(kv)) > 1:
+    kv = decoder.make_kv(1, HISTORY_ROWS + max(WIDE))
+    if len(decoder.parts(kv)) > 1:
         return
     prompt_sizes = PROMPT_BUCKETS if _has_prompt_kernel(decoder, kv) else ()
 
@@ -158,7 +159,7 @@ def compile_steps(decoder: Decoder, kv: KVPages, report: Callable[[int, int], No
         CapturedSteps(decoder, kv, {}, run_once, BUCKETS, prompt_sizes)
         _forward(decoder, kv, _different_rows(decoder, min(kv.pages * kv.page_rows, UNCAPTURED_ROWS)))
 
-    compile_ahead(run_all, report)
+    compile_ahead(run_all)
 
 
 def run_once(work: Work) -> Captured:
@@ -763,25 +764,22 @@ def measure_rows(
     decoder: Decoder,
     sizes: Sequence[int] = (),
     seconds: float = 0.3,
-    report: Callable[[int, int], None] | None = None,
     known: Curve = (),
 ) -> Curve:
     """Return the measured seconds of *one* layer for each number of rows; see `measure_curve`.
 
-    If steps run as CUDA graphs, the graphs are timed. The result is pairs (rows, seconds), by ascending rows.
+    If steps run as CUDA graphs, the graphs are timed; `compile_steps` makes that faster. The result is pairs
+    (rows, seconds), by ascending rows.
 
     decoder: The layer range that is timed; the result is divided by its number of layers.
     sizes: Numbers of rows; empty means WIDE if steps run as CUDA graphs, else SIZES.
     seconds: Roughly how long to measure.
-    report: Called with how many of the kernels of CUDA graphs are compiled, and how many there are; None: not
-        called.
     known: What this function returned in an earlier process, or (); see `measure_curve`.
     """
     sizes = sizes or (WIDE if decoder.capturable else SIZES)
     kv = decoder.make_kv(1, HISTORY_ROWS + max(sizes))
     if decoder.capturable:
-        compile_steps(decoder, kv, report)
-        forward = _graph_timer(decoder, kv, sizes)
+        forward = _graph_timer(decoder, kv)
     else:
         forward = partial(_time_forward, decoder, kv, _different_rows(decoder, max(sizes)))
     timers = {rows: partial(forward, rows) for rows in sizes}
@@ -791,18 +789,25 @@ def measure_rows(
     return known if curve is earlier else tuple((rows, spent / layers) for rows, spent in curve)
 
 
-def _graph_timer(decoder: Decoder, kv: KVPages, sizes: Sequence[int]) -> Forward:
+def _graph_timer(decoder: Decoder, kv: KVPages) -> Forward:
     """Return a function that times graphs on the GPU.
 
     Host time is left out, because it is spent once per step and not once per layer. The returned function
-    takes the number of rows of a frame, which must be at most the largest size, and returns the mean seconds
-    of a few runs.
+    takes the number of rows of a frame, for which it captures a graph at its first call, and returns the mean
+    seconds of a few runs.
 
     decoder: The layer range, with its weights loaded.
     kv: Pages that may be overwritten.
-    sizes: Numbers of rows for which graphs are captured.
     """
-    steps = CapturedSteps(decoder, kv, {}, GraphCapture(), tuple(sizes))
+    capture = GraphCapture()
+
+    @cache
+    def steps_of(rows: int) -> CapturedSteps:
+        """Return the graph for this number of rows.
+
+        rows: Number of rows of a frame.
+        """
+        return CapturedSteps(decoder, kv, {}, capture, (rows,), short_sizes=())
 
     def forward(rows: int) -> float:
         """Return the seconds that the GPU takes for a frame.
@@ -813,7 +818,8 @@ def _graph_timer(decoder: Decoder, kv: KVPages, sizes: Sequence[int]) -> Forward
         entry = torch.zeros(rows, decoder.config.hidden, dtype=decoder.dtype, device=decoder.device)
         tokens = [0] * rows
         places = range(history, history + rows)
-        return steps.seconds(StepRows(entry if decoder.layers.first else tokens, places, places, [span]))
+        step = StepRows(entry if decoder.layers.first else tokens, places, places, [span])
+        return steps_of(rows).seconds(step)
 
     return forward
 

@@ -1,4 +1,4 @@
-"""Keeps what members measure of a CPU at their first start, so that later starts only check it."""
+"""Keeps what members measure of a device at their first start, so that later starts only check it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from specsot._version import __version__
 from specsot.checkpoint.cache import cache_folder
 from specsot.members import Curve
-from specsot_kernels.cpu.compiling import source_digest
+from specsot_kernels.cpu.compiling import FOLDER, source_digest
 from specsot_model.device_speed import device_name
 
 # Version of the files' content. Every change of what is measured needs another version.
@@ -23,7 +23,7 @@ FORM = 1
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSpeeds:
-    """What a member measured of a CPU.
+    """What a member measured of a device.
 
     curve: Pairs (rows, seconds) by ascending rows, as `measure_curve` returns them.
     copy_speed: Bytes per second, as `device_speed.copy_speed` returns them. 0: not measured.
@@ -36,22 +36,26 @@ class MeasuredSpeeds:
 class KeptSpeeds:
     """The file in the cache that keeps the speeds of one model on one machine.
 
-    The file's name is a digest of all that the speeds depend on: the processor, the number of threads, the
-    versions of SpecSoT, its kernels and PyTorch, and what the caller names, such as the model and the form of
-    its numbers. If any of these changes, there is no file of that name, and the speeds are measured anew.
-    Files have some 300 bytes each, and are never removed.
+    The file's name is a digest of all that the speeds depend on: the processor and its number of threads, or
+    the GPU, the versions of SpecSoT, its kernels and PyTorch, and what the caller names, such as the model
+    and the form of its numbers. If any of these changes, there is no file of that name, and the speeds are
+    measured anew. Files have some 300 bytes each, and are never removed.
     """
 
-    def __init__(self, **facts: object) -> None:
+    def __init__(self, device: str, **facts: object) -> None:
         """Determine the file's name; nothing is read.
 
-        facts: What the speeds depend on besides processor, threads and versions, by a name of the caller's
-            choice. Values are compared by `str`, so that two objects with equal texts count as equal.
+        device: Name of the device, such as "cpu" or "cuda:0". GPUs of one kind have the same speeds.
+        facts: What the speeds depend on besides device and versions, by a name of the caller's choice. Values
+            are compared by `str`, so that two objects with equal texts count as equal.
 
-            # KeptSpeeds(model="1f2e", dtype=torch.float32) is another file than KeptSpeeds(model="1f2e")
+            # KeptSpeeds("cpu", model="1f2e", dtype=torch.float32) is another file than
+            # KeptSpeeds("cpu", model="1f2e")
         """
-        machine = device_name("cpu"), torch.get_num_threads()
-        versions = FORM, __version__, torch.__version__, source_digest()
+        on_cpu = torch.device(device).type == "cpu"
+        machine = device_name(device), torch.get_num_threads() if on_cpu else 0
+        kernels = source_digest(FOLDER if on_cpu else FOLDER.with_name("gpu"))
+        versions = FORM, __version__, torch.__version__, kernels
         described = repr((machine, versions, sorted((name, str(fact)) for name, fact in facts.items())))
         key = hashlib.sha256(described.encode()).hexdigest()[:16]
         self._file: Path = cache_folder() / "speeds" / f"{key}.json"

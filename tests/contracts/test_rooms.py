@@ -21,6 +21,7 @@ DOERS = {
     "specsot.eagle",
     "specsot.transport.links",
     "specsot.service.membership",
+    "specsot.phases",
     "specsot.tasks",
 }
 # What only makes values of values.

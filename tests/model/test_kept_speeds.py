@@ -23,10 +23,10 @@ def cache(tmp_path: Path, monkeypatch) -> Path:
 
 
 def test_what_was_written_is_read_and_what_was_damaged_is_not(cache: Path) -> None:
-    kept = KeptSpeeds(model="a", form=("int8", 1))
+    kept = KeptSpeeds("cpu", model="a", form=("int8", 1))
     assert kept.read() is None
     kept.write(MeasuredSpeeds(CURVE, 7))
-    assert KeptSpeeds(form=("int8", 1), model="a").read() == MeasuredSpeeds(CURVE, 7)
+    assert KeptSpeeds("cpu", form=("int8", 1), model="a").read() == MeasuredSpeeds(CURVE, 7)
     (file,) = cache.iterdir()
     whole = file.read_text()
     for part in ("", whole[:-1], "{}", '{"curve": [[1]], "copy_speed": 1}', "[]"):
@@ -35,24 +35,24 @@ def test_what_was_written_is_read_and_what_was_damaged_is_not(cache: Path) -> No
 
 
 def test_another_model_machine_or_version_has_another_file(cache: Path, monkeypatch) -> None:
-    KeptSpeeds(model="a").write(MeasuredSpeeds(CURVE))
-    assert KeptSpeeds(model="b").read() is None
+    KeptSpeeds("cpu", model="a").write(MeasuredSpeeds(CURVE))
+    assert KeptSpeeds("cpu", model="b").read() is None
     changes = (
         ("device_name", lambda device: "another processor, 2 cores"),
         ("__version__", "0"),
-        ("source_digest", lambda: "other kernels"),
+        ("source_digest", lambda folder: "other kernels"),
     )
     for name, other in changes:
         with monkeypatch.context() as patch:
             patch.setattr(kept_speeds, name, other)
-            assert KeptSpeeds(model="a").read() is None
-    assert KeptSpeeds(model="a").read() == MeasuredSpeeds(CURVE)
+            assert KeptSpeeds("cpu", model="a").read() is None
+    assert KeptSpeeds("cpu", model="a").read() == MeasuredSpeeds(CURVE)
 
 
 def test_a_cache_that_cannot_be_written_costs_time_alone(cache: Path) -> None:
     cache.parent.write_text("no folder")
-    KeptSpeeds(model="a").write(MeasuredSpeeds(CURVE))
-    assert KeptSpeeds(model="a").read() is None
+    KeptSpeeds("cpu", model="a").write(MeasuredSpeeds(CURVE))
+    assert KeptSpeeds("cpu", model="a").read() is None
 
 
 @pytest.mark.parametrize(

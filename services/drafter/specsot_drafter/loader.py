@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import zip_longest
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from specsot.errors import HeadMismatch, InvalidRequest
 from specsot.grammar import prebuild
 from specsot.members import Configuration, Curve, Head, Registration, TreeShape
 from specsot.params import MODELLESS, DrafterName
+from specsot.phases import timed_phase
 from specsot.service.options import DraftModelOptions
 from specsot.transport.pending_rows import use_device
 from specsot_drafter.block_graphs import block_graph_bytes, captured_blocks
@@ -50,13 +51,13 @@ from specsot_drafter.memory import beam_graph_bytes, mtp_graph_bytes, mtp_memory
 from specsot_drafter.overlap.graph_growth import GraphInput, TreeGraphs, tree_graph_bytes
 from specsot_drafter.proposers import Proposer
 from specsot_drafter.proposers.block import BlockProposer, MarkovProposer
-from specsot_drafter.proposers.eagle import EagleProposer
+from specsot_drafter.proposers.eagle import EagleProposer, compile_eagle
 from specsot_drafter.proposers.lm import LanguageModelProposer, beam_shape, read_small
 from specsot_drafter.proposers.parallel import ParallelProposer
 from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape
 from specsot_drafter.speculator import Clock
 from specsot_kernels.cpu.compiling import is_under_way
-from specsot_model.cuda_graphs import GraphCapture, measure_curve
+from specsot_model.cuda_graphs import Capture, GraphCapture, compile_steps, measure_curve, run_once
 from specsot_model.decoder import Decoder
 from specsot_model.inference import inference_mode
 from specsot_model.kept_speeds import KeptSpeeds, MeasuredSpeeds
@@ -77,9 +78,9 @@ class DraftLoader:
         address: str | None = None,
         free_memory: Callable[[str], int | None] = free_on,
     ) -> None:
-        """Read the base model's config, and choose the backends. Weights are loaded later. But on a CPU, if
-        another process compiles the kernel now, the first backend's model is loaded at once, in the time in
-        which nothing could be computed; errors of loading are then raised here.
+        """Read the base model's config, and choose the backends. Weights are loaded later. But on a GPU, and
+        on a CPU if another process compiles the kernel now, the first backend's model is loaded at once, so
+        that nothing waits for it while kernels are compiled; errors of loading are then raised here.
 
         options: Draft model, base model and device.
         name: The drafter's name in the ring.
@@ -99,11 +100,10 @@ class DraftLoader:
         self._fingerprint = fingerprint(options.base)
         use_device(options.device)
         self._backends = make_backends(options)
-        # Load the model now instead of letting it wait for a worker of this process, which waits for the
-        # kernel that another process compiles.
-        if options.device == "cpu" and is_under_way():
+        # Load the model now instead of letting it wait for a worker of this process, which waits for kernels.
+        if options.drafts not in MODELLESS and (options.device != "cpu" or is_under_way()):
             self._check_fit()
-            _ = self._first.model
+            self._first.begin_compiling()
 
     @property
     def name(self) -> str:
@@ -178,7 +178,8 @@ class DraftLoader:
         self._check_graphs(configuration)
         backends: dict[DrafterName, tuple[Proposer, BudgetPolicy]] = {}
         for name, backend in self._backends.items():
-            drafter = backend.make_proposer(configuration)
+            with timed_phase("made a proposer", drafter=name):
+                drafter = backend.make_proposer(configuration)
             backends[name] = drafter, self._make_budget(name, drafter, configuration)
         blend = self._make_blend(backends, configuration) if self._options.drafting.blend else None
         return DraftEngine(backends, configuration, vocabulary, blend, ids=self._ids)
@@ -437,18 +438,39 @@ class DraftBackend(ABC):
         """The draft model, loaded at the first access; None: this backend has none."""
         return self.load()
 
+    def begin_compiling(self) -> None:
+        """Load the model. If its trees grow in graphs, begin to compile the kernels that a start needs; see
+        `compile_ahead`. `measure_head` waits for them.
+        """
+        with timed_phase("loaded the draft model"):
+            model = self.model
+        if model is None or graph_head(model) is None:
+            return
+        from specsot_kernels.gpu.launching import compile_ahead
+
+        with timed_phase("began to compile kernels", what="drafts"):
+            compile_ahead(inference_mode(partial(self._run_all, model)))
+
+    def _run_all(self, model: DraftHead) -> None:
+        """Run what graphs capture, and what runs without one, as far as that is known before the ring is
+        formed. The base class runs what is measured.
+
+        model: The draft model, which grows trees in graphs.
+        """
+        for rows in MEASURED_ROWS:
+            _graphs(model, rows, run_once)
+
     @cached_property
     def curve(self) -> Curve:
         """The measured (rows, seconds) of one level of growth, or of one block for heads that draft in one
-        pass. On a CPU, it is that of an earlier start, if a few runs confirm it. Without a model, it is an
-        assumption, NGRAM_CURVE.
+        pass. It is that of an earlier start, if a few runs confirm it. Without a model, it is an assumption,
+        NGRAM_CURVE.
         """
         if self.model is None:
             return NGRAM_CURVE
-        if self.model.device.type != "cpu":
-            return measure_head(self.model)
         options = self.options
         kept = KeptSpeeds(
+            options.device,
             base=fingerprint(options.base),
             base_form=(options.dtype, options.stored_form),
             draft=fingerprint(options.draft),
@@ -456,7 +478,9 @@ class DraftBackend(ABC):
             form=options.drafter_quantization,
         )
         known = kept.read() or MeasuredSpeeds(())
-        curve = measure_head(self.model, known.curve)
+        with timed_phase("measured", what="the draft model") as facts:
+            curve = measure_head(self.model, known.curve)
+            facts["as_before"] = curve is known.curve
         if curve is not known.curve:
             kept.write(MeasuredSpeeds(curve))
         return curve
@@ -531,6 +555,15 @@ class EagleBackend(DraftBackend):
             options.overrides,
             options.drafter_quantization,
         )
+
+    def _run_all(self, model: DraftHead) -> None:
+        """Run also what the trees of an EAGLE head launch, with and without graphs.
+
+        model: The head.
+        """
+        super()._run_all(model)
+        if fuse_head(model):
+            compile_eagle(model, self.shape or TreeShape())
 
     def make_proposer(self, configuration: Configuration) -> Proposer:
         """Return the proposer for this kind of head, with empty pages.
@@ -656,6 +689,16 @@ class LanguageModelBackend(DraftBackend):
         options = self.options
         files = open_weights(options.draft, options.draft_format == "bin")
         return small_model_bytes(files, read_config(options.draft), held)
+
+    def _run_all(self, model: DraftHead) -> None:
+        """Run also the small model's steps, and what its trees launch.
+
+        model: The small model.
+        """
+        super()._run_all(model)
+        assert isinstance(model, DecoderHead)
+        compile_steps(model.decoder)
+        LanguageModelProposer(model, self._beam, 1, CONTEXT_ROWS, run_once)
 
     def make_proposer(self, configuration: Configuration) -> Proposer:
         """Return a proposer that drafts with the small model, with empty pages.
@@ -788,8 +831,22 @@ def measure_levels(
         one, many = (_time(grow, levels, clock) for levels in (1, MEASURED_LEVELS))
         return max(many - one, many / MEASURED_LEVELS) / (MEASURED_LEVELS - 1)
 
-    growers = {rows: _graphs(head, rows) or _grower(head, rows) for rows in MEASURED_ROWS}
-    timers = {rows: partial(level_seconds, grow) for rows, grow in growers.items()}
+    @cache
+    def grower_of(rows: int) -> Grow:
+        """Return what grows trees with so many rows of a level over all trees. Graphs are captured now.
+
+        rows: Number of rows.
+        """
+        return _graphs(head, rows) or _grower(head, rows)
+
+    def rows_seconds(rows: int) -> float:
+        """Return the seconds of one level with so many rows.
+
+        rows: Number of rows of a level over all trees.
+        """
+        return level_seconds(grower_of(rows))
+
+    timers = {rows: partial(rows_seconds, rows) for rows in MEASURED_ROWS}
     return measure_curve(timers, MAX_SECONDS, MIN_TURNS, head.device, clock, known)
 
 
@@ -884,11 +941,12 @@ def _room_of(tree: int, page_rows: int) -> TreeRoom:
     return TreeRoom(CONTEXT_ROWS, (tree,), range(first + CONTEXT_ROWS, first + page_rows), CONTEXT_ROWS)
 
 
-def _graphs(head: DraftHead, rows: int) -> Grow | None:
+def _graphs(head: DraftHead, rows: int, capture: Capture | None = None) -> Grow | None:
     """Return a function that grows trees in captured graphs. Return None if this head cannot be captured.
 
     head: The draft head.
     rows: Number of rows of a level over all trees.
+    capture: Captures functions as graphs. None: as CUDA graphs.
 
     The returned function takes the number of levels, at most MEASURED_LEVELS.
     """
@@ -900,7 +958,8 @@ def _graphs(head: DraftHead, rows: int) -> Grow | None:
 
     memory = DraftPages(head, trees, CONTEXT_ROWS + MEASURED_LEVELS * top_k)
     seeds = [_graph_input(memory, tree, top_k) for tree in range(trees)]
-    graphs = TreeGraphs(fused, memory, top_k, MEASURED_LEVELS, GraphCapture(), grow, (trees,))
+    capture = capture or GraphCapture()
+    graphs = TreeGraphs(fused, memory, top_k, MEASURED_LEVELS, capture, grow, (trees,))
     return lambda levels: graphs.run(seeds, levels)
 
 

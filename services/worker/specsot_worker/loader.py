@@ -25,11 +25,12 @@ from specsot.core.vocabulary import Vocabulary
 from specsot.errors import ModelError
 from specsot.grammar import Grammar, grammar_of, prebuild, sentence_ends
 from specsot.members import Configuration, Range, Registration
+from specsot.phases import timed_phase
 from specsot.service.options import ModelOptions
 from specsot.service.runtime_env import return_freed_memory
 from specsot.transport.pending_rows import use_device
 from specsot_kernels.cpu.compiling import is_under_way
-from specsot_model.cuda_graphs import measure_rows
+from specsot_model.cuda_graphs import compile_steps, measure_rows
 from specsot_model.decoder import Decoder, Loaded
 from specsot_model.device_speed import alone_on, copy_speed, device_name, measured_bytes
 from specsot_model.fused import runs_kernels
@@ -82,7 +83,8 @@ class StageLoader:
         gpus: Callable[[str], dict[str, str]] = gpus_on,
         prepare_frame: Callable[[], None] | None = None,
     ) -> None:
-        """Read the model's configuration. Nothing is loaded yet.
+        """Read the model's configuration. On a GPU, load one layer and begin to compile its kernels, so that
+        they are compiled together with those of a drafter of this process; nothing else is loaded yet.
 
         options: Model and device.
         name: Name of the worker.
@@ -129,6 +131,7 @@ class StageLoader:
         # The stage of the newest epoch, which holds its KV pages as long as it exists, and their bytes.
         self._stage: Callable[[], DecoderStage | None] = lambda: None
         self._stage_pages = 0
+        self._has_begun_compiling = False
         # See `StageProvider.loaded`.
         self.loaded = 0
         if layers and layers.last > self._config.layers:
@@ -137,6 +140,28 @@ class StageLoader:
             )
         if layers and (reason := self._config.why_not_split(layers.first, layers.last)):
             raise ModelError(f"{options.base}: {reason}")
+        if runs_kernels(torch.device(options.device)):
+            self._begin_compiling()
+
+    def _begin_compiling(self) -> None:
+        """Load one layer, and begin to compile the kernels of all steps over such layers, those of the
+        lm_head and those that draw tokens. `_measure` waits for them.
+
+        The last layer of the range is loaded, because the model's last one brings the lm_head. Nothing
+        happens for weights that are still to be fetched, and for a layer that reads the keys of another one;
+        their kernels are compiled when a layer is measured.
+        """
+        last = (self._layers or Range(0, self._config.layers)).last
+        layer = Range(last - 1, last)
+        self._check_room_to_measure(layer)
+        if isinstance(self._files(), AbsentWeights) or self._config.kv_source(last - 1) < last - 1:
+            return
+        self._has_begun_compiling = True
+        with timed_phase("began to compile kernels", what="steps"):
+            decoder = self._load_decoder(layer)
+            compile_steps(decoder)
+            if decoder.capturable and last == self._config.layers:
+                _compile_logits(decoder)
 
     @property
     def name(self) -> str:
@@ -252,11 +277,11 @@ class StageLoader:
     def _measure(self) -> MeasuredSpeeds:
         """Return how fast memory is copied, and the seconds that one step takes by its number of tokens. They
         are measured on a layer that is loaded, or, while it is unknown which layers to fetch, on a layer of
-        the same shape. On a CPU they are those of an earlier start, if a few steps confirm them.
+        the same shape. They are those of an earlier start, if a few steps confirm them.
 
         Raises ModelError if the device has too little free memory for that.
         """
-        self._check_room_to_measure()
+        self._check_room_to_measure(measured_range(self._config))
         log.info("measuring", what="one layer", device=device_name(self._device))
         files = self._files()
         if self._layers is None and isinstance(files, AbsentWeights):
@@ -268,17 +293,21 @@ class StageLoader:
         # Load more layers instead of waiting for the kernel, which another process compiles.
         while self._layers is None and packs and is_under_way() and self.preload():
             pass
-        kept = self._kept_speeds(decoder) if decoder.device.type == "cpu" else None
-        known = kept.read() if kept else None
-        with alone_on(self._device):
+        if decoder.capturable:
+            if not self._has_begun_compiling:
+                compile_steps(decoder)
+            _await_kernels()
+        kept = self._kept_speeds(decoder)
+        known = kept.read()
+        with alone_on(self._device), timed_phase("measured", what="one layer") as facts:
             if known is None:
                 copy_speed(self._device)
-            curve = measure_rows(decoder, report=CompileProgress(), known=known.curve if known else ())
+            curve = measure_rows(decoder, known=known.curve if known else ())
+            facts["as_before"] = known is not None and curve is known.curve
             if known and curve is known.curve:
                 return known
             speeds = MeasuredSpeeds(curve, copy_speed(self._device))
-        if kept:
-            kept.write(speeds)
+        kept.write(speeds)
         return speeds
 
     def _kept_speeds(self, decoder: Decoder) -> KeptSpeeds:
@@ -288,13 +317,16 @@ class StageLoader:
         """
         options = self._options
         form = self._counted.rounding, options.kv_cache_dtype, options.tensor_parallel
-        return KeptSpeeds(model=self._fingerprint, layers=decoder.layers, dtype=self._dtype, form=form)
+        facts = {"model": self._fingerprint, "layers": decoder.layers, "dtype": self._dtype, "form": form}
+        return KeptSpeeds(self._device, **facts)
 
-    def _check_room_to_measure(self) -> None:
-        """Raise ModelError if the device has too little free memory for the layer that is measured and for
-        the buffers of `copy_speed`. The check passes if the free memory is unknown.
+    def _check_room_to_measure(self, layer: Range) -> None:
+        """Raise ModelError if the device has too little free memory for a layer that is measured and for the
+        buffers of `copy_speed`. The check passes if the free memory is unknown.
+
+        layer: The layer.
         """
-        needed = self._counted.weights(measured_range(self._config)) + measured_bytes(self._device)
+        needed = self._counted.weights(layer) + measured_bytes(self._device)
         free = self._free()
         if free is not None and free < needed:
             raise ModelError(
@@ -412,8 +444,7 @@ class StageLoader:
         logits = without_tokens(decoder.logits, self._token_bytes.unnamed if self._has_text else ())
         if decoder.capturable:
             _compile_logits(decoder)
-            row = torch.zeros(1, self._config.hidden, dtype=decoder.dtype, device=decoder.device)
-            compile_draws(logits(row))
+            _await_kernels()
         ahead = stage if isinstance(stage, DecoderStage) else None
         sentences = sentence_ends(self._token_bytes) if self._has_text else None
         if self._has_text:
@@ -565,7 +596,8 @@ class StageLoader:
             self._decoder = None
             self._parts.drop_all_but(layers, self._config)
             self.loaded = 0
-            self._decoder = self._load_decoder(layers, self._add_layer)
+            with timed_phase("loaded layers", layers=str(layers)):
+                self._decoder = self._load_decoder(layers, self._add_layer)
             self._report_fetched(layers)
             self._preload_floor = None
             # Reading the vocabulary and the layers leaves much free memory in the heap, which would add to
@@ -628,11 +660,29 @@ class CompileProgress:
 
 
 def _compile_logits(decoder: Decoder) -> None:
-    """Compile in parallel the kernels of the lm_head, so that no request waits for them.
+    """Begin to compile the kernels of the lm_head, and those that draw tokens, so that no request waits for
+    them. See `compile_ahead`.
 
     decoder: The layer range, which must hold the lm_head.
     """
     from specsot_kernels.gpu.launching import compile_ahead
 
     hidden = torch.zeros(max(LOGITS_ROWS), decoder.config.hidden, dtype=decoder.dtype, device=decoder.device)
-    compile_ahead(lambda: [decoder.logits(hidden[:rows]) for rows in LOGITS_ROWS])
+
+    def run_all() -> None:
+        """Compute logits of all numbers of rows, and draw tokens from those of one row."""
+        logits = [decoder.logits(hidden[:rows]) for rows in LOGITS_ROWS]
+        compile_draws(logits[0])
+
+    compile_ahead(run_all)
+
+
+def _await_kernels() -> None:
+    """Wait until all kernels are compiled that this thread has begun to compile, and log their number, if
+    there are any.
+    """
+    from specsot_kernels.gpu.launching import await_compiled
+
+    began = time.monotonic()
+    if kernels := await_compiled(CompileProgress()):
+        log.info("compiled kernels", kernels=kernels, seconds=round(time.monotonic() - began, 1))

@@ -15,6 +15,7 @@ from specsot.core.pages import HeadShares, PageTable, RowPruning
 from specsot.core.tree import single
 from specsot.errors import WireError
 from specsot.members import Layout, Range
+from specsot.phases import timed_phase
 from specsot.transport.pending_rows import PendingRows
 from specsot_model.attention import AttentionPlan, RowSpan
 from specsot_model.core.kv_plan import KvPlan, PolicySpan, plan_frame
@@ -122,7 +123,8 @@ class DecoderStage:
         if self._decoder.capturable:
             taps = {layer: tap for layer, tap in self._taps.items() if isinstance(tap, torch.Tensor)}
             wide = prompt_buckets(self._decoder, self._kv)
-            self.run_by(CapturedSteps(self._decoder, self._kv, taps, GraphCapture(), prompt_sizes=wide))
+            with timed_phase("captured graphs", what="steps"):
+                self.run_by(CapturedSteps(self._decoder, self._kv, taps, GraphCapture(), prompt_sizes=wide))
 
     def run_by(self, graphs: Steps) -> None:
         """Run frames in these graphs from now on, as far as they fit, and predict steps if the stage can.

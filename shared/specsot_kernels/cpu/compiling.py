@@ -25,11 +25,13 @@ FOLDER = Path(__file__).parent
 _compilers = list[subprocess.Popen[bytes]]()
 
 
-def source_digest() -> str:
+def source_digest(folder: Path = FOLDER) -> str:
     """Return a digest of the kernels' source files, in hexadecimal: with another one, they are compiled
     again.
+
+    folder: the folder of the files.
     """
-    files = sorted(FOLDER.glob("*.py"))
+    files = sorted(folder.glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 

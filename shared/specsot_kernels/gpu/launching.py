@@ -22,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import AsyncCompileMode
 from triton.compiler import CompiledKernel
 from triton.language.extra import cuda
 from triton.runtime.jit import JITFunction
@@ -58,31 +59,83 @@ def _decorate(function: Callable[..., Any], **options: Any) -> Any:
 kernel: Callable[[Callable[..., Any]], Any] = _decorate
 
 
-def compile_ahead(work: Callable[[], object], report: Callable[[int, int], None] | None = None) -> None:
-    """Compile all kernels that some work launches, in parallel, and launch none of them.
+class CompileBatch(AsyncCompileMode):
+    """Kernels that are compiled in parallel. Each is also loaded to the device, together with its launcher,
+    for which Triton 3.6 runs a C compiler: a quarter of a second for each kind of arguments.
+    """
+
+    def __init__(self) -> None:
+        """Start without kernels."""
+        threads = min(os.cpu_count() or 1, COMPILING_THREADS)
+        super().__init__(ThreadPoolExecutor(threads), ignore_errors=True)
+
+    def submit(
+        self,
+        key: Any,
+        compile_fn: Callable[[], CompiledKernel],
+        finalize_fn: Callable[[CompiledKernel], None],
+    ) -> Any:
+        """Begin to compile a kernel for the current device, and return its future. Triton calls this.
+
+        key: names the kernel and its kind of arguments. Compiled once within a batch.
+        compile_fn: compiles the kernel, or reads it from Triton's cache on disk.
+        finalize_fn: makes the compiled kernel known for later launches.
+        """
+        device = torch.cuda.current_device()
+
+        def compile_and_load() -> CompiledKernel:
+            """Return the kernel after it has been compiled, and loaded to the device."""
+            with torch.cuda.device(device):
+                compiled = compile_fn()
+                # Reading this property makes the launcher and loads the kernel.
+                _ = compiled.run
+                return compiled
+
+        return super().submit(key, compile_and_load, finalize_fn)
+
+
+# The batch to which kernels are added on this thread; see `compile_ahead`.
+_batch: ContextVar[CompileBatch | None] = ContextVar("batch", default=None)
+
+
+def compile_ahead(work: Callable[[], object]) -> None:
+    """Begin to compile in parallel all kernels that some work launches, and launch none of them. Call
+    `await_compiled` afterwards on the same thread; several calls before it share one batch.
 
     Kernels are compiled one after the other otherwise, each for about a second, before their first launch.
     All other operations of the work run, on memory that no kernel has filled, so the work must not index
-    anything by what a kernel writes. A kernel that cannot be compiled is reported when it is launched.
-    Nothing happens with a Triton that has no asynchronous compilation (before 3.5), or in its interpreter.
+    anything by what a kernel writes. A kernel that cannot be compiled is reported when it is launched. A
+    kernel that is launched before `await_compiled` is waited for. Nothing happens in Triton's interpreter.
 
     work: launches the kernels.
+    """
+    if triton.knobs.runtime.interpret:
+        return
+    if _batch.get() is None:
+        _batch.set(CompileBatch().__enter__())
+    token = _only_compiles.set(True)
+    try:
+        work()
+    finally:
+        _only_compiles.reset(token)
+
+
+def await_compiled(report: Callable[[int, int], None] | None = None) -> int:
+    """Wait for all kernels that `compile_ahead` has begun to compile on this thread, and return their number.
+
     report: called with how many kernels are compiled, and how many there are, after each one; None: not
         called.
     """
-    mode = getattr(triton, "AsyncCompileMode", None)
-    if mode is None or triton.knobs.runtime.interpret:
-        return
-    threads = min(os.cpu_count() or 1, COMPILING_THREADS)
-    with ThreadPoolExecutor(threads) as executor, mode(executor, ignore_errors=True) as compiling:
-        token = _only_compiles.set(True)
-        try:
-            work()
-        finally:
-            _only_compiles.reset(token)
+    batch = _batch.get()
+    if batch is None:
+        return 0
+    _batch.set(None)
+    for num_done, _ in enumerate(as_completed(batch.raw_futures), 1):
         if report:
-            for num_done, _ in enumerate(as_completed(compiling.raw_futures), 1):
-                report(num_done, len(compiling.raw_futures))
+            report(num_done, len(batch.raw_futures))
+    batch.__exit__(None, None, None)
+    batch.executor.shutdown()
+    return len(batch.raw_futures)
 
 
 # A context that changes nothing.

@@ -173,8 +173,18 @@ class TreeGraphs:
 
         Graphs are captured for each number of trees with each number of levels in GRAPH_LEVELS below
         `levels`, and with `levels` itself. For heads with features, the kernels of asynchronous growth are
-        compiled, too.
+        compiled, too. All kernels are compiled in parallel before the first capture. With `run_once` as
+        `capture`, the graphs are made for that only: tokens and rows of every frontier are 0.
         """
+        if capture is run_once:
+            grow = partial(_grow_zeros, grow)
+        elif head.device.type == "cuda":
+            from specsot_kernels.gpu.launching import await_compiled, compile_ahead
+
+            compile_ahead(
+                lambda: TreeGraphs(head, pages, k, levels, run_once, grow, trees, widths, floor, level_rows)
+            )
+            await_compiled()
         self.due = max_due_rows(k, levels)
         self._pages = pages
         widths = (k,) * (levels - 1) if widths is None else tuple(widths)
@@ -188,8 +198,6 @@ class TreeGraphs:
         ]
         # The number of rows that asynchronous growth needs per tree: accepted tokens and grown rows.
         self.async_rows = self.due + sum(widths)
-        if head.device.type == "cuda":
-            _compile_kernels(head, pages, sizes, grow)
         self._graphs = {
             (size.trees, size.levels): _TreeGraph(head, pages, size, capture, grow, self.async_rows)
             for size in sizes
@@ -276,29 +284,17 @@ class TreeGraphs:
         return grown[0] if len(grown) == 1 else lambda: _stacked([one() for one in grown])
 
 
-def _compile_kernels(head: GraphHead, pages: DraftPages, sizes: Sequence[GraphSize], grow: Grow) -> None:
-    """Compile the kernels of all graphs in parallel, and launch none of them (`compile_ahead`). Captures
-    would compile them one after the other.
+def _grow_zeros(grow: Grow, *given: Any) -> LevelFrontier:
+    """Return a frontier of zeros. If no kernel runs, a frontier's memory is arbitrary; as token ids and row
+    numbers, arbitrary numbers would index out of bounds.
 
-    head: The head whose passes will be captured.
-    pages: Its KV pages and features.
-    sizes: Sizes of the graphs.
     grow: Chooses a level's candidates and frontier.
+    given: Arguments of `grow`.
     """
-    from specsot_kernels.gpu.launching import compile_ahead
-
-    def grow_zeros(*given: Any) -> LevelFrontier:
-        """Return a frontier of zeros. No kernel runs, so that the frontier's memory is arbitrary; as token
-        ids and row numbers, arbitrary numbers would index out of bounds.
-
-        given: Arguments of `grow`.
-        """
-        frontier = grow(*given)
-        frontier.tokens.zero_()
-        frontier.origins.zero_()
-        return frontier
-
-    compile_ahead(lambda: [_TreeGraph(head, pages, size, run_once, grow_zeros, 1) for size in sizes])
+    frontier = grow(*given)
+    frontier.tokens.zero_()
+    frontier.origins.zero_()
+    return frontier
 
 
 def _fed(widths: Sequence[int], trees: int, rows: int | None) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from specsot_drafter.overlap.device_growth import DeviceGrowth
 from specsot_drafter.overlap.graph_growth import LEVEL_ROWS, GraphInput, TreeGraphs
 from specsot_drafter.proposers import ChosenTrees, Offer, Proposer
 from specsot_model.core.kv_plan import window_of
-from specsot_model.cuda_graphs import PROMPT_ROWS, GraphCapture
+from specsot_model.cuda_graphs import PROMPT_ROWS, Capture, GraphCapture, run_once
 from specsot_model.inference import inference_mode
 from specsot_model.kv import indices
 
@@ -43,13 +43,21 @@ class EagleProposer(Proposer):
     the sequence is not followed any more.
     """
 
-    def __init__(self, head: DraftHead, shape: TreeShape, pages: int, page_rows: int) -> None:
+    def __init__(
+        self,
+        head: DraftHead,
+        shape: TreeShape,
+        pages: int,
+        page_rows: int,
+        capture: Capture | None = None,
+    ) -> None:
         """Allocate the KV pages; on a GPU also capture the graphs and warm up, which takes seconds.
 
         head: The EAGLE head.
         shape: Gives the depth, the children per node (top_k) and the nodes of a tree.
         pages: Number of KV pages.
         page_rows: Number of KV slots of a page.
+        capture: Captures functions as graphs. None: as CUDA graphs.
         """
         self.widths = (shape.top_k,) * shape.depth
         self.positions = head.positions
@@ -65,7 +73,7 @@ class EagleProposer(Proposer):
         self._graphs: TreeGraphs | None = None
         # The growth that was launched before the host has read the verification result it follows.
         self._async_growth: DeviceGrowth | None = None
-        if graphs := _graphs(head, self._pages, shape):
+        if graphs := _graphs(head, self._pages, shape, capture):
             self._warm_up()
             self._graphs = graphs
             self.at_once = True
@@ -512,12 +520,25 @@ class EagleProposer(Proposer):
         self._pages.store_features(slots, head.features(chosen.to(device=head.device, dtype=head.dtype)))
 
 
-def _graphs(head: DraftHead, memory: DraftPages, shape: TreeShape) -> TreeGraphs | None:
+def compile_eagle(head: DraftHead, shape: TreeShape) -> None:
+    """Run all that a proposer launches for such trees, without capturing it. Within `compile_ahead` this
+    compiles the kernels.
+
+    head: The EAGLE head.
+    shape: The largest tree.
+    """
+    EagleProposer(head, shape, 1, 2 * PROMPT_ROWS, run_once)
+
+
+def _graphs(
+    head: DraftHead, memory: DraftPages, shape: TreeShape, capture: Capture | None
+) -> TreeGraphs | None:
     """Return the captured graphs of a head. Return None if the head or the machine has no kernels for that.
 
     head: The EAGLE head.
     memory: Its KV pages and features.
     shape: The largest tree.
+    capture: Captures functions as graphs. None: as CUDA graphs.
 
     Capturing takes seconds. If the tree shape is not fixed, a level has at most LEVEL_ROWS rows over all
     trees.
@@ -529,4 +550,5 @@ def _graphs(head: DraftHead, memory: DraftPages, shape: TreeShape) -> TreeGraphs
 
     rows = None if shape.fixed else LEVEL_ROWS
     levels = shape.depth + 1
-    return TreeGraphs(fused, memory, shape.top_k, levels, GraphCapture(), grow, level_rows=rows)
+    capture = capture or GraphCapture()
+    return TreeGraphs(fused, memory, shape.top_k, levels, capture, grow, level_rows=rows)
