@@ -158,11 +158,11 @@ def test_a_plan_has_as_many_tokens_as_its_words_take_in_its_language(question: s
     ("titles", "planned"),
     [
         ("Light\n2. Deep\n3. Deep\n4. Deep", False),
-        ("Light\n2. Deep", True),
-        ("Light\n2. Deep\n3. Dreams", True),
+        ("Light\n2. Deep\n3. Dreams", False),
+        ("Light\n2. Deep\n3. Dreams\n4. Rest", True),
     ],
 )
-def test_a_plan_that_repeats_itself_needs_three_usable_points(titles: str, planned: bool) -> None:
+def test_a_plan_needs_four_usable_points(titles: str, planned: bool) -> None:
     play = Play("auto", told=TOLD, speculates=True, answer_tokens=320, max_new_tokens=600)
     play.write(0, PLAIN)
     write_plan(play, f" {titles}")
