@@ -15,6 +15,7 @@ from specsot_master.core.limits import (
     CLOSING_AIM,
     LONGEST_ANSWER,
     MIN_AIM,
+    USUAL_THINGS,
     aim_of,
     fitting_points,
     skeleton_limit,
@@ -118,6 +119,21 @@ def test_the_aim_of_each_point_follows_from_the_form_of_the_direct_answer(answer
     points = play.of(Planned)[0].points
     others = sum(len(heading_of(point)) for point in points) + len(INTRODUCTION) + CLOSING_AIM
     aim = aim_of(tokens, 4, others)
+    assert {one.budget for one in play.of(OpenBranch)} == {int(1.5 * aim)}
+
+
+@pytest.mark.parametrize(
+    ("question", "introduction", "things"),
+    [("List four letters.", "These are some:", 4), ("Which letters are there?", "Here are six of them:", 6)],
+)
+def test_an_answer_is_as_long_as_the_things_that_are_named(
+    question: str, introduction: str, things: int
+) -> None:
+    play = play_of(f"{introduction}\n\n1. {ITEM}", 6, UsualLengths(800, 900), question)
+    points = play.of(Planned)[0].points
+    assert len(points) == things
+    others = sum(len(heading_of(point)) for point in points) + len(introduction) + CLOSING_AIM
+    aim = aim_of(800 * things // USUAL_THINGS, things, others)
     assert {one.budget for one in play.of(OpenBranch)} == {int(1.5 * aim)}
 
 

@@ -46,6 +46,7 @@ from specsot_master.core.limits import (
     aim_of,
     fitting_points,
     least_of,
+    length_of_things,
     mode_of,
     plan_limit,
     rules_of,
@@ -657,13 +658,13 @@ class RequestPlan:
     @property
     def _whole_aim(self) -> int | None:
         """The number of tokens that the whole planned answer aims at: the usual length of a direct answer
-        with the form that this direct answer has. None if the plan has no aim, or if the client wants the
-        model's end tokens ignored.
+        with the form that this direct answer has, and as many things as the question or the introduction
+        names. None if the plan has no aim, or if the client wants the model's end tokens ignored.
         """
         spec = self._speculation
         if self._answer_tokens is None or spec is None or self._ask.ignore_eos:
             return None
-        return self._answer_tokens.of(spec.form.form or "plain")
+        return length_of_things(self._answer_tokens.of(spec.form.form or "plain"), spec.named_count)
 
     # --- a plan and a direct answer at the same time ---
 
@@ -777,7 +778,7 @@ class RequestPlan:
         limited = spec.cut and plan_limit(self._ask) <= skeleton_limit(self._ask, True, speculates=True)
         cut = limited or len(points) < len(spec.promised_points)
         whole = self._whole_aim
-        if whole is not None and not spec.names_a_number:
+        if whole is not None and spec.named_count is None:
             headings = [self._size(heading_of(point)) for point in points]
             points = points[: fitting_points(whole - self._size(spec.introduction_text), headings)]
         rest = self._ask.limits.new_tokens - self._before - spec.skeleton.written - MAX_INTRODUCTION_TOKENS

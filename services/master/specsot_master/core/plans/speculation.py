@@ -163,9 +163,11 @@ class Speculation:
         return TOO_FEW_POINTS if self.points and self._lacks_points else None
 
     @property
-    def names_a_number(self) -> bool:
-        """True if the question or the introduction says how many points the answer has."""
-        return bool(self.asked or announced_count(self.introduction_text))
+    def named_count(self) -> int | None:
+        """How many points the introduction, or else the question, says that the answer has; None if neither
+        says so.
+        """
+        return announced_count(self.introduction_text) or self.asked
 
     @property
     def promised_points(self) -> tuple[Point, ...]:
