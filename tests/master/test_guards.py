@@ -105,7 +105,11 @@ def test_a_title_with_another_one_s_words_says_nothing_new(before: str, title: s
     [
         (["Use a naming system", "Use a naming game", "Use a naming app", "Ask for help"], QUESTION, [0, 3]),
         (["No se comparten ideas", "No se comparten ritmos", "Falta práctica"], "¿Qué errores hay?", [0, 2]),
-        (["Erweitert die Möglichkeiten des Lehrers", "Erweitert die Möglichkeiten des Studiums"], "Wie?", [0]),
+        (
+            ["Erweitert die Möglichkeiten des Lehrers", "Erweitert die Möglichkeiten des Studiums"],
+            "Wie?",
+            [0],
+        ),
         (["宠物可以提供陪伴和乐趣", "宠物可以提供健康和福利", "情感支持"], "为什么选择养宠物？", [0, 2]),
         # They differ in the second word, or only the words of the question are the same.
         (["Improved mental health", "Improved physical health"], QUESTION, [0, 1]),
