@@ -15,6 +15,7 @@ from specsot_master.core.limits import (
     CLOSING_AIM,
     LONGEST_ANSWER,
     MIN_AIM,
+    USUAL_THINGS,
     aim_of,
     fitting_points,
     skeleton_limit,
@@ -121,6 +122,21 @@ def test_the_aim_of_each_point_follows_from_the_form_of_the_direct_answer(answer
     assert {one.budget for one in play.of(OpenBranch)} == {int(1.5 * aim)}
 
 
+@pytest.mark.parametrize(
+    ("question", "introduction", "things"),
+    [("List four letters.", "These are some:", 4), ("Which letters are there?", "Here are six of them:", 6)],
+)
+def test_an_answer_is_as_long_as_the_things_that_are_named(
+    question: str, introduction: str, things: int
+) -> None:
+    play = play_of(f"{introduction}\n\n1. {ITEM}", 6, UsualLengths(800, 900), question)
+    points = play.of(Planned)[0].points
+    assert len(points) == things
+    others = sum(len(heading_of(point)) for point in points) + len(introduction) + CLOSING_AIM
+    aim = aim_of(800 * things // USUAL_THINGS, things, others)
+    assert {one.budget for one in play.of(OpenBranch)} == {int(1.5 * aim)}
+
+
 def test_the_last_points_of_a_plan_that_is_too_long_are_left_out() -> None:
     lengths = UsualLengths(230, 230)
     play = play_of(PLAIN, 6, lengths)
@@ -158,11 +174,11 @@ def test_a_plan_has_as_many_tokens_as_its_words_take_in_its_language(question: s
     ("titles", "planned"),
     [
         ("Light\n2. Deep\n3. Deep\n4. Deep", False),
-        ("Light\n2. Deep", True),
-        ("Light\n2. Deep\n3. Dreams", True),
+        ("Light\n2. Deep\n3. Dreams", False),
+        ("Light\n2. Deep\n3. Dreams\n4. Rest", True),
     ],
 )
-def test_a_plan_that_repeats_itself_needs_three_usable_points(titles: str, planned: bool) -> None:
+def test_a_plan_needs_four_usable_points(titles: str, planned: bool) -> None:
     play = Play("auto", told=TOLD, speculates=True, answer_tokens=320, max_new_tokens=600)
     play.write(0, PLAIN)
     write_plan(play, f" {titles}")

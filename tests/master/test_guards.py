@@ -101,6 +101,28 @@ def test_a_title_with_another_one_s_words_says_nothing_new(before: str, title: s
 
 
 @pytest.mark.parametrize(
+    ("titles", "question", "left"),
+    [
+        (["Use a naming system", "Use a naming game", "Use a naming app", "Ask for help"], QUESTION, [0, 3]),
+        (["No se comparten ideas", "No se comparten ritmos", "Falta práctica"], "¿Qué errores hay?", [0, 2]),
+        (
+            ["Erweitert die Möglichkeiten des Lehrers", "Erweitert die Möglichkeiten des Studiums"],
+            "Wie?",
+            [0],
+        ),
+        (["宠物可以提供陪伴和乐趣", "宠物可以提供健康和福利", "情感支持"], "为什么选择养宠物？", [0, 2]),
+        # They differ in the second word, or only the words of the question are the same.
+        (["Improved mental health", "Improved physical health"], QUESTION, [0, 1]),
+        (["Regular exercise lowers stress", "Regular exercise lifts mood"], QUESTION, [0, 1]),
+        (["提高睡眠质量", "提高免疫力"], "跑步有哪些好处？", [0, 1]),
+    ],
+)
+def test_variations_of_one_title_are_one_point(titles: list[str], question: str, left: list[int]) -> None:
+    kept_titles = keep_points([Point(id, 1, title) for id, title in enumerate(titles, 1)], question, ())
+    assert [point.title for point in kept_titles] == [titles[index] for index in left]
+
+
+@pytest.mark.parametrize(
     ("titles", "left"),
     [
         (["Tax cuts, 2016-2022", "Trade"], ["Tax cuts", "Trade"]),

@@ -41,7 +41,7 @@ def test_the_opening_of_a_text_is_its_first_words(text: str, whole: bool, words:
     assert opening_of(text, whole) == words
 
 
-QUESTION = "Compare the letters of the alphabet."
+QUESTION = "Name three letters of the alphabet."
 
 
 def tokens_of(word: str) -> tuple[int, ...]:
@@ -52,7 +52,7 @@ def tokens_of(word: str) -> tuple[int, ...]:
 MARKS = tuple(dict.fromkeys(token for mark in NOT_PROSE for token in tokens_of(mark)))
 
 
-def begin(question: str = "?", titles: str = " Alpha\n2. Beta\n3. Gamma") -> Play:
+def begin(question: str = "Name three letters.", titles: str = " Alpha\n2. Beta\n3. Gamma") -> Play:
     play = Play(
         "auto",
         told=TOLD,
@@ -172,7 +172,7 @@ def test_no_branch_begins_like_an_earlier_one_in_any_language(alike: str, own: s
 @pytest.mark.parametrize("alike", ["Compare the letters to learn them.", "Letters are signs to learn."])
 def test_the_closing_may_begin_like_the_question_or_the_introduction(alike: str) -> None:
     """Opened again, it listed the titles: "Plants, light and water are important"."""
-    play = begin(QUESTION, " Alpha\n2. Beta\n3. Gamma\n4. Delta")
+    play = begin("Compare the letters of the alphabet.", " Alpha\n2. Beta\n3. Gamma\n4. Delta")
     points = {1: "Alpha is it. ", 2: "Beta comes second. ", 3: "Gamma comes third. ", 4: "Delta is last. "}
     step(play, points | {5: alike})
     assert not play.open_ready()

@@ -80,13 +80,6 @@ class FormReader:
         if self.form is None and self._tokens >= MAX_INTRODUCTION_TOKENS:
             self.form = "plain"
 
-    @property
-    def is_paragraph(self) -> bool:
-        """True if the first paragraph was not complete when the form became known: the answer is one line, or
-        its first line has at least MAX_INTRODUCTION_TOKENS tokens. False while the form is unknown.
-        """
-        return self.form is not None and not self._broken
-
     def end(self) -> None:
         """Record that the direct answer has ended: if its form was not known before, it is plain."""
         self.form = self.form or "plain"

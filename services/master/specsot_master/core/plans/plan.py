@@ -46,6 +46,7 @@ from specsot_master.core.limits import (
     aim_of,
     fitting_points,
     least_of,
+    length_of_things,
     mode_of,
     plan_limit,
     rules_of,
@@ -387,11 +388,10 @@ class RequestPlan:
         if not self._speculates:
             return [OpenSkeleton(limit, self._rules, self._ask.constraint)]
         question = question_of(self._ask)
-        things = asks_for_things(question)
-        # A question for several things is worth a plan even if the direct answer names them in one paragraph.
-        # So such a paragraph does not count as a short answer.
-        length = ShortAnswer(None if things else self._paragraph_tokens)
-        self._speculation = Speculation(self._solo, question, points_asked(question), things, length)
+        length = ShortAnswer(self._paragraph_tokens)
+        self._speculation = Speculation(
+            self._solo, question, points_asked(question), asks_for_things(question), length
+        )
         self._solo = self._begin_text(rest, loops=DIRECT_LOOPS if ends_loops(self._ask) else None)
         self._solo.visible = 0
         return [OpenAnswer(rest), OpenSkeleton(limit, self._rules, self._ask.constraint, PLAN_ORDINAL)]
@@ -658,19 +658,13 @@ class RequestPlan:
     @property
     def _whole_aim(self) -> int | None:
         """The number of tokens that the whole planned answer aims at: the usual length of a direct answer
-        with the form that this direct answer has. None if the plan has no aim, or if the client wants the
-        model's end tokens ignored.
-
-        It is 0, so that each point aims at MIN_AIM tokens, if the question asks for several things, the
-        direct answer names them in one paragraph, and a paragraph of this model is usually a whole answer.
-        The planned answer then stays nearly as short as that paragraph.
+        with the form that this direct answer has, and as many things as the question or the introduction
+        names. None if the plan has no aim, or if the client wants the model's end tokens ignored.
         """
         spec = self._speculation
         if self._answer_tokens is None or spec is None or self._ask.ignore_eos:
             return None
-        if spec.things and spec.form.is_paragraph and self._paragraph_tokens is not None:
-            return 0
-        return self._answer_tokens.of(spec.form.form or "plain")
+        return length_of_things(self._answer_tokens.of(spec.form.form or "plain"), spec.named_count)
 
     # --- a plan and a direct answer at the same time ---
 
@@ -784,7 +778,7 @@ class RequestPlan:
         limited = spec.cut and plan_limit(self._ask) <= skeleton_limit(self._ask, True, speculates=True)
         cut = limited or len(points) < len(spec.promised_points)
         whole = self._whole_aim
-        if whole is not None and not spec.names_a_number:
+        if whole is not None and spec.named_count is None:
             headings = [self._size(heading_of(point)) for point in points]
             points = points[: fitting_points(whole - self._size(spec.introduction_text), headings)]
         rest = self._ask.limits.new_tokens - self._before - spec.skeleton.written - MAX_INTRODUCTION_TOKENS
