@@ -790,7 +790,8 @@ def sights_of(spans: Sequence[TableSpan], window: int | None = None) -> RowSight
     rows = list[int]()
     seen = spans[0].visible if spans else None
     if seen and window is None and all(span.visible is seen for span in spans):  # trees of one shape
-        return RowSights(leads, bases, np.tile(_words_of(seen), (len(spans), 1)))
+        words = _words_of(seen)
+        return RowSights(leads, bases, words[None].repeat(len(spans), 0).reshape(-1, words.shape[1]))
     for span in spans:
         if span.visible is None:
             leads[len(rows) : len(rows) + span.rows] += np.arange(1, span.rows + 1, dtype=np.int32)
