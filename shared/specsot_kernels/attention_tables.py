@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -505,7 +505,12 @@ def cut_pieces(
     starts_at = at[run_of] + first_column
     fields = first_row, rows_of_piece, first_page, columns_of_piece, starts_at, lead, first_slot
     pieces = np.array(fields, np.int32).T.copy()
-    return PieceTables(pieces, *_slots_by_row(first_row, rows_of_piece, len(leads)), pages)
+    num_rows = len(leads)
+    if not shared and len(run_of) == num_tiles.sum():
+        # No run is cut between columns: every row reads one piece, and the slots are those of the rows.
+        slots = np.arange(num_rows + 1, dtype=np.int32)
+        return PieceTables(pieces, slots, slots[:-1], pages)
+    return PieceTables(pieces, *_slots_by_row(first_row, rows_of_piece, num_rows), pages)
 
 
 def _smallest_leads(leads: Numbers, firsts: Ints, counts: Ints) -> Numbers:
@@ -546,7 +551,7 @@ def page_runs_unshared(
         return None
     held = np.array([len(pages_of) for pages_of in pages])
     counts = np.array(rows)
-    all_pages = np.fromiter(chain.from_iterable(pages), np.int32, int(held.sum()))
+    all_pages = np.array([page for pages_of in pages for page in pages_of], np.int32)
     first = counts.cumsum() - counts
     return PageRuns(first, counts, np.zeros_like(counts), held * page_rows, held, all_pages, shared=False)
 
@@ -790,7 +795,8 @@ def sights_of(spans: Sequence[TableSpan], window: int | None = None) -> RowSight
     rows = list[int]()
     seen = spans[0].visible if spans else None
     if seen and window is None and all(span.visible is seen for span in spans):  # trees of one shape
-        return RowSights(leads, bases, np.tile(_words_of(seen), (len(spans), 1)))
+        words = _words_of(seen)
+        return RowSights(leads, bases, words[None].repeat(len(spans), 0).reshape(-1, words.shape[1]))
     for span in spans:
         if span.visible is None:
             leads[len(rows) : len(rows) + span.rows] += np.arange(1, span.rows + 1, dtype=np.int32)

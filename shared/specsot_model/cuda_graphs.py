@@ -291,6 +291,10 @@ class CapturedSteps:
         every = (*self._steps.values(), *self._short.values(), *self._prompts.values())
         self._size = max(step.size for steps in every for step in steps)
         self._stagings = [Staging(self._size, part.device) for part, _ in parts]
+        # Whether `launch_device_trees` is possible: on a single device, without sliding-window layers.
+        self._accepts_device_trees = len(parts) == 1 and all(
+            step.trees for steps in self._steps.values() for step in steps
+        )
 
     def run(self, rows: StepRows) -> Outputs | None:
         """Run a frame, and return hidden states [rows, H] and the sum of this range's taps.
@@ -392,9 +396,7 @@ class CapturedSteps:
     def accepts_device_trees(self) -> bool:
         """Tell whether `launch_device_trees` is possible: on a single device, without sliding-window
         layers."""
-        return len(self._stagings) == 1 and all(
-            step.trees for steps in self._steps.values() for step in steps
-        )
+        return self._accepts_device_trees
 
     @inference_mode
     def launch_device_trees(self, filled: FilledStep, roots: Sequence[int], trees: DeviceTrees) -> Outputs:
@@ -585,7 +587,8 @@ class _CapturedStep:
             if (parts := self._walked.fill(rows.spans, rows.moves, self._walk_room)) is None:
                 return None
             walk = parts
-        heads = np.full((3, self._rows), ((0,), (0,), (-1,)), np.int32)
+        heads = np.zeros((3, self._rows), np.int32)
+        heads[2, count:] = -1
         heads[1, :count], heads[2, :count] = rows.positions, rows.slots
         return [*heads, *walk, *filled]
 

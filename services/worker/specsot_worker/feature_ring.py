@@ -72,7 +72,9 @@ class FeatureRing:
                 f"received features of {features.shape[1]} numbers, this stage has {self._rows.shape[1]}"
             )
         features = features.to(self._rows)
-        self.newest = features if rows is None else features[indices(rows, self._rows.device)]
+        if rows is not None:
+            features = features.index_select(0, indices(rows, self._rows.device))
+        self.newest = features
         self._unwritten.append(self.newest)
         num_appended = self.newest.shape[0]
         size = self._rows.shape[0]

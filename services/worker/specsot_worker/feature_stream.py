@@ -208,13 +208,13 @@ class FeatureStream:
         messages = {name: self._begin_messages(one, frame, fed) for name, one in self._receivers.items()}
         for sequence in frame.closings:
             self._close(sequence)
-        timing = Features(frame.epoch, frame.number, seconds=computed, wall=wall, trace=frame.trace)
-        ended = {
-            name: self._end_messages(
-                one, messages[name], replace(timing, fed=self._fed_tokens(one, frame, outcomes, fed))
+        ended = dict[str, tuple[Features, ...]]()
+        for name, one in self._receivers.items():
+            num_fed = self._fed_tokens(one, frame, outcomes, fed)
+            timing = Features(
+                frame.epoch, frame.number, fed=num_fed, seconds=computed, wall=wall, trace=frame.trace
             )
-            for name, one in self._receivers.items()
-        }
+            ended[name] = self._end_messages(one, messages[name], timing)
         return {name: sent for name, sent in ended.items() if sent}
 
     def _fed_tokens(

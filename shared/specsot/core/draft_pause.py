@@ -125,9 +125,10 @@ class DraftPause:
     def on(self, event: PauseEvent) -> DraftPause:
         """Return the value after an event that changes only the state, not the length of the pause.
 
-        event: what happened.
+        event: what happened. Most events of most steps change nothing; then the value itself is returned.
         """
-        return replace(self, state=next_state(self.state, event))
+        state = next_state(self.state, event)
+        return self if state is self.state else replace(self, state=state)
 
     def begin(self, trees: int, sequences: int) -> DraftPause:
         """Return the value at the beginning of a pause.

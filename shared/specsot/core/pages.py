@@ -114,6 +114,17 @@ class _Held:
         return self.listed
 
 
+class _HeldBySequence(dict[int, _Held]):
+    """What each open sequence holds, by its id. Every step looks it up several times for every sequence."""
+
+    def __missing__(self, sequence: int) -> _Held:
+        """Raise NotFound, because the sequence is not open.
+
+        sequence: id of the sequence.
+        """
+        raise NotFound(f"sequence {sequence} is not open")
+
+
 def max_held_pages(policy: Policy | None, rows: int, page_rows: int) -> int | None:
     """Return the largest number of pages that a sequence with this policy can hold, or None if the number
     grows with the sequence.
@@ -178,7 +189,7 @@ class PageTable:
         self.page_rows = page_rows
         self._free = list(range(count))
         self._owners = [0] * count
-        self._held: dict[int, _Held] = {}
+        self._held = _HeldBySequence()
         # Ids of the open sequences that have a policy.
         self._with_policy = set[int]()
 
@@ -240,7 +251,7 @@ class PageTable:
         Raises NotFound also if the source has fewer than `length` rows' pages. After an error, the new
         sequence is not open.
         """
-        origin = self._held_by(source)
+        origin = self._held[source]
         if isinstance(origin.policy, Pruning | HeadWindows):
             raise NotFound(f"sequence {source} cannot be forked: its heads keep different rows")
         num_shared, rows_of_last_page = divmod(length - origin.absent, self.page_rows)
@@ -267,7 +278,7 @@ class PageTable:
 
         Pages that were returned count as present, so that they are not allocated again.
         """
-        held = self._held_by(sequence)
+        held = self._held[sequence]
         num_missing = -(-(rows - held.absent) // self.page_rows) - len(held.pages)
         if num_missing <= 0:
             return
@@ -312,7 +323,7 @@ class PageTable:
         Raises NotFound if the sequence is not open, and Overloaded if too few pages are free. After
         Overloaded, no page is allocated.
         """
-        held = self._held_by(sequence)
+        held = self._held[sequence]
         count = -(-(stop - held.absent) // self.page_rows)
         if len(held.listed) == count:
             return start - held.absent, held.listed
@@ -329,7 +340,7 @@ class PageTable:
 
         A page that is shared stays allocated for its other owners.
         """
-        held = self._held_by(sequence)
+        held = self._held[sequence]
         num_kept = len(held.pages) - pages
         released = held.pages[num_kept:]
         del held.pages[num_kept:]
@@ -349,7 +360,7 @@ class PageTable:
         A page that is still shared is released by this sequence all the same. Pages of sinks, of rows that
         pruning left, and of recent rows are kept, and so is the page of `row`.
         """
-        held = self._held_by(sequence)
+        held = self._held[sequence]
         if held.policy is None:
             return ()
         unneeded = self._unneeded_pages(held, row)
@@ -370,7 +381,7 @@ class PageTable:
         sequence: id of the sequence. Raises NotFound if it is not open.
         rows: number of rows to leave out.
         """
-        self._held_by(sequence).absent += rows
+        self._held[sequence].absent += rows
 
     def prune(self, sequence: int, row: int) -> RowPruning | None:
         """Prune the committed rows before `row` if a pruning is due, or return None.
@@ -391,7 +402,7 @@ class PageTable:
         pages are returned only by `trim`. If heads keep different numbers of rows, `heads` of the result says
         how many.
         """
-        held = self._held_by(sequence)
+        held = self._held[sequence]
         policy = held.policy
         if not isinstance(policy, Pruning) or policy.due(row) <= held.pruned:
             return None
@@ -418,7 +429,7 @@ class PageTable:
 
         sequence: id of the sequence. Raises NotFound if it is not open.
         """
-        held = self._held_by(sequence)
+        held = self._held[sequence]
         return held.kept, self.column(sequence, held.pruned)
 
     def rows_kept_by_head(self, sequence: int) -> HeadCounts | None:
@@ -428,7 +439,7 @@ class PageTable:
 
         sequence: id of the sequence. Raises NotFound if it is not open.
         """
-        return self._held_by(sequence).rows_kept_by_head
+        return self._held[sequence].rows_kept_by_head
 
     def reservable_rows(self, sequence: int, row: int) -> int:
         """Return how many rows from `row` on could have pages if the sequence were trimmed at `row` first.
@@ -442,7 +453,7 @@ class PageTable:
 
         Nothing is trimmed or allocated.
         """
-        held = self._held_by(sequence)
+        held = self._held[sequence]
         unneeded = held.pages[self._unneeded_pages(held, row)] if held.policy else ()
         num_unshared = sum(self._owners[page] == 1 for page in unneeded)
         return (len(held.pages) + self.free + num_unshared) * self.page_rows + held.absent - row
@@ -464,7 +475,7 @@ class PageTable:
 
         sequence: id of the sequence. Raises NotFound if it is not open.
         """
-        return self._held_by(sequence).policy
+        return self._held[sequence].policy
 
     def pages(self, sequence: int) -> tuple[int, ...]:
         """Return the page numbers of a sequence in row order: column c lies in pages[c // page_rows].
@@ -473,7 +484,7 @@ class PageTable:
 
         sequence: id of the sequence.
         """
-        held = self._held_by(sequence)
+        held = self._held[sequence]
         return held.first_pages(len(held.pages))
 
     def column(self, sequence: int, row: int) -> int:
@@ -482,7 +493,7 @@ class PageTable:
         sequence: id of the sequence. Raises NotFound if it is not open.
         row: number of a row that lies after the returned pages and the skipped rows.
         """
-        return row - self._held_by(sequence).absent
+        return row - self._held[sequence].absent
 
     def slots(self, sequence: int, start: int, stop: int) -> Sequence[int]:
         """Return the slots (page * page_rows + offset) of the rows start .. stop - 1, in row order.
@@ -493,7 +504,7 @@ class PageTable:
         start: the first row. It lies after the returned pages.
         stop: the row after the last one. All rows must have reserved pages.
         """
-        held = self._held_by(sequence)
+        held = self._held[sequence]
         return self._slots_of_columns(held.pages, start - held.absent, stop - held.absent)
 
     def _slots_of_columns(self, pages: Sequence[int], first: int, end: int) -> Sequence[int]:
@@ -547,20 +558,10 @@ class PageTable:
         size = self.page_rows
         found = list[tuple[int, int]]()
         for sequence, num_rows in rows:
-            held = self._held_by(sequence)
+            held = self._held[sequence]
             if (missing := -(-(num_rows - held.absent) // size) - len(held.pages)) > 0:
                 found.append((sequence, missing))
         return found
-
-    def _held_by(self, sequence: int) -> _Held:
-        """Return the pages of an open sequence. Raises NotFound if it is not open.
-
-        sequence: id of the sequence.
-        """
-        try:
-            return self._held[sequence]
-        except KeyError:
-            raise NotFound(f"sequence {sequence} is not open") from None
 
     def _slots_at(self, held: _Held, columns: Sequence[int]) -> list[int]:
         """Return the slot of each column, in the order of `columns`.

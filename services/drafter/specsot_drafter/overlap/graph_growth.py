@@ -446,7 +446,9 @@ class _TreeGraph:
         self._host_accepted: Numbers = self._host[self._pooled :].view(trees, -1).numpy()
         self._cached_tables: tuple[object, list[Numbers] | None] = ((), None)
         # What is sent before asynchronous growth; it is never written to.
-        self._without_due = self._no_due_numbers()
+        self._without_due = np.zeros(size_of(own), np.int32)
+        for part, numbers in zip(views(torch.from_numpy(self._without_due), own), self._no_due_numbers()):
+            part.copy_(torch.from_numpy(numbers).view(part.shape))
         self._replay, _ = capture(lambda: (self._grow_trees(), None))
 
     def begin_async(
@@ -488,7 +490,7 @@ class _TreeGraph:
         numbers = verified_numbers(trees, self._async_rows, size.due + size.grown, rows)
         if tables is None or numbers is None:
             return False
-        staging.send([*self._without_due, *tables, *numbers], self._numbers)
+        staging.send([self._without_due, *tables, *numbers], self._numbers)
         sent = self._numbers[self._pages_at + aligned(len(tables[-1])) :]
         verified = VerifiedTrees(targets, *views(sent, [one.shape for one in numbers]))
         accept_rows(verified, self._due_numbers, features, self._pages.features, ids)

@@ -122,7 +122,8 @@ class SpeculativeStep(OverlappedWork):
     reserved: Pairs of a sequence's id and the number of pages that were reserved for it for the step. Empty
         if no sequence needed a further page.
     filled: The inputs of the frame that were written to the device for the graphs. None in the state IDLE.
-    tokens: Token ids of all trees, in frame order. Known in the state CONFIRMED only; [] before.
+    tokens: Token ids with which the step was launched, if `trees` are single nodes whose ids were open. None:
+        the ids are those of `trees`.
     outputs: Hidden states [num_tokens, hidden_size] and fused features. None before the step is launched.
     chosen: The target tokens of a step of several passes. None for a step of one pass.
     timed: True if the stage's timer counts since the launch. False if it must start with the frame.
@@ -132,7 +133,7 @@ class SpeculativeStep(OverlappedWork):
     trees: Sequence[Tree]
     reserved: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     filled: FilledStep | None = None
-    tokens: list[int] = field(default_factory=list[int])
+    tokens: list[int] | None = None
     outputs: Outputs | None = None
     chosen: ChosenTokens | None = None
     timed: bool = False
@@ -163,8 +164,8 @@ class SpeculativeStep(OverlappedWork):
         """
         self.outputs = _join(outputs)
         self.chosen = chosen
-        self.trees = [unknown_chain(token, len(outputs)) for token in self.tokens]
-        self.tokens = _tokens(self.trees)
+        self.trees = [unknown_chain(token, len(outputs)) for token in self.tokens or ()]
+        self.tokens = None
 
     def leave_out(self, closed: Sequence[int]) -> None:
         """Remove sequences that have ended since the launch, and their outputs. Unknown ids are ignored.
@@ -178,20 +179,21 @@ class SpeculativeStep(OverlappedWork):
         The step must have been launched. If none of the ids is part of the step, nothing changes.
         """
         assert self.outputs is not None
+        if {one.sequence for one in self.segments}.isdisjoint(closed):
+            return
         firsts = accumulate(map(len, self.trees), initial=0)
         placed = zip(self.segments, self.trees, firsts)
         remaining = [each for each in placed if each[0].sequence not in closed]
-        if len(remaining) < len(self.segments):
-            if self.chosen:
-                sequences = [one.sequence for one in self.segments]
-                self.chosen.keep([n for n, sequence in enumerate(sequences) if sequence not in closed])
-            rows = [row for _, tree, first in remaining for row in range(first, first + len(tree))]
-            self.segments = [one for one, _, _ in remaining]
-            self.trees = [tree for _, tree, _ in remaining]
-            self.tokens = [self.tokens[row] for row in rows]
-            hidden, fused = self.outputs
-            kept_rows = indices(rows, hidden.device)
-            self.outputs = hidden[kept_rows], None if fused is None else fused[kept_rows]
+        if self.chosen:
+            sequences = [one.sequence for one in self.segments]
+            self.chosen.keep([n for n, sequence in enumerate(sequences) if sequence not in closed])
+        rows = [row for _, tree, first in remaining for row in range(first, first + len(tree))]
+        self.segments = [one for one, _, _ in remaining]
+        self.trees = [tree for _, tree, _ in remaining]
+        self.tokens = self.tokens and [self.tokens[row] for row in rows]
+        hidden, fused = self.outputs
+        kept_rows = indices(rows, hidden.device)
+        self.outputs = hidden[kept_rows], None if fused is None else fused[kept_rows]
 
     def is_for(self, frame: Frame) -> bool:
         """Return whether the step can be used for a frame. Return False for a step that could not be
@@ -218,7 +220,8 @@ class SpeculativeStep(OverlappedWork):
             return False
         if len(frame.segments) < len(self.segments) or any(isinstance(one, TreeSegment) for one in others):
             return False
-        trees = list[Tree]()
+        # Tokens are compared only if the step was launched with them.
+        compares_tokens = self.confirmed and self.tokens is None
         # The comparison is written out, because a call for each sequence would take as long again.
         for segment, predicted, tree in zip(frame.segments, self.segments, self.trees):
             if (
@@ -228,11 +231,17 @@ class SpeculativeStep(OverlappedWork):
                 or segment.keep != predicted.keep
                 or segment.parent != predicted.parent
                 or segment.scratch != predicted.scratch
-                or segment.tree.parents != tree.parents
             ):
                 return False
-            trees.append(segment.tree)
-        return not self.confirmed or self.tokens == _tokens(trees)
+            own = segment.tree
+            # A frame mostly carries the very trees that the drafter has proposed.
+            if own is not tree and (
+                own.parents != tree.parents or (compares_tokens and own.tokens != tree.tokens)
+            ):
+                return False
+        if self.tokens is None or not self.confirmed:
+            return True
+        return self.tokens == [one.tree.tokens[0] for one in frame.segments if isinstance(one, TreeSegment)]
 
 
 class NextStep:
@@ -372,7 +381,10 @@ class NextStep:
         if max(tokens) >= self._vocabulary:
             return False
         self._start_timer()
-        return self._launch(tokens)
+        launched = self._launch(tokens)
+        if launched and self._step:
+            self._step.tokens = tokens
+        return launched
 
     @property
     def accepts_device_tokens(self) -> bool:
@@ -541,7 +553,6 @@ class NextStep:
         if any(len(tree.tokens) != len(planned.tokens) for tree, planned in zip(trees, step.trees)):
             return False
         step.trees = trees
-        step.tokens = _tokens(trees)
         step.timed = True
         step.apply(OverlapEvent.MATCHED)
         return True
@@ -617,7 +628,6 @@ class NextStep:
         step = self._step
         if step is None or step.state is not OverlapState.PREPARED or len(tokens) != step.rows:
             return False
-        step.tokens = tokens
         step.timed = True
         self.run_prepared(step, tokens)
         return True
