@@ -133,6 +133,7 @@ def _has_prompt_kernel(decoder: Decoder, kv: KVPages) -> bool:
     return not special and suits(decoder.dtype, kv.layers[0])
 
 
+@inference_mode
 def compile_steps(decoder: Decoder) -> None:
     """Begin to compile in parallel the kernels of all graphs that `CapturedSteps` captures over such layers,
     and those of frames that run without a graph: prompts of more rows than the graphs for any frame have, and

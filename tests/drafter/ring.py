@@ -34,7 +34,7 @@ PAGES, PAGE_ROWS = 24, 64
 class Unguided:
     """See `TreeGraphs`: grows as a graph does, asking nobody between levels, on any device."""
 
-    def __init__(self, head: DraftHead, memory: DraftPages, shape: TreeShape) -> None:
+    def __init__(self, head: DraftHead, memory: DraftPages, shape: TreeShape, _: object = None) -> None:
         self.k, self.due = shape.top_k, max_due_rows(shape.top_k, shape.depth + 1)
         self.runs, self._head, self._memory = 0, head, memory
 

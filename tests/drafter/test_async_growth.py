@@ -138,7 +138,7 @@ def write(
             self.started = None
             return offer
 
-    def graphs(head: DraftHead, memory: Any, shape: TreeShape) -> TreeGraphs:
+    def graphs(head: DraftHead, memory: Any, shape: TreeShape, _: object) -> TreeGraphs:
         capture = GraphCapture() if DEVICE == "cuda" else at_once
         return TreeGraphs(FusedHead(head), memory, shape.top_k, shape.depth + 1, capture, grow, (4,))  # type: ignore[arg-type]
 

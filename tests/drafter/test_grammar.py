@@ -57,7 +57,7 @@ def grown(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
     made: list[Unguided] = []
     if request.param == "graph":
 
-        def graphs(head: DraftHead, memory: DraftPages, shape: TreeShape) -> Unguided:
+        def graphs(head: DraftHead, memory: DraftPages, shape: TreeShape, _: object) -> Unguided:
             made.append(Unguided(head, memory, shape))
             return made[-1]
 

@@ -298,6 +298,19 @@ async def test_copies_of_a_lost_stage_are_given_by_the_worker_that_has_them() ->
     assert {key[2] for key in a.ready._rows} == {0, 1, 2, 9}, "no copy is left, but its own log"
 
 
+async def test_copies_take_a_new_link_at_once_if_the_kept_one_is_broken() -> None:
+    fleet = Fleet()
+    own, c = Stage("a", "a", Range(0, 3)), Stage("c", "c", Range(0, 3))
+    for number, rows in enumerate((RowsOf(5, 0, 4), RowsOf(5, 4, 9)), 1):
+        told = HandOver(7, (own, Stage("b", "b", Range(3, 6))), (c,), (rows,), number, copies=True)
+        await fleet.begin(told, "c", "a")
+        await fleet.members["a"]._copy_links["c"].close()
+    await fleet.deliver()
+    found = fleet.members["c"].rows.copied("a", RowsOf(5, 0, 9), 0)
+    assert found is not None
+    assert torch.equal(found, numbers(5, 0, 0, 9))
+
+
 async def test_copies_do_not_outlive_their_epoch() -> None:
     """The next epoch begins without an order that would use them."""
     fleet = Fleet()

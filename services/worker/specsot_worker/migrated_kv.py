@@ -591,27 +591,45 @@ class RowHandover:
         copies: Copies KV of the order's epoch.
         numbers: What the rows belong to that are sent, see `HandOver`.
 
-        KV that this worker stores itself is not sent over a link.
+        KV that this worker stores itself is not sent over a link. If a link of an earlier order is broken,
+        everything is sent again over a new one; the receiver ignores what it has.
         """
         if receiver.name == self._name:
             await _send(order, copies, numbers, lambda one: self.take(self._name, one))
             return
+        address = receiver.address
+        if link := self._copy_links.pop(address, None):
+            with suppress(SpecsotError):
+                await self._send_over(link, address, order, copies, numbers)
+                return
         try:
-            address = receiver.address
             # Epoch 0: the loss of this link ends no epoch.
-            link = self._copy_links.pop(address, None) or await self._dialer.dial(address, 0)
-            sent = False
-            try:
-                await _send(order, copies, numbers, link.send)
-                sent = True
-            finally:
-                # A link on which a message may be incomplete is not used again.
-                if sent and order.copies:
-                    self._copy_links[address] = link
-                else:
-                    await close_in_background(link.close())
+            link = await self._dialer.dial(address, 0)
+            await self._send_over(link, address, order, copies, numbers)
         except SpecsotError as error:
             log.warning("KV not migrated: receiver not reached", receiver=receiver.name, reason=str(error))
+
+    async def _send_over(
+        self, link: Link, address: str, order: HandOver, copies: Copies, numbers: Sequence[int]
+    ) -> None:
+        """Send KV over a link. A link for copies stays open for the next order, unless an error is raised,
+        after which a message on it may be incomplete; any other link is closed.
+
+        link: The link to the receiver.
+        address: The receiver's address.
+        order: The order that is carried out.
+        copies: Copies KV of the order's epoch.
+        numbers: What the rows belong to that are sent, see `HandOver`.
+        """
+        sent = False
+        try:
+            await _send(order, copies, numbers, link.send)
+            sent = True
+        finally:
+            if sent and order.copies:
+                self._copy_links[address] = link
+            else:
+                await close_in_background(link.close())
 
 
 async def _no_copies(asked: Sequence[LayerRows]) -> Sequence[None]:

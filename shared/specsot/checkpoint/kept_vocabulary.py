@@ -13,14 +13,19 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from specsot.checkpoint.cache import UNUSED_SECONDS, cache_folder
+from specsot.core import vocabulary
 from specsot.core.vocabulary import Vocabulary, read_vocabulary
 
-# Version of the files' content. Every change of their form, or of which bytes a token has, needs another one.
-FORM = "1"
+# Digest of the code that decides what the files contain: their form, and which bytes a token has. Files that
+# other code has written are not read.
+CODE: Final = hashlib.sha256(
+    b"".join(Path(file).read_bytes() for file in (__file__, vocabulary.__file__))
+).hexdigest()
 
 
 def vocabulary_of(directory: Path, width: int | None = None) -> Vocabulary:
@@ -55,7 +60,7 @@ def _find(path: Path, width: int | None, version: tuple[int, ...]) -> Vocabulary
     width: number of the model's logits, or None.
     version: inode, modification time in nanoseconds, and size of the file.
     """
-    key = hashlib.sha256(repr((FORM, str(path), width, version)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((CODE, str(path), width, version)).encode()).hexdigest()[:16]
     kept = cache_folder() / "vocabularies" / key
     with suppress(OSError, ValueError, KeyError, TypeError):
         return decode(kept.read_bytes())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from specsot_kernels.gpu.growing import order_of
-from specsot_kernels.gpu.launching import kernel_for_any, on_device_of, power_of_two
+from specsot_kernels.gpu.launching import kernel_of_any, on_device_of, power_of_two
 from specsot_kernels.growing import WORD, CandidatePool, ChoiceNumbers, TreeRows
 
 
@@ -43,7 +43,12 @@ def choose_rows(
         )  # fmt: skip
 
 
-@kernel_for_any("from_pool", "from_scores", "candidates", "nodes", "vocabulary", "words", "levels")
+@kernel_of_any(
+    "pool_tokens",
+    "pool_scores",
+    "pool_parents",
+    numbers=("from_pool", "from_scores", "candidates", "nodes", "vocabulary", "words", "levels"),
+)
 def _choose(
     tokens, positions, bits, pool_tokens, pool_scores, pool_parents, places, depths, trust, ranks, chosen,
     from_pool, from_scores, candidates, nodes, vocabulary, words, levels,

@@ -14,6 +14,7 @@ from torch import Tensor
 from specsot_kernels.gpu.launching import (
     await_preceding_kernel,
     kernel,
+    kernel_of_any,
     let_next_begin,
     on_device_of,
     pdl_options,
@@ -160,7 +161,12 @@ def _find(logits, keys, sums, columns, from_row, k: tl.constexpr, wide: tl.const
         key = tl.where(key == best, LOWEST_KEY, key)
 
 
-@kernel
+# One compiled form for all levels and pools, instead of one for each alignment of numbers and addresses: the
+# stores are few and short, and each form takes half a second of a core to compile.
+@kernel_of_any(
+    *("pool_scores", "pool_tokens", "pool_parents", "old_numbers", "tokens", "numbers", "origins"),
+    numbers=("first", "fed", "from_pool", "from_scores", "chunks"),
+)
 def _choose(
     keys, sums, pool_scores, pool_tokens, pool_parents, old_scores, old_numbers, old_bits,
     scores, tokens, numbers, origins, bits, offsets, first, fed, from_pool, from_scores, chunks,
