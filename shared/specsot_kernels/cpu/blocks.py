@@ -265,29 +265,33 @@ DECODERS: dict[int, Callable[[Rows, NDArray[np.float32], NDArray[np.float32]], N
 
 
 @_compiled
-def _round_rows(floats, outputs, codes, scales, short):
+def _round_rows(floats, bits, outputs, codes, scales, short, words, largest, largest_bits):
     """Round rows to 8 bits with a scale for each, and store them among the packed codes.
 
+    Arrays are given a second time as integers where their bits are read: compiling a view of an array takes
+    Numba half a second.
+
     floats: fp32 [rows, inputs], the rows.
+    bits: `floats` as uint32.
     outputs: int64 [rows], the output of the packed weight that each row is.
     codes: uint32 [outputs / 16, steps, 16], the packed codes, which are written: the 4 codes of a step and
         an output, plus 128 each.
     scales: fp32 [outputs], which is written.
     short: int8 [4 * steps], scratch memory; zeros after the inputs.
+    words: `short` as uint32.
+    largest: fp32 [1], scratch memory.
+    largest_bits: `largest` as uint32.
     """
-    words = short.view(np.uint32)
-    largest = np.zeros(1, np.uint32)
     for row in range(floats.shape[0]):
-        bits = floats[row].view(np.uint32)
         # Without their signs, floats are in the order of their bits, and the largest integer is found by
         # vector instructions.
         peak = np.uint32(0)
-        for i in range(len(bits)):
-            size = np.uint32(bits[i] & np.uint32(0x7FFFFFFF))
+        for i in range(bits.shape[1]):
+            size = np.uint32(bits[row, i] & np.uint32(0x7FFFFFFF))
             peak = size if size > peak else peak
-        largest[0] = peak
-        scale = largest.view(np.float32)[0] / np.float32(127)
-        divisor = max(scale, TINY)
+        largest_bits[0] = peak
+        scale = largest[0] / np.float32(127)
+        divisor = scale if scale > TINY else TINY
         for i in range(floats.shape[1]):
             short[i] = np.int8(np.rint(floats[row, i] / divisor))
         output = outputs[row]
@@ -323,6 +327,7 @@ def pack_rows(
     def pack_range(begin: int, end: int) -> None:
         """Pack the rows from `begin` to `end`."""
         short = np.zeros(4 * codes.shape[1], np.int8)
+        largest = np.zeros(1, np.float32)
         floats = np.empty((min(at_once, end - begin), inputs), np.float32)
         for first in range(begin, end, at_once):
             some = slice(first, min(first + at_once, end))
@@ -331,7 +336,11 @@ def pack_rows(
                 decoded[:] = decode_other(rows[some], kind)
             else:
                 decode(rows[some], HALVES, decoded)
-            _round_rows(decoded, outputs[some], codes, scales, short)
+            bits = decoded.view(np.uint32)
+            _round_rows(
+                decoded, bits, outputs[some], codes, scales, short, short.view(np.uint32),
+                largest, largest.view(np.uint32),
+            )  # fmt: skip
 
     if threads == 1 or count < threads:
         pack_range(0, count)
