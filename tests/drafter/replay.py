@@ -33,6 +33,7 @@ from specsot_drafter.core.selection import (
     limit_depths,
 )
 from specsot_drafter.speculator import IDLE_REST_STEPS
+from specsot_model.cuda_graphs import BUCKETS
 
 LAYOUT = (4, 5, 4, 3, 2, 2)  # candidates kept per depth
 DEPTHS = np.repeat(np.arange(1, len(LAYOUT) + 1), LAYOUT)
@@ -538,4 +539,5 @@ def measured(scale: float = 1.0, machine: str = "bf16") -> BudgetPolicy:
     place, shape = trace().machines[machine], TreeShape()
     step, level = (tuple((rows, scale * seconds) for rows, seconds in curve) for curve in place.told)
     widths = (LAYOUT[0] if place.graphs else shape.top_k,) * shape.depth
-    return make_budget("measured", shape, step, level, widths, place.graphs)
+    sizes = BUCKETS if place.graphs else ()
+    return make_budget("measured", shape, step, level, widths, place.graphs, graph_rows=sizes)
