@@ -21,6 +21,7 @@ from statistics import median
 import numpy as np
 
 from specsot.core.cost_curve import CostCurve
+from specsot.core.draft_pause import FEATURE_RING_ROWS
 from specsot.members import Curve, TreeShape
 from specsot_drafter.core.budget import ROOT_ONLY, UNKNOWN_SECONDS, BudgetPolicy, StepSeconds, TreeOutcome
 from specsot_drafter.core.control import make_budget
@@ -416,6 +417,8 @@ class Replay:
             self.seconds += self.machine.catching_up if self.missed > live else 0.0
             self.policy.record_pause(self.missed, live)
             self.missed = 0
+            # Older tokens of a pause are skipped, as their features were overwritten.
+            self.due = [min(due, FEATURE_RING_ROWS // live) for due in self.due]
             if self.machine.graphs and not self.machine.prompt:  # caught up with meanwhile
                 self.due = [2] * len(self.texts)
             took = median(self._took or [took])
