@@ -371,6 +371,23 @@ def test_acceptance_learns_per_depth_and_forgets() -> None:
     assert acceptance.by_depth()[0] < 0.3
 
 
+def test_trees_count_the_same_together_and_one_after_the_other() -> None:
+    """A choice records hundreds of trees at once; some sent no node of their deepest levels."""
+    draw = np.random.default_rng(3)
+    trees = [
+        (levels, tuple(draw.random(draw.integers(0, levels + 1)).tolist()), int(draw.integers(0, levels + 1)))
+        for levels in draw.integers(1, 6, 300).tolist()
+    ]
+    together, apart = AcceptanceRates(5), AcceptanceRates(5)
+    together.record([])
+    together.record(trees)
+    for tree in trees:
+        apart.record([tree])
+    assert together.by_depth() == pytest.approx(apart.by_depth())
+    assert together.trust() == pytest.approx(apart.trust())
+    assert together.by_depth()[0] != pytest.approx(PRIOR_ACCEPTANCE, rel=0.02)
+
+
 def test_trust_never_rises_with_depth() -> None:
     acceptance = AcceptanceRates(4)
     for _ in range(50):
