@@ -21,6 +21,7 @@ from statistics import median
 import numpy as np
 
 from specsot.core.cost_curve import CostCurve
+from specsot.core.draft_pause import FEATURE_RING_ROWS
 from specsot.members import Curve, TreeShape
 from specsot_drafter.core.budget import ROOT_ONLY, UNKNOWN_SECONDS, BudgetPolicy, StepSeconds, TreeOutcome
 from specsot_drafter.core.control import make_budget
@@ -33,6 +34,7 @@ from specsot_drafter.core.selection import (
     limit_depths,
 )
 from specsot_drafter.speculator import IDLE_REST_STEPS
+from specsot_model.cuda_graphs import BUCKETS
 
 LAYOUT = (4, 5, 4, 3, 2, 2)  # candidates kept per depth
 DEPTHS = np.repeat(np.arange(1, len(LAYOUT) + 1), LAYOUT)
@@ -415,6 +417,8 @@ class Replay:
             self.seconds += self.machine.catching_up if self.missed > live else 0.0
             self.policy.record_pause(self.missed, live)
             self.missed = 0
+            # Older tokens of a pause are skipped, as their features were overwritten.
+            self.due = [min(due, FEATURE_RING_ROWS // live) for due in self.due]
             if self.machine.graphs and not self.machine.prompt:  # caught up with meanwhile
                 self.due = [2] * len(self.texts)
             took = median(self._took or [took])
@@ -538,4 +542,5 @@ def measured(scale: float = 1.0, machine: str = "bf16") -> BudgetPolicy:
     place, shape = trace().machines[machine], TreeShape()
     step, level = (tuple((rows, scale * seconds) for rows, seconds in curve) for curve in place.told)
     widths = (LAYOUT[0] if place.graphs else shape.top_k,) * shape.depth
-    return make_budget("measured", shape, step, level, widths, place.graphs)
+    sizes = BUCKETS if place.graphs else ()
+    return make_budget("measured", shape, step, level, widths, place.graphs, graph_rows=sizes)

@@ -138,6 +138,33 @@ def test_what_64_sequences_lost_does_not_stop_drafts_for_one() -> None:
     assert one.plan_levels(60, 8) == 0, "about as many as before"
 
 
+def test_after_a_pause_the_budget_covers_what_the_last_start_took() -> None:
+    """The first step with drafts took three baseline steps more than the next one would."""
+    one = looked(policy(FLAT, FLAT_LEVEL, stepwise=False), seconds=1e-3)
+    assert one.plan_levels(1, 8)
+    one.record_step([TreeOutcome(8, 9, (0.7,) * 8, 8)], StepSeconds(5e-3, 5e-3))
+    one._regret.available = one._regret.pool = -1.0
+    assert one.plan_levels(1, 8) == 0
+    assert one.paused_trees > LOOK_STEPS
+    for available, drafts in ((2.0, False), (6.0, True)):
+        one._regret.available = available
+        assert bool(one.plan_levels(1, 8)) is drafts
+
+
+@pytest.mark.parametrize("stepwise", [True, False])
+def test_what_is_expected_to_lose_leaves_half_of_the_budget(stepwise: bool) -> None:
+    for worth in (0.02, 0.9):
+        one = looked(policy(FLAT, FLAT_LEVEL, stepwise), seconds=1e-3)
+        assert one.plan_levels(1, 8)
+        for _ in range(2):
+            one.record_step([TreeOutcome(8, 9, (0.7,) * 8, 8)], StepSeconds(1.5e-3, 1.5e-3, 1e-5))
+        one.record_worth(np.full((1, 8), worth), np.arange(1, 9))
+        one._held = 0
+        one._regret.available = REGRET / 2
+        one._regret.pool = 0.0
+        assert bool(one.plan_levels(1, 8)) is (worth > 0.5)
+
+
 def test_catching_up_with_prompts_is_paid_for() -> None:
     """A drafter of its own size, and a prompt of 20,000 tokens: the pause is as long as that is worth."""
     one = looked(policy(LARGE, ((1, 1e-3), (64, 8e-3))))
@@ -369,6 +396,23 @@ def test_acceptance_learns_per_depth_and_forgets() -> None:
     for _ in range(60):
         acceptance.record([(1, (0.9,), 0)])
     assert acceptance.by_depth()[0] < 0.3
+
+
+def test_trees_count_the_same_together_and_one_after_the_other() -> None:
+    """A choice records hundreds of trees at once; some sent no node of their deepest levels."""
+    draw = np.random.default_rng(3)
+    trees = [
+        (levels, tuple(draw.random(draw.integers(0, levels + 1)).tolist()), int(draw.integers(0, levels + 1)))
+        for levels in draw.integers(1, 6, 300).tolist()
+    ]
+    together, apart = AcceptanceRates(5), AcceptanceRates(5)
+    together.record([])
+    together.record(trees)
+    for tree in trees:
+        apart.record([tree])
+    assert together.by_depth() == pytest.approx(apart.by_depth())
+    assert together.trust() == pytest.approx(apart.trust())
+    assert together.by_depth()[0] != pytest.approx(PRIOR_ACCEPTANCE, rel=0.02)
 
 
 def test_trust_never_rises_with_depth() -> None:

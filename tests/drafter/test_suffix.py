@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -187,15 +189,20 @@ def test_what_a_fork_shares_is_kept_once() -> None:
     assert past.count(59) == 3, "a few tokens in front of each fork lead to what it wrote"
 
 
-@pytest.mark.parametrize(("min_match", "vocabulary"), [(1, 99), (2, 12), (3, 6), (8, 2)])
+@pytest.mark.parametrize(
+    ("min_match", "vocabulary"),
+    [(1, range(99)), (2, range(12)), (3, range(6)), (8, range(2)), (2, [1 << bit for bit in range(30)])],
+)
 def test_a_suggestion_is_looked_for_only_if_the_last_tokens_have_occurred_before(
-    min_match: int, vocabulary: int
+    min_match: int, vocabulary: Sequence[int]
 ) -> None:
-    """The quick check agrees with the search, whatever was written and however many tokens arrive at once."""
+    """The quick check agrees with the search, whatever was written and however many tokens arrive at once;
+    also if a token has the bytes of another one in other places.
+    """
     texts = DraftSequences(None)
     drafter = SuffixProposer(SuffixShape(4, 4, min_match=min_match))
     draw = np.random.default_rng(7)
-    written = draw.integers(0, vocabulary, 200).tolist()
+    written = draw.choice(vocabulary, 200).tolist()
     taught(texts, drafter, 1, tuple(written[:9]))
     sequence = there(texts.find(1))
     found = list[bool]()

@@ -57,7 +57,7 @@ from specsot_drafter.proposers.parallel import ParallelProposer
 from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape
 from specsot_drafter.speculator import Clock
 from specsot_kernels.cpu.compiling import is_under_way
-from specsot_model.cuda_graphs import Capture, GraphCapture, compile_steps, measure_curve, run_once
+from specsot_model.cuda_graphs import BUCKETS, Capture, GraphCapture, compile_steps, measure_curve, run_once
 from specsot_model.decoder import Decoder
 from specsot_model.inference import inference_mode
 from specsot_model.kept_speeds import KeptSpeeds, MeasuredSpeeds
@@ -264,7 +264,8 @@ class DraftLoader:
         tuner = self._options.drafting.tuner
         curve = self._backends[name].curve
         step, stages = configuration.curve, configuration.overlapping_stages
-        return make_budget(tuner, own, step, curve, drafter.widths, drafter.at_once, stages)
+        sizes = BUCKETS if drafter.at_once else ()
+        return make_budget(tuner, own, step, curve, drafter.widths, drafter.at_once, stages, sizes)
 
 
 def make_engine(

@@ -91,6 +91,27 @@ class CostCurve:
         """
         return CostCurve((tokens, factor * seconds) for tokens, seconds in self.points)
 
+    def in_sizes(self, sizes: Iterable[int]) -> CostCurve:
+        """Return the curve of a computation that only exists in some sizes, such as captured graphs: fewer
+        tokens take as long as the next larger size. Beyond the largest size, the curve stays as it is.
+
+        sizes: numbers of tokens, in any order. Without sizes, and if this curve is empty, it is returned.
+
+        >>> curve = CostCurve([(1, 2.0), (9, 10.0)]).in_sizes([4, 8])
+        >>> [curve.at(tokens) for tokens in (1, 4, 5, 8, 9)]
+        [5.0, 5.0, 9.0, 9.0, 10.0]
+        """
+        ordered = sorted(sizes)
+        if not ordered or not self:
+            return self
+        steps = [
+            (tokens, self.at(size))
+            for before, size in zip((0, *ordered), ordered)
+            for tokens in (before + 1, size)
+        ]
+        beyond = ordered[-1] + 1, 2 * ordered[-1]
+        return CostCurve([*steps, *((tokens, self.at(tokens)) for tokens in beyond)])
+
     def corrected(self, observed: Iterable[Point]) -> CostCurve:
         """Return a curve through the `observed` points that keeps the shape of this one between them.
 

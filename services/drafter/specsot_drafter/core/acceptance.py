@@ -174,7 +174,8 @@ class TreeWorth:
         keys = 2.0 * depths - values
         places = np.sort(depths)
         worth = 2.0 * places - np.sort(keys, 1).mean(0)
-        found = np.split(worth, np.flatnonzero(np.diff(places)) + 1)
+        ends = [*(np.flatnonzero(np.diff(places)) + 1).tolist(), len(places)]
+        found = [worth[start:end] for start, end in zip((0, *ends), ends)]
         for before, now in zip(self._by_depth, found):
             # The number of nodes per depth varies: with more sequences, fewer nodes of each tree are
             # expanded.

@@ -60,10 +60,6 @@ POOL: Final = 8.0
 # Fraction of baseline time. The loss that is always allowed, however long drafting is not profitable.
 # Chosen by the gate: 0.01 is worse.
 REGRET_SHARE: Final = 0.005
-# Multiple of the time that drafts add to a step. The extra cost of the first step after drafting starts or
-# pauses, where all levels are launched at once.
-# Chosen by measurement: 1.3 and 3.1 ms of 2.4 ms (SmolLM2-135M, H100).
-CHANGE: Final = 0.75
 # Fraction. The cost of feeding rows that the drafter has not seen, relative to one level of growth over as
 # many rows. Untuned.
 CATCH_UP_SHARE: Final = 0.3
@@ -490,13 +486,13 @@ class RegretBudget:
 
     def record(self, gained: float, steps: float = 1.0) -> None:
         """Book the result of drafting. The budget is bounded above by 2 * REGRET, the pool by POOL * REGRET.
-        The pool is bounded below by -REGRET, so that one bad phase does not end drafting for good.
+        Both are bounded below by -REGRET, so that one bad phase does not end drafting for good.
 
         gained: Baseline steps that drafting saved; negative if drafting cost time.
         steps: Number of steps that passed. Each adds REGRET_SHARE to the budget.
         """
         more = gained + REGRET_SHARE * steps
-        self.available = min(self.available + more, 2 * REGRET)
+        self.available = min(max(self.available + more, -REGRET), 2 * REGRET)
         self.pool = min(max(self.pool + more, -REGRET), POOL * REGRET)
 
     def begin_sequences(self) -> None:
@@ -558,7 +554,11 @@ class DraftPolicy(BudgetPolicy):
         self._regrets = defaultdict[int, RegretBudget](RegretBudget)
         self._regret = self._regrets[0]
         self._stepwise = stepwise
-        self._change = 0.0 if stepwise else CHANGE
+        # What the last start of drafting took beyond a step with drafts, in baseline steps, and whether the
+        # next step would be such a start after a pause longer than a look. A start costs nothing where growth
+        # can stop between levels.
+        self._restart = 0.0
+        self._paused = False
         # The number of sequences in the step that get no tree.
         self._others = 0
         # Whether the previous step had drafts, and whether it was timed. Steps with prompt tokens are not.
@@ -648,7 +648,7 @@ class DraftPolicy(BudgetPolicy):
         numbers = (live, chosen_live), (live + self._others, chosen_live + chosen_others)
         alike = all(size_group(now) == size_group(chosen) for now, chosen in numbers)
         same = alike and levels <= most and due <= live * (levels + 2)
-        paid = self._safe or (1 + self._change) * self._regret_stake <= self._regret.available
+        paid = self._safe or self._regret_stake <= self._regret.available
         holds = same and paid and self._drafts and self._held > 0
         self._held -= holds
         self.holding = holds and not self._stepwise
@@ -662,7 +662,9 @@ class DraftPolicy(BudgetPolicy):
         due: Number of rows of committed tokens that the drafter must compute first.
 
         Only choices are considered that the regret budget covers, and that would gain time if a node of every
-        level were accepted.
+        level were accepted. After a pause the budget must also cover what the last start of drafting cost. If
+        a choice is expected to lose, half of REGRET must remain, so that a head that is seldom right is tried
+        less often than one that was right so far.
 
         Return 0 if there is such a choice. Otherwise return the number of steps to pause: 1 / REGRET_SHARE if
         no tree can gain even when all levels are accepted, else the steps until the budget covers the
@@ -689,12 +691,15 @@ class DraftPolicy(BudgetPolicy):
         worth = cumulative_worth[:, 1:]
         seconds = self.costs.drafted(sequences, live, levels[:, None], live * nodes, cumulative_worth)
         stakes = np.maximum(seconds / baseline - 1, 0.0)
-        needed = (1 + self._change) * stakes + self.costs.catch_up(due) / baseline
+        added = live / sequences * worth
+        rates = sequences * (1 + added) / seconds
+        reserve = np.where(rates > sequences / baseline, 0.0, REGRET / 2)
+        restart = self._restart if self._paused else 0.0
+        needed = stakes + reserve + restart + self.costs.catch_up(due) / baseline
         # If another process disturbed the measurement of the curves at startup, they must not rule out drafts
         # that were never tried. So the first trees are only bounded by the budget.
         untried = self._stepwise and not self._largest
         hopeful = untried | (stakes < live / sequences * np.minimum(levels[:, None], nodes))
-        added = live / sequences * worth
         safe = live / sequences * self.acceptance.sure_tokens()[levels - 1, None] > stakes
         # Where the host bounds a step, other work of the machine slows steps with and without drafts alike.
         # So the baseline is measured anew before a long pause.
@@ -708,7 +713,6 @@ class DraftPolicy(BudgetPolicy):
                 return LOOK_STEPS
             steps = self._regret.steps_until(float(needed[hopeful].min()))
             return max(steps, LOOK_STEPS)
-        rates = sequences * (1 + added) / seconds
         best = np.argmax(np.where(allowed, rates, 0.0))
         level, node = np.unravel_index(best, rates.shape)
         self._rate = max(float(rates[level, node]), sequences / baseline)
@@ -737,12 +741,11 @@ class DraftPolicy(BudgetPolicy):
         A look is due if the baseline of about as many sequences is unknown, or if the time that a look loses
         is small compared with the steps that were drafted since the last look.
 
-        The loss of a look is estimated from the mean gain of drafting so far and the cost of stopping and
-        resuming.
+        The loss of a look is estimated from the mean gain of drafting so far and the cost of the last start.
         """
         if not self._timed:
             return False
-        lost = LOOK_STEPS * (1 - 1 / max(self._gain, 1.0)) + 2 * self._change * self._regret_stake
+        lost = LOOK_STEPS * (1 - 1 / max(self._gain, 1.0)) + self._restart
         looked = size_group(num_sequences) in self._looked
         return not looked or self._since_look * 2 * REGRET_SHARE >= max(lost, 1.0)
 
@@ -880,9 +883,11 @@ class DraftPolicy(BudgetPolicy):
         if not self._drafts and not self._stepwise:
             # The first step after a pause is booked at its real duration, at most REGRET above the estimate.
             restart = min(max(spent.wall / baseline - 1 - stake, 0.0), REGRET)
+            self._restart = restart if spent.wall else self._restart
         self._regrets[size_group(live)].record(accepted - stake - restart)
         self._gain += ((1 + accepted) / (1 + stake) - self._gain) / RECENT
         self._drafts = True
+        self._paused = False
         self._since_look = self._since_look + 1
         self._returned += observations_of(drafted)
         # Where all levels are launched at once, the host has no time here, and learns when it chooses next.
@@ -895,13 +900,13 @@ class DraftPolicy(BudgetPolicy):
         steps: Number of steps of the pause.
         sequences: Number of sequences per step.
 
-        A pause that follows drafting books the cost of the change in the budget, and forgets slow steps. The
-        steps since the last look and the reuse of the choice start from 0.
+        A pause that follows drafting forgets slow steps. The steps since the last look and the reuse of the
+        choice start from 0.
         """
         if self._drafts:
-            self._regret.record(-self._change * self._regret_stake, 0)
             self.costs.forget()
         self._drafts = False
+        self._paused = self._paused or steps > LOOK_STEPS
         self._since_look = 0
         self._held = 0
         self.paused_trees = math.ceil(steps * sequences)
@@ -915,6 +920,7 @@ def make_budget(
     widths: Sequence[int],
     at_once: bool = False,
     overlapping_stages: int = 1,
+    graph_rows: Sequence[int] = (),
 ) -> BudgetPolicy:
     """Return the policy that the tuner option names. A fixed tree shape always gets `FixedBudget`.
 
@@ -925,6 +931,8 @@ def make_budget(
     widths: Rows per tree that the head computes for levels 2, 3, ...
     at_once: True if all levels are launched at once, so that growth cannot stop between levels.
     overlapping_stages: Number of stages that may compute at the same time, see `StepCosts`.
+    graph_rows: Numbers of rows for which the stages have captured graphs, so that a step of 320 rows takes as
+        long as one of 384, say. Empty: every number of rows has its own time.
 
     The name `seed` gives `SeedBudget`, and every other name `DraftPolicy`.
     """
@@ -932,4 +940,5 @@ def make_budget(
         return FixedBudget(shape)
     if name == "seed":
         return SeedBudget(shape)
-    return DraftPolicy(shape, step, level, widths, not at_once, overlapping_stages)
+    rows_curve = tuple(CostCurve(step).in_sizes(graph_rows).points)
+    return DraftPolicy(shape, rows_curve, level, widths, not at_once, overlapping_stages)

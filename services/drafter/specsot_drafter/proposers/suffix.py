@@ -43,31 +43,29 @@ class _FollowedTokens:
     log: The sequence's tokens as an array, which is brought up to date only when a suggestion is looked for.
     suggested: The number of known tokens when the last tree was suggested, and the tree. None before the
         first suggestion, and once the tree has been compared with what was written.
-    runs: All runs of as many tokens as `repeats` is asked for, without those that end with the newest token.
-    num_in_runs: Number of tokens that `runs` was made of.
     """
 
     sequence: DraftSequence
     log: SeenTokens = field(default_factory=SeenTokens)
     suggested: tuple[int, SuffixTree] | None = None
-    runs: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
-    num_in_runs: int = 0
 
     def repeats(self, size: int) -> bool:
         """Return whether the sequence's last `size` tokens have occurred in it before.
 
-        size: Number of tokens, at least 1; the same in every call.
+        size: Number of tokens, at least 1.
 
             # tokens [1 2 3 1 2], size 2 -> True; tokens [1 2 3 1 2 2] -> False; too few tokens -> False
 
-        A call takes a few microseconds for each token that is new since the last call, and does not search
-        the tokens.
+        The bytes of the tokens are searched, which takes a few microseconds for thousands of tokens.
         """
-        tokens = self.sequence.tokens
-        for end in range(max(self.num_in_runs, size), len(tokens)):
-            self.runs.add(tuple(tokens[end - size : end]))
-        self.num_in_runs = len(tokens)
-        return tuple(tokens[-size:]) in self.runs
+        tokens = self.update().tokens
+        earlier = tokens[:-1].tobytes()
+        newest = tokens[-size:].tobytes()
+        place = earlier.find(newest)
+        # A match that begins within a token is none.
+        while place >= 0 and place % tokens.itemsize:
+            place = earlier.find(newest, place + 1)
+        return place >= 0
 
     def update(self) -> SeenTokens:
         """Append the tokens that are new since the last call, if any, and return all tokens."""
