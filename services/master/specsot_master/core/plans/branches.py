@@ -17,7 +17,7 @@ from specsot_master.core.limits import (
     soft_limit,
 )
 from specsot_master.core.plans.answer import END, AnswerText
-from specsot_master.core.plans.closings import ClosingRule
+from specsot_master.core.plans.closings import STOCK_WORDS, ClosingRule
 from specsot_master.core.plans.cuts import LoopRule
 from specsot_master.core.plans.merged_answer import GAP, MergedAnswer
 from specsot_master.core.plans.openings import (
@@ -323,7 +323,8 @@ class PlanBranches:
         self.merge = MergedAnswer(points, shares.headings, introduction, closing)
         self._max_parallel = max_parallel
         marks = () if aim is None else NOT_PROSE
-        excluded = tuple(dict.fromkeys(token for mark in marks for token in beginnings(mark)))
+        excluded = [token for mark in marks for token in beginnings(mark)]
+        stock = [token for word in STOCK_WORDS if marks for token in beginnings(word)]
         titles = tuple(point.title for point in points if point.id != closing)
         self._branches = {
             p.id: PlanBranch(
@@ -335,7 +336,10 @@ class PlanBranches:
                 soft_limit=1 if p.id == closing else soft_limit(shares.budgets[p.id], aim),
                 shortened=limits[p.id] < shares.budgets[p.id],
                 longest=longest_branch(aim) if holds_sentences and aim else None,
-                opening=BranchOpening(settled=aim is None, excluded=excluded),
+                opening=BranchOpening(
+                    settled=aim is None,
+                    excluded=tuple(dict.fromkeys((*excluded, *(stock if p.id == closing else ())))),
+                ),
                 # A branch with an aim is too short for most code, so that unfinished code is left out.
                 buffer=SentenceBuffer(holds_code=aim is not None),
                 closing_rule=ClosingRule(question, introduction, titles) if p.id == closing else None,
