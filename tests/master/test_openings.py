@@ -57,7 +57,7 @@ def begin(question: str = "Name three letters.", titles: str = " Alpha\n2. Beta\
         "auto",
         told=TOLD,
         speculates=True,
-        answer_tokens=320,
+        answer_tokens=860,
         max_new_tokens=900,
         prompt=question,
         beginnings=tokens_of,
