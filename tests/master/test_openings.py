@@ -57,7 +57,7 @@ def begin(question: str = "Name three letters.", titles: str = " Alpha\n2. Beta\
         "auto",
         told=TOLD,
         speculates=True,
-        answer_tokens=320,
+        answer_tokens=860,
         max_new_tokens=900,
         prompt=question,
         beginnings=tokens_of,
@@ -311,7 +311,7 @@ async def test_the_answer_is_the_same_whichever_branch_is_faster(seed: int, burs
     assert finished(events).text == PLANNED
     decoding = [one for one in openings(theatre) if one.decodes]
     excluded = {one.ordinal: letters_of(theatre, one.excluded_first) for one in decoding}
-    assert excluded == {0: "", PLAN_ORDINAL: "", 1: "", 2: "", 3: "A", 4: "AOS", 5: ""}
+    assert excluded == {0: "", PLAN_ORDINAL: "", 1: "", 2: "", 3: "A", 4: "AOS", 5: "A"}
     branches = {one.sampling for one in decoding if one.ordinal > 0 and one.ordinal != PLAN_ORDINAL}
     assert len(branches) == 1, "a reopened branch is sampled like any other"
     assert len(of(BranchStarted, events)) == 5

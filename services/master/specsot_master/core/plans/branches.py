@@ -17,7 +17,7 @@ from specsot_master.core.limits import (
     soft_limit,
 )
 from specsot_master.core.plans.answer import END, AnswerText
-from specsot_master.core.plans.closings import ClosingRule
+from specsot_master.core.plans.closings import STOCK_WORDS, ClosingRule
 from specsot_master.core.plans.cuts import LoopRule
 from specsot_master.core.plans.merged_answer import GAP, MergedAnswer
 from specsot_master.core.plans.openings import (
@@ -34,6 +34,7 @@ from specsot_master.core.plans.sentences import (
     ends_sentence,
     is_announcement,
     open_fence,
+    open_quotation,
 )
 from specsot_master.core.plans.text_pieces import TextPiece, TokenSpans
 
@@ -236,14 +237,16 @@ class PlanBranch:
     @property
     def mark(self) -> str:
         """What follows the text in the merged answer: the end of a code block that the branch has not
-        closed, or a mark if a limit ended the branch within a shown sentence, else "". There is no mark for
-        a text without characters, for one that ends with a whole sentence, or if pieces were left out.
+        closed, or a mark if a limit ended the branch within a shown sentence, and the end of a quotation,
+        else "". There is no mark of a limit for a text without characters, for one that ends with a whole
+        sentence, or if pieces were left out.
         """
         text = self.answer.text
         if fence := open_fence(text):
             return fence if text.endswith("\n") else f"\n{fence}"
         interrupted = self.reason is Reason.LENGTH and not (self.left_out or self.buffer.whole)
-        return CUT_MARK if interrupted and text and not ends_sentence(text) else ""
+        cut = CUT_MARK if interrupted and text and not ends_sentence(text) else ""
+        return cut if self.answer.stopped else cut + open_quotation(text)
 
     def take_logprobs(self, over: bool) -> tuple[TokenLogprobs, ...]:
         """Return the logprobs of tokens whose text has been released, each token once; () if there are none,
@@ -323,7 +326,8 @@ class PlanBranches:
         self.merge = MergedAnswer(points, shares.headings, introduction, closing)
         self._max_parallel = max_parallel
         marks = () if aim is None else NOT_PROSE
-        excluded = tuple(dict.fromkeys(token for mark in marks for token in beginnings(mark)))
+        excluded = [token for mark in marks for token in beginnings(mark)]
+        stock = [token for word in STOCK_WORDS if marks for token in beginnings(word)]
         titles = tuple(point.title for point in points if point.id != closing)
         self._branches = {
             p.id: PlanBranch(
@@ -335,7 +339,10 @@ class PlanBranches:
                 soft_limit=1 if p.id == closing else soft_limit(shares.budgets[p.id], aim),
                 shortened=limits[p.id] < shares.budgets[p.id],
                 longest=longest_branch(aim) if holds_sentences and aim else None,
-                opening=BranchOpening(settled=aim is None, excluded=excluded),
+                opening=BranchOpening(
+                    settled=aim is None,
+                    excluded=tuple(dict.fromkeys((*excluded, *(stock if p.id == closing else ())))),
+                ),
                 # A branch with an aim is too short for most code, so that unfinished code is left out.
                 buffer=SentenceBuffer(holds_code=aim is not None),
                 closing_rule=ClosingRule(question, introduction, titles) if p.id == closing else None,

@@ -14,6 +14,9 @@ ENDS: Final = (".", "!", "?", "。", "！", "？", "\n")
 TAIL_CHARACTERS: Final = 16
 _ITEM: Final = re.compile(r"\s*(?:[-*+•]\s|\d{1,3}(?:[.)]\s|[、．]))")
 _FENCES: Final = ("```", "~~~")
+# The marks that open a quotation, with those that close it.
+_QUOTATIONS: Final = {'"': '"', "“": "”", "„": "“", "«": "»"}
+_QUOTATION_MARKS: Final = (*_QUOTATIONS, "”", "»")
 # An end after a digit, as in a number or a list, or a full stop after a single capital letter ("J. K.").
 _ABBREVIATED: Final = re.compile(r"(?:\d[\s\S]|(?:^|[\W_])[A-ZÄÖÜÁÉÍÓÚÑ]\.)\Z")
 
@@ -70,6 +73,22 @@ def open_fence(text: str) -> str:
     for line in text.split("\n"):
         fence = fence_after(line, fence)
     return fence
+
+
+def open_quotation(text: str) -> str:
+    """Return the mark that closes the quotation which is open at the end of the text, or "" if none is. A
+    straight mark opens a quotation if no letter is right before it.
+
+        'Say: "It is so.' -> '"';   "Sag: „So ist es.“" -> "";   'a 5" pipe.' -> ""
+
+    text: any text, from its beginning.
+    """
+    place = max(map(text.rfind, _QUOTATION_MARKS))
+    mark = text[max(place, 0) : place + 1]
+    begins = not text[:place].strip() or text[place - 1] in " \n(" if mark == '"' else mark in _QUOTATIONS
+    # In German, this mark closes a quotation.
+    closes = mark == "“" and "„" in text
+    return _QUOTATIONS[mark] if begins and not closes else ""
 
 
 def fence_after(line: str, fence: str) -> str:
