@@ -9,8 +9,8 @@ small kernels. Here they are replaced once per launch. Of the remaining time
 * a further fifth went into checks for integer overflow, which nothing reads. They are switched off.
 * a fourth went into comparing the types of operands, and into blocks of constants. Both have a short path for
   the usual cases; all other cases call Triton's own function.
-* of addresses, half went into numbers of 32 bits that become numbers of 64 bits, and into casts to the type that
-  a value has. They have short paths, too.
+* of addresses, half went into numbers of 32 bits that become numbers of 64 bits, and into casts to the type
+  that a value has. They have short paths, too.
 
 The replaced functions are private to Triton, so a new version of Triton may break this file.
 """
@@ -186,8 +186,8 @@ def in_blocks(value: Any, shape: tuple[int, ...], block: Any) -> Any:
 def made_alike(one: Any, other: Any, *how: Any, **more: Any) -> tuple[Any, Any]:
     """Like `binary_op_type_checking_impl`: return both operands with one type and shape.
 
-    Short paths serve operands of the same type, signed integers of which one has 32 bits and the other one 64,
-    and a Python number that fits the other operand's type, or that is added to a pointer.
+    Short paths serve operands of the same type, signed integers of which one has 32 bits and the other one
+    64, and a Python number that fits the other operand's type, or that is added to a pointer.
 
     how: whether each operand may be a pointer, whether types are checked, whether it is a division.
     """

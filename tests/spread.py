@@ -31,6 +31,7 @@ from specsot_app.fleet.die_with_parent import end_with
 # load late belongs here.
 LAZY = (
     ("torch", "torch.distributed.fsdp"),  # With sympy: when Transformers first saves or opens a model.
+    ("matplotlib", "matplotlib.figure"),
     ("transformers", "transformers.models.llama.modeling_llama"),
     ("transformers", "transformers.generation"),
 )

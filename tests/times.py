@@ -1,7 +1,7 @@
 """Records how long tests take: per test for readers, per file so that a run can start with the longest files.
 
 python -m tests.times build/times*.txt          # update tests/times.json from the last run
-python -m tests.times --slow build/pure.txt     # update tests/slow.txt, the pure tests that `make check` leaves out
+python -m tests.times --slow build/pure.txt     # update tests/slow.txt, what `make check` leaves out
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def per_file(text: str) -> dict[str, float]:
 
 
 def slow_functions(text: str) -> list[str]:
-    """Tests whose cases take longer than MAX_SECONDS in the mean, of what `written` wrote, in order of names."""
+    """Tests whose cases take longer than MAX_SECONDS in the mean, of what `written` wrote, by name."""
     cases = defaultdict[str, list[float]](list)
     for line in text.splitlines():
         seconds, test = line.split(maxsplit=1)
@@ -60,7 +60,7 @@ def function_of(nodeid: str) -> str:
 
 
 def without_slow(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """Return the tests that tests/slow.txt does not list, and those that it lists. New tests are not listed."""
+    """Return the tests that tests/slow.txt does not list, as it lists no new test, and those that it does."""
     slow = {*SLOW.read_text().splitlines()}
     kept = [item for item in items if function_of(item.nodeid) not in slow]
     return kept, [item for item in items if function_of(item.nodeid) in slow]
