@@ -23,9 +23,9 @@ QUESTION ?= What are the benefits of regular exercise?
 # 421 s instead of 382 s on two cores.
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 SPREAD := --forks=$(WORKERS) --times=build/times.txt -p no:anyio
-# Collecting the pure tests takes longer than running them, so `make check` starts two pytest processes: one collects
-# the folders of HALF, the other one all others, which takes about as long. PYTHONDONTWRITEBYTECODE is cleared so that
-# modules are compiled once, even if the caller's environment forbids writing .pyc files.
+# Collecting the quick pure tests takes nearly as long as running them, so `make check` starts two pytest processes: one
+# collects the folders of HALF, the other one all others, which takes about as long. PYTHONDONTWRITEBYTECODE is cleared
+# so that modules are compiled once, even if the caller's environment forbids writing .pyc files.
 PURE := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --pure -p no:anyio -p no:schemathesis
 LAB  := tests/lab
 # Folder with the published models, about 2 GB. If the variable is not set, the tests that need them are skipped.
@@ -57,8 +57,10 @@ test-all: $(VENV)/developed ## run every test, also those marked `full`, the lab
 	$(BIN)/python -m pytest $(SPREAD) --full
 	$(BIN)/python -m tests.faults --minutes 1
 
-times: ## update tests/times.json from the last run, so that the next run starts with the longest files
+times: ## update tests/times.json from the last run, so that the next one starts with the longest files; and tests/slow.txt
 	$(BIN)/python -m tests.times build/times*.txt
+	-$(PURE) --times=build/pure.txt
+	$(BIN)/python -m tests.times --slow build/pure.txt
 
 test-lab: $(VENV)/developed ## run the lab's tests
 	$(BIN)/python -m pytest $(SPREAD:times.txt=times-lab.txt) $(LAB)
@@ -72,7 +74,7 @@ test-models: $(VENV)/developed ## compare published GGUF files with Transformers
 faults: $(VENV)/developed ## repeat one run with faults (SEED=n), or do random ones (SEEDS=count or MINUTES=n)
 	$(BIN)/python -m tests.faults $(if $(MINUTES)$(SEEDS),$(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEEDS),--seeds $(SEEDS)),$(or $(SEED),0))
 
-check: $(VENV)/developed ## check format, lint, imports and budgets; run the pure tests: no torch, about a minute on two cores
+check: $(VENV)/developed ## check format, lint, imports and budgets; run the quick pure tests: no torch, about ten seconds on two cores
 	@$(MAKE) --no-print-directory --silent --jobs 4 neat floors pure
 
 lint: neat floors types ## check format, lint, imports, budgets and types
@@ -91,10 +93,10 @@ types: $(VENV)/developed ## check types with Pyrefly; takes seconds
 pure: pure-half pure-others
 
 pure-half: $(VENV)/developed
-	$(PURE) $(HALF)
+	$(PURE) --quick $(HALF)
 
 pure-others: $(VENV)/developed
-	$(PURE) $(HALF:%=--ignore=%)
+	$(PURE) --quick $(HALF:%=--ignore=%)
 
 format: $(VENV)/developed ## fix format and lint where ruff can
 	$(BIN)/ruff format .

@@ -1,6 +1,6 @@
-"""Compiles test files as pytest does, in reverse order, while pytest collects them on another core.
+"""Compiles test files as pytest does: `python -m tests.compiled`.
 
-`.ci/run` runs it in a fresh clone, where nothing is compiled yet: `python -m tests.compiled`.
+`.ci/run` runs it in a fresh clone, where nothing is compiled yet, before the installation ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from _pytest.assertion import rewrite
 
 def compile_tests(folder: Path) -> None:
     quiet: Any = SimpleNamespace(trace=lambda text: None)  # Gets a message if a file cannot be written.
-    for file in sorted(folder.rglob("test_*.py"), reverse=True):
+    for file in sorted(folder.rglob("test_*.py")):
         compiled = compiled_of(file)
         if not compiled.exists():
             source, code = rewrite._rewrite_test(file, None)  # type: ignore[arg-type]

@@ -88,6 +88,7 @@ class HeavyRefusal(importlib.abc.MetaPathFinder):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pure", action="store_true", help="only what needs no tensors, network, processes")
+    parser.addoption("--quick", action="store_true", help="with --pure: without the tests of tests/slow.txt")
     parser.addoption("--forks", type=int, default=0, help="processes that take file after file")
     parser.addoption("--full", action="store_true", help="the full grids too, which CI leaves out")
     parser.addoption(
@@ -131,6 +132,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("reference")
     if config.getoption("--pure"):
         leave_out(config, items, markers=MARKERS)
+    if config.getoption("--quick"):
+        items[:], slow = times.without_slow(items)
+        config.hook.pytest_deselected(items=slow)
     if not config.getoption("--full"):
         leave_out(config, items, markers=("full",))
     if config.getoption("--times"):

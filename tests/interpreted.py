@@ -9,6 +9,8 @@ small kernels. Here they are replaced once per launch. Of the remaining time
 * a further fifth went into checks for integer overflow, which nothing reads. They are switched off.
 * a fourth went into comparing the types of operands, and into blocks of constants. Both have a short path for
   the usual cases; all other cases call Triton's own function.
+* of addresses, half went into numbers of 32 bits that become numbers of 64 bits, and into casts to the type
+  that a value has. They have short paths, too.
 
 The replaced functions are private to Triton, so a new version of Triton may break this file.
 """
@@ -28,6 +30,7 @@ from triton.runtime import interpreter
 PATCH, KIND = interpreter._patch_lang, interpreter._get_np_dtype
 SEMANTIC: Any = interpreter.interpreter_semantic
 MADE_ALIKE, BROADCAST = SEMANTIC.binary_op_type_checking_impl, SEMANTIC.broadcast_impl_value
+CAST, SAME_TYPE = SEMANTIC.cast, core.dtype.__eq__
 ADDRESSES, NUMBERS = (
     np.dtype(np.uint64),
     dict[str, Any](),
@@ -183,7 +186,8 @@ def in_blocks(value: Any, shape: tuple[int, ...], block: Any) -> Any:
 def made_alike(one: Any, other: Any, *how: Any, **more: Any) -> tuple[Any, Any]:
     """Like `binary_op_type_checking_impl`: return both operands with one type and shape.
 
-    Short paths serve operands of the same type, and a Python number that fits the other operand's type.
+    Short paths serve operands of the same type, signed integers of which one has 32 bits and the other one
+    64, and a Python number that fits the other operand's type, or that is added to a pointer.
 
     how: whether each operand may be a pointer, whether types are checked, whether it is a division.
     """
@@ -193,12 +197,36 @@ def made_alike(one: Any, other: Any, *how: Any, **more: Any) -> tuple[Any, Any]:
         pointed = one.dtype.is_ptr() and how[:1] == (True,) and other.dtype.is_int()
         if pointed or (one.dtype is other.dtype and not one.dtype.is_ptr()):
             return broadcast(one, other)
+        if one.dtype is language.int64 and other.dtype is language.int32:
+            return broadcast(one, lengthened(other))
+        if one.dtype is language.int32 and other.dtype is language.int64:
+            return broadcast(lengthened(one), other)
     elif not how[2:]:
+        pointed = how == (True, True) and isinstance(one, language.tensor) and one.dtype.is_ptr()
+        if pointed and becomes(other, language.int32):
+            return one, number_in_blocks(other, language.int32, shape_in(one))
         if isinstance(one, language.tensor) and becomes(other, one.dtype):
             return one, number_in_blocks(other, one.dtype, shape_in(one))
         if isinstance(other, language.tensor) and becomes(one, other.dtype):
             return number_in_blocks(one, other.dtype, shape_in(other)), other
     return MADE_ALIKE(one, other, *how, **more)
+
+
+def lengthened(value: Any) -> Any:
+    """Return integers of 32 bits with 64 bits."""
+    kind = language.int64
+    handle = interpreter.TensorHandle(value.handle.data.astype(np.int64), kind)
+    return language.tensor(handle, with_element(value.type, kind) if value.type.is_block() else kind)
+
+
+def cast(value: Any, kind: Any, *how: Any, **more: Any) -> Any:
+    """Like `cast`, with a short path for values that are of the type already."""
+    return value if value.dtype is kind.scalar else CAST(value, kind, *how, **more)
+
+
+def same_type(one: Any, other: object) -> bool:
+    """Like `dtype.__eq__`, with a short path for one type twice."""
+    return one is other or SAME_TYPE(one, other)
 
 
 def becomes(number: Any, kind: Any) -> bool:
@@ -240,6 +268,8 @@ def install() -> None:
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
     SEMANTIC.binary_op_type_checking_impl, SEMANTIC.broadcast_impl_value = made_alike, broadcast
+    SEMANTIC.cast = cast
+    core.dtype.__eq__ = same_type
     language.block_type.with_element_ty = with_element
     language.block_type.__init__ = make_block
     language.tensor.__init__ = make_value

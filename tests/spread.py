@@ -7,6 +7,7 @@ takes the files whose tests mostly wait: their 85 s need a third as many of a pr
 
 from __future__ import annotations
 
+import gc
 import multiprocessing.util
 import os
 import signal
@@ -29,6 +30,8 @@ from specsot_app.fleet.die_with_parent import end_with
 # What is compiled or loaded when it is first used: once, for all processes. What many files
 # load late belongs here.
 LAZY = (
+    ("torch", "torch.distributed.fsdp"),  # With sympy: when Transformers first saves or opens a model.
+    ("matplotlib", "matplotlib.figure"),
     ("transformers", "transformers.models.llama.modeling_llama"),
     ("transformers", "transformers.generation"),
 )
@@ -73,6 +76,7 @@ def run(session: pytest.Session, count: int) -> None:
         from specsot_kernels.cpu.kernel import address
 
         address()
+    gc.freeze()  # What was imported here need not be looked at, either.
     config = session.config
     capture: Any = config.pluginmanager.getplugin("capturemanager")
     if (forked := sys.modules.get("tests.forked")) is not None:

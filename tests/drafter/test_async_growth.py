@@ -57,7 +57,7 @@ from specsot_kernels.gpu.growing import grow
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = TreeShape(1, 2, 5, fixed=True)
 PAGES, PAGE, EPOCH = 24, 16, 1
-LIMITS = {1: 7, 2: 3, 3: 14, 4: 5}  # tokens that each may write
+LIMITS = {1: 7, 2: 3, 3: 10, 4: 5}  # tokens that each may write
 COMES = {4: 2}  # step before which one comes
 
 Seen = list[tuple[dict[int, tuple[int, ...]], dict[int, Tree]]]

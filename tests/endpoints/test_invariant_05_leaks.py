@@ -9,7 +9,6 @@ import asyncio
 import gc
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +26,7 @@ from specsot_master.engine import EngineConfig
 from specsot_master.telemetry import Metrics, RequestMetrics
 from tests.conftest import REPOSITORY, is_full
 from tests.endpoints.front import Front, front, question, stub, told
+from tests.forked import ran
 from tests.master.letters import DIRECT, TIGHT
 from tests.master.stage import turn
 
@@ -77,9 +77,8 @@ def test_invariant_5_memory_does_not_grow_in_a_process_of_its_own() -> None:
     """Threads and caches of other tests would grow in the same process."""
     test = f"{__file__}::test_invariant_5_memory_does_not_grow_with_requests"
     unused = [word for name in ("cacheprovider", "schemathesis", "anyio") for word in ("-p", f"no:{name}")]
-    command = [sys.executable, "-m", "pytest", *unused, "--full", test]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    status, lines = ran("pytest", *unused, f"--rootdir={REPOSITORY}", "--full", test)
+    assert status == 0, "\n".join(lines)
 
 
 @pytest.mark.full

@@ -3,6 +3,7 @@
 import pytest
 
 from specsot.params import Pruning, Window
+from tests.conftest import some
 from tests.laws.ring import Setup, ring_of
 from tests.laws.test_identity import WARM, prompts_of
 
@@ -16,8 +17,11 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("asked", [3, None], ids=["short", "long"])
+# Each policy after a prompt of one length; after the other one by `make test-all`.
+CASES = [(policy, asked) for asked in (3, None) for policy in POLICIES]
+
+
+@pytest.mark.parametrize(("policy", "asked"), some(CASES, 0, 2, 4))
 async def test_law_1_under_policies_after_a_repair(models, policy, asked):
     """Pruned where it was, as prompt chunks end there, too; with the sinks of what was asked, which may be
     fewer than a window's. The second time a head drafts, over three stages."""

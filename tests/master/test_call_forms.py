@@ -126,6 +126,7 @@ def read(form: CallForm, text: str, size: int) -> tuple[str, list[tuple[str, Any
     return content, [(name, json.loads(arguments)) for name, arguments in calls.values()]
 
 
+@pytest.mark.slow
 def test_a_form_is_derived_from_each_template() -> None:
     assert len([name for name in PUBLISHED if name != HARMONY]) >= 25
     assert {form_of(name).layout for name in DERIVED} == {"object", "named", "parameters", "python"}

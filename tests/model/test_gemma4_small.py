@@ -78,7 +78,10 @@ def test_logits_and_greedy_tokens_are_those_of_transformers_over_allowed_cuts(
     wrong = torch.tensor(written) != expected[len(PROMPT) - 1 :].argmax(-1)
     assert not (wrong & ((first - second)[len(PROMPT) - 1 :] >= NEAR)).any()
     whole, _ = Ring.of(load(tmp_path, (6,))).feed(PROMPT, 0)
-    assert torch.equal(whole, Ring.of(load(tmp_path, CUTS[name])).feed(PROMPT, 0)[0])
+    # In fp32 a product with fewer columns may differ in its last bits: on AMD's processors it does, by 1e-5.
+    torch.testing.assert_close(
+        Ring.of(load(tmp_path, CUTS[name])).feed(PROMPT, 0)[0], whole, atol=1e-4, rtol=0
+    )
 
 
 def test_trees_in_branches_of_a_prefix_give_the_logits_of_transformers(tmp_path: Path) -> None:

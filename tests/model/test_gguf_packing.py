@@ -82,6 +82,8 @@ def test_blocks_are_packed_to_the_bits_of_their_decoded_floats(kind: GGMLQuantiz
     """Two tensors in one weight, outputs and inputs that fill no whole block, a row of zeros, and a bias."""
     tensors = [stored(kind, rows, 768) for rows in (37, 20)]
     tensors[1][3] = 0
+    for rows in tensors:
+        rows.flags.writeable = False  # As the rows of a mapped file are: Numba compiles for either kind.
     outputs = np.random.default_rng(0).permutation(57)
     parts = [StoredPart(tensors[0], kind, outputs[:37]), StoredPart(tensors[1], kind, outputs[37:])]
     decoded = torch.from_numpy(np.concatenate([decode_rows(rows, kind) for rows in tensors]))

@@ -77,7 +77,7 @@ async def test_a_traced_request_and_an_untraced_one(demo_model: Path) -> None:
         traced = await ring.open(PROMPT, limit=24, trace=CALLER)
         await ring.written(traced)
         draft_rounds = len(ring.texts[quiet].draft_rounds) + len(ring.texts[traced].draft_rounds)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (frames := seen.frames("worker-0")) != seen.frames("worker-1"):  # noqa: ASYNC110 - counters
                 await asyncio.sleep(0)  # the frame that closes the text is on its way
         assert frames >= draft_rounds
