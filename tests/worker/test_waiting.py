@@ -122,16 +122,25 @@ def test_a_drafter_that_never_says_that_it_is_awake_is_asked_all_the_same():
     assert step(sequencer) is None
 
 
-def test_a_pause_that_started_with_many_sequences_lasts_as_many_steps_of_few():
+def test_a_pause_lasts_as_many_steps_of_half_of_its_sequences():
     patience = DraftTimeout(0.5)
     patience.start_pause(80, num_drafted=8)
     for _ in range(4):
         patience.record_launch(8, 8, num_drafted=8)
     for _ in range(6):
         assert patience.paused
-        patience.record_launch(1, 1, num_drafted=1)
+        patience.record_launch(4, 4, num_drafted=4)
     assert patience.catching_up
     assert not patience.paused
+
+
+def test_a_pause_ends_when_fewer_than_half_of_its_sequences_are_left():
+    patience = DraftTimeout(0.5)
+    patience.start_pause(80, num_drafted=8)
+    patience.record_launch(4, 4, num_drafted=4)
+    assert patience.paused
+    patience.record_launch(3, 3, num_drafted=3)
+    assert patience.catching_up
 
 
 def test_a_pause_counts_drafted_trees_alone():
