@@ -514,8 +514,8 @@ def _smallest_leads(leads: Numbers, firsts: Ints, counts: Ints) -> Numbers:
     firsts: int64 [pieces], first row of each piece.
     counts: int64 [pieces], number of rows of each piece.
     """
-    # `reduceat` reduces between neighbouring edges, and every second of these ranges is a piece. The last edge
-    # may lie after the last row, where there must be an element for `reduceat`.
+    # `reduceat` reduces between neighbouring edges, and every second of these ranges is a piece. The last
+    # edge may lie after the last row, where there must be an element for `reduceat`.
     return np.minimum.reduceat(
         np.concatenate((leads, leads[:1])), np.array((firsts, firsts + counts)).T.reshape(-1)
     )[::2]
@@ -547,8 +547,15 @@ def page_runs_unshared(
     held = np.array([len(pages_of) for pages_of in pages])
     counts = np.array(rows)
     all_pages = np.array([page for pages_of in pages for page in pages_of], np.int32)
-    runs = counts.cumsum() - counts, counts, np.zeros_like(counts), held * page_rows, held, all_pages
-    return PageRuns(*runs, shared=False)
+    return PageRuns(
+        counts.cumsum() - counts,
+        counts,
+        np.zeros_like(counts),
+        held * page_rows,
+        held,
+        all_pages,
+        shared=False,
+    )
 
 
 def _slots_by_row(firsts: Ints, counts: Ints, rows: int) -> tuple[Numbers, Numbers]:
