@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
@@ -65,9 +64,6 @@ MAX_PIECES = 32
 # Waves of programs. How many cutting may add to the smallest number of pieces; buffers are sized for all of
 # them.
 MAX_EXTRA_WAVES = 2
-# Page runs. The piece sizes of runs of so many lengths are cached: lengths are whole pages, so that a few
-# recur in every step. Untuned.
-CACHED_PIECE_SIZES = 1024
 # Bits. Width of one word of a visibility mask.
 WORD = 32
 # Index. Where `bits` stands in `TableRoom.shapes`.
@@ -490,9 +486,8 @@ def cut_pieces(
     run_of = np.arange(len(first)).repeat(pieces_of_run)
     place = np.arange(len(run_of)) - (pieces_of_run.cumsum() - pieces_of_run)[run_of]
     # Piece `place` of a page run is tile place % down of column range place // down.
-    ranges, tiles = np.divmod(place, num_tiles[run_of])
-    first_column = ranges * columns_per_piece
-    row_in_run = tiles * tile_rows
+    first_column = place // num_tiles[run_of] * columns_per_piece
+    row_in_run = place % num_tiles[run_of] * tile_rows
     first_row = first[run_of] + row_in_run
     rows_of_piece = np.minimum(rows[run_of] - row_in_run, tile_rows)
     first_page = (held.cumsum() - held)[run_of] + first_column // page_rows
@@ -505,12 +500,11 @@ def cut_pieces(
     starts_at = at[run_of] + first_column
     fields = first_row, rows_of_piece, first_page, columns_of_piece, starts_at, lead, first_slot
     pieces = np.array(fields, np.int32).T.copy()
-    num_rows = len(leads)
+    # If no run is cut between columns, every row reads one piece, and the slots are those of the rows.
     if not shared and len(run_of) == num_tiles.sum():
-        # No run is cut between columns: every row reads one piece, and the slots are those of the rows.
-        slots = np.arange(num_rows + 1, dtype=np.int32)
+        slots = np.arange(len(leads) + 1, dtype=np.int32)
         return PieceTables(pieces, slots, slots[:-1], pages)
-    return PieceTables(pieces, *_slots_by_row(first_row, rows_of_piece, num_rows), pages)
+    return PieceTables(pieces, *_slots_by_row(first_row, rows_of_piece, len(leads)), pages)
 
 
 def _smallest_leads(leads: Numbers, firsts: Ints, counts: Ints) -> Numbers:
@@ -520,10 +514,11 @@ def _smallest_leads(leads: Numbers, firsts: Ints, counts: Ints) -> Numbers:
     firsts: int64 [pieces], first row of each piece.
     counts: int64 [pieces], number of rows of each piece.
     """
-    # `reduceat` reduces between neighbouring edges, and every second of these ranges is a piece.
-    edges = np.array((firsts, firsts + counts)).T.reshape(-1)
-    # The last edge may lie after the last row, where there must be an element for `reduceat`.
-    return np.minimum.reduceat(np.concatenate((leads, leads[:1])), edges)[::2]
+    # `reduceat` reduces between neighbouring edges, and every second of these ranges is a piece. The last
+    # edge may lie after the last row, where there must be an element for `reduceat`.
+    return np.minimum.reduceat(
+        np.concatenate((leads, leads[:1])), np.array((firsts, firsts + counts)).T.reshape(-1)
+    )[::2]
 
 
 def as_arrays(page_runs: Sequence[PageRun]) -> PageRuns:
@@ -552,8 +547,15 @@ def page_runs_unshared(
     held = np.array([len(pages_of) for pages_of in pages])
     counts = np.array(rows)
     all_pages = np.array([page for pages_of in pages for page in pages_of], np.int32)
-    first = counts.cumsum() - counts
-    return PageRuns(first, counts, np.zeros_like(counts), held * page_rows, held, all_pages, shared=False)
+    return PageRuns(
+        counts.cumsum() - counts,
+        counts,
+        np.zeros_like(counts),
+        held * page_rows,
+        held,
+        all_pages,
+        shared=False,
+    )
 
 
 def _slots_by_row(firsts: Ints, counts: Ints, rows: int) -> tuple[Numbers, Numbers]:
@@ -620,36 +622,23 @@ def _piece_columns(columns: Ints, tiles: Ints, page_rows: int, tile_rows: int, p
     tile_rows: largest number of rows of a piece.
     """
     min_columns = MIN_PIECE_COLUMNS if tile_rows < WIDE_TILE_ROWS else 2 * MIN_PIECE_COLUMNS
-    sizes = _piece_sizes(int(columns.max()), min_columns, page_rows)
-    pieces_of_size = (-(-columns // sizes) @ tiles).tolist()
+    max_columns = int(columns.max())
+    # More pieces than this would all have `min_columns` columns, like the last candidate.
+    max_pieces = min(max(-(-max_columns // min_columns), 1), MAX_PIECES)
+    candidates = [max(-(-max_columns // number), min_columns) for number in range(1, max_pieces + 1)]
+    # Each size once, largest first.
+    sizes = list(dict.fromkeys([-(-candidate // page_rows) * page_rows for candidate in candidates]))
+    pieces_of_size = (-(-columns // np.array(sizes)[:, None]) @ tiles).tolist()
     # `TableRoom.pieces` keeps memory for so many pieces and no more.
     max_total = int(tiles.sum()) + MAX_EXTRA_WAVES * places
     work = int(columns @ tiles)
     seconds = dict[int, int]()
-    for size, pieces in zip(sizes[:, 0].tolist(), pieces_of_size):
+    for size, pieces in zip(sizes, pieces_of_size):
         if pieces <= max_total:
             cost_of_piece = size + PIECE_OVERHEAD_COLUMNS
             waves = -(-(work + pieces * PIECE_OVERHEAD_COLUMNS) // (places * cost_of_piece))
             seconds[size] = waves * cost_of_piece
     return min(seconds, key=seconds.__getitem__)
-
-
-@lru_cache(CACHED_PIECE_SIZES)
-def _piece_sizes(max_columns: int, min_columns: int, page_rows: int) -> Ints:
-    """Return the numbers of columns that a piece may have, int64 [sizes, 1], largest first, each once: whole
-    pages, at least `min_columns`, of which the longest page run needs 1 to MAX_PIECES pieces.
-
-    max_columns: columns of the longest page run.
-    min_columns: smallest number of columns that is considered.
-    page_rows: columns of a page.
-
-        # 1,024 columns, at least 256, pages of 64 -> 1,024, 512, 384 (of 342), 256
-    """
-    # More pieces than this would all have `min_columns` columns, like the last candidate.
-    max_pieces = min(max(-(-max_columns // min_columns), 1), MAX_PIECES)
-    candidates = [max(-(-max_columns // number), min_columns) for number in range(1, max_pieces + 1)]
-    sizes = dict.fromkeys([-(-candidate // page_rows) * page_rows for candidate in candidates])
-    return np.array([*sizes])[:, None]
 
 
 def page_runs_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from math import prod
 
 import numpy as np
@@ -433,10 +434,8 @@ def views(flat: Tensor, shapes: Shapes) -> list[Tensor]:
 
     # shapes [(3,), (2, 2)] -> numbers 0..2 and 4..7 of the buffer
     """
-    found = list[Tensor]()
-    start = flat.storage_offset()
-    for shape in shapes:
-        strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
-        found.append(flat.as_strided(shape, strides, start))
-        start += aligned(prod(shape))
-    return found
+    starts = accumulate((aligned(prod(shape)) for shape in shapes), initial=flat.storage_offset())
+    return [
+        flat.as_strided(shape, [prod(shape[axis + 1 :]) for axis in range(len(shape))], start)
+        for shape, start in zip(shapes, starts)
+    ]

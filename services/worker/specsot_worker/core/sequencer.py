@@ -607,14 +607,12 @@ class Sequencer:
         informed = not (frame.paused or frame.catching_up)
         for one in segments:
             self._sequences[one.sequence].drafter_informed = informed
-        num_rounds = 0
-        num_drafted = 0
-        # Only a pause counts draft rounds and drafted sequences. Every pass stands for a round without drafts.
-        if frame.paused:
-            trees = [one for one in segments if isinstance(one, TreeSegment)]
-            drafted = [self._sequences[one.sequence].opening.drafted for one in trees]
-            num_rounds = sum(drafted) * (1 + frame.extra_passes)
-            num_drafted = self._drafted()
+        # Only a pause counts draft rounds and drafted sequences.
+        trees = [one for one in segments if isinstance(one, TreeSegment)] if frame.paused else []
+        num_drafted = self._drafted() if frame.paused else 0
+        # Every pass stands for a draft round without drafts.
+        passes = 1 + frame.extra_passes
+        num_rounds = passes * sum([self._sequences[one.sequence].opening.drafted for one in trees])
         self._draft_timeout.record_launch(num_rounds, num_tokens, num_drafted)
 
     def _drafted(self) -> int:

@@ -381,10 +381,7 @@ class NextStep:
         if max(tokens) >= self._vocabulary:
             return False
         self._start_timer()
-        launched = self._launch(tokens)
-        if launched and self._step:
-            self._step.tokens = tokens
-        return launched
+        return self._launch(tokens, tokens)
 
     @property
     def accepts_device_tokens(self) -> bool:
@@ -448,13 +445,12 @@ class NextStep:
         """
         outputs = [first]
         chosen = list[Tensor]()
-        root = single(0)
-        roots = [root] * len(segments)
+        roots = [single(0)] * len(segments)
         while len(outputs) < passes:
             number = len(outputs)
             following = [
                 TreeSegment(one.sequence, one.draft_round, one.committed + number, (0,), root)
-                for one in segments
+                for one, root in zip(segments, roots)
             ]
             if (filled := self._fill(following, roots, reserved)) is None:
                 break
@@ -617,17 +613,19 @@ class NextStep:
             self._kv.clear_pages(plan.trimmed)
         return self._steps.fill(StepRows((), plan.positions, plan.slots, plan.spans, plan.moves))
 
-    def _launch(self, tokens: list[int]) -> bool:
+    def _launch(self, tokens: list[int], open_tokens: list[int] | None = None) -> bool:
         """Launch the predicted step, for which the timer has started. Return whether it was launched: False
         if no step is prepared, or if it has another number of tokens.
 
         tokens: Token ids of all its trees, in frame order.
+        open_tokens: The same if the step's trees name other ids, see `SpeculativeStep.tokens`.
 
         After True the state is CONFIRMED and the step's time counts.
         """
         step = self._step
         if step is None or step.state is not OverlapState.PREPARED or len(tokens) != step.rows:
             return False
+        step.tokens = open_tokens
         step.timed = True
         self.run_prepared(step, tokens)
         return True
