@@ -54,8 +54,10 @@ class KeptSpeeds:
         """
         on_cpu = torch.device(device).type == "cpu"
         machine = device_name(device), torch.get_num_threads() if on_cpu else 0
-        kernels = source_digest(FOLDER if on_cpu else FOLDER.with_name("gpu"))
-        versions = FORM, __version__, torch.__version__, kernels
+        versions = (
+            *(FORM, __version__, torch.__version__),
+            source_digest(FOLDER if on_cpu else FOLDER.with_name("gpu")),
+        )
         described = repr((machine, versions, sorted((name, str(fact)) for name, fact in facts.items())))
         key = hashlib.sha256(described.encode()).hexdigest()[:16]
         self._file: Path = cache_folder() / "speeds" / f"{key}.json"

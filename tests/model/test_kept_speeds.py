@@ -81,3 +81,18 @@ def test_a_curve_is_measured_anew_unless_it_has_the_sizes_and_the_speed(
     assert (runs[128] == 0) == (used or 128 not in sizes)
     if not used:
         assert curve == tuple((rows, seconds[rows] * factor) for rows in sizes)
+
+
+def test_a_device_that_is_slow_at_first_is_run_until_it_is_fast() -> None:
+    """As an idle GPU is, whose clock rises with the work."""
+    runs = Counter[int]()
+    seconds = {1: 0.0001, 16: 0.0004}
+
+    def timer(rows: int) -> float:
+        runs[rows] += 1
+        return seconds[rows] * (3.0 if runs[1] < 20 else 1.0)
+
+    known = tuple(seconds.items())
+    timers = {rows: partial(timer, rows) for rows in seconds}
+    assert measure_curve(timers, 0.0, 3, torch.device("cpu"), known=known) is known
+    assert runs[1] == 20
