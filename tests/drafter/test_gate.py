@@ -24,18 +24,18 @@ def measured_figures(name: str) -> Figures:
 
 @pytest.mark.parametrize("name", [*map(str, CHOSEN)])
 def test_no_trace_is_much_slower_than_with_the_best_fixed_setting(name: str) -> None:
-    """What the gate asks for is 0.97 on average and 0.90 of each; the worst has 0.896."""
+    """What the gate asks for is 0.97 on average and 0.90 of each; the worst has 0.901."""
     fixed, _ = known()[name]["fixed"]
     assert measured_figures(name).all >= 0.89 * fixed
 
 
 @pytest.mark.parametrize("name", [*map(str, CHOSEN)])
 def test_a_head_that_is_never_right_loses_little_and_then_nothing(name: str) -> None:
-    """Asked: 0.97 of 200 tokens, missed by up to 0.07 where the first step with drafts takes three others;
-    and 0.99 once drafting is paused.
+    """Asked: 0.97 of 200 tokens, missed by up to 0.03 where the first step with drafts takes as long as
+    several others; and 0.99 once drafting is paused, missed by up to 0.02.
     """
     found = measured_figures(name)
-    assert found.never_right >= 0.90
+    assert found.never_right >= 0.93
     assert found.paused >= 0.97
 
 

@@ -940,5 +940,6 @@ def make_budget(
         return FixedBudget(shape)
     if name == "seed":
         return SeedBudget(shape)
-    rows_curve = tuple(CostCurve(step).in_sizes(graph_rows).points)
+    in_graphs = CostCurve(step).in_sizes(graph_rows)
+    rows_curve = tuple((int(rows), seconds) for rows, seconds in in_graphs.points)
     return DraftPolicy(shape, rows_curve, level, widths, not at_once, overlapping_stages)
