@@ -131,7 +131,8 @@ class StageLoader:
         # The stage of the newest epoch, which holds its KV pages as long as it exists, and their bytes.
         self._stage: Callable[[], DecoderStage | None] = lambda: None
         self._stage_pages = 0
-        self._has_begun_compiling = False
+        # The layer whose kernels are compiled ahead. None: they are compiled when a layer is measured.
+        self._compiled: Range | None = None
         # See `StageProvider.loaded`.
         self.loaded = 0
         if layers and layers.last > self._config.layers:
@@ -156,7 +157,7 @@ class StageLoader:
         self._check_room_to_measure(layer)
         if isinstance(self._files(), AbsentWeights) or self._config.kv_source(last - 1) < last - 1:
             return
-        self._has_begun_compiling = True
+        self._compiled = layer
         with timed_phase("began to compile kernels", what="steps"):
             decoder = self._load_decoder(layer)
             compile_steps(decoder)
@@ -288,13 +289,15 @@ class StageLoader:
             options = replace(self._options, device=self._device)
             decoder = Decoder.of(options, measured_range(self._config), files=files)
         else:
-            decoder = self._load(self._layers or measured_range(self._config))
+            # A layer that is loaded already costs as much as another one, unless only some have experts.
+            loaded = None if self._config.routing else self._compiled
+            decoder = self._load(self._layers or loaded or measured_range(self._config))
         packs = uses_packed_kernels(self._options.stored_form, self._device)
         # Load more layers instead of waiting for the kernel, which another process compiles.
         while self._layers is None and packs and is_under_way() and self.preload():
             pass
         if decoder.capturable:
-            if not self._has_begun_compiling:
+            if not self._compiled:
                 compile_steps(decoder)
             _await_kernels()
         kept = self._kept_speeds(decoder)
@@ -489,6 +492,7 @@ class StageLoader:
         if device != self._device:
             self._decoder = None
             self._device = device
+            self._compiled = None
             self._parts = LoadedParts()
             use_device(device)
 
