@@ -150,7 +150,7 @@ ENGLISH = Sentences(
         'Say nothing about the other points.\n\nPoint {id}: "{title}"'
     ),
     article=(
-        "Answer with these headings. Below each, write one sentence with specific details, "
+        "Answer with these headings. Below each, write one sentence with a concrete detail or example, "
         "without lists:\n{plan}"
     ),
     introduced="The answer begins with this paragraph:\n{introduction}",
@@ -211,8 +211,8 @@ SPANISH = Sentences(
         "No digas nada de los demás puntos.\n\nPunto {id}: «{title}»"
     ),
     article=(
-        "Responde con estos títulos y escribe debajo de cada uno un párrafo breve con detalles concretos, "
-        "sin listas:\n{plan}"
+        "Responde con estos títulos y escribe debajo de cada uno un párrafo breve con un detalle concreto o "
+        "un ejemplo, sin listas:\n{plan}"
     ),
     introduced="La respuesta empieza con este párrafo:\n{introduction}",
     conclusion="Un último consejo",
