@@ -129,7 +129,7 @@ def test_a_pause_that_started_with_many_sequences_lasts_as_many_steps_of_few():
         patience.record_launch(8, 8, num_drafted=8)
     for _ in range(6):
         assert patience.paused
-        patience.record_launch(1, 1, num_drafted=1)
+        patience.record_launch(4, 4, num_drafted=4)
     assert patience.catching_up
     assert not patience.paused
 
