@@ -69,7 +69,7 @@ RECENT: Final = 48
 # Fraction. The estimate is this quantile of recent step times, because other processes on the machine can
 # only make a step slower. Chosen by the gate.
 QUANTILE: Final = 0.4
-# Steps. How long a choice of levels and nodes is reused, because choosing takes the host 1 ms. Chosen by the
+# Steps. How long a choice of levels and nodes is reused, because choosing takes host time. Chosen by the
 # gate.
 HELD_STEPS: Final = 8
 # Steps. The length of a look: a short pause that measures steps without drafts. Chosen by the gate: 4 and 8
@@ -693,6 +693,7 @@ class DraftPolicy(BudgetPolicy):
         stakes = np.maximum(seconds / baseline - 1, 0.0)
         added = live / sequences * worth
         rates = sequences * (1 + added) / seconds
+        # Half of REGRET: chosen by the gate, compared with none and all of it.
         reserve = np.where(rates > sequences / baseline, 0.0, REGRET / 2)
         restart = self._restart if self._paused else 0.0
         needed = stakes + reserve + restart + self.costs.catch_up(due) / baseline
