@@ -728,6 +728,7 @@ class ProjectedTable:
 
     dtype: Type of the rows that `rows` returns: that of the projection.
     device: The CPU.
+    shape: [vocab, hidden].
     """
 
     def __init__(self, embedding: Table, projection: Tensor) -> None:
@@ -740,10 +741,10 @@ class ProjectedTable:
         self.device: torch.device = projection.device
         self._embedding = embedding
         self._projection = projection
-        num_tokens = embedding.shape[0]
-        self._codes: Tensor = torch.empty(num_tokens, len(projection), dtype=torch.int8)
-        self._scales: Tensor = torch.empty(num_tokens, 1)
-        self._known: Tensor = torch.zeros(num_tokens, dtype=torch.bool)
+        self.shape = torch.Size((embedding.shape[0], len(projection)))
+        self._codes: Tensor = torch.empty(self.shape, dtype=torch.int8)
+        self._scales: Tensor = torch.empty(self.shape[0], 1)
+        self._known: Tensor = torch.zeros(self.shape[0], dtype=torch.bool)
 
     @inference_mode
     def rows(self, numbers: Tensor) -> Tensor:
