@@ -74,7 +74,7 @@ test-models: $(VENV)/developed ## compare published GGUF files with Transformers
 faults: $(VENV)/developed ## repeat one run with faults (SEED=n), or do random ones (SEEDS=count or MINUTES=n)
 	$(BIN)/python -m tests.faults $(if $(MINUTES)$(SEEDS),$(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEEDS),--seeds $(SEEDS)),$(or $(SEED),0))
 
-check: $(VENV)/developed ## check format, lint, imports and budgets; run the quick pure tests: no torch, about twelve seconds on two cores
+check: $(VENV)/developed ## check format, lint, imports and budgets; run the quick pure tests: no torch, about fifteen seconds on two cores
 	@$(MAKE) --no-print-directory --silent --jobs 4 neat floors pure
 
 lint: neat floors types ## check format, lint, imports, budgets and types

@@ -18,9 +18,9 @@ import pytest
 
 KEPT = Path(__file__).with_name("times.json")
 SLOW = Path(__file__).with_name("slow.txt")
-# Seconds, the mean of a test's cases. `make check` leaves slower pure tests out. Four fifths of the cases are
+# Seconds, the mean of a test's cases. `make check` leaves slower pure tests out. Three of four cases are
 # faster, and take a fifth of the time.
-MAX_SECONDS = 0.01
+MAX_SECONDS = 0.005
 
 
 def per_test(reports: Iterable[Any]) -> list[tuple[str, float]]:
