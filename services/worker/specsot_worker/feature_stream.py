@@ -226,7 +226,7 @@ class FeatureStream:
         receiver: What the drafter has been sent.
         frame: The verified frame.
         outcomes: The outcomes of the frame by sequence.
-        num_tokens: Number of tokens of the frame.
+        num_tokens: Number of tokens of the whole frame, in all of its passes.
 
         All tokens of the frame count if there is only one drafter, or if the frame carries prompts; with
         prompts, no drafter learns the cost of its own trees from the frame.
