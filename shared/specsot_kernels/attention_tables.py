@@ -188,7 +188,8 @@ class PageRuns(NamedTuple):
     columns: number of columns that each run reads.
     held: number of pages of each run.
     pages: page numbers of all runs, one run after the other.
-    shared: whether several sequences may read a run together.
+    shared: True if several sequences may read a run together. False if there is one run per sequence, in row
+        order, by which the sequence reads all of its pages.
     """
 
     first: Ints
@@ -492,7 +493,7 @@ def cut_pieces(
     rows_of_piece = np.minimum(rows[run_of] - row_in_run, tile_rows)
     first_page = (held.cumsum() - held)[run_of] + first_column // page_rows
     columns_of_piece = np.minimum(columns[run_of] - first_column, columns_per_piece)
-    # The leads of a sequence's rows never fall.
+    # Within one sequence, no row has a smaller lead than the row before, so the first row's is the smallest.
     lead = _smallest_leads(leads, first_row, rows_of_piece) if shared else leads[first_row]
     if anchored:
         lead[run_of >= num_visible] = ANCHORED
@@ -500,7 +501,7 @@ def cut_pieces(
     starts_at = at[run_of] + first_column
     fields = first_row, rows_of_piece, first_page, columns_of_piece, starts_at, lead, first_slot
     pieces = np.array(fields, np.int32).T.copy()
-    # If no run is cut between columns, every row reads one piece, and the slots are those of the rows.
+    # If no run is cut between columns, every row reads exactly one piece, and slot r belongs to row r.
     if not shared and len(run_of) == num_tiles.sum():
         slots = np.arange(len(leads) + 1, dtype=np.int32)
         return PieceTables(pieces, slots, slots[:-1], pages)
@@ -508,11 +509,13 @@ def cut_pieces(
 
 
 def _smallest_leads(leads: Numbers, firsts: Ints, counts: Ints) -> Numbers:
-    """Return the smallest lead of the rows of each piece.
+    """Return the smallest lead of the rows of each piece, int32 [pieces].
 
     leads: int32 [rows], as in `AttentionTables`.
     firsts: int64 [pieces], first row of each piece.
-    counts: int64 [pieces], number of rows of each piece.
+    counts: int64 [pieces], number of rows of each piece, at least 1.
+
+        # leads [5 7 6 9], pieces of rows 0..1 and 2..3 -> [5 6]
     """
     # `reduceat` reduces between neighbouring edges, and every second of these ranges is a piece. The last
     # edge may lie after the last row, where there must be an element for `reduceat`.
@@ -522,7 +525,7 @@ def _smallest_leads(leads: Numbers, firsts: Ints, counts: Ints) -> Numbers:
 
 
 def as_arrays(page_runs: Sequence[PageRun]) -> PageRuns:
-    """Return the page runs as arrays, as runs that several sequences may share.
+    """Return the page runs as arrays, with `shared` True, because several sequences may read one of them.
 
     page_runs: the runs; at least one.
     """
