@@ -538,8 +538,8 @@ def as_arrays(page_runs: Sequence[PageRun]) -> PageRuns:
 def page_runs_unshared(
     rows: Sequence[int], pages: Sequence[tuple[int, ...]], page_rows: int
 ) -> PageRuns | None:
-    """Return one page run for each sequence, which reads all of its pages, or None if sequences may share
-    pages.
+    """Return one page run for each sequence, by which its rows read all of its pages. Return None if
+    sequences may share pages.
 
     rows: number of rows of each sequence; at least one sequence.
     pages: page numbers of each sequence. Sharing is detected by equal first pages.
