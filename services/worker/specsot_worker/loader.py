@@ -442,8 +442,8 @@ class StageLoader:
         configuration: The epoch as the master has configured it. If it has no draft head, the verifier keeps
             no features.
 
-        On a GPU, the sampling kernels are compiled now. Without a tokenizer, no token is excluded and
-        sequences have no soft ends.
+        If the layers can be captured, the kernels of the lm_head and of sampling are compiled now, unless
+        that was done before. Without a tokenizer, no token is excluded and sequences have no soft ends.
         """
         self._read_vocabulary()
         decoder = self._load(stage.layers)

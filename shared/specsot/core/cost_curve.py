@@ -93,10 +93,11 @@ class CostCurve:
 
     def in_sizes(self, sizes: Iterable[int]) -> CostCurve:
         """Return the curve of a computation that exists only in some sizes, as captured graphs do: a number
-        of tokens takes as long as the next larger size. Beyond the largest size, the curve stays as it is.
+        of tokens takes as long as the next larger size. Beyond the largest size, the result is a straight
+        line through this curve at one token more and at twice the size.
 
-        sizes: numbers of tokens, each at least 1, in any order. Without sizes, this curve is returned. An
-            empty curve stays empty.
+        sizes: numbers of tokens, each at least 1 and the largest at least 2, in any order. Without sizes,
+            this curve is returned. An empty curve stays empty.
 
         >>> curve = CostCurve([(1, 2.0), (9, 10.0)]).in_sizes([4, 8])
         >>> [curve.at(tokens) for tokens in (1, 4, 5, 8, 9)]

@@ -686,7 +686,8 @@ class DraftPolicy(BudgetPolicy):
         self.costs.learn()
         sequences = live + self._others
         each = min(self._each, max(2 * self._largest, 1)) if self._stepwise else self._each
-        # All arrays below are [levels, nodes]: row 0 is a tree of one level, column 0 a tree of one node.
+        # The arrays below are [levels, nodes]: row 0 is a tree of one level, column 0 a tree of one node. In
+        # `cumulative_worth`, a further column before these stands for a tree of its root alone.
         levels = np.arange(1, most + 1)
         nodes = np.arange(1, each + 1)
         baseline = self.costs.baseline(sequences)
