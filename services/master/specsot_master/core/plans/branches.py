@@ -303,7 +303,8 @@ class PlanBranches:
         introduction: the text before the first point, which was sent to the client already; "" for none.
         closing: the id of the branch that writes the closing paragraph, or None. The paragraph is shown if
             `ClosingRule` allows it.
-        aim: how many tokens each branch should have, about; None for as many as the model writes. The closing
+        aim: how many tokens each branch should have, about; None for as many as the model writes. With an
+            aim, no branch begins with one of NOT_PROSE, nor the closing with one of STOCK_WORDS. The closing
             ends after its first sentence.
         question: the text that the client asks; "" if it is not given as text.
         beginnings: returns the ids of the tokens with which a text that begins with a certain word or mark

@@ -164,9 +164,10 @@ def keep_points(
     """Return the points whose titles can be written about, with new ids 1, 2, and so on; () if none can.
     Figures at the end of titles are dropped where possible. Needs of dropped points are removed.
 
-    A title must be complete and must not repeat an earlier title, the question or the instructions. A thing
-    that the question names side by side with another was asked for, so such a title stays. Other titles that
-    consist of the question's words only stay if fewer than two points would be left without them.
+    A title must be complete and must not repeat an earlier title (`is_said`, `begins_alike`), the question or
+    the instructions. A thing that the question names side by side with another was asked for, so such a title
+    stays. Other titles that consist of the question's words only stay if fewer than two points would be left
+    without them.
 
     points: the points that the model has written, in order.
     question: the text that the client asks.
