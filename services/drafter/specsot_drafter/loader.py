@@ -255,7 +255,8 @@ class DraftLoader:
         configuration: The epoch as the master has configured it.
 
         A backend without a model gets a tree shape of its own: one child per node, and as many levels as the
-        proposer has.
+        proposer has. If the proposer launches all levels at once, the policy assumes that the stages run
+        steps in captured graphs of BUCKETS rows, too.
 
         The own shape has at most SUFFIX_NODES nodes below the root, and at most the ring's number of nodes.
         """

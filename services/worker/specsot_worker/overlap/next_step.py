@@ -486,7 +486,8 @@ class NextStep:
 
         trees: The drafter's trees, one per predicted segment, in their order.
 
-        The step is prepared again if the shapes differ from the expected ones.
+        The step is prepared here if `prepare` has left that to this call, and prepared again if the shapes
+        differ from the expected ones.
 
         The timer starts, and whether the shapes were as expected is remembered for the next `prepare`,
         unless no step is predicted or a token id is beyond the vocabulary.
