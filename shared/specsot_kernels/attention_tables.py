@@ -462,7 +462,8 @@ def cut_pieces(
 
     page_runs: in row order. If they are given as `PageRuns`, `anchored` must already be their last entries.
         At least one.
-    leads: [rows] as in `AttentionTables`.
+    leads: [rows] as in `AttentionTables`. For page runs that are not shared (`PageRuns.shared`), every row
+        must belong to a run, and leads must not fall from one row of a run to the next.
     times: each row of a page run stands for so many rows of the frame; 1 for one.
     places: pieces that run at once under each KV head; see `places_of`.
     page_rows: columns of a page.
