@@ -161,6 +161,8 @@ class SpeculativeStep(OverlappedWork):
 
         outputs: Hidden states [num_sequences, hidden_size] and fused features of every pass.
         chosen: Tokens that follow every pass.
+
+        The first pass must have been launched with `tokens`, one root per sequence.
         """
         self.outputs = _join(outputs)
         self.chosen = chosen
