@@ -11,10 +11,12 @@ import structlog
 
 @contextmanager
 def timed_phase(event: str, **facts: object) -> Generator[dict[str, object]]:
-    """Log what the body has done, with its seconds, once it has ended. Nothing is logged after an error.
+    """Log what the body of the `with` statement has done, and in how many seconds, once it has ended. Nothing
+    is logged if the body raises an error.
 
-    event: What the body does, in the past tense.
-    facts: What else is logged. The body may add to the dictionary that it gets.
+    event: What the body has done, such as "captured graphs".
+    facts: Further keys and values of the log line. They are yielded as a dictionary, to which the body may
+        add what it finds out.
     """
     began = time.monotonic()
     yield facts

@@ -188,7 +188,8 @@ class PageRuns(NamedTuple):
     columns: number of columns that each run reads.
     held: number of pages of each run.
     pages: page numbers of all runs, one run after the other.
-    shared: whether several sequences may read a run together.
+    shared: True if several sequences may read a run together. False if there is one run per sequence, in row
+        order, by which the sequence reads all of its pages.
     """
 
     first: Ints
@@ -461,7 +462,8 @@ def cut_pieces(
 
     page_runs: in row order. If they are given as `PageRuns`, `anchored` must already be their last entries.
         At least one.
-    leads: [rows] as in `AttentionTables`.
+    leads: [rows] as in `AttentionTables`. For page runs that are not shared (`PageRuns.shared`), every row
+        must belong to a run, and leads must not fall from one row of a run to the next.
     times: each row of a page run stands for so many rows of the frame; 1 for one.
     places: pieces that run at once under each KV head; see `places_of`.
     page_rows: columns of a page.
@@ -492,7 +494,7 @@ def cut_pieces(
     rows_of_piece = np.minimum(rows[run_of] - row_in_run, tile_rows)
     first_page = (held.cumsum() - held)[run_of] + first_column // page_rows
     columns_of_piece = np.minimum(columns[run_of] - first_column, columns_per_piece)
-    # The leads of a sequence's rows never fall.
+    # Within one sequence, no row has a smaller lead than the row before, so the first row's is the smallest.
     lead = _smallest_leads(leads, first_row, rows_of_piece) if shared else leads[first_row]
     if anchored:
         lead[run_of >= num_visible] = ANCHORED
@@ -500,7 +502,7 @@ def cut_pieces(
     starts_at = at[run_of] + first_column
     fields = first_row, rows_of_piece, first_page, columns_of_piece, starts_at, lead, first_slot
     pieces = np.array(fields, np.int32).T.copy()
-    # If no run is cut between columns, every row reads one piece, and the slots are those of the rows.
+    # If no run is cut between columns, every row reads exactly one piece, and slot r belongs to row r.
     if not shared and len(run_of) == num_tiles.sum():
         slots = np.arange(len(leads) + 1, dtype=np.int32)
         return PieceTables(pieces, slots, slots[:-1], pages)
@@ -508,11 +510,13 @@ def cut_pieces(
 
 
 def _smallest_leads(leads: Numbers, firsts: Ints, counts: Ints) -> Numbers:
-    """Return the smallest lead of the rows of each piece.
+    """Return the smallest lead of the rows of each piece, int32 [pieces].
 
     leads: int32 [rows], as in `AttentionTables`.
     firsts: int64 [pieces], first row of each piece.
-    counts: int64 [pieces], number of rows of each piece.
+    counts: int64 [pieces], number of rows of each piece, at least 1.
+
+        # leads [5 7 6 9], pieces of rows 0..1 and 2..3 -> [5 6]
     """
     # `reduceat` reduces between neighbouring edges, and every second of these ranges is a piece. The last
     # edge may lie after the last row, where there must be an element for `reduceat`.
@@ -522,7 +526,7 @@ def _smallest_leads(leads: Numbers, firsts: Ints, counts: Ints) -> Numbers:
 
 
 def as_arrays(page_runs: Sequence[PageRun]) -> PageRuns:
-    """Return the page runs as arrays, as runs that several sequences may share.
+    """Return the page runs as arrays, with `shared` True, because several sequences may read one of them.
 
     page_runs: the runs; at least one.
     """
@@ -535,8 +539,8 @@ def as_arrays(page_runs: Sequence[PageRun]) -> PageRuns:
 def page_runs_unshared(
     rows: Sequence[int], pages: Sequence[tuple[int, ...]], page_rows: int
 ) -> PageRuns | None:
-    """Return one page run for each sequence, which reads all of its pages, or None if sequences may share
-    pages.
+    """Return one page run for each sequence, by which its rows read all of its pages. Return None if
+    sequences may share pages.
 
     rows: number of rows of each sequence; at least one sequence.
     pages: page numbers of each sequence. Sharing is detected by equal first pages.

@@ -49,15 +49,15 @@ SHORT_BUCKETS = (48, 64, 320, 512)
 # Rows. What a sequence of a large short graph may have, on average over the frame. Untuned.
 MAX_MEAN_SHORT_ROWS = 8
 # Rows. Sizes of graphs for frames of prompts alone, which have an attention kernel of their own. The kernel
-# needs 2,048 rows to fill an H100 (measured). With 64 clients, most frames of more than 512 rows have fewer
-# than 768: without a graph, the host took 25 to 60 ms for one (1.5B, H200).
+# needs 2,048 rows to fill an H100 (measured). 768 is a size because with 64 clients, most frames of more than
+# 512 rows have fewer than 768, and the host took 25 to 60 ms for such a frame without a graph (1.5B, H200).
 PROMPT_BUCKETS = (512, 768, 1024, 2048)
 PROMPT_ROWS = PROMPT_BUCKETS[-1]
 # Fraction of a prompt graph's rows that a frame must fill; otherwise it runs faster without a graph, or in a
 # smaller one. Untuned.
 MIN_FULL = 2 / 3
-# Rows. A frame of prompts with so many rows has no graph: it is too large for the second largest, and too
-# small for the largest.
+# Rows. A frame of prompts with this number of rows has no graph: it is too large for the second largest graph
+# of PROMPT_BUCKETS, and fills less than MIN_FULL of the largest.
 UNCAPTURED_ROWS = PROMPT_BUCKETS[-2] + 128
 # KV rows that a graph moves by itself; longer move lists are done before the graph. Untuned.
 MAX_GRAPH_MOVES = 64
@@ -137,8 +137,9 @@ def _has_prompt_kernel(decoder: Decoder, kv: KVPages) -> bool:
 def compile_steps(decoder: Decoder) -> None:
     """Begin to compile in parallel the kernels of all graphs that `CapturedSteps` captures over such layers,
     and those of frames that run without a graph: prompts of more rows than the graphs for any frame have, and
-    of too few for one of their own (`MIN_FULL`). Otherwise all sequences would wait while the first such
-    frame compiles them: 0.4 s (measured on an H200). See `compile_ahead`, which says how to wait for them.
+    of too few rows for a graph of prompts alone (`MIN_FULL`). Otherwise all sequences would wait while the
+    first such frame compiles the kernels: 0.4 s (measured on an H200). `compile_ahead` says how to wait for
+    the kernels.
 
     One layer is enough, because all layers of a range run the same kernels. Nothing happens for experts and
     gated delta layers, whose operations depend on what their kernels write, for layers that are split over
@@ -674,8 +675,9 @@ CHECKED_SIZES = (1, 16)
 # Factor. An earlier curve is used if the fastest of MIN_TURNS runs takes between 1 / ALIKE and ALIKE times
 # its seconds at both sizes. Curves of one machine differ by a tenth or two from start to start. Untuned.
 ALIKE = 1.4
-# Seconds of runs. How long a size whose runs are slower than that is run again, because a GPU that was idle
-# reaches its clock only after some work. Untuned.
+# Seconds. If the runs of a size are slower than ALIKE times the earlier seconds, the size is run again until
+# its runs have taken this long together, because a GPU that was idle reaches its clock only after some work.
+# Untuned.
 WARM_UP_SECONDS = 0.02
 
 # Runs something once and returns its seconds.
@@ -731,8 +733,9 @@ def measure_curve(
 
 def is_confirmed(known: Curve, timers: Mapping[int, Timer]) -> bool:
     """Return whether an earlier curve has the sizes of these timers, and whether the machine is as fast now:
-    at every size of CHECKED_SIZES, the fastest of MIN_TURNS runs must lie within the factor ALIKE; while it
-    is slower, more runs follow, of WARM_UP_SECONDS together. Return False without a curve.
+    at every size of CHECKED_SIZES, the fastest of MIN_TURNS runs must lie within the factor ALIKE. As long as
+    the fastest run is slower than that, further runs follow, until all runs of the size have taken
+    WARM_UP_SECONDS together. Return False without a curve.
 
         # curve ((1, 2.0), (4, 2.5), (16, 4.0)), ALIKE 1.4:
         # 1 row takes 2.5 now, 16 rows 3.0 -> True; 1 row takes 2.5, 16 rows 6.0 -> False
@@ -777,8 +780,8 @@ def measure_rows(
 ) -> Curve:
     """Return the measured seconds of *one* layer for each number of rows; see `measure_curve`.
 
-    If steps run as CUDA graphs, the graphs are timed; `compile_steps` makes that faster. The result is pairs
-    (rows, seconds), by ascending rows.
+    If steps run as CUDA graphs, the graphs are timed; call `compile_steps` before, so that their kernels are
+    compiled in parallel. The result is pairs (rows, seconds), by ascending rows.
 
     decoder: The layer range that is timed; the result is divided by its number of layers.
     sizes: Numbers of rows; empty means WIDE if steps run as CUDA graphs, else SIZES.
@@ -802,8 +805,8 @@ def _graph_timer(decoder: Decoder, kv: KVPages) -> Forward:
     """Return a function that times graphs on the GPU.
 
     Host time is left out, because it is spent once per step and not once per layer. The returned function
-    takes the number of rows of a frame, for which it captures a graph at its first call, and returns the mean
-    seconds of a few runs.
+    takes the number of rows of a frame and returns the mean seconds of a few runs. The first call for a
+    number of rows captures the graph.
 
     decoder: The layer range, with its weights loaded.
     kv: Pages that may be overwritten.

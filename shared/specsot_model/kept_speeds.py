@@ -46,8 +46,8 @@ class KeptSpeeds:
         """Determine the file's name; nothing is read.
 
         device: Name of the device, such as "cpu" or "cuda:0". GPUs of one kind have the same speeds.
-        facts: What the speeds depend on besides device and versions, by a name of the caller's choice. Values
-            are compared by `str`, so that two objects with equal texts count as equal.
+        facts: What the speeds depend on in addition to device and versions, by names of the caller's choice.
+            Values are compared by `str`, so that two objects with equal texts count as equal.
 
             # KeptSpeeds("cpu", model="1f2e", dtype=torch.float32) is another file than
             # KeptSpeeds("cpu", model="1f2e")

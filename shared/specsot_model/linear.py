@@ -715,16 +715,16 @@ def _packed_weight_class() -> type[PackedWeight]:
 Table = Tensor | Packed
 # ggml's number of the type of fp32 numbers.
 FP32_KIND = 0
-# Replaces a scale of zero in divisions.
+# Scale. The smallest divisor of a row that is rounded to int8: a row of zeros has the scale 0. Untuned.
 TINY = 1e-30
 
 
 class ProjectedTable:
-    """The embedding of a model that is narrower than another one: rows of the other's embedding, multiplied
-    with a matrix and rounded to int8 with a scale for each row.
+    """The embedding of a draft head that is narrower than its base model: the rows of the base model's
+    embedding, multiplied with a matrix, and rounded to int8 with a scale for each row.
 
-    A row is computed when it is first looked up, since a text has few of a vocabulary's tokens. Until then,
-    it takes no memory either.
+    A row is computed when it is first looked up, because a text has only a few tokens of a vocabulary. Until
+    then, the operating system gives no memory to the row.
 
     dtype: Type of the rows that `rows` returns: that of the projection.
     device: The CPU.
@@ -734,8 +734,8 @@ class ProjectedTable:
     def __init__(self, embedding: Table, projection: Tensor) -> None:
         """Compute no row yet.
 
-        embedding: The other embedding [vocab, columns].
-        projection: [hidden, columns] on a CPU, in floats.
+        embedding: The base model's embedding [vocab, columns], on a CPU.
+        projection: The matrix [hidden, columns], on a CPU, in floats.
         """
         self.dtype: torch.dtype = projection.dtype
         self.device: torch.device = projection.device
@@ -748,9 +748,10 @@ class ProjectedTable:
 
     @inference_mode
     def rows(self, numbers: Tensor) -> Tensor:
-        """Return rows of the table, [n, hidden] in `dtype`.
+        """Return rows of the table, [n, hidden] in `dtype`, after computing those that were never looked up
+        before.
 
-        numbers: LongTensor [n], token ids.
+        numbers: LongTensor [n], token ids; an id may occur several times.
         """
         missing = numbers[~self._known[numbers]]
         if len(missing):

@@ -56,11 +56,12 @@ class DueRows(NamedTuple):
 
 
 class FrameTrees(NamedTuple):
-    """The trees with which a frame begins, and where they lie in the drafter's KV; one entry each per tree.
+    """The trees with which a frame begins, which are being verified, and where they lie in the drafter's KV.
+    Each field has one entry per tree, in the order of the frame.
 
-    segments: The trees that are being verified.
-    columns: KV column of each tree's root.
-    pages: The pages of each tree's sequence, up to the last reserved row.
+    segments: The trees, as the frame has them.
+    columns: Column of each tree's root among the rows of its sequence.
+    pages: Page numbers of each tree's sequence, in order, up to the page of the last reserved row.
     """
 
     segments: Sequence[TreeSegment]
@@ -196,7 +197,7 @@ class DraftPages:
 
     def cover_trees(self, trees: Sequence[TreeSegment], rows: int) -> FrameTrees | None:
         """Reserve rows for the trees that grow after trees which are being verified, and return where each
-        tree of the latter lies. Return None if there are too few free pages. No sequence has a KV policy.
+        verified tree lies. Return None if there are too few free pages. No sequence has a KV policy.
 
         trees: The trees that are being verified. At least one.
         rows: Number of rows to reserve from each tree's root on.

@@ -78,9 +78,10 @@ class DraftLoader:
         address: str | None = None,
         free_memory: Callable[[str], int | None] = free_on,
     ) -> None:
-        """Read the base model's config, and choose the backends. Weights are loaded later. But on a GPU, and
-        on a CPU if another process compiles the kernel now, the first backend's model is loaded at once, so
-        that nothing waits for it while kernels are compiled; errors of loading are then raised here.
+        """Read the base model's config, and choose the backends. Weights are loaded later, except in two
+        cases: on a GPU, and on a CPU for which another process compiles the kernel now. In these cases, the
+        first backend's model is loaded here, while kernels are compiled, and errors of loading are raised
+        here. On a GPU, compiling the head's kernels begins here, too.
 
         options: Draft model, base model and device.
         name: The drafter's name in the ring.
@@ -100,7 +101,8 @@ class DraftLoader:
         self._fingerprint = fingerprint(options.base)
         use_device(options.device)
         self._backends = make_backends(options)
-        # Load the model now instead of letting it wait for a worker of this process, which waits for kernels.
+        # Later, this loader may wait for a worker of this process, which waits for kernels. So load the model
+        # now.
         if options.drafts not in MODELLESS and (options.device != "cpu" or is_under_way()):
             self._check_fit()
             self._first.begin_compiling()
@@ -253,7 +255,8 @@ class DraftLoader:
         configuration: The epoch as the master has configured it.
 
         A backend without a model gets a tree shape of its own: one child per node, and as many levels as the
-        proposer has.
+        proposer has. If the proposer launches all levels at once, the policy assumes that the stages run
+        steps in captured graphs of BUCKETS rows, too.
 
         The own shape has at most SUFFIX_NODES nodes below the root, and at most the ring's number of nodes.
         """
@@ -441,7 +444,8 @@ class DraftBackend(ABC):
 
     def begin_compiling(self) -> None:
         """Load the model. If its trees grow in graphs, begin to compile the kernels that a start needs; see
-        `compile_ahead`. `measure_head` waits for them.
+        `compile_ahead`. `measure_head` waits for these kernels, on the same thread. Without graphs, the model
+        is only loaded.
         """
         with timed_phase("loaded the draft model"):
             model = self.model
@@ -453,8 +457,9 @@ class DraftBackend(ABC):
             compile_ahead(inference_mode(partial(self._run_all, model)))
 
     def _run_all(self, model: DraftHead) -> None:
-        """Run what graphs capture, and what runs without one, as far as that is known before the ring is
-        formed. The base class runs what is measured.
+        """Run once all work whose kernels a start needs, as far as that is known before the ring is formed:
+        the work that graphs capture, and the work that runs without a graph. The base class runs the trees
+        whose growth is measured.
 
         model: The draft model, which grows trees in graphs.
         """
@@ -834,14 +839,15 @@ def measure_levels(
 
     @cache
     def grower_of(rows: int) -> Grow:
-        """Return what grows trees with so many rows of a level over all trees. Graphs are captured now.
+        """Return a function that grows the trees of one measured size. Graphs are captured by the first call
+        for a size.
 
-        rows: Number of rows.
+        rows: Number of rows of a level over all trees.
         """
         return _graphs(head, rows) or _grower(head, rows)
 
     def rows_seconds(rows: int) -> float:
-        """Return the seconds of one level with so many rows.
+        """Return the seconds of one level of growth.
 
         rows: Number of rows of a level over all trees.
         """

@@ -122,7 +122,7 @@ def small_model_bytes(files: Weights, config: ModelConfig, held: WeightForm) -> 
 
     files: Weights of the model.
     config: Its config.
-    held: The form that the options name.
+    held: The form of weights that the options name.
     """
     held = replace(held, quantization=small_quantization(config, held.quantization, held.packed))
     copied = config.tied and held.packed and held.quantization == "int4"

@@ -37,13 +37,14 @@ Clock = Callable[[], float]
 
 # Steps. How long drafting pauses where no tree can grow. Untuned.
 IDLE_REST_STEPS = 8
-# Fraction of a step's expected tokens. What the candidates of the second proposer must add to be used where
-# trees grow asynchronously. With these candidates the host must select nodes, and a step takes 1.4 times as
-# long with one client, and 1.5 times with eight.
-# Chosen by measurement: steps of one run with both kinds (1.5B, H200).
+# Fraction of a step's expected tokens without them. What the candidates of the second proposer must add to be
+# used where trees grow asynchronously. With these candidates the host must select nodes, and a step takes 1.4
+# times as long with one client, and 1.5 times with eight.
+# Chosen by measurement: steps of one run with and without these candidates (1.5B, H200).
 LEAST_GAIN: Final = 0.5
-# Trees. Number of trees whose candidates are scored, after a choice, if the device selects the nodes of all.
-# Scoring those of 64 trees took the host 8 ms, more than half of a step (1.5B, H200). Untuned.
+# Trees. If the device selects the nodes, the host scores the candidates of at most this number of trees, to
+# learn from them after each new choice of the policy. Scoring those of 64 trees took the host 8 ms, more than
+# half of a step (1.5B, H200). Untuned.
 SAMPLED_TREES: Final = 8
 NO_SEQUENCES = frozenset[int]()
 
@@ -315,9 +316,9 @@ class Speculator:
 
         A tree may have its root alone, if no node is worth sending. If the host selects, nodes deeper than a
         sequence's limit, nodes after an end of its text, and nodes that its grammar forbids are barred. If
-        the device has selected, its nodes stay as they are: the host could only find out later than the next
-        step which of them cannot be accepted. Then the policy learns from the candidates of a few trees, if
-        it has just chosen anew.
+        the device has selected, its nodes stay as they are, because the next step was launched with them
+        already. In this case, if the policy has just made a new choice, it learns from the candidates of up
+        to SAMPLED_TREES trees.
         """
         live = growth.sequences
         began = self.clock()
@@ -358,8 +359,8 @@ class Speculator:
         those after an end of its text, and those that its grammar forbids.
 
         growth: The growing trees.
-        candidates: Their candidates. Those of trees that were not launched asynchronously follow the grammars
-            already.
+        candidates: The candidates of these trees. If the trees were not launched asynchronously, those that a
+            grammar forbids are barred already.
         """
         if growth.ahead:
             candidates = self.proposer.bar_forbidden(candidates, growth.sequences)
@@ -368,10 +369,10 @@ class Speculator:
         return bar_after_ends(candidates, growth.sequences)
 
     def _score(self, candidates: Candidates) -> Floats:
-        """Return the chance of each candidate to be accepted, [trees, n], after the policy has learned the
-        worth of these candidates.
+        """Return the chance of each candidate to be accepted, [trees, n], and let the policy learn from these
+        chances. Barred candidates have the chance -inf.
 
-        candidates: The drafter's own candidates; barred ones get -inf.
+        candidates: The first proposer's own candidates.
         """
         values = self.budget.score(candidates)
         self.budget.record_worth(values, candidates.depths)
@@ -451,7 +452,8 @@ class Growth:
     chosen: ChosenTrees | None = None
 
     def every(self, step: int) -> Growth:
-        """Return the growth of every `step`-th tree, from the first on.
+        """Return a copy for every `step`-th tree, from the first on. Only `sequences` and `limits` are
+        reduced; `due` and `offer` are still those of all trees.
 
         step: At least 1.
         """

@@ -49,8 +49,9 @@ class FeatureRing:
         on_gpu = torch.device(device).type == "cuda"
         self._max_unwritten = (MAX_UNWRITTEN if on_gpu else 1) if unwritten is None else unwritten
         self._rows = untouched_zeros((size, width), dtype, device)
-        # Features of the last steps, which are not in the ring yet, and how many these are.
+        # Features of the last steps that are not in the ring yet, one tensor per step.
         self._unwritten: list[Tensor] = []
+        # Number of features in `_unwritten`.
         self._num_unwritten = 0
         self.newest = self._rows[:0]
         self.appended = 0

@@ -226,7 +226,7 @@ class FeatureStream:
         receiver: What the drafter has been sent.
         frame: The verified frame.
         outcomes: The outcomes of the frame by sequence.
-        num_tokens: Number of tokens of the frame.
+        num_tokens: Number of tokens of the whole frame, in all of its passes.
 
         All tokens of the frame count if there is only one drafter, or if the frame carries prompts; with
         prompts, no drafter learns the cost of its own trees from the frame.
@@ -622,14 +622,15 @@ class FeatureStream:
         self, receiver: _Receiver, frame: Frame, max_features: int
     ) -> tuple[list[TokenRange], list[TokenRange]]:
         """Return two lists of ranges of positions that the drafter lacks, and record them as sent: ranges
-        whose features were overwritten, and ranges whose features are sent. Both are [] if it lacks nothing.
+        whose features were overwritten, and ranges whose features are sent. Both lists are [] if the drafter
+        lacks nothing.
 
         receiver: What the drafter has been sent. It is updated.
         frame: The verified frame.
         max_features: Maximum number of features, that is of positions in all ranges of the second list.
 
-        They are in the order of the frame, in which the features were appended. If they are too many,
-        sequences that lack the fewest come first.
+        The ranges are in the order of the frame, in which the features were appended. If the features are too
+        many, sequences that lack the fewest are first.
 
             # the drafter has 4 tokens of 9, and the ring holds the last 3 -> [4, 6) is lost, [6, 9) is sent
 

@@ -84,7 +84,7 @@ class StageLoader:
         prepare_frame: Callable[[], None] | None = None,
     ) -> None:
         """Read the model's configuration. On a GPU, load one layer and begin to compile its kernels, so that
-        they are compiled together with those of a drafter of this process; nothing else is loaded yet.
+        these are compiled together with the kernels of a drafter in this process. Nothing else is loaded yet.
 
         options: Model and device.
         name: Name of the worker.
@@ -131,7 +131,8 @@ class StageLoader:
         # The stage of the newest epoch, which holds its KV pages as long as it exists, and their bytes.
         self._stage: Callable[[], DecoderStage | None] = lambda: None
         self._stage_pages = 0
-        # The layer whose kernels are compiled ahead. None: they are compiled when a layer is measured.
+        # The layer whose kernels the constructor began to compile. None: kernels are compiled when a layer is
+        # measured.
         self._compiled: Range | None = None
         # See `StageProvider.loaded`.
         self.loaded = 0
@@ -145,12 +146,15 @@ class StageLoader:
             self._begin_compiling()
 
     def _begin_compiling(self) -> None:
-        """Load one layer, and begin to compile the kernels of all steps over such layers, those of the
-        lm_head and those that draw tokens. `_measure` waits for them.
+        """Load one layer, and begin to compile the kernels of all steps over such layers. If it is the
+        model's last layer, also begin to compile the kernels of the lm_head and those that draw tokens.
+        `_measure` waits for all of these kernels.
 
-        The last layer of the range is loaded, because the model's last one brings the lm_head. Nothing
-        happens for weights that are still to be fetched, and for a layer that reads the keys of another one;
-        their kernels are compiled when a layer is measured.
+        The loaded layer is the last one of the range, because the lm_head is loaded together with the model's
+        last layer. Nothing happens if the weights are still to be fetched, or if the layer reads the keys of
+        another layer; then the kernels are compiled when a layer is measured.
+
+        Raises ModelError if the device has too little free memory for the layer.
         """
         last = (self._layers or Range(0, self._config.layers)).last
         layer = Range(last - 1, last)
@@ -289,7 +293,8 @@ class StageLoader:
             options = replace(self._options, device=self._device)
             decoder = Decoder.of(options, measured_range(self._config), files=files)
         else:
-            # A layer that is loaded already costs as much as another one, unless only some have experts.
+            # Measure the layer that is loaded already: any layer takes as long, unless only some have
+            # experts.
             loaded = None if self._config.routing else self._compiled
             decoder = self._load(self._layers or loaded or measured_range(self._config))
         packs = uses_packed_kernels(self._options.stored_form, self._device)
@@ -437,8 +442,8 @@ class StageLoader:
         configuration: The epoch as the master has configured it. If it has no draft head, the verifier keeps
             no features.
 
-        On a GPU, the sampling kernels are compiled now. Without a tokenizer, no token is excluded and
-        sequences have no soft ends.
+        If the layers can be captured, the kernels of the lm_head and of sampling are compiled now, unless
+        that was done before. Without a tokenizer, no token is excluded and sequences have no soft ends.
         """
         self._read_vocabulary()
         decoder = self._load(stage.layers)
@@ -674,7 +679,7 @@ def _compile_logits(decoder: Decoder) -> None:
     hidden = torch.zeros(max(LOGITS_ROWS), decoder.config.hidden, dtype=decoder.dtype, device=decoder.device)
 
     def run_all() -> None:
-        """Compute logits of all numbers of rows, and draw tokens from those of one row."""
+        """Compute the logits of every number of rows in LOGITS_ROWS, and draw tokens from the first ones."""
         logits = [decoder.logits(hidden[:rows]) for rows in LOGITS_ROWS]
         compile_draws(logits[0])
 
@@ -682,8 +687,8 @@ def _compile_logits(decoder: Decoder) -> None:
 
 
 def _await_kernels() -> None:
-    """Wait until all kernels are compiled that this thread has begun to compile, and log their number, if
-    there are any.
+    """Wait until all kernels are compiled that this thread has begun to compile, and log their number.
+    Nothing is logged if there are none.
     """
     from specsot_kernels.gpu.launching import await_compiled
 

@@ -591,8 +591,9 @@ class RowHandover:
         copies: Copies KV of the order's epoch.
         numbers: What the rows belong to that are sent, see `HandOver`.
 
-        KV that this worker stores itself is not sent over a link. If a link of an earlier order is broken,
-        everything is sent again over a new one; the receiver ignores what it has.
+        KV that this worker stores itself is not sent over a link. A link for copies of an earlier order is
+        used again. If it is broken, everything is sent again over a new link; the receiver ignores the KV
+        that it has already.
         """
         if receiver.name == self._name:
             await _send(order, copies, numbers, lambda one: self.take(self._name, one))

@@ -114,7 +114,8 @@ def compile_draws(logits: torch.Tensor) -> None:
 
     logits: Any logits on the device, [1, vocab].
 
-    Three tokens are drawn and dropped: by the argmax, without truncation, and with top-p.
+    Three tokens are drawn and dropped: by the argmax, without truncation, and with top-p. Within
+    `compile_ahead`, the kernels are only compiled, and the drawn tokens mean nothing.
     """
     if logits.is_cuda:
         for sampling in (Sampling(), Sampling(1.0), Sampling(1.0, top_p=0.9)):

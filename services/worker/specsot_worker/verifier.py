@@ -469,8 +469,9 @@ class Verifier:
         """
         self._append_prompt(frame)
         self._scores.read(frame)
-        # Numbers of the tokens whose logits are needed, and how many these are.
+        # Numbers of the tokens whose logits are needed, one range per segment after which a token is chosen.
         needed = list[range]()
+        # Number of tokens in `needed`.
         num_needed = 0
         # Segments after which a token is chosen, with the state of the sequence and the first of their rows.
         decoding = list[tuple[Segment, DecodeState, int]]()

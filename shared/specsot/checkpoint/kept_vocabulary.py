@@ -21,8 +21,8 @@ from specsot.checkpoint.cache import UNUSED_SECONDS, cache_folder
 from specsot.core import vocabulary
 from specsot.core.vocabulary import Vocabulary, read_vocabulary
 
-# Digest of the code that decides what the files contain: their form, and which bytes a token has. Files that
-# other code has written are not read.
+# SHA-256 in hexadecimal. Digest of the code that decides what a kept file contains: the form of the file, and
+# which bytes a token has. It is part of the file's name, so files of other versions of the code are not read.
 CODE: Final = hashlib.sha256(
     b"".join(Path(file).read_bytes() for file in (__file__, vocabulary.__file__))
 ).hexdigest()

@@ -40,7 +40,7 @@ class CostCurve:
         self._tokens = [float(tokens) for tokens, _ in ordered]
         self._seconds = list(accumulate((seconds for _, seconds in ordered), max))
         self._slope = _last_slope(self._tokens, self._seconds)
-        # The same points for `at_each`, which would convert the lists in every call.
+        # The same points as arrays, so that `at_each` need not convert the lists in every call.
         self._arrays = np.array(self._tokens), np.array(self._seconds)
 
     def __bool__(self) -> bool:
@@ -92,10 +92,12 @@ class CostCurve:
         return CostCurve((tokens, factor * seconds) for tokens, seconds in self.points)
 
     def in_sizes(self, sizes: Iterable[int]) -> CostCurve:
-        """Return the curve of a computation that only exists in some sizes, such as captured graphs: fewer
-        tokens take as long as the next larger size. Beyond the largest size, the curve stays as it is.
+        """Return the curve of a computation that exists only in some sizes, as captured graphs do: a number
+        of tokens takes as long as the next larger size. Beyond the largest size, the result is a straight
+        line through this curve at one token more and at twice the size.
 
-        sizes: numbers of tokens, in any order. Without sizes, and if this curve is empty, it is returned.
+        sizes: numbers of tokens, each at least 1 and the largest at least 2, in any order. Without sizes,
+            this curve is returned. An empty curve stays empty.
 
         >>> curve = CostCurve([(1, 2.0), (9, 10.0)]).in_sizes([4, 8])
         >>> [curve.at(tokens) for tokens in (1, 4, 5, 8, 9)]

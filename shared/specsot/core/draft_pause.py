@@ -51,7 +51,7 @@ class PauseEvent(Enum):
     LEFT = auto()
     # The drafter announced that it will draft nothing for a number of trees.
     PAUSE_BEGAN = auto()
-    # The pause's trees have passed, or most of the sequences with which the pause began have ended.
+    # The pause's trees have passed, or more than half of the sequences with which it began have ended.
     PAUSE_ENDED = auto()
     # A sequence that was migrated from the previous epoch continues, and the drafter never saw its tokens.
     MISSED = auto()
@@ -97,9 +97,9 @@ class DraftPause:
     """The state of drafting (running, paused or resuming), and how much of a pause is left. Immutable:
     methods return a new value.
 
-    A pause is a number of trees. It also ends after as many steps as these trees took when it began, and when
-    fewer than half of the sequences are left, because drafting that is not profitable for eight sequences may
-    be profitable for the last three of them.
+    A pause is a number of trees. It also ends after the number of steps that these trees would have taken
+    when it began, and when fewer than half of its sequences are left, because drafting that is not profitable
+    for eight sequences may be profitable for the last three of them.
 
     state: whether drafting is running, paused, or about to resume.
     trees_left: number of trees that the pause still lasts.
@@ -125,7 +125,7 @@ class DraftPause:
     def on(self, event: PauseEvent) -> DraftPause:
         """Return the value after an event that changes only the state, not the length of the pause.
 
-        event: what happened. Most events of most steps change nothing; then the value itself is returned.
+        event: what happened. If it does not change the state, as in most steps, this value is returned.
         """
         state = next_state(self.state, event)
         return self if state is self.state else replace(self, state=state)
@@ -149,8 +149,8 @@ class DraftPause:
     def passed(self, trees: int, sequences: int) -> DraftPause:
         """Return the value after `trees` trees of `sequences` sequences were verified without drafts.
 
-        The pause ends when no trees or no steps are left, and when fewer than half of its sequences are.
-        Outside a pause, the value is returned unchanged.
+        The pause ends when no trees or no steps are left, and when fewer than half of the sequences are left
+        with which it began. Outside a pause, the value is returned unchanged.
 
         trees: number of trees that this step verified without drafts.
         sequences: number of drafted sequences that decode now.
@@ -165,8 +165,8 @@ class DraftPause:
         updated = replace(
             self, trees_left=trees_left, steps_left=steps_left, passed_trees=self.passed_trees + trees
         )
-        others = 2 * sequences < self.sequences
-        return updated.end() if others or not trees_left or steps_left < STEP_EPSILON else updated
+        most_ended = 2 * sequences < self.sequences
+        return updated.end() if most_ended or not trees_left or steps_left < STEP_EPSILON else updated
 
     def end(self) -> DraftPause:
         """Return the value after the pause is ended, even if trees or steps of it are left.

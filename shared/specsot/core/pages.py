@@ -115,7 +115,9 @@ class _Held:
 
 
 class _HeldBySequence(dict[int, _Held]):
-    """What each open sequence holds, by its id. Every step looks it up several times for every sequence."""
+    """What each open sequence holds, by its id. `PageTable` looks this up several times per sequence and
+    step, so a missing key raises NotFound without a method around each look-up.
+    """
 
     def __missing__(self, sequence: int) -> _Held:
         """Raise NotFound, because the sequence is not open.
@@ -550,8 +552,10 @@ class PageTable:
     def missing_pages(self, rows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return the sequences for which `reserve` would allocate pages, each with the number of these pages.
 
-        rows: id of each sequence, with the number of its rows that need pages, returned ones included. Raises
-            NotFound if a sequence is not open.
+        rows: pairs of a sequence's id and the number of its rows that need pages, those on returned pages
+            included.
+
+        Sequences that have enough pages are left out. Raises NotFound if a sequence is not open.
 
             # pages of 8 rows, sequences 1 and 2 hold two each: rows (1, 16), (2, 17) -> [(2, 1)]
         """

@@ -41,7 +41,8 @@ class TreeFrames:
     """The tree frames (draft rounds) of one sequence that are in flight, and their scratch slots.
 
     limit: how many there may be.
-    trees: by draft round, the scratch slots of the tree frames, in the order in which these were launched.
+    trees: the scratch slots of each tree frame, by draft round, in the order in which the tree frames were
+        launched.
     has_room: True if another tree frame may be launched.
 
     >>> frames = TreeFrames(limit=3)

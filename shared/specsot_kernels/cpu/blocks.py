@@ -268,19 +268,19 @@ DECODERS: dict[int, Callable[[Rows, NDArray[np.float32], NDArray[np.float32]], N
 def _round_rows(floats, bits, outputs, codes, scales, short, words, largest, largest_bits):
     """Round rows to 8 bits with a scale for each, and store them among the packed codes.
 
-    Arrays are given a second time as integers where their bits are read: compiling a view of an array takes
-    Numba half a second.
+    Arrays whose bits are read are passed a second time as arrays of integers, because compiling a view of an
+    array takes Numba half a second.
 
     floats: fp32 [rows, inputs], the rows.
-    bits: `floats` as uint32.
+    bits: uint32 [rows, inputs], the same memory as `floats`.
     outputs: int64 [rows], the output of the packed weight that each row is.
     codes: uint32 [outputs / 16, steps, 16], the packed codes, which are written: the 4 codes of a step and
         an output, plus 128 each.
     scales: fp32 [outputs], which is written.
     short: int8 [4 * steps], scratch memory; zeros after the inputs.
-    words: `short` as uint32.
+    words: uint32 [steps], the same memory as `short`.
     largest: fp32 [1], scratch memory.
-    largest_bits: `largest` as uint32.
+    largest_bits: uint32 [1], the same memory as `largest`.
     """
     for row in range(floats.shape[0]):
         # Without their signs, floats are in the order of their bits, and the largest integer is found by

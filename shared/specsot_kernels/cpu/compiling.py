@@ -26,10 +26,10 @@ _compilers = list[subprocess.Popen[bytes]]()
 
 
 def source_digest(folder: Path = FOLDER) -> str:
-    """Return a digest of the kernels' source files, in hexadecimal: with another one, they are compiled
-    again.
+    """Return a digest of the source files of kernels, in hexadecimal. When it changes, kernels for CPUs are
+    compiled again, and speeds are measured again.
 
-    folder: the folder of the files.
+    folder: the folder of the files; by default that of the kernels for CPUs.
     """
     files = sorted(folder.glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

@@ -37,14 +37,15 @@ Value = Any
 
 
 class _PartLibrary(JITCodeLibrary):
-    """The code of a part of a kernel as Numba has written it, to be linked into the functions that call it.
+    """The code of a part of a kernel, not optimised and not compiled, to be linked into the functions that
+    call the part.
 
-    By itself, Numba optimises and compiles every function together with all functions that it calls. The
-    code of a tile, which a chain of ten functions calls, would be compiled ten times.
+    Numba's own libraries optimise and compile every function together with all functions that it calls. The
+    code of a tile, which is at the end of a chain of ten calls, would be compiled ten times.
     """
 
     def _optimize_functions(self, ll_module: Any) -> None:
-        """Optimise nothing, and name the layout of data, which modules that are linked must share.
+        """Optimise nothing, but set the layout of data, because LLVM links only modules of the same layout.
 
         ll_module: code that is added to this library.
         """
@@ -54,7 +55,7 @@ class _PartLibrary(JITCodeLibrary):
         """Do nothing: the kernel is optimised as a whole."""
 
     def _finalize_final_module(self) -> None:
-        """Note that no more code is added. The code is not compiled."""
+        """Mark the library as complete, so that callers can link it. The code is not compiled."""
         self._finalized = True
 
     def get_pointer_to_function(self, name: str) -> int:
@@ -66,7 +67,9 @@ class _PartLibrary(JITCodeLibrary):
 
     @property
     def codegen(self) -> Any:
-        """What Numba tells the address of the function's Python environment, which a part does not use."""
+        """This library, in place of Numba's code generator. Numba asks it only to store the address of the
+        function's Python environment (`set_env`), which a part does not use.
+        """
         return self
 
     def set_env(self, env_name: str, env: Any) -> None:
@@ -81,14 +84,14 @@ class _PartCompiler(Compiler):
     """Numba's compiler for a part of a kernel, which leaves out what `_PartLibrary` does not need."""
 
     def define_pipelines(self) -> Any:
-        """Return Numba's own steps of compilation; their result becomes a `_PartLibrary`."""
+        """Return Numba's own steps of compilation, after giving them a `_PartLibrary` to write code into."""
         state = self.state
         state.library = _PartLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
         return super().define_pipelines()
 
 
-# How parts of a kernel are compiled: without code for calls by Python, and without exceptions, since nothing
-# is ever divided by zero.
+# Options of `numba.njit` for parts of a kernel: no code for calls by Python, and no check for a division by
+# zero, which would raise an exception, because kernels never divide by zero.
 _PART: dict[str, Any] = {
     "pipeline_class": _PartCompiler, "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
     "error_model": "numpy",

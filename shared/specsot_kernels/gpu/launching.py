@@ -60,8 +60,9 @@ kernel: Callable[[Callable[..., Any]], Any] = _decorate
 
 
 class CompileBatch(AsyncCompileMode):
-    """Kernels that are compiled in parallel. Each is also loaded to the device, together with its launcher,
-    for which Triton 3.6 runs a C compiler: a quarter of a second for each kind of arguments.
+    """Kernels that are compiled in parallel by threads. These threads also load each kernel to the device,
+    and make its launcher, for which Triton 3.6 runs a C compiler: a quarter of a second for each kind of
+    arguments.
     """
 
     def __init__(self) -> None:
@@ -77,14 +78,14 @@ class CompileBatch(AsyncCompileMode):
     ) -> Any:
         """Begin to compile a kernel for the current device, and return its future. Triton calls this.
 
-        key: names the kernel and its kind of arguments. Compiled once within a batch.
+        key: names the kernel and its kind of arguments. A batch compiles only the first kernel of a key.
         compile_fn: compiles the kernel, or reads it from Triton's cache on disk.
         finalize_fn: makes the compiled kernel known for later launches.
         """
         device = torch.cuda.current_device()
 
         def compile_and_load() -> CompiledKernel:
-            """Return the kernel after it has been compiled, and loaded to the device."""
+            """Compile the kernel, load it to the device, and return it."""
             with torch.cuda.device(device):
                 compiled = compile_fn()
                 # Reading this property makes the launcher and loads the kernel.
@@ -94,18 +95,20 @@ class CompileBatch(AsyncCompileMode):
         return super().submit(key, compile_and_load, finalize_fn)
 
 
-# The batch to which kernels are added on this thread; see `compile_ahead`.
+# The batch to which `compile_ahead` adds kernels on this thread. None before its first call, and after
+# `await_compiled`.
 _batch: ContextVar[CompileBatch | None] = ContextVar("batch", default=None)
 
 
 def compile_ahead(work: Callable[[], object]) -> None:
     """Begin to compile in parallel all kernels that some work launches, and launch none of them. Call
-    `await_compiled` afterwards on the same thread; several calls before it share one batch.
+    `await_compiled` afterwards on the same thread; several calls of `compile_ahead` before that share one
+    batch.
 
-    Kernels are compiled one after the other otherwise, each for about a second, before their first launch.
+    Otherwise, kernels are compiled one after the other, each for about a second, before their first launch.
     All other operations of the work run, on memory that no kernel has filled, so the work must not index
-    anything by what a kernel writes. A kernel that cannot be compiled is reported when it is launched. A
-    kernel that is launched before `await_compiled` is waited for. Nothing happens in Triton's interpreter.
+    anything by what a kernel writes. A kernel that cannot be compiled raises its error when it is launched. A
+    launch of a kernel before `await_compiled` waits for that kernel. Nothing happens in Triton's interpreter.
 
     work: launches the kernels.
     """
@@ -121,10 +124,11 @@ def compile_ahead(work: Callable[[], object]) -> None:
 
 
 def await_compiled(report: Callable[[int, int], None] | None = None) -> int:
-    """Wait for all kernels that `compile_ahead` has begun to compile on this thread, and return their number.
+    """Wait for all kernels that `compile_ahead` has begun to compile on this thread, and return their number;
+    0 if there are none. Kernels that could not be compiled count, too.
 
-    report: called with how many kernels are compiled, and how many there are, after each one; None: not
-        called.
+    report: called after each kernel, with the number of kernels that are compiled and the number of all.
+        None: not called.
     """
     batch = _batch.get()
     if batch is None:

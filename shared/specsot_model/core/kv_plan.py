@@ -114,8 +114,8 @@ def plan_frame(table: PageTable, frame: Frame, trees: Sequence[Tree] = ()) -> Kv
         the frame.
     frame: the frame, of which only the header is read (openings, segments, closings). A frame without any of
         the three changes nothing and yields a plan of empty tuples.
-    trees: what the frame's segments feed instead of their own trees, if all of them are trees. Empty: their
-        own.
+    trees: for each segment, the tree that is planned instead of the segment's own tree; all segments must
+        then be tree segments. Empty: the segments' own trees are planned.
 
     Raises WireError if an opening repeats an id, if a tree frame is not supported (`check_supported`), or if
     a part of a tree has no nodes or belongs to a sequence with a policy; NotFound if a segment or a fork
@@ -146,7 +146,8 @@ def plan_frame(table: PageTable, frame: Frame, trees: Sequence[Tree] = ()) -> Kv
     positions: list[int] = []
     spans: list[RowSpan] = []
     has_policies = table.has_policies
-    # The shape of the trees so far. Many sequences draft trees of the same shape.
+    # Parents and shape of the last tree. The trees of many sequences often share one tuple of parents, whose
+    # shape is then computed once.
     shape_parents: tuple[int, ...] = ()
     shape = Shape((), ())
     for place, segment in enumerate(frame.segments):

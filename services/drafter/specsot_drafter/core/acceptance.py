@@ -58,7 +58,7 @@ class AcceptanceRates:
         """
         if not trees:
             return
-        # Hundreds of trees are recorded together, so that no Python code runs for each of them.
+        # Hundreds of trees may be recorded together, so the arrays are filled without a loop over trees.
         depths = np.arange(self._counts.shape[1])
         all_levels, all_masses, all_accepted = zip(*trees)
         lengths = [*map(len, all_masses)]
@@ -194,7 +194,8 @@ class TreeWorth:
         max_nodes + 1].
 
         levels: Number of rows: row 0 is a tree of one level.
-        max_nodes: Nodes of the last column, without the root. Column 0, a tree of its root alone, is 0.
+        max_nodes: Number of nodes of the last column, without the root. Column 0 stands for a tree of its
+            root alone, whose worth is 0.
 
         The values of a row are cumulative: levels worth [.6 .2] and [.3 .1] -> row 0 [0 .6 .8 .8], row 1 [0
         .6 .9 1.1] for max_nodes = 3.

@@ -168,10 +168,10 @@ class BudgetPolicy:
         """
 
     def start_sequences(self, num_sequences: int) -> bool:
-        """Prepare for sequences of which none was running before. Return whether a pause ends for them. The
-        base class never pauses, and returns False.
+        """Prepare for sequences of new requests, of which none was running before. Return whether a pause
+        ends for them. The base class never pauses, and returns False.
 
-        num_sequences: Number of sequences, at least 1.
+        num_sequences: Number of sequences that run now, at least 1.
         """
         return False
 

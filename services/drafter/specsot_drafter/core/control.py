@@ -7,7 +7,7 @@ wall-clock seconds of whole steps).
 A regret budget bounds the time that drafting may lose compared with the baseline, which drafts nothing. Every
 step adds a little to the budget, a step with drafts adds what it gained or subtracts what it lost. When the
 budget cannot cover the next step with drafts, drafting pauses until enough has been added. There is one
-budget for each class of numbers of sequences (`size_group`), because drafts that lose with 64 sequences may
+budget for each group of numbers of sequences (`size_group`), because drafts that lose with 64 sequences may
 gain with one.
 
 The policy takes counts, probabilities and measured seconds, and returns counts.
@@ -127,7 +127,7 @@ class StepCosts:
         self._level = CostCurve(level) or UNIT_CURVE
         self._widths = 1, *widths
         self._parts = PartCosts(self._step, overlapping_stages)
-        # Results of `_passes`, which do not change, by the number of trees.
+        # The results of `_passes`, by its argument. They depend on the measured curve alone, which stays.
         self._passes_of = dict[int, Floats]()
         # Steps without drafts as (sequences, seconds), by `size_group`.
         self._baseline = defaultdict[int, deque[Point]](lambda: deque(maxlen=LOOK_STEPS))
@@ -470,8 +470,8 @@ def _line(points: Iterable[Point]) -> tuple[float, float]:
 
 
 class RegretBudget:
-    """The loss that drafting may still cause with about as many sequences, in baseline steps (the time of one
-    step without drafts).
+    """The loss that drafting may still cause with the numbers of sequences of one group (`size_group`), in
+    baseline steps (the time of one step without drafts).
 
     available: Budget for the sequences that are being written, in baseline steps. Negative after a loss that
         was larger than expected.
@@ -550,14 +550,15 @@ class DraftPolicy(BudgetPolicy):
         self.acceptance = AcceptanceRates(self._levels)
         self.likeliest_first = overlapping_stages > 1
         self._worth = TreeWorth(self.acceptance)
-        # By `size_group` of the number of sequences, and the one of the step that was planned last.
+        # The budgets, by `size_group` of the number of sequences.
         self._regrets = defaultdict[int, RegretBudget](RegretBudget)
+        # The budget for the number of sequences of the step that was planned last.
         self._regret = self._regrets[0]
         self._stepwise = stepwise
-        # What the last start of drafting took beyond a step with drafts, in baseline steps, and whether the
-        # next step would be such a start after a pause longer than a look. A start costs nothing where growth
-        # can stop between levels.
+        # The time by which the last first step after a pause exceeded the estimate of a step with drafts, in
+        # baseline steps. It stays 0 where growth can stop between levels.
         self._restart = 0.0
+        # True after a pause that was longer than a look, until a step has drafts again.
         self._paused = False
         # The number of sequences in the step that get no tree.
         self._others = 0
@@ -662,9 +663,9 @@ class DraftPolicy(BudgetPolicy):
         due: Number of rows of committed tokens that the drafter must compute first.
 
         Only choices are considered that the regret budget covers, and that would gain time if a node of every
-        level were accepted. After a pause the budget must also cover what the last start of drafting cost. If
-        a choice is expected to lose, half of REGRET must remain, so that a head that is seldom right is tried
-        less often than one that was right so far.
+        level were accepted. After a pause longer than a look, the budget must also cover the extra time of
+        the last first step after a pause. If a choice is expected to lose, half of REGRET must remain, so
+        that a head that is seldom right is tried less often than one that was right so far.
 
         Return 0 if there is such a choice. Otherwise return the number of steps to pause: 1 / REGRET_SHARE if
         no tree can gain even when all levels are accepted, else the steps until the budget covers the
@@ -672,7 +673,9 @@ class DraftPolicy(BudgetPolicy):
 
         Example: a step without drafts takes 10 ms, a step with trees of 3 levels and 3 nodes 15 ms. The cost
             (`stakes`) is 15 / 10 - 1 = 0.5 baseline steps. The choice can gain, because 3 accepted tokens per
-            sequence outweigh 0.5, and it is allowed if the budget is at least 0.5.
+            sequence outweigh 0.5. If 0.8 accepted tokens are expected, 1.8 tokens in 15 ms are more than 1
+            in 10 ms, and the choice is allowed if the budget is at least 0.5. If only 0.3 are expected, the
+            budget must be at least 0.5 + REGRET / 2 = 3.
 
         Before a pause, LOOK_STEPS is returned instead if the baseline is to be measured anew, and also where
         no choice can gain but fewer levels than the deepest were allowed. A choice that is sure to gain may
@@ -683,7 +686,8 @@ class DraftPolicy(BudgetPolicy):
         self.costs.learn()
         sequences = live + self._others
         each = min(self._each, max(2 * self._largest, 1)) if self._stepwise else self._each
-        # All arrays below are [levels, nodes]: row 0 is a tree of one level, column 0 a tree of one node.
+        # The arrays below are [levels, nodes]: row 0 is a tree of one level, column 0 a tree of one node. In
+        # `cumulative_worth`, a further column before these stands for a tree of its root alone.
         levels = np.arange(1, most + 1)
         nodes = np.arange(1, each + 1)
         baseline = self.costs.baseline(sequences)
@@ -693,7 +697,8 @@ class DraftPolicy(BudgetPolicy):
         stakes = np.maximum(seconds / baseline - 1, 0.0)
         added = live / sequences * worth
         rates = sequences * (1 + added) / seconds
-        # Half of REGRET: chosen by the gate, compared with none and all of it.
+        # What must remain of the budget: half of REGRET if the choice is expected to lose. Half was chosen by
+        # the gate; none of REGRET and all of it are worse.
         reserve = np.where(rates > sequences / baseline, 0.0, REGRET / 2)
         restart = self._restart if self._paused else 0.0
         needed = stakes + reserve + restart + self.costs.catch_up(due) / baseline
@@ -742,7 +747,8 @@ class DraftPolicy(BudgetPolicy):
         A look is due if the baseline of about as many sequences is unknown, or if the time that a look loses
         is small compared with the steps that were drafted since the last look.
 
-        The loss of a look is estimated from the mean gain of drafting so far and the cost of the last start.
+        The loss of a look is estimated from the mean gain of drafting so far and the extra time of the last
+        first step after a pause.
         """
         if not self._timed:
             return False
@@ -829,9 +835,10 @@ class DraftPolicy(BudgetPolicy):
             self._worth.record(values, depths)
 
     def start_sequences(self, num_sequences: int) -> bool:
-        """Grant new sequences their regret budget. Return whether so many of them may be drafted for.
+        """Grant new sequences their regret budget, in the budgets of all numbers of sequences. Return whether
+        the budget for their present number is positive, so that a pause ends for them.
 
-        num_sequences: Number of sequences, at least 1.
+        num_sequences: Number of sequences that run now, at least 1.
         """
         for regret in self._regrets.values():
             regret.begin_sequences()
@@ -854,8 +861,8 @@ class DraftPolicy(BudgetPolicy):
 
         If no tree was grown, only the baseline is recorded (with known wall-clock seconds). The first step
         after a pause is not learned from; where levels are launched at once, its longer duration is booked
-        in the budget, bounded by REGRET. A step without any duration counts as not timed, so that no look
-        follows.
+        in the budget, bounded by REGRET, and remembered for the next start. A step without any duration
+        counts as not timed, so that no look follows.
         """
         if not trees:
             return
@@ -932,8 +939,9 @@ def make_budget(
     widths: Rows per tree that the head computes for levels 2, 3, ...
     at_once: True if all levels are launched at once, so that growth cannot stop between levels.
     overlapping_stages: Number of stages that may compute at the same time, see `StepCosts`.
-    graph_rows: Numbers of rows for which the stages have captured graphs, so that a step of 320 rows takes as
-        long as one of 384, say. Empty: every number of rows has its own time.
+    graph_rows: Numbers of rows for which the stages have captured graphs. A step is counted as the next
+        larger of them: with (256, 384), one of 320 rows takes as long as one of 384. Empty: every number of
+        rows has its own time.
 
     The name `seed` gives `SeedBudget`, and every other name `DraftPolicy`.
     """

@@ -17,9 +17,9 @@ from specsot_model.linear import LANES
 
 
 def small_quantization(config: ModelConfig, wanted: Quantization | None, packed: bool) -> Quantization | None:
-    """Return the form in which the matrices of a small model that drafts are stored: the one that is wanted,
-    but int8 instead of int4 if they are packed for a CPU, and the number of inputs of a matrix is no multiple
-    of the group of inputs that shares a scale.
+    """Return the form in which the matrices of a small model that drafts are stored: `wanted`, or int8
+    instead of int4 if packed matrices cannot have int4, because the number of inputs of one of them is no
+    multiple of GROUP, the number of inputs that share a scale.
 
     config: The model's config.
     wanted: The form that the options name. None: floats.

@@ -66,9 +66,10 @@ PROJECTED_AT_ONCE = 1 << 13
 # The epsilon of norms where a head's config names none. Precedent: the reference's config class.
 EPS = 1e-6
 EMBEDDING = "embed_tokens.weight"
-# A head narrower than its base may hold projections in place of tables of its own. The lm_head is made when
-# the head is loaded, base_lm_head[draft ids] [draft vocabulary, base_hidden] @ lm_proj, and so are the
-# embeddings, base_embeddings [vocab, base_hidden] @ embed_proj.T, unless weights are packed for a CPU.
+# A head narrower than its base may hold projections in place of tables of its own. When the head is loaded,
+# its lm_head is computed as base_lm_head[draft ids] [draft vocabulary, base_hidden] @ lm_proj, and its
+# embeddings as base_embeddings [vocab, base_hidden] @ embed_proj.T. With weights packed for a CPU, the
+# embedding of a token is computed when it is first looked up instead (`ProjectedTable`).
 EMBEDDING_PROJECTION = "embed_proj.weight"  # [hidden, base_hidden]
 LM_HEAD_PROJECTION = "lm_proj.weight"  # [base_hidden, hidden]
 # Rows. The number of embeddings of a head that are compared with the base model's. Untuned.
@@ -360,7 +361,7 @@ class _HeadLoader:
 
     def _projected_table(self) -> Table | ProjectedTable:
         """Return the base model's embeddings, projected to the head's hidden size. With packed CPU weights,
-        those of a token are projected when they are first looked up.
+        the result is a `ProjectedTable`, which projects the embedding of a token when it is first looked up.
         """
         projection = self.fetch(EMBEDDING_PROJECTION, (self.shape.hidden, self.config.hidden))
         embedding = self.base.embedding()

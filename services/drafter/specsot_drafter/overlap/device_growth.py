@@ -146,10 +146,10 @@ class DeviceGrowth(AsyncGrowth):
 
 
 def verified_numbers_size(room: int, trees: int) -> int:
-    """Return how many int32 numbers the arrays of `verified_numbers` take at most, each from an aligned place
-    on.
+    """Return how many int32 numbers of a buffer the arrays of `verified_numbers` take at most, if each array
+    begins at an aligned place.
 
-    room: Number of slots per tree.
+    room: Number of slots per tree, see `verified_numbers`.
     trees: Maximum number of trees of a frame.
     """
     return size_of(((MAX_VERIFIED_ROWS,), (MAX_VERIFIED_ROWS,), (trees, 4), (trees, room)))
@@ -157,14 +157,16 @@ def verified_numbers_size(room: int, trees: int) -> int:
 
 def verified_numbers(trees: FrameTrees, room: int, rows: int, page_rows: int) -> list[Numbers] | None:
     """Return what a device must know of the trees with which a frame begins, so that it can find out which
-    nodes were accepted: tokens, parents, numbers and slots of the trees, as in `VerifiedTrees`. Return None
-    if the trees have more than MAX_VERIFIED_ROWS nodes together.
+    nodes were accepted. Return None if the trees have more than MAX_VERIFIED_ROWS nodes together.
 
     trees: The trees in the order of the frame, with the pages of their sequences.
-    room: Number of slots per tree.
-    rows: Number of draft rows per tree whose slots are read: accepted tokens, and the rows of the tree that
-        grows next. At most `room`; the other slots are undefined.
+    room: Number of slots per tree that the result has room for.
+    rows: Number of slots per tree that are filled in: those of the accepted tokens, and of the rows of the
+        tree that grows next. At most `room`; the slots after them are undefined.
     page_rows: Number of KV slots of a page.
+
+    The result has four arrays of int32, the fields of `VerifiedTrees` after its targets: tokens [num_nodes],
+    parents [num_nodes], trees [trees, 4] and slots [trees, room].
     """
     own_trees = [one.tree for one in trees.segments]
     counts = np.array([len(tree.tokens) for tree in own_trees])
@@ -187,17 +189,20 @@ def verified_numbers(trees: FrameTrees, room: int, rows: int, page_rows: int) ->
 
 
 def _slots(roots: Numbers, pages: Sequence[tuple[int, ...]], rows: int, page_rows: int) -> Numbers:
-    """Return the slots of the first draft rows of each tree, from the root's column on, int32 [trees, rows].
+    """Return the slots of `rows` adjacent draft rows per tree, from the root's column on, int32 [trees,
+    rows].
 
     roots: Column of each tree's root, int32 [trees, 1].
-    pages: The pages of each tree's sequence.
+    pages: The pages of each tree's sequence, up to that of the last of these rows.
     rows: Number of rows per tree.
     page_rows: Number of KV slots of a page.
 
-    A row at column c lies in the page c // page_rows, and its slot is page * page_rows + c % page_rows.
+    A row at column c lies in its sequence's page number c // page_rows, and its slot is
+    page * page_rows + c % page_rows.
 
         # pages [7 2 5] of 4 rows, column 6, 3 rows -> columns [6 7 8] -> slots [10 11 20]
     """
+    # Index of the first page of each tree's sequence in `all_pages`.
     firsts = [0, *accumulate(map(len, pages))][:-1]
     all_pages = np.array([page for own_pages in pages for page in own_pages], np.int32)
     places, offsets = np.divmod(roots + np.arange(rows, dtype=np.int32), page_rows)

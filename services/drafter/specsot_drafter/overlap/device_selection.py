@@ -117,8 +117,10 @@ class TreeChooser:
         self._ranks = self._numbers.new_zeros(trees * candidates)
         self._chosen = self._numbers.new_zeros(trees * (MAX_CHOSEN_NODES - 1))
         self._host = torch.empty(self._chosen.shape, dtype=torch.int32, pin_memory=on_gpu)
+        # The same memory as `_host`.
         self._host_numbers: Numbers = self._host.numpy()
-        # What was sent last: mostly, the trees of the next selection have the same places and factors.
+        # The places and factors that were sent last. Those of the next selection are mostly the same, and are
+        # not sent again then.
         self._sent: tuple[tuple[int, ...], list[float]] = ((), [])
         self._copied = torch.cuda.Event() if on_gpu else None
 

@@ -173,8 +173,9 @@ class TreeGraphs:
 
         Graphs are captured for each number of trees with each number of levels in GRAPH_LEVELS below
         `levels`, and with `levels` itself. For heads with features, the kernels of asynchronous growth are
-        compiled, too. All kernels are compiled in parallel before the first capture. With `run_once` as
-        `capture`, the graphs are made for that only: tokens and rows of every frontier are 0.
+        compiled, too. On a GPU, all kernels are compiled in parallel before the first capture: the same
+        object is made with `run_once` as `capture`, within `compile_ahead`. As no kernel runs then, `grow` is
+        replaced by `_grow_zeros`.
         """
         if capture is run_once:
             grow = partial(_grow_zeros, grow)
@@ -196,7 +197,7 @@ class TreeGraphs:
             for many in sorted(trees, reverse=True)
             for deep in sorted(self._levels, reverse=True)
         ]
-        # The number of rows that asynchronous growth needs per tree: accepted tokens and grown rows.
+        # The maximum number of rows that asynchronous growth needs per tree: accepted tokens and grown rows.
         self.async_rows = self.due + sum(widths)
         self._graphs = {
             (size.trees, size.levels): _TreeGraph(head, pages, size, capture, grow, self.async_rows)
@@ -285,8 +286,9 @@ class TreeGraphs:
 
 
 def _grow_zeros(grow: Grow, *given: Any) -> LevelFrontier:
-    """Return a frontier of zeros. If no kernel runs, a frontier's memory is arbitrary; as token ids and row
-    numbers, arbitrary numbers would index out of bounds.
+    """Call `grow`, and return its frontier with zeros as tokens and origins. Used where kernels are compiled
+    and none runs: the frontier's memory is arbitrary then, and arbitrary token ids and row numbers would
+    index out of bounds.
 
     grow: Chooses a level's candidates and frontier.
     given: Arguments of `grow`.
@@ -385,8 +387,8 @@ class _TreeGraph:
         size: The fixed sizes of the graph.
         capture: Captures a function as a graph.
         grow: Chooses a level's candidates and frontier.
-        async_rows: Number of slots per tree that the device is sent for asynchronous growth. The same for all
-            graphs, because a kernel is compiled for it.
+        async_rows: Number of slots per tree that the device is sent for asynchronous growth. All graphs have
+            the same number, because the kernel that reads the slots is compiled for it.
         """
         self._head = head
         self._pages = pages
@@ -403,7 +405,8 @@ class _TreeGraph:
         self._places_in_all = sum(rows)
         own = (4, aligned(trees * size.due)), (trees,), (trees * size.attending,), (3, self._places_in_all)
         shapes = (*own, *read, (num_trees,))
-        # What the graph reads of the trees that are being verified follows the pages in use.
+        # Place of the page numbers in the buffer. In asynchronous growth, the numbers of the trees that are
+        # being verified follow the page numbers of the step, which are fewer than there is room for.
         self._pages_at = size_of(shapes[:-1])
         self._async_rows = async_rows
         self.size = size_of(shapes) + verified_numbers_size(async_rows, trees)
@@ -445,7 +448,8 @@ class _TreeGraph:
         # What the device accepted, in the same buffer.
         self._host_accepted: Numbers = self._host[self._pooled :].view(trees, -1).numpy()
         self._cached_tables: tuple[object, list[Numbers] | None] = ((), None)
-        # What is sent before asynchronous growth; it is never written to.
+        # The tables without due and grown rows, which are sent for asynchronous growth, as one array. It is
+        # never written to after this.
         self._without_due = np.zeros(size_of(own), np.int32)
         for part, numbers in zip(views(torch.from_numpy(self._without_due), own), self._no_due_numbers()):
             part.copy_(torch.from_numpy(numbers).view(part.shape))
@@ -475,12 +479,11 @@ class _TreeGraph:
     def send_and_accept(
         self, trees: FrameTrees, targets: Tensor, features: Tensor, ids: int, staging: Staging
     ) -> bool:
-        """Send the trees and the tables of their pages, and launch the verification on the device, which
-        writes due rows and stores the accepted features; see `accept_rows`. Return False, and do nothing, if
-        there is no room for these trees.
+        """Send the trees and the tables of their pages, and launch the verification on the device. Return
+        True. If there is no room for these trees, do nothing and return False.
 
-        The arguments are those of `begin_async`. Tables without due and grown rows are sent; the device fills
-        these in.
+        The arguments are those of `begin_async`. The tables are sent without due and grown rows. The kernel
+        `accept_rows` verifies the trees, fills in these rows, and stores the accepted features.
         """
         from specsot_kernels.gpu.accepting import accept_rows
 
@@ -684,7 +687,8 @@ class _TreeGraph:
         """Return the page tables of all forward passes; the list of pages is shared by the passes. Return
         None if the trees have too many pages for the graph.
 
-        starts: For each tree, the number of leading columns that all its rows attend to.
+        starts: For each tree, the number of leading columns that all its rows attend to, a multiple of
+            page_rows.
         pages: The pages of each tree's sequence.
 
         Also None if the pages of a pass need more pieces than it has room for.

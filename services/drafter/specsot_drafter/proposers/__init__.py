@@ -107,8 +107,9 @@ class Proposer(ABC):
             None: all levels grow.
 
         Growth that `start_growth` has launched is continued, whatever its levels, and confirmed; or it is
-        discarded. The returned function may still discard a confirmed growth. The candidates of confirmed
-        growth are those of the head, without regard to grammars, see `bar_forbidden`.
+        discarded. The returned function may still discard a confirmed growth. Among the candidates of a
+        growth that `start_growth` has launched, those that grammars forbid are not barred; call
+        `bar_forbidden` for that.
 
         The device may be computing until that function is called. Until then, call no other method.
         """
@@ -140,8 +141,9 @@ class Proposer(ABC):
         return None
 
     def bar_forbidden(self, candidates: Candidates, sequences: Sequence[DraftSequence]) -> Candidates:
-        """Return candidates of asynchronous growth, which knows no grammars, with those barred that the
-        grammars forbid. The base class, whose trees do not grow asynchronously, returns them unchanged.
+        """Return candidates of asynchronous growth with those barred that the grammars of their sequences
+        forbid; asynchronous growth itself knows no grammars. The base class, whose trees do not grow
+        asynchronously, returns the candidates unchanged.
 
         candidates: Candidates of the grown trees.
         sequences: The sequence of each tree.

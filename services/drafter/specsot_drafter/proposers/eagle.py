@@ -366,7 +366,8 @@ class EagleProposer(Proposer):
         return offer
 
     def bar_forbidden(self, candidates: Candidates, sequences: Sequence[DraftSequence]) -> Candidates:
-        """Return the candidates of asynchronous growth with those barred that the grammars forbid.
+        """Return candidates of asynchronous growth with those barred that the grammars of their sequences
+        forbid; see `Proposer.bar_forbidden`.
 
         candidates: Candidates of the grown trees.
         sequences: The sequence of each tree.
@@ -521,12 +522,13 @@ class EagleProposer(Proposer):
 
 
 def compile_eagle(head: DraftHead, shape: TreeShape) -> None:
-    """Run all that a proposer launches for such trees, without capturing it. Within `compile_ahead` this
-    compiles the kernels.
+    """Make a proposer for trees of a shape, which launches all of its kernels once, without capturing them.
+    Within `compile_ahead`, this compiles the kernels.
 
     head: The EAGLE head.
     shape: The largest tree.
     """
+    # One page that holds the longest prompt of the warm-up and a tree.
     EagleProposer(head, shape, 1, 2 * PROMPT_ROWS, run_once)
 
 

@@ -56,13 +56,14 @@ class _FollowedTokens:
 
             # tokens [1 2 3 1 2], size 2 -> True; tokens [1 2 3 1 2 2] -> False; too few tokens -> False
 
-        The bytes of the tokens are searched, which takes a few microseconds for thousands of tokens.
+        The bytes of the tokens are searched, which takes a few microseconds for thousands of tokens. There
+        must be at least one token.
         """
         tokens = self.update().tokens
         earlier = tokens[:-1].tobytes()
         newest = tokens[-size:].tobytes()
         place = earlier.find(newest)
-        # A match that begins within a token is none.
+        # Bytes that begin within a token are no match.
         while place >= 0 and place % tokens.itemsize:
             place = earlier.find(newest, place + 1)
         return place >= 0

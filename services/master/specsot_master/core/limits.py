@@ -44,8 +44,8 @@ MIN_AIM, MAX_AIM = 24, 80
 # plans of Qwen2.5-Coder-1.5B-Instruct, 24 have a closing of 9 to 38 tokens; with 0 for the others, it has 15
 # on average.
 CLOSING_AIM = 15
-# Things. An answer of the usual length names about so many. Chosen by measurement: the lists of 41 direct
-# answers of Qwen2.5-Coder-1.5B-Instruct have from 4 to 18 items, 8 in the median.
+# Things. The number of things that a direct answer of the usual length names. Chosen by measurement: the
+# lists of 41 direct answers of Qwen2.5-Coder-1.5B-Instruct have from 4 to 18 items, 8 in the median.
 USUAL_THINGS: Final = 8
 # Points. A plan is not shortened to fewer. Untuned.
 MIN_FITTING_POINTS: Final = 5
@@ -287,12 +287,14 @@ def least_of(ask: Ask, budget: int) -> int:
 
 
 def length_of_things(usual: int, count: int | None) -> int:
-    """Return how many tokens an answer with so many things should have.
+    """Return how many tokens an answer should have that names a number of things: as many for each of them as
+    an answer of the usual length has, which names USUAL_THINGS.
 
         usual 280, 5 things -> 175;   usual 280, 10 things -> 350;   usual 280, None -> 280
 
-    usual: the usual number of tokens of such an answer.
-    count: how many things the question asks for, or None if it names no number.
+    usual: the usual number of tokens of a direct answer.
+    count: the number of things that the answer is to name, or None if that is not known; the result is then
+        `usual`.
     """
     return usual if count is None else usual * count // USUAL_THINGS
 

@@ -89,7 +89,8 @@ def place_of(opening: Opening) -> tuple[int, int]:
 class FrameBudget:
     """Upper bounds of a frame's tokens and of the frames in flight.
 
-    rows: Maximum number of tokens of a pass that has trees, and of prompts in a pass of their own after it.
+    rows: Maximum number of tokens of a pass that has trees; also of the prompts of such a frame that are
+        computed in a pass of their own, after the trees' pass.
     max_in_flight: Maximum number of frames in flight, at least 1.
     max_tree_nodes: Number of KV slots that are kept free for every live sequence, for the nodes of its tree.
     prompts: Maximum number of tokens of a pass of prompts alone. Numbers below `rows` count as `rows`.
@@ -111,7 +112,7 @@ class InFlightFrame:
     """A frame whose result has not arrived.
 
     since: Time in seconds at which the frame was composed.
-    families: Families whose trees the frame carries.
+    families: Families whose trees the frame carries. Empty if only one frame may be in flight.
     alone: True if no other frame has been in flight together with this one.
     parts_sent: Number of parts in which the frame travels.
     """

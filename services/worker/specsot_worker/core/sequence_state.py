@@ -254,7 +254,7 @@ class SequenceState:
         self.root_only = not outcome.tokens
         self.draft_round = outcome.draft_round + 1
         self.forced = outcome.forced
-        # A frame of one pass changes nothing but a limit of one pass.
+        # After a frame of a single pass, `next_max_passes` changes only a limit of 1. So most frames skip it.
         if outcome.tokens and (outcome.extra_passes or self.max_passes == 1):
             self.max_passes = next_max_passes(self.max_passes, 1 + outcome.extra_passes, len(outcome.tokens))
         waits = awaits_drafts and self.opening.drafted and self.drafter_informed and not self.root_only

@@ -635,7 +635,8 @@ class Sequencer:
 
     def _record_in_flight(self, segments: tuple[Segment, ...], now: float, parts_sent: int = 1) -> None:
         """Record the newest frame as in flight. If several frames may be in flight, also record which
-        families it carries, and, for `PipelineDepth`, how long its sequences stayed at stage 0 before it.
+        families the frame carries, and, for `PipelineDepth`, how long its sequences stayed at stage 0 before
+        it was launched.
 
         segments: The segments of the frame.
         now: Time in seconds at which the frame is launched.
@@ -910,8 +911,9 @@ class Sequencer:
         unfed: Sequences that are not open, or whose prompts are not fed completely.
         own_pass: True if the stage computes the prompts in a forward pass of their own.
 
-        For a pass of their own, the result is at least 1, and at most the number that takes MAX_SECONDS and
-        `FrameBudget.alone`, or `FrameBudget.rows` if the frame has trees, too, which wait for that pass.
+        For a pass of their own, the result is at least 1, and at most the number of tokens that takes
+        MAX_SECONDS. It is also at most `FrameBudget.alone`, or `FrameBudget.rows` if the frame has trees,
+        because their results wait for that pass.
         Otherwise, if no sequence decodes, the result is `FrameBudget.alone`. If sequences decode, it is what
         the trees leave of the frame, or less if these sequences would stall for too long; it is 0 if the
         trees fill the frame.

@@ -81,8 +81,8 @@ class DraftedStep:
             # The chains of a frame of several passes say nothing about the drafter's trees.
             segments = () if self._frame.extra_passes else self._frame.segments
             trees = {one.sequence: one.tree for one in segments if isinstance(one, TreeSegment)}
-            alike = [trees.get(one.sequence, one.tree) for one in self._segments]
-            if not self._step.prepare(self._segments, alike):
+            expected = [trees.get(one.sequence, one.tree) for one in self._segments]
+            if not self._step.prepare(self._segments, expected):
                 self._segments = []
 
     def launch_or_confirm(self, drafts: Drafts) -> None:

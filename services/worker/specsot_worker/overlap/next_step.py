@@ -122,8 +122,8 @@ class SpeculativeStep(OverlappedWork):
     reserved: Pairs of a sequence's id and the number of pages that were reserved for it for the step. Empty
         if no sequence needed a further page.
     filled: The inputs of the frame that were written to the device for the graphs. None in the state IDLE.
-    tokens: Token ids with which the step was launched, if `trees` are single nodes whose ids were open. None:
-        the ids are those of `trees`.
+    tokens: Token ids with which the step was launched, one per tree, if `trees` are single nodes that name
+        other ids, because these were unknown when the step was prepared. None: the ids are those of `trees`.
     outputs: Hidden states [num_tokens, hidden_size] and fused features. None before the step is launched.
     chosen: The target tokens of a step of several passes. None for a step of one pass.
     timed: True if the stage's timer counts since the launch. False if it must start with the frame.
@@ -161,6 +161,8 @@ class SpeculativeStep(OverlappedWork):
 
         outputs: Hidden states [num_sequences, hidden_size] and fused features of every pass.
         chosen: Tokens that follow every pass.
+
+        The first pass must have been launched with `tokens`, one root per sequence.
         """
         self.outputs = _join(outputs)
         self.chosen = chosen
@@ -220,7 +222,7 @@ class SpeculativeStep(OverlappedWork):
             return False
         if len(frame.segments) < len(self.segments) or any(isinstance(one, TreeSegment) for one in others):
             return False
-        # Tokens are compared only if the step was launched with them.
+        # The tokens of `trees` are compared only if the step was launched with them.
         compares_tokens = self.confirmed and self.tokens is None
         # The comparison is written out, because a call for each sequence would take as long again.
         for segment, predicted, tree in zip(frame.segments, self.segments, self.trees):
@@ -234,7 +236,7 @@ class SpeculativeStep(OverlappedWork):
             ):
                 return False
             own = segment.tree
-            # A frame mostly carries the very trees that the drafter has proposed.
+            # Most frames carry the same tree objects that the drafter has proposed.
             if own is not tree and (
                 own.parents != tree.parents or (compares_tokens and own.tokens != tree.tokens)
             ):
@@ -486,7 +488,8 @@ class NextStep:
 
         trees: The drafter's trees, one per predicted segment, in their order.
 
-        The step is prepared again if the shapes differ from the expected ones.
+        The step is prepared here if `prepare` has left that to this call, and prepared again if the shapes
+        differ from the expected ones.
 
         The timer starts, and whether the shapes were as expected is remembered for the next `prepare`,
         unless no step is predicted or a token id is beyond the vocabulary.
@@ -579,7 +582,8 @@ class NextStep:
         is the predicted one now. If pages are too few, or if no graph has room, it stays in the state IDLE.
 
         segments: The predicted tree segments. Their own trees do not matter.
-        trees: The tree that each of them feeds, as far as it is known.
+        trees: For each segment, a tree of the shape that it feeds; its token ids may differ from those with
+            which the step is launched.
 
         A step in the state IDLE has reserved no pages if pages were too few; if only a graph had no room,
         its pages stay reserved until it is discarded.
@@ -598,7 +602,7 @@ class NextStep:
         too few, or if no graph has room.
 
         segments: The segments of the pass. Their own trees do not matter.
-        trees: The tree that each of them feeds.
+        trees: For each segment, a tree of the shape that it feeds; its token ids do not matter.
         reserved: Pages that are reserved for the pass are added, see `SpeculativeStep.reserved`.
         """
         table = self._table
@@ -618,7 +622,8 @@ class NextStep:
         if no step is prepared, or if it has another number of tokens.
 
         tokens: Token ids of all its trees, in frame order.
-        open_tokens: The same if the step's trees name other ids, see `SpeculativeStep.tokens`.
+        open_tokens: The same token ids if the step's trees name other ones, see `SpeculativeStep.tokens`.
+            None: the trees name these ids.
 
         After True the state is CONFIRMED and the step's time counts.
         """

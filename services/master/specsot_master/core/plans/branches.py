@@ -236,10 +236,12 @@ class PlanBranch:
 
     @property
     def mark(self) -> str:
-        """What follows the text in the merged answer: the end of a code block that the branch has not
-        closed, or a mark if a limit ended the branch within a shown sentence, and the end of a quotation,
-        else "". There is no mark of a limit for a text without characters, for one that ends with a whole
-        sentence, or if pieces were left out.
+        """What follows the text in the merged answer, "" if nothing.
+
+        If the text ends within a code block, this is the end of that block. Otherwise it is CUT_MARK if a
+        limit ended the branch within a shown sentence, and then the mark that closes a quotation which is
+        still open. A text that a stop string ended gets no closing mark. There is no CUT_MARK for a text
+        without characters, for one that ends with a whole sentence, or if pieces were left out.
         """
         text = self.answer.text
         if fence := open_fence(text):
@@ -301,7 +303,8 @@ class PlanBranches:
         introduction: the text before the first point, which was sent to the client already; "" for none.
         closing: the id of the branch that writes the closing paragraph, or None. The paragraph is shown if
             `ClosingRule` allows it.
-        aim: how many tokens each branch should have, about; None for as many as the model writes. The closing
+        aim: how many tokens each branch should have, about; None for as many as the model writes. With an
+            aim, no branch begins with one of NOT_PROSE, nor the closing with one of STOCK_WORDS. The closing
             ends after its first sentence.
         question: the text that the client asks; "" if it is not given as text.
         beginnings: returns the ids of the tokens with which a text that begins with a certain word or mark
@@ -327,6 +330,7 @@ class PlanBranches:
         self._max_parallel = max_parallel
         marks = () if aim is None else NOT_PROSE
         excluded = [token for mark in marks for token in beginnings(mark)]
+        # Only the closing may not begin with a stock word either.
         stock = [token for word in STOCK_WORDS if marks for token in beginnings(word)]
         titles = tuple(point.title for point in points if point.id != closing)
         self._branches = {

@@ -26,8 +26,9 @@ LISTED_TITLES: Final = 0.5
 # with the question, repeats the introduction. Chosen by reading.
 REPEATED_WORDS: Final = 5
 REPEATED_CHARACTERS: Final = 8
-# Words with which no closing begins. Asked for a final piece of advice, Qwen2.5-Coder-1.5B-Instruct begins
-# more closings with "Always" than with any other word, whatever the question.
+# Words with which no closing begins. Chosen by measurement: asked for a final piece of advice,
+# Qwen2.5-Coder-1.5B-Instruct begins more closings with "Always" than with any other word, whatever the
+# question is.
 STOCK_WORDS: Final = ("Always",)
 # A closing that has one of these announces or quotes something: "The last sentence is: ...".
 _ANNOUNCING: Final = (":", "：", '"', "“", "„", "«")

@@ -45,9 +45,10 @@ _COMMAS = frozenset(",;，、；")
 # Words. A comma belongs to an enumeration if the next comma or "and", or the comma before, is at most so far
 # away. Untuned.
 _ROW = 4
-# Words, and characters of Han script. A title that begins with so many words of an earlier one repeats it.
-# Chosen by reading the titles of 38 plans of Qwen2.5-Coder-1.5B-Instruct: those that begin alike are
-# variations of one title ("Use a naming game", "Use a naming chart").
+# Words, and characters of Han script. If the first words of a title, this number of them, are those of an
+# earlier title, the title repeats the earlier one; see `begins_alike`. Chosen by reading the titles of 38
+# plans of Qwen2.5-Coder-1.5B-Instruct: those that begin alike are variations of one title ("Use a naming
+# game", "Use a naming chart").
 ALIKE_WORDS: Final = 2
 ALIKE_CHARACTERS: Final = 4
 # Figures after a comma at the end of a title, such as years.
@@ -163,9 +164,10 @@ def keep_points(
     """Return the points whose titles can be written about, with new ids 1, 2, and so on; () if none can.
     Figures at the end of titles are dropped where possible. Needs of dropped points are removed.
 
-    A title must be complete and must not repeat an earlier title, the question or the instructions. A thing
-    that the question names side by side with another was asked for, so such a title stays. Other titles that
-    consist of the question's words only stay if fewer than two points would be left without them.
+    A title must be complete and must not repeat an earlier title (`is_said`, `begins_alike`), the question or
+    the instructions. A thing that the question names side by side with another was asked for, so such a title
+    stays. Other titles that consist of the question's words only stay if fewer than two points would be left
+    without them.
 
     points: the points that the model has written, in order.
     question: the text that the client asks.
@@ -273,11 +275,14 @@ def is_said(title: Sequence[str], before: Sequence[str]) -> bool:
 
 
 def begins_alike(title: Sequence[str], before: Sequence[str], stems: Stems) -> bool:
-    """Return True if two longer titles begin with the same ALIKE_WORDS words, or, in Han script,
-    ALIKE_CHARACTERS characters. Words of the question and words that connect do not count.
+    """Return True if two titles begin with the same ALIKE_WORDS words, or, in Han script, with the same
+    ALIKE_CHARACTERS characters. Words of the question and words that connect (`Stems.joints`) do not count.
+
+    Return False unless both titles have at least one word more than that, and also if the next word of
+    `title` is a number, which tells things of one name apart.
 
         "Use a naming game" begins like "Use a naming chart"; "Solar energy storage" not like "Solar energy",
-        which ends after two words
+        which ends after two words; "Apollo mission 11" not like "Apollo mission 13"
 
     title: the stems of the title; see `Stems`.
     before: the stems of the earlier title.
@@ -286,8 +291,8 @@ def begins_alike(title: Sequence[str], before: Sequence[str], stems: Stems) -> b
     known = {*stems.question, *stems.joints}
     own, others = ([word for word in words if word not in known] for words in (title, before))
     size = ALIKE_CHARACTERS if any(word > "\u3400" for word in own) else ALIKE_WORDS
-    longer = min(len(own), len(others)) > size and not own[size].isdigit()
-    return longer and own[:size] == others[:size]
+    comparable = min(len(own), len(others)) > size and not own[size].isdigit()
+    return comparable and own[:size] == others[:size]
 
 
 def is_ours(title: Sequence[str], stems: Stems) -> bool:

@@ -657,9 +657,10 @@ class RequestPlan:
 
     @property
     def _whole_aim(self) -> int | None:
-        """The number of tokens that the whole planned answer aims at: the usual length of a direct answer
-        with the form that this direct answer has, and as many things as the question or the introduction
-        names. None if the plan has no aim, or if the client wants the model's end tokens ignored.
+        """The number of tokens that the whole planned answer aims at: the usual length of a direct answer of
+        the same form as this request's direct answer, scaled to the number of things if the introduction or
+        the question names one (`length_of_things`). None if the plan has no aim, or if the client wants the
+        model's end tokens ignored.
         """
         spec = self._speculation
         if self._answer_tokens is None or spec is None or self._ask.ignore_eos:

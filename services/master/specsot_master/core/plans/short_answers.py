@@ -39,8 +39,8 @@ class ShortAnswer:
         "Rivers are long.\\n\\n1. The Danube, which rises in the Black Forest and has" -> not short
     """
 
-    # A first paragraph of so many tokens is taken for the whole answer. None if this model writes long
-    # answers of a single paragraph (see `Wording.paragraph_tokens`).
+    # A first paragraph of at least this number of tokens is taken for the whole answer. None if this model
+    # writes long answers of a single paragraph (see `Wording.paragraph_tokens`): then no paragraph is.
     paragraph_tokens: int | None = PARAGRAPH_TOKENS
     # True or False once the tokens tell, None before.
     _short: bool | None = None

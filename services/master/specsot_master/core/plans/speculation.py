@@ -141,8 +141,9 @@ class Speculation:
 
     @property
     def _lacks_points(self) -> bool:
-        """True if the plan has fewer points than were asked for or promised, or, if no number was named,
-        fewer than MIN_POINTS. A plan of just the things that the question names is never too short.
+        """True if the plan has fewer points than the question asks for or the introduction promises. If
+        neither names a number, True if the plan has fewer than MIN_POINTS, unless its points are just the
+        things that the question names.
         """
         promised = max(self.asked or 0, announced_count(self.introduction_text) or 0)
         points = self.points or ()
@@ -164,8 +165,8 @@ class Speculation:
 
     @property
     def named_count(self) -> int | None:
-        """How many points the introduction, or else the question, says that the answer has; None if neither
-        says so.
+        """The number of points that the introduction promises; without a promise, the number that the
+        question asks for. None if neither names a number.
         """
         return announced_count(self.introduction_text) or self.asked
 
