@@ -664,8 +664,9 @@ class DraftPolicy(BudgetPolicy):
 
         Only choices are considered that the regret budget covers, and that would gain time if a node of every
         level were accepted. After a pause longer than a look, the budget must also cover the extra time of
-        the last first step after a pause. If a choice is expected to lose, half of REGRET must remain, so
-        that a head that is seldom right is tried less often than one that was right so far.
+        the last first step after a pause, at most one baseline step. If a choice is expected to lose, half of
+        REGRET must remain, so that a head that is seldom right is tried less often than one that was right so
+        far.
 
         Return 0 if there is such a choice. Otherwise return the number of steps to pause: 1 / REGRET_SHARE if
         no tree can gain even when all levels are accepted, else the steps until the budget covers the
@@ -700,7 +701,9 @@ class DraftPolicy(BudgetPolicy):
         # What must remain of the budget: half of REGRET if the choice is expected to lose. Half was chosen by
         # the gate; none of REGRET and all of it are worse.
         reserve = np.where(rates > sequences / baseline, 0.0, REGRET / 2)
-        restart = self._restart if self._paused else 0.0
+        # At most one baseline step: a single first step that was slow, as one that compiles kernels is, must
+        # not keep drafts away for a thousand steps.
+        restart = min(self._restart, 1.0) if self._paused else 0.0
         needed = stakes + reserve + restart + self.costs.catch_up(due) / baseline
         # If another process disturbed the measurement of the curves at startup, they must not rule out drafts
         # that were never tried. So the first trees are only bounded by the budget.
