@@ -81,8 +81,8 @@ def open_quotation(text: str) -> str:
     is open.
 
     Only the last quotation mark of the text counts: a quotation is open if this mark opens one. A straight
-    mark opens one at the beginning of the text, and right after a space, a line break or "(", unless it is
-    the second of a pair. The marks “ and « close a quotation if the text has a „ or » as well, as in German.
+    mark opens one at the beginning of the text, and right after a space, a line break or "(". The mark “
+    closes a quotation if the text has a „ as well, as in German.
 
         'Say: "It is so.' -> '"';   "Sag: „So ist es.“" -> "";   'a 5" pipe.' -> "";   "" -> ""
 
@@ -91,9 +91,8 @@ def open_quotation(text: str) -> str:
     place = max(map(text.rfind, _QUOTATION_MARKS))
     mark = text[max(place, 0) : place + 1]
     begins = not text[:place].strip() or text[place - 1] in " \n(" if mark == '"' else mark in _QUOTATIONS
-    # In German, “ and « close quotations.
-    closes = (mark == "“" and "„" in text) or (mark == "«" and "»" in text)
-    closes = closes or (mark == '"' and text.count(mark) % 2 == 0)
+    # In German, “ closes a quotation.
+    closes = mark == "“" and "„" in text
     return _QUOTATIONS[mark] if begins and not closes else ""
 
 
