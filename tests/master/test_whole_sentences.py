@@ -13,12 +13,7 @@ from specsot.core.skeleton import Point
 from specsot.events import Reason
 from specsot_master.core.limits import BudgetShares
 from specsot_master.core.plans.branches import PlanBranches
-from specsot_master.core.plans.sentences import (
-    SentenceBuffer,
-    ends_sentence,
-    open_fence,
-    open_quotation,
-)
+from specsot_master.core.plans.sentences import SentenceBuffer, ends_sentence, open_fence
 from specsot_master.core.plans.text_pieces import TextPiece
 
 POINT = Point(1, 100, "Light")
@@ -71,15 +66,6 @@ def test_a_line_ends_as_a_sentence_does() -> None:
     assert made[1].mark == ""
 
 
-@pytest.mark.parametrize(
-    ("last", "reason", "mark"), [(".", Reason.STOP, '"'), (" very", Reason.LENGTH, '…"')]
-)
-def test_a_quotation_that_a_branch_ends_within_is_closed(last: str, reason: Reason, mark: str) -> None:
-    made = branches(20)
-    write(made, ["Say", ":", ' "', "Light", " is", " fast", last], reason)
-    assert made[1].mark == mark
-
-
 ANNOUNCED = ["Light", " is", " fast", ".", " It", " is", ":", "\n", "-", " red", "\n", "-", " green", "\n"]
 
 
@@ -128,28 +114,6 @@ def test_a_list_of_one_item_that_the_branch_ends_by_itself_is_shown() -> None:
 )
 def test_the_open_fence_of_a_text_is_the_one_that_no_line_closes(text: str, fence: str) -> None:
     assert open_fence(text) == fence
-
-
-@pytest.mark.parametrize(
-    ("text", "closing"),
-    [
-        ('He says: "It is so.', '"'),
-        ('"It is so', '"'),
-        ('He says: "It is so."', ""),
-        ('Use "one" or "two.', '"'),
-        ('A pipe of 5" is wide.', ""),
-        ("Er sagt: „So ist es.", "“"),
-        ("Er sagt: „So ist es.“", ""),
-        ("He says: “It is so.", "”"),
-        ("He says: “It is so.”", ""),
-        ("Dice: «Así es.", "»"),
-        ("他说“是的。", "”"),
-        ("No marks.", ""),
-        ("", ""),
-    ],
-)
-def test_the_open_quotation_of_a_text_is_closed_by_its_own_mark(text: str, closing: str) -> None:
-    assert open_quotation(text) == closing
 
 
 @pytest.mark.parametrize("reason", [Reason.LENGTH, Reason.STOP, Reason.CANCELLED])

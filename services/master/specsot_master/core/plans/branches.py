@@ -34,7 +34,6 @@ from specsot_master.core.plans.sentences import (
     ends_sentence,
     is_announcement,
     open_fence,
-    open_quotation,
 )
 from specsot_master.core.plans.text_pieces import TextPiece, TokenSpans
 
@@ -236,19 +235,15 @@ class PlanBranch:
 
     @property
     def mark(self) -> str:
-        """What follows the text in the merged answer, "" if nothing.
-
-        If the text ends within a code block, this is the end of that block. Otherwise it is CUT_MARK if a
-        limit ended the branch within a shown sentence, and then the mark that closes a quotation which is
-        still open. A text that a stop string ended gets no closing mark. There is no CUT_MARK for a text
-        without characters, for one that ends with a whole sentence, or if pieces were left out.
+        """What follows the text in the merged answer: the end of a code block that the branch has not
+        closed, or a mark if a limit ended the branch within a shown sentence, else "". There is no mark for
+        a text without characters, for one that ends with a whole sentence, or if pieces were left out.
         """
         text = self.answer.text
         if fence := open_fence(text):
             return fence if text.endswith("\n") else f"\n{fence}"
         interrupted = self.reason is Reason.LENGTH and not (self.left_out or self.buffer.whole)
-        cut = CUT_MARK if interrupted and text and not ends_sentence(text) else ""
-        return cut if self.answer.stopped else cut + open_quotation(text)
+        return CUT_MARK if interrupted and text and not ends_sentence(text) else ""
 
     def take_logprobs(self, over: bool) -> tuple[TokenLogprobs, ...]:
         """Return the logprobs of tokens whose text has been released, each token once; () if there are none,

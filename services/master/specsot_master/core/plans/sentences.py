@@ -14,10 +14,6 @@ ENDS: Final = (".", "!", "?", "。", "！", "？", "\n")
 TAIL_CHARACTERS: Final = 16
 _ITEM: Final = re.compile(r"\s*(?:[-*+•]\s|\d{1,3}(?:[.)]\s|[、．]))")
 _FENCES: Final = ("```", "~~~")
-# Each mark that opens a quotation, with the mark that closes it.
-_QUOTATIONS: Final = {'"': '"', "“": "”", "„": "“", "«": "»"}
-# All marks that open or close a quotation.
-_QUOTATION_MARKS: Final = (*_QUOTATIONS, "”", "»")
 # An end after a digit, as in a number or a list, or a full stop after a single capital letter ("J. K.").
 _ABBREVIATED: Final = re.compile(r"(?:\d[\s\S]|(?:^|[\W_])[A-ZÄÖÜÁÉÍÓÚÑ]\.)\Z")
 
@@ -74,26 +70,6 @@ def open_fence(text: str) -> str:
     for line in text.split("\n"):
         fence = fence_after(line, fence)
     return fence
-
-
-def open_quotation(text: str) -> str:
-    """Return the mark that closes the quotation which is open at the end of the text, or "" if no quotation
-    is open.
-
-    Only the last quotation mark of the text counts: a quotation is open if this mark opens one. A straight
-    mark opens one at the beginning of the text, and right after a space, a line break or "(". The mark “
-    closes a quotation if the text has a „ as well, as in German.
-
-        'Say: "It is so.' -> '"';   "Sag: „So ist es.“" -> "";   'a 5" pipe.' -> "";   "" -> ""
-
-    text: any text, from its beginning.
-    """
-    place = max(map(text.rfind, _QUOTATION_MARKS))
-    mark = text[max(place, 0) : place + 1]
-    begins = not text[:place].strip() or text[place - 1] in " \n(" if mark == '"' else mark in _QUOTATIONS
-    # In German, “ closes a quotation.
-    closes = mark == "“" and "„" in text
-    return _QUOTATIONS[mark] if begins and not closes else ""
 
 
 def fence_after(line: str, fence: str) -> str:
