@@ -20,14 +20,16 @@ pytestmark = pytest.mark.slow
 # The fake ring finds a token's neighbours likely, too: " are" is among its chances, the others are not.
 SAYS = {
     "Here": " are",
-    "numbered list": " Alpha\n2. Beta",
+    "numbered list": " Alpha\n2. Beta\n3. Gamma\n4. Delta",
     "## 1. Alpha": "A.",
     "## 2. Beta": "B.",
+    "## 3. Gamma": "C.",
+    "## 4. Delta": "D.",
     "Letters": "It is so.\n\nJust so.",
 }
 ASK = Ask("Letters of ours", seed=5, constraint=False, limits=Limits(max_new_tokens=300))
 DIRECT = SAYS["Letters"]
-PLANNED = "It is so.\n\n## 1. Alpha\nA.\n\n## 2. Beta\nB."
+PLANNED = "It is so.\n\n## 1. Alpha\nA.\n\n## 2. Beta\nB.\n\n## 3. Gamma\nC.\n\n## 4. Delta\nD.\n\nJust so."
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def _open_lock() -> IO[bytes] | None:
     """Return the file by which processes take turns, which is empty until the kernel is compiled; None if the
     folder cannot be written to.
     """
-    path = FOLDER / "__pycache__" / f"steps-{source_digest()}.lock"
+    path = FOLDER / "__pycache__" / f"steps-{source_digest(FOLDER)}.lock"
     try:
         path.parent.mkdir(exist_ok=True)
         return path.open("ab")
