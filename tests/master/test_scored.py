@@ -29,7 +29,7 @@ SAYS = {
 }
 ASK = Ask("Letters of ours", seed=5, constraint=False, limits=Limits(max_new_tokens=300))
 DIRECT = SAYS["Letters"]
-PLANNED = "It is so.\n\n## 1. Alpha\nA.\n\n## 2. Beta\nB.\n\n## 3. Gamma\nC.\n\n## 4. Delta\nD.\n\nJust so."
+PLANNED = f"It is so.\n\n## 1. Alpha\nA.\n\n## 2. Beta\nB.\n\n## 3. Gamma\nC.\n\n## 4. Delta\nD.\n\n{DIRECT}"
 
 
 @pytest.mark.parametrize(
