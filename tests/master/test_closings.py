@@ -28,6 +28,7 @@ HABITS = ClosingRule(
         ("Time management is a crucial skill.", True),
         ("The first sentence is about clear goals.", False),
         ("This answer is about planners.", False),
+        ("Your answer must contain exactly three points.", False),
         ("Overall, the last sentence of the answer is:", False),
         ('In short, the answer is "Use time".', False),
         ("Here is a final piece of advice.", False),
