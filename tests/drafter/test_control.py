@@ -10,18 +10,9 @@ import pytest
 from specsot.members import Curve
 from specsot_drafter.core.acceptance import PRIOR_ACCEPTANCE, AcceptanceRates, TreeWorth
 from specsot_drafter.core.budget import ROOT_ONLY, StepSeconds, TreeOutcome
-from specsot_drafter.core.control import (
-    HELD_STEPS,
-    LOOK_STEPS,
-    POOL,
-    QUANTILE,
-    REGRET,
-    REGRET_SHARE,
-    DraftPolicy,
-    RegretBudget,
-    StepCosts,
-)
-from tests.drafter.curves import BF16, BF16_HEAD, DEMO, LARGE, QUICK_HEAD, SHAPE, SLOW_HEAD, STEEP
+from specsot_drafter.core.control import POOL, REGRET, REGRET_SHARE, DraftPolicy, RegretBudget
+from specsot_drafter.core.step_costs import HELD_STEPS, LOOK_STEPS
+from tests.drafter.curves import BF16, BF16_HEAD, DEAR, DEMO, LARGE, QUICK_HEAD, SHAPE, SLOW_HEAD, STEEP
 from tests.drafter.replay import measured, replay
 
 WIDTHS = (SHAPE.top_k,) * SHAPE.depth
@@ -229,57 +220,8 @@ def test_a_frontier_is_fed_where_its_children_bring_more_than_they_take() -> Non
     assert one.is_deeper_profitable(unlikely, 1) == 0
 
 
-# --- costs ---
-
-
-def costs(step: Curve = DEMO, level: Curve = QUICK_HEAD) -> StepCosts:
-    return StepCosts(step, level, WIDTHS)
-
-
-def test_a_curve_that_a_busy_start_spoilt_is_scaled_by_the_first_step() -> None:
-    """41 times what steps took, and flat."""
-    seen = costs(((1, 1.3186), (32, 1.3195), (64, 1.56)))
-    seen.record_baseline(1, 32e-3)
-    seen.learn()
-    assert seen.baseline(1) == pytest.approx(32e-3)
-    assert float(seen.drafted(1, 1, 1, 0)) < 40e-3
-
-
-def test_steps_that_take_longer_whatever_their_size_are_no_reason_to_draft_less_deep() -> None:
-    """The host takes 2 ms: one size was seen, and others take that much more, not that many times as much."""
-    seen = costs(FLAT)
-    for _ in range(4 * HELD_STEPS):
-        seen.record_baseline(1, 1e-3)
-        seen.record_drafted(1, 1, 1, 2, 3e-3 + 0.3e-3, 0.3e-3)
-        seen.learn()
-    assert float(seen.drafted(1, 1, 1, 20)) == pytest.approx(3.3e-3, rel=0.05)
-
-
-# Seconds of SmolLM2 in int8 on two cores without VNNI, and of four hops between stages 100 ms apart.
-DEAR: Curve = ((1, 0.011), (2, 0.012), (4, 0.018), (8, 0.032), (16, 0.052), (64, 0.230))
+# Seconds of four hops between stages 100 ms apart.
 HOPS = 0.216
-
-
-def test_hops_are_added_to_what_rows_take_and_do_not_scale_it() -> None:
-    costs = StepCosts(DEAR, FLAT_LEVEL, WIDTHS)
-    for _ in range(LOOK_STEPS):
-        costs.record_away(HOPS, 0.011)
-        costs.record_baseline(1, HOPS + 0.011)
-    costs.learn()
-    assert costs.hops == HOPS
-    assert costs.baseline(1) == pytest.approx(HOPS + 0.011)
-    assert costs.drafted(1, 1, 1, 15) == pytest.approx(HOPS + 0.052, abs=1e-3)
-    costs.record_drafted(1, 1, 1, 16, HOPS + 0.052, 1e-5)
-    costs.learn()
-    assert costs.drafted(6, 6, 1, 58) == pytest.approx(HOPS + 0.230, abs=1e-3)
-    assert costs.baseline(6) == pytest.approx(HOPS + 0.025, abs=1e-3)
-
-
-def test_where_computing_is_most_of_a_step_there_are_no_hops() -> None:
-    costs = StepCosts(DEAR, FLAT_LEVEL, WIDTHS)
-    for away, computing in ((0.010, 0.011), (0.5, 0.0), (0.009, 0.012)):
-        costs.record_away(away, computing)
-    assert costs.hops == 0
 
 
 def test_six_sequences_on_far_stages_are_drafted_at_once() -> None:
@@ -293,73 +235,6 @@ def test_six_sequences_on_far_stages_are_drafted_at_once() -> None:
     assert one.plan_levels(6, 8)
     chances = np.tile((0.7, 0.5), (6, 1))
     assert one.select(chances, 2, 48).sum() == 12
-
-
-def test_sizes_that_were_seen_cost_what_they_took() -> None:
-    """Rows cost twice what the curve says, from eight on."""
-    seen = costs()
-    for _ in range(4 * HELD_STEPS):
-        seen.record_drafted(1, 1, 1, 2, 4e-3, 0.3e-3)
-        seen.record_drafted(1, 1, 1, 9, 9e-3, 0.3e-3)
-        seen.learn()
-    assert float(seen.drafted(1, 1, 1, 1)) == pytest.approx(4e-3, rel=0.1)
-    assert float(seen.drafted(1, 1, 1, 8)) == pytest.approx(9e-3, rel=0.1)
-
-
-def test_steps_that_a_neighbour_slows_down_now_and_then_are_not_what_drafts_cost() -> None:
-    seen = costs()
-    for number in range(40):
-        seen.record_drafted(1, 1, 1, 2, 60e-3 if number % 8 == 7 else 5e-3, 0.3e-3)
-    seen.learn()
-    assert float(seen.drafted(1, 1, 1, 1)) < 6e-3
-
-
-def test_a_baseline_seen_in_a_slow_moment_is_no_longer_than_steps_with_drafts() -> None:
-    seen = costs()
-    seen.record_baseline(1, 30e-3)
-    for _ in range(5):
-        seen.record_drafted(1, 1, 1, 2, 5e-3, 0.3e-3)
-    seen.learn()
-    assert seen.baseline(1) < 6e-3
-
-
-def test_a_pause_forgets_the_slow_steps() -> None:
-    """A minute in which neighbours computed is not believed for as long as nothing is drafted."""
-    seen = costs()
-    for number in range(20):
-        seen.record_drafted(1, 1, 1, 2, 5e-3 if number < 4 else 50e-3, 0.3e-3)
-    seen.forget()
-    assert seen.known == 1 + int(20 * QUANTILE)
-    seen.forget()
-    seen.learn()
-    assert float(seen.drafted(1, 1, 1, 1)) < 6e-3
-
-
-def test_the_first_slow_steps_of_a_new_number_of_sequences_are_not_what_its_steps_cost() -> None:
-    """They capture graphs: until eight steps have run, steps of the nearest number of sequences count."""
-    seen = StepCosts(FLAT, FLAT_LEVEL, WIDTHS, host_bound=True)
-    for _ in range(2 * HELD_STEPS):
-        seen.record_drafted(1, 1, 3, 24, 2e-3, 0.0)
-    for _ in range(HELD_STEPS // 2):
-        seen.record_drafted(8, 8, 3, 24, 60e-3, 0.0)
-    seen.learn()
-    assert float(seen.drafted(8, 8, 1, 16)) < 2.5e-3
-    for _ in range(2 * HELD_STEPS):
-        seen.record_drafted(8, 8, 3, 24, 4e-3, 0.0)
-    seen.learn()
-    assert float(seen.drafted(8, 8, 1, 16)) == pytest.approx(4e-3, rel=0.1)
-
-
-def test_where_the_host_bounds_steps_more_rows_cost_what_the_curve_says() -> None:
-    """64 sequences take 5 ms beyond the curve with drafts, and 2 ms without, whatever the number of nodes."""
-    curve: Curve = ((1, 2e-3), (64, 2.5e-3), (512, 4e-3))
-    seen = StepCosts(curve, FLAT_LEVEL, WIDTHS, host_bound=True)
-    for _ in range(4 * HELD_STEPS):
-        seen.record_baseline(64, 4.5e-3)
-        seen.record_drafted(64, 64, 3, 512, 9e-3, 0.0)
-        seen.learn()
-    assert seen.baseline(64) == pytest.approx(4.5e-3)
-    assert float(seen.drafted(64, 64, 1, 0)) == pytest.approx(7.5e-3, rel=0.02)
 
 
 def test_a_choice_that_is_sure_to_gain_borrows_from_the_pool_where_levels_are_launched_at_once() -> None:
@@ -377,14 +252,6 @@ def test_a_choice_that_is_sure_to_gain_borrows_from_the_pool_where_levels_are_la
         one._regret.available = -1.0
         one._held = 0
         assert bool(one.plan_levels(1, 4)) is not stepwise
-
-
-def test_without_any_curve_a_step_costs_the_same_whatever_its_size() -> None:
-    seen = costs((), ())
-    assert seen.baseline(1) == seen.baseline(9) == 1.0
-
-
-# --- acceptance ---
 
 
 def test_acceptance_learns_per_depth_and_forgets() -> None:
@@ -490,13 +357,3 @@ def test_a_busy_start_does_not_rule_drafts_out(factor: int) -> None:
         tree = TreeOutcome(3, 4, (0.9, 0.8, 0.7), 3)
         one.record_step([tree], StepSeconds(BF16[1][1], BF16[1][1] + growing, growing))
     assert drafted >= 20
-
-
-def test_a_tree_larger_than_any_seen_costs_its_rows() -> None:
-    """A line through noisy steps of nearly equal rows is flat, but 64 rows are not as cheap as seven."""
-    costs = StepCosts(STEEP, QUICK_HEAD, (10,) * 5)
-    costs.record_baseline(1, 1.0e-3)
-    for rows, took in ((6, 6.5e-3), (7, 5.5e-3), (6, 6.4e-3), (7, 5.6e-3)) * 3:
-        costs.record_drafted(1, 1, 1, rows, took, 0.0)
-    costs.learn()
-    assert float(costs.drafted(1, 1, 1, 63)) > 40e-3

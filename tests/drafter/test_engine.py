@@ -16,8 +16,9 @@ from specsot.errors import WireError
 from specsot.members import Curve, TreeShape
 from specsot_drafter.core.acceptance import PRIOR_ACCEPTANCE, AcceptanceRates
 from specsot_drafter.core.budget import ROOT_ONLY, TreeOutcome
-from specsot_drafter.core.control import LOOK_STEPS, DraftPolicy
+from specsot_drafter.core.control import DraftPolicy
 from specsot_drafter.core.selection import best_each, build_trees
+from specsot_drafter.core.step_costs import LOOK_STEPS
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead, HeadRows

@@ -16,9 +16,10 @@ from specsot.params import DrafterName
 from specsot_drafter import speculator
 from specsot_drafter.core.async_growth import AsyncGrowth
 from specsot_drafter.core.budget import ROOT_ONLY, BudgetPolicy, FixedBudget, TreeOutcome
-from specsot_drafter.core.control import LOOK_STEPS, DraftPolicy
+from specsot_drafter.core.control import DraftPolicy
 from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
+from specsot_drafter.core.step_costs import LOOK_STEPS
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.proposers import Proposer
 from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape

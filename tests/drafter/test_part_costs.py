@@ -10,9 +10,9 @@ import pytest
 from specsot.core.cost_curve import CostCurve
 from specsot.core.tree import Tree, depths
 from specsot.members import Curve
-from specsot_drafter.core.control import StepCosts
 from specsot_drafter.core.part_costs import MAX_CUT_ROWS, PartCosts
 from specsot_drafter.core.selection import likeliest_first
+from specsot_drafter.core.step_costs import StepCosts
 
 # Steps of the 1.5B in int8 without VNNI, and steps that take equally long.
 DEAR: Curve = ((1, 0.1118), (2, 0.1264), (4, 0.1286), (8, 0.3255), (16, 0.596), (24, 0.9308), (48, 1.8029))

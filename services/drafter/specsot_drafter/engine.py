@@ -21,6 +21,7 @@ from specsot_drafter.core.selection import graft
 from specsot_drafter.core.sequences import DraftSequence, DraftSequences
 from specsot_drafter.proposers import Proposer
 from specsot_drafter.speculator import IDLE_REST_STEPS, Clock, Growth, PendingTree, Speculator
+from specsot_kernels.device_waits import waited_seconds
 from specsot_model.inference import inference_mode
 
 # Token ids. The bound of a kernel's token ids where a proposer names none: the largest int32.
@@ -96,8 +97,12 @@ class DraftEngine:
         # The feature batches whose trees are growing, between `begin` and `finish`.
         self._growing_batches: Mapping[int, FeatureBatch] = {}
         self._growing: list[tuple[Speculator, list[DraftSequence], Growth | None]] = []
-        # Seconds that growing the last trees took, until the step that verifies them is recorded.
+        # Seconds that growing the last trees took, and whether they grew asynchronously, until the step that
+        # verifies them is recorded.
         self._growing_seconds = 0.0
+        self._overlapped = False
+        # What `waited_seconds` was when the last step was recorded.
+        self._waited_before = 0.0
         # True after a pause has ended, until the next `begin`.
         self._resumed = False
         # True while other drafters draft for other sequences, which a pause of the whole ring would stop.
@@ -328,6 +333,7 @@ class DraftEngine:
         """
         pending = speculator.finish(growth, self._rows - (len(sequences) - len(growth.sequences)))
         self._growing_seconds += speculator.growing_seconds
+        self._overlapped = growth.overlapped
         trees: dict[int, Tree] = {}
         for sequence in sequences:
             if (pending_tree := pending.get(sequence.id)) is not None:
@@ -396,9 +402,12 @@ class DraftEngine:
         # unknown which, so that no outcome can be learned from.
         if rows > batch.fed:
             trees = dict.fromkeys(trees, ROOT_ONLY)
-        took = (batch.seconds, batch.wall, self._growing_seconds)
+        waited = waited_seconds()
+        in_step = waited - self._waited_before if self._overlapped else None
+        took = StepSeconds(batch.seconds, batch.wall, self._growing_seconds, in_step)
         self._growing_seconds = 0.0
-        spent = StepSeconds(*took) if rows == batch.fed else UNKNOWN_SECONDS
+        self._waited_before = waited
+        spent = took if rows == batch.fed else UNKNOWN_SECONDS
         self._record_steps(trees, spent)
 
     def _resolve(self, feature_batch: FeatureBatch) -> TreeOutcome:

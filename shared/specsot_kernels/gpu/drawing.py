@@ -14,6 +14,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from specsot_kernels.device_waits import wait_for
 from specsot_kernels.gpu.launching import kernel, on_device_of, power_of_two
 
 # Tokens. A program reads so many at a time, and searches them in lines of LINE.
@@ -49,7 +50,7 @@ def choose_tokens(
         there = torch.cuda.Event()
         there.record(torch.cuda.current_stream(logits.device))
         meanwhile(tokens)
-        there.synchronize()
+        wait_for(there)
         tokens = here
     chosen = tokens.tolist()
     return chosen if min(chosen, default=0) >= 0 else [None if token < 0 else token for token in chosen]

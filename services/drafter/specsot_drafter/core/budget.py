@@ -53,11 +53,13 @@ class StepSeconds:
     computed: Compute time of all stages together.
     wall: Wall-clock time of the step.
     growing: Time that the drafter took to grow the trees.
+    waited: Time that the host waited for the device, if stage and drafter share one thread. None: unknown.
     """
 
     computed: float = 0.0
     wall: float = 0.0
     growing: float = 0.0
+    waited: float | None = None
 
 
 UNKNOWN_SECONDS = StepSeconds()

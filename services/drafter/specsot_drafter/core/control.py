@@ -1,8 +1,8 @@
 """Decides how much to draft now: how deep, how many nodes, or for how long not at all.
 
 There is one policy for CPUs and GPUs. The policy chooses the depth and the number of nodes with the most
-expected tokens per second, from a model of acceptance (`acceptance`) and a model of costs (`StepCosts`: the
-wall-clock seconds of whole steps).
+expected tokens per second, from a model of acceptance (`acceptance`) and a model of costs: the wall-clock
+seconds of whole steps (`StepCosts`, or `DeviceCosts` on a GPU).
 
 A regret budget bounds the time that drafting may lose compared with the baseline, which drafts nothing. Every
 step adds a little to the budget, a step with drafts adds what it gained or subtracts what it lost. When the
@@ -16,14 +16,14 @@ The policy takes counts, probabilities and measured seconds, and returns counts.
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from specsot.core.cost_curve import UNIT_CURVE, CostCurve
+from specsot.core.cost_curve import CostCurve
 from specsot.drafting import TunerName
 from specsot.members import Curve, TreeShape
 from specsot_drafter.core.acceptance import AcceptanceRates, TreeWorth
@@ -36,7 +36,7 @@ from specsot_drafter.core.budget import (
     TreeOutcome,
     observations_of,
 )
-from specsot_drafter.core.part_costs import PartCosts
+from specsot_drafter.core.device_costs import DeviceCosts
 from specsot_drafter.core.selection import (
     Candidates,
     Flags,
@@ -48,6 +48,7 @@ from specsot_drafter.core.selection import (
     falling,
     keep_best,
 )
+from specsot_drafter.core.step_costs import HELD_STEPS, LOOK_STEPS, RECENT, StepCosts, size_group
 
 # "The gate" is `python -m tests.drafter.gate`: it replays all recorded traces and compares the policy with
 # fixed settings.
@@ -60,413 +61,6 @@ POOL: Final = 8.0
 # Fraction of baseline time. The loss that is always allowed, however long drafting is not profitable.
 # Chosen by the gate: 0.01 is worse.
 REGRET_SHARE: Final = 0.005
-# Fraction. The cost of feeding rows that the drafter has not seen, relative to one level of growth over as
-# many rows. Untuned.
-CATCH_UP_SHARE: Final = 0.3
-# Steps with drafts. The number of recent steps that the costs are learned from. Chosen by the gate: 24 is
-# worse.
-RECENT: Final = 48
-# Fraction. The estimate is this quantile of recent step times, because other processes on the machine can
-# only make a step slower. Chosen by the gate.
-QUANTILE: Final = 0.4
-# Steps. How long a choice of levels and nodes is reused, because choosing takes host time. Chosen by the
-# gate.
-HELD_STEPS: Final = 8
-# Steps. The length of a look: a short pause that measures steps without drafts. Chosen by the gate: 4 and 8
-# are worse.
-LOOK_STEPS: Final = 6
-
-Point = tuple[float, float]
-
-
-class StepCosts:
-    """Model of the wall-clock seconds of a step, with drafts and without.
-
-    The time of a step with drafts is the time to grow the trees plus the time that the stages need for the
-    step's rows (one root per sequence, and all draft nodes). Both times are measured as curves at startup.
-    The curves may be wrong at run time, because the machine is busy or because the host takes most of a step.
-    So three corrections are learned from recent steps:
-
-    * The step curve is scaled to what steps without drafts took; this is the baseline.
-    * A straight line (offset + slope * baseline) is fitted to steps with drafts by the Theil-Sen estimator,
-      and scaled to what the numbers of rows that were seen lately took.
-    * A straight line is fitted to the times of growth in the same way.
-
-    Where stages are far from each other, hops take most of a step, whatever its rows. There, `hops` is taken
-    off every recorded step and added to every estimate, so that the curve of rows is not scaled by them.
-
-    On a GPU the curves are exact, but the host works besides the device, for a time that grows with the
-    sequences and hardly with the rows. There (`host_bound`) the curve of rows stays as it is, and the extra
-    time is learned by the number of sequences, once for steps without drafts and once for steps with drafts.
-
-    Where stages compute at the same time, the tree of a single sequence may travel in parts. Such a step is
-    recorded and estimated as one with the rows of a smaller tree that travels whole (`PartCosts`).
-    """
-
-    def __init__(
-        self,
-        step: Curve,
-        level: Curve,
-        widths: Sequence[int],
-        host_bound: bool = False,
-        overlapping_stages: int = 1,
-    ) -> None:
-        """Start with the curves that were measured at startup.
-
-        step: (tokens, seconds) points of one forward pass through all stages. An empty curve counts as one
-            second for any number of tokens.
-        level: (rows, seconds) points of one forward pass of the draft head. An empty curve counts likewise.
-        widths: The rows per tree that the head computes for levels 2, 3, ...; level 1 takes one row per tree.
-        host_bound: True if the time beyond the curve depends on the sequences instead of the rows.
-        overlapping_stages: Number of stages that may compute at the same time.
-
-        Until steps are recorded, all estimates are those of the curves.
-        """
-        self._host_bound = host_bound
-        self._step = CostCurve(step) or UNIT_CURVE
-        self._level = CostCurve(level) or UNIT_CURVE
-        self._widths = 1, *widths
-        self._parts = PartCosts(self._step, overlapping_stages)
-        # The results of `_passes`, by its argument. They depend on the measured curve alone, which stays.
-        self._passes_of = dict[int, Floats]()
-        # Steps without drafts as (sequences, seconds), by `size_group`.
-        self._baseline = defaultdict[int, deque[Point]](lambda: deque(maxlen=LOOK_STEPS))
-        # Steps with drafts as (rows of a tree that travels whole and takes as long, seconds without growth),
-        # of all numbers of sequences together; and, if the host bounds steps, their (sequences, seconds
-        # beyond the curve), likewise by `size_group`.
-        self._drafted = deque[Point](maxlen=RECENT)
-        self._extra = defaultdict[int, deque[Point]](lambda: deque(maxlen=RECENT))
-        # Recent steps as (seconds beyond computing and growth, seconds of computing of all stages).
-        self._away = deque[Point](maxlen=RECENT)
-        # Growth as (seconds by the measured curve, observed seconds).
-        self._grown = deque[Point](maxlen=RECENT)
-        self._baseline_curve = self._drafted_curve = self._step
-        # Extra seconds by the number of sequences; 0 unless the host bounds steps.
-        self._baseline_extra = self._drafted_extra = ExtraSeconds()
-        self._growth_line = 0.0, 1.0
-        # The growth line, the curve of steps with drafts, and their extra seconds, as at least HELD_STEPS
-        # steps have shown them.
-        self._shown = self._growth_line, self._drafted_curve, self._drafted_extra
-
-    @property
-    def known(self) -> int:
-        """The number of recorded steps with drafts, at most RECENT."""
-        return len(self._drafted)
-
-    @property
-    def hops(self) -> float:
-        """The seconds of a step in which no stage computes and no tree grows, if they are most of a step;
-        else 0, as the host's work then grows with the rows. 0 if the host bounds steps.
-        """
-        if self._host_bound or not self._away:
-            return 0.0
-        away, computing = map(_quantile, zip(*self._away))
-        return away if away > computing else 0.0
-
-    def record_away(self, away: float, computing: float) -> None:
-        """Record how a step's duration is divided.
-
-        away: Seconds of the step beyond computing and growth; may be negative.
-        computing: Compute seconds of all stages together; 0 if they are unknown, then nothing is recorded.
-        """
-        if computing:
-            self._away.append((away, computing))
-
-    def baseline(self, sequences: int) -> float:
-        """Return the estimated seconds of a step without drafts. The estimate never exceeds the time that the
-        stages need for as many tokens in a step with drafts.
-
-        sequences: Number of sequences, each with one root token.
-        """
-        return self.hops + min(
-            self._baseline_curve.at(sequences) + self._baseline_extra.at(sequences),
-            self._drafted_curve.at(sequences) + self._drafted_extra.at(sequences),
-        )
-
-    def drafted(
-        self,
-        sequences: int,
-        grown: int,
-        levels: Ints | int,
-        nodes: Ints | int,
-        worth: Floats | None = None,
-    ) -> Floats:
-        """Return the estimated seconds of steps with drafts; `levels` and `nodes` are broadcast against each
-        other.
-
-        sequences: Number of sequences in the step, each with one root.
-        grown: Number of those sequences for which a tree is grown.
-        levels: Levels of each grown tree, at least 1.
-        nodes: Number of draft nodes of all trees together, without roots.
-        worth: Expected number of accepted nodes among the first 0, 1, 2, ... nodes, [..., more than
-            max(nodes)], of the one tree; ignored with several sequences. It says how many parts of the tree
-            are awaited, see `PartCosts.whole_rows`. None: all of them.
-
-        The result has the broadcast shape of `levels` and `nodes`. Levels beyond the widths are not allowed.
-        """
-        offset, slope = self._growth_line
-        growth = offset + slope * self._passes(grown)[np.asarray(levels) - 1]
-        rows = self._drafted_curve.at_each(self._whole_rows(sequences, np.asarray(nodes), worth))
-        return self.hops + growth + rows + self._drafted_extra.at(sequences)
-
-    def one_more_level(self, rows: Ints, sequences: int, nodes: int) -> Floats:
-        """Return the estimated seconds that one more level adds, [n]: growth of that level, plus the stages'
-        time for one more node per sequence.
-
-        rows: Rows that the head would compute for the level, for each of n options.
-        sequences: Number of sequences.
-        nodes: Draft nodes of all trees before that level, without roots.
-        """
-        before, after = self._whole_rows(sequences, np.array([nodes, nodes + sequences]))
-        more = self._drafted_curve.at(after) - self._drafted_curve.at(before)
-        return self._growth_line[1] * self._level.at_each(rows) + more
-
-    def _whole_rows(self, sequences: int, nodes: Ints, worth: Floats | None = None) -> Floats:
-        """Return the rows of a step that travels whole and takes as long as this one: `sequences` + `nodes`,
-        unless there is one sequence and stages overlap. Trees of several sequences fill the stages by
-        themselves, and always travel whole.
-
-        sequences: Number of sequences in the step, each with one root.
-        nodes: Numbers of draft nodes of all trees together.
-        worth: As for `drafted`.
-        """
-        if sequences > 1 or not self._parts.overlap:
-            return np.asarray(sequences + nodes, float)
-        return self._parts.whole_rows(nodes, worth)
-
-    def catch_up(self, rows: int) -> float:
-        """Return the estimated seconds of feeding committed tokens that the drafter has not seen; 0 for none.
-
-        rows: Number of these tokens.
-        """
-        return CATCH_UP_SHARE * self._level.at(rows) if rows else 0.0
-
-    def record_baseline(self, sequences: int, seconds: float) -> None:
-        """Record the duration of a step without drafts.
-
-        sequences: Number of sequences in the step.
-        seconds: Wall-clock seconds of the step.
-        """
-        self._baseline[size_group(sequences)].append((sequences, max(seconds - self.hops, 0.0)))
-
-    def record_drafted(
-        self, sequences: int, grown: int, levels: int, rows: int, seconds: float, growing: float
-    ) -> None:
-        """Record the duration of a step with drafts.
-
-        A time counts at most as twice an estimate: that of the last HELD_STEPS steps, at first that of the
-        curves from startup, or the time of as many rows by steps without drafts, if that is more. The first
-        steps of a new size compile kernels and take a hundred times as long as the next ones: if
-        such a step were believed, the regret budget would be spent for good. A lasting change still arrives,
-        doubling every HELD_STEPS steps.
-
-        sequences: Number of sequences in the step.
-        grown: Number of trees that were grown.
-        levels: Levels of each of these trees, at least 1.
-        rows: Number of all tree nodes of the step, roots included.
-        seconds: Wall-clock seconds of the step, as if all parts of a cut tree had been awaited.
-        growing: The part of `seconds` that growth took; 0 if that part is unknown, then all of `seconds` is
-            attributed to the rows.
-
-        The seconds beyond the curve are recorded as well, by the number of sequences; they may be negative.
-        """
-        passes = float(self._passes(grown)[levels - 1])
-        (offset, slope), curve, extra = self._shown
-        whole = float(self._whole_rows(sequences, np.array(rows - sequences)))
-        computing = max(curve.at(whole), self._baseline_curve.at(whole)) + extra.at(sequences)
-        if growing:
-            self._grown.append((passes, min(growing, 2 * (offset + slope * passes + computing))))
-        computing = min(max(seconds - self.hops - growing, 0.0), 2 * computing)
-        self._drafted.append((whole, computing))
-        self._extra[size_group(sequences)].append((sequences, computing - self._step.at(whole)))
-
-    def learn(self) -> None:
-        """Fit the curves to the recorded steps.
-
-        Where the host bounds steps, the extra seconds are fitted and the curves of rows stay; elsewhere the
-        curves are fitted. The growth line is fitted in both cases. After HELD_STEPS steps with drafts, the
-        estimates also become the bound of the times that are recorded next.
-        """
-        if self._host_bound:
-            self._learn_extra()
-        else:
-            self._learn_curves()
-        self._growth_line = _line(self._grown)
-        if self.known >= HELD_STEPS:
-            self._shown = self._growth_line, self._drafted_curve, self._drafted_extra
-
-    def _learn_extra(self) -> None:
-        """Fit the extra seconds of steps without drafts and with drafts to the recorded steps, one point per
-        number of sequences; about equal numbers share a point (`size_group`).
-
-        For example:
-
-            # the curve has 2.5 ms for 64 rows and 2.9 ms for 256; 64 sequences took 5.1 ms without drafts and
-            # 8.1 ms with trees of 3 nodes -> extra seconds of 64 sequences: 2.6 ms and 5.2 ms
-
-        For steps with drafts, numbers of sequences with fewer than HELD_STEPS steps are ignored, unless
-        there are no others; without any step with drafts, the extra seconds without drafts are used.
-        """
-        self._baseline_extra = ExtraSeconds(
-            [(sequences, seconds - self._step.at(sequences)) for sequences, seconds in steps]
-            for steps in self._baseline.values()
-        )
-        # The first steps with drafts of a new number of sequences compile kernels and capture graphs.
-        known = [steps for steps in self._extra.values() if len(steps) >= HELD_STEPS]
-        self._drafted_extra = ExtraSeconds(known or self._extra.values()) or self._baseline_extra
-
-    def _learn_curves(self) -> None:
-        """Fit the curves of rows to the recorded steps without drafts and with drafts.
-
-        Steps with drafts are grouped by half octaves of rows. Without recorded steps, the curves are those
-        measured at startup.
-
-        Beyond the largest number of rows that was recorded with drafts, each further row costs at least what
-        it costs in steps without drafts. Otherwise a line through a few steps of nearly equal rows, which
-        noise makes flat, would promise that trees of many nodes cost nothing.
-
-            # drafted steps of up to 8 rows, line 0.5 ms + 0.1 * baseline; baseline 8 rows 3 ms, 16 rows 5 ms
-            # -> 8 rows 0.5 + 0.3 = 0.8 ms, 16 rows 0.8 + 1 * (5 - 3) = 2.8 ms
-        """
-        self._baseline_curve = self._step.corrected(map(_typical, self._baseline.values()))
-        sizes = defaultdict[int, list[Point]](list)
-        for rows, seconds in self._drafted:
-            # One group per half octave of rows: 8 to 11 rows have the key 6, 12 to 15 rows have the key 7.
-            sizes[int(2 * math.log2(rows))].append((rows, seconds))
-        offset, slope = _line((self._baseline_curve.at(rows), seconds) for rows, seconds in self._drafted)
-        # The baseline seconds of the largest drafted step that was recorded.
-        seen = self._baseline_curve.at(max((rows for rows, _ in self._drafted), default=0.0))
-        line = CostCurve(
-            (rows, offset + slope * min(seconds, seen) + max(slope, 1.0) * max(seconds - seen, 0.0))
-            for rows, seconds in self._baseline_curve.points
-        )
-        self._drafted_curve = line.corrected(map(_typical, sizes.values()))
-
-    def forget(self) -> None:
-        """Drop all but the fastest recorded steps with drafts, because a pause begins.
-
-        No new steps are recorded during a pause. If steps that another process slowed down were kept, they
-        would make drafting look expensive for the whole pause.
-
-        Growth is compared by observed relative to expected seconds, rows likewise by the measured curve, and
-        extra seconds as they are. Recorded steps without drafts stay.
-        """
-        self._drafted = _fastest(self._drafted, lambda step: step[1] / self._step.at(step[0]))
-        self._grown = _fastest(self._grown, lambda growth: growth[1] / growth[0])
-        for kind, steps in self._extra.items():
-            self._extra[kind] = _fastest(steps, lambda step: step[1])
-
-    def _passes(self, grown: int) -> Floats:
-        """Return the seconds of growing 1, 2, ... levels, by the measured curve: [levels].
-
-        grown: Number of trees that grow together.
-
-        For example:
-
-            # 2 trees and widths (1, 4, 4): the levels compute 2, 8 and 8 rows
-            # -> [at(2), at(2) + at(8), at(2) + 2 * at(8)]
-        """
-        found = self._passes_of.get(grown)
-        if found is None:
-            rows = grown * np.array(self._widths)
-            found = self._passes_of[grown] = np.cumsum(self._level.at_each(rows))
-        return found
-
-
-def size_group(sequences: int) -> int:
-    """Return the group to which a number of sequences belongs: its base-2 logarithm, rounded; -1 for 0. What
-    was measured for one number counts for all numbers of its group.
-
-    sequences: Number of sequences, at least 0.
-
-        # 6 to 11 sequences are group 3, 46 to 90 are group 6: eight clients of which one has just ended
-        # are in the same group as eight
-    """
-    return round(math.log2(sequences)) if sequences else -1
-
-
-def _quantile(values: Iterable[float]) -> float:
-    """Return the value at QUANTILE of the sorted values, without interpolation.
-
-    values: At least one number.
-    """
-    ordered = sorted(values)
-    return ordered[int((len(ordered) - 1) * QUANTILE)]
-
-
-class ExtraSeconds:
-    """Seconds of a step beyond the measured curve, by the number of sequences in the step."""
-
-    def __init__(self, groups: Iterable[Sequence[Point] | deque[Point]] = ()) -> None:
-        """Make one typical point of each group of recorded steps.
-
-        groups: (sequences, seconds beyond the measured curve) of steps, by about equal numbers of sequences;
-            the seconds may be negative. Without groups, every number of sequences has 0 extra seconds.
-        """
-        self._points = [_typical(group) for group in groups if group]
-
-    def __bool__(self) -> bool:
-        """Return whether any step was recorded."""
-        return bool(self._points)
-
-    def at(self, sequences: int) -> float:
-        """Return the extra seconds of the recorded group that is nearest in the ratio of sequences; 0 if no
-        step was recorded. Fewer sequences than in that group take their share of its seconds; more sequences
-        take no more than the group, so that numbers of sequences that never ran are tried.
-
-        sequences: Number of sequences, at least 1.
-
-        With 6 ms recorded for 60 sequences, 30 take 3 ms and 64 take 6 ms.
-        """
-        nearest = min(self._points, key=lambda point: abs(math.log(point[0] / sequences)), default=(1, 0.0))
-        return nearest[1] * min(sequences / nearest[0], 1.0)
-
-
-def _typical(seen: Iterable[Point]) -> Point:
-    """Return the mean size of recorded steps and a quantile of their seconds, as one point.
-
-    seen: (size, seconds) of each step. At least one.
-    """
-    sizes, seconds = zip(*seen)
-    return sum(sizes) / len(sizes), _quantile(seconds)
-
-
-def _fastest(steps: Iterable[Point], slowness: Callable[[Point], float]) -> deque[Point]:
-    """Return the fastest QUANTILE of recorded steps, at least one, at most RECENT. Empty for no steps.
-
-    steps: (first number, seconds) of each step.
-    slowness: Gives the number by which the steps are compared, such as observed by expected seconds.
-    """
-    ordered = sorted(steps, key=slowness)
-    return deque(ordered[: 1 + int(len(ordered) * QUANTILE)], RECENT)
-
-
-def _line(points: Iterable[Point]) -> tuple[float, float]:
-    """Return offset and slope of a line through points; neither is negative.
-
-    points: (expected, observed) seconds.
-
-    The slope is the median slope over all pairs of points (Theil-Sen), the offset is a quantile of the
-    residuals. Without points the result is (0, 1). If all points have the same first number, the slope is 1,
-    and the time beyond the expected one is the offset; if they take less time than expected, the offset is 0
-    and the slope below 1.
-
-    The points (1, 3), (2, 5), (3, 7) have pairwise slopes 2, 2, 2 and residuals 1, 1, 1: the result is (1,
-    2). The single point (2, 3) gives (1, 1), and (2, 1) gives (0, 0.5).
-    """
-    found = np.array([*points], float).reshape(-1, 2)
-    if not len(found):
-        return 0.0, 1.0
-    expected, observed = found.T
-    if expected.min() < expected.max():
-        # [n, n] differences of every pair: across[i, j] = x[i] - x[j], up[i, j] = y[i] - y[j].
-        across = expected[:, None] - expected
-        up = observed[:, None] - observed
-        later = across > 0
-        slope = max(float(np.median(up[later] / across[later])), 0.0)
-    else:
-        slope = min(_quantile(observed.tolist()) / float(expected[0] or 1.0), 1.0)
-    return max(_quantile((observed - slope * expected).tolist()), 0.0), slope
 
 
 class RegretBudget:
@@ -546,7 +140,11 @@ class DraftPolicy(BudgetPolicy):
         The depth of the shape is cut to the number of widths.
         """
         super().__init__(replace(shape, depth=min(shape.depth, len(widths))))
-        self.costs = StepCosts(step, level, widths, not stepwise, overlapping_stages)
+        self.costs = (
+            StepCosts(step, level, widths, overlapping_stages)
+            if stepwise
+            else DeviceCosts(step, level, widths)
+        )
         self.acceptance = AcceptanceRates(self._levels)
         self.likeliest_first = overlapping_stages > 1
         self._worth = TreeWorth(self.acceptance)
@@ -772,11 +370,13 @@ class DraftPolicy(BudgetPolicy):
         is wide are returned.
         """
         live = len(scores)
+        costs = self.costs
+        assert isinstance(costs, StepCosts)
         trust = self.acceptance.trust()
         chances = self.acceptance.by_depth()
         reached = np.minimum(np.cumsum(np.exp(scores), 1) * trust[depth - 1], 1.0).sum(0)
         rows = live * np.arange(1, scores.shape[1] + 1)
-        seconds = self.costs.one_more_level(rows, live, live * depth + self._others)
+        seconds = costs.one_more_level(rows, live, live * depth + self._others)
         gains = reached * chances[depth] - self._rate * seconds
         best = int(np.argmax(gains))
         return best + 1 if gains[best] > 0 else 0
@@ -870,20 +470,18 @@ class DraftPolicy(BudgetPolicy):
         if not trees:
             return
         self._timed = spent.computed + spent.wall > 0
-        if spent.wall:
-            self.costs.record_away(spent.wall - spent.computed - spent.growing, spent.computed)
         live = len(trees)
         rows = sum(tree.rows for tree in trees)
         if not (drafted := [tree for tree in trees if tree.grown]):
             if spent.wall:
-                self.costs.record_baseline(live, spent.wall)
+                self.costs.record_baseline(live, spent)
             return
         grown = drafted[0].grown
         accepted = sum(tree.accepted for tree in drafted) / live
         self._largest = max(self._largest, max(tree.rows for tree in drafted) - 1)
         # The first step after a pause takes longer than the following ones and is not learned from.
         if spent.wall and rows > live and self._drafts:
-            self.costs.record_drafted(live, len(drafted), grown, rows, spent.wall, spent.growing)
+            self.costs.record_drafted(live, len(drafted), grown, rows, spent)
             if self.costs.known <= HELD_STEPS:
                 self.costs.learn()
         baseline = self.costs.baseline(live)

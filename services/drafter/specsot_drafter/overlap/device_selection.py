@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specsot.core.overlap import OverlapEvent, OverlappedWork, OverlapState
 from specsot_drafter.core.selection import Flags, Floats
+from specsot_kernels.device_waits import wait_for
 from specsot_kernels.growing import WORD, CandidatePool, ChoiceNumbers, TreeRows
 from specsot_model.kv import Numbers, Staging, size_of, views
 
@@ -172,5 +173,5 @@ class TreeChooser:
         nodes: Number of nodes of each tree, without its root.
         """
         if self._copied:
-            self._copied.synchronize()
+            wait_for(self._copied)
         return self._host_numbers[: trees * nodes].reshape(trees, nodes)

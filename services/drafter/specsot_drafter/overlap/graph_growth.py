@@ -41,6 +41,7 @@ from specsot_kernels.attention_tables import (
     room_for,
     whole_pages,
 )
+from specsot_kernels.device_waits import wait_for
 from specsot_kernels.growing import WORD, CandidatePool, DueNumbers, LevelFrontier, LevelPlace, VerifiedTrees
 from specsot_model.attention import AttentionPlan, plan_with_kernel
 from specsot_model.cuda_graphs import Capture, bucket_of, run_once
@@ -564,7 +565,7 @@ class _TreeGraph:
         The arrays are copies of the buffer, [trees, candidates]; `depths` begins at 1.
         """
         if self._read_back:
-            self._read_back.synchronize()
+            wait_for(self._read_back)
         host = self._host_pool
         return Candidates(
             host.tokens[:trees].copy(),

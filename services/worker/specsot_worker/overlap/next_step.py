@@ -16,6 +16,7 @@ from specsot.core.overlap import OverlapEvent, OverlappedWork, OverlapState
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree, chain, single
 from specsot.params import Window
+from specsot_kernels.device_waits import wait_for
 from specsot_model.core.kv_plan import plan_frame
 from specsot_model.inference import inference_mode
 from specsot_model.kv import KVPages, indices
@@ -105,7 +106,7 @@ class ChosenTokens:
         finite.
         """
         if self._arrived:
-            self._arrived.synchronize()
+            wait_for(self._arrived)
         chosen = self._tokens.tolist()
         found = [chosen[number] for number in self._sequences]
         if all(min(tokens) >= 0 for tokens in found):
