@@ -1,13 +1,13 @@
 """The gate of the draft policy: every recorded trace, with the policy and with fixed settings.
 
-    python -m tests.drafter.gate [MACHINE ...]    # the table: old | new | best fixed, and what the gate says
+    python -m tests.drafter.gate [MACHINE ...]    # the table: policy | best fixed, and what the gate says
     python -m tests.drafter.gate --fixed          # measure the fixed settings anew, after a change to replays
 
 A trace is a machine (what steps take there), a series of noise, a number of sequences written together, and
 a head (`recorded` drafts of SmolLM2, or one that is right as often as a share of `RANKS` says). One server
 answers all texts of a trace one after another, 200 tokens each. Figures are tokens per second, times those
 of the baseline, which drafts nothing. `gate.json` holds, by trace, those of the best fixed setting (the
-baseline is one of them), and those of the two policies that were there before.
+baseline is one of them).
 """
 
 from __future__ import annotations
@@ -139,28 +139,27 @@ def known() -> dict[str, Any]:
 
 
 def table(found: Mapping[str, Figures]) -> str:
-    """One line a trace, then both policies and what the gate asks for. `<`: below what it asks for."""
-    before = known()
-    lines = [f"{'trace':26} {'old':>6} {'new':>6} {'best fixed':>18} {'old/best':>9} {'new/best':>9}"]
-    lines[0] += f" {'worst text':>15} {'never right':>15} {'paused':>15}   (each: old new)"
-    for name, new in found.items():
-        old, (fixed, setting) = Figures(*before[name]["old"]), before[name]["fixed"]
-        flags = [(new.all / fixed, LEAST), (new.never_right, NEVER_RIGHT), (new.paused, PAUSED)]
+    """One line a trace, then what the gate asks for. `<`: below what it asks for."""
+    best = known()
+    lines = [
+        f"{'trace':26} {'policy':>6} {'best fixed':>18} {'share':>7} {'worst text':>10} {'never right':>11} {'paused':>7}"
+    ]
+    for name, one in found.items():
+        fixed, setting = best[name]
+        flags = [(one.all / fixed, LEAST), (one.never_right, NEVER_RIGHT), (one.paused, PAUSED)]
         share, wrong, paused = (f"{value:.3f}{'<' if value < aim else ' '}" for value, aim in flags)
         lines.append(
-            f"{name:26} {old.all:6.3f} {new.all:6.3f} {fixed:6.3f} {setting:>11} {old.all / fixed:9.3f} "
-            f"{share:>10} {old.least:7.3f} {new.least:7.3f} {old.never_right:7.3f} {wrong:>8} "
-            f"{old.paused:6.3f} {paused:>8}"
+            f"{name:26} {one.all:6.3f} {fixed:6.3f} {setting:>11} {share:>7} {one.least:10.3f} {wrong:>11} "
+            f"{paused:>7}"
         )
-    olds = {name: Figures(*before[name]["old"]) for name in found}
-    return "\n".join([*lines, *(summary(name, them) for name, them in (("old", olds), ("new", found)))])
+    return "\n".join([*lines, summary(found)])
 
 
-def summary(policy: str, found: Mapping[str, Figures]) -> str:
-    shares = [one.all / known()[name]["fixed"][0] for name, one in found.items()]
+def summary(found: Mapping[str, Figures]) -> str:
+    shares = [one.all / known()[name][0] for name, one in found.items()]
     each = list(found.values())
     return (
-        f"{policy}: {mean(shares):.3f} of the best fixed setting on average (asked: {MEAN}), "
+        f"{mean(shares):.3f} of the best fixed setting on average (asked: {MEAN}), "
         f"{min(shares):.3f} at least ({LEAST}); worst text {min(one.least for one in each):.3f}; never right "
         f"{mean(one.never_right for one in each):.3f}, {min(one.never_right for one in each):.3f} at least "
         f"({NEVER_RIGHT}); paused {mean(one.paused for one in each):.3f}, "
@@ -178,7 +177,7 @@ def record_fixed(traces: Sequence[Trace]) -> None:
     told = known()
     with ProcessPoolExecutor(2) as pool:
         for one, fixed in zip(traces, pool.map(best_fixed, traces)):
-            told.setdefault(str(one), {})["fixed"] = fixed
+            told[str(one)] = fixed
     lines = [f" {json.dumps(name)}: {json.dumps(one)}" for name, one in told.items()]
     KNOWN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 

@@ -509,10 +509,10 @@ class DraftPolicy(BudgetPolicy):
         steps: Number of steps of the pause.
         sequences: Number of sequences per step.
 
-        A pause that follows drafting forgets slow steps. The steps since the last look and the reuse of the
-        choice start from 0.
+        A pause that follows drafting forgets slow steps; if levels are launched at once, only a pause that is
+        longer than a look does. The steps since the last look and the reuse of the choice start from 0.
         """
-        if self._drafts:
+        if self._drafts and (self._stepwise or steps > LOOK_STEPS):
             self.costs.forget()
         self._drafts = False
         self._paused = self._paused or steps > LOOK_STEPS
