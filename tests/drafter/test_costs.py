@@ -117,7 +117,7 @@ def test_the_first_slow_steps_of_a_new_number_of_sequences_are_not_what_its_step
         seen.record_drafted(8, 8, 3, 24, wall(60e-3))
     seen.learn()
     assert float(seen.drafted(8, 8, 1, 16)) < 2.5e-3
-    for _ in range(2 * HELD_STEPS):
+    for _ in range(6 * HELD_STEPS):
         seen.record_drafted(8, 8, 3, 24, wall(4e-3))
     seen.learn()
     assert float(seen.drafted(8, 8, 1, 16)) == pytest.approx(4e-3, rel=0.1)
@@ -149,7 +149,7 @@ def test_where_nothing_overlaps_more_rows_cost_what_the_curve_says() -> None:
 def test_what_overlaps_with_the_host_costs_nothing(waited: float, with_fewer_rows: float) -> None:
     """512 rows took 9 ms."""
     seen = DeviceCosts(DEVICE, FLAT_LEVEL, WIDTHS)
-    for _ in range(4 * HELD_STEPS):
+    for _ in range(8 * HELD_STEPS):
         seen.record_drafted(64, 64, 1, 512, wall(9e-3, waited=waited))
         seen.learn()
     assert float(seen.drafted(64, 64, 1, 448)) == pytest.approx(9e-3, rel=0.01)
