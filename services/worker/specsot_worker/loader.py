@@ -700,9 +700,11 @@ def _await_kernels() -> None:
     Nothing is logged if there are none.
     """
     from specsot_kernels.gpu.launching import await_compiled
+    from specsot_kernels.gpu_compilers import running
 
     began = time.monotonic()
+    by = "threads" if running() is None else "processes"
     if kernels := await_compiled(CompileProgress()):
         seconds = time.monotonic() - began
         add_phase("compiled kernels", seconds)
-        log.info("compiled kernels", kernels=kernels, seconds=round(seconds, 1))
+        log.info("compiled kernels", kernels=kernels, by=by, seconds=round(seconds, 1))
