@@ -10,6 +10,7 @@ import pytest
 from specsot.core.cost_curve import CostCurve
 from specsot.core.tree import Tree, depths
 from specsot.members import Curve
+from specsot_drafter.core.budget import StepSeconds
 from specsot_drafter.core.part_costs import MAX_CUT_ROWS, PartCosts
 from specsot_drafter.core.selection import likeliest_first
 from specsot_drafter.core.step_costs import StepCosts
@@ -51,7 +52,7 @@ def test_nothing_changes_where_parts_gain_nothing() -> None:
 def test_a_step_in_parts_is_recorded_as_what_it_is_estimated_as() -> None:
     costs = StepCosts(DEAR, FLAT, (4,) * 5, overlapping_stages=4)
     for _ in range(10):
-        costs.record_drafted(1, 1, 1, 24, 0.4, 0.0017)
+        costs.record_drafted(1, 1, 1, 24, StepSeconds(wall=0.4, growing=0.0017))
     costs.learn()
     assert float(costs.drafted(1, 1, 1, 23)) == pytest.approx(0.4, rel=0.01)
 

@@ -1,11 +1,14 @@
 """Compiles kernels ahead for a Hopper GPU, without one.
 
 `python -m tests.kernels.compiled_ahead` prints, for each phase, how many kernels were compiled, loaded and
-launched so far. Triton's interpreter must be off.
+launched so far, and how many of them were found in Triton's cache on disk. With the argument `processes`, two
+other processes compile them. Triton's interpreter must be off.
 """
 
 from __future__ import annotations
 
+import random
+import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +18,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from specsot_kernels import gpu_compilers
 from specsot_kernels.gpu import launching
 from specsot_kernels.gpu.growing import grow
+from specsot_kernels.gpu.small_attention import attend_small, plan_small_step
 from specsot_kernels.growing import CandidatePool, LevelPlace
+from tests.kernels.spans import PAGE, PAGES, branches
 
-compiled, loaded, launched = list[object](), list[object](), list[object]()
+compiled, loaded, launched, found = list[object](), list[object](), list[object](), list[object]()
 
 
 class Launcher:
@@ -62,25 +68,47 @@ def grow_levels() -> None:
     grow(torch.zeros(8, 512), 4, LevelPlace(4, 4, 4), 1, pool, roots, None)
 
 
+def attend_and_grow() -> None:
+    """Launch also the two kernels of small attention, which call the same functions."""
+    spans = branches(random.Random(2), 2, 5, 6)
+    plan = plan_small_step(spans, PAGE, 2, torch.device("cpu"))
+    queries, kv = torch.zeros(17, 1, 2, 32), torch.zeros(2, PAGES, 1, PAGE, 32)
+    attend_small(queries.bfloat16(), kv.bfloat16(), plan)
+    grow_levels()
+
+
 def show(phase: str) -> None:
     """Print the numbers so far."""
-    print(phase, len(compiled), len(loaded), len(launched))
+    print(phase, len(compiled), len(loaded), len(launched), len(found))
+
+
+def note_compilation(*, cache_hit: bool, **given: object) -> None:
+    """Triton calls this for each kernel that this process compiles, or finds in the cache."""
+    if cache_hit:
+        found.append(given)
 
 
 if __name__ == "__main__":
+    if "processes" in sys.argv:
+        compilers: Any = gpu_compilers
+        compilers.MIN_PROCESSORS = compilers.MAX_PROCESSES = 2
+        gpu_compilers.start_unless_compiled("these")
+        assert gpu_compilers.running()
     cuda: Any = torch.cuda
     cuda.current_device, cuda.device = lambda: 0, lambda _: nullcontext()
     driver.set_active(Hopper())
     triton.knobs.runtime.jit_post_compile_hook = lambda **given: compiled.append(given)
+    triton.knobs.compilation.listener = note_compilation
     for _ in range(2):
-        launching.compile_ahead(grow_levels)
+        launching.compile_ahead(attend_and_grow)
     assert not launched
     reports = list[tuple[int, int]]()
-    assert launching.await_compiled(lambda done, total: reports.append((done, total))) == 3
-    assert reports == [(1, 3), (2, 3), (3, 3)]
+    assert launching.await_compiled(lambda done, total: reports.append((done, total))) == 5
+    assert reports == [(done, 5) for done in range(1, 6)]
     show("awaited")
-    grow_levels()
+    attend_and_grow()
     show("launched")
-    launching.compile_ahead(grow_levels)
+    launching.compile_ahead(attend_and_grow)
     assert launching.await_compiled() == 0
     show("again")
+    assert gpu_compilers.running() is None

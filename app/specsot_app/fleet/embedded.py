@@ -380,7 +380,11 @@ def _member_makers(options: EmbeddedOptions, on_loaded: Loaded | None) -> dict[s
     options: Options of the fleet.
     on_loaded: Called with a worker's name and its number of loaded layers; None: nothing is reported.
     """
+    from specsot_kernels.gpu_compilers import start_unless_compiled
+
     ranges = {f"worker-{n}": layers for n, layers in enumerate(_ranges(options))}
+    if any(_device(options, name).startswith("cuda") for name in ranges):
+        start_unless_compiled(replace(options.weights, kv_memory=None, draft_kv_memory=None))
 
     def worker(name: str, dialer: Dialer, compute: Executor) -> RingMember:
         """Make a worker, which loads its layers.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specsot.service.runtime_env import interruptible, set_runtime_defaults
@@ -26,9 +27,13 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
     variables are set after the options have been read.
     """
     from specsot_drafter.config import read_config
+    from specsot_kernels.gpu_compilers import start_unless_compiled
 
     config = read_config(arguments)
     set_runtime_defaults()
+    if config.draft.device.startswith("cuda"):
+        # Before torch is imported, so that the processes import it at the same time.
+        start_unless_compiled(replace(config.draft, kv_memory=None))
     from specsot.service.member import MemberProgram
 
     def make(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specsot.service.runtime_env import interruptible, set_runtime_defaults
@@ -29,10 +30,14 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
     Exits with status 2 if an option is wrong, see `read_config`. Defaults of the runtime's environment
     variables are set after the options have been read. On a GPU, the worker verifies on a thread of its own.
     """
+    from specsot_kernels.gpu_compilers import start_unless_compiled
     from specsot_worker.config import read_config
 
     config = read_config(arguments)
     set_runtime_defaults()
+    if config.model.device.startswith("cuda"):
+        # Before torch is imported, so that the processes import it at the same time.
+        start_unless_compiled(replace(config.model, kv_memory=None))
     from specsot.service.member import MemberProgram
 
     def make(

@@ -25,7 +25,7 @@ from specsot.core.vocabulary import Vocabulary
 from specsot.errors import ModelError
 from specsot.grammar import Grammar, grammar_of, prebuild, sentence_ends
 from specsot.members import Configuration, Range, Registration
-from specsot.phases import timed_phase
+from specsot.phases import add_phase, note_imported, timed_phase
 from specsot.service.options import ModelOptions
 from specsot.service.runtime_env import return_freed_memory
 from specsot.transport.pending_rows import use_device
@@ -111,9 +111,13 @@ class StageLoader:
         self._prepare_frame = prepare_frame
         self._free_memory = free_memory
         self._device = options.device
-        self._gpus = gpus(options.device)
         self._config = read_config(options.base)
-        use_device(options.device)
+        note_imported()
+        # The first use of a GPU makes its CUDA context.
+        with timed_phase("opened the device", device=options.device):
+            self._gpus = gpus(options.device)
+            use_device(options.device)
+            self._free()
         if self._config.transformers is not None:
             layer_shapes(self._config)
         self._dtype = resolve_dtype(options.dtype, options.device, options.stored_form)
@@ -162,8 +166,9 @@ class StageLoader:
         if isinstance(self._files(), AbsentWeights) or self._config.kv_source(last - 1) < last - 1:
             return
         self._compiled = layer
-        with timed_phase("began to compile kernels", what="steps"):
+        with timed_phase("loaded one layer"):
             decoder = self._load_decoder(layer)
+        with timed_phase("began to compile kernels", what="steps"):
             compile_steps(decoder)
             if decoder.capturable and last == self._config.layers:
                 _compile_logits(decoder)
@@ -358,7 +363,9 @@ class StageLoader:
         pages = self._counted.pages(self._naming_taps(configuration), layers)
         self._check_fit(layers, pages, self._graph_bytes(layers, fused))
         table = configuration.pages, configuration.page_rows
-        stage = DecoderStage(self._load(layers), *table, configuration.layout, self._prepare_frame)
+        decoder = self._load(layers)
+        with timed_phase("allocated pages"):
+            stage = DecoderStage(decoder, *table, configuration.layout, self._prepare_frame)
         self._stage, self._stage_pages = ref(stage), pages
         return stage
 
@@ -466,7 +473,9 @@ class StageLoader:
         that. Nothing happens if the model has no tokenizer.
         """
         if self._has_text:
+            began = time.monotonic()
             sentence_ends(self._token_bytes)
+            add_phase("read vocabulary", time.monotonic() - began)
 
     @property
     def _has_text(self) -> bool:
@@ -691,7 +700,11 @@ def _await_kernels() -> None:
     Nothing is logged if there are none.
     """
     from specsot_kernels.gpu.launching import await_compiled
+    from specsot_kernels.gpu_compilers import running
 
     began = time.monotonic()
+    by = "threads" if running() is None else "processes"
     if kernels := await_compiled(CompileProgress()):
-        log.info("compiled kernels", kernels=kernels, seconds=round(time.monotonic() - began, 1))
+        seconds = time.monotonic() - began
+        add_phase("compiled kernels", seconds)
+        log.info("compiled kernels", kernels=kernels, by=by, seconds=round(seconds, 1))

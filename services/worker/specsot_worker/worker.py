@@ -32,6 +32,7 @@ from specsot.members import (
     StandBy,
     Tap,
 )
+from specsot.phases import log_start
 from specsot.service.compute import Compute, allow
 from specsot.service.membership import report_progress
 from specsot.tasks import start
@@ -843,6 +844,7 @@ class Worker:
         if active and not active.missing_taps:
             await self._compute.run(active.stage.capture)
             await active.links.master.send(Ready(active.configuration.epoch))
+            log_start()
 
     async def _handle_loss(self, active: _WorkerEpoch, lost: Lost) -> None:
         """Handle a lost link. The ring continues without a lost drafter, of which stage 0 is informed. A lost

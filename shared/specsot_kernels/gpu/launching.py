@@ -11,7 +11,7 @@ preceding one might not have finished. `let_next_begin` lets the following kerne
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
@@ -27,6 +27,9 @@ from triton.compiler import CompiledKernel
 from triton.language.extra import cuda
 from triton.runtime.jit import JITFunction
 
+from specsot_kernels import gpu_compilers
+from specsot_kernels.gpu_compilers import KernelRequest
+
 # Threads. Largest number that compile kernels at the same time. Untuned.
 COMPILING_THREADS: Final = 16
 # True while kernels are compiled instead of launched; see `compile_ahead`.
@@ -34,7 +37,30 @@ _only_compiles: ContextVar[bool] = ContextVar("only_compiles", default=False)
 
 
 class Kernel(JITFunction[Any]):
-    """A Triton kernel that `compile_ahead` compiles instead of launching it."""
+    """A Triton kernel that `compile_ahead` compiles instead of launching it, or a function that kernels call.
+
+    Its key in Triton's cache is the same in all processes. Triton's own `JITFunction` adds to a kernel's key
+    the constants of only those called functions whose keys were computed before, so that the key depends on
+    which kernel was launched first.
+    """
+
+    @property
+    def used_global_vals(self) -> dict[Any, Any]:
+        """The global constants that this function and those that it calls read, with their values. Triton
+        adds them to those of a caller, and checks at each launch that they are the same.
+        """
+        if self.hash is None:
+            # This sets the constants. While it runs, `hash` is not None.
+            _ = self.cache_key
+        return self._used_global_vals
+
+    @used_global_vals.setter
+    def used_global_vals(self, found: dict[Any, Any]) -> None:
+        """Keep the constants. Triton calls this when it computes the key, and before that with {}.
+
+        found: the constants.
+        """
+        self._used_global_vals = found
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         """Return a function that launches the kernel, or only compiles it within `compile_ahead`.
@@ -60,15 +86,34 @@ kernel: Callable[[Callable[..., Any]], Any] = _decorate
 
 
 class CompileBatch(AsyncCompileMode):
-    """Kernels that are compiled in parallel by threads. These threads also load each kernel to the device,
-    and make its launcher, for which Triton 3.6 runs a C compiler: a quarter of a second for each kind of
-    arguments.
+    """Kernels that are compiled in parallel: by processes, if `gpu_compilers` has started some, otherwise by
+    threads. The threads also load each kernel to the device, and make its launcher, for which Triton 3.6 runs
+    a C compiler: a quarter of a second for each kind of arguments.
     """
 
     def __init__(self) -> None:
         """Start without kernels."""
         threads = min(os.cpu_count() or 1, COMPILING_THREADS)
         super().__init__(ThreadPoolExecutor(threads), ignore_errors=True)
+        # The kernel that Triton submits next; None without processes that compile.
+        self._request: KernelRequest | None = None
+
+    def describe(self, *, fn: Any, compile: Mapping[str, Any], **others: object) -> None:
+        """Keep what processes must know of the kernel that Triton submits next. Triton calls this as its
+        `jit_cache_hook`. Returning None lets Triton continue.
+
+        fn: names the kernel and its module.
+        compile: what the kernel is compiled from.
+        others: what else Triton says of the kernel, which is ignored.
+        """
+        driver: Any = triton.runtime.driver.active
+        target = driver.get_current_target()
+        self._request = KernelRequest(
+            fn.module,
+            fn.name,
+            (target.backend, target.arch, target.warp_size),
+            compile["specialization_data"],
+        )
 
     def submit(
         self,
@@ -83,9 +128,16 @@ class CompileBatch(AsyncCompileMode):
         finalize_fn: makes the compiled kernel known for later launches.
         """
         device = torch.cuda.current_device()
+        request = self._request
+        self._request = None
+        processes = gpu_compilers.running()
 
         def compile_and_load() -> CompiledKernel:
-            """Compile the kernel, load it to the device, and return it."""
+            """Compile the kernel, load it to the device, and return it. If a process compiles it, it is read
+            from the cache here.
+            """
+            if processes and request:
+                processes.compile(request)
             with torch.cuda.device(device):
                 compiled = compile_fn()
                 # Reading this property makes the launcher and loads the kernel.
@@ -114,12 +166,18 @@ def compile_ahead(work: Callable[[], object]) -> None:
     """
     if triton.knobs.runtime.interpret:
         return
-    if _batch.get() is None:
-        _batch.set(CompileBatch().__enter__())
+    batch = _batch.get()
+    if batch is None:
+        batch = CompileBatch()
+        _batch.set(batch.__enter__())
     token = _only_compiles.set(True)
+    hook = triton.knobs.runtime.jit_cache_hook
     try:
+        if gpu_compilers.running():
+            triton.knobs.runtime.jit_cache_hook = batch.describe
         work()
     finally:
+        triton.knobs.runtime.jit_cache_hook = hook
         _only_compiles.reset(token)
 
 
@@ -139,6 +197,7 @@ def await_compiled(report: Callable[[int, int], None] | None = None) -> int:
             report(num_done, len(batch.raw_futures))
     batch.__exit__(None, None, None)
     batch.executor.shutdown()
+    gpu_compilers.stop()
     return len(batch.raw_futures)
 
 

@@ -44,7 +44,7 @@ from specsot_kernels.attention_tables import (
 from specsot_kernels.device_waits import wait_for
 from specsot_kernels.growing import WORD, CandidatePool, DueNumbers, LevelFrontier, LevelPlace, VerifiedTrees
 from specsot_model.attention import AttentionPlan, plan_with_kernel
-from specsot_model.cuda_graphs import Capture, bucket_of, run_once
+from specsot_model.cuda_graphs import Capture, Captured, Work, bucket_of, run_once
 from specsot_model.inference import inference_mode
 from specsot_model.kv import Numbers, Staging, aligned, size_of, views
 from specsot_model.memory_fit import graph_bytes
@@ -138,6 +138,10 @@ class GraphSize:
         return LevelPlace(sum(self.level_sizes[:level]), sum(self.widths[:level]), width)
 
 
+# The kinds of heads and the arguments for which the kernels of `TreeGraphs` were compiled in this process.
+_compiled = set[tuple[object, ...]]()
+
+
 class TreeGraphs:
     """The captured graphs of one head and its KV pages, by number of trees and of levels.
 
@@ -175,18 +179,24 @@ class TreeGraphs:
         Graphs are captured for each number of trees with each number of levels in GRAPH_LEVELS below
         `levels`, and with `levels` itself. For heads with features, the kernels of asynchronous growth are
         compiled, too. On a GPU, all kernels are compiled in parallel before the first capture: the same
-        object is made with `run_once` as `capture`, within `compile_ahead`. As no kernel runs then, `grow` is
-        replaced by `_grow_zeros`.
+        object is made with `run_once` as `capture`, within `compile_ahead`, unless that was done before for
+        such a head and these arguments. As no kernel runs then, `grow` is replaced by `_grow_zeros`.
         """
+        own = type(head), head.device, head.layers, head.kv_heads, head.group, pages.features.shape[1]
+        kind = (*own, k, levels, tuple(trees), widths and tuple(widths), floor, level_rows)
         if capture is run_once:
             grow = partial(_grow_zeros, grow)
         elif head.device.type == "cuda":
             from specsot_kernels.gpu.launching import await_compiled, compile_ahead
 
-            compile_ahead(
-                lambda: TreeGraphs(head, pages, k, levels, run_once, grow, trees, widths, floor, level_rows)
-            )
+            if kind not in _compiled:
+                compile_ahead(
+                    lambda: TreeGraphs(
+                        head, pages, k, levels, run_once, grow, trees, widths, floor, level_rows
+                    )
+                )
             await_compiled()
+        _compiled.add(kind)
         self.due = max_due_rows(k, levels)
         self._pages = pages
         widths = (k,) * (levels - 1) if widths is None else tuple(widths)
@@ -200,8 +210,14 @@ class TreeGraphs:
         ]
         # The maximum number of rows that asynchronous growth needs per tree: accepted tokens and grown rows.
         self.async_rows = self.due + sum(widths)
+        # The deepest trees launch the kernels of all others, so that only they are run to compile kernels.
+        capture_shallow = _skip if capture is run_once else capture
         self._graphs = {
-            (size.trees, size.levels): _TreeGraph(head, pages, size, capture, grow, self.async_rows)
+            (size.trees, size.levels): _TreeGraph(
+                *(head, pages, size),
+                capture if size.levels == levels else capture_shallow,
+                *(grow, self.async_rows),
+            )
             for size in sizes
         }
         self._chooser = TreeChooser(
@@ -284,6 +300,14 @@ class TreeGraphs:
                 run = partial(_same, run())
             grown.append(run)
         return grown[0] if len(grown) == 1 else lambda: _stacked([one() for one in grown])
+
+
+def _skip(work: Work) -> Captured:
+    """Return a function that does nothing, and no outputs, instead of capturing work.
+
+    work: Ignored.
+    """
+    return lambda: None, (torch.empty(0), None)
 
 
 def _grow_zeros(grow: Grow, *given: Any) -> LevelFrontier:
