@@ -110,7 +110,10 @@ def test_a_title_with_another_one_s_words_says_nothing_new(before: str, title: s
             "Wie?",
             [0],
         ),
-        (["宠物可以提供陪伴和乐趣", "宠物可以提供健康和福利", "情感支持"], "为什么选择养宠物？", [0, 2]),
+        (["宠物可以提供陪伴", "宠物可以提供健康", "情感支持"], "为什么选择养宠物？", [0, 2]),
+        # More words follow than those with which both begin.
+        (["宠物可以提供陪伴和乐趣", "宠物可以提供健康和福利", "情感支持"], "为什么选择养宠物？", [0, 1, 2]),
+        (["Choose a quiet room", "Choose a quiet place for breakfast"], QUESTION, [0, 1]),
         # They differ in the second word, or only the words of the question are the same.
         (["Improved mental health", "Improved physical health"], QUESTION, [0, 1]),
         (["Regular exercise lowers stress", "Regular exercise lifts mood"], QUESTION, [0, 1]),

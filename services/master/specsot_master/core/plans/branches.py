@@ -27,6 +27,7 @@ from specsot_master.core.plans.openings import (
     opening_of,
     speaks_of_itself,
 )
+from specsot_master.core.plans.repetition import SaidRuns
 from specsot_master.core.plans.sentences import (
     NextHeading,
     SentenceBuffer,
@@ -93,8 +94,8 @@ class PlanBranch:
     least: how many first tokens are not searched for stop strings.
     holds_sentences: True if the later part of the text is shown in whole sentences and lines only; see
         `hold`.
-    left_out: number of tokens of an interrupted sentence or of an announcement at the end, or of a closing,
-        which are not shown; 0 if there is none.
+    left_out: number of tokens of an interrupted sentence or of an announcement at the end, of sentences that
+        repeat an earlier point, or of a closing, which are not shown; 0 if there is none.
     soft_limit: the tokens from which on the branch ends after a sentence; None for no soft end. The last
         stage ends it.
     shortened: True if the budget is less than what the client's limit leaves to the branch.
@@ -106,6 +107,9 @@ class PlanBranch:
     discarded: how many tokens the discarded beginnings of the branch have; 0 if none was discarded.
     buffer: the pieces of the unfinished sentence.
     closing_rule: decides whether the text is shown, once it is complete; None for a point.
+    defers: True if sentences after the first one wait until all earlier points are over, because those that
+        repeat an earlier point are left out.
+    end: why the branch's sequence ended, if its sentences wait then; None before.
     """
 
     point: Point
@@ -127,6 +131,10 @@ class PlanBranch:
     discarded: int = 0
     buffer: SentenceBuffer = field(default_factory=SentenceBuffer)
     closing_rule: ClosingRule | None = None
+    defers: bool = False
+    end: Reason | None = None
+    # The whole sentences that wait for earlier points, in order.
+    _deferred: list[list[TextPiece]] = field(default_factory=list[list[TextPiece]])
     # Tokens that arrived so far, shown or held.
     _received: int = 0
     # The pieces of a closing's whole sentences.
@@ -143,7 +151,8 @@ class PlanBranch:
         it is the first one. That part begins after SENTENCES_FROM of the budget, or 2 * SENTENCE_TOKENS
         before its end if that is earlier; a branch with a `longest` has no earlier part. Pieces from the next
         point's heading on are dropped, as are those after `longest`. Nothing is held back or dropped unless
-        `holds_sentences` is set. All pieces of a closing are held until `release`.
+        `holds_sentences` is set. All pieces of a closing are held until `release`, and all but the first
+        sentence of a branch that defers until `take_deferred`.
 
         The result depends on the tokens alone, not on how many arrive at once:
 
@@ -160,7 +169,12 @@ class PlanBranch:
             self._received += 1
             first = min(SENTENCES_FROM * self.budget, self.budget - 2 * SENTENCE_TOKENS)
             late = self.holds_sentences and (self.longest is not None or self._received > first)
-            shown += self.buffer.add(piece, late and self.buffer.begun)
+            later = self.defers and self.buffer.begun
+            told = self.buffer.add(piece, late and self.buffer.begun)
+            if later and told:
+                self._defer(told)
+            else:
+                shown += told
         if self.closing_rule:
             self._closing += shown
             return []
@@ -176,14 +190,45 @@ class PlanBranch:
         """
         if self.closing_rule:
             return self._release_closing(self.closing_rule)
+        later = self.defers and self.buffer.begun
         held = self.buffer.take()
-        text = "".join(piece.text for piece in held)
+        text = _text_of(held)
         interrupted = self.full or reason is Reason.LENGTH
         unfinished = interrupted or ends_announcing(text) or is_announcement(text)
         if unfinished and held and self.buffer.whole:
-            self.left_out = len(held)
+            self.left_out += len(held)
+            return []
+        if later and held:
+            self._defer(held)
             return []
         return held
+
+    def _defer(self, pieces: list[TextPiece]) -> None:
+        """Let the pieces of a whole sentence wait for earlier points. White space before it waits with it.
+
+        pieces: the pieces of the sentence, or white space that follows a sentence.
+        """
+        if self._deferred and not _text_of(self._deferred[-1]).strip():
+            self._deferred[-1] += pieces
+        else:
+            self._deferred.append(pieces)
+
+    def take_deferred(self, said: SaidRuns) -> list[TextPiece]:
+        """Return the pieces of the sentences that waited for earlier points, without those sentences that
+        repeat an earlier point; [] if there are none. The number of tokens of the others is added to
+        `left_out`. White space at the end continues to wait for the next sentence.
+
+        said: what the introduction and all earlier points say.
+        """
+        shown: list[TextPiece] = []
+        waiting = self._deferred
+        self._deferred = [waiting.pop()] if waiting and not _text_of(waiting[-1]).strip() else []
+        for sentence in waiting:
+            if said.repeats(_text_of(sentence)):
+                self.left_out += len(sentence)
+            else:
+                shown += sentence
+        return shown
 
     def _release_closing(self, rule: ClosingRule) -> list[TextPiece]:
         """Return the pieces of a closing that `rule` allows. Otherwise return [], and set `left_out` to their
@@ -196,7 +241,7 @@ class PlanBranch:
         if not (shown and self.buffer.begun):
             shown = shown + rest
             rest = []
-        if not rule.allows("".join(piece.text for piece in shown)):
+        if not rule.allows(_text_of(shown)):
             rest = shown + rest
             shown = []
         self._closing = []
@@ -263,6 +308,14 @@ class PlanBranch:
     def _reach(self) -> int:
         """The number of raw characters up to the end of the released text."""
         return self.answer.skipped + self.answer.released
+
+
+def _text_of(pieces: Iterable[TextPiece]) -> str:
+    """Return the text of some pieces; "" for none.
+
+    pieces: consecutive pieces of one branch.
+    """
+    return "".join(piece.text for piece in pieces)
 
 
 class PlanBranches:
@@ -345,9 +398,14 @@ class PlanBranches:
                 # A branch with an aim is too short for most code, so that unfinished code is left out.
                 buffer=SentenceBuffer(holds_code=aim is not None),
                 closing_rule=ClosingRule(question, introduction, titles) if p.id == closing else None,
+                defers=holds_sentences and aim is not None and p.id != closing,
             )
             for p in points
         }
+        # What the introduction and the first `_num_said` points say, all of which are over.
+        self._said = SaidRuns(question)
+        self._said.add(introduction)
+        self._num_said = 0
 
     def __getitem__(self, id: int) -> PlanBranch:
         """Return the branch of the point with this id. Raises KeyError if the plan has no such point."""
@@ -468,12 +526,33 @@ class PlanBranches:
                 passing = False
         return settled, again
 
+    @property
+    def turn(self) -> int | None:
+        """The id of the first branch that is not over; None if all are over. Its sentences wait no longer."""
+        self._read_said()
+        return self.points[self._num_said].id if self._num_said < len(self.points) else None
+
+    def _read_said(self) -> None:
+        """Add what the first branches say, as far as they are over."""
+        for point in self.points[self._num_said :]:
+            if not self._branches[point.id].reason:
+                return
+            self._said.add(self._branches[point.id].answer.text)
+            self._num_said += 1
+
+    def waits(self, id: int) -> bool:
+        """Return True if sentences of this branch wait for earlier points, so that the branch cannot end yet.
+
+        id: the point's id.
+        """
+        return self._branches[id].defers and self.turn != id
+
     def ready(self) -> tuple[Point, ...]:
         """Return the points whose branches may start now, the most urgent first, and at most as many as may
         still run in parallel; () if none may start. A branch that failed or was cancelled does not count as
-        done for the branches that need it.
+        done for the branches that need it. A branch whose sentences wait runs no longer.
         """
-        places = self._max_parallel - len(self.live)
+        places = self._max_parallel - sum(self._branches[id].end is None for id in self.live)
         if places <= 0 or not self.unopened:
             return ()
         done = {id for id, branch in self._branches.items() if branch.reason in _COMPLETE}
@@ -500,25 +579,35 @@ class PlanBranches:
     def write(self, id: int, pieces: Iterable[TextPiece]) -> str:
         """Add text to a running branch and return the part that may be shown; "" if all of it is held back.
         Text after a stop string is dropped. Pieces of an unfinished sentence may be held back, see
-        `PlanBranch.hold`.
+        `PlanBranch.hold`. Sentences that have waited for earlier points are added once these are over.
 
         id: the point's id.
-        pieces: the next pieces of the branch, one per token.
+        pieces: the next pieces of the branch, one per token; empty to add only what has waited.
 
         Raises KeyError if the plan has no such point.
         """
         branch = self._branches[id]
-        return self._feed(branch, branch.hold(pieces))
+        text = self._feed(branch, branch.hold(pieces))
+        return text if self.waits(id) else text + self._feed(branch, branch.take_deferred(self._said))
 
     def flush(self, id: int, reason: Reason) -> str:
-        """Add the pieces that a branch still holds when it ends for this reason. Return the remaining text
-        that may be shown; "" if there is none.
+        """Add the pieces that a branch still holds when it ends for this reason, and the sentences that have
+        waited for earlier points. Return the remaining text that may be shown; "" if there is none.
 
         id: the point's id.
         reason: why the branch ends.
         """
+        return self._feed(self._branches[id], self._branches[id].release(reason)) + self.flush_whole(id)
+
+    def flush_whole(self, id: int) -> str:
+        """Add the whole sentences that have waited for earlier points, without the unfinished one. Return the
+        remaining text that may be shown; "" if there is none.
+
+        id: the point's id.
+        """
         branch = self._branches[id]
-        return self._feed(branch, branch.release(reason)) + branch.answer.flush()
+        self._read_said()
+        return self._feed(branch, branch.take_deferred(self._said)) + branch.answer.flush()
 
     def _feed(self, branch: PlanBranch, pieces: Iterable[TextPiece]) -> str:
         """Add pieces to a branch and return the part of their text that may be shown; "" if all of it is held

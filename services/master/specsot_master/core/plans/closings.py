@@ -15,6 +15,7 @@ from typing import Final
 
 from specsot_master.core.plans.guards import Stems
 from specsot_master.core.plans.openings import opening_of, speaks_of_itself
+from specsot_master.core.plans.repetition import SaidRuns
 from specsot_master.core.plans.sentences import ends_sentence
 from specsot_master.core.plans.wording import DEFAULT_SENTENCES, language_of
 
@@ -22,10 +23,6 @@ from specsot_master.core.plans.wording import DEFAULT_SENTENCES, language_of
 # as a list of the points. Chosen by reading: of 30 closings, those that named two of five or three of seven
 # titles said something else as well.
 LISTED_TITLES: Final = 0.5
-# Words, and characters of Han script, in a row. A closing that shares so many with the introduction, and not
-# with the question, repeats the introduction. Chosen by reading.
-REPEATED_WORDS: Final = 5
-REPEATED_CHARACTERS: Final = 8
 # Words with which no closing begins. Chosen by measurement: asked for a final piece of advice,
 # Qwen2.5-Coder-1.5B-Instruct begins more closings with "Always" than with any other word, whatever the
 # question is.
@@ -69,7 +66,9 @@ class ClosingRule:
             return False
         named = self.num_named(words, stems)
         lists = named > 1 and named >= LISTED_TITLES * len(self.titles)
-        return not lists and not self.repeats(words, stems)
+        introduction = SaidRuns(self.question)
+        introduction.add(self.introduction)
+        return not lists and not introduction.repeats(text)
 
     def num_named(self, words: Sequence[str], stems: Stems) -> int:
         """Return how many titles a text names. A title is named if at least half of its own words occur:
@@ -85,24 +84,3 @@ class ClosingRule:
             for at, title in enumerate(titles)
         ]
         return sum(bool(some) and 2 * len(some & known) >= len(some) for some in own)
-
-    def repeats(self, words: Sequence[str], stems: Stems) -> bool:
-        """Return True if a text shares REPEATED_WORDS words in a row with the introduction, or
-        REPEATED_CHARACTERS characters of Han script, which the question does not have in a row.
-
-        words: the stems of the text.
-        stems: the stems of the question.
-        """
-        before = stems.of(self.introduction)
-        asked = [word for word in stems.question if word.isalnum()]
-        size = REPEATED_CHARACTERS if any(word > "\u3400" for word in words) else REPEATED_WORDS
-        return bool(_runs(words, size) & _runs(before, size) - _runs(asked, size))
-
-
-def _runs(words: Sequence[str], size: int) -> set[tuple[str, ...]]:
-    """Return all runs of `size` words; empty if there are fewer words.
-
-    words: the stems of a text.
-    size: how many words a run has, at least 1.
-    """
-    return {tuple(words[at : at + size]) for at in range(len(words) - size + 1)}

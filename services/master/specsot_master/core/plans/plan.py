@@ -906,6 +906,9 @@ class RequestPlan:
         if the branch is over already. Branches that need it end with PARENT_FAILED. If all branches are over
         then, the polish turn is opened or the request finishes. Without a plan the list is empty, too.
 
+        A branch whose sentences wait for earlier points ends only when these are over; until then, the list
+        is empty. The end of a branch may so bring the ends of later ones.
+
         id: the point's id.
         reason: why the branch ends.
         now: the present time, in seconds of the engine's clock.
@@ -913,11 +916,21 @@ class RequestPlan:
         branches = self._branches
         if branches is None or not branches[id].live:
             return []
+        if reason in (events.Reason.STOP, events.Reason.LENGTH) and branches.waits(id):
+            branches[id].end = reason
+            return []
         told = self._branch_events(id, branches.flush(id, reason), 0, over=True)
         for one in (id, *branches.end(id, branches[id].settle_reason(reason))):
             delta = branches.merge.finish(one, branches[one].mark)
             told += [self._finished_branch_event(one), *self._merged_events(delta)]
-        return [*told, *self._end_branches(branches, now)] if branches.over else told
+        if branches.over:
+            return [*told, *self._end_branches(branches, now)]
+        waiting = branches.turn
+        if waiting is None or not branches[waiting].live:
+            return told
+        told += self._branch_events(waiting, branches.write(waiting, ()), 0)
+        end = branches[waiting].end
+        return [*told, *self._end_branch(waiting, end, now)] if end else told
 
     def _end_branches(self, branches: PlanBranches, now: float) -> list[Command]:
         """Handle the end of the last branch: open the polish turn, which rewrites the branches' text, or
@@ -981,7 +994,7 @@ class RequestPlan:
                 if branches[id].reason:
                     commands += told
                     continue
-                text = branches[id].answer.flush()
+                text = branches.flush_whole(id)
                 branches[id].reason = reason
                 told += self._branch_events(id, text, 0, over=True)
                 commands += [CloseSequence(id), *told, self._finished_branch_event(id)]
