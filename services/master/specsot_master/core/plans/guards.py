@@ -58,6 +58,8 @@ _FIGURES = re.compile(r"\s*,\s+\d[\d\s.–-]*\w{0,2}$")
 _GLUED = re.compile(r"\w,[^\W\d]")
 # One word; in Han script every character is one.
 _WORD = re.compile(r"[\u3400-\u9fff]|[^\W_\u3400-\u9fff]+")
+# The ending of a possessive, which is no word.
+_POSSESSIVE = re.compile(r"['’]s\b")
 # One word, or a comma.
 _TOKEN = re.compile(rf"{_WORD.pattern}|[,;，、；]")
 
@@ -115,12 +117,12 @@ class Stems:
         return self._read(_WORD, text)
 
     def _read(self, pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
-        """Return the stems of a text's words, without articles.
+        """Return the stems of a text's words, without articles and without the "s" of a possessive.
 
         pattern: matches one word, or whatever else counts as one.
         text: any text.
         """
-        words: list[str] = pattern.findall(text.casefold())
+        words: list[str] = pattern.findall(_POSSESSIVE.sub("", text.casefold()))
         return tuple(self._stem(word) for word in words if word not in _ARTICLES)
 
     def _stem(self, word: str) -> str:
