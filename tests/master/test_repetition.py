@@ -26,7 +26,7 @@ REST = "Rest in a dark and quiet room."
         (REST, "A quiet room helps.", False),
         (REST, "", False),
         ("", REST, False),
-        ("You sleep well in an old and noisy house.", "To sleep well in an old and noisy house, rest.", False),
+        ("You sleep well in an old and noisy house.", "To sleep well in an old and noisy house, go.", False),
         ("这可以帮助你放松身心。", "这可以帮助你放松。", True),
         ("这可以帮助你放松身心。", "它可以帮助睡眠。", False),
     ],
@@ -55,8 +55,9 @@ SHOWN = {
 }
 
 
-def begin(**limits: int) -> Play:
-    play = Play("auto", told=TOLD, speculates=True, answer_tokens=700, **{"max_new_tokens": 2000} | limits)
+def begin(max_parallel: int = 8) -> Play:
+    limits = {"max_new_tokens": 2000, "max_parallel": max_parallel}
+    play = Play("auto", told=TOLD, speculates=True, answer_tokens=700, **limits)  # type: ignore[arg-type]
     play.write(0, DIRECT)
     write_plan(play)
     play.open_ready()

@@ -286,8 +286,8 @@ def begins_alike(title: Sequence[str], before: Sequence[str], stems: Stems) -> b
     `title` is a number, which tells things of one name apart.
 
         "Use a naming game" begins like "Use a naming chart"; "Solar energy storage" not like "Solar energy",
-        which ends after two words; "Apollo mission 11" not like "Apollo mission 13"; "Choose a quiet place for
-        breakfast" not like "Choose a quiet room", as more words follow than both share
+        which ends after two words; "Apollo mission 11" not like "Apollo mission 13"; "Choose a quiet place
+        for breakfast" not like "Choose a quiet room", because two words follow the two that both share
 
     title: the stems of the title; see `Stems`.
     before: the stems of the earlier title.
