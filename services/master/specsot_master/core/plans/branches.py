@@ -250,8 +250,8 @@ class PlanBranch:
 
     def settle_reason(self, reason: Reason) -> Reason:
         """Return why a branch is over whose sequence ended for `reason`, once `release` was called: STOP for
-        a shortened branch that is as long as it should be, else `reason` unchanged. Only LENGTH is ever
-        changed.
+        a shortened branch that is as long as it should be, or whose text repeats itself, else `reason`
+        unchanged. Only LENGTH is ever changed.
 
         A branch that has reached `longest`, or used up a budget below its share, and whose text ends with a
         whole sentence, is as long as it should be, and no limit of the client has cut it. Code that was not
@@ -261,7 +261,8 @@ class PlanBranch:
 
         reason: why the sequence ended.
         """
-        full = self.full or (self.shortened and self._received >= self.budget)
+        # A loop that ends a sentence which has waited is found after the sequence's end.
+        full = self.full or self.answer.stopped or (self.shortened and self._received >= self.budget)
         # A closing is shown as a whole or not at all.
         whole = self.closing_rule is not None or (self.buffer.whole and not open_fence(self.answer.text))
         return Reason.STOP if reason is Reason.LENGTH and full and whole else reason
