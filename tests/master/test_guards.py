@@ -110,10 +110,7 @@ def test_a_title_with_another_one_s_words_says_nothing_new(before: str, title: s
             "Wie?",
             [0],
         ),
-        (["宠物可以提供陪伴", "宠物可以提供健康", "情感支持"], "为什么选择养宠物？", [0, 2]),
-        # More words follow than those with which both begin.
-        (["宠物可以提供陪伴和乐趣", "宠物可以提供健康和福利", "情感支持"], "为什么选择养宠物？", [0, 1, 2]),
-        (["Choose a quiet room", "Choose a quiet place for breakfast"], QUESTION, [0, 1]),
+        (["宠物可以提供陪伴和乐趣", "宠物可以提供健康和福利", "情感支持"], "为什么选择养宠物？", [0, 2]),
         # They differ in the second word, or only the words of the question are the same.
         (["Improved mental health", "Improved physical health"], QUESTION, [0, 1]),
         (["The flat's location", "The flat’s safety"], QUESTION, [0, 1]),
@@ -122,8 +119,25 @@ def test_a_title_with_another_one_s_words_says_nothing_new(before: str, title: s
     ],
 )
 def test_variations_of_one_title_are_one_point(titles: list[str], question: str, left: list[int]) -> None:
-    kept_titles = keep_points([Point(id, 1, title) for id, title in enumerate(titles, 1)], question, ())
-    assert [point.title for point in kept_titles] == [titles[index] for index in left]
+    others = ["Alpha", "Beta", "Gamma", "Delta"]
+    points = [Point(id, 1, title) for id, title in enumerate((*titles, *others), 1)]
+    kept_titles = [point.title for point in keep_points(points, question, ())]
+    assert kept_titles == [*(titles[index] for index in left), *others]
+
+
+@pytest.mark.parametrize(
+    ("titles", "left"),
+    [
+        (("Use a naming system", "Ask for help", "Use a naming game", "Use a naming app"), [0, 1, 2, 3]),
+        (("Use a naming game", "Use a naming app", "Alpha", "Beta", "Use a naming chart"), [0, 1, 2, 3]),
+        (("Use a naming game", "Use a naming game", "Use a naming app", "Use a naming app"), [0, 2]),
+        (("Use a naming game", "Use a naming app", "Alpha", "Beta", "Gamma"), [0, 2, 3, 4]),
+    ],
+)
+def test_variations_of_one_title_stay_until_there_are_four_points(
+    titles: tuple[str, ...], left: list[int]
+) -> None:
+    assert kept(*titles) == [titles[index] for index in left]
 
 
 @pytest.mark.parametrize(
