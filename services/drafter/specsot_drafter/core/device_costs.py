@@ -65,8 +65,6 @@ class DeviceCosts:
     asynchronously. No time is added for hops, because the stages of a GPU's ring are close to each other.
     """
 
-    hops = 0.0
-
     def __init__(self, step: Curve, level: Curve, widths: Sequence[int]) -> None:
         """Start with the curves that were measured at startup.
 

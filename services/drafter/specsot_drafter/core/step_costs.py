@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -38,6 +38,8 @@ HELD_STEPS: Final = 8
 LOOK_STEPS: Final = 6
 
 Point = tuple[float, float]
+# Any kind of recorded step.
+Recorded = TypeVar("Recorded", bound=tuple[float, ...])
 
 
 class GrowthSeconds:
@@ -346,7 +348,7 @@ def typical(steps: Iterable[Point]) -> Point:
     return sum(sizes) / len(sizes), quantile(seconds)
 
 
-def fastest(steps: Iterable[Point], slowness: Callable[[Point], float]) -> deque[Point]:
+def fastest(steps: Iterable[Recorded], slowness: Callable[[Recorded], float]) -> deque[Recorded]:
     """Return the fastest recorded steps, fastest first: QUANTILE of all steps, rounded down, and one more.
     The result is empty if there are no steps. Later, it can grow up to RECENT steps.
 
