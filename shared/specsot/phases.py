@@ -43,8 +43,10 @@ def add_phase(phase: str, seconds: float) -> None:
         `read_vocabulary_s`. The seconds of phases with the same words are added up.
     seconds: Duration of the phase.
     """
-    if _start is not None:
-        _start["_".join([*phase.split(), "s"])] += seconds
+    # Another thread may log the start meanwhile.
+    phases = _start
+    if phases is not None:
+        phases["_".join([*phase.split(), "s"])] += seconds
 
 
 def note_imported() -> None:
@@ -52,7 +54,8 @@ def note_imported() -> None:
     imported and before the model is loaded; whatever the process did until then is included, such as reading
     options. Only the first call counts. Nothing happens after `log_start`.
     """
-    if _start is not None and "imported_s" not in _start:
+    phases = _start
+    if phases is not None and "imported_s" not in phases:
         add_phase("imported", process_seconds())
 
 
@@ -67,7 +70,8 @@ def log_start() -> None:
     phases = _start
     _start = None
     if phases is not None:
-        rounded = {phase: round(seconds, 1) for phase, seconds in phases.items()}
+        # Copied first, as another thread may end a phase meanwhile.
+        rounded = {phase: round(seconds, 1) for phase, seconds in phases.copy().items()}
         structlog.get_logger().info("started", seconds=round(process_seconds(), 1), **rounded)
 
 
