@@ -1,7 +1,8 @@
-"""How long the threads of this process have waited for GPUs.
+"""Counts the seconds for which each thread of this process waits for GPUs.
 
-A step takes longer with more work of the GPU only if the host waits for it. So the draft policy must know how
-much of a step the host waited.
+More work for the GPU makes a step longer only if the host waits for that work. So the draft policy must know
+for how many seconds of a step the host waited. Only waits by `wait_for` are counted. A wait within
+`Tensor.tolist` or `Tensor.cpu` looks like the host's own work.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+# The attribute `seconds` is the calling thread's total. It is missing before the thread's first wait.
 _waits = threading.local()
 
 
 def wait_for(event: torch.cuda.Event) -> None:
-    """Wait until the GPU has reached an event, and count the seconds of the wait for this thread.
+    """Wait until the GPU has reached an event, and add the seconds of the wait to this thread's total.
 
-    event: An event that was recorded on a stream.
+    event: An event that was recorded on a stream. If it was never recorded, the call returns at once.
     """
     began = time.perf_counter()
     event.synchronize()
@@ -27,5 +29,7 @@ def wait_for(event: torch.cuda.Event) -> None:
 
 
 def waited_seconds() -> float:
-    """Return the seconds that this thread has spent in `wait_for` so far."""
+    """Return the total seconds that the calling thread has spent in `wait_for`; 0 before its first wait. The
+    waits of other threads are not included.
+    """
     return getattr(_waits, "seconds", 0.0)

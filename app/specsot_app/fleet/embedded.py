@@ -375,7 +375,8 @@ def _ranges(options: EmbeddedOptions) -> tuple[Range | None, ...]:
 def _member_makers(options: EmbeddedOptions, on_loaded: Loaded | None) -> dict[str, MemberMaker]:
     """Return the makers of the members by name: workers in ring order, then the drafter, if there is one.
 
-    Making a member imports torch and loads its weights, so call it on the member's thread.
+    Making a member imports torch and loads its weights, so call it on the member's thread. If a worker
+    computes on a GPU, the processes that compile kernels are started now, see `gpu_compilers`.
 
     options: Options of the fleet.
     on_loaded: Called with a worker's name and its number of loaded layers; None: nothing is reported.

@@ -24,7 +24,8 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
     arguments: The arguments without the program's name. None: those of the command line.
 
     Exits with status 2 if an option is wrong, see `read_config`. Defaults of the runtime's environment
-    variables are set after the options have been read.
+    variables are set after the options have been read. On a GPU, the processes that compile the kernels are
+    started, see `gpu_compilers`.
     """
     from specsot_drafter.config import read_config
     from specsot_kernels.gpu_compilers import start_unless_compiled
@@ -32,7 +33,8 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
     config = read_config(arguments)
     set_runtime_defaults()
     if config.draft.device.startswith("cuda"):
-        # Before torch is imported, so that the processes import it at the same time.
+        # Started before this process imports torch, so that the compiler processes import it at the same
+        # time. The kernels do not depend on the memory of the KV cache.
         start_unless_compiled(replace(config.draft, kv_memory=None))
     from specsot.service.member import MemberProgram
 

@@ -97,11 +97,11 @@ class DraftEngine:
         # The feature batches whose trees are growing, between `begin` and `finish`.
         self._growing_batches: Mapping[int, FeatureBatch] = {}
         self._growing: list[tuple[Speculator, list[DraftSequence], Growth | None]] = []
-        # Seconds that growing the last trees took, and whether they grew asynchronously, until the step that
-        # verifies them is recorded.
+        # Seconds that growing the last trees took, until the step that verifies these trees is recorded.
         self._growing_seconds = 0.0
+        # Whether the trees that grew last grew asynchronously. With several speculators, the last one counts.
         self._overlapped = False
-        # What `waited_seconds` was when the last step was recorded.
+        # The value of `waited_seconds` when the last step outside of a pause was recorded.
         self._waited_before = 0.0
         # True after a pause has ended, until the next `begin`.
         self._resumed = False
@@ -329,7 +329,8 @@ class DraftEngine:
         Each tree is kept in `_pending` until its verification result arrives.
 
         At most as many forced tokens are added as the sequence may still generate before its last token, and
-        as the tree has slots left. The seconds of growth are added up for the step that verifies the trees.
+        as the tree has slots left. For the step that verifies the trees, the seconds of growth are added up,
+        and `_overlapped` records whether the trees grew asynchronously.
         """
         pending = speculator.finish(growth, self._rows - (len(sequences) - len(growth.sequences)))
         self._growing_seconds += speculator.growing_seconds
@@ -402,12 +403,12 @@ class DraftEngine:
         # unknown which, so that no outcome can be learned from.
         if rows > batch.fed:
             trees = dict.fromkeys(trees, ROOT_ONLY)
-        waited = waited_seconds()
-        in_step = waited - self._waited_before if self._overlapped else None
-        took = StepSeconds(batch.seconds, batch.wall, self._growing_seconds, in_step)
+        total_waited = waited_seconds()
+        waited_in_step = total_waited - self._waited_before if self._overlapped else None
+        duration = StepSeconds(batch.seconds, batch.wall, self._growing_seconds, waited_in_step)
         self._growing_seconds = 0.0
-        self._waited_before = waited
-        spent = took if rows == batch.fed else UNKNOWN_SECONDS
+        self._waited_before = total_waited
+        spent = duration if rows == batch.fed else UNKNOWN_SECONDS
         self._record_steps(trees, spent)
 
     def _resolve(self, feature_batch: FeatureBatch) -> TreeOutcome:

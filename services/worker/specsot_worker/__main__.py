@@ -28,7 +28,8 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
     arguments: The arguments without the program's name. None: those of the command line.
 
     Exits with status 2 if an option is wrong, see `read_config`. Defaults of the runtime's environment
-    variables are set after the options have been read. On a GPU, the worker verifies on a thread of its own.
+    variables are set after the options have been read. On a GPU, the worker verifies on a thread of its own,
+    and the processes that compile its kernels are started, see `gpu_compilers`.
     """
     from specsot_kernels.gpu_compilers import start_unless_compiled
     from specsot_worker.config import read_config
@@ -36,7 +37,8 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
     config = read_config(arguments)
     set_runtime_defaults()
     if config.model.device.startswith("cuda"):
-        # Before torch is imported, so that the processes import it at the same time.
+        # Started before this process imports torch, so that the compiler processes import it at the same
+        # time. The kernels do not depend on the memory of the KV cache.
         start_unless_compiled(replace(config.model, kv_memory=None))
     from specsot.service.member import MemberProgram
 

@@ -113,7 +113,8 @@ class StageLoader:
         self._device = options.device
         self._config = read_config(options.base)
         note_imported()
-        # The first use of a GPU makes its CUDA context.
+        # The first use of a GPU makes its CUDA context, which takes long enough to be a phase of its own. The
+        # free bytes are read only for that, and dropped.
         with timed_phase("opened the device", device=options.device):
             self._gpus = gpus(options.device)
             use_device(options.device)
@@ -696,8 +697,8 @@ def _compile_logits(decoder: Decoder) -> None:
 
 
 def _await_kernels() -> None:
-    """Wait until all kernels are compiled that this thread has begun to compile, and log their number.
-    Nothing is logged if there are none.
+    """Wait until all kernels are compiled that this thread has begun to compile, and log their number, and
+    whether compiler processes or only threads have compiled them. Nothing is logged if there are none.
     """
     from specsot_kernels.gpu.launching import await_compiled
     from specsot_kernels.gpu_compilers import running

@@ -836,7 +836,7 @@ class Worker:
 
     async def _ready_if_complete(self) -> None:
         """Send Ready to the master if every tap has arrived; otherwise do nothing. The stage captures its
-        graphs first.
+        graphs first. Afterwards, the start of this process is logged, if that was not done before.
 
         Nothing happens outside an epoch.
         """

@@ -2,10 +2,9 @@
 
 An early start is NVIDIA's programmatic dependent launch, from Hopper on: the programs of a kernel begin while
 those of the preceding kernel are still running. Until `await_preceding_kernel`, they may read only what no
-kernel
-writes, such as weights. Every program of every kernel must call `await_preceding_kernel`, or the kernel
-before the
-preceding one might not have finished. `let_next_begin` lets the following kernel start early in the same way.
+kernel writes, such as weights. Every program of every kernel must call `await_preceding_kernel`, or the
+kernel before the preceding one might not have finished. `let_next_begin` lets the following kernel start
+early in the same way.
 """
 
 from __future__ import annotations
@@ -37,28 +36,36 @@ _only_compiles: ContextVar[bool] = ContextVar("only_compiles", default=False)
 
 
 class Kernel(JITFunction[Any]):
-    """A Triton kernel that `compile_ahead` compiles instead of launching it, or a function that kernels call.
+    """A Triton kernel that is compiled and not launched within `compile_ahead`, or a function that kernels
+    call.
 
-    Its key in Triton's cache is the same in all processes. Triton's own `JITFunction` adds to a kernel's key
-    the constants of only those called functions whose keys were computed before, so that the key depends on
-    which kernel was launched first.
+    The key of a `Kernel` in Triton's cache is the same in all processes, so that one process finds what
+    another has compiled. The key of Triton's own `JITFunction` depends on which kernel was launched first: of
+    the functions that a kernel calls, only those whose own keys are computed already add their constants.
+
+        # kernels a and b call the function c, which reads the constant WIDE
+        # JITFunction: the first launched kernel's key lacks WIDE, the second kernel's key has WIDE
+        # Kernel:      both keys have WIDE
     """
 
     @property
     def used_global_vals(self) -> dict[Any, Any]:
-        """The global constants that this function and those that it calls read, with their values. Triton
-        adds them to those of a caller, and checks at each launch that they are the same.
+        """The global constants that this function and the functions that it calls read, as Triton stores
+        them: {(name, id of the module's globals): (value, the module's globals)}. Triton adds them to the
+        constants of each caller, and raises RuntimeError at a launch if a value has changed.
         """
         if self.hash is None:
-            # This sets the constants. While it runs, `hash` is not None.
+            # Computing the key sets the constants. Meanwhile, `hash` is not None, so that a function that
+            # calls itself does not compute its key again.
             _ = self.cache_key
         return self._used_global_vals
 
     @used_global_vals.setter
     def used_global_vals(self, found: dict[Any, Any]) -> None:
-        """Keep the constants. Triton calls this when it computes the key, and before that with {}.
+        """Store the constants. Triton sets {} when a function is decorated, and the constants when it has
+        computed the function's key.
 
-        found: the constants.
+        found: the constants, in the form that the property returns.
         """
         self._used_global_vals = found
 
@@ -86,25 +93,30 @@ kernel: Callable[[Callable[..., Any]], Any] = _decorate
 
 
 class CompileBatch(AsyncCompileMode):
-    """Kernels that are compiled in parallel: by processes, if `gpu_compilers` has started some, otherwise by
-    threads. The threads also load each kernel to the device, and make its launcher, for which Triton 3.6 runs
-    a C compiler: a quarter of a second for each kind of arguments.
+    """Kernels that are compiled in parallel.
+
+    If `gpu_compilers` has started processes, these compile the kernels, and each thread of the batch waits
+    for one process, then reads the kernel from Triton's cache. Otherwise, and if a process fails, the threads
+    compile. In both cases the threads load each kernel to the device, and make its launcher, for which Triton
+    3.6 runs a C compiler: a quarter of a second for each kind of arguments.
     """
 
     def __init__(self) -> None:
         """Start without kernels."""
         threads = min(os.cpu_count() or 1, COMPILING_THREADS)
         super().__init__(ThreadPoolExecutor(threads), ignore_errors=True)
-        # The kernel that Triton submits next; None without processes that compile.
+        # The request for the kernel that Triton submits next. None between kernels, and if there are no
+        # compiler processes.
         self._request: KernelRequest | None = None
 
     def describe(self, *, fn: Any, compile: Mapping[str, Any], **others: object) -> None:
-        """Keep what processes must know of the kernel that Triton submits next. Triton calls this as its
-        `jit_cache_hook`. Returning None lets Triton continue.
+        """Store the request with which a process can compile the kernel that Triton submits next. Triton
+        calls this as its `jit_cache_hook`, directly before `submit`. Returning None lets Triton continue.
 
-        fn: names the kernel and its module.
-        compile: what the kernel is compiled from.
-        others: what else Triton says of the kernel, which is ignored.
+        fn: Triton's `JitFunctionInfo`, with the names of the kernel and of its module.
+        compile: what the kernel is compiled from; the value of "specialization_data" is JSON, see
+            `KernelRequest`.
+        others: further arguments of Triton's hook, which are ignored.
         """
         driver: Any = triton.runtime.driver.active
         target = driver.get_current_target()
@@ -121,9 +133,11 @@ class CompileBatch(AsyncCompileMode):
         compile_fn: Callable[[], CompiledKernel],
         finalize_fn: Callable[[CompiledKernel], None],
     ) -> Any:
-        """Begin to compile a kernel for the current device, and return its future. Triton calls this.
+        """Begin to compile a kernel for the current device, and return its future. Triton calls this for each
+        kernel that is not compiled yet.
 
-        key: names the kernel and its kind of arguments. A batch compiles only the first kernel of a key.
+        key: identifies the kernel and its kind of arguments. If the batch has a kernel with the same key,
+            nothing is compiled, and the future of that kernel is returned.
         compile_fn: compiles the kernel, or reads it from Triton's cache on disk.
         finalize_fn: makes the compiled kernel known for later launches.
         """
@@ -133,8 +147,9 @@ class CompileBatch(AsyncCompileMode):
         processes = gpu_compilers.running()
 
         def compile_and_load() -> CompiledKernel:
-            """Compile the kernel, load it to the device, and return it. If a process compiles it, it is read
-            from the cache here.
+            """Compile the kernel, load it to the device, and return it. If a process has compiled the kernel,
+            `compile_fn` only reads it from Triton's cache. Raises the error of a kernel that cannot be
+            compiled.
             """
             if processes and request:
                 processes.compile(request)
@@ -183,7 +198,9 @@ def compile_ahead(work: Callable[[], object]) -> None:
 
 def await_compiled(report: Callable[[int, int], None] | None = None) -> int:
     """Wait for all kernels that `compile_ahead` has begun to compile on this thread, and return their number;
-    0 if there are none. Kernels that could not be compiled count, too.
+    0 if there are none. Kernels that could not be compiled count, too. Afterwards, `gpu_compilers.stop` ends
+    the compiler processes of the whole process, even if other threads still compile; these then compile
+    without processes. If `compile_ahead` was not called before on this thread, nothing happens.
 
     report: called after each kernel, with the number of kernels that are compiled and the number of all.
         None: not called.

@@ -53,7 +53,9 @@ class StepSeconds:
     computed: Compute time of all stages together.
     wall: Wall-clock time of the step.
     growing: Time that the drafter took to grow the trees.
-    waited: Time that the host waited for the device, if stage and drafter share one thread. None: unknown.
+    waited: Time that the thread on which both the stage and the drafter run has waited for the device during
+        the step. 0 means that the thread did not wait. None: unknown, or the trees did not grow
+        asynchronously, so that the device and the host did not work at the same time.
     """
 
     computed: float = 0.0

@@ -1,8 +1,9 @@
 """Decides how much to draft now: how deep, how many nodes, or for how long not at all.
 
 There is one policy for CPUs and GPUs. The policy chooses the depth and the number of nodes with the most
-expected tokens per second, from a model of acceptance (`acceptance`) and a model of costs: the wall-clock
-seconds of whole steps (`StepCosts`, or `DeviceCosts` on a GPU).
+expected tokens per second, from a model of acceptance (`acceptance`) and a model of costs, which are the
+wall-clock seconds of whole steps. The model of costs is `DeviceCosts` where all levels of a tree are launched
+at once, as on a GPU, and `StepCosts` elsewhere.
 
 A regret budget bounds the time that drafting may lose compared with the baseline, which drafts nothing. Every
 step adds a little to the budget, a step with drafts adds what it gained or subtracts what it lost. When the
@@ -134,8 +135,10 @@ class DraftPolicy(BudgetPolicy):
         widths: Rows per tree that the head computes for levels 2, 3, ...; they also bound the depth.
         stepwise: True if growth can stop between levels. Then trees start small, and at most double from the
             largest so far, because every node adds to the cost of a step. False if all levels are launched at
-            once; then the host may take most of a step, whatever the size of the trees.
-        overlapping_stages: Number of stages that may compute at the same time, see `StepCosts`.
+            once. Then the host may take most of a step, whatever the size of the trees, and `costs` is a
+            `DeviceCosts`.
+        overlapping_stages: Number of stages that may compute at the same time, see `StepCosts`. If `stepwise`
+            is False, costs do not depend on this number.
 
         The depth of the shape is cut to the number of widths.
         """
@@ -308,8 +311,8 @@ class DraftPolicy(BudgetPolicy):
         untried = self._stepwise and not self._largest
         hopeful = untried | (stakes < live / sequences * np.minimum(levels[:, None], nodes))
         safe = live / sequences * self.acceptance.sure_tokens()[levels - 1, None] > stakes
-        # Where the host bounds a step, other work of the machine slows steps with and without drafts alike.
-        # So the baseline is measured anew before a long pause.
+        # Where the host's work is most of a step, other work of the machine slows steps with and without
+        # drafts alike. So the baseline is measured anew before a long pause.
         stale = not self._stepwise and self._since_look > HELD_STEPS
         if not hopeful.any():
             return LOOK_STEPS if stale or most < self._levels else 1 / REGRET_SHARE
@@ -509,8 +512,10 @@ class DraftPolicy(BudgetPolicy):
         steps: Number of steps of the pause.
         sequences: Number of sequences per step.
 
-        A pause that follows drafting forgets slow steps; if levels are launched at once, only a pause that is
-        longer than a look does. The steps since the last look and the reuse of the choice start from 0.
+        If the last step had drafts, the costs forget slow steps, see `StepCosts.forget`. Where all levels are
+        launched at once, they forget nothing before a look, because there the mean duration counts, and the
+        mean of only the fastest steps would be too low. The number of steps since the last look becomes 0,
+        and the last choice is not reused.
         """
         if self._drafts and (self._stepwise or steps > LOOK_STEPS):
             self.costs.forget()

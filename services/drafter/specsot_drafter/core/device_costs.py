@@ -1,4 +1,4 @@
-"""Model of what the steps of a stage on a GPU take, with drafts and without."""
+"""Model of the seconds that steps take where a GPU computes the stage and the drafts."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ from specsot_drafter.core.step_costs import (
 
 
 class DeviceStep(NamedTuple):
-    """What a step with drafts took.
+    """The duration of one step with drafts, divided into two parts. Its wall-clock seconds are `host`, plus
+    the device's seconds by the curves, minus `overlap`.
 
     sequences: Number of sequences in the step.
-    host: Seconds in which the host did not wait for the device.
-    overlap: Seconds by which the host waited for the device less than the device computed, by the curves.
-        They passed while the host worked.
+    host: Seconds in which the host worked, that is, in which it did not wait for the device. Negative if the
+        wait is unknown and the step was shorter than the device's seconds by the curves.
+    overlap: The device's seconds by the curves, minus the seconds for which the host waited for the device.
+        In these seconds, host and device worked at the same time. Negative if the host waited for longer than
+        the curves say. 0 if the wait is unknown.
     """
 
     sequences: float
@@ -41,22 +44,26 @@ class DeviceStep(NamedTuple):
 
 
 class DeviceCosts:
-    """Model of the wall-clock seconds of a step, with drafts and without, where a GPU computes.
+    """Model of the wall-clock seconds of a step, with drafts and without, where a GPU launches all levels of
+    a tree at once.
 
-    The curve of steps is measured at startup and exact. But the host works, too, for a time that grows with
-    the sequences and hardly with the rows, and the device computes during some of that time:
+    The curve of the device's seconds is measured at startup, and is taken to be exact. The host works, too:
+    its seconds depend on the number of sequences, and hardly on the number of rows. The device computes
+    during some of them:
 
         host     [launch][= other work =]..........[result]     10 ms, of which it waits 4 ms (dots)
         device           [====== computes ======]               7 ms, of which 3 ms overlap with the host
 
-    So a step takes the host's own time, and the device's time beyond what the host's work overlaps with. In
-    the example, trees for which the device computes 9 ms would take 6 + (9 - 3) = 12 ms, and trees for which
-    it computes 3 ms or less would take 6 ms. The host's time and the overlap are learned from recent steps.
-    So is a line from the measured to the real time of growth, as long as growth does not overlap.
-    """
+    So the estimate of a step is host + max(device - overlap, 0):
 
-    # No time is added for hops: the stages of a GPU's ring are close to each other.
-    hops = 0.0
+        # host 10 - 4 = 6 ms, overlap 7 - 4 = 3 ms
+        # -> trees for which the device computes 9 ms take 6 + (9 - 3) = 12 ms
+        # -> trees for which the device computes 3 ms or less take 6 ms: their nodes cost nothing
+
+    The host's seconds and the overlap are learned from recent steps, by the number of sequences. A line from
+    the measured to the observed seconds of growth is learned from steps whose trees did not grow
+    asynchronously. No time is added for hops, because the stages of a GPU's ring are close to each other.
+    """
 
     def __init__(self, step: Curve, level: Curve, widths: Sequence[int]) -> None:
         """Start with the curves that were measured at startup.
@@ -70,16 +77,21 @@ class DeviceCosts:
         """
         self._step = CostCurve(step) or UNIT_CURVE
         self._growth = GrowthSeconds(level, widths)
-        # Steps without drafts as (sequences, seconds), and steps with drafts, by `size_group`.
+        # Recent steps without drafts as (sequences, seconds), by `size_group`.
         self._baseline = defaultdict[int, deque[Point]](lambda: deque(maxlen=LOOK_STEPS))
+        # Recent steps with drafts, by `size_group`.
         self._drafted = defaultdict[int, deque[DeviceStep]](lambda: deque(maxlen=RECENT))
-        # Growth that did not overlap, as (seconds by the measured curve, observed seconds).
+        # Growth of trees that did not grow asynchronously, as (seconds by the measured curve, observed
+        # seconds).
         self._grown = deque[Point](maxlen=RECENT)
+        # Offset and slope of the line from measured to observed seconds of growth.
         self._growth_line = 0.0, 1.0
-        # Seconds beyond the curve that steps without drafts take.
+        # The seconds by which steps without drafts exceed the curve. Negative if the curve has more.
         self._baseline_host = SecondsBySequences()
+        # The mean `DeviceStep.host` and `DeviceStep.overlap` of recent steps.
         self._drafted_host = self._overlap = SecondsBySequences()
-        # The host's seconds and the overlap, as at least HELD_STEPS steps with drafts have shown them.
+        # The values of these two when `learn` last ran with at least HELD_STEPS recorded steps with drafts.
+        # They bound the durations that are recorded next.
         self._shown = self._drafted_host, self._overlap
 
     @property
@@ -88,8 +100,8 @@ class DeviceCosts:
         return sum(map(len, self._drafted.values()))
 
     def baseline(self, sequences: int) -> float:
-        """Return the estimated seconds of a step without drafts. The estimate never exceeds the time of as
-        many tokens in a step with drafts.
+        """Return the estimated seconds of a step without drafts. The estimate never exceeds that of a step
+        with drafts that has as many tokens and grows no tree.
 
         sequences: Number of sequences, each with one root token.
         """
@@ -120,8 +132,9 @@ class DeviceCosts:
         return self._drafted_host.at(sequences) + np.maximum(computed - self._overlap.at(sequences), 0.0)
 
     def _computed(self, sequences: int, grown: int, levels: Ints | int, nodes: Ints | int) -> Floats:
-        """Return the seconds for which the device computes in steps with drafts, by the curve of steps and
-        the line of growth. The arguments and the shape of the result are those of `drafted`.
+        """Return the seconds for which the device computes in steps with drafts: those of the stages, by
+        their curve, and those of growth, by the curve of the draft head and the line of growth. The arguments
+        and the shape of the result are those of `drafted`.
         """
         offset, slope = self._growth_line
         growth = offset + slope * self._growth.levels(grown)[np.asarray(levels) - 1]
@@ -135,25 +148,27 @@ class DeviceCosts:
         return self._growth.catch_up(rows)
 
     def record_baseline(self, sequences: int, spent: StepSeconds) -> None:
-        """Record a step without drafts.
+        """Record a step without drafts. `learn` must run before estimates change.
 
         sequences: Number of sequences in the step.
-        spent: Duration of the step, of which the wall-clock seconds count.
+        spent: Duration of the step. Only its wall-clock seconds are recorded.
         """
         self._baseline[size_group(sequences)].append((sequences, spent.wall))
 
     def record_drafted(self, sequences: int, grown: int, levels: int, rows: int, spent: StepSeconds) -> None:
-        """Record a step with drafts.
+        """Record a step with drafts. `learn` must run before estimates change.
 
-        A time counts at most as twice an estimate: that of the last HELD_STEPS steps, or the time of as many
-        rows by steps without drafts, if that is more. See `StepCosts.record_drafted` for the reason.
+        A duration counts at most as twice an estimate. This is the estimate of at least HELD_STEPS recorded
+        steps with drafts, or that of a step without drafts that has as many rows, if that is more. See
+        `StepCosts.record_drafted` for the reason.
 
         sequences: Number of sequences in the step.
         grown: Number of trees that were grown.
         levels: Levels of each of these trees, at least 1.
         rows: Number of all tree nodes of the step, roots included.
-        spent: Duration of the step. If it is unknown for how long the host waited for the device, nothing
-            overlaps: the host is taken to wait for as long as the device computes.
+        spent: Duration of the step. If the seconds for which the host waited for the device are unknown, the
+            host is taken to wait for as long as the device computes, so that nothing overlaps. Then the
+            seconds of growth are recorded, too, if they are known.
         """
         computed = float(self._computed(sequences, grown, levels, rows - sequences))
         host, overlap = self._shown
@@ -169,39 +184,44 @@ class DeviceCosts:
         self._drafted[size_group(sequences)].append(DeviceStep(sequences, wall - waited, computed - waited))
 
     def learn(self) -> None:
-        """Fit the host's seconds and the overlap to the recorded steps, one point per number of sequences;
-        about equal numbers share a point (`size_group`). After HELD_STEPS steps with drafts, the estimates
-        also become the bound of the times that are recorded next.
+        """Fit the host's seconds, the overlap and the line of growth to the recorded steps. The host's
+        seconds and the overlap have one point for each group of numbers of sequences (`size_group`). If at
+        least HELD_STEPS steps with drafts are recorded, the estimates also become the bound of the durations
+        that are recorded next.
 
         For example:
 
-            # the curve has 2.5 ms for 64 rows and 2.9 ms for 256; 64 sequences took 5.1 ms without drafts and
-            # 8.1 ms with trees of 3 nodes, and nothing overlapped
+            # the curve has 2.5 ms for 64 rows and 2.9 ms for 256 rows, and growth takes no time
+            # 64 sequences took 5.1 ms without drafts; with trees of a root and 3 nodes they took 8.1 ms, of
+            # which the host waited 2.9 ms, so that nothing overlapped
             # -> seconds of the host with 64 sequences: 2.6 ms without drafts, 5.2 ms with drafts
 
-        For steps with drafts, numbers of sequences with fewer than HELD_STEPS steps are ignored, unless
-        there are no others; without any step with drafts, the host's seconds without drafts are used.
+        For steps with drafts, groups with fewer than HELD_STEPS steps are ignored, unless every group has
+        fewer. Without any step with drafts, the host's seconds without drafts are used for both.
         """
         self._baseline_host = SecondsBySequences(
             [(sequences, seconds - self._step.at(sequences)) for sequences, seconds in steps]
             for steps in self._baseline.values()
         )
-        # The first steps with drafts of a new number of sequences compile kernels and capture graphs.
+        # Groups of few steps are ignored, because the first steps with drafts of a new number of sequences
+        # compile kernels and capture graphs.
         recorded = [*self._drafted.values()]
         groups = [steps for steps in recorded if len(steps) >= HELD_STEPS] or recorded
         self._overlap = SecondsBySequences(
-            [(one.sequences, one.overlap) for one in steps] for steps in groups
+            [(step.sequences, step.overlap) for step in steps] for steps in groups
         )
-        host = SecondsBySequences([(one.sequences, one.host) for one in steps] for steps in groups)
+        host = SecondsBySequences([(step.sequences, step.host) for step in steps] for steps in groups)
         self._drafted_host = host if groups else self._baseline_host
         self._growth_line = fit_line(self._grown)
         if self.known >= HELD_STEPS:
             self._shown = self._drafted_host, self._overlap
 
     def forget(self) -> None:
-        """Drop all but the fastest recorded steps with drafts, because a pause begins, see
-        `StepCosts.forget`. Steps are compared by the host's seconds without those that overlap. Recorded
-        steps without drafts stay.
+        """Drop all but the fastest recorded steps with drafts of each group, because a pause begins; see
+        `StepCosts.forget`. Recorded steps without drafts stay. The estimates change when `learn` runs.
+
+        Steps are compared by host - overlap, which are their wall-clock seconds beyond what the device
+        computes by the curves. Growth is compared by observed relative to measured seconds.
         """
         for group, steps in self._drafted.items():
             self._drafted[group] = fastest(steps, lambda step: step.host - step.overlap)
@@ -211,26 +231,31 @@ class DeviceCosts:
 class SecondsBySequences:
     """Mean seconds of recorded steps, by the number of sequences in the step.
 
-    The mean counts, because what slows steps of a GPU down is the host's own work. A low quantile was a third
-    below what steps with drafts took in service (1.5B, H200).
+    A mean is used and not a low quantile as in `StepCosts`, because on a GPU it is the host's own work that
+    makes some steps slower. With a model of 1.5B parameters on an H200, a low quantile was a third below the
+    seconds of steps with drafts in service.
     """
 
     def __init__(self, groups: Iterable[Sequence[Point]] = ()) -> None:
-        """Make one point of each group of recorded steps: the means of its sequences and of its seconds.
+        """Reduce each group of recorded steps to one point: the mean number of sequences and the mean
+        seconds.
 
-        groups: (sequences, seconds) of steps, by about equal numbers of sequences; the seconds may be
-            negative. Without groups, every number of sequences has 0 seconds.
+        groups: Each group has the (sequences, seconds) of steps with about as many sequences. Seconds may be
+            negative. Groups without steps are ignored. Without groups, `at` returns 0.
         """
         self._points = [tuple(map(fmean, zip(*group))) for group in groups if group]
 
     def at(self, sequences: int) -> float:
-        """Return the mean seconds of the recorded group that is nearest in the ratio of sequences; 0 if no
-        step was recorded. Fewer sequences than in that group take their share of its seconds; more sequences
-        take no more than the group, so that numbers of sequences that never ran are tried.
+        """Return the estimated seconds of steps with some number of sequences. Return 0 if no step was
+        recorded.
 
         sequences: Number of sequences, at least 1.
 
-        With 6 ms recorded for 60 sequences, 30 take 3 ms and 64 take 6 ms.
+        The estimate is that of the recorded group whose number of sequences is nearest as a ratio. If that
+        group has more sequences, its seconds are scaled down in proportion. If it has fewer, its seconds are
+        not scaled up, so that the policy tries numbers of sequences that never ran.
+
+            # 6 ms recorded for 60 sequences -> 30 sequences take 3 ms, 64 sequences take 6 ms
         """
         nearest = min(self._points, key=lambda point: abs(math.log(point[0] / sequences)), default=(1, 0.0))
         return nearest[1] * min(sequences / nearest[0], 1.0)

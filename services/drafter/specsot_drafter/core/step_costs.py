@@ -1,11 +1,14 @@
-"""Model of what the steps of a ring on CPUs take, with drafts and without."""
+"""Model of the seconds that steps of a ring take, where growth of trees can stop between levels, as on CPUs.
+
+`device_costs` has the other model, and shares the functions and constants of this module.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -17,30 +20,33 @@ from specsot_drafter.core.selection import Floats, Ints
 
 # "The gate" is `python -m tests.drafter.gate`: it replays all recorded traces and compares the policy with
 # fixed settings.
-# Fraction. The cost of feeding rows that the drafter has not seen, relative to one level of growth over as
-# many rows. Untuned.
+# Fraction. The seconds of feeding committed tokens that the drafter has not seen, relative to growing one
+# level of as many rows. Untuned.
 CATCH_UP_SHARE: Final = 0.3
-# Steps with drafts. The number of recent steps that the costs are learned from. Chosen by the gate: 24 is
-# worse.
+# Steps with drafts. The number of most recent steps that the costs are learned from. Chosen by the gate: 24
+# is worse.
 RECENT: Final = 48
-# Fraction. The estimate is this quantile of recent step times, because other processes on the machine can
-# only make a step slower. Chosen by the gate.
+# Fraction. The estimate is this quantile of the recent durations of steps, so that steps that other processes
+# slowed down do not raise it. Also the share of steps that `fastest` keeps. Chosen by the gate.
 QUANTILE: Final = 0.4
-# Steps. How long a choice of levels and nodes is reused, because choosing takes host time. Chosen by the
-# gate.
+# Steps. How often a choice of levels and nodes is reused, because choosing takes host time. Also the number
+# of steps with drafts that must be recorded before estimates bound the durations that are recorded next.
+# Chosen by the gate.
 HELD_STEPS: Final = 8
 # Steps. The length of a look: a short pause that measures steps without drafts. Chosen by the gate: 4 and 8
 # are worse.
 LOOK_STEPS: Final = 6
 
 Point = tuple[float, float]
+# Any kind of recorded step.
+Recorded = TypeVar("Recorded", bound=tuple[float, ...])
 
 
 class GrowthSeconds:
     """Seconds of growing trees and of catching up, by the curve of the draft head that was measured at
-    startup.
+    startup. Nothing is learned from steps.
 
-    curve: Seconds of one forward pass of the head, by its rows.
+    curve: Seconds of one forward pass of the head, by its number of rows.
     """
 
     def __init__(self, level: Curve, widths: Sequence[int]) -> None:
@@ -56,9 +62,10 @@ class GrowthSeconds:
         self._levels = dict[int, Floats]()
 
     def levels(self, grown: int) -> Floats:
-        """Return the seconds of growing 1, 2, ... levels: [levels].
+        """Return the seconds of growing 1, 2, ... levels, [number of widths + 1]. The array is shared between
+        calls and must not be changed.
 
-        grown: Number of trees that grow together.
+        grown: Number of trees that grow together, at least 1.
 
         For example:
 
@@ -87,13 +94,14 @@ class StepCosts:
     The curves may be wrong at run time, because the machine is busy or because the host takes most of a step.
     So three corrections are learned from recent steps:
 
-    * The step curve is scaled to what steps without drafts took; this is the baseline.
-    * A straight line (offset + slope * baseline) is fitted to steps with drafts by the Theil-Sen estimator,
-      and scaled to what the numbers of rows that were seen lately took.
-    * A straight line is fitted to the times of growth in the same way.
+    * The step curve is scaled to the durations of steps without drafts. The result is the baseline curve.
+    * A straight line (offset + slope * baseline) is fitted to steps with drafts by the Theil-Sen estimator.
+      For the numbers of rows that ran lately, the line is scaled to their durations.
+    * A straight line from measured to observed seconds of growth is fitted by the Theil-Sen estimator.
 
-    Where stages are far from each other, hops take most of a step, whatever its rows. There, `hops` is taken
-    off every recorded step and added to every estimate, so that the curve of rows is not scaled by them.
+    Where stages are far from each other, hops take most of a step, whatever its number of rows. In this case,
+    `hops` is subtracted from every recorded duration and added to every estimate, so that the curve of rows
+    is not scaled by the time of hops.
 
     Where stages compute at the same time, the tree of a single sequence may travel in parts. Such a step is
     recorded and estimated as one with the rows of a smaller tree that travels whole (`PartCosts`).
@@ -124,13 +132,16 @@ class StepCosts:
         # Steps with drafts as (rows of a tree that travels whole and takes as long, seconds without growth),
         # of all numbers of sequences together.
         self._drafted = deque[Point](maxlen=RECENT)
-        # Recent steps as (seconds beyond computing and growth, seconds of computing of all stages).
+        # Recent steps as (seconds in which neither a stage computed nor a tree grew, seconds of computing of
+        # all stages).
         self._away = deque[Point](maxlen=RECENT)
         # Growth as (seconds by the measured curve, observed seconds).
         self._grown = deque[Point](maxlen=RECENT)
         self._baseline_curve = self._drafted_curve = self._step
+        # Offset and slope of the line from measured to observed seconds of growth.
         self._growth_line = 0.0, 1.0
-        # The growth line and the curve of steps with drafts, as at least HELD_STEPS steps have shown them.
+        # The growth line and the curve of steps with drafts when `learn` last ran with at least HELD_STEPS
+        # recorded steps with drafts. They bound the durations that are recorded next.
         self._shown = self._growth_line, self._drafted_curve
 
     @property
@@ -140,16 +151,18 @@ class StepCosts:
 
     @property
     def hops(self) -> float:
-        """The seconds of a step in which no stage computes and no tree grows, if they are most of a step;
-        else 0, as the host's work then grows with the rows.
+        """The seconds of a step in which no stage computes and no tree grows, if they exceed the seconds in
+        which stages compute. Otherwise 0: then they are mostly the host's work, which grows with the rows. 0
+        if no step with known seconds of computing was recorded.
         """
         if not self._away:
             return 0.0
-        away, computing = map(quantile, zip(*self._away))
-        return away if away > computing else 0.0
+        between_stages, computing = map(quantile, zip(*self._away))
+        return between_stages if between_stages > computing else 0.0
 
     def _record_away(self, spent: StepSeconds) -> None:
-        """Record how a step's duration is divided into computing, growth and the rest, if that is known.
+        """Record how a step's duration is divided into computing of the stages, growth, and the rest. Nothing
+        is recorded if the seconds of computing are unknown.
 
         spent: Duration of the step.
         """
@@ -157,8 +170,8 @@ class StepCosts:
             self._away.append((spent.wall - spent.computed - spent.growing, spent.computed))
 
     def baseline(self, sequences: int) -> float:
-        """Return the estimated seconds of a step without drafts. The estimate never exceeds the time that the
-        stages need for as many tokens in a step with drafts.
+        """Return the estimated seconds of a step without drafts. The estimate never exceeds that of a step
+        with drafts that has as many tokens and grows no tree.
 
         sequences: Number of sequences, each with one root token.
         """
@@ -194,21 +207,22 @@ class StepCosts:
         """Return the estimated seconds that one more level adds, [n]: growth of that level, plus the stages'
         time for one more node per sequence.
 
-        rows: Rows that the head would compute for the level, for each of n options.
-        sequences: Number of sequences.
-        nodes: Draft nodes of all trees before that level, without roots.
+        rows: [n], the number of rows that the head would compute for the level, for each of n options.
+        sequences: Number of sequences with a tree, each with one root.
+        nodes: Number of the step's other rows before that level: draft nodes of all trees, and the roots of
+            sequences without a tree.
         """
         before, after = self._whole_rows(sequences, np.array([nodes, nodes + sequences]))
         more = self._drafted_curve.at(after) - self._drafted_curve.at(before)
         return self._growth_line[1] * self._growth.curve.at_each(rows) + more
 
     def _whole_rows(self, sequences: int, nodes: Ints, worth: Floats | None = None) -> Floats:
-        """Return the rows of a step that travels whole and takes as long as this one: `sequences` + `nodes`,
-        unless there is one sequence and stages overlap. Trees of several sequences fill the stages by
-        themselves, and always travel whole.
+        """Return how many rows a step has that passes through the stages in one part and takes as long as
+        this step, in the shape of `nodes`. That is `sequences` + `nodes`, unless there is one sequence and
+        stages overlap. Trees of several sequences occupy all stages anyway, and are never divided into parts.
 
         sequences: Number of sequences in the step, each with one root.
-        nodes: Numbers of draft nodes of all trees together.
+        nodes: Numbers of draft nodes of all trees together, an array of any shape.
         worth: As for `drafted`.
         """
         if sequences > 1 or not self._parts.overlap:
@@ -223,22 +237,23 @@ class StepCosts:
         return self._growth.catch_up(rows)
 
     def record_baseline(self, sequences: int, spent: StepSeconds) -> None:
-        """Record a step without drafts.
+        """Record a step without drafts. `learn` must run before estimates change, except that of `hops`.
 
         sequences: Number of sequences in the step.
-        spent: Duration of the step.
+        spent: Duration of the step. Its wall-clock seconds must be known.
         """
         self._record_away(spent)
         self._baseline[size_group(sequences)].append((sequences, max(spent.wall - self.hops, 0.0)))
 
     def record_drafted(self, sequences: int, grown: int, levels: int, rows: int, spent: StepSeconds) -> None:
-        """Record a step with drafts.
+        """Record a step with drafts. `learn` must run before estimates change, except that of `hops`.
 
-        A time counts at most as twice an estimate: that of the last HELD_STEPS steps, at first that of the
-        curves from startup, or the time of as many rows by steps without drafts, if that is more. The first
-        steps of a new size compile kernels and take a hundred times as long as the next ones: if
-        such a step were believed, the regret budget would be spent for good. A lasting change still arrives,
-        doubling every HELD_STEPS steps.
+        A duration counts at most as twice an estimate. This is the estimate of at least HELD_STEPS recorded
+        steps with drafts, at first that of the curves from startup, or that of a step without drafts that has
+        as many rows, if that is more. The first steps of a new size compile kernels and take a hundred times
+        as long as the next ones. If such a duration counted in full, the loss would exceed the regret budget
+        for good. If steps become slower for good, the bound follows, because it can double whenever `learn`
+        runs.
 
         sequences: Number of sequences in the step.
         grown: Number of trees that were grown.
@@ -260,8 +275,8 @@ class StepCosts:
 
     def learn(self) -> None:
         """Fit the curves to the recorded steps without drafts and with drafts, and the line to their growth.
-        After HELD_STEPS steps with drafts, the estimates also become the bound of the times that are recorded
-        next.
+        If at least HELD_STEPS steps with drafts are recorded, the estimates also become the bound of the
+        durations that are recorded next.
 
         Steps with drafts are grouped by half octaves of rows. Without recorded steps, the curves are those
         measured at startup.
@@ -279,10 +294,10 @@ class StepCosts:
             # One group per half octave of rows: 8 to 11 rows have the key 6, 12 to 15 rows have the key 7.
             sizes[int(2 * math.log2(rows))].append((rows, seconds))
         offset, slope = fit_line((self._baseline_curve.at(rows), seconds) for rows, seconds in self._drafted)
-        # The baseline seconds of the largest drafted step that was recorded.
-        seen = self._baseline_curve.at(max((rows for rows, _ in self._drafted), default=0.0))
+        # The baseline seconds of the largest number of rows that was recorded with drafts.
+        largest = self._baseline_curve.at(max((rows for rows, _ in self._drafted), default=0.0))
         line = CostCurve(
-            (rows, offset + slope * min(seconds, seen) + max(slope, 1.0) * max(seconds - seen, 0.0))
+            (rows, offset + slope * min(seconds, largest) + max(slope, 1.0) * max(seconds - largest, 0.0))
             for rows, seconds in self._baseline_curve.points
         )
         self._drafted_curve = line.corrected(map(typical, sizes.values()))
@@ -291,26 +306,25 @@ class StepCosts:
             self._shown = self._growth_line, self._drafted_curve
 
     def forget(self) -> None:
-        """Drop all but the fastest recorded steps with drafts, because a pause begins.
+        """Drop all but the fastest recorded steps with drafts, because a pause begins. Recorded steps without
+        drafts stay. The estimates change when `learn` runs.
 
-        No new steps are recorded during a pause. If steps that another process slowed down were kept, they
-        would make drafting look expensive for the whole pause.
+        No steps with drafts are recorded during a pause. If steps that another process slowed down stayed,
+        drafting would seem expensive for the whole pause.
 
-        Growth is compared by observed relative to expected seconds, and rows likewise by the measured curve.
-        Recorded steps without drafts stay.
+        Steps are compared by their seconds relative to those of the measured curve, and so is growth.
         """
         self._drafted = fastest(self._drafted, lambda step: step[1] / self._step.at(step[0]))
         self._grown = fastest(self._grown, lambda growth: growth[1] / growth[0])
 
 
 def size_group(sequences: int) -> int:
-    """Return the group to which a number of sequences belongs: its base-2 logarithm, rounded; -1 for 0. What
-    was measured for one number counts for all numbers of its group.
+    """Return the group to which a number of sequences belongs: its base-2 logarithm, rounded; -1 for 0.
+    Measurements with one number of sequences count for all numbers of its group.
 
     sequences: Number of sequences, at least 0.
 
-        # 6 to 11 sequences are group 3, 46 to 90 are group 6: eight clients of which one has just ended
-        # are in the same group as eight
+        # 6 to 11 sequences -> 3, 46 to 90 sequences -> 6: if one of eight sequences ends, the group stays
     """
     return round(math.log2(sequences)) if sequences else -1
 
@@ -324,37 +338,43 @@ def quantile(values: Iterable[float]) -> float:
     return ordered[int((len(ordered) - 1) * QUANTILE)]
 
 
-def typical(seen: Iterable[Point]) -> Point:
-    """Return the mean size of recorded steps and a quantile of their seconds, as one point.
+def typical(steps: Iterable[Point]) -> Point:
+    """Return one point that stands for recorded steps: the mean of their sizes, and the `quantile` of their
+    seconds.
 
-    seen: (size, seconds) of each step. At least one.
+    steps: (size, seconds) of each step, at least one. The size is a number of rows or of sequences.
     """
-    sizes, seconds = zip(*seen)
+    sizes, seconds = zip(*steps)
     return sum(sizes) / len(sizes), quantile(seconds)
 
 
-def fastest(steps: Iterable[Point], slowness: Callable[[Point], float]) -> deque[Point]:
-    """Return the fastest QUANTILE of recorded steps, at least one, at most RECENT. Empty for no steps.
+def fastest(steps: Iterable[Recorded], slowness: Callable[[Recorded], float]) -> deque[Recorded]:
+    """Return the fastest recorded steps, fastest first: QUANTILE of all steps, rounded down, and one more.
+    The result is empty if there are no steps. Later, it can grow up to RECENT steps.
 
-    steps: (first number, seconds) of each step.
-    slowness: Gives the number by which the steps are compared, such as observed by expected seconds.
+    steps: The recorded steps, at most RECENT.
+    slowness: Returns the number by which steps are compared; that of a fast step is low.
+
+        # 10 steps -> the 5 fastest
     """
     ordered = sorted(steps, key=slowness)
     return deque(ordered[: 1 + int(len(ordered) * QUANTILE)], RECENT)
 
 
 def fit_line(points: Iterable[Point]) -> tuple[float, float]:
-    """Return offset and slope of a line through points; neither is negative.
+    """Return offset and slope of a line through points; neither is negative. The result is (0, 1) if there
+    are no points.
 
     points: (expected, observed) seconds.
 
-    The slope is the median slope over all pairs of points (Theil-Sen), the offset is a quantile of the
-    residuals. Without points the result is (0, 1). If all points have the same first number, the slope is 1,
-    and the time beyond the expected one is the offset; if they take less time than expected, the offset is 0
-    and the slope below 1.
+    The slope is the median slope over all pairs of points (Theil-Sen), and the offset is the `quantile` of
+    the residuals. If all points have the same expected seconds, the pairs have no slope. Then the slope is 1
+    and the excess over the expected seconds is the offset; if the observed seconds are fewer than the
+    expected ones, the offset is 0 and the slope is below 1.
 
-    The points (1, 3), (2, 5), (3, 7) have pairwise slopes 2, 2, 2 and residuals 1, 1, 1: the result is (1,
-    2). The single point (2, 3) gives (1, 1), and (2, 1) gives (0, 0.5).
+        # (1, 3), (2, 5), (3, 7) -> slopes of pairs 2, 2, 2, residuals 1, 1, 1 -> (1, 2)
+        # (2, 3) alone -> (1, 1)
+        # (2, 1) alone -> (0, 0.5)
     """
     found = np.array([*points], float).reshape(-1, 2)
     if not len(found):
