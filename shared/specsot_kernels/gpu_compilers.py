@@ -105,12 +105,13 @@ class CompilerProcesses:
         request: the kernel.
         """
         connection = self._free.get()
+        # The process may have ended, perhaps because memory ran out, or take too long. Then the connection is
+        # closed, because a late reply would answer the next request.
         try:
             connection.sendall(json.dumps(asdict(request)).encode() + b"\n")
             connection.recv(1)
-        # The process has ended, perhaps because memory ran out, or it takes too long.
         except OSError:
-            pass
+            connection.close()
         finally:
             self._free.put(connection)
 
@@ -145,8 +146,8 @@ def start_unless_compiled(*facts: object) -> None:
     Call this before torch is imported: the compiler processes import torch and Triton first, which takes
     seconds, and then this process and they do that at the same time.
 
-    Nothing happens on machines with fewer than MIN_PROCESSORS processors, if Triton is not installed, and in
-    Triton's interpreter. Raises OSError if the system cannot start a process.
+    Nothing happens on machines with fewer than MIN_PROCESSORS processors, if Triton is not installed, in
+    Triton's interpreter, and if the system cannot start a process.
 
     facts: values that decide which kernels are needed, such as the model's options with its dtype and device.
         Two values are the same if `str` gives the same text. The versions of Triton and of the driver are not
@@ -158,8 +159,10 @@ def start_unless_compiled(*facts: object) -> None:
     mark = _mark(facts)
     if processors < MIN_PROCESSORS or not find_spec("triton") or interpreted or mark.exists():
         return
-    _marks.add(mark)
-    _running = _running or CompilerProcesses(min(processors, MAX_PROCESSES))
+    # Without these processes, the kernels are compiled by threads.
+    with suppress(OSError):
+        _running = _running or CompilerProcesses(min(processors, MAX_PROCESSES))
+        _marks.add(mark)
 
 
 def stop() -> None:
@@ -189,7 +192,7 @@ def _mark(facts: Sequence[object]) -> Path:
     sources = sorted(Path(__file__).with_name("gpu").glob("*.py"))
     digest = sha256(b"".join(source.read_bytes() for source in sources))
     digest.update(repr([str(fact) for fact in facts]).encode())
-    home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
+    home = Path(os.environ.get("TRITON_HOME") or os.path.expanduser("~")) / ".triton" / "cache"
     return Path(os.environ.get("TRITON_CACHE_DIR") or home) / f"specsot-{digest.hexdigest()[:16]}"
 
 

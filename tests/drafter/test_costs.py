@@ -123,6 +123,17 @@ def test_the_first_slow_steps_of_a_new_number_of_sequences_are_not_what_its_step
     assert float(seen.drafted(8, 8, 1, 16)) == pytest.approx(4e-3, rel=0.1)
 
 
+def test_no_step_takes_negative_seconds_if_a_busy_start_has_spoilt_the_curve() -> None:
+    """512 rows take 5 ms, where the curve has 9 ms."""
+    seen = DeviceCosts(((1, 2.6e-3), (64, 3.2e-3), (512, 9e-3)), FLAT_LEVEL, WIDTHS)
+    for _ in range(4 * HELD_STEPS):
+        seen.record_baseline(64, wall(2.5e-3))
+        seen.record_drafted(64, 64, 1, 512, wall(5e-3))
+        seen.learn()
+    assert seen.baseline(64) == pytest.approx(2.5e-3)
+    assert float(seen.drafted(64, 64, 1, 0)) >= 2.5e-3
+
+
 # Seconds of a stage on a GPU.
 DEVICE: Curve = ((1, 2e-3), (64, 2.5e-3), (512, 4e-3))
 

@@ -181,7 +181,9 @@ class DeviceCosts:
             passes = float(self._growth.levels(grown)[levels - 1])
             self._grown.append((passes, min(spent.growing, 2 * expected)))
         waited = computed if spent.waited is None else min(spent.waited, wall)
-        self._drafted[size_group(sequences)].append(DeviceStep(sequences, wall - waited, computed - waited))
+        # A curve that a busy start has measured too slow must not make the host's seconds negative.
+        step = DeviceStep(sequences, max(wall - waited, 0.0), computed - waited)
+        self._drafted[size_group(sequences)].append(step)
 
     def learn(self) -> None:
         """Fit the host's seconds, the overlap and the line of growth to the recorded steps. The host's
