@@ -507,11 +507,11 @@ def fetch_embedding(fetch: Fetch, config: ModelConfig, head: Linear | None = Non
     fetch: Reads tensors from the model's files.
     config: The model's config: tensor names, sizes, and whether embedding and lm_head are tied.
     head: The lm_head, if it is loaded, else None. In a tied model it is the same table and is shared, unless
-        its packed form cannot be read by rows.
+        it was rounded to int4.
     """
     name = _name_of_embedding(fetch, config)
     if head is not None and name == _name_of_lm_head(fetch, config):
-        if isinstance(head.multiply, Packed) and head.multiply.weight.bits == 8:
+        if isinstance(head.multiply, Packed) and not (_is_short(fetch) and head.multiply.weight.bits == 4):
             return head.multiply
         if head.weight is not None:
             return head.weight
@@ -534,8 +534,9 @@ def fetch_final_norm(fetch: Fetch, config: ModelConfig) -> AnyNorm:
 def fetch_lm_head(fetch: Fetch, config: ModelConfig, embedding: Table | None = None) -> Linear:
     """Return the lm_head, [hidden] -> vocab, with its weight loaded or shared with the embedding.
 
-    It is stored in int8 where other matrices are int4. With `fetch.short_lm_head`, packed weights (those of
-    the CPU kernels) are stored in int4 instead, and not shared with the embedding, which stays int8.
+    It is stored in int8 where other matrices are int4. With `fetch.short_lm_head`, packed weights of 8 bits
+    (those of the CPU kernels) are stored in int4 instead, and not shared with the embedding, which stays in
+    8 bits.
     ModelError is raised if the files lack the weight.
 
     fetch: Reads tensors from the model's files.
@@ -543,15 +544,23 @@ def fetch_lm_head(fetch: Fetch, config: ModelConfig, embedding: Table | None = N
     embedding: The embedding, if it is loaded, else None; a tied model shares it.
     """
     name = _name_of_lm_head(fetch, config)
-    short = fetch.short_lm_head and fetch.quantization == "int4"
+    short = _is_short(fetch)
     short_name = f"{name}.weight.int4"
     if short and (kept := fetch.find_packed(short_name, (config.vocab, config.hidden), "int4")):
         return Linear(kept)
     if embedding is None or name != _name_of_embedding(fetch, config):
         embedding = _fetch_packed_table(fetch, config, name) or _fetch_table(fetch, config, name)
-    if short and isinstance(embedding, Packed):
+    if short and isinstance(embedding, Packed) and embedding.weight.bits == 8:
         return Linear(fetch.keep_packed(short_name, embedding.in_4_bits()))
     return Linear(embedding, None, lm_head_quantization(fetch.quantization))
+
+
+def _is_short(fetch: Fetch) -> bool:
+    """Tell whether the lm_head is rounded to int4.
+
+    fetch: Reads tensors from the model's files.
+    """
+    return fetch.short_lm_head and fetch.quantization == "int4"
 
 
 def _fetch_lm_head_rows(fetch: Fetch, config: ModelConfig, ids: Tensor | None) -> Tensor:

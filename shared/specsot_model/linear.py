@@ -485,6 +485,9 @@ def _multiplies_bf16(device: torch.device) -> bool:
 SCALE = 2
 # Outputs. Packed CPU weights are padded to multiples of this, and their inputs to whole groups.
 LANES = 16
+# Bytes of a weight that packed int8 keeps as it is, by ggml's number of its type: Q4_0, Q4_1, Q4_K and Q6_K;
+# see `layout.GROUP_BYTES`.
+KEPT_BYTES = {2: 0.625, 3: 0.625, 12: 0.578125, 14: 0.8203125}
 # Weights. How many int4 weights a GPU converts to floats at a time. Untuned.
 FLOATS_AT_A_TIME = 1 << 24
 
@@ -556,8 +559,10 @@ def describe_rounding(kind: Quantization | None, device: str) -> str:
         return f"int8 weights, {LONG_GROUP} activations a scale"
     if not uses_packed_kernels(kind, device):
         return kind or ""
-    groups = f"{LONG_GROUP}" if kind == "int8" else f"{GROUP} ({LONG_GROUP} for 8-bit weights)"
-    return f"{kind} weights, int8 embedding, {groups} activations a scale"
+    if kind == "int4":
+        return f"int4 weights, int8 embedding, {GROUP} ({LONG_GROUP} for 8-bit weights) activations a scale"
+    kept = f"{LONG_GROUP} ({GROUP} for weights of 4 and 6 bits, kept as in the file) activations a scale"
+    return f"int8 weights, int8 embedding, {kept}"
 
 
 def lm_head_quantization(kind: Quantization | None) -> Quantization | None:
@@ -583,7 +588,7 @@ def quantize(weight: Tensor | Codes | StoredRows, kind: Quantization, bias: Tens
     Raises ModelError if int4 cannot hold the shape.
     """
     if isinstance(weight, StoredRows):
-        assert kind == "int8", "blocks of a GGUF file are rounded to int8 only"
+        assert kind == "int8", "blocks of a GGUF file are packed for int8 only"
         return Packed(weight, bias, kind)
     if kind == "fp8":
         return Fp8(weight, bias)
@@ -598,7 +603,9 @@ def quantize(weight: Tensor | Codes | StoredRows, kind: Quantization, bias: Tens
     return _quantize_int4(weight)
 
 
-def stored_bytes(shape: tuple[int, ...], itemsize: int, kind: Quantization | None) -> int:
+def stored_bytes(
+    shape: tuple[int, ...], itemsize: int, kind: Quantization | None, ggml_type: int | None = None
+) -> int:
     """Return the bytes of a tensor of `itemsize` bytes per number, if matrices are stored as `kind`.
 
     A tensor that is not a matrix, or every tensor with `kind` None, takes `itemsize` bytes per number. fp8
@@ -608,6 +615,7 @@ def stored_bytes(shape: tuple[int, ...], itemsize: int, kind: Quantization | Non
     shape: Shape of the tensor; only tensors of two dimensions are quantized.
     itemsize: Bytes of a number that is not quantized.
     kind: Form of the matrices; None: they are not quantized.
+    ggml_type: ggml's number of the tensor's type in a GGUF file that is packed for a CPU; else None.
     """
     if kind is None or len(shape) != 2:
         return math.prod(shape) * itemsize
@@ -616,6 +624,8 @@ def stored_bytes(shape: tuple[int, ...], itemsize: int, kind: Quantization | Non
     # This is the size of the packed CPU form; other devices need a little less.
     groups = LONG_GROUP if kind == "int8" else GROUP
     outputs, inputs = (-(-size // multiple) * multiple for size, multiple in zip(shape, (LANES, groups)))
+    if kind == "int8" and ggml_type in KEPT_BYTES:
+        return outputs * int(shape[1] * KEPT_BYTES[ggml_type] + 4)
     if kind == "int8":
         return outputs * (inputs + 8)
     return outputs * (inputs // 2 + 2 * SCALE * (inputs // GROUP) + 4)
@@ -642,14 +652,15 @@ class Packed:
 
         ModelError is raised if the processor lacks instructions that the kernels need.
 
-        weight: [out, in], floats, which are rounded, or `Codes` of this form. The blocks of a GGUF file are
-            decoded and rounded to int8 by one kernel.
+        weight: [out, in], floats, which are rounded, or `Codes` of this form. Blocks of a GGUF file that have
+            4 bits are kept as they are; others are decoded and rounded to int8 by one kernel.
         bias: [out]; None: no bias is added.
         kind: "int8" or "int4"; "int8" for the blocks of a GGUF file.
         """
         packed_weight = _packed_weight_class()
         if isinstance(weight, StoredRows):
-            self.weight = packed_weight.of_blocks(weight.shape, weight.parts, bias, decode_rows)
+            bits = packed_weight.bits_of([part.kind for part in weight.parts])
+            self.weight = packed_weight.of_blocks(weight.shape, weight.parts, bias, decode_rows, bits)
         else:
             self.weight = packed_weight(weight, bias, 8 if kind == "int8" else 4)
         self.dtype = weight.dtype if isinstance(weight, Tensor) else torch.float32
@@ -661,7 +672,7 @@ class Packed:
 
         shape: (out, in) of the weight.
         arrays: The arrays of the packed weight.
-        bits: 8 or 4.
+        bits: The entry BITS of its table; see `layout.BITS`.
 
         Raises ModelError if the processor lacks instructions that the kernels need.
         """
@@ -677,14 +688,14 @@ class Packed:
         return self.weight.shape
 
     def rows(self, numbers: Tensor) -> Tensor:
-        """Return rows of the weight, [n, in] in `dtype`. The weight must be int8.
+        """Return rows of the weight, [n, in] in `dtype`.
 
         numbers: LongTensor [n], numbers of outputs (token ids of an embedding).
         """
         return self.weight.rows(numbers).to(self.dtype)
 
     def in_4_bits(self) -> Packed:
-        """Return the weight rounded to int4, as a copy. The weight must be int8, and have no bias."""
+        """Return the weight rounded to int4, as a copy. It must have no bias."""
         return Packed.of_arrays(self.shape, self.weight.in_4_bits().arrays, 4)
 
     def __call__(self, x: Tensor, norm: tuple[Tensor, float] | None = None) -> Tensor:
@@ -796,7 +807,7 @@ def pack_table(parts: Iterable[Tensor], shape: tuple[int, int]) -> Packed:
             yield StoredPart(rows, FP32_KIND, np.arange(first, first + len(rows)))
             first += len(rows)
 
-    weight = _packed_weight_class().of_blocks(shape, stored_parts(), None, decode_rows)
+    weight = _packed_weight_class().of_blocks(shape, stored_parts(), None, decode_rows, 8)
     return Packed.of_arrays(shape, weight.arrays, 8)
 
 

@@ -128,9 +128,22 @@ class WeightForm:
         names: Names of the tensors; 0 is returned for none.
         """
         return sum(
-            stored_bytes(files.shape(name), self.itemsize, files.form(name, self.quantization))
+            self.bytes_of(files, name, files.shape(name), files.form(name, self.quantization))
             for name in names
         )
+
+    def bytes_of(self, files: Weights, name: str, shape: tuple[int, ...], form: Quantization | None) -> int:
+        """Return the bytes that a tensor takes once it is loaded.
+
+        Projections of different types in a GGUF file that run as one product are rounded to 8 bits, but
+        counted as if each was kept as it is.
+
+        files: Source of the tensor, which is not read.
+        name: Name of the tensor.
+        shape: Shape of the tensor, or of a part of it.
+        form: Form of the tensor; None: it is not quantized.
+        """
+        return stored_bytes(shape, self.itemsize, form, files.ggml_type(name) if self.packed else None)
 
     @property
     def of_norms(self) -> WeightForm:
@@ -140,12 +153,12 @@ class WeightForm:
     @property
     def of_embedding(self) -> WeightForm:
         """Return the form of the embedding: int8 with packed CPU weights, else not quantized."""
-        return WeightForm(self.itemsize, "int8" if self.packed else None)
+        return WeightForm(self.itemsize, "int8" if self.packed else None, self.packed)
 
     @property
     def of_lm_head(self) -> WeightForm:
         """Return the form of the lm_head: that of the other matrices, but int8 where those are int4."""
-        return WeightForm(self.itemsize, lm_head_quantization(self.quantization))
+        return WeightForm(self.itemsize, lm_head_quantization(self.quantization), self.packed)
 
 
 def tensors_of(files: Weights, config: ModelConfig, layers: Range) -> list[str]:
@@ -332,7 +345,7 @@ def _tensor_bytes(files: Weights, config: ModelConfig, name: str, weight_form: W
         return shape[0] * stored_bytes((shape[2], shape[1]), weight_form.itemsize, form)
     if name.endswith(config.names.whole_experts or ()):
         return shape[0] * stored_bytes((shape[1], shape[2]), weight_form.itemsize, form)
-    return stored_bytes(shape, weight_form.itemsize, form)
+    return weight_form.bytes_of(files, name, shape, form)
 
 
 def _embedding_bytes(files: Weights, config: ModelConfig, weight_form: WeightForm) -> int:

@@ -30,8 +30,9 @@ log = structlog.get_logger()
 
 # Version of the files' content. Every change of a packed weight's layout, or of how weights are rounded,
 # needs another version.
-FORM = "1"
-# Bytes. The first bytes of a file: the weight's shape as JSON, and spaces. Arrays then begin on a page.
+FORM = "2"
+# Bytes. The first bytes of a file: the weight's shape and its entry BITS (`layout.BITS`) as JSON, and spaces.
+# Arrays then begin on a page.
 HEADER = 4096
 # Bytes. Weights are not kept if the disk would have less free space afterwards. Untuned.
 FREE_ON_DISK = 4 << 30
@@ -69,16 +70,15 @@ class PackedFiles:
         self._folder = folder
         self._mark = mark
 
-    def find(self, name: str, shape: Sequence[int], bits: int) -> Packed | None:
+    def find(self, name: str, shape: Sequence[int]) -> Packed | None:
         """Return a weight that an earlier process kept, mapped; None if there is none.
 
         A file of another shape, or of another size than the shape asks for, counts as none.
 
         name: Name of the weight in the model.
         shape: (out, in) of the weight.
-        bits: 8 or 4.
         """
-        return _mapped(self._folder / name, shape, bits)
+        return _mapped(self._folder / name, shape)
 
     def keep(self, name: str, packed: Packed) -> Packed:
         """Write a weight to a file, and return it mapped from there, so that its memory can be freed.
@@ -94,10 +94,11 @@ class PackedFiles:
             if disk_usage(self._folder).free - weight.nbytes < FREE_ON_DISK:
                 return packed
             with tempfile.NamedTemporaryFile(dir=self._folder, prefix=UNFINISHED, delete=False) as file:
-                file.write(json.dumps({"shape": list(weight.shape)}).encode().ljust(HEADER))
+                head = {"shape": list(weight.shape), "bits": weight.bits}
+                file.write(json.dumps(head).encode().ljust(HEADER))
                 for array in weight.arrays:
                     array.numpy().tofile(file)
-            mapped = _mapped(Path(file.name), weight.shape, weight.bits)
+            mapped = _mapped(Path(file.name), weight.shape)
         except OSError as error:
             log.warning("packed weights were not kept", folder=str(self._folder), reason=error.strerror)
             return packed
@@ -166,27 +167,26 @@ def _publish(written: Path, path: Path) -> None:
         written.replace(path)
 
 
-def _mapped(path: Path, shape: Sequence[int], bits: int) -> Packed | None:
+def _mapped(path: Path, shape: Sequence[int]) -> Packed | None:
     """Return the weight of a file, mapped; None if the file is missing, or is of another shape or size.
 
     path: The file.
     shape: (out, in) of the weight.
-    bits: 8 or 4.
     """
     from specsot_kernels.cpu.running import PackedArrays, array_sizes
 
-    codes, scales, bias = array_sizes(shape, bits)
-    size = HEADER + codes + 4 * (scales + bias)
     try:
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size != size:
-                return None
-            if json.loads(file.read(HEADER)) != {"shape": list(shape)}:
+            head = json.loads(file.read(HEADER))
+            bits = int(head["bits"])
+            codes, scales, bias = array_sizes(shape, bits)
+            size = HEADER + codes + 4 * (scales + bias)
+            if head["shape"] != list(shape) or os.fstat(file.fileno()).st_size != size:
                 return None
             if hasattr(os, "posix_fadvise"):
                 # The system reads the file from the disk while other weights are prepared.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
-    except (OSError, ValueError):
+    except (OSError, ValueError, LookupError, TypeError):
         return None
     whole: Tensor = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
     arrays = whole[HEADER:].split([codes, 4 * scales, 4 * bias])

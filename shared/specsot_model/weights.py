@@ -172,6 +172,15 @@ class Weights(ABC):
         """
         return model_form
 
+    def ggml_type(self, name: str) -> int | None:
+        """Return ggml's number of a tensor's type in a GGUF file; None if the tensor is in no such file.
+
+        This class returns None for every tensor.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
+        return None
+
 
 class HeldWeights(Weights):
     """Tensors that are in memory already. A tensor that needs no conversion is not copied."""
@@ -358,6 +367,16 @@ class WeightFiles(Weights):
         self._borrow(name, source)
         return source.blocks(self._stored_names[name])
 
+    def ggml_type(self, name: str) -> int | None:
+        """Return ggml's number of a tensor's type; None if the files are no GGUF file.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+
+        Raises ModelError if there is no such tensor.
+        """
+        source = self._source(name)
+        return source.place(self._stored_names[name]).kind if isinstance(source, GgufTensors) else None
+
     def packed_files(self, form: Quantization) -> PackedFiles | None:
         """Return the files in which packed weights of a GGUF file are kept; None if they are not kept.
 
@@ -466,7 +485,7 @@ class Fetch:
 
     def matrix(self, name: str, shape: tuple[int, ...]) -> Tensor | Codes | StoredRows:
         """Return the matrix of a product: its codes if it is published quantized in this form, the blocks of
-        a GGUF file if they are to be packed in int8, and else its floats.
+        a GGUF file if they are to be packed for int8, and else its floats.
 
         Floats are returned whenever `quantization` is None.
 
@@ -511,7 +530,7 @@ class Fetch:
         form: Form in which the weight is stored; None: floats, which are not kept.
         """
         kept = self._packed_files if form else None
-        return kept.find(name, shape, 8 if form == "int8" else 4) if kept else None
+        return kept.find(name, shape) if kept else None
 
     def keep_packed(self, name: str, packed: Packed) -> Packed:
         """Keep a packed weight for later processes, and return it, mapped if it could be kept.

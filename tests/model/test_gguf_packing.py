@@ -23,13 +23,13 @@ from specsot.members import Quantization, Range
 from specsot.service.options import ModelOptions
 from specsot_app.fleet.options import FleetOptions, Models, resolved
 from specsot_drafter.heads.loading import load_head
-from specsot_kernels.cpu import blocks
-from specsot_kernels.cpu.running import PackedWeight
+from specsot_kernels.cpu import blocks, layout
+from specsot_kernels.cpu.running import PackedWeight, multiply
 from specsot_model import published
 from specsot_model.decoder import Decoder
-from specsot_model.gguf_tensors import StoredPart, decode_rows
-from specsot_model.linear import Packed, ProjectedTable, look_up, pack_table
-from specsot_model.packed_files import flush
+from specsot_model.gguf_tensors import StoredPart, StoredRows, decode_rows
+from specsot_model.linear import Packed, ProjectedTable, look_up, pack_table, stored_bytes
+from specsot_model.packed_files import PackedFiles, flush
 from specsot_model.published import as_published, open_weights
 from specsot_worker.loader import StageLoader
 from tests.conftest import some
@@ -89,8 +89,96 @@ def test_blocks_are_packed_to_the_bits_of_their_decoded_floats(kind: GGMLQuantiz
     decoded = torch.from_numpy(np.concatenate([decode_rows(rows, kind) for rows in tensors]))
     bias = torch.arange(57.0)
     wanted = PackedWeight(decoded[torch.from_numpy(np.argsort(outputs))], bias, 8)
-    found = PackedWeight.of_blocks((57, 768), parts, bias, decode_rows)
+    found = PackedWeight.of_blocks((57, 768), parts, bias, decode_rows, 8)
     assert all(torch.equal(one, other) for one, other in zip(found.arrays, wanted.arrays))
+
+
+KEPT = [Kind(kind) for kind in layout.KEPT_TYPES]
+
+
+def kept(kind: GGMLQuantizationType, bias: torch.Tensor | None = None) -> tuple[Packed, torch.Tensor]:
+    """A weight of 57 outputs, of two tensors whose rows are mixed, as it is kept, and its numbers in fp32."""
+    rows = stored(kind, 57, 768)
+    rows[3] = 0
+    rows.flags.writeable = False  # As the rows of a mapped file are.
+    outputs = np.random.default_rng(0).permutation(57)
+    parts = tuple(StoredPart(rows[some], kind, outputs[some]) for some in (slice(37), slice(37, 57)))
+    packed = Packed(StoredRows(torch.Size((57, 768)), parts), bias, "int8")
+    return packed, torch.from_numpy(decode_rows(rows, kind))[torch.from_numpy(np.argsort(outputs))]
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_numbers_of_four_and_six_bits_are_kept(kind: GGMLQuantizationType) -> None:
+    """The package gguf reads the same fp32 numbers from the file, bit for bit."""
+    packed, numbers = kept(kind)
+    assert packed.weight.bits == layout.KEPT_TYPES[kind]
+    assert packed.weight.nbytes == stored_bytes((57, 768), 4, "int8", kind) < 57 * 768
+    some = torch.tensor([56, 3, 3, 0, 17])
+    assert torch.equal(packed.rows(torch.arange(57)), numbers)
+    assert torch.equal(packed.rows(some), numbers[some])
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_products_of_kept_numbers_are_those_of_float64(kind: GGMLQuantizationType) -> None:
+    """Inputs that are whole numbers of 8 bits are not rounded."""
+    bias = torch.arange(57.0)
+    packed, numbers = kept(kind, bias)
+    x = torch.randint(-127, 128, (9, 768), generator=torch.Generator().manual_seed(1)).float()
+    x[:, ::32] = 127
+    exact = x.double() @ numbers.double().T + bias
+    # Roundings of fp32 sums, beside the sizes of what is added.
+    sizes = x.double().abs() @ numbers.double().abs().T
+    assert ((packed(x) - exact).abs() <= 1e-6 * sizes + 1e-5).all()
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_row_of_kept_numbers_is_the_same_bits_in_any_company(kind: GGMLQuantizationType) -> None:
+    packed, numbers = kept(kind)
+    x = torch.randn(40, 768, generator=torch.Generator().manual_seed(1))
+    alone = torch.cat([packed(row[None]) for row in x])
+    # Rounded inputs are near: a scale for each 32.
+    torch.testing.assert_close(alone, x @ numbers.T, rtol=0, atol=float((x @ numbers.T).abs().max()) / 40)
+    for rows in (2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 22, 31, 40):
+        assert torch.equal(packed(x[-rows:].clone()), alone[-rows:]), rows
+    first = multiply(x, packed.weight.first(32))
+    assert torch.equal(first, alone[:, :32])
+    x[1, 5] = torch.inf
+    found = packed(x)
+    assert not found[1].isfinite().any()
+    assert torch.equal(found[2:], alone[2:])
+
+
+@pytest.mark.parametrize("kind", [*KEPT, Kind.Q8_0])
+def test_a_kept_file_has_the_weight_and_no_other_shape(kind: GGMLQuantizationType, tmp_path: Path) -> None:
+    rows = stored(kind, 57, 768)
+    parts = (StoredPart(rows, kind, np.arange(57)),)
+    packed = Packed(StoredRows(torch.Size((57, 768)), parts), torch.arange(57.0), "int8")
+    with (tmp_path / "mark").open("w") as mark:
+        files = PackedFiles(tmp_path, mark)
+        written = files.keep("weight", packed)
+        flush()
+        found = files.find("weight", (57, 768))
+        assert found is not None
+        for one in (written, found):
+            assert one.weight.bits == packed.weight.bits == layout.KEPT_TYPES.get(kind, 8)
+            assert all(torch.equal(*pair) for pair in zip(one.weight.arrays, packed.weight.arrays))
+        assert files.find("weight", (57, 1024)) is None
+        # The header names bits of which the file's size is not.
+        file = tmp_path / "weight"
+        other = 4 if packed.weight.bits == 8 else 8
+        head = json.dumps({"shape": [57, 768], "bits": other}).encode().ljust(4096)
+        file.write_bytes(head + file.read_bytes()[4096:])
+        assert files.find("weight", (57, 768)) is None
+
+
+def test_types_that_differ_are_rounded_to_8_bits() -> None:
+    """As queries and keys in Q4_K next to values in Q6_K."""
+    parts = tuple(
+        StoredPart(stored(kind, 16, 256), kind, np.arange(first, first + 16))
+        for first, kind in ((0, Kind.Q4_K), (16, Kind.Q6_K))
+    )
+    packed = Packed(StoredRows(torch.Size((32, 256)), parts), None, "int8")
+    assert packed.weight.bits == 8
 
 
 def test_a_table_is_the_same_packed_at_once_and_in_parts() -> None:

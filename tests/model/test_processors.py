@@ -1,4 +1,4 @@
-"""A processor that the packed kernels cannot run on is one line of an error, not a traceback."""
+"""Packed kernels on other processors than this one: one line of an error, or the same bits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from platform import machine
 
 import pytest
@@ -28,3 +29,24 @@ def test_weights_in_8_bits_need_avx2() -> None:
     env = os.environ | {"NUMBA_CPU_NAME": "core2"}
     done = subprocess.run([sys.executable, "-c", PACK], env=env, capture_output=True, text=True, check=False)
     assert done.stdout == "int8 and int4 weights need a processor with AVX2\n", done.stderr
+
+
+@pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
+@pytest.mark.parametrize("kind", ["avxvnni", "avx512vnni", "amx"])
+def test_products_have_the_same_bits_with_the_instructions_of_other_processors(
+    kind: str, tmp_path: Path
+) -> None:
+    """Every form of weights; the instructions are emulated, as this processor may lack them."""
+    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    found, wanted = (
+        subprocess.run(
+            [sys.executable, "-m", "tests.model.emulated", one],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for one in (kind, "own")
+    )
+    assert found == wanted
+    assert len(found.splitlines()) == 4

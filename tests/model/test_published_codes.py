@@ -73,7 +73,7 @@ def codes_in(held: Any) -> Tensor:
     if isinstance(held, Fp8):
         return held._fp8_weight.view(torch.uint8)
     weight = held.weight
-    if weight.table[-1] == 8:
+    if weight.bits == 8:
         tiles = weight.arrays.codes.view(weight.outputs // 16, -1, 16, 4).transpose(1, 2)
         return (tiles.reshape(weight.outputs, -1)[:, : weight.shape[1]].int() - 128).to(torch.int8)
     pairs = weight.arrays.codes.view(-1, weight.inputs // 32, 320)[..., :256].unflatten(2, (4, 16, 4))
@@ -134,7 +134,7 @@ def test_what_others_left_whole_has_8_bits(tmp_path: Path) -> None:
 
     leave_whole(f"model.layers.1.{OUT}")
     held = products(load(tmp_path, "int4").decoders[0], 1)
-    assert [one.multiply.weight.table[-1] for one in held.values()] == [8, 4, 4]
+    assert [one.multiply.weight.bits for one in held.values()] == [8, 4, 4]
     counted = published(tmp_path)
     assert counted.form(f"model.layers.1.{OUT}.weight", "int4") == "int8"
     assert counted.form(f"model.layers.1.{DOWN}.weight", "int4") == "int4"

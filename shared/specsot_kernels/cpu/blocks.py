@@ -1,7 +1,8 @@
-"""Rounds the blocks of a GGUF file to packed 8-bit weights, row by row, on several threads.
+"""Packs the blocks of a GGUF file for the kernels, row by row, on several threads.
 
-A row is decoded to fp32 as the package `gguf` decodes it, operation by operation, and rounded as
-`running.PackedWeight` rounds floats. Both results are the same, bit for bit; only the time differs.
+Blocks of some types (`layout.KEPT_TYPES`) keep their numbers, which are laid out in another order. Of others,
+a row is decoded to fp32 as the package `gguf` decodes it, operation by operation, and rounded as
+`running.PackedWeight` rounds floats to 8 bits. Both results are the same, bit for bit; only the time differs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,15 @@ from itertools import pairwise
 import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from specsot_kernels.cpu.layout import (
+    BYTES,
+    GROUP_BYTES,
+    HEAD_BYTES,
+    LANES,
+    Q4_K,
+    Q6_K,
+)
 
 # Bytes of rows as the file stores them, [rows, bytes of a row].
 Rows = NDArray[np.uint8]
@@ -26,8 +36,16 @@ BlockRows = tuple[Rows, int, NDArray[np.int64]]
 DECODED_AT_ONCE = 1 << 17
 # Replaces a scale of zero in divisions.
 TINY = np.float32(1e-30)
+# Bytes of a group of 4-bit weights of 16 outputs, of one of Q4_K, and of one of Q6_K.
+GROUP4, GROUP4_K, GROUP6_K = (GROUP_BYTES[bits] for bits in (4, Q4_K, Q6_K))
+# Bytes that precede 8 groups in Q4_K, and in Q6_K.
+HEAD4_K, HEAD6_K = HEAD_BYTES[Q4_K], HEAD_BYTES[Q6_K]
 # The fp32 number of each fp16 number, by its 16 bits.
 HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+# The 16 bits of -8 times each fp16 number: the minimum value of a block Q4_0, by the bits of its scale. It is
+# infinite for scales beyond 8,188, which no model is known to have.
+with np.errstate(over="ignore", invalid="ignore"):
+    MINIMUMS = (HALVES * np.float32(-8)).astype(np.float16).view(np.uint16)
 
 
 def _compiled(function: Callable[..., None]) -> Callable[..., None]:
@@ -342,10 +360,171 @@ def pack_rows(
                 largest, largest.view(np.uint32),
             )  # fmt: skip
 
+    _on_threads(pack_range, count, threads)
+
+
+@numba.njit(inline="always")
+def _word(shorts, at):
+    """Return 4 bytes of a block as a 32-bit number.
+
+    shorts: uint16 [16-bit numbers of a block].
+    at: number of the first byte, which is even.
+    """
+    return np.uint32(shorts[at // 2]) | (np.uint32(shorts[at // 2 + 1]) << np.uint32(16))
+
+
+@_compiled
+def _lay_q4_k(rows, outputs, codes, words):
+    """Lay out rows of blocks Q4_K for the kernels; see `running.PackedWeight`. No number changes.
+
+    rows: uint32 [rows, 4-byte words of a row], the blocks: both fp16 numbers, 12 bytes of scales and minimum
+        values (`_scale_and_minimum`), and 8 words of codes for each two groups (`_decode_q4_k`).
+    outputs: int64 [rows], the output of the packed weight that each row is.
+    codes: uint8 [bytes of the packed weight], which are written.
+    words: uint32 [words of the packed weight], the same memory as `codes`.
+    """
+    few = np.uint32(0x0F0F0F0F)
+    four = np.uint32(4)
+    scales = np.empty(12, np.uint8)
+    num_blocks = rows.shape[1] // 36
+    for row in range(rows.shape[0]):
+        lane = outputs[row] % LANES
+        first = outputs[row] // LANES * num_blocks
+        for number in range(num_blocks):
+            block = rows[row, 36 * number : 36 * number + 36]
+            head = (first + number) * (HEAD4_K + 8 * GROUP4_K)
+            for half in range(2):
+                # The minimum value is subtracted in a block, and added by the kernels.
+                bits = (block[0] >> np.uint32(16 * half)) ^ np.uint32(0x8000 * half)
+                at = head + 2 * LANES * half + 2 * lane
+                codes[at] = bits & np.uint32(255)
+                codes[at + 1] = (bits >> np.uint32(8)) & np.uint32(255)
+            for i in range(12):
+                scales[i] = (block[1 + i // 4] >> np.uint32(8 * (i % 4))) & np.uint32(255)
+            for group in range(8):
+                at = head + HEAD4_K + group * GROUP4_K
+                scale, minimum = _scale_and_minimum(scales, group)
+                codes[at + GROUP4_K - 2 * LANES + lane] = scale
+                codes[at + GROUP4_K - LANES + lane] = minimum
+                source = block[4 + 8 * (group // 2) : 12 + 8 * (group // 2)]
+                shift = np.uint32(4 * (group % 2))
+                to = at // 4 + lane
+                for pair in range(4):
+                    even = (source[2 * pair] >> shift) & few
+                    odd = (source[2 * pair + 1] >> shift) & few
+                    words[to + LANES * pair] = even | (odd << four)
+
+
+@_compiled
+def _lay_q4(rows, size, outputs, minimums, shorts, words):
+    """Lay out rows of blocks Q4_0 or Q4_1 for the kernels; see `running.PackedWeight`. No number changes.
+
+    rows: uint16 [rows, 16-bit numbers of a row], the blocks: a scale, a minimum value in Q4_1 alone, and the
+        codes; see `_decode_q4_0`.
+    size: 16-bit numbers of a block: 9 (Q4_0) or 10 (Q4_1).
+    outputs: int64 [rows], the output of the packed weight that each row is.
+    minimums: MINIMUMS.
+    shorts: uint16 [bytes of the packed weight / 2], which are written.
+    words: uint32 [bytes of the packed weight / 4], the same memory as `shorts`.
+    """
+    few = np.uint32(0x0F0F0F0F)
+    four = np.uint32(4)
+    num_blocks = rows.shape[1] // size
+    for row in range(rows.shape[0]):
+        lane = outputs[row] % LANES
+        first = outputs[row] // LANES * num_blocks
+        for number in range(num_blocks):
+            block = rows[row, size * number : size * number + size]
+            at = (first + number) * GROUP4
+            factors = (at + 4 * BYTES) // 2 + lane
+            shorts[factors] = block[0]
+            shorts[factors + LANES] = minimums[block[0]] if size == 9 else block[1]
+            for pair in range(4):
+                source = size - 8 + 4 * (pair % 2)
+                shift = np.uint32(4 * (pair // 2))
+                even = _word(block, 2 * source)
+                odd = _word(block, 2 * source + 4)
+                together = ((even >> shift) & few) | (((odd >> shift) & few) << four)
+                words[at // 4 + LANES * pair + lane] = together
+
+
+@_compiled
+def _lay_q6_k(rows, outputs, codes, shorts, words):
+    """Lay out rows of blocks Q6_K for the kernels; see `running.PackedWeight`. No number changes.
+
+    rows: uint16 [rows, 16-bit numbers of a row], the blocks; see `_decode_q6_k`.
+    outputs: int64 [rows], the output of the packed weight that each row is.
+    codes: uint8 [bytes of the packed weight], which are written.
+    shorts: uint16 [bytes of the packed weight / 2], the same memory as `codes`.
+    words: uint32 [bytes of the packed weight / 4], the same memory as `codes`.
+    """
+    few = np.uint32(0x0F0F0F0F)
+    two = np.uint32(0x03030303)
+    num_blocks = rows.shape[1] // 105
+    for row in range(rows.shape[0]):
+        lane = outputs[row] % LANES
+        first = outputs[row] // LANES * num_blocks
+        for number in range(num_blocks):
+            block = rows[row, 105 * number : 105 * number + 105]
+            head = (first + number) * (HEAD6_K + 8 * GROUP6_K)
+            shorts[head // 2 + lane] = block[104]
+            for group in range(8):
+                at = head + HEAD6_K + group * GROUP6_K
+                scales = block[96 + group]
+                codes[at + GROUP6_K - 2 * LANES + lane] = scales & np.uint16(255)
+                codes[at + GROUP6_K - LANES + lane] = scales >> np.uint16(8)
+                lower = 64 * (group // 4) + 32 * (group % 2)
+                upper = 128 + 32 * (group // 4)
+                shift = np.uint32(4 * (group % 4 // 2))
+                upper_shift = np.uint32(2 * (group % 4))
+                to = at // 4 + lane
+                for pair in range(4):
+                    even = (_word(block, lower + 8 * pair) >> shift) & few
+                    odd = (_word(block, lower + 8 * pair + 4) >> shift) & few
+                    words[to + LANES * pair] = even | (odd << np.uint32(4))
+                for half in range(2):
+                    together = np.uint32(0)
+                    for step in range(4):
+                        bits = (_word(block, upper + 16 * half + 4 * step) >> upper_shift) & two
+                        together |= bits << np.uint32(2 * step)
+                    words[to + LANES * (4 + half)] = together
+
+
+def lay_rows(part: BlockRows, codes: NDArray[np.uint8], threads: int) -> None:
+    """Store rows of 4- or 6-bit blocks in a packed weight, with all their numbers.
+
+    part: the rows, of a type in `layout.KEPT_TYPES`; see `BlockRows`.
+    codes: uint8 [bytes of the packed weight], which are written; see `running.PackedWeight`.
+    threads: number of threads, at least 1.
+    """
+    rows, kind, outputs = part
+    stored = rows.view(np.uint32 if kind == Q4_K else np.uint16)
+    shorts, words = codes.view(np.uint16), codes.view(np.uint32)
+
+    def lay_range(begin: int, end: int) -> None:
+        """Lay out the rows from `begin` to `end`."""
+        some = slice(begin, end)
+        if kind == Q4_K:
+            _lay_q4_k(stored[some], outputs[some], codes, words)
+        elif kind == Q6_K:
+            _lay_q6_k(stored[some], outputs[some], codes, shorts, words)
+        else:
+            _lay_q4(stored[some], 9 if kind == 2 else 10, outputs[some], MINIMUMS, shorts, words)
+
+    _on_threads(lay_range, len(rows), threads)
+
+
+def _on_threads(work: Callable[[int, int], None], count: int, threads: int) -> None:
+    """Call `work(begin, end)` for parts of the range from 0 to `count`, one part on each thread.
+
+    work: what is called; it releases the GIL.
+    count: end of the range. If it is less than the number of threads, there is one call by this thread.
+    threads: number of threads, at least 1.
+    """
     if threads == 1 or count < threads:
-        pack_range(0, count)
+        work(0, count)
         return
     bounds = [count * number // threads for number in range(threads + 1)]
     with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(pack_range, *ends) for ends in pairwise(bounds)]:
+        for done in [pool.submit(work, *ends) for ends in pairwise(bounds)]:
             done.result()

@@ -20,14 +20,32 @@ from specsot_kernels.errors import UnsupportedProcessor
 LANES = 16
 # Bytes of a vector of floats, of the 8-bit weights of one step, and of a cache line.
 BYTES = 64
-# Inputs that share a scale with 4-bit weights: of the weights, and of the activations that they multiply.
+# Inputs of a group of weights of 4 and 6 bits. The activations that a group multiplies share a scale.
 GROUP = 32
 # Activations that share a scale with 8-bit weights.
 LONG_GROUP = 64
 # The largest finite fp16 number.
 LARGEST_HALF = 65504.0
-# Bytes of a group of 16 outputs: their 4-bit weights, then scales and minimum values in fp16.
-GROUP_BYTES = 4 * BYTES + 4 * LANES
+# ggml's numbers of its types Q4_K and Q6_K. A product's table has them in place of bits if its weight was
+# stored in such blocks: 4- or 6-bit weights, whose groups have scales of few bits.
+Q4_K, Q6_K = 12, 14
+# By ggml's number of a type whose numbers a packed weight can hold as they are: the entry BITS of its table.
+# Others are rounded to 8 bits. The first two types are Q4_0 and Q4_1.
+KEPT_TYPES = {2: 4, 3: 4, Q4_K: Q4_K, Q6_K: Q6_K}
+# Inputs of a block Q4_K or Q6_K.
+K_INPUTS = 256
+# By the entry BITS, bytes of a group of 16 outputs: the lower 4 bits of the weights, the upper 2 bits in
+# Q6_K, and then a number of each output for the group's scale and one for its minimum value (in Q6_K for the
+# scale of the second half): fp16, or a byte in Q4_K and Q6_K. A group of 8-bit weights has nothing else.
+GROUP_BYTES = {
+    8: LANES * LONG_GROUP,
+    4: 4 * BYTES + 4 * LANES,
+    Q4_K: 4 * BYTES + 2 * LANES,
+    Q6_K: 6 * BYTES + 2 * LANES,
+}
+# By the entry BITS, bytes that precede each 8 groups of 16 outputs: fp16 numbers by which the groups' scales,
+# and in Q4_K those by which their minimum values, are multiplied.
+HEAD_BYTES = {8: 0, 4: 0, Q4_K: 4 * LANES, Q6_K: 2 * LANES}
 # Bytes of a barrier. Three counters, each in a cache line of its own: threads that have arrived, completed
 # barriers, threads that sleep.
 BARRIER_BYTES = 3 * BYTES
@@ -100,15 +118,15 @@ def _has_amx() -> bool:
 AMX = _has_amx()
 
 # Fields of a product's table. WEIGHT, FACTORS, BIAS: addresses of the packed weight, of the scales of its
-# outputs (8 bits only) and of its bias, which is zeros if there is none. INPUTS, OUTPUTS: sizes. BITS: 8 or
-# 4.
-WEIGHT, FACTORS, BIAS, INPUTS, OUTPUTS, BITS = range(0, 48, 8)
+# outputs (8 bits only) and of its bias, which is zeros if there is none. INPUTS, OUTPUTS: sizes. BITS: 8, 4,
+# Q4_K or Q6_K. APART: bytes from the weights of 16 outputs to those of the next 16.
+WEIGHT, FACTORS, BIAS, INPUTS, OUTPUTS, BITS, APART = range(0, 56, 8)
 # Numbers of a product's table.
-PRODUCT = 6
+PRODUCT = 7
 # Fields of a layer: four products, and addresses of the norms' weights; those of the head norms may be 0
 # (none).
 QKV, OUT, GATE_UP, DOWN = range(0, 4 * 8 * PRODUCT, 8 * PRODUCT)
-INPUT_NORM, MLP_NORM, Q_NORM, K_NORM = range(DOWN + 48, DOWN + 80, 8)
+INPUT_NORM, MLP_NORM, Q_NORM, K_NORM = range(DOWN + 8 * PRODUCT, DOWN + 8 * PRODUCT + 32, 8)
 # Numbers of a layer's table.
 LAYER = DOWN // 8 + PRODUCT + 4
 # Fields of a frame's table; a single product uses the first nine and those from X on. All are addresses of

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specsot_kernels.cpu import kernel, layout
-from specsot_kernels.cpu.layout import BARRIER_BYTES, BYTES, GROUP, GROUP_BYTES, LANES, LONG_GROUP, TILE_ROWS
+from specsot_kernels.cpu.layout import (
+    BARRIER_BYTES,
+    BYTES,
+    GROUP,
+    GROUP_BYTES,
+    HEAD_BYTES,
+    K_INPUTS,
+    LANES,
+    LONG_GROUP,
+    Q6_K,
+    TILE_ROWS,
+)
 from specsot_kernels.segments import HeadColumns, RowSpan, VisibleColumns, hidden_by_head, tail_seen
 
 if TYPE_CHECKING:
@@ -39,8 +50,8 @@ Codes = tuple[Tensor, Tensor, Tensor]
 class PackedArrays(NamedTuple):
     """The arrays of a packed weight, as `PackedWeight` describes them.
 
-    codes: uint8, in 4 bits with the scales and the minimum values of each group.
-    scales: fp32 [padded outputs], the scale of each output in 8 bits; empty in 4 bits.
+    codes: uint8, in fewer than 8 bits with the scales and the minimum values of each group.
+    scales: fp32 [padded outputs], the scale of each output in 8 bits; empty in fewer bits.
     bias: fp32 [padded outputs], zeros if there is no bias.
     """
 
@@ -50,16 +61,20 @@ class PackedArrays(NamedTuple):
 
 
 class PackedWeight:
-    """A weight [out, in] in 8 or 4 bits with its bias, and the table by which kernels find its arrays.
+    """A weight [out, in] in 8 or fewer bits with its bias, and the table by which kernels find its arrays.
 
     In 8 bits, each output has a symmetric scale. In 4 bits, each 32 inputs have a scale and a minimum value
-    in fp16, so that weights from such blocks (a GGUF file's Q4_1) are held without loss.
+    in fp16, so that weights from such blocks (a GGUF file's Q4_0 and Q4_1) are held without loss. Blocks Q4_K
+    and Q6_K of 256 inputs are held without loss as well: scales and minimum values of each 32 inputs, or
+    scales of each 16 inputs in Q6_K, are bytes, which the block's fp16 numbers multiply.
 
     Blocks of 16 outputs follow one another. Within a block, a step holds 4 inputs of each of the 16 outputs
     (64 numbers). In 8 bits, byte 4 * o + i of step s is the code of output o and input 4 * s + i, plus 128.
     In 4 bits, a byte holds step 2 * p in its lower and step 2 * p + 1 in its upper half, and the 32 inputs of
-    a group, 4 * 64 bytes, are followed by the group's 16 scales and 16 minimum values. Sizes are padded with
-    zeros to whole blocks.
+    a group, 4 * 64 bytes, are followed by the group's 16 scales and 16 minimum values. In Q4_K the fp16
+    numbers of 16 outputs (scales first, minimum values negated) precede 8 such groups. Q6_K is like it, but
+    after the lower 4 bits of a group 2 * 64 bytes have the upper 2 bits, of four steps each, and the scales
+    are those of the group's first and second 16 inputs. Sizes are padded with zeros to whole blocks.
     """
 
     __slots__ = ("arrays", "inputs", "outputs", "shape", "table")
@@ -86,7 +101,7 @@ class PackedWeight:
 
         shape: (out, in) of the weight.
         arrays: the arrays, in the sizes of `array_sizes`.
-        bits: 8 or 4.
+        bits: the entry BITS of the table; see `layout.BITS`.
         """
         weight = cls.__new__(cls)
         weight.shape = torch.Size(shape)
@@ -95,18 +110,25 @@ class PackedWeight:
 
     @classmethod
     def of_blocks(
-        cls, shape: Sequence[int], parts: Iterable[BlockRows], bias: Tensor | None, decode: Decode
+        cls, shape: Sequence[int], parts: Iterable[BlockRows], bias: Tensor | None, decode: Decode, bits: int
     ) -> PackedWeight:
-        """Round the blocks of a GGUF file to 8 bits, on all of PyTorch's threads.
+        """Pack the blocks of a GGUF file on all of PyTorch's threads: round them to 8 bits, or keep the
+        numbers of 4-bit blocks.
 
         shape: (out, in) of the weight.
         parts: the rows of the weight, each output once.
         bias: [out]; None: no bias is added.
         decode: decodes the rows of a part whose type has no kernel; see `blocks.pack_rows`.
+        bits: what `bits_of` returns for the types of the parts, or 8.
         """
-        from specsot_kernels.cpu.blocks import pack_rows
+        from specsot_kernels.cpu.blocks import lay_rows, pack_rows
 
-        num_codes, num_scales, _ = array_sizes(shape, 8)
+        num_codes, num_scales, _ = array_sizes(shape, bits)
+        if bits != 8:
+            laid = torch.zeros(num_codes, dtype=torch.uint8)
+            for part in parts:
+                lay_rows(part, laid.numpy(), torch.get_num_threads())
+            return cls.of_arrays(shape, PackedArrays(laid, torch.empty(0), _padded_bias(bias, shape)), bits)
         codes = torch.full((num_codes,), 128, dtype=torch.uint8)
         scales = torch.zeros(num_scales)
         by_step = codes.numpy().view(np.uint32).reshape(num_scales // LANES, -1, LANES)
@@ -114,32 +136,77 @@ class PackedWeight:
             pack_rows(part, shape[1], by_step, scales.numpy(), torch.get_num_threads(), decode)
         return cls.of_arrays(shape, PackedArrays(codes, scales, _padded_bias(bias, shape)), 8)
 
+    @staticmethod
+    def bits_of(kinds: Collection[int]) -> int:
+        """Return the entry BITS of a weight that is made of blocks of these types: that of the types if they
+        are kept as they are and have the same one, else 8.
+
+        kinds: ggml's numbers of the types; at least one.
+        """
+        found = {layout.KEPT_TYPES.get(kind, 8) for kind in kinds}
+        return found.pop() if len(found) == 1 else 8
+
     def _point_to(self, arrays: PackedArrays, bits: int) -> None:
         """Keep the arrays, and tabulate where they are.
 
         arrays: the arrays of the weight.
-        bits: 8 or 4.
+        bits: the entry BITS of the table; see `layout.BITS`.
         """
         self.outputs, self.inputs = padded(self.shape)
         self.arrays = arrays
         places = (each.data_ptr() for each in arrays)
-        self.table = np.array([*places, self.inputs, self.outputs, bits], dtype=np.int64)
+        apart = len(arrays.codes) // (self.outputs // LANES)
+        self.table = np.array([*places, self.inputs, self.outputs, bits, apart], dtype=np.int64)
 
     @property
     def bits(self) -> int:
-        """Return the bits of a weight: 8 or 4."""
-        return int(self.table[-1])
+        """Return the entry BITS of the table; see `layout.BITS`."""
+        return int(self.table[layout.BITS // 8])
 
     def rows(self, numbers: Tensor) -> Tensor:
-        """Return rows of an 8-bit weight as fp32, [n, in].
+        """Return rows as fp32, [n, in].
 
         numbers: LongTensor [n], numbers of outputs.
 
-        Row 19 is output 3 of block 1: its codes are the bytes 4 * 3 .. 4 * 3 + 3 of every step of that block.
+        Row 19 is output 3 of block 1: in 8 bits, its codes are the bytes 4 * 3 .. 4 * 3 + 3 of every step of
+        that block.
         """
+        if self.bits != 8:
+            return self._rows_of_groups(numbers)
         blocks = self.arrays.codes.view(self.outputs // LANES, -1, LANES, 4)
         whole = blocks[numbers // LANES, :, numbers % LANES].flatten(1)[:, : self.shape[1]]
         return (whole.float() - 128) * self.arrays.scales[numbers, None]
+
+    def _rows_of_groups(self, numbers: Tensor) -> Tensor:
+        """Return rows of a 4- or 6-bit weight as fp32, [n, in].
+
+        numbers: LongTensor [n], numbers of outputs.
+        """
+        each, lanes, bits = torch.arange(len(numbers)), numbers % LANES, self.bits
+        num_groups = K_INPUTS // GROUP if HEAD_BYTES[bits] else 1
+        size = HEAD_BYTES[bits] + num_groups * GROUP_BYTES[bits]
+        # [n, blocks, bytes] -> [n, blocks, groups, bytes]
+        blocks = self.arrays.codes.view(self.outputs // LANES, -1, size)[numbers // LANES]
+        groups = blocks[..., HEAD_BYTES[bits] :].unflatten(-1, (num_groups, -1))
+        # [n, blocks, groups, pairs of steps, 4] -> [n, blocks, groups, inputs]
+        pairs = groups[..., : 4 * BYTES].unflatten(-1, (4, LANES, 4))[each, :, :, :, lanes]
+        codes = torch.stack((pairs & 15, pairs >> 4), -2).flatten(-3)
+        # The two numbers of each group; see `layout.GROUP_BYTES`.
+        ends = groups[..., 4 * BYTES :].contiguous()
+        if bits == 4:
+            halves = ends.view(torch.float16).unflatten(-1, (2, LANES))
+            scale, minimum = halves[each, :, :, :, lanes].float().unbind(-1)
+            return (codes * scale[..., None] + minimum[..., None]).flatten(1)
+        heads = blocks[..., : HEAD_BYTES[bits]].contiguous().view(torch.float16).unflatten(-1, (-1, LANES))
+        factors = heads[each, :, :, lanes].float()[:, :, None]
+        own = ends[..., -2 * LANES :].unflatten(-1, (2, LANES))[each, :, :, :, lanes]
+        if bits != Q6_K:
+            scale, minimum = (factors * own).unbind(-1)
+            return (codes * scale[..., None] + minimum[..., None]).flatten(1)
+        upper = ends[..., : 2 * BYTES].unflatten(-1, (2, LANES, 4))[each, :, :, :, lanes]
+        upper = torch.stack([upper >> shift & 3 for shift in (0, 2, 4, 6)], -2).flatten(-3)
+        signed = (codes + 16 * upper).float() - 32
+        return (signed.unflatten(-1, (2, -1)) * (factors * own.view(torch.int8))[..., None]).flatten(1)
 
     def first(self, outputs: int) -> PackedWeight:
         """Return the first outputs as a weight of their own, with their bias. It shares this weight's memory.
@@ -196,15 +263,15 @@ def array_sizes(shape: Sequence[int], bits: int) -> tuple[int, int, int]:
     """Return how many numbers the arrays of a packed weight have: codes (bytes), scales and bias.
 
     shape: (out, in) of the weight.
-    bits: 8 or 4.
+    bits: the entry BITS of the weight's table; see `layout.BITS`.
 
     A weight [20, 100] has 32 padded outputs. In 8 bits these are 32 * 128 codes and 32 scales, in 4 bits 2
-    blocks of 4 groups of GROUP_BYTES, and no scales apart from those.
+    blocks of 4 groups of GROUP_BYTES[4], and no scales apart from those.
     """
     outputs, inputs = padded(shape)
-    if bits == 8:
-        return outputs * (inputs + -inputs % LONG_GROUP), outputs, outputs
-    return outputs // LANES * (inputs // GROUP) * GROUP_BYTES, 0, outputs
+    groups = -(-inputs // LONG_GROUP) if bits == 8 else inputs // GROUP
+    of_block = groups * GROUP_BYTES[bits] + inputs // K_INPUTS * HEAD_BYTES[bits]
+    return outputs // LANES * of_block, outputs if bits == 8 else 0, outputs
 
 
 def _padded_bias(bias: Tensor | None, shape: Sequence[int]) -> Tensor:
@@ -407,7 +474,8 @@ class KernelFrame:
         # AMX reads whole tiles of rows, and discards those after the last row: the memory must exist.
         self.make(layout.SHORT, (rows + TILE_ROWS) * (widest + LONG_GROUP) * layout.WORD // 4)
         for field in (layout.SCALES, layout.SUMS):
-            self.make(field, (rows * (widest // GROUP + 1) + TILE_ROWS) * 4)
+            # Two numbers a group in Q6_K.
+            self.make(field, (rows * (2 * widest // GROUP + 1) + TILE_ROWS) * 4)
         self.make(layout.WIDE, self._threads * widest * 4)
 
     def put(self, field: int, number: int) -> None:

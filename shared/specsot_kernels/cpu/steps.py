@@ -20,6 +20,7 @@ from specsot_kernels.cpu.attending import KEPT, gather, score, soften
 from specsot_kernels.cpu.compiling import source_digest
 from specsot_kernels.cpu.layout import (
     AMX,
+    APART,
     ASKED,
     ASKING,
     ATTENDED,
@@ -37,7 +38,6 @@ from specsot_kernels.cpu.layout import (
     FACTORS,
     GATE_UP,
     GROUP,
-    GROUP_BYTES,
     HEAD_DIM,
     HEADS,
     HIDDEN,
@@ -65,6 +65,7 @@ from specsot_kernels.cpu.layout import (
     PAGE_ROWS,
     POSITIONS,
     PROJECTED,
+    Q6_K,
     Q_NORM,
     QKV,
     QUERY,
@@ -152,13 +153,14 @@ def quantize_row(x, size, bits, out, scales, sums, across):
     """Quantize a row to 8 bits, each group of inputs with a scale, and write a correction for each group.
 
     8-bit weights are stored plus 128, so the correction in `sums` is -128 * the sum of the group's numbers;
-    for 4-bit weights it is scale * the sum, which multiplies the group's minimum value. A group with a number
+    for 4-bit weights it is scale * the sum, which multiplies the group's minimum value. For 6-bit weights,
+    which are stored plus 32, there are two corrections, -32 * the sum of each half. A group with a number
     that is not finite gets a scale that is not finite. For 8-bit weights a group is LONG_GROUP inputs, of
-    which missing ones count as 0; for 4-bit weights it is GROUP inputs. A group of zeros gets scale 0.
+    which missing ones count as 0; for others it is GROUP inputs. A group of zeros gets scale 0.
 
     x: address of the row, fp32.
     size: numbers of the row, a multiple of 32.
-    bits: bits of the weights that the row is multiplied with: 8 or 4.
+    bits: the entry BITS of the product that the row is multiplied with.
     out: address of the quantized row, as many bytes as `short_bytes` returns.
     scales: address that receives the first group's scale.
     sums: address that receives the first group's correction.
@@ -189,6 +191,11 @@ def quantize_row(x, size, bits, out, scales, sums, across):
                 v.put_shorts(second_half, further, last) if short else v.put_bytes(second_half, further, last)
             )
             v.put_int(sums, -128 * whole)
+        elif bits == Q6_K:
+            first_half = v.put_bytes(to, low, v.splat(0.0))
+            v.put_int(sums, -32 * first_half)
+            sums = sums + across
+            v.put_int(sums, -32 * (v.put_bytes(to, low, high) - first_half))
         else:
             v.put(sums, scale * numba.float32(whole))
         scales = scales + across
@@ -200,7 +207,7 @@ def short_bytes(inputs, bits):
     """Return the bytes of a quantized row, whole groups.
 
     inputs: numbers of the row.
-    bits: bits of the weights that the row is multiplied with: 8 or 4.
+    bits: the entry BITS of the product that the row is multiplied with.
     """
     return -(-inputs // LONG_GROUP) * LONG_GROUP * (WORD // 4) if bits == 8 else inputs
 
@@ -253,19 +260,19 @@ def multiply(thread, threads, frame, product, prior, prior_stride, out):
     steps = LONG_STEPS if eight else STEPS
     stride = short_bytes(inputs, bits)
     across = 4 * rows
-    apart = groups * (LONG_GROUP * LANES if eight else GROUP_BYTES)
-    # With AMX, 16 rows take as long as 6 rows without it. The sums are integers, so that the result is the
-    # same.
-    tiled = AMX and eight and rows > HEIGHTS[0]
+    apart = v.get_long(product + APART)
+    # With AMX, 16 rows of 8-bit products take as long as 6 rows without it. The sums are integers, so that
+    # the result is the same.
+    tiled = AMX and rows > HEIGHTS[0]
     if tiled:
-        tiles.configure()
+        tiles.configure(bits)
     # Up to ROWS_OF_TWO rows wait for memory. Beyond ROWS_OF_ONE rows, two passes fetch weights sooner than
     # one taller pass does.
     height = min(rows if rows <= ROWS_OF_ONE else (rows + 1) // 2, HEIGHTS[0])
     height = HEIGHTS[0] if rows > ROWS_OF_TWO else height
     height = TILE_ROWS if tiled else height
     passes = (rows + height - 1) // height
-    lines = (LONG_STEPS + passes - 1) // passes
+    lines = (apart // groups + 64 * passes - 1) // (64 * passes)
     pace = (apart + groups * steps * passes - 1) // (groups * steps * passes)
     block = blocks * thread // threads
     last = blocks * (thread + 1) // threads
@@ -286,7 +293,7 @@ def multiply(thread, threads, frame, product, prior, prior_stride, out):
             if tiled and left > HEIGHTS[0]:
                 for at in range(width):
                     tiles.matrix(
-                        left, x, stride, w + at * apart, groups, scale, total, across,
+                        bits, left, x, stride, w + at * apart, groups, scale, total, across,
                         factors + shift + 64 * at, before + 64 * at, prior_stride, to + 64 * at, outputs * 4,
                         ahead, lines,
                     )  # fmt: skip
@@ -299,10 +306,7 @@ def multiply(thread, threads, frame, product, prior, prior_stride, out):
             )  # fmt: skip
             left = min(left, height)
             few = passes <= tiles.FEW_PASSES
-            if eight:
-                row += tiles.multiply8(width, left, given, few)
-            else:
-                row += tiles.multiply4(width, left, given, few)
+            row += tiles.multiply(bits, width, left, given, few)
             ahead += groups * steps * width * pace
         block += width
     if tiled:

@@ -1,8 +1,9 @@
-"""Emits tiles of matrix products with 8- and 4-bit weights: some rows times some blocks of 16 outputs."""
+"""Emits tiles of matrix products with 8-, 6- and 4-bit weights: some rows times some blocks of 16 outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from llvmlite import ir
@@ -14,9 +15,13 @@ from specsot_kernels.cpu.layout import (
     BYTES,
     GROUP,
     GROUP_BYTES,
+    HEAD_BYTES,
     INSTRUCTIONS,
+    K_INPUTS,
     LANES,
     LONG_GROUP,
+    Q4_K,
+    Q6_K,
     TILE_ROWS,
     WIDE_INPUTS,
 )
@@ -44,6 +49,8 @@ from specsot_kernels.cpu.vectors import (
     write,
 )
 
+# The entries BITS that a product's table may have.
+FORMS = tuple(GROUP_BYTES)
 # Steps of a group; a step has four inputs.
 STEPS = GROUP // 4
 # Steps of a long group, which 8-bit weights have.
@@ -223,9 +230,9 @@ class _ShortSums(_Sums):
         """Return zeroed registers.
 
         b: the LLVM builder into which code is emitted.
-        first: not used: 4-bit products begin at zero.
+        first: not used: these products begin at zero.
         """
-        return [ir.Constant(self.kind, None)] * self.vectors
+        return [ir.Constant(_ShortSums.kind, None)] * self.vectors
 
     def read(self, b: Builder, x: Value) -> Value:
         """Emit a load of the 4 inputs at an address, in the form that `step` needs.
@@ -245,9 +252,8 @@ class _ShortSums(_Sums):
         """
         parts = (_part(b, weights, at, 32) for at in (0, 32))
         name = "llvm.x86.avx2.pmadd.ub.sw"
-        return [
-            b.add(total, call_named(b, name, self.kind, part, inputs)) for total, part in zip(sums, parts)
-        ]
+        kind = _ShortSums.kind
+        return [b.add(total, call_named(b, name, kind, part, inputs)) for total, part in zip(sums, parts)]
 
     def end(self, b: Builder, sums: list[Value]) -> Value:
         """Emit the 16 sums as 32-bit integers.
@@ -255,9 +261,49 @@ class _ShortSums(_Sums):
         b: the LLVM builder into which code is emitted.
         sums: the registers of one row's sums, as `start` returns them.
         """
-        ones = ir.Constant(self.kind, [1] * 16)
+        ones = ir.Constant(_ShortSums.kind, [1] * 16)
         wide = ir.VectorType(I32, 8)
         return _concatenated(b, [call_named(b, "llvm.x86.avx2.pmadd.wd", wide, part, ones) for part in sums])
+
+
+class _WideSums(_ShortSums):
+    """Sums for AVX2 with 6-bit weights: 32-bit sums, and 16-bit sums of pairs of every two steps.
+
+    Two steps are at most 2 * 2 * 63 * 127 = 32,004, which 16 bits hold.
+    """
+
+    kind = ir.VectorType(I32, 8)
+
+    def start(self, b: Builder, first: Value) -> list[Value]:
+        """Return registers of one row's sums that begin with a number.
+
+        b: the LLVM builder into which code is emitted.
+        first: the number, an i32; every output's sum begins with it.
+        """
+        return _Sums.start(self, b, first)
+
+    def step(self, b: Builder, sums: list[Value], weights: Value, inputs: Value) -> list[Value]:
+        """Emit the addition of one step's products, and return the new registers.
+
+        b: the LLVM builder into which code is emitted.
+        sums: the registers of one row's sums, as `start` returns them. After an odd number of steps, the
+            16-bit sums of the last step follow.
+        weights: 64 unsigned bytes, 4 weights of each of 16 outputs.
+        inputs: the step's inputs, as `read` returns them.
+        """
+        if len(sums) == self.vectors:
+            return sums + super().step(b, super().start(b, I32(0)), weights, inputs)
+        pairs = super().step(b, sums[self.vectors :], weights, inputs)
+        both = _part(b, super().end(b, pairs), 0, 8), _part(b, super().end(b, pairs), 8, 8)
+        return [b.add(total, one) for total, one in zip(sums, both)]
+
+    def end(self, b: Builder, sums: list[Value]) -> Value:
+        """Emit the 16 sums as 32-bit integers, after an even number of steps.
+
+        b: the LLVM builder into which code is emitted.
+        sums: the registers of one row's sums, as `start` returns them.
+        """
+        return _concatenated(b, sums)
 
 
 class _AnySums(_Sums):
@@ -287,52 +333,166 @@ class _AnySums(_Sums):
 def _sums_for(bits: int) -> _Sums:
     """Return the sums that this processor's instructions compute fastest.
 
-    On AVX2 they are `_PairSums` for 8 bits and `_ShortSums` for 4 bits; on processors without special
-    instructions `_AnySums`.
+    On AVX2 they are `_PairSums` for 8 bits, `_WideSums` for 6 bits and `_ShortSums` for 4 bits; on
+    processors without special instructions `_AnySums`.
 
-    bits: bits of a weight: 8 or 4.
+    bits: 8, 4 or Q4_K; see `layout.BITS`.
     """
     if INSTRUCTIONS == "avx2":
-        return _PairSums() if bits == 8 else _ShortSums()
+        return {8: _PairSums, Q6_K: _WideSums}.get(bits, _ShortSums)()
     return {"avx512vnni": _Sums, "avxvnni": _HalfSums}.get(INSTRUCTIONS, _AnySums)()
 
 
 def _weights(b: Builder, at: Value, bits: int) -> Iterator[Value]:
     """Emit, for each step of a group, the 64 weights of 16 outputs.
 
-    Of 4-bit weights, a byte holds the even step in its lower half. There are LONG_STEPS steps for 8 bits, and
-    STEPS for 4 bits; each yields a vector of 64 unsigned bytes.
+    Of the lower 4 bits of weights, a byte holds the even step in its lower half; of the upper 2 bits of 6-bit
+    weights, a byte holds four steps, the first one lowest. There are LONG_STEPS steps for 8 bits, and else
+    STEPS; each yields a vector of 64 unsigned bytes.
 
     b: the LLVM builder into which code is emitted.
     at: address of the group's weights.
-    bits: bits of a weight: 8 or 4.
+    bits: 8, 4 or Q4_K; see `layout.BITS`.
     """
     halves = ir.VectorType(ir.IntType(16), 32)
-    low = ir.Constant(_bytes(64), [15] * 64)
-    for step in range(LONG_STEPS if bits == 8 else STEPS // 2):
-        numbers = read(_bytes(64))(b, address(b, at, (step, BYTES)))
+
+    def some_bits(line: int, right: int, mask: int) -> Value:
+        """Emit the bits of a mask of 64 bytes that are shifted to the right, or to the left if `right` is
+        negative.
+
+        line: number of the 64 bytes.
+        right: number of bits.
+        mask: which bits of each byte stay.
+        """
+        shorts = read(halves)(b, address(b, at, (line, BYTES)))
+        shift = b.lshr if right > 0 else b.shl
+        shifted = shift(shorts, ir.Constant(halves, [abs(right)] * 32)) if right else shorts
+        return b.and_(b.bitcast(shifted, _bytes(64)), ir.Constant(_bytes(64), [mask] * 64))
+
+    for step in range(LONG_STEPS if bits == 8 else STEPS):
         if bits == 8:
-            yield numbers
-        else:
-            yield b.and_(numbers, low)
-            upper = b.lshr(b.bitcast(numbers, halves), ir.Constant(halves, [4] * 32))
-            yield b.and_(b.bitcast(upper, _bytes(64)), low)
+            yield read(_bytes(64))(b, address(b, at, (step, BYTES)))
+            continue
+        lower = some_bits(step // 2, 4 * (step % 2), 15)
+        yield b.or_(lower, some_bits(4 + step // 4, 2 * (step % 4) - 4, 48)) if bits == Q6_K else lower
+
+
+def _group(b: Builder, first: Value, group: Value, bits: int, place: int = 0) -> Value:
+    """Emit the address of a group of 16 outputs, or of a place in it.
+
+    b: the LLVM builder into which code is emitted.
+    first: address of the first weights of these outputs.
+    group: number of the group.
+    bits: the entry BITS of the product's table.
+    place: bytes from the beginning of the group.
+    """
+    heads = b.add(b.udiv(group, I64(K_INPUTS // GROUP)), I64(1))
+    return address(b, first, (group, GROUP_BYTES[bits]), (heads, HEAD_BYTES[bits]), (place, 1))
+
+
+def _scales(b: Builder, first: Value, group: Value, bits: int) -> list[Value]:
+    """Emit the two vectors of fp32 numbers that a group of 16 outputs has: its scales and its minimum values,
+    or in Q6_K the scales of its halves.
+
+    They are exact: in Q4_K and Q6_K they are products of 11 and at most 8 bits.
+
+    b: the LLVM builder into which code is emitted.
+    first: address of the first weights of these outputs.
+    group: number of the group.
+    bits: 4, Q4_K or Q6_K.
+    """
+    halves = read(ir.VectorType(ir.HalfType(), LANES))
+    own = _group(b, first, group, bits, GROUP_BYTES[bits])
+    if bits == 4:
+        return [b.fpext(halves(b, address(b, own, (-place, 2 * LANES))), VF) for place in (2, 1)]
+    block = b.udiv(group, I64(K_INPUTS // GROUP))
+    head = address(b, first, (block, HEAD_BYTES[bits] + K_INPUTS // GROUP * GROUP_BYTES[bits]))
+    found = []
+    for place in range(2):
+        factor = b.fpext(halves(b, address(b, head, (place if bits == Q4_K else 0, 2 * LANES))), VF)
+        whole = read(_bytes(LANES))(b, address(b, own, (place - 2, LANES)))
+        widened = b.zext(whole, VI) if bits == Q4_K else b.sext(whole, VI)
+        found.append(b.fmul(b.sitofp(widened, VF), factor))
+    return found
+
+
+def _added(
+    b: Builder, bits: int, total: Value, found: Value, part: int, of_group: list[Value], scale: Value,
+    sum_: Value,
+) -> Value:  # fmt: skip
+    """Emit a row's total of 16 outputs after the products of another group, or of a half in Q6_K, were added.
+
+    b: the LLVM builder into which code is emitted.
+    bits: the entry BITS of the product's table.
+    total: the total before, fp32.
+    found: the sums of products, fp32.
+    part: number of the half in Q6_K, else 0.
+    of_group: what `_scales` emits for the group; not used for 8 bits.
+    scale: the scale of the row's group, in all lanes.
+    sum_: the correction of the row's group for 4-bit weights, in all lanes; else not used.
+    """
+    if bits == 8:
+        return fma_of(b, found, scale, total)
+    total = fma_of(b, found, b.fmul(of_group[part], scale), total)
+    return total if bits == Q6_K else fma_of(b, of_group[1], sum_, total)
+
+
+def _parts(bits: int) -> int:
+    """Return how many parts of a group of inputs have a scale of their own: 2 in Q6_K, else 1.
+
+    bits: the entry BITS of the product's table.
+    """
+    return 2 if bits == Q6_K else 1
+
+
+def _steps(bits: int) -> int:
+    """Return the number of steps of a group.
+
+    bits: the entry BITS of the product's table.
+    """
+    return LONG_STEPS if bits == 8 else STEPS
+
+
+def _starts_less(bits: int) -> bool:
+    """Tell whether sums of products begin with a correction, an integer.
+
+    bits: the entry BITS of the product's table.
+    """
+    return bits in (8, Q6_K)
+
+
+def _row_number(
+    b: Builder, kind: ir.Type, at: Value, across: Value, group: Value, row: int, part: int = 0, parts: int = 1
+) -> Value:  # fmt: skip
+    """Emit a load of a number of a row's group of inputs.
+
+    b: the LLVM builder into which code is emitted.
+    kind: LLVM type of the number.
+    at: address of the first row's scales or corrections.
+    across: bytes from the numbers of one group to those of the next.
+    group: number of the group.
+    row: number of the row.
+    part: which of the group's numbers.
+    parts: how many of these numbers a group has.
+    """
+    place = (b.mul(group, I64(parts)), across), (part, across), (row, 4)
+    return read(kind)(b, address(b, at, *place))
 
 
 def _tile(bits: int, rows: int, blocks: int, near: int | None) -> Callable[..., Value]:
     """Return an emitter of a tile of some rows and some blocks of 16 outputs.
 
     8 bits: out = prior + scale of w * sum over groups of (sum of (w + 128) x - 128 sum of x) * scale of x. 4
-    bits: out = prior + sum over groups of (sum of w x) * scale of w * scale of x + minimum w * sum of x.
+    bits: out = prior + sum over groups of (sum of w x) * scale of w * scale of x + minimum w * sum of x. 6
+    bits: out = prior + sum over half groups of (sum of (w + 32) x - 32 sum of x) * scale of w * scale of x.
 
-    bits: bits of a weight: 8 or 4.
+    bits: 8, 4, Q4_K or Q6_K; see `layout.BITS`.
     rows: rows of the tile.
     blocks: blocks of 16 outputs of the tile.
     near: into which cache to prefetch, see `fetch_line`; None prefetches nothing.
     """
     wide = 2 if WIDE_INPUTS and bits == 8 else 1
-    steps = LONG_STEPS if bits == 8 else STEPS
-    half_floats = ir.VectorType(ir.HalfType(), LANES)
+    steps, parts, starts_less = _steps(bits), _parts(bits), _starts_less(bits)
 
     def emit(
         b: Builder,
@@ -372,44 +532,35 @@ def _tile(bits: int, rows: int, blocks: int, near: int | None) -> Callable[..., 
         pace: how many bytes are prefetched with each load of weights.
         """
         how = _sums_for(bits)
-        group_bytes = LANES * LONG_GROUP if bits == 8 else GROUP_BYTES
         totals = [[variables(b, VF, 1)[0] for _ in range(blocks)] for _ in range(rows)]
         with cgutils.for_range(b, groups) as loop:
             coming = address(b, ahead, (b.mul(loop.index, pace), steps * blocks))
-            starts = [address(b, w, (apart, block), (loop.index, group_bytes)) for block in range(blocks)]
+            firsts = [address(b, w, (apart, block)) for block in range(blocks)]
+            starts = [_group(b, first, loop.index, bits) for first in firsts]
             xs = [address(b, x, (loop.index, 4 * steps * wide), (x_stride, row)) for row in range(rows)]
 
-            def of_row(kind: ir.Type, at: Value, row: int) -> Value:
-                """Emit a load of a row's number of the current group.
-
-                kind: LLVM type of the number.
-                at: address of the array: scales or sums.
-                row: number of the row.
-                """
-                return read(kind)(b, address(b, at, (loop.index, across), (row, 4)))
-
-            less = [of_row(I32, sums, row) if bits == 8 else I32(0) for row in range(rows)]
-            held = [[how.start(b, one)] * blocks for one in less]
-            for step, numbers in enumerate(zip(*(_weights(b, at, bits) for at in starts))):
-                if near is not None:
-                    for load in range(blocks):
-                        fetch_line(b, address(b, coming, (pace, step * blocks + load)), near)
-                for own, at in zip(held, xs):
-                    inputs = how.read(b, address(b, at, (step, 4 * wide)))
-                    own[:] = [how.step(b, one, weights, inputs) for one, weights in zip(own, numbers)]
-            for row in range(rows):
-                scale = spread(b, of_row(F32, scales, row))
-                for block, one in enumerate(totals[row]):
-                    found, total = b.sitofp(how.end(b, held[row][block]), VF), b.load(one)
-                    if bits == 8:
-                        b.store(fma_of(b, found, scale, total), one)
-                        continue
-                    factor, floor = (
-                        b.fpext(read(half_floats)(b, address(b, starts[block], (place, 1))), VF)
-                        for place in (4 * BYTES, 4 * BYTES + 2 * LANES)
+            loads = enumerate(zip(*(_weights(b, at, bits) for at in starts)))
+            for part in range(parts):
+                less = [
+                    _row_number(b, I32, sums, across, loop.index, row, part, parts) if starts_less else I32(0)
+                    for row in range(rows)
+                ]
+                held = [[how.start(b, one)] * blocks for one in less]
+                for step, numbers in islice(loads, steps // parts):
+                    if near is not None:
+                        for load in range(blocks):
+                            fetch_line(b, address(b, coming, (pace, step * blocks + load)), near)
+                    for own, at in zip(held, xs):
+                        inputs = how.read(b, address(b, at, (step, 4 * wide)))
+                        own[:] = [how.step(b, one, weights, inputs) for one, weights in zip(own, numbers)]
+                for row in range(rows):
+                    scale, sum_ = (
+                        spread(b, _row_number(b, F32, at, across, loop.index, row)) for at in (scales, sums)
                     )
-                    total = fma_of(b, found, b.fmul(factor, scale), total)
-                    b.store(fma_of(b, floor, spread(b, of_row(F32, sums, row)), total), one)
+                    for block, one in enumerate(totals[row]):
+                        found = b.sitofp(how.end(b, held[row][block]), VF)
+                        of_group = [] if bits == 8 else _scales(b, firsts[block], loop.index, bits)
+                        b.store(_added(b, bits, b.load(one), found, part, of_group, scale, sum_), one)
         for row in range(rows):
             for block, one in enumerate(totals[row]):
                 before = read(VF)(b, address(b, prior, (prior_stride, row), (block, BYTES)))
@@ -436,7 +587,7 @@ FEW_PASSES = 1 if INSTRUCTIONS == "avx2" else 3
 def _compiled(bits: int, rows: int, blocks: int, near: int | None) -> Any:
     """Return a tile as an operation for Numba.
 
-    bits: bits of a weight: 8 or 4.
+    bits: 8, 4 or Q4_K; see `layout.BITS`.
     rows: rows of the tile.
     blocks: blocks of 16 outputs of the tile.
     near: into which cache to prefetch; None prefetches nothing.
@@ -448,7 +599,7 @@ def _tallest(bits: int, heights: Sequence[int]) -> Any:
     """Return a function that computes the largest tile that has no more rows than are left, and returns the
     number of its rows.
 
-    bits: bits of a weight: 8 or 4.
+    bits: 8, 4 or Q4_K; see `layout.BITS`.
     heights: rows of the tiles, falling, the last one 1.
     """
     height, tile = heights[0], _compiled(bits, heights[0], TALL_BLOCKS, SECOND)
@@ -475,12 +626,15 @@ def _multiplied(bits: int) -> Any:
     A tile has WIDE_BLOCKS blocks or a single block by one row, or TALL_BLOCKS blocks by as many of the rows
     that are left as one of HEIGHTS allows.
 
-    bits: bits of a weight: 8 or 4.
+    bits: 8, 4 or Q4_K; see `layout.BITS`.
     """
     tall = _tallest(bits, HEIGHTS)
     tallest = HEIGHTS[0]
-    full = _compiled(bits, tallest, TALL_BLOCKS, NEAREST)
-    wide, one = _compiled(bits, 1, WIDE_BLOCKS, SECOND), _compiled(bits, 1, 1, None)
+    # Weights of fewer bits take as long either way.
+    full = _compiled(bits, tallest, TALL_BLOCKS, NEAREST) if bits == 8 else None
+    wide = _compiled(bits, 1, WIDE_BLOCKS, SECOND)
+    # A single block is TALL_BLOCKS on some processors.
+    one = _compiled(bits, 1, 1, None) if TALL_BLOCKS > 1 else None
 
     @part
     def multiply(width: Any, num_left: Any, arguments: Any, few: Any) -> Any:
@@ -491,12 +645,12 @@ def _multiplied(bits: int) -> Any:
         arguments: the arguments of the tile.
         few: whether at most FEW_PASSES passes are made over a block.
         """
-        if width == TALL_BLOCKS and num_left >= tallest and not few:
+        if full is not None and width == TALL_BLOCKS and num_left >= tallest and not few:
             full(*arguments)
             return tallest
         if width == TALL_BLOCKS:
             return tall(num_left, arguments)
-        if width == WIDE_BLOCKS:
+        if one is None or width == WIDE_BLOCKS:
             wide(*arguments)
         else:
             one(*arguments)
@@ -505,7 +659,32 @@ def _multiplied(bits: int) -> Any:
     return multiply
 
 
-multiply8, multiply4 = (_multiplied(bits) for bits in (8, 4))
+def _by_form(make: Callable[[int], Any], forms: Sequence[int] = FORMS) -> Any:
+    """Return a function that calls another one with all its arguments but the first, which chooses it: the
+    entry BITS of the product's table.
+
+    make: returns the function that is called, by the entry BITS.
+    forms: entries BITS to choose from, at least one.
+    """
+    form, own = forms[0], make(forms[0])
+    others = _by_form(make, forms[1:]) if forms[1:] else None
+
+    @part
+    def call(bits: Any, *arguments: Any) -> Any:
+        """Call the function for these bits, and return its result.
+
+        bits: the entry BITS.
+        arguments: the function's arguments.
+        """
+        if others is None or bits == form:
+            return own(*arguments)
+        return others(bits, *arguments)
+
+    return call
+
+
+# Computes one tile; see `_multiplied`. The first argument is the entry BITS of the product's table.
+multiply = _by_form(_multiplied)
 
 _X, _W, _SUMS = (ir.Constant(I8, number) for number in range(3))
 
@@ -520,100 +699,149 @@ def _amx(b: Builder, name: str, *values: Value) -> None:
     call_named(b, f"llvm.x86.{name}", ir.VoidType(), *values)
 
 
-def _configure(b: Builder) -> None:
-    """Emit the configuration of this thread's tiles: bytes of a tile row, and rows, of inputs, weights and
-    sums.
+def _configure(bits: int) -> Callable[..., Value]:
+    """Return an emitter of the configuration of this thread's tiles: bytes of a tile row, and rows, of
+    inputs, weights and sums.
 
-    b: the LLVM builder into which code is emitted.
+    bits: the entry BITS of the product's table.
     """
-    tile_config = bytearray(BYTES)
-    tile_config[0] = 1  # palette
-    for tile, (line, lines) in enumerate(((LONG_GROUP, TILE_ROWS), (BYTES, LONG_STEPS), (BYTES, TILE_ROWS))):
-        tile_config[16 + 2 * tile], tile_config[48 + tile] = line, lines
-    at = cgutils.alloca_once_value(b, ir.Constant(_bytes(BYTES), list(tile_config)))
-    _amx(b, "ldtilecfg", b.bitcast(at, I8.as_pointer()))
+    steps = _steps(bits) // _parts(bits)
 
+    def emit(b: Builder) -> None:
+        """Emit the configuration.
 
-def _matrix(
-    b: Builder, count: Value, x: Value, x_stride: Value, w: Value, groups: Value, scales: Value, sums: Value,
-    across: Value, factors: Value, prior: Value, prior_stride: Value, out: Value, out_stride: Value,
-    ahead: Value, lines: Value,
-) -> None:  # fmt: skip
-    """Emit a tile of one block of outputs by up to 16 rows, of which `count` are stored; the bits are those
-    of `_tile`.
-
-    16 rows must be readable. The tile products of a group run while the sums of the preceding group are
-    converted. Nothing is returned. The rows after `count` are computed and dropped.
-
-    b: the LLVM builder into which code is emitted.
-    count: number of rows that are stored.
-    x: address of the quantized rows.
-    x_stride: bytes from one row of `x` to the next.
-    w: address of the block's weights.
-    groups: number of groups of inputs.
-    scales: address of the scales of the rows' groups; see `steps.quantize_row`.
-    sums: address of the corrections of the rows' groups.
-    across: bytes from the scales (and corrections) of one group to those of the next.
-    factors: address of the scales of the outputs.
-    prior: address of what the product is added to, fp32.
-    prior_stride: bytes from one row of `prior` to the next.
-    out: address of the result, fp32.
-    out_stride: bytes from one row of `out` to the next.
-    ahead: address from which weights are prefetched.
-    lines: number of cache lines that are prefetched with each group.
-    """
-    size = TILE_ROWS * BYTES
-    room = b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(VI, 2 * TILE_ROWS + 1)), I64)
-    room = b.and_(b.add(room, I64(BYTES - 1)), I64(-BYTES))
-
-    def start(group: Value) -> None:
-        """Emit the tile product of a group.
-
-        group: number of the group.
+        b: the LLVM builder into which code is emitted.
         """
-        place = address(b, room, (b.and_(group, I64(1)), size))
-        for tile, at, stride in (
-            (_X, address(b, x, (group, LONG_GROUP)), x_stride),
-            (_W, address(b, w, (group, LANES * LONG_GROUP)), I64(BYTES)),
-        ):
-            _amx(b, "tileloadd64", tile, b.inttoptr(at, I8.as_pointer()), stride)
-        _amx(b, "tilezero", _SUMS)
-        _amx(b, "tdpbsud", _SUMS, _X, _W)
-        _amx(b, "tilestored64", _SUMS, b.inttoptr(place, I8.as_pointer()), I64(BYTES))
+        tile_config = bytearray(BYTES)
+        tile_config[0] = 1  # palette
+        for tile, (line, lines) in enumerate(((4 * steps, TILE_ROWS), (BYTES, steps), (BYTES, TILE_ROWS))):
+            tile_config[16 + 2 * tile], tile_config[48 + tile] = line, lines
+        at = cgutils.alloca_once_value(b, ir.Constant(_bytes(BYTES), list(tile_config)))
+        _amx(b, "ldtilecfg", b.bitcast(at, I8.as_pointer()))
 
-    totals = variables(b, VF, TILE_ROWS)
-    start(I64(0))
-    with cgutils.for_range(b, groups) as loop:
-        coming = b.add(loop.index, I64(1))
-        with b.if_then(b.icmp_signed("<", coming, groups)):
-            start(coming)
-        with cgutils.for_range(b, lines) as line:
-            fetch_line(b, address(b, ahead, (b.add(b.mul(loop.index, lines), line.index), BYTES)))
-        place = address(b, room, (b.and_(loop.index, I64(1)), size))
+    return emit
+
+
+def _room(b: Builder, lines: int) -> Value:
+    """Emit the address of memory on the stack that begins with a cache line.
+
+    b: the LLVM builder into which code is emitted.
+    lines: number of cache lines.
+    """
+    room = b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(VI, lines + 1)), I64)
+    return b.and_(b.add(room, I64(BYTES - 1)), I64(-BYTES))
+
+
+def _matrix(bits: int) -> Callable[..., Value]:
+    """Return an emitter of a tile of one block of outputs by up to 16 rows, whose bits are those of `_tile`.
+
+    bits: the entry BITS of the product's table.
+    """
+    steps, parts = _steps(bits), _parts(bits)
+    size = TILE_ROWS * BYTES
+
+    def emit(
+        b: Builder, count: Value, x: Value, x_stride: Value, w: Value, groups: Value, scales: Value,
+        sums: Value, across: Value, factors: Value, prior: Value, prior_stride: Value, out: Value,
+        out_stride: Value, ahead: Value, lines: Value,
+    ) -> None:  # fmt: skip
+        """Emit the tile, of which `count` rows are stored.
+
+        16 rows must be readable. The tile products of a group run while the sums of the preceding group are
+        converted. Nothing is returned. The rows after `count` are computed and dropped.
+
+        b: the LLVM builder into which code is emitted.
+        count: number of rows that are stored.
+        x: address of the quantized rows.
+        x_stride: bytes from one row of `x` to the next.
+        w: address of the block's weights.
+        groups: number of groups of inputs.
+        scales: address of the scales of the rows' groups; see `steps.quantize_row`.
+        sums: address of the corrections of the rows' groups.
+        across: bytes from the scales (and corrections) of one group to those of the next.
+        factors: address of the scales of the outputs, in 8 bits.
+        prior: address of what the product is added to, fp32.
+        prior_stride: bytes from one row of `prior` to the next.
+        out: address of the result, fp32.
+        out_stride: bytes from one row of `out` to the next.
+        ahead: address from which weights are prefetched.
+        lines: number of cache lines that are prefetched with each group.
+        """
+        room, unpacked = _room(b, 2 * parts * TILE_ROWS), _room(b, STEPS)
+
+        def place_of(group: Value, part: int) -> Value:
+            """Emit the address of the sums of a group's part.
+
+            group: number of the group.
+            part: number of the part.
+            """
+            return address(b, room, (b.and_(group, I64(1)), parts * size), (part, size))
+
+        def start(group: Value) -> None:
+            """Emit the tile products of a group.
+
+            group: number of the group.
+            """
+            weights = _group(b, w, group, bits)
+            if bits != 8:
+                for step, numbers in enumerate(_weights(b, weights, bits)):
+                    write(_bytes(BYTES))(b, address(b, unpacked, (step, BYTES)), numbers)
+                weights = unpacked
+            for part in range(parts):
+                share = part * steps // parts
+                for tile, at, stride in (
+                    (_X, address(b, x, (group, 4 * steps), (share, 4)), x_stride),
+                    (_W, address(b, weights, (share, BYTES)), I64(BYTES)),
+                ):
+                    _amx(b, "tileloadd64", tile, b.inttoptr(at, I8.as_pointer()), stride)
+                _amx(b, "tilezero", _SUMS)
+                _amx(b, "tdpbsud", _SUMS, _X, _W)
+                to = b.inttoptr(place_of(group, part), I8.as_pointer())
+                _amx(b, "tilestored64", _SUMS, to, I64(BYTES))
+
+        totals = variables(b, VF, TILE_ROWS)
+        start(I64(0))
+        with cgutils.for_range(b, groups) as loop:
+            coming = b.add(loop.index, I64(1))
+            with b.if_then(b.icmp_signed("<", coming, groups)):
+                start(coming)
+            with cgutils.for_range(b, lines) as line:
+                fetch_line(b, address(b, ahead, (b.add(b.mul(loop.index, lines), line.index), BYTES)))
+            of_group = [] if bits == 8 else _scales(b, w, loop.index, bits)
+            for part in range(parts):
+                place = place_of(loop.index, part)
+                for row, one in enumerate(totals):
+                    scale, sum_ = (
+                        spread(b, _row_number(b, F32, at, across, loop.index, row)) for at in (scales, sums)
+                    )
+                    found = read(VI, BYTES)(b, address(b, place, (row, BYTES)))
+                    if _starts_less(bits):
+                        less = _row_number(b, I32, sums, across, loop.index, row, part, parts)
+                        found = b.add(found, spread(b, less))
+                    found = b.sitofp(found, VF)
+                    b.store(_added(b, bits, b.load(one), found, part, of_group, scale, sum_), one)
+        factor = read(VF)(b, factors) if bits == 8 else None
         for row, one in enumerate(totals):
-            less, scale = (
-                spread(b, read(kind)(b, address(b, at, (loop.index, across), (row, 4))))
-                for kind, at in ((I32, sums), (F32, scales))
-            )
-            found = b.sitofp(b.add(read(VI, BYTES)(b, address(b, place, (row, BYTES))), less), VF)
-            b.store(fma_of(b, found, scale, b.load(one)), one)
-    factor = read(VF)(b, factors)
-    for row, one in enumerate(totals):
-        with b.if_then(b.icmp_signed("<", I64(row), count)):
-            before = read(VF)(b, address(b, prior, (prior_stride, row)))
-            found = b.fadd(before, b.fmul(b.load(one), factor))
-            write(VF)(b, address(b, out, (out_stride, row)), found)
+            with b.if_then(b.icmp_signed("<", I64(row), count)):
+                before = read(VF)(b, address(b, prior, (prior_stride, row)))
+                found = b.load(one) if factor is None else b.fmul(b.load(one), factor)
+                write(VF)(b, address(b, out, (out_stride, row)), b.fadd(before, found))
+
+    return emit
 
 
 if AMX:
-    configure = operation(types.void, (), _configure)
+    configure = _by_form(lambda bits: operation(types.void, (), _configure(bits)))
     release = operation(types.void, (), lambda b: _amx(b, "tilerelease"))
-    matrix = operation(types.void, (INT,) * 15, _matrix)
+    matrix = _by_form(lambda bits: operation(types.void, (INT,) * 15, _matrix(bits)))
 else:  # never called
 
     @part
-    def configure() -> None:
-        """Do nothing: this processor has no AMX, and this function is never called."""
+    def configure(bits: Any) -> None:
+        """Do nothing: this processor has no AMX, and this function is never called.
+
+        bits: the entry BITS of the product's table.
+        """
         pass
 
     @part
