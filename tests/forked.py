@@ -117,7 +117,7 @@ def install() -> None:
     loaded = at_import(os.environ)
 
     async def start(*command: str, **how: Any) -> Any:
-        if command[1:3] != ("-m", RUNNER) or at_import(how["env"]) != loaded:
+        if command[1:3] != ("-m", RUNNER) or not command[4:] or at_import(how["env"]) != loaded:
             return await SPAWN(*command, **how)
         module, *arguments = command[4:]
         read, write = os.pipe()

@@ -29,6 +29,8 @@ from specsot_app.fleet.devices import (
     CHOSEN_DEVICE,
     DEVICE_HELP,
     choose_for,
+    may_use_gpu,
+    num_stages,
     print_choice,
     print_shared_gpus,
     with_kv_memory,
@@ -42,10 +44,11 @@ from specsot_app.fleet.options import (
     places_of,
     why_undrafted,
 )
-from specsot_app.runtime import run_until_signal
+from specsot_app.runtime import new_loop, run_until_signal
 from specsot_master.config import MasterConfig
 
 if TYPE_CHECKING:
+    from specsot_app.fleet.prepared import PreparedProcess
     from specsot_app.fleet.processes import OnMissing
     from specsot_app.fleet.service_specs import Service, Serving
 
@@ -177,7 +180,40 @@ def serve(options: ServeOptions) -> int:
 
     \f The exit status is 0 after Ctrl-C or SIGTERM; what keeps the fleet from starting, or ends it, is
     raised. A taken port, an unreadable token file and options that contradict each other are reported before
-    any process starts. Each process's output goes to stderr, after its name.
+    any service starts. Each process's output goes to stderr, after its name.
+    """
+    prepared = prepare_member(options)
+    try:
+        serve_fleet(options, prepared)
+    finally:
+        if prepared is not None:
+            prepared.close()
+    return 0
+
+
+def prepare_member(options: ServeOptions) -> PreparedProcess | None:
+    """Start the process of the only member before anything is known about the model, so that it imports torch
+    while this process does. Return None if this process will not import torch, or if there are several
+    members, whose number of threads depends on the model.
+
+    options: Options of the command.
+    """
+    from specsot_app.fleet.prepared import PreparedProcess
+    from specsot_app.fleet.service_specs import environment_of_members
+
+    fleet = options.fleet
+    num_members = num_stages(fleet) * options.master.ring.replicas
+    is_only_member = num_members == 1 and not (options.share or fleet.devices)
+    if is_only_member and may_use_gpu(fleet):
+        return PreparedProcess(environment_of_members(1))
+    return None
+
+
+def serve_fleet(options: ServeOptions, prepared: PreparedProcess | None) -> None:
+    """Start the fleet and run it until it is stopped. Raises what keeps it from starting, or ends it.
+
+    options: Options of the command.
+    prepared: A process for one of the members; None: every member gets a new one.
     """
     from specsot.transport.grpc_server import check_free
     from specsot.transport.security import first_token
@@ -240,10 +276,16 @@ def serve(options: ServeOptions) -> int:
         open_page = webbrowser.open if options.browser else None
         run_until_signal(
             run_fleet(
-                fleet_options, models, options.port, http_port_of(options.http_port), serving, open_page
-            )
+                fleet_options,
+                models,
+                options.port,
+                http_port_of(options.http_port),
+                serving,
+                open_page,
+                prepared,
+            ),
+            new_loop if prepared is None else lambda: prepared.loop,
         )
-    return 0
 
 
 def with_layer_splits(models: Models, layer_splits: str | None) -> Models:
@@ -284,6 +326,7 @@ async def run_fleet(
     http_port: int | None,
     serving: Serving,
     open_page: Callable[[str], object] | None = None,
+    prepared: PreparedProcess | None = None,
 ) -> None:
     """Run the fleet until it is stopped, or its master ends; print how to use it once it is ready.
 
@@ -296,6 +339,7 @@ async def run_fleet(
     http_port: The master's port for HTTP; None: no HTTP.
     serving: Addresses, TLS files and flags of the services.
     open_page: Opens the page's address in a browser; None: nothing is opened.
+    prepared: A process of the running event loop, for one of the members; None: each gets a new one.
     Raises why the fleet could not start, or why it ended.
     """
     from specsot.transport.grpc_server import check_free
@@ -308,7 +352,14 @@ async def run_fleet(
                 check_free(serving.listen_address(wanted_port))
             await stack.enter_async_context(join_server_of(options, serving))
         fleet = await ProcessFleet.start(
-            options, models, port, print_output, http_port, serving, on_missing=announce_missing()
+            options,
+            models,
+            port,
+            print_output,
+            http_port,
+            serving,
+            on_missing=announce_missing(),
+            prepared=prepared,
         )
         stack.push_async_callback(fleet.close)
         name = (await fleet.info()).models[0].name

@@ -278,6 +278,15 @@ def find_gpus() -> FoundGpus:
     )
 
 
+def may_use_gpu(options: FleetOptions) -> bool:
+    """Return whether the fleet may use a GPU of this machine, so that `choose_for` or `with_kv_memory`
+    imports torch. Torch is not imported here.
+
+    options: Options of a fleet on this machine.
+    """
+    return options.device != "cpu" and find_spec("torch") is not None and bool(_installed_gpus())
+
+
 def _installed_gpus() -> list[tuple[str, FoundGpu]]:
     """Return (UUID, GPU) of all GPUs that the driver knows; empty without the library, a driver or
     permission.

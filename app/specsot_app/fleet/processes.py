@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-import sys
 import tempfile
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from asyncio.subprocess import Process
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
@@ -22,6 +20,7 @@ from specsot.transport.grpc_client import MasterClient
 from specsot.transport.grpc_server import check_free
 from specsot_app.core.device_map import address_of
 from specsot_app.fleet.options import ClientOptions, FleetOptions, Models
+from specsot_app.fleet.prepared import PreparedProcess, launch
 from specsot_app.fleet.service_specs import LOOPBACK, PRIVATE, Service, Serving, processes_of, services_of
 
 # Called with a service's name and a line of its output.
@@ -108,29 +107,18 @@ class ChildProcess:
                 self._on_line(self.service.name, line)
 
 
-async def start(service: Service, on_line: OutputCallback) -> ChildProcess:
+async def start(
+    service: Service, on_line: OutputCallback, prepared: PreparedProcess | None = None
+) -> ChildProcess:
     """Start one service as a process and return it; whether the service works is not awaited.
-
-    The process has a session of its own, so that Ctrl-C reaches only this process, which ends the services in
-    order.
 
     service: The service to start.
     on_line: Called with the service's name and each line of its output.
+    prepared: A process that runs the service if it suits; None, or if it does not: a new process.
     """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "specsot_app.fleet.die_with_parent",
-        str(os.getpid()),
-        service.module,
-        *service.arguments,
-        stdin=DEVNULL,
-        stdout=PIPE,
-        stderr=STDOUT,
-        env={**os.environ, **dict(service.environment)},
-        start_new_session=True,
-        limit=1 << 20,
-    )
+    if prepared is not None and prepared.suits(service):
+        return ChildProcess(service, await prepared.run(service), on_line)
+    process = await launch((service.module, *service.arguments), service.environment)
     return ChildProcess(service, process, on_line)
 
 
@@ -207,6 +195,7 @@ class ProcessFleet:
         serving: Serving = PRIVATE,
         on_progress: Watch | None = None,
         on_missing: OnMissing = ignore_missing,
+        prepared: PreparedProcess | None = None,
     ) -> ProcessFleet:
         """Start every service that runs on this machine, and wait until the ring is complete and all members
         have joined.
@@ -224,6 +213,8 @@ class ProcessFleet:
         on_progress: Called with "services", how many have joined, and their total; None: nothing is reported.
         on_missing: Called with the services of other machines that have not joined, at first and whenever
             they change.
+        prepared: A process that was started on the running event loop, for the first service that suits it.
+            It is ended if none does. None: every service gets a new process.
         Raises what a service died of, in one line; then no process is left running.
         """
         port = port or free_port()
@@ -236,7 +227,9 @@ class ProcessFleet:
             services = services_of(options, models, port, folder, http_port, serving)
             for service in processes_of(services):
                 if service.host is None:
-                    children.append(await start(service, on_line))
+                    children.append(await start(service, on_line, prepared))
+            if prepared is not None:
+                await prepared.end()
             connecting = ready_client(services, serving.client, on_progress, on_missing)
             client = await unless_one_ends(children, connecting)
             stack.push_async_callback(client.close)

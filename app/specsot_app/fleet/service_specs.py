@@ -409,11 +409,16 @@ def with_cores(services: Sequence[Service], num_rings: int | None) -> list[Servi
         divided among the member processes of this machine.
     """
     num_processes = sum(service.host is None and service.host_service is None for service in services[1:])
-    cores = ("OMP_NUM_THREADS", str(threads_per_process(num_rings or num_processes)))
-    return [
-        *services[:1],
-        *(replace(service, environment=(cores, *UNCONFIGURED)) for service in services[1:]),
-    ]
+    environment = environment_of_members(num_rings or num_processes)
+    return [*services[:1], *(replace(service, environment=environment) for service in services[1:])]
+
+
+def environment_of_members(num_processes: int) -> tuple[tuple[str, str], ...]:
+    """Return the environment of each of several member processes; see `with_cores`.
+
+    num_processes: Number of processes that compute at the same time.
+    """
+    return ("OMP_NUM_THREADS", str(threads_per_process(num_processes))), *UNCONFIGURED
 
 
 def threads_per_process(num_processes: int) -> int:
