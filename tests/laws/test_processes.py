@@ -20,7 +20,7 @@ from specsot_app.fleet.processes import ProcessFleet, ignore_output, start
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
-SHORT = {"mode": "sot", "max_new_tokens": 160, "max_branch_tokens": 24}
+SHORT = {"mode": "sot", "max_new_tokens": 96, "max_branch_tokens": 12}
 SHAPED = {
     "mode": "sot", "temperature": 0.8, "seed": 5, "top_k": 50, "top_p": 0.95, "min_p": 0.01, "logprobs": 2,
     "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.2, "logit_bias": {300: -1.5},
