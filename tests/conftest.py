@@ -48,7 +48,7 @@ LEFT_OUT = re.compile(
 )
 
 settings.register_profile("steady", deadline=None, derandomize=True)
-settings.register_profile("usual", settings.get_profile("steady"), max_examples=40)  # 100 by `--full`
+settings.register_profile("usual", settings.get_profile("steady"), max_examples=25)  # 100 by `--full`
 settings.register_profile("quick", settings.get_profile("steady"), max_examples=12)
 settings.load_profile("steady")
 if not Path("/dev/nvidiactl").exists():  # read when Triton is imported, by whomever
@@ -63,10 +63,10 @@ os.environ.setdefault("SPECSOT_KV_MEMORY", "128M")  # of those services: a GiB t
 
 
 def seeds(many: int, quick: int) -> list[Any]:
-    """0 ... many - 1 for `parametrize`; `--pure` has time for the first `quick` ones, and CI for two of five,
+    """0 ... many - 1 for `parametrize`; `--pure` has time for the first `quick` ones, and CI for a quarter,
     as for Hypothesis's examples. All others are left to `make test-all`.
     """
-    kept = max(quick, many * 2 // 5)
+    kept = max(quick, many // 4)
     slow, full = pytest.mark.slow, pytest.mark.full
     marks = [[slow] * (seed >= quick) + [full] * (seed >= kept) for seed in range(many)]
     return [pytest.param(seed, marks=own) for seed, own in enumerate(marks)]
@@ -179,8 +179,8 @@ def is_full() -> bool:
 
 
 def examples(many: int) -> int:
-    """How many examples a test of so many has."""
-    return many if is_full() else many * 2 // 5
+    """How many examples a test of so many has: a quarter in CI, all by `make test-all`."""
+    return many if is_full() else max(many // 4, 1)
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item], markers: tuple[str, ...]) -> None:

@@ -15,6 +15,7 @@ from specsot.grammar import SpellingHabits
 from specsot.grammar.answers import STACK, AnswerAutomaton, MatcherNode, compile_form, run_on_stack
 from specsot.grammar.reasons import UNKNOWN, reason_in
 from specsot.params import Form
+from tests.conftest import examples
 from tests.constraint.forms import FORMS, has_form, schema
 from tests.constraint.vocabularies import CROSSING, SINGLE, token_ids
 from tests.there import there
@@ -63,7 +64,7 @@ def test_whatever_is_drawn_has_the_form(name: str, words: str) -> None:
     vocabulary = VOCABULARIES[words]
     end = next((one for one, text in enumerate(vocabulary.bytes) if text is None), None)
     machine = AnswerAutomaton(vocabulary, FORMS[name], () if end is None else (end,))
-    for seed in range(20):
+    for seed in range(examples(20)):
         text = text_of(vocabulary, write(machine, seed, end=end))
         assert has_form(FORMS[name], text), text
 

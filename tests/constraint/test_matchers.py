@@ -20,6 +20,7 @@ from specsot.grammar import TokenAutomaton, grammar_of, prebuild
 from specsot.grammar.answers import COMPILER, Choices, Matchers
 from specsot.params import Ask, Form
 from specsot_master.core.limits import rules_of
+from tests.conftest import seeds
 from tests.constraint.vocabularies import SINGLE
 
 DEMO = read_vocabulary(Path(__file__).parents[2] / "models" / "demo" / "base", 8192)
@@ -143,7 +144,7 @@ def test_a_choice_counts_its_spellings_once_when_it_is_compiled() -> None:
     assert len(counted) == len(texts)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20, quick=6))
 def test_a_choice_allows_the_tokens_after_which_one_of_its_options_can_be_completed(seed: int) -> None:
     dice = random.Random(seed)
     texts = ["".join(dice.choices("ab", k=dice.randrange(1, 9))) for _ in range(dice.randrange(1, 6))]

@@ -51,7 +51,7 @@ def closed(offer: Candidates, row: int, chosen: frozenset[int]) -> bool:
     return all(offer.parents[row, node] == 0 or offer.parents[row, node] - 1 in chosen for node in chosen)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6, quick=3))
 def test_the_budget_goes_to_the_best_closed_set(seed: int) -> None:
     """No ancestor-closed set of the same size, over all trees together, is worth more."""
     rng = random.Random(seed)

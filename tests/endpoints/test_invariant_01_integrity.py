@@ -18,6 +18,7 @@ from specsot.errors import NotFound
 from specsot.events import BranchText, Finished, MergedText, Numbered
 from specsot.transport.grpc_client import MasterClient
 from specsot.v1 import master_pb2
+from tests.conftest import seeds
 from tests.endpoints.front import Front, front, read
 from tests.master.letters import ANSWER, SOT
 
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 KEPT = replace(SOT, resumable=True)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, quick=2))
 async def test_invariant_1_over_lost_connections(seed: int) -> None:
     """Every part is read over a connection of its own, which is then cut."""
     chance = random.Random(seed)

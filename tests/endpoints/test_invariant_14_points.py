@@ -12,6 +12,7 @@ import pytest
 from specsot.core.frames import Close, End, Outcome, Result
 from specsot.events import BranchFinished, MergedText, Planned, Reason
 from specsot.params import Ask
+from tests.conftest import seeds
 from tests.endpoints.front import front, told
 from tests.master.letters import finished, openings
 from tests.master.stage import of, turn
@@ -29,7 +30,7 @@ SAYS = {"Write the plan.": PLAN, **{f"Write point {n}": body for n, body in BODI
 ASK = Ask(prompt="Six points?", mode="sot", seed=5)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3, quick=1))
 @pytest.mark.parametrize("failing", range(1, COUNT + 1))
 async def test_invariant_14_the_kth_point_fails(failing: int, seed: int) -> None:
     """Point n + 3 needs point n."""

@@ -24,7 +24,7 @@ from tests.http.house import Served, served
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 SAYS_ANYTHING = {"": "It is so."}
-CALLS = 100 if is_full() else 8  # of each path and method
+CALLS = 100 if is_full() else 5  # of each path and method
 
 
 def document_of(corners: bool) -> Any:

@@ -23,7 +23,7 @@ from specsot_master.http.openai_tools import ToolUse
 from tests.conftest import examples, is_full
 from tests.constraint.vocabularies import SINGLE
 from tests.json_values import check_value
-from tests.master.test_call_forms import DERIVED, form_of
+from tests.master.test_call_forms import DIFFERENT, form_of
 from tests.there import there
 
 LEVEL: dict[str, Any] = {
@@ -40,7 +40,7 @@ NOTE: dict[str, Any] = {
 }
 SCHEMAS = {"set_level": LEVEL, "note": NOTE}
 FUNCTIONS = [{"name": name, "parameters": schema} for name, schema in SCHEMAS.items()]
-LIMIT = 400  # Tokens of an answer, which are bytes here; room for several calls.
+LIMIT = 400
 CLOSING = frozenset(b'"}],')
 ONE_FUNCTION = {"set_level": LEVEL}
 
@@ -111,7 +111,7 @@ def uses(form: CallForm) -> Sequence[ToolUse]:
     )
 
 
-@pytest.mark.parametrize("name", [*DERIVED, "Harmony"])
+@pytest.mark.parametrize("name", [*DIFFERENT, "Harmony"])
 def test_whatever_a_model_writes_as_a_forced_call_is_a_call_that_fits(name: str) -> None:
     form = HARMONY if name == "Harmony" else form_of(name)
     counts = set[int]()
@@ -121,7 +121,7 @@ def test_whatever_a_model_writes_as_a_forced_call_is_a_call_that_fits(name: str)
         own_heads -= {""}
     for use in uses(form):
         offered = [one for one in FUNCTIONS if one["name"] in use.functions]
-        for seed in range(examples(8)):
+        for seed in range(examples(12)):
             text = written(use.forced_form(offered), seed, words_of(form))
             calls = read(use.reader(), text)
             counts.add(len(calls))
@@ -285,7 +285,7 @@ RICH: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in DERIVED if form_of(name).texts is not None])
+@pytest.mark.parametrize("name", [name for name in DIFFERENT if form_of(name).texts is not None])
 def test_arguments_of_all_types_are_read_as_the_schema_wants_them(name: str) -> None:
     form = form_of(name)
     use = ToolUse(form, {"f": RICH}, required=True)

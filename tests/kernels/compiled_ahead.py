@@ -1,14 +1,13 @@
 """Compiles kernels ahead for a Hopper GPU, without one.
 
-`python -m tests.kernels.compiled_ahead` prints, for each phase, how many kernels were compiled, loaded and
-launched so far, and how many of them were found in Triton's cache on disk. With the argument `processes`, two
-other processes compile them. Triton's interpreter must be off.
+`python -m tests.kernels.compiled_ahead` prints as JSON what `compile_phases` returns if two other processes
+compile the kernels. Triton's interpreter must be off.
 """
 
 from __future__ import annotations
 
+import json
 import random
-import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -77,23 +76,21 @@ def attend_and_grow() -> None:
     grow_levels()
 
 
-def show(phase: str) -> None:
-    """Print the numbers so far."""
-    print(phase, len(compiled), len(loaded), len(launched), len(found))
-
-
 def note_compilation(*, cache_hit: bool, **given: object) -> None:
     """Triton calls this for each kernel that this process compiles, or finds in the cache."""
     if cache_hit:
         found.append(given)
 
 
-if __name__ == "__main__":
-    if "processes" in sys.argv:
-        compilers: Any = gpu_compilers
-        compilers.MIN_PROCESSORS = compilers.MAX_PROCESSES = 2
-        gpu_compilers.start_unless_compiled("these")
-        assert gpu_compilers.running()
+def compile_phases() -> list[tuple[str, int, int, int, int]]:
+    """Return, for each phase, how many kernels were compiled, loaded and launched so far, and how many of
+    them were found in Triton's cache on disk.
+    """
+    phases = list[tuple[str, int, int, int, int]]()
+
+    def end(phase: str) -> None:
+        phases.append((phase, len(compiled), len(loaded), len(launched), len(found)))
+
     cuda: Any = torch.cuda
     cuda.current_device, cuda.device = lambda: 0, lambda _: nullcontext()
     driver.set_active(Hopper())
@@ -105,10 +102,21 @@ if __name__ == "__main__":
     reports = list[tuple[int, int]]()
     assert launching.await_compiled(lambda done, total: reports.append((done, total))) == 5
     assert reports == [(done, 5) for done in range(1, 6)]
-    show("awaited")
+    end("awaited")
     attend_and_grow()
-    show("launched")
+    end("launched")
     launching.compile_ahead(attend_and_grow)
     assert launching.await_compiled() == 0
-    show("again")
+    end("again")
     assert gpu_compilers.running() is None
+    triton.knobs.runtime.jit_post_compile_hook = None
+    triton.knobs.compilation.listener = None
+    return phases
+
+
+if __name__ == "__main__":
+    compilers: Any = gpu_compilers
+    compilers.MIN_PROCESSORS = compilers.MAX_PROCESSES = 2
+    gpu_compilers.start_unless_compiled("these")
+    assert gpu_compilers.running()
+    print(json.dumps(compile_phases()))

@@ -1,14 +1,9 @@
-"""Compiles kernels for one of AMD's GPUs, and launches none.
-
-`python -m tests.kernels.compiled_for_amd gfx942 64` prints each kernel of which a program for that GPU was
-made. The number is the size of an attention head, which decides how long attention takes to compile. Needs no
-GPU, and no interpreter of Triton.
-"""
+"""Compiles kernels for one of AMD's GPUs, and launches none. Needs no GPU, and no interpreter of Triton."""
 
 from __future__ import annotations
 
 import random
-import sys
+from itertools import count
 from typing import Any
 
 import torch
@@ -28,16 +23,18 @@ from tests.kernels.drafting import VOCABULARY, draft, lists_of
 from tests.kernels.spans import PAGE, PAGES, branches
 
 ELF = b"\x7fELF"
+RUN = JITFunction.run
+DEVICES = count(100)  # Triton keeps what it has compiled by the number of a device.
 
 
 class OneTarget:
     """What Triton asks of a driver before it compiles."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name, self.device = name, next(DEVICES)
 
     def get_current_device(self) -> int:
-        return 0
+        return self.device
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -46,18 +43,23 @@ class OneTarget:
         return GPUTarget("hip", self.name, 64)
 
 
-def compile_instead(name: str) -> None:
-    """Whatever is launched from now on is compiled for that GPU, and its kernel's name is printed."""
-    compiled = JITFunction.run
+def compile_all(name: str, head_dim: int) -> list[str]:
+    """Return the kernels of which a program for that GPU was made: all that are launched meanwhile.
+
+    head_dim: size of an attention head, which decides how long attention takes to compile.
+    """
+    compiled = list[str]()
 
     def run(kernel: Any, *given: Any, grid: Any, warmup: bool, **more: Any) -> None:
-        made = compiled(kernel, *given, grid=grid, warmup=True, **more)
+        made = RUN(kernel, *given, grid=grid, warmup=True, **more)
         assert made.asm["hsaco"].startswith(ELF)
         assert f"amdhsa--{name}" in made.asm["amdgcn"]
-        print(kernel.fn.__name__)
+        compiled.append(kernel.fn.__name__)
 
     driver.set_active(OneTarget(name))
     JITFunction.run = run
+    launch_all(head_dim)
+    return compiled
 
 
 def launch_all(head_dim: int) -> None:
@@ -86,8 +88,3 @@ def launch_all(head_dim: int) -> None:
     attend_small(queries.bfloat16(), kv.bfloat16(), small_plan)
     scales, counts = weight.new_zeros(64, dtype=torch.float32), weight.new_zeros(64, dtype=torch.int32)
     multiply_whole(*round_rows(row), weight.to(torch.int8), scales, counts)
-
-
-if __name__ == "__main__":
-    compile_instead(sys.argv[1])
-    launch_all(int(sys.argv[2]))

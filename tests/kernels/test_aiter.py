@@ -32,6 +32,7 @@ from specsot.aiter import (
 from specsot.errors import InvalidRequest
 from specsot_compat import aiter
 from specsot_kernels import trees
+from tests.conftest import seeds
 from tests.kernels.drafting import draft, lists_of, tree_of
 from tests.kernels.test_sampling import Scene
 from tests.kernels.test_trees import likely_targets
@@ -318,7 +319,7 @@ def test_a_single_level_has_no_parents_in_sglang() -> None:
     same(found, drafted.reference(TreeMaskMode.FULL_MASK, 3, 1, 3))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, quick=2))
 def test_sampling_of_targets_alone_is_that_of_the_reference(seed: int) -> None:
     scene = Scene(seed, 4, 3, 16)
     batch, nodes, _ = scene.chances.shape

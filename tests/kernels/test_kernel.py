@@ -16,19 +16,6 @@ ASKS = (
 )
 
 
-CHOOSES = """
-import sys, torch
-from specsot_kernels.cpu import running
-torch.manual_seed(0)
-weight = running.PackedWeight(torch.randn(64, 128), None, 8)
-x = torch.randn(3, 128)
-numba = "numba" in sys.modules
-chances, tokens = running.choose(x, weight, None, 5, None)
-expected = running.multiply(x, weight).log_softmax(-1).topk(5)
-print(bool(torch.allclose(chances, expected.values, atol=1e-5) and (tokens == expected.indices).all()), numba)
-"""
-
-
 def test_a_later_process_runs_the_kernel_without_numba() -> None:
     from specsot_kernels.cpu import kernel
 
@@ -68,12 +55,6 @@ def test_machine_code_that_needs_what_is_missing_is_not_loaded() -> None:
     assert kernel.load_code(name, code)
     assert kernel.load_code(name, code.replace(b"\0logf\0", b"\0logx\0")) is None
     assert kernel.load_code(name, b"\xcf\xfa\xed\xfe" + code[4:]) is None
-
-
-def test_best_tokens_have_their_log_probabilities_without_numba() -> None:
-    """The only function of the kernel that calls one outside of it: the logarithm."""
-    done = subprocess.run([sys.executable, "-c", CHOOSES], capture_output=True, text=True, check=False)
-    assert done.stdout == "True False\n", done.stderr
 
 
 def test_another_processor_or_source_has_another_file(monkeypatch: pytest.MonkeyPatch) -> None:

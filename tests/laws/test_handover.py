@@ -209,7 +209,7 @@ class Uplink:
 
 
 @asynccontextmanager
-async def house_of(base: Path, bits: Quantization | None = None, frames: int = 40, drafts: bool = False):
+async def house_of(base: Path, bits: Quantization | None = None, frames: int = 30, drafts: bool = False):
     """A slow worker alone, which stops before its frame `frames`."""
     house = House(base, bits, drafts)
     if drafts:
@@ -222,7 +222,7 @@ async def house_of(base: Path, bits: Quantization | None = None, frames: int = 4
         await house.close()
 
 
-def ask_of(mode: Any, seed: int, sampling: Sampling | None = None, tokens: int = 48, **more: Any) -> Ask:
+def ask_of(mode: Any, seed: int, sampling: Sampling | None = None, tokens: int = 32, **more: Any) -> Ask:
     return Ask(
         prompt=f"{seed}. {WORDS}",
         mode=mode,
@@ -268,7 +268,7 @@ LETTERS = Form("regex", ("[a-z ]{300,400}",))
 @pytest.mark.parametrize(
     ("asks", "bits", "frames", "drafts"),
     [
-        pytest.param([ask_of("direct", 0)], "int8", 30, False, id="a whole range moves, int8"),
+        pytest.param([ask_of("direct", 0)], "int8", 20, False, id="a whole range moves, int8"),
         pytest.param(
             [ask_of("direct", 0, WARM), ask_of("direct", 1, WARM)],
             None,
@@ -312,7 +312,7 @@ async def test_a_head_receives_all_migrated_features_and_no_sequence_waits_for_t
     """Bit for bit those that were computed before, but for the prompt's last; over several steps."""
     for module in (feature_stream, pipeline):
         monkeypatch.setattr(module, "MAX_ROWS_PER_STEP", 64)
-    async with house_of(demo_model / "base", frames=20, drafts=True) as house:
+    async with house_of(demo_model / "base", frames=12, drafts=True) as house:
         answer = asyncio.create_task(text_of(house, ask_of("direct", 0)))
         await house.gates["slow"].reached.wait()
         house.add("quick", 0.001)
@@ -336,8 +336,8 @@ BLOWS = "cancel", "late cancel", "end", "fork", "second order", "giver", "taker"
 async def test_no_failure_during_kv_migration_changes_a_sequence_or_leaks_kv(
     demo_model: Path, blow: str
 ) -> None:
-    asks = [ask_of("direct", 0), ask_of("direct", 1, tokens=30 if blow == "end" else 48)]
-    async with house_of(demo_model / "base", frames=20, drafts=True) as house:
+    asks = [ask_of("direct", 0), ask_of("direct", 1, tokens=16 if blow == "end" else 32)]
+    async with house_of(demo_model / "base", frames=12, drafts=True) as house:
         answers = [asyncio.create_task(text_of(house, ask)) for ask in asks]
         await house.gates["slow"].reached.wait()
         house.add("quick", 0.001)

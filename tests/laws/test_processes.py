@@ -20,7 +20,7 @@ from specsot_app.fleet.processes import ProcessFleet, ignore_output, start
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
-SHORT = {"mode": "sot", "max_new_tokens": 160, "max_branch_tokens": 24}
+SHORT = {"mode": "sot", "max_new_tokens": 96, "max_branch_tokens": 12}
 SHAPED = {
     "mode": "sot", "temperature": 0.8, "seed": 5, "top_k": 50, "top_p": 0.95, "min_p": 0.01, "logprobs": 2,
     "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.2, "logit_bias": {300: -1.5},
@@ -163,7 +163,7 @@ async def test_law_1_processes_write_what_one_process_writes_at_any_temperature(
 
 async def test_law_5_ends_over_processes_leave_no_state(fleet, ends):
     rng = random.Random(31)
-    await answer(fleet, **SHORT)
+    await answer(fleet, **SHORT | {"max_new_tokens": 160, "max_branch_tokens": 24})
     before = {child.pid: open_files(child.pid) for child in fleet.children}
     places = asyncio.Semaphore(8)
 
@@ -183,7 +183,10 @@ async def test_law_5_ends_over_processes_leave_no_state(fleet, ends):
     info = await fleet.info()
     assert info.pages is not None
     assert info.pages.free == info.pages.total
-    assert all(open_files(pid) <= files for pid, files in before.items())
+    async with asyncio.timeout(60):
+        # A service may be reading a file at any moment; what it leaves open stays open.
+        while any(open_files(pid) > files for pid, files in before.items()):  # noqa: ASYNC110 - processes
+            await asyncio.sleep(0.05)
 
 
 def open_files(pid):

@@ -28,7 +28,7 @@ from tests.models import SHALLOW, write_base
 
 pytestmark = pytest.mark.torch
 
-LIMIT = 18
+LIMIT = 12
 DEEP = TreeShape(6, 2, 14, fixed=True)
 
 

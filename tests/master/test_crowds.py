@@ -16,6 +16,7 @@ from specsot.errors import NotFound, Overloaded
 from specsot.events import Event
 from specsot.params import Ask, Limits
 from specsot_master.engine import EngineConfig, RingState
+from tests.conftest import seeds
 from tests.master.letters import ANSWER, DIRECT, SAYS, SMALL, SOT, TIGHT, finished, openings
 from tests.master.stage import Stage, repeat
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.slow
 Client = asyncio.Task[list[Event]]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6, quick=2))
 async def test_many_requests_on_few_pages_all_get_on(seed: int) -> None:
     stage = Stage(SAYS, seed, state=TIGHT)
     asks = [Ask(prompt="Letters?", mode="sot", limits=SMALL), DIRECT]
@@ -63,7 +64,7 @@ async def test_places_are_shared_between_requests() -> None:
     stage.assert_clean()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, quick=2))
 async def test_after_random_ends_nothing_is_left(seed: int) -> None:
     chance = random.Random(seed)
     stage = Stage(SAYS, seed, state=TIGHT)

@@ -12,6 +12,7 @@ from specsot.members import Layout
 from specsot_kernels.segments import ReadGroup, look_back, plan_reads
 from specsot_model.attention import RowSpan, attend, plan_attention, plan_readings
 from specsot_model.kv import KVPages
+from tests.conftest import seeds
 
 KV_HEADS, G, DIM, PAGE = 2, 3, 8, 8
 PAGES = 64
@@ -97,7 +98,7 @@ def compare(seed: int, layout: Layout, device: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["packed", "batched"])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40, quick=10))
 def test_pages_give_what_one_dense_mask_gives(seed: int, layout: Layout) -> None:
     compare(seed, layout, "cpu")
 

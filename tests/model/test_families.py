@@ -6,7 +6,7 @@ The models are tiny, random, and of odd shapes on purpose.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -214,38 +214,47 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     assert len(set(written)) > 1
 
 
+@dataclass(frozen=True)
+class Written:
+    """A family's model on the disk and as Transformers made it, and its logits behind PROMPT."""
+
+    kind: str
+    folder: Path
+    model: torch.nn.Module
+    logits: torch.Tensor
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    folder = tmp_path_factory.mktemp("family")
+    model = write_model(folder, request.param)
+    return Written(request.param, folder, model, Ring.of(load(folder)).feed(PROMPT, 0)[0])
+
+
 @pytest.mark.parametrize("cuts", some([((1, 3),), ((2, 3),), ((1, 2, 3),)], 2))
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_any_split_gives_the_same_rows(kind: str, cuts: tuple[int, ...], tmp_path: Path) -> None:
-    write_model(tmp_path, kind)
-    whole, _ = Ring.of(load(tmp_path, (3,))).feed(PROMPT, 0)
-    split, _ = Ring.of(load(tmp_path, cuts)).feed(PROMPT, 0)
-    assert torch.equal(whole, split)
+def test_any_split_gives_the_same_rows(family: Written, cuts: tuple[int, ...]) -> None:
+    split, _ = Ring.of(load(family.folder, cuts)).feed(PROMPT, 0)
+    assert torch.equal(family.logits, split)
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_taps_add_the_inputs_of_their_layers(kind: str, tmp_path: Path) -> None:
-    model = write_model(tmp_path, kind)
-    trunk = model.base_model
+def test_taps_add_the_inputs_of_their_layers(family: Written) -> None:
+    trunk = family.model.base_model
     inputs: dict[int, torch.Tensor] = {}
-    ends = [*trunk.layers, trunk.final_layer_norm if kind == "gpt_neox" else trunk.norm]
+    ends = [*trunk.layers, trunk.final_layer_norm if family.kind == "gpt_neox" else trunk.norm]
     for index, part in enumerate(ends):
         part.register_forward_pre_hook(lambda _, args, index=index: inputs.__setitem__(index, args[0][0]))
-    answer(model, PROMPT)
+    answer(family.model, PROMPT)
     taps = dict(zip((0, 2, 3), torch.eye(96).view(3, 32, 96).transpose(1, 2)))
-    ring = Ring.of(load(tmp_path, (1, 3)))
+    ring = Ring.of(load(family.folder, (1, 3)))
     held = {layer: ring.decoders[0].hold_tap(weight) for layer, weight in taps.items()}
     _, fused = ring.feed(PROMPT, 0, taps=held)
     torch.testing.assert_close(fused, torch.cat([inputs[i] for i in (0, 2, 3)], 1), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_bf16_stays_near_fp32(kind: str, tmp_path: Path) -> None:
-    write_model(tmp_path, kind)
-    exact, _ = Ring.of(load(tmp_path)).feed(PROMPT, 0)
-    rough, _ = Ring.of([Decoder.load(tmp_path, Range(0, 3), torch.bfloat16, "cpu")]).feed(PROMPT, 0)
+def test_bf16_stays_near_fp32(family: Written) -> None:
+    rough, _ = Ring.of([Decoder.load(family.folder, Range(0, 3), torch.bfloat16, "cpu")]).feed(PROMPT, 0)
     assert rough.dtype == torch.bfloat16
-    assert torch.nn.functional.cosine_similarity(rough.float(), exact, dim=-1).median() > 0.99
+    assert torch.nn.functional.cosine_similarity(rough.float(), family.logits, dim=-1).median() > 0.99
 
 
 @pytest.mark.parametrize(

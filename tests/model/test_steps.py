@@ -34,7 +34,7 @@ from specsot_model.cuda_graphs import (
 from specsot_model.decoder import Decoder
 from specsot_model.fused import CapturedBlock, FusedBlock, can_fuse, connect_blocks, head_turns_of
 from specsot_model.kv import as_numbers
-from tests.conftest import some
+from tests.conftest import examples, some
 from tests.model.tiny import GROWING, write_model
 from tests.there import there
 
@@ -126,7 +126,7 @@ def test_tables_that_fit_are_padded_with_nothing() -> None:
 
 def test_frames_of_two_shared_prefixes_fit() -> None:
     """Of any number of rows, up to as many as the graph has."""
-    for seed in range(150):
+    for seed in range(examples(150)):
         rng = random.Random(seed)
         most, tile_rows = rng.choice((1, 4, 16, 64, 200, 512)), rng.choice((8, 16, 64))
         fresh = count()
@@ -210,7 +210,7 @@ def test_steps_are_what_layers_do_one_by_one(tmp_path: Path, kind: str, kept: Kv
         torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("kind", [Fused, Invariant])
+@pytest.mark.parametrize("kind", some([Fused, Invariant], 0))  # Both move rows by the same graph.
 def test_kept_rows_are_moved_before_the_next_tree(kind: type[Decoder], tmp_path: Path) -> None:
     """On one page, then over the edge of the next; as many as a graph moves itself, and more."""
     write_model(tmp_path, "llama", num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)

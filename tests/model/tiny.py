@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from specsot.members import Layout, Range
 from specsot_model.attention import RowSpan
 from specsot_model.decoder import Decoder
 from specsot_model.kv import KVPages, Places
+from tests.conftest import CACHES
 
 PAGE_ROWS = 16
 MODEL_TYPES = (
@@ -190,10 +193,26 @@ def make_model(kind: str = "llama", **changes: Any) -> torch.nn.Module:
     return model
 
 
+# Models that were saved before: the folder, the model, and the state of torch's generator behind its making.
+SAVED: dict[str, tuple[Path, torch.nn.Module, torch.Tensor]] = {}
+
+
 def write_model(directory: Path, kind: str = "llama", shards: str = "1GB", **changes: Any) -> torch.nn.Module:
-    """Save a random model of this kind; returns Transformers' fp32 model of it."""
-    model = make_model(kind, **changes)
-    model.save_pretrained(directory, max_shard_size=shards)
+    """Save a random model of this kind; returns Transformers' fp32 model of it.
+
+    Saving takes Transformers longer than most tests take, so it saves each model once. The returned model is
+    the same one for the same arguments, and nobody changes it.
+    """
+    name = repr((kind, shards, sorted(changes.items())))
+    if name in SAVED:
+        folder, model, generator = SAVED[name]
+        torch.set_rng_state(generator)
+    else:
+        folder = Path(mkdtemp(dir=CACHES.name))
+        model = make_model(kind, **changes)
+        model.save_pretrained(folder, max_shard_size=shards)
+        SAVED[name] = folder, model, torch.get_rng_state()
+    shutil.copytree(folder, directory, dirs_exist_ok=True, copy_function=shutil.copyfile)
     return model
 
 

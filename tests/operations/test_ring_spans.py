@@ -23,6 +23,7 @@ from specsot_drafter import __main__ as drafter
 from specsot_drafter.telemetry import DrafterTelemetry
 from specsot_worker import __main__ as worker
 from specsot_worker.telemetry import WorkerTelemetry
+from tests.cut_trees import cut_into
 from tests.laws.ring import Setup, ring_of
 
 pytestmark = pytest.mark.timeout(120)
@@ -67,8 +68,18 @@ def ids(spans: Sequence[ReadableSpan]) -> set[str]:
 
 
 async def test_a_traced_request_and_an_untraced_one(demo_model: Path) -> None:
+    """Trees travel whole: of a tree in parts, each stage counts each part that it computes, and the last
+    stage computes no part that its verification does not need. What steps take decides whether trees are cut.
+    """
     seen = Observed()
-    setup = Setup(demo_model / "base", demo_model / "eagle3", stages=2, links="grpc", watch=seen.watch)
+    setup = Setup(
+        demo_model / "base",
+        demo_model / "eagle3",
+        stages=2,
+        links="grpc",
+        watch=seen.watch,
+        make_depth=cut_into(1),
+    )
     async with ring_of(setup) as ring:
         quiet = await ring.open(PROMPT, limit=8)
         await ring.written(quiet)
@@ -78,9 +89,9 @@ async def test_a_traced_request_and_an_untraced_one(demo_model: Path) -> None:
         await ring.written(traced)
         draft_rounds = len(ring.texts[quiet].draft_rounds) + len(ring.texts[traced].draft_rounds)
         async with asyncio.timeout(60):
-            while min(seen.frames("worker-0"), seen.frames("worker-1")) < draft_rounds:  # noqa: ASYNC110
-                await asyncio.sleep(0)  # the counters of the newest frames follow
-        frames = seen.frames("worker-0")
+            while (frames := seen.frames("worker-0")) != seen.frames("worker-1"):  # noqa: ASYNC110 - counters
+                await asyncio.sleep(0.001)  # the frame that closes the text is on its way
+        assert frames >= draft_rounds
         assert seen.figure("worker-0", "worker_kv_pages_free") <= seen.figure("worker-0", "worker_kv_pages")
 
     steps, stages, drafts = (seen.spans(name) for name in ("step", "stage", "draft"))

@@ -7,6 +7,7 @@ import pytest
 from specsot.core.pages import PageCopy, PageTable
 from specsot.errors import NotFound, Overloaded
 from specsot.params import Window
+from tests.conftest import seeds
 
 
 def test_a_fork_shares_full_pages_and_copies_the_part():
@@ -94,7 +95,7 @@ def test_a_table_knows_whether_any_open_sequence_has_a_policy() -> None:
     assert not table.has_policies
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20, quick=6))
 def test_two_tables_that_see_the_same_calls_agree_and_lose_no_page(seed):
     rng = random.Random(seed)
     first, second = PageTable(40, 4), PageTable(40, 4)

@@ -12,6 +12,7 @@ from specsot.core.tree import Tree, chain, shallow
 from specsot.params import HeadWindows, Pruning, Window
 from specsot_kernels.segments import RowSpan, VisibleColumns
 from specsot_model.core.kv_plan import hide_outside_window, tree_depth_limit, window_of
+from tests.conftest import seeds
 
 
 def test_a_tree_ends_at_the_next_pruning_and_is_no_deeper_than_a_window():
@@ -59,7 +60,7 @@ def test_pruning_moves_what_is_left_to_the_first_columns():
     assert table.prune(1, 32) == RowPruning(tuple(table.slots(1, 8, 32)), tuple(range(12)), 0)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10, quick=4))
 def test_no_more_pages_are_held_than_were_promised(seed: int):
     rng = random.Random(seed)
     pruning = Pruning(rng.uniform(0.05, 0.95), rng.randrange(16, 90), 0)

@@ -24,6 +24,7 @@ from specsot.members import Curve
 from specsot.params import Window
 from specsot_model.core.kv_plan import plan_frame
 from specsot_worker.core.pipeline import PipelineDepth
+from tests.conftest import seeds
 
 # Seconds of a step of the 1.5B in int8 without VNNI, by rows, and of a step that takes equally long.
 DEAR: Curve = ((1, 0.1118), (2, 0.1264), (4, 0.1286), (8, 0.3255), (16, 0.596), (24, 0.9308), (48, 1.8029))
@@ -38,7 +39,7 @@ def frame_of(tree: Tree, parts: int) -> Frame:
     return Frame(1, 5, segments=(TreeSegment(3, 2, 11, (0, 2), tree),), last_part=parts - 1)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20, quick=6))
 def test_the_parts_of_a_frame_carry_every_node_once_and_are_equally_large(seed: int) -> None:
     rng = random.Random(seed)
     tree = tree_of(rng, rng.randrange(1, 40))
@@ -65,7 +66,7 @@ def table_of(window: Window | None = None) -> PageTable:
     return table
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20, quick=6))
 def test_a_stage_does_with_the_parts_what_it_does_with_the_whole_frame(seed: int) -> None:
     rng = random.Random(seed)
     tree = tree_of(rng, rng.randrange(2, 20))
@@ -124,7 +125,7 @@ def test_the_seconds_of_a_path_are_those_of_a_pipeline(parts: int) -> None:
     assert path_seconds(stages, parts) == pytest.approx(done)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40, quick=10))
 def test_a_result_is_decided_if_no_later_target_changes_what_is_accepted(seed: int) -> None:
     rng = random.Random(seed)
     nodes = rng.randrange(1, 12)

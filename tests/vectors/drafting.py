@@ -164,7 +164,11 @@ def states_of(base: Base, head: Head, text: list[int]) -> Tensor:
 
 
 def next_logits(base: Base, text: list[int]) -> Tensor:
-    return run_base(base, text, torch.arange(len(text)), causal(len(text)))[2][-1]
+    """The same texts are read when prompts are chosen, when a head is trained, and when it is recorded."""
+    if (known := base.known.get(tuple(text))) is None:
+        known = run_base(base, text, torch.arange(len(text)), causal(len(text)))[2][-1]
+        base.known[tuple(text)] = known
+    return known
 
 
 def plain_greedy(base: Base, prompt: list[int], count: int) -> tuple[list[int], float]:

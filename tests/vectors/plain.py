@@ -5,7 +5,7 @@ Tensors go by published names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,12 +30,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class Base:
-    """A Llama, untied."""
+    """A Llama, untied. known: the logits behind texts that were read before."""
 
     shape: Shape
     layers: int
     vocab: int
     tensors: Tensors
+    known: dict[tuple[int, ...], Tensor] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)

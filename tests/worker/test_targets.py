@@ -13,6 +13,7 @@ from specsot_worker.core.accept import DecodeState, TokenCounts, accept_tree
 from specsot_worker.logprobs import add_logprobs
 from specsot_worker.penalties import apply_penalties
 from specsot_worker.sampling import DrawRequest, TargetQuery, choose_tokens, find_targets
+from tests.conftest import seeds
 from tests.trees import path
 
 V = 12  # few, so that trees meet the targets and tokens come again
@@ -65,7 +66,7 @@ def opened(prompt, sampling, ordinal, **more):
     return DecodeState(opening, history=TokenCounts(prompt) if sampling.penalises else None)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6, quick=3))
 def test_law_1_any_tree_in_any_company_writes_what_plain_decoding_writes(seed):
     rng, count = random.Random(seed), 24
     prompts = [[rng.randrange(V) for _ in range(rng.randrange(1, 9))] for _ in SAMPLINGS]
@@ -152,7 +153,7 @@ def test_masks_hold_on_every_node_that_acceptance_comes_by():
         assert find_targets(logits, [asked]) == [[5, 6, 7, None]]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, quick=2))
 def test_under_a_grammar_the_target_is_the_best_of_what_is_allowed(seed):
     """Whether the whole row's best is that, or not; in company of free text, and of rows without numbers."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)

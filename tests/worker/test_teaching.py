@@ -19,6 +19,7 @@ from specsot.core.tree import Tree, chain
 from specsot_worker.core.pipeline import MAX_ROWS_PER_STEP, StepTimer
 from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.feature_stream import SOLE_DRAFTER, FeatureStream
+from tests.conftest import seeds
 
 WIDTH = 3
 
@@ -435,7 +436,7 @@ def test_undrafted_sequences_are_never_sent():
 
 
 @pytest.mark.parametrize("size", [9999, 5])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20, quick=6))
 def test_whatever_the_pauses_every_committed_token_is_sent_once_in_order(seed, size):
     rng, script, heard = random.Random(seed), Script(size), {}
     live, started, messages, ended = [], 0, [], []

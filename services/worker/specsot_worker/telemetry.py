@@ -46,7 +46,11 @@ class WorkerTelemetry(WorkerObserver):
             """
             return Histogram(f"specsot:worker_{name}", about, buckets=STEP_BUCKETS, registry=registry)
 
-        self._frames = Counter("specsot:worker_frames", "Frames that this worker computed", registry=registry)
+        self._frames = Counter(
+            "specsot:worker_frames",
+            "Frames, or parts of frames, that this worker computed",
+            registry=registry,
+        )
         self._rows = Counter("specsot:worker_rows", "Tokens that this worker computed", registry=registry)
         self._compute = histogram("compute_seconds", "Computing of one frame")
         self._queue = histogram("queue_seconds", "Waiting of one frame for its turn")

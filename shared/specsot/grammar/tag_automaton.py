@@ -59,6 +59,8 @@ class _Exit:
 
     text: the fixed text.
     rests: entry i holds the tokens of the bytes from i on.
+    sizes_by_last: by the last byte of a beginning of the text, the sizes of such beginnings, from the longest
+        to the shortest.
     """
 
     def __init__(self, text: bytes, spelling: Spelling) -> None:
@@ -69,6 +71,9 @@ class _Exit:
         """
         self.text = text
         self.rests = [spelling.split(text[size:]) for size in range(len(text))]
+        self.sizes_by_last: dict[int, list[int]] = {}
+        for size in range(len(text) - 1, 0, -1):
+            self.sizes_by_last.setdefault(text[size - 1], []).append(size)
 
 
 class TagClosing(Closing):
@@ -155,7 +160,7 @@ class TagClosing(Closing):
         """
         written = self._last_bytes(place)
         for exit_text in exits:
-            for size in range(min(len(exit_text.text) - 1, len(written)), -1, -1):
+            for size in (*(exit_text.sizes_by_last.get(written[-1], ()) if written else ()), 0):
                 if exit_text.rests[size] and written.endswith(exit_text.text[:size]):
                     yield exit_text.rests[size]
 

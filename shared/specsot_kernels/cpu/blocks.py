@@ -73,30 +73,45 @@ def _half(halves, block, at):
     return halves[np.uint32(block[at]) | (np.uint32(block[at + 1]) << np.uint32(8))]
 
 
-@_compiled
 def _decode_fp32(rows, halves, out):
-    """Decode rows of fp32 numbers; see `DECODERS`."""
-    for row in range(rows.shape[0]):
-        out[row] = rows[row].view(np.float32)
+    """Decode rows of fp32 numbers; see `DECODERS`. NumPy copies them faster than a loop of Numba's."""
+    out[:] = rows.view(np.float32)
 
 
-@_compiled
 def _decode_fp16(rows, halves, out):
     """Decode rows of fp16 numbers; see `DECODERS`."""
-    for row in range(rows.shape[0]):
-        shorts = rows[row].view(np.uint16)
-        for i in range(len(shorts)):
-            out[row, i] = halves[shorts[i]]
+    _look_up(rows.view(np.uint16), halves, out)
+
+
+def _decode_bf16(rows, halves, out):
+    """Decode rows of bf16 numbers; see `DECODERS`."""
+    _lengthen(rows.view(np.uint16), out.view(np.uint32))
 
 
 @_compiled
-def _decode_bf16(rows, halves, out):
-    """Decode rows of bf16 numbers; see `DECODERS`."""
-    for row in range(rows.shape[0]):
-        shorts = rows[row].view(np.uint16)
-        words = out[row].view(np.uint32)
-        for i in range(len(shorts)):
-            words[i] = np.uint32(shorts[i]) << np.uint32(16)
+def _look_up(shorts, halves, out):
+    """Store the fp32 number of each fp16 number; NumPy takes five times as long.
+
+    shorts: uint16 [rows, inputs], the bits of the fp16 numbers. Arrays are viewed in other types by the
+        caller, because compiling a view takes Numba half a second.
+    halves: HALVES.
+    out: fp32 [rows, inputs], which is written.
+    """
+    for row in range(shorts.shape[0]):
+        for i in range(shorts.shape[1]):
+            out[row, i] = halves[shorts[row, i]]
+
+
+@_compiled
+def _lengthen(shorts, words):
+    """Store the bits of the fp32 number of each bf16 number; NumPy takes twice as long.
+
+    shorts: uint16 [rows, inputs], the bits of the bf16 numbers.
+    words: uint32 [rows, inputs], which is written.
+    """
+    for row in range(shorts.shape[0]):
+        for i in range(shorts.shape[1]):
+            words[row, i] = np.uint32(shorts[row, i]) << np.uint32(16)
 
 
 @_compiled
