@@ -313,7 +313,7 @@ class DraftPolicy(BudgetPolicy):
         safe = live / sequences * self.acceptance.sure_tokens()[levels - 1, None] > stakes
         # Where the host's work is most of a step, other work of the machine slows steps with and without
         # drafts alike. So the baseline is measured anew before a long pause.
-        stale = not self._stepwise and self._since_look > HELD_STEPS
+        stale = not self._stepwise and self._since_look * 2 * REGRET_SHARE >= 1.0
         if not hopeful.any():
             return LOOK_STEPS if stale or most < self._levels else 1 / REGRET_SHARE
         may_borrow = not self._stepwise and self._regret.pool > 0
