@@ -561,8 +561,20 @@ def describe_rounding(kind: Quantization | None, device: str) -> str:
         return kind or ""
     if kind == "int4":
         return f"int4 weights, int8 embedding, {GROUP} ({LONG_GROUP} for 8-bit weights) activations a scale"
-    kept = f"{LONG_GROUP} ({GROUP} for weights of 4 and 6 bits, kept as in the file) activations a scale"
-    return f"int8 weights, int8 embedding, {kept}"
+    from specsot_kernels.cpu import layout
+
+    kept = f" ({GROUP} for weights of 4 and 6 bits, kept as in the file)" if layout.KEPT_TYPES else ""
+    return f"int8 weights, int8 embedding, {LONG_GROUP}{kept} activations a scale"
+
+
+def _is_kept(ggml_type: int) -> bool:
+    """Return whether packed int8 weights keep the numbers of a type of a GGUF file on this processor.
+
+    ggml_type: ggml's number of the type.
+    """
+    from specsot_kernels.cpu import layout
+
+    return ggml_type in layout.KEPT_TYPES
 
 
 def lm_head_quantization(kind: Quantization | None) -> Quantization | None:
@@ -624,7 +636,7 @@ def stored_bytes(
     # This is the size of the packed CPU form; other devices need a little less.
     groups = LONG_GROUP if kind == "int8" else GROUP
     outputs, inputs = (-(-size // multiple) * multiple for size, multiple in zip(shape, (LANES, groups)))
-    if kind == "int8" and ggml_type in KEPT_BYTES:
+    if kind == "int8" and ggml_type is not None and _is_kept(ggml_type):
         return outputs * int(shape[1] * KEPT_BYTES[ggml_type] + 4)
     if kind == "int8":
         return outputs * (inputs + 8)

@@ -93,7 +93,13 @@ def test_blocks_are_packed_to_the_bits_of_their_decoded_floats(kind: GGMLQuantiz
     assert all(torch.equal(one, other) for one, other in zip(found.arrays, wanted.arrays))
 
 
-KEPT = [Kind(kind) for kind in layout.KEPT_TYPES]
+KEPT = [Kind(kind) for kind in layout.KEEPABLE_TYPES]
+
+
+@pytest.fixture
+def keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of 4 and 6 bits are kept, as on processors that have AVX2 and no VNNI."""
+    monkeypatch.setattr(layout, "KEPT_TYPES", layout.KEEPABLE_TYPES)
 
 
 def kept(kind: GGMLQuantizationType, bias: torch.Tensor | None = None) -> tuple[Packed, torch.Tensor]:
@@ -107,17 +113,19 @@ def kept(kind: GGMLQuantizationType, bias: torch.Tensor | None = None) -> tuple[
     return packed, torch.from_numpy(decode_rows(rows, kind))[torch.from_numpy(np.argsort(outputs))]
 
 
+@pytest.mark.usefixtures("keeps")
 @pytest.mark.parametrize("kind", KEPT)
 def test_numbers_of_four_and_six_bits_are_kept(kind: GGMLQuantizationType) -> None:
     """The package gguf reads the same fp32 numbers from the file, bit for bit."""
     packed, numbers = kept(kind)
-    assert packed.weight.bits == layout.KEPT_TYPES[kind]
+    assert packed.weight.bits == layout.KEEPABLE_TYPES[kind]
     assert packed.weight.nbytes == stored_bytes((57, 768), 4, "int8", kind) < 57 * 768
     some = torch.tensor([56, 3, 3, 0, 17])
     assert torch.equal(packed.rows(torch.arange(57)), numbers)
     assert torch.equal(packed.rows(some), numbers[some])
 
 
+@pytest.mark.usefixtures("keeps")
 @pytest.mark.parametrize("kind", KEPT)
 def test_products_of_kept_numbers_are_those_of_float64(kind: GGMLQuantizationType) -> None:
     """Inputs that are whole numbers of 8 bits are not rounded."""
@@ -131,6 +139,7 @@ def test_products_of_kept_numbers_are_those_of_float64(kind: GGMLQuantizationTyp
     assert ((packed(x) - exact).abs() <= 1e-6 * sizes + 1e-5).all()
 
 
+@pytest.mark.usefixtures("keeps")
 @pytest.mark.parametrize("kind", KEPT)
 def test_a_row_of_kept_numbers_is_the_same_bits_in_any_company(kind: GGMLQuantizationType) -> None:
     packed, numbers = kept(kind)
@@ -148,6 +157,7 @@ def test_a_row_of_kept_numbers_is_the_same_bits_in_any_company(kind: GGMLQuantiz
     assert torch.equal(found[2:], alone[2:])
 
 
+@pytest.mark.usefixtures("keeps")
 @pytest.mark.parametrize("kind", [*KEPT, Kind.Q8_0])
 def test_a_kept_file_has_the_weight_and_no_other_shape(kind: GGMLQuantizationType, tmp_path: Path) -> None:
     rows = stored(kind, 57, 768)
@@ -160,7 +170,7 @@ def test_a_kept_file_has_the_weight_and_no_other_shape(kind: GGMLQuantizationTyp
         found = files.find("weight", (57, 768))
         assert found is not None
         for one in (written, found):
-            assert one.weight.bits == packed.weight.bits == layout.KEPT_TYPES.get(kind, 8)
+            assert one.weight.bits == packed.weight.bits == layout.KEEPABLE_TYPES.get(kind, 8)
             assert all(torch.equal(*pair) for pair in zip(one.weight.arrays, packed.weight.arrays))
         assert files.find("weight", (57, 1024)) is None
         # The header names bits of which the file's size is not.

@@ -11,6 +11,8 @@ from platform import machine
 
 import pytest
 
+from tests.conftest import is_full
+
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 PACK = """
 import torch
@@ -32,7 +34,7 @@ def test_weights_in_8_bits_need_avx2() -> None:
 
 
 @pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
-@pytest.mark.parametrize("kind", ["avxvnni", "avx512vnni", "amx"])
+@pytest.mark.parametrize("kind", ["avxvnni", "avx512vnni", "amx"] if is_full() else ["avx512vnni"])
 def test_products_have_the_same_bits_with_the_instructions_of_other_processors(
     kind: str, tmp_path: Path
 ) -> None:

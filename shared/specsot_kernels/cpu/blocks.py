@@ -1,7 +1,7 @@
 """Packs the blocks of a GGUF file for the kernels, row by row, on several threads.
 
-Blocks of some types (`layout.KEPT_TYPES`) keep their numbers, which are laid out in another order. Of others,
-a row is decoded to fp32 as the package `gguf` decodes it, operation by operation, and rounded as
+Blocks of some types (`layout.KEEPABLE_TYPES`) keep their numbers, which are laid out in another order. Of
+others, a row is decoded to fp32 as the package `gguf` decodes it, operation by operation, and rounded as
 `running.PackedWeight` rounds floats to 8 bits. Both results are the same, bit for bit; only the time differs.
 """
 
@@ -508,7 +508,7 @@ def _lay_q6_k(rows, outputs, codes, shorts, words):
 def lay_rows(part: BlockRows, codes: NDArray[np.uint8], threads: int) -> None:
     """Store rows of 4- or 6-bit blocks in a packed weight, with all their numbers.
 
-    part: the rows, of a type in `layout.KEPT_TYPES`; see `BlockRows`.
+    part: the rows, of a type in `layout.KEEPABLE_TYPES`; see `BlockRows`.
     codes: uint8 [bytes of the packed weight], which are written; see `running.PackedWeight`.
     threads: number of threads, at least 1.
     """
