@@ -182,7 +182,7 @@ CARD_STEP: Curve = ((1, 0.85e-3), (2, 1.9e-3), (64, 2.05e-3))
 CARD = Machine(CARD_STEP, NEAR_LEVELS[0], (SMALL_STEP, NEAR_LEVELS[1]), 0.1e-3, 0.37e-3, 0.3e-3, 4e-3,
                graphs=True, switch=(1.3e-3, 3.1e-3), waits=2, deciding=1e-3)  # fmt: skip
 
-# Qwen2.5-Coder-1.5B in bf16 with its bundled head on an H200, recorded on 2026-11-30 while it was served:
+# Qwen2.5-Coder-1.5B in bf16 with its bundled head on an H200, traced on 2026-11-30 while it was served:
 # steps without drafts took 1.45, 1.6 and 2.6 ms with 1, 8 and 64 sequences, and steps with drafts 2.65, 4.5
 # and 10.5 ms, whatever the trees. The host waited for the device for some 0.03 ms of the latter, so that the
 # device was idle for the rest: it computes a tree of 24 nodes in 1.5 to 1.9 ms and 256 rows in 2.9 ms.

@@ -170,11 +170,11 @@ class PlanBranch:
             first = min(SENTENCES_FROM * self.budget, self.budget - 2 * SENTENCE_TOKENS)
             late = self.holds_sentences and (self.longest is not None or self._received > first)
             later = self.defers and self.buffer.begun
-            told = self.buffer.add(piece, late and self.buffer.begun)
-            if later and told:
-                self._defer(told)
+            released = self.buffer.add(piece, late and self.buffer.begun)
+            if later and released:
+                self._defer(released)
             else:
-                shown += told
+                shown += released
         if self.closing_rule:
             self._closing += shown
             return []
