@@ -115,13 +115,17 @@ def packed_files_of(directory: Path, quantization: Quantization) -> PackedFiles 
 
     They are not kept either if the GGUF file has changed since the directory was made.
 
+    Processors that keep a file's 4 and 6 bits, and others, which round them to 8 bits, use different folders.
+
     directory: The model directory.
     quantization: Form of the model's matrices, "int8" or "int4".
     """
+    from specsot_kernels.cpu.layout import KEPT_TYPES
+
     key = directory.parent
     if key.parent != cache_folder() / "gguf" or not is_current(directory):
         return None
-    folder = cache_folder() / "packed" / f"{key.name}-{quantization}-{FORM}"
+    folder = cache_folder() / "packed" / f"{key.name}-{quantization}-{FORM}{'-kept' if KEPT_TYPES else ''}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         mark = use(folder)

@@ -94,6 +94,8 @@ def test_blocks_are_packed_to_the_bits_of_their_decoded_floats(kind: GGMLQuantiz
 
 
 KEPT = [Kind(kind) for kind in layout.KEEPABLE_TYPES]
+# Without those whose products this processor's kernel lacks.
+MULTIPLIED = [kind for kind in KEPT if layout.KEEPABLE_TYPES[kind] in layout.FORMS]
 
 
 @pytest.fixture
@@ -126,7 +128,7 @@ def test_numbers_of_four_and_six_bits_are_kept(kind: GGMLQuantizationType) -> No
 
 
 @pytest.mark.usefixtures("keeps")
-@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.parametrize("kind", MULTIPLIED)
 def test_products_of_kept_numbers_are_those_of_float64(kind: GGMLQuantizationType) -> None:
     """Inputs that are whole numbers of 8 bits are not rounded."""
     bias = torch.arange(57.0)
@@ -140,7 +142,7 @@ def test_products_of_kept_numbers_are_those_of_float64(kind: GGMLQuantizationTyp
 
 
 @pytest.mark.usefixtures("keeps")
-@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.parametrize("kind", MULTIPLIED)
 def test_a_row_of_kept_numbers_is_the_same_bits_in_any_company(kind: GGMLQuantizationType) -> None:
     packed, numbers = kept(kind)
     x = torch.randn(40, 768, generator=torch.Generator().manual_seed(1))

@@ -13,6 +13,7 @@ from numba.core import cgutils
 from specsot_kernels.cpu.layout import (
     AMX,
     BYTES,
+    FORMS,
     GROUP,
     GROUP_BYTES,
     HEAD_BYTES,
@@ -49,8 +50,6 @@ from specsot_kernels.cpu.vectors import (
     write,
 )
 
-# The entries BITS that a product's table may have.
-FORMS = tuple(GROUP_BYTES)
 # Steps of a group; a step has four inputs.
 STEPS = GROUP // 4
 # Steps of a long group, which 8-bit weights have.
