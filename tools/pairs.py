@@ -19,7 +19,6 @@ from typing import Any
 from specsot.core.info import memory_in_words
 from specsot_app.fleet.fitting import plan_fleet
 from specsot_app.fleet.options import FleetOptions
-from specsot_lab.bench.synthetic_models import SHAPES
 
 POSITIONS = 8192  # KV positions of the table.
 DRAFTED = 32000  # Number of token ids that an EAGLE-3 head drafts.
@@ -34,10 +33,36 @@ VICUNA: Mapping[str, Any] = {
     "max_position_embeddings": 2048,
     "tie_word_embeddings": False,
 }
+LLAMA: Mapping[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}
+QWEN3: Mapping[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": 2560,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 9728,
+    "vocab_size": 151936,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+}
 # Base, its published config, the kind of its head, and the memory that seed 000 requires and recommends.
 PAIRS = (
-    ("Llama-3.1-8B-Instruct", SHAPES["Llama-3.1-8B"], "EAGLE-3", "16 GB", "24 GB"),
-    ("Qwen3-4B", SHAPES["Qwen3-4B"], "EAGLE-3", "8 GB", "16 GB"),
+    ("Llama-3.1-8B-Instruct", LLAMA, "EAGLE-3", "16 GB", "24 GB"),
+    ("Qwen3-4B", QWEN3, "EAGLE-3", "8 GB", "16 GB"),
     ("vicuna-7b-v1.3", VICUNA, "EAGLE-2", "14 GB", "24 GB"),
 )
 

@@ -19,23 +19,15 @@ pytestmark = pytest.mark.torch
 ANSWER = "Photosynthesis is how plants turn light into sugar. It needs water and air. It gives off oxygen."
 
 
-def test_ranks_of_the_small_pair_by_level_and_by_shape(tmp_path: Path) -> None:
+def test_ranks_of_the_small_pair_by_shape(tmp_path: Path) -> None:
     texts, file = tmp_path / "texts.jsonl", tmp_path / "ranks.json"
     turns = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": ANSWER}]
     texts.write_text(json.dumps({"messages": turns}) + "\n")
     asked = ["bench", "ranks", "--texts", str(texts), "--most", "1", "--tokens", "24", "--json", str(file)]
-    assert main(asked) == 0
-    told = json.loads(file.read_text())
-    assert told["settings"] == {
-        "texts": "texts.jsonl",
-        "conversations": 1,
-        "trees": told["rows"][0]["reached"],
-    }
-    assert [row["name"] for row in told["rows"]] == [*(f"level {n}" for n in range(1, 9)), "all levels"]
-    reached = [row["reached"] for row in told["rows"][:-1]]
-    assert reached == sorted(reached, reverse=True), "a level counts below one that was right"
     assert main([*asked, "--shapes", "2,6"]) == 0
-    chain, tree = json.loads(file.read_text())["rows"]
+    told = json.loads(file.read_text())
+    assert told["settings"] == {"texts": "texts.jsonl", "conversations": 1}
+    chain, tree = told["rows"]
     assert (chain["name"], tree["name"]) == ("chain of 2", "tree of 6")
     assert 1 <= chain["tokens a step"] <= 3
 

@@ -9,7 +9,6 @@ import pytest
 
 from specsot_app.fleet.options import FleetOptions
 from specsot_bench.rounds import models_of
-from specsot_lab.bench.clock import TURNS, call_seconds, median_seconds
 from specsot_lab.bench.step_split import KINDS, PHASES, kind_of, measure_models
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
@@ -43,10 +42,3 @@ def test_operations_have_a_kind() -> None:
         "aten::topk",
     )
     assert [kind_of(name) for name in names] == ["products", "products", "attention", "copies", "other ops"]
-
-
-def test_a_call_in_a_row_of_calls() -> None:
-    called: list[int] = []
-    assert 0 < median_seconds(lambda: called.append(1), 5) < 1
-    assert len(called) == 1 + TURNS * 5, "the first is not told"
-    assert len(call_seconds(lambda: called.clear(), 3)) == 3

@@ -16,13 +16,12 @@ from specsot.checkpoint.config import make_config
 from specsot.core.tree import ancestry, depths
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Range
-from specsot_lab.bench.gpu_steps import step_call
-from specsot_lab.bench.synthetic_models import MadeUp
 from specsot_model import cuda_graphs
 from specsot_model.cuda_graphs import measure_curve, measure_rows
 from specsot_model.decoder import Decoder
 from specsot_model.layers import stored_edges
 from specsot_model.weights import Fetch, WeightFiles
+from tests.model.made_up import MadeUp, step_call
 from tests.model.tiny import GROWING, Ring, greedy_reference, load, write_model
 from tests.trees import path
 

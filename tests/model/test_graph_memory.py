@@ -19,8 +19,6 @@ from specsot.service.options import ModelOptions
 from specsot_drafter.eagle_kv import DraftPages
 from specsot_drafter.heads.fused import FusedHead
 from specsot_drafter.overlap.graph_growth import TreeGraphs, tree_graph_bytes
-from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
-from specsot_lab.bench.synthetic_models import MadeUp, config_of
 from specsot_model.attention import RowSpan
 from specsot_model.core.walks import BLOCK_ROWS
 from specsot_model.cuda_graphs import PROMPT_ROWS, CapturedSteps, GraphCapture, StepRows, prompt_buckets
@@ -30,8 +28,9 @@ from specsot_model.loaded_parts import AbsentWeights
 from specsot_model.memory_fit import Need, check_fit, kv_page_bytes, step_bytes
 from specsot_model.weights import HeldWeights
 from specsot_worker.memory import LayerMemory
+from tests.model.made_up import MadeUp, llama_8b, made_up_head
 
-CONFIG = replace(config_of("Llama-3.1-8B"), layers=2, vocab=32_000)  # every layer uses the same memory again
+CONFIG = replace(llama_8b(), layers=2, vocab=32_000)  # every layer uses the same memory again
 WIDTH = CONFIG.hidden
 K, LEVELS, PAGE = 10, 8, 64
 TWO_KINDS = {
@@ -126,8 +125,8 @@ def test_no_more_is_taken_than_is_counted() -> None:
         lambda: CapturedSteps(decoder, kv, taps, GraphCapture(), prompt_sizes=prompt_buckets(decoder, kv))
     )
     assert 0 < steps <= step_bytes(CONFIG, 2, WIDTH)
-    head = FusedHead(made_up_head(decoder, head_shape(CONFIG)))
-    memory = DraftPages(made_up_head(decoder, head_shape(CONFIG)), 8, PAGE)
+    head = FusedHead(made_up_head(decoder))
+    memory = DraftPages(made_up_head(decoder), 8, PAGE)
     drafts = taken(lambda: TreeGraphs(head, memory, K, LEVELS, GraphCapture(), grow))
     counted = tree_graph_bytes(head.shape, 2, K, LEVELS)
     assert 0 < drafts <= counted

@@ -13,6 +13,7 @@ replayed:  The same work as a captured graph, that is, without the cost of launc
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +24,8 @@ import torch
 from torch import Tensor
 
 from specsot.errors import InvalidRequest
+from specsot_bench.core.tables import figure, markdown, text
+from specsot_bench.results import Stopwatch, named, publish
 from specsot_kernels import (
     TreeMaskMode,
     build_tree_structure,
@@ -34,9 +37,10 @@ from specsot_kernels import (
 )
 from specsot_kernels.gpu import attention
 from specsot_kernels.segments import RowSpan
-from specsot_lab.bench.clock import Call, RowLog, captured, mean_seconds, median_seconds
 from specsot_model.attention import attend, plan_readings
 
+# A function that is measured; what it returns is ignored.
+Call = Callable[[], object]
 # Positional arguments of a kernel.
 Arguments = tuple[Any, ...]
 # Figures by name.
@@ -46,6 +50,8 @@ RULE: Any = reference
 # The Triton kernels with the same names.
 KERNELS: Any = gpu
 
+# Measurements, of which the median is the result. Untuned.
+TURNS: Final = 7
 # Seconds. The duration of one measurement. Untuned.
 MEASUREMENT_SECONDS: Final = 0.04
 # Children of a node, levels, and nodes of the measured trees.
@@ -67,10 +73,10 @@ PAGE: Final = 64
 
 
 def measure(context_lengths: Sequence[int], output: Path | None) -> int:
-    """Measure all kernels, print and write the rows, and return the exit status 0.
+    """Measure all kernels, publish the table, and return the exit status 0.
 
     context_lengths: Numbers of shared KV rows before the trees of attention.
-    output: The JSON file; None: rows are only printed.
+    output: The JSON file; None: the table is only printed.
 
     Raises InvalidRequest if there is no GPU.
 
@@ -85,9 +91,8 @@ def measure(context_lengths: Sequence[int], output: Path | None) -> int:
         "triton": version("triton"),
         "copy TB/s": round(bandwidth / 1e12, 2),
     }
-    log = RowLog("kernels", settings, output, "call", "shape")
-    for row in _rows(context_lengths, bandwidth):
-        log.add(row)
+    rows = named(list(_rows(context_lengths, bandwidth)), "call", "shape")
+    publish("kernels", settings, rows, markdown(COLUMNS, rows), output)
     return 0
 
 
@@ -383,6 +388,30 @@ def called_microseconds(call: Call) -> float:
     return round(1e6 * median_seconds(call, max(int(MEASUREMENT_SECONDS / mean_seconds(call, 3)), 3)), 1)
 
 
+def median_seconds(call: Call, calls: int) -> float:
+    """Return the median seconds of a call, over TURNS measurements. One call before them is not measured.
+
+    call: The function to measure.
+    calls: Number of calls in a row per measurement, whose mean counts.
+    """
+    call()
+    return statistics.median(mean_seconds(call, calls) for _ in range(TURNS))
+
+
+def mean_seconds(call: Call, calls: int) -> float:
+    """Return the mean seconds of a call. The GPU is synchronized before the first call and after the last.
+
+    call: The function to measure.
+    calls: Number of calls in a row, at least 1.
+    """
+    torch.cuda.synchronize()
+    watch = Stopwatch()
+    for _ in range(calls):
+        call()
+    torch.cuda.synchronize()
+    return watch.seconds / calls
+
+
 def replayed_microseconds(call: Call, calls: int = 1) -> float:
     """Return the microseconds of a call that is replayed in a CUDA graph.
 
@@ -390,3 +419,36 @@ def replayed_microseconds(call: Call, calls: int = 1) -> float:
     calls: Number of calls that the graph contains.
     """
     return round(called_microseconds(captured(call, calls)) / calls, 1)
+
+
+def captured(call: Call, calls: int) -> Call:
+    """Return a function that launches the calls as one CUDA graph, and does not wait for the device.
+
+    call: The function to capture. It is called once before, so that kernels are compiled outside of the
+        graph.
+    calls: Number of calls that the graph contains.
+
+    The tensors of `call` stay alive as long as the function does.
+    """
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    # The graph reads the tensors of the call that it was captured from, so both must live equally long.
+    captured_call = graph, call
+    return lambda: captured_call[0].replay()
+
+
+# The columns of the table. Only attention has a time of torch's and a floor.
+COLUMNS: Final = (
+    text("call", "call"),
+    text("shape", "shape"),
+    *(
+        figure(name, name, 1)
+        for name in ("called us", "unchecked us", "replayed us", "torch called us", "torch replayed us")
+    ),
+    figure("plan us", "plan us", 1),
+    figure("floor us", "floor us", 1),
+)

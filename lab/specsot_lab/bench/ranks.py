@@ -1,22 +1,16 @@
-"""`specsot bench ranks`: how often a head's draft of each rank is right, level by level, on answers that its
-base model wrote.
+"""`specsot bench ranks`: the tokens per step of a chain and of trees of a head's likeliest drafts, on answers
+that its base model wrote.
 
-The base model reads each conversation once. Then a tree grows after every TREE_INTERVAL-th token of its
-answers, and the tokens that really followed are looked up in the tree. A level counts if the level above it
-had the right token among the nodes that were fed. See `acceptance`.
-
-With shapes instead: the tokens per step of a chain of the likeliest drafts, and of trees of a number of
-nodes, if they had been drafted in every step. A chain and a tree grow after every token, each as the drafter
-would grow it alone; then the steps of each shape are replayed.
+The base model reads each conversation once. A chain and a tree grow after every token, each as the drafter
+would grow it alone; then the steps of each shape are replayed as if it had been drafted in every step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -26,13 +20,14 @@ from specsot.core.frames import FeatureBatch, Features, Frame, Opening, PromptCh
 from specsot.members import TreeShape
 from specsot.service.options import Dtype
 from specsot_app.fleet.options import Models
+from specsot_bench.core.tables import Column, figure, markdown, text
+from specsot_bench.results import publish
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.loader import propose_with
 from specsot_drafter.proposers import Proposer
-from specsot_lab.bench.clock import RowLog
 from specsot_lab.eval.core.aspect_table import interval_of
 from specsot_lab.train.rows import Row
 from specsot_lab.train.text_files import rows_of
@@ -45,55 +40,10 @@ from specsot_worker.stage import DecoderStage
 LEVELS: Final = 8
 # Children of a node in the published trees.
 TOP_K: Final = 10
-# Nodes of the tree of a head that drafts all levels in one pass: its likeliest paths, when drafts are counted
-# by rank. Untuned.
-MAX_NODES: Final = 256
-# Tokens from one tree to the next, when drafts are counted by rank. Untuned.
-TREE_INTERVAL: Final = 7
 # Rows of a KV page.
 PAGE: Final = 64
 # Maximum number of tokens of a conversation.
 MAX_TOKENS: Final = 512
-
-
-@dataclass(slots=True)
-class Counts:
-    """Counts of right drafts.
-
-    reached: For each level, how often it was reached.
-    right_by_rank: For each level and rank, how often the draft of that rank was right.
-    """
-
-    tree_shapes: ClassVar[tuple[TreeShape, ...]] = (TreeShape(LEVELS - 1, TOP_K, MAX_NODES),)
-    levels: ClassVar[int] = LEVELS
-
-    reached: list[int] = field(default_factory=lambda: [0] * LEVELS)
-    right_by_rank: list[list[int]] = field(default_factory=lambda: [[0] * TOP_K for _ in range(LEVELS)])
-
-    def record(self, trees: Sequence[Candidates], next_tokens: Sequence[int]) -> None:
-        """Count the drafts of one tree.
-
-        trees: The tree's candidates, [1, n]: one item, as `tree_shapes` has.
-        next_tokens: The tokens that really follow the root.
-
-        Levels are counted up to and including the first one that lacks the right token, or that has no drafts
-        (which is not counted). Only as many levels as `next_tokens` has are considered.
-        """
-        (candidates,) = trees
-        for level, (drafts, token) in enumerate(zip(_drafts_on_path(candidates, next_tokens), next_tokens)):
-            self.reached[level] += 1
-            if token in drafts:
-                self.right_by_rank[level][drafts.index(token)] += 1
-
-    def rows(self) -> Iterator[dict[str, object]]:
-        """Yield a row for each level, and one for all levels together.
-
-        Levels are named "level 1", "level 2" and so on, the last row "all levels". A level that was never
-        reached has fractions of 0.
-        """
-        for level, (reached, right_by_rank) in enumerate(zip(self.reached, self.right_by_rank), 1):
-            yield _row(f"level {level}", reached, right_by_rank)
-        yield _row("all levels", sum(self.reached), [sum(counts) for counts in zip(*self.right_by_rank)])
 
 
 class ShapeSteps:
@@ -206,47 +156,12 @@ def _accepted(candidates: Candidates, next_tokens: Sequence[int], count: int) ->
     return num_accepted
 
 
-def _row(name: str, reached: int, right_by_rank: Sequence[int]) -> dict[str, object]:
-    """Return one row.
-
-    name: Name of the level.
-    reached: How often the level was reached; 0 gives fractions of 0.
-    right_by_rank: How often the draft of each rank was right.
-    """
-    shares = [round(count / max(reached, 1), 4) for count in right_by_rank]
-    return {"name": name, "reached": reached, "right by rank": shares, "right": round(sum(shares), 4)}
-
-
-def _drafts_on_path(candidates: Candidates, next_tokens: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the drafts after each of the next tokens, level by level, the best first. Stop at the first level
-    that has none, or that lacks the next token.
-
-    candidates: The candidates of a tree, [1, n].
-    next_tokens: The tokens that really follow the root.
-
-    The first level has the children of the root. Without next tokens nothing is yielded.
-    """
-    tokens = candidates.tokens[0].tolist()
-    parents = candidates.parents[0].tolist()
-    parent = 0
-    for token in next_tokens:
-        children = [number for number, own_parent in enumerate(parents) if own_parent == parent]
-        if not children:
-            return
-        drafts = [tokens[number] for number in children]
-        yield drafts
-        if token not in drafts:
-            return
-        parent = children[drafts.index(token)] + 1
-
-
 @torch.inference_mode()
 def record_trees(
     decoder: Decoder,
     head: DraftHead,
     rows: Sequence[Row],
-    counts: Counts | ShapeSteps,
-    tree_interval: int,
+    counts: ShapeSteps,
     max_tokens: int,
 ) -> None:
     """Grow trees over conversations, and count their drafts.
@@ -255,7 +170,6 @@ def record_trees(
     head: The head that drafts.
     rows: The conversations, each with the tokens that the base model wrote.
     counts: Gets the trees.
-    tree_interval: Tokens from one tree to the next.
     max_tokens: Number of tokens, from the first answer on, that are read of each conversation.
 
     A conversation is cut to its first MAX_TOKENS tokens. Raises ValueError for a conversation in which the
@@ -273,10 +187,9 @@ def record_trees(
         features: Tensor | None = stage.run(Frame(1, number, (opening,), (chunk,))).fused
         assert features is not None, "the head reads no features"
         written = row.learned.tolist()[: row.learned.tolist().index(True) + max_tokens]
-        _follow(number, drafters, tokens, written, features, counts, tree_interval)
+        _follow(number, drafters, tokens, written, features, counts)
         stage.run(Frame(1, number, (), (), (number,)))
-        if isinstance(counts, ShapeSteps):
-            counts.end_sequence()
+        counts.end_sequence()
 
 
 def _follow(
@@ -285,12 +198,10 @@ def _follow(
     tokens: list[int],
     written: list[bool],
     features: Tensor,
-    counts: Counts | ShapeSteps,
-    tree_interval: int,
+    counts: ShapeSteps,
 ) -> None:
-    """Let drafters read one conversation, and grow their trees after every `tree_interval`-th token. Trees
-    count only if the base model wrote all of the `levels` + 1 tokens after it, where `levels` is that of
-    `counts`.
+    """Let drafters read one conversation, and grow their trees after every token. Trees count only if the
+    base model wrote all of the `levels` + 1 tokens after it, where `levels` is that of `counts`.
 
     number: Number of the conversation, the drafters' id of its sequence.
     drafters: The drafters, in the order of `tree_shapes`. They have not read anything of the conversation,
@@ -299,7 +210,6 @@ def _follow(
     written: For each token, whether the base model wrote it.
     features: Features of the base model, [num_tokens, width].
     counts: Gets the trees.
-    tree_interval: Tokens from one tree to the next.
 
     The first tree grows at the first token that the base model wrote. Positions with fewer than `levels`
     tokens after them have no tree. Trees are not counted if a drafter has no candidates.
@@ -308,7 +218,7 @@ def _follow(
     num_read = 0
     for drafter in drafters:
         drafter.open(sequence)
-    for end in range(written.index(True), min(len(tokens), len(written)) - counts.levels, tree_interval):
+    for end in range(written.index(True), min(len(tokens), len(written)) - counts.levels):
         feature_batch = FeatureBatch(number, num_read, tuple(tokens[num_read:end]), tokens[end], 1)
         sequence.observe(feature_batch)
         message = Features(1, 1, (), (feature_batch,), (), features[num_read:end])
@@ -335,19 +245,17 @@ def measure(
     precision: tuple[Dtype, str],
     output: Path | None,
 ) -> int:
-    """Measure right drafts by rank, or tokens per step of shapes, and publish the table. Return the exit
-    status 0.
+    """Measure tokens per step of shapes, and publish the table. Return the exit status 0.
 
     models: Directories of the base model and of the head, which must exist.
     texts: File of conversations.
     max_conversations: Maximum number of conversations that are read.
     tokens: Maximum number of tokens that are read, from the first answer of a conversation on.
-    shapes: Drafts of a chain, then of each tree; empty: drafts are counted by rank.
+    shapes: Drafts of a chain, then of each tree; at least the chain.
     precision: Data type and torch device of both models.
-    output: The JSON file; None: rows are only printed.
+    output: The JSON file; None: the table is only printed.
 
-    Conversations in which the base model wrote nothing are left out.
-    The first shape is the chain. Each row is printed as soon as it is known. Raises ModelError for a file of
+    Conversations in which the base model wrote nothing are left out. Raises ModelError for a file of
     conversations or a model that cannot be read, HeadMismatch for a head that does not fit.
     """
     assert models.draft is not None
@@ -357,12 +265,20 @@ def measure(
     head = load_head(models.draft, models.base, dtype, device)
     conversations = islice(rows_of(texts, Tokens(models.base), MAX_TOKENS, 0), max_conversations)
     rows = [row for row in conversations if row.has_targets]
-    counts = ShapeSteps(shapes[0], shapes[1:]) if shapes else Counts()
-    record_trees(decoder, head, rows, counts, 1 if shapes else TREE_INTERVAL, tokens)
-    settings: dict[str, object] = {"texts": texts.name, "conversations": len(rows)}
-    if isinstance(counts, Counts):
-        settings["trees"] = counts.reached[0]
-    log = RowLog("ranks", settings, output, "name")
-    for row in counts.rows():
-        log.add(row)
+    counts = ShapeSteps(shapes[0], shapes[1:])
+    record_trees(decoder, head, rows, counts, tokens)
+    settings = {"texts": texts.name, "conversations": len(rows)}
+    measured = list(counts.rows())
+    publish("ranks", settings, measured, markdown(COLUMNS, measured), output)
     return 0
+
+
+# The columns of the table.
+COLUMNS: Final = (
+    text("shape", "name"),
+    figure("texts", "texts", 0),
+    figure("steps", "steps", 0),
+    figure("tokens a step", "tokens a step", 3),
+    Column("95 %", lambda row: "{} to {}".format(*row["95 %"])),
+    Column("accepted where reached", lambda row: ", ".join(map(str, row["accepted where reached"]))),
+)

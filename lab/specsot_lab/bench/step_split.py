@@ -16,8 +16,10 @@ draft: The drafter grows trees.
 
 from __future__ import annotations
 
+import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,11 +37,10 @@ from specsot_bench.eagle.generation import StepLoop, open_loop
 from specsot_bench.eagle.models import TargetAndDraft
 from specsot_bench.plots import picture
 from specsot_bench.reference_model import load_decoder
-from specsot_bench.results import Row, publish
+from specsot_bench.results import Row, Stopwatch, publish
 from specsot_bench.runners import ModelSet
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
-from specsot_lab.bench.clock import StepClock
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from specsot_model.decoder import Decoder
@@ -72,6 +73,36 @@ class SplitOptions:
     steps: int = 30
     branches: Sequence[int] = (6,)
     shape: TreeShape = field(default_factory=lambda: TreeShape(fixed=True))
+
+
+@dataclass(slots=True)
+class StepClock:
+    """Measured times of steps.
+
+    seconds: Wall-clock seconds by phase, of all steps together.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def total_seconds(self) -> float:
+        """Return the seconds of all phases together; 0 before the first step."""
+        return sum(self.seconds.values())
+
+    @contextmanager
+    def time_phase(self, phase: str) -> Generator[None]:
+        """Measure the time that the context takes, as time of a phase. Time that is spent in a phase inside
+        of it counts for the inner phase alone. The context gets None.
+
+        phase: The phase's name; repeated phases of one name are added up.
+
+        Nothing is recorded if the context ends by an error.
+        """
+        watch = Stopwatch()
+        before = self.total_seconds
+        yield
+        within = self.total_seconds - before
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + watch.seconds - within
 
 
 def loop_of(decoder: Decoder, head: DraftHead | None, options: SplitOptions, sequences: int) -> StepLoop:
@@ -202,15 +233,15 @@ def figures_of_way(
     """
     loop = loop_of(decoder, head, options, sequences)
     clock = StepClock()
-    for _ in range(options.steps):
-        clock.time_step(loop)
+    results = [loop.turn(clock.time_phase).result for _ in range(options.steps)]
+    tokens = sum(len(outcome.tokens) for result in results for outcome in result.outcomes)
     return {
-        "step_ms": round(1e3 * clock.total_seconds / clock.steps, 3),
-        "rows_per_step": round(sum(clock.step_rows) / clock.steps, 1),
-        "tokens_per_step": round(clock.tokens / clock.steps, 2),
-        "tokens_per_second": round(clock.tokens / clock.total_seconds, 1),
+        "step_ms": round(1e3 * clock.total_seconds / options.steps, 3),
+        "rows_per_step": round(statistics.mean(result.rows for result in results), 1),
+        "tokens_per_step": round(tokens / options.steps, 2),
+        "tokens_per_second": round(tokens / clock.total_seconds, 1),
         "weights_floor_ms": round(1e3 * floor, 3),
-        "phases": {phase: round(1e3 * clock.seconds.get(phase, 0.0) / clock.steps, 4) for phase in PHASES},
+        "phases": {phase: round(1e3 * clock.seconds.get(phase, 0.0) / options.steps, 4) for phase in PHASES},
         "kinds": kinds_of(loop, options.steps),
     }
 
@@ -230,7 +261,7 @@ def kinds_of(loop: StepLoop, steps: int) -> dict[str, float]:
     clock = StepClock()
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         for _ in range(steps):
-            clock.time_step(loop)
+            loop.turn(clock.time_phase)
     seconds: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     for operation in profiled.key_averages():
         seconds[kind_of(operation.key)] += operation.self_cpu_time_total / 1e6

@@ -1,4 +1,4 @@
-"""Models with made-up weights: published shapes in memory, and model directories of such shapes.
+"""Model directories of published shapes with made-up weights.
 
 `python -m specsot_lab.bench.synthetic_models Pythia-2.8B models/pythia-2.8b` writes a directory.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -16,203 +16,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specsot.checkpoint.config import ModelConfig, make_config
-from specsot.checkpoint.fields import Json
 from specsot.errors import InvalidRequest
 from specsot.service.command import read
 from specsot.service.option_table import Option, option
 from specsot_app.fleet.demo import small_pair
-from specsot_model.weights import Weights
 
 # Standard deviation of the weights, as most models are initialized.
 SPREAD: Final = 0.02
-# Factor on the weights of what layers add to the hidden states: so small that the token alone determines
-# which one follows.
-RESIDUAL_SCALE: Final = 1e-4
-
-# The scaling of rotary frequencies of Llama-3.1, without its factor.
-_LLAMA_ROPE: Json = {
-    "rope_type": "llama3",
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-# The configuration of Llama-3.1-8B.
-_LLAMA_8B: Json = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 131072,
-    "rope_theta": 500000.0,
-    "rope_scaling": {**_LLAMA_ROPE, "factor": 8.0},
-    "tie_word_embeddings": False,
-}
-# The configuration of Llama-3.1-70B.
-_LLAMA_70B: Json = {
-    **_LLAMA_8B,
-    "hidden_size": 8192,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "intermediate_size": 28672,
-}
-
-# Published configurations, by name.
-SHAPES: Mapping[str, Json] = {
-    "Llama-3.1-8B": _LLAMA_8B,
-    "Llama-3.1-70B": _LLAMA_70B,
-    "Qwen3-4B": {
-        "model_type": "qwen3",
-        "hidden_size": 2560,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 9728,
-        "vocab_size": 151936,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 40960,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": True,
-    },
-}
-
-
-def config_of(name: str) -> ModelConfig:
-    """Return the configuration of a shape.
-
-    name: One of SHAPES.
-
-    Raises InvalidRequest for another name.
-
-    The error lists all names.
-    """
-    if name not in SHAPES:
-        raise InvalidRequest(f"no shape is called {name!r}, only {', '.join(SHAPES)}", field="models")
-    return make_config(SHAPES[name], {}, Path(name))
-
-
-class MadeUp(Weights):
-    """Weights that have every tensor that is requested, in the shape that is requested."""
-
-    def names(self) -> tuple[str, ...]:
-        """Return (), since tensors are made up when they are requested."""
-        return ()
-
-    def where(self, name: str) -> str:
-        """Return where a tensor comes from: "made up".
-
-        name: The tensor's name; not used.
-        """
-        return "made up"
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Raise KeyError, since no tensor has a shape before it is requested.
-
-        name: The tensor's name.
-        """
-        raise KeyError(name)
-
-    def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """Raise KeyError, since no tensor has a shape before it is requested. `expect` makes tensors.
-
-        name: The tensor's name.
-        dtype: The type of its numbers; not used.
-        device: Where the tensor would be made; not used.
-        """
-        raise KeyError(name)
-
-    def expect(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
-    ) -> Tensor:
-        """Return a new tensor: ones for norms, else normally distributed numbers with standard deviation
-        SPREAD.
-
-        name: The tensor's name.
-        shape: The tensor's shape.
-        dtype: The type of its numbers.
-        device: Where the tensor is made.
-
-        A name that contains "norm" counts as a norm. Each call makes new numbers from torch's own seed.
-        """
-        if "norm" in name:
-            return torch.ones(shape, dtype=dtype, device=device)
-        return torch.empty(shape, dtype=dtype, device=device).normal_(0, SPREAD)
-
-    def __contains__(self, name: str) -> bool:
-        """Return whether a tensor exists: every tensor except biases and the norms of attention heads.
-
-        name: The tensor's name.
-        """
-        return not name.endswith((".bias", "_norm.weight"))
-
-
-class NextTokenWeights(MadeUp):
-    """Weights with which the model predicts the next higher token id after every token: 8 after 7, and 0
-    after the last.
-
-    What layers add to the hidden states is small, and the lm_head is the embedding moved by one row. If both
-    are one tied matrix, the prediction is meaningless.
-    """
-
-    def __init__(self) -> None:
-        self._table: Tensor | None = None
-
-    def expect(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
-    ) -> Tensor:
-        """Return a new tensor: small weights for what layers add to the hidden states, the moved embedding as
-        the lm_head, and for other names what `MadeUp` returns. The embedding must be requested before the
-        lm_head.
-
-        name: The tensor's name.
-        shape: The tensor's shape.
-        dtype: The type of its numbers.
-        device: Where the tensor is made.
-
-        Layers add little because the weights of "o_proj" and "down_proj" are multiplied by RESIDUAL_SCALE. An
-        lm_head that is requested before the embedding, or has another shape, is random.
-        """
-        tensor = super().expect(name, shape, dtype, device)
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            tensor *= RESIDUAL_SCALE
-        if name.endswith("embed_tokens.weight"):
-            self._table = tensor
-        if name.endswith("lm_head.weight") and self._table is not None and self._table.shape == tensor.shape:
-            tensor.copy_(self._table.roll(1, 0))
-        return tensor
-
-
-def bytes_of_a_token(config: ModelConfig, itemsize: int) -> int:
-    """Return the bytes of weights that are read to decode one token: all weights, but only one row of the
-    embedding.
-
-    config: The model.
-    itemsize: Bytes of a number.
-
-    Computed for a model with attention without biases and a gated MLP; two norms are counted for each layer.
-    """
-    q = config.heads * config.head_dim
-    kv = config.kv_heads * config.head_dim
-    layer = config.hidden * (2 * q + 2 * kv + 3 * config.intermediate + 2)
-    return itemsize * (config.layers * layer + config.hidden * (config.vocab + 1))
-
-
-def bytes_of_kv(config: ModelConfig, rows: int, itemsize: int) -> int:
-    """Return the bytes of KV in all layers; 0 for no rows.
-
-    config: The model.
-    rows: Number of KV rows.
-    itemsize: Bytes of a number.
-    """
-    return 2 * config.layers * config.kv_heads * config.head_dim * rows * itemsize
-
-
 # Seed of the made-up directories.
 SEED: Final = 0
 # Standard deviation of the weights of what layers add to the hidden states, far below what determines the

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from specsot.errors import InvalidRequest
-from specsot.members import HopDtype, Transport
+from specsot.members import HopDtype
 from specsot.params import Mode
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, Option, list_kind, option
@@ -170,62 +170,6 @@ def load(options: LoadBenchOptions) -> int:
     return (
         load_module.measure_memory(loads[0], output) if options.memory else load_module.measure(loads, output)
     )
-
-
-@dataclass(frozen=True, slots=True)
-class GpuOptions:
-    """Options of `specsot bench gpu`. Each field is an option of the command line, described by its help
-    text.
-
-    models: Names of the shapes, separated by commas.
-    text: Numbers of tokens in the KV cache before what is measured.
-    only: Names of the parts to measure, separated by commas.
-    gpus: Number of GPUs; more than 1: layer ranges are measured instead.
-    transport: What connects the processes of several GPUs; None: all stages run in one process.
-    output: Where results are written.
-    """
-
-    HEADING: ClassVar[str] = "Measurement"
-
-    models: str = option(
-        "Llama-3.1-8B,Qwen3-4B", "Shapes to measure, with random weights.", aliases=("model",)
-    )
-    text: tuple[int, ...] = option(
-        (1024,), "Rows in the cache before what is measured, such as 1024,8192.", kind=COUNTS
-    )
-    only: str = option(
-        "steps,speculation,product,fp8,served",
-        "Parts to measure; product and served are of Llama-3.1-8B alone.",
-    )
-    gpus: int = option(1, "Above 1, instead: layer ranges over this many GPUs.", min_value=1)
-    transport: Transport | None = option(
-        None, "What carries messages between those, each in its own process.", unset="all in one process"
-    )
-    output: OutputOptions = field(default_factory=OutputOptions)
-
-
-@command(
-    GpuOptions, table="bench-gpu", examples=[Example("specsot bench gpu --only steps", "Decoding alone")]
-)
-def gpu(options: GpuOptions) -> int:
-    """Measure decoding, verification and drafting of real shapes on one GPU, compared with its bandwidth.
-
-    \fWith --gpus above 1, layer ranges over these GPUs are measured instead, with the first number of tokens
-    in the KV cache alone; --models and --only are not used then. Returns the exit status 0. Raises
-    InvalidRequest for a shape or a part that is unknown, or if the GPUs are missing.
-
-    options: Options of the command line; see `GpuOptions`. An output file that cannot be written raises
-    InvalidRequest before anything is measured.
-    """
-    output = options.output.place
-    from specsot_lab.bench import gpu as gpu_module
-    from specsot_lab.bench import gpu_ranges as ranges_module
-
-    if options.gpus > 1:
-        return ranges_module.measure(options.gpus, options.text[0], options.transport, output)
-    models = tuple(options.models.split(","))
-    only = tuple(options.only.split(","))
-    return gpu_module.measure(gpu_module.GpuRun(models, options.text, only=only), output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,7 +421,9 @@ def ablation(options: AblationBenchOptions) -> int:
 
 
 # Options of a fleet that `bench steps` offers.
-OF_STEPS: Final = Offer(only=("model", "draft_model", "dtype", "quantization"), defaults={"dtype": "fp32"})
+OF_STEPS: Final = Offer(
+    only=("model", "draft_model", "dtype", "quantization", "device"), defaults={"dtype": "fp32"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,8 +460,8 @@ def steps(options: StepsBenchOptions) -> int:
     """Measure how the time of a step on a CPU is divided: by phase, and by kind of work.
 
     \fWith --rows, steps of trees of these numbers of nodes are measured instead, without verification and
-    drafting. Of the questions, only the first one is used. Returns the exit status 0. Raises InvalidRequest
-    for questions that cannot be read.
+    drafting, also on a GPU. Of the questions, only the first one is used. Returns the exit status 0. Raises
+    InvalidRequest for questions that cannot be read, or for another device than the CPU without --rows.
 
     options: Options of the command line; see `StepsBenchOptions`. An output file that cannot be written
     raises InvalidRequest before anything is measured, and a model that is not found ModelError.
@@ -530,6 +476,8 @@ def steps(options: StepsBenchOptions) -> int:
     models = models_of(options.fleet, None)
     if options.rows:
         return step_rows.measure(models, options.rows, options.steps, output)
+    if models.device != "cpu":
+        raise InvalidRequest("a step is divided on a CPU: give --rows, too", field="device")
     question = questions_of(options.prompts, is_small(models.base), QUESTIONS)[0]
     return split_module.measure_models(models, question, options.steps, options.branches, output)
 
@@ -581,8 +529,7 @@ class RanksBenchOptions:
     texts: File of conversations, as JSON lines.
     most: Maximum number of conversations that are read, from the first.
     tokens: Maximum number of tokens that are read, from the first answer of a conversation on.
-    shapes: Drafts of a chain, then of each tree, whose tokens per step are measured instead; (): they are
-        not.
+    shapes: Drafts of a chain, then of each tree.
     fleet: The base model and the head, and how both compute.
     output: Where results are written.
     """
@@ -595,7 +542,7 @@ class RanksBenchOptions:
     most: int = option(80, shared(SAMPLES, "most", "Conversations, from the first."))
     tokens: int = option(512, shared(LENGTH, "tokens", "Tokens of each answer, at most."))
     shapes: tuple[int, ...] = option(
-        (), "Instead: tokens per step of a chain and of trees of so many nodes, such as 5,24,48.", kind=COUNTS
+        (5, 24, 48), "Drafts of the chain, then of each tree, such as 5,24,48.", kind=COUNTS
     )
     fleet: Annotated[
         FleetOptions, Offer(only=("model", "draft_model", "dtype", "device"), defaults={"dtype": "fp32"})
@@ -605,11 +552,11 @@ class RanksBenchOptions:
 
 @command(RanksBenchOptions, table="bench-ranks")
 def ranks(options: RanksBenchOptions) -> int:
-    """Measure how often a head's draft of each rank is right, level by level, on answers its base model
+    """Measure a head's tokens per step as a chain and as trees of several sizes, on answers its base model
     wrote.
 
-    \fWith --shapes, the tokens per step of a chain and of trees of these sizes are measured instead. Returns
-    the exit status 0. Raises InvalidRequest if no head is named, or if the conversations cannot be used.
+    \fReturns the exit status 0. Raises InvalidRequest if no head is named, or if the conversations cannot be
+    used.
 
     options: Options of the command line; see `RanksBenchOptions`. An output file that cannot be written
     raises InvalidRequest before anything is measured, and a model that is not found ModelError.

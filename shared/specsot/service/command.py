@@ -723,7 +723,7 @@ PROGRAMS = (
     *("infer", "chat", "demo", "serve", "join", "status", "info", "health", "rebalance", "plan", "verify"),
     *("train", "eval"),
     *("bench-quick", "bench-full", "bench-policies", "bench-precision"),
-    *("bench-demo", "bench-load", "bench-ring", "bench-gpu", "bench-ablation", "bench-steps"),
+    *("bench-demo", "bench-load", "bench-ring", "bench-ablation", "bench-steps"),
     *("bench-tuner", "bench-ranks", "bench-chains", "bench-kernels", "bench-llamacpp"),
 )
 

@@ -191,7 +191,7 @@ def test_replayed_chains_and_trees_accept_what_decoding_accepts(
     """`specsot bench ranks --shapes` reads texts that exist, and never decodes."""
     decoder = Decoder.load(base, None, torch.float32, "cpu")
     counts = ranks.ShapeSteps(DEPTH, (5, 12))
-    ranks.record_trees(decoder, load_head(trained, base, torch.float32, "cpu"), rows[:3], counts, 1, 24)
+    ranks.record_trees(decoder, load_head(trained, base, torch.float32, "cpu"), rows[:3], counts, 24)
     chain = EagleConfig(topk=1, num_steps=DEPTH, num_draft_tokens=DEPTH + 1)
     trees = [EagleConfig(topk=ranks.TOP_K, num_steps=ranks.LEVELS, num_draft_tokens=n + 1) for n in (5, 12)]
     for row, config in zip(counts.rows(), [chain, *trees], strict=True):
