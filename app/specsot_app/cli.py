@@ -77,7 +77,7 @@ BENCHES: Mapping[str, str] = {
     "full": "All methods, up to 2,000 tokens: tables, plots, recommended settings.",
     "demo": "Plain, drafted and planned answers of the demo model, side by side.",
     "load": "Requests per second and waits of 1 to 64 clients at once.",
-    "ring": "Tokens per step on stages that are far from each other.",
+    "ring": "Whole answers over stages that are far from each other.",
     "policies": "Perplexity under each KV policy.",
     "precision": "Memory, perplexity and tokens per step in every precision.",
     "ablation": "What each optimisation gains by itself: on and off.",

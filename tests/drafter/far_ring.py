@@ -2,7 +2,7 @@
 
     python -m tests.drafter.far_ring RECORD HOST RTT ...   # tokens per second: no drafts, whole trees, parts
 
-RECORD is a file of `specsot bench chains --record`, HOST one of its hosts, RTT the round trip between two
+RECORD is a file of `draft_record.py`, HOST one of HOSTS, RTT the round trip between two
 stages in ms. There are four stages with a host each; the drafter shares the host of the last one. Sequencer,
 page tables, verifier, draft engine and policy are the product's own; a computation takes the seconds that
 HOST's curves say, so that every run is the same. The first texts, with which the policy learns, do not count.
@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from specsot.checkpoint.config import read_config
 from specsot.core.cost_curve import CostCurve
 from specsot.core.frames import Frame, TreeSegment
 from specsot.core.vocabulary import read_vocabulary
-from specsot.members import Configuration, TreeShape
+from specsot.members import Configuration, Curve, TreeShape
 from specsot.service.membership import run_membership
 from specsot.transport.links import Inbox
 from specsot_drafter.core.control import make_budget
@@ -35,21 +35,91 @@ from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.drafter import Drafter
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.proposers import Proposer
-from specsot_lab.bench.chains import HOSTS, Host
-from specsot_lab.bench.draft_record import read_record
-from specsot_lab.bench.frame_chains import DraftedText, DraftTree
-from specsot_lab.simulator import MockDrafter, MockWorker, Simulator, next_state, state_of
 from specsot_worker.core.pipeline import PipelineDepth
 from specsot_worker.observer import WorkerObserver
 from specsot_worker.worker import Worker, depth_of
 from tests.cut_trees import WholeTrees
+from tests.drafter.draft_record import DraftedText, DraftTree, read_record
 from tests.faults import virtual
 from tests.laws.ring import Ring, Setup, join
+from tests.simulator import MockDrafter, MockWorker, Simulator, next_state, state_of
 
 BASE = Path(__file__).parents[2] / "models" / "demo" / "base"  # its tokenizer, its number of layers
 STAGES, FIRST_ID, BESIDE = 4, 300, 8000  # BESIDE: tokens of a text that no answer continues
 SHAPE, WIDTH = TreeShape(12, 10, 97), 10
 LEARNING = 4  # texts
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Computing times of one kind of machine, in seconds.
+
+    step: One forward pass of the whole model, by the frame's rows.
+    level: One level of a draft tree, by the rows that the head computes.
+    frame: Overhead of a stage's host per frame, in addition to computing.
+    proposal: Overhead of the drafter's host per proposal, in addition to its levels.
+    """
+
+    step: Curve
+    level: Curve
+    frame: float
+    proposal: float
+
+
+def _scaled(seconds: float, multiples: Curve) -> Curve:
+    """Return a curve that is a multiple of one row's seconds.
+
+    seconds: Seconds of one row.
+    multiples: By rows, multiples of these seconds.
+    """
+    return tuple((rows, multiple * seconds) for rows, multiple in multiples)
+
+
+# Time of a step with so many rows, as a multiple of that with one row (lab/results/cpu-rows.json). The value
+# for 97 rows is extrapolated.
+VNNI: Final[Curve] = (
+    *((1, 1.0), (2, 1.01), (4, 1.2), (6, 1.14), (8, 1.16), (12, 1.64), (16, 1.87), (24, 2.4)),
+    *((64, 5.35), (97, 7.8)),
+)
+# Seconds. Overhead of a frame in one stage: a quarter of the 1.6 ms that a step with drafts takes in addition
+# to computing. Overhead of a proposal, in addition to its levels. Measured with SmolLM2 in int8 on two cores.
+FRAME: Final = 0.4e-3
+PROPOSAL: Final = 0.8e-3
+# The machines whose costs can be simulated.
+HOSTS: Final[Mapping[str, Host]] = {
+    # SmolLM2 in int8, measured on two cores with VNNI.
+    "smollm2-vnni": Host(_scaled(7.3e-3, VNNI), ((1, 0.45e-3), (4, 0.5e-3), (16, 0.9e-3)), FRAME, PROPOSAL),
+    # SmolLM2 in int8, measured on two cores with AVX2 (lab/results/cpu-rows-avx2.json).
+    "smollm2-avx2": Host(
+        (
+            *((1, 11.08e-3), (2, 12.23e-3), (4, 17.61e-3), (6, 23.57e-3), (8, 31.59e-3), (12, 45.12e-3)),
+            *((16, 52.03e-3), (24, 77.26e-3), (32, 0.1046), (48, 0.1676), (64, 0.2297), (97, 0.3657)),
+        ),
+        ((1, 1.62e-3), (4, 2.29e-3), (10, 4.11e-3)),
+        FRAME,
+        PROPOSAL,
+    ),
+    # Qwen2.5-Coder-1.5B in int8: assumed to read its 1.6 GB at 32 GB/s, with the multiples of SmolLM2.
+    "1.5b-vnni": Host(_scaled(50e-3, VNNI), ((1, 1.5e-3), (4, 1.6e-3), (16, 2.5e-3)), FRAME, PROPOSAL),
+    # Qwen2.5-Coder-1.5B in int8, measured on two cores with AVX2 (lab/results/cpu-rows-avx2.json).
+    "1.5b-avx2": Host(
+        (
+            *((1, 0.1118), (2, 0.1264), (4, 0.1286), (6, 0.2335), (8, 0.3255), (12, 0.4515), (16, 0.596)),
+            *((24, 0.9308), (32, 1.1413), (48, 1.8029), (64, 2.519), (97, 3.8637)),
+        ),
+        ((1, 1.84e-3), (4, 2.01e-3), (10, 3.64e-3)),
+        FRAME,
+        PROPOSAL,
+    ),
+    # Qwen2.5-Coder-1.5B in bf16 on an H200, measured; the overheads of hosts are assumed to be half of the
+    # above.
+    "1.5b-h200": Host(
+        ((1, 1.66e-3), (2, 1.99e-3), (16, 2.1e-3), (32, 2.29e-3), (64, 2.44e-3), (128, 2.57e-3)),
+        ((1, 0.04e-3), (4, 0.05e-3), (16, 0.06e-3)),
+        FRAME / 2,
+        PROPOSAL / 2,
+    ),
+}
 
 
 class RecordedTexts:

@@ -31,9 +31,9 @@ from specsot.grammar import Grammar
 from specsot.members import Configuration, Head, Range, Registration
 from specsot.transport.links import Link
 from specsot_drafter.drafter import Drafter
-from specsot_lab.simulator import MockWorker, Simulator, next_state, state_of
 from specsot_worker.stage_provider import StageRunner
 from specsot_worker.verifier import Verifier
+from tests.simulator import MockWorker, Simulator, next_state, state_of
 
 Lie = Literal["", "ids", "roots", "steps", "forged"]
 LIES: tuple[Lie, ...] = ("ids", "roots", "steps", "forged")

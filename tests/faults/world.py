@@ -17,7 +17,6 @@ from specsot.core.frames import Result
 from specsot.errors import Unavailable
 from specsot.events import Numbered
 from specsot.members import Broken
-from specsot_lab.simulator import Simulator, plan_of
 from specsot_master.core.ring.ring_state import RingOptions
 from specsot_master.engine import Engine, EngineConfig, RequestJournal
 from specsot_master.grpc_api import FleetService
@@ -31,6 +30,7 @@ from tests.faults.net import Host, Net
 from tests.faults.parts import Drafting, GuessingSource, Lie, PoisonableWorker
 from tests.faults.streams import Stream, reaching
 from tests.faults.virtual import Labour, Never, VirtualLoop
+from tests.simulator import Simulator, plan_of
 
 BASE = Path(__file__).resolve().parents[2] / "models" / "demo" / "base"
 CONDUCT = EngineConfig(live=4, queue=16, lease=64, unread=64, unread_for=10.0, keep_for=20.0, repair_for=40.0)

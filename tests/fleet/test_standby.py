@@ -10,9 +10,9 @@ from specsot.service.options import DraftModelOptions
 from specsot_app.commands.status import RebalanceOptions, rebalance_and_wait
 from specsot_app.core.ask import ask_of
 from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
-from specsot_lab.simulator import Simulator
 from specsot_master.grpc_api import MasterService, open_master_port
 from tests.conftest import some
+from tests.simulator import Simulator
 
 pytestmark = pytest.mark.torch
 

@@ -15,7 +15,7 @@ from specsot.members import Range
 from specsot.service.options import DraftModelOptions
 from specsot_app.core.ask import ask_of
 from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
-from specsot_lab.simulator import FakeLM, MockStage, Simulator, StageModel, plan_of
+from tests.simulator import FakeLM, MockStage, Simulator, StageModel, plan_of
 
 VOICE = FakeLM(range(400, 500))
 

@@ -31,7 +31,6 @@ class DelayProxy:
     target: The server's port.
     delay: Seconds that data takes in each direction; may be changed at any time.
     rate: Bytes per second in each direction, shared by all connections; None: no limit.
-    carried: Number of bytes forwarded so far, in both directions together.
     """
 
     def __init__(self, target: int, delay: float = 0.0, rate: float | None = None) -> None:
@@ -42,7 +41,6 @@ class DelayProxy:
         rate: Bytes per second in each direction, shared by all connections; None: no limit.
         """
         self.delay = delay
-        self.carried = 0
         self._target = target
         self._rate = rate
         # By direction, True for that to the server: the time at which all data so far has been sent.
@@ -160,9 +158,7 @@ class _End(asyncio.Protocol):
 
         data: The bytes that arrived.
 
-        The bytes are added to the proxy's `carried` at once.
         """
-        self._proxy.carried += len(data)
         assert self.other is not None
         seconds = self._proxy.seconds_until_arrival(len(data), self._from_client)
         self.other.act_later(lambda end: end.write(data), seconds)

@@ -177,15 +177,12 @@ class RingBenchOptions:
     """Options of `specsot bench ring`. Each field is an option of the command line, described by its help
     text.
 
-    rtt: Round trips between neighbours, in milliseconds; (): the default ones.
-    stages: Numbers of stages; (): the default ones.
-    rounds: Measured rounds of all ways; None: the default.
-    max_new_tokens: Numbers of tokens of every branch; (): the default.
-    only: Name of the only ring, "mock", "model" or "answers"; None: the first two.
+    rtt: Round trips between neighbours, in milliseconds.
+    stages: Numbers of stages.
+    rounds: Measured rounds of all ways, with two questions each.
     mbit: Megabits per second of every hop, one measurement each; (): no limit.
-    hop_dtype: The type in which hidden rows of the model's ring travel.
-    answer_tokens: Maximum number of tokens of whole answers; 0: whole answers are not measured.
-    quick: True: the defaults are those of a quick look.
+    hop_dtype: The type in which hidden rows travel.
+    answer_tokens: Maximum number of tokens of planned answers; direct ones have a quarter.
     fleet: The model, its head and their precision.
     output: Where results are written.
     """
@@ -193,24 +190,17 @@ class RingBenchOptions:
     HEADING: ClassVar[str] = "Measurement"
 
     rtt: tuple[float, ...] = option(
-        (), "Round trip between neighbours, in milliseconds.", min_value=0, metavar="MS"
+        (0.0, 20.0, 100.0), "Round trip between neighbours, in milliseconds.", min_value=0, metavar="MS"
     )
     stages: tuple[int, ...] = option(
-        (), "Number of stages.", min_value=2, aliases=("pipeline-parallel-size",)
+        (4,), "Number of stages.", min_value=2, aliases=("pipeline-parallel-size",)
     )
-    rounds: int | None = option(None, shared(SAMPLES, "rounds", "Paired runs of each kind."))
-    max_new_tokens: tuple[int, ...] = option((), LENGTHS)
-    only: str | None = option(
-        None,
-        "`mock`, or `model`: the small pair or --model, or `answers`: whole answers of that alone.",
-        unset="the first two",
-    )
+    rounds: int = option(1, shared(SAMPLES, "rounds", "Rounds of all ways, two questions each."))
     mbit: tuple[float, ...] = option((), "Megabits a second of every hop.", min_value=1, unset="no limit")
-    hop_dtype: HopDtype = option("auto", "What hidden rows of the model's ring travel in.")
+    hop_dtype: HopDtype = option("auto", "What hidden rows travel in.")
     answer_tokens: int = option(
-        0, "Whole answers of so many tokens, too, with a master; 0: branches alone.", min_value=0
+        160, "Tokens of a planned answer, at most; a direct one has a quarter.", min_value=64
     )
-    quick: bool = option(False, "A quick look: two distances, two stages, one pair.")
     fleet: Annotated[FleetOptions, Offer(only=OF_RING, defaults={"dtype": "fp32"})] = field(
         default_factory=FleetOptions
     )
@@ -221,12 +211,10 @@ class RingBenchOptions:
     RingBenchOptions, table="bench-ring", examples=[Example("specsot bench ring --rtt 10 --stages 3", "One")]
 )
 def ring(options: RingBenchOptions) -> int:
-    """Measure tokens per step without drafts, with drafts and with branches, on stages far from each
-    other.
+    """Measure whole answers, direct and planned, with drafts and without, over stages far from each other.
 
-    \fOptions that were left out have the defaults of `RingMeasurement`, or with --quick those of a quick
-    look. Returns the exit status 0. Raises InvalidRequest for an unknown ring, or for a model without a head,
-    Unavailable if a ring breaks, and TextsDiffer if two ways write different texts.
+    \fReturns the exit status 0. Raises InvalidRequest for a model without a head, Unavailable if a ring
+    breaks, and AnswersDiffer if drafts change an answer.
 
     options: Options of the command line; see `RingBenchOptions`. An output file that cannot be written raises
     InvalidRequest before anything is measured, and a model that is not found ModelError.
@@ -234,17 +222,17 @@ def ring(options: RingBenchOptions) -> int:
     output = options.output.place
     from specsot_lab.bench import ring as ring_module
 
-    rtt = list(options.rtt) or None
-    stages = list(options.stages) or None
-    tokens = options.max_new_tokens
     weights = resolved(options.fleet, models_of(options.fleet))
-    measurement = ring_module.measurement_of(
-        options.quick, rtt, stages, options.rounds, options.only, tokens, options.mbit
+    measurement = ring_module.RingMeasurement(
+        weights,
+        options.rtt,
+        options.stages,
+        options.mbit,
+        options.rounds,
+        options.answer_tokens,
+        options.hop_dtype,
     )
-    return ring_module.measure(
-        replace(measurement, weights=weights, answer_tokens=options.answer_tokens, hop=options.hop_dtype),
-        output,
-    )
+    return ring_module.measure(measurement, output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -571,71 +559,6 @@ def ranks(options: RanksBenchOptions) -> int:
     return ranks_module.measure(
         models, options.texts, options.most, options.tokens, options.shapes, precision, output
     )
-
-
-@dataclass(frozen=True, slots=True)
-class ChainsBenchOptions:
-    """Options of `specsot bench chains`. Each field is an option of the command line, described by its help
-    text.
-
-    record: File of recorded drafts, which is made if it is missing.
-    hosts: Names of the machines whose costs are simulated.
-    rtt: Round trips between neighbours, in milliseconds.
-    stages: Number of stages.
-    prompts: File of questions for the record, or of JSON lines (.jsonl), of whose `turns` the first is asked;
-        None: those of the benchmark.
-    tokens: Maximum number of tokens of each recorded answer.
-    fleet: The base model and the head of the record, and their precision.
-    output: Where results are written.
-    """
-
-    HEADING: ClassVar[str] = "Measurement"
-
-    record: Annotated[Path, Option("Recorded drafts, made first if it is missing.", metavar="FILE")]
-    hosts: str = option("smollm2-vnni", "Machines, such as smollm2-vnni,smollm2-avx2,1.5b-vnni,1.5b-h200.")
-    rtt: tuple[float, ...] = option(
-        (0.0, 5.0, 20.0, 100.0), "Round trip between neighbours, in milliseconds.", min_value=0, metavar="MS"
-    )
-    stages: int = option(4, "Number of stages.", min_value=2, aliases=("pipeline-parallel-size",))
-    prompts: Path | None = option(
-        None, "Questions of the record, one a line, or JSON lines with `turns`.", metavar="FILE"
-    )
-    tokens: int = option(48, shared(LENGTH, "tokens", "Tokens of each recorded answer, at most."))
-    fleet: Annotated[FleetOptions, OF_STEPS] = field(default_factory=FleetOptions)
-    output: OutputOptions = field(default_factory=OutputOptions)
-
-
-@command(ChainsBenchOptions, table="bench-chains")
-def chains(options: ChainsBenchOptions) -> int:
-    """Simulate several frames of one sequence in flight beside the best single tree, on recorded drafts.
-
-    \fIf the record is missing, the model answers the questions on this CPU first. Returns the exit status 0.
-    Raises InvalidRequest for an unknown machine, a record that cannot be read, or if a record is to be made
-    without a head.
-
-    options: Options of the command line; see `ChainsBenchOptions`. An output file that cannot be written
-    raises InvalidRequest before anything is measured, and a model that is not found ModelError.
-    """
-    output = options.output.place
-    from specsot_app.fleet.demo import is_small
-    from specsot_bench.asking import questions_of
-    from specsot_bench.rounds import QUESTIONS, models_of
-    from specsot_lab.bench import chains as chains_module
-
-    if not options.record.exists():
-        from specsot_lab.bench.draft_record import make_record, read_questions
-
-        models = models_of(options.fleet, None)
-        if models.head is None:
-            raise InvalidRequest("a record is made with a head: give --draft-model", "draft_model")
-        prompts = options.prompts
-        if prompts and prompts.suffix == ".jsonl":
-            questions = read_questions(prompts)
-        else:
-            questions = questions_of(prompts, is_small(models.base), QUESTIONS)
-        make_record(options.record, models, questions, options.tokens)
-    hosts = [name.strip() for name in options.hosts.split(",")]
-    return chains_module.measure(options.record, hosts, options.rtt, options.stages, output)
 
 
 @dataclass(frozen=True, slots=True)

@@ -724,7 +724,7 @@ PROGRAMS = (
     *("train", "eval"),
     *("bench-quick", "bench-full", "bench-policies", "bench-precision"),
     *("bench-demo", "bench-load", "bench-ring", "bench-ablation", "bench-steps"),
-    *("bench-tuner", "bench-ranks", "bench-chains", "bench-kernels", "bench-llamacpp"),
+    *("bench-tuner", "bench-ranks", "bench-kernels", "bench-llamacpp"),
 )
 
 

@@ -1,7 +1,9 @@
-"""Records what a draft head proposes at every token of a model's own answers, for `frame_chains`.
+"""Records what a draft head proposes at every token of a model's own answers, for `far_ring.py`.
 
-The base model writes an answer token by token, greedily. After each token the head grows a large candidate
-tree. The answer is known afterwards, so that any tree, and any order of sending its nodes, can be replayed:
+    python -m tests.drafter.draft_record MODEL HEAD int8 FILE.jsonl TOKENS drafts.npz
+
+The base model answers the first turns of FILE's prompts token by token, greedily, on this CPU. After each
+token the head grows a large candidate tree. The answer is known afterwards, so that any tree can be replayed:
 a node would have been accepted exactly if its path from the root is what the model wrote next.
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,10 +22,8 @@ from numpy.typing import NDArray
 
 from specsot.core.frames import FeatureBatch, Features, Frame, Opening, PromptChunk, TreeSegment
 from specsot.core.tree import Tree
-from specsot.errors import InvalidRequest
 from specsot.members import TreeShape
 from specsot.params import Message
-from specsot_bench.asking import counting_bar
 from specsot_bench.reference_model import load_decoder
 from specsot_bench.runners import ModelSet
 from specsot_drafter.core.selection import Candidates, Floats
@@ -30,7 +31,6 @@ from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.loader import propose_with
-from specsot_lab.bench.frame_chains import DraftedText, DraftTree
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from specsot_model.decoder import Decoder
@@ -50,6 +50,34 @@ NARROW_NODES: Final = 6
 NODES: Final = 512
 # Rows of a KV page.
 PAGE_ROWS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """The candidate tree that a head grew after one token, best node first; parents precede children.
+
+    tokens:  Token id of each node, [n].
+    parents: Number of each node's parent, [n]: 0 is the root, p + 1 is node p.
+    depths:  Distance of each node from the root, [n], at least 1.
+    scores:  Cumulative log-probability of each node, [n], falling.
+    """
+
+    tokens: NDArray[Any]
+    parents: NDArray[Any]
+    depths: NDArray[Any]
+    scores: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedText:
+    """An answer, and what the head would have drafted at each of its tokens.
+
+    tokens: Token ids of the answer, greedily decoded.
+    trees:  The tree that grows after each token, the first token included. The last token may have none.
+    """
+
+    tokens: tuple[int, ...]
+    trees: tuple[DraftTree, ...]
 
 
 @torch.inference_mode()
@@ -169,16 +197,8 @@ def read_record(file: Path) -> tuple[DraftedText, ...]:
 
 
 def make_record(file: Path, models: ModelSet, questions: Sequence[str], num_tokens: int) -> None:
-    """Let a model answer questions on this CPU, and write the answers with the trees of its head to a file,
-    again after every answer.
-
-    file: The file, replaced if it exists.
-    models: The base model, its head, and the precision of the base. The head's matrices are held in the same
-        form if the base's are held in integers.
-    questions: What is asked, at least one question.
-    num_tokens: Maximum number of tokens of an answer.
-
-    Raises ModelError or HeadMismatch if the models cannot be used.
+    """Let a model answer questions, and write the answers with the trees of its head to a file, again after
+    every answer. The head's matrices are held in the same form if the base's are held in integers.
     """
     assert models.head is not None
     prompts = Prompts(models.base, Text(models.base))
@@ -188,23 +208,19 @@ def make_record(file: Path, models: ModelSet, questions: Sequence[str], num_toke
     head = load_head(models.head, models.base, torch.float32, "cpu", quantization=kind)
     asked = [prompts.chat([Message("user", question)]) for question in questions]
     texts = list[DraftedText]()
-    with counting_bar(sys.stderr, "answers", len(asked)) as count:
-        for text in record_answers(decoder, head, asked, num_tokens, decoder.config.eos):
-            texts.append(text)
-            write_record(file, texts)
-            count()
+    for text in record_answers(decoder, head, asked, num_tokens, decoder.config.eos):
+        texts.append(text)
+        write_record(file, texts)
+        print(".", end="", file=sys.stderr, flush=True)
 
 
-def read_questions(file: Path) -> tuple[str, ...]:
-    """Return the first turns of a file of prompts, as JSON lines with a list `turns` each.
+def main(model: str, head: str, kind: str, questions: str, tokens: str, output: str) -> None:
+    numbers: dict[str, Any] = {"quantization": kind} if kind.startswith("int") else {"dtype": kind}
+    lines = Path(questions).read_text(encoding="utf-8").splitlines()
+    asked = [json.loads(line)["turns"][0] for line in lines if line.strip()]
+    models = ModelSet(model=Path(model), head=Path(head), **numbers)
+    make_record(Path(output), models, asked, int(tokens))
 
-    file: The file. Raises InvalidRequest if it cannot be read.
-    """
-    try:
-        return tuple(
-            json.loads(line)["turns"][0]
-            for line in file.read_text(encoding="utf-8").splitlines()
-            if line.strip()
-        )
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise InvalidRequest(f"prompts: {file}: {error}", field="prompts") from None
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
