@@ -46,7 +46,6 @@ class EvalOptions:
     max_new_tokens: Maximum number of tokens of an answer.
     aspects: Number of sampled direct answers from which aspects are collected; None: aspects are not
         measured.
-    draft_shapes: Shapes of drafts whose tokens per step are measured; None: they are not.
     router: True: the threshold of the router is measured instead.
     plans: True: the forms of words of plans are measured instead.
     lengths: True: the lengths of direct answers are measured instead.
@@ -78,12 +77,6 @@ class EvalOptions:
         "Instead of scores, measure coverage of what at least two of this many sampled direct "
         "answers mention.",
         min_value=2,
-    )
-    draft_shapes: str | None = option(
-        None,
-        "Measure instead tokens per step of direct answers with drafts of these shapes, such as "
-        "chain:5,tree:24.",
-        metavar="SHAPES",
     )
     router: bool = option(
         False, "Measure instead the score from which mode auto plans, and store it with the model."
@@ -118,7 +111,6 @@ EXAMPLES: Final = (
     Example("specsot eval --tasks planning --num-samples 10", "Ten questions, asked both ways"),
     Example("specsot eval --tasks vicuna --aspects 5 --at-once 16", "Quality without a judge"),
     Example("specsot eval --tasks routing --at-once 16", "How often mode auto plans"),
-    Example("specsot eval --tasks mt_bench --draft-shapes chain:5,tree:24", "Tokens per step of drafts"),
     Example("specsot eval --router --model models/llama --at-once 8", "The threshold of the router's score"),
     Example("specsot eval --plans --write --model models/llama --at-once 8", "How its points are asked for"),
     Example("specsot eval --lengths --write --model models/llama --at-once 8", "How long its answers are"),
@@ -131,10 +123,10 @@ def eval(options: EvalOptions) -> int:
     """Ask a task's prompts directly and with a plan; show quality, speed and where planning is profitable.
 
     \fThe first of these that is given decides what is measured: --router, --plans, --lengths, the task
-    "routing", --draft-shapes, --aspects; otherwise quality and speed of direct and planned answers, or of
+    "routing", --aspects; otherwise quality and speed of direct and planned answers, or of
     direct ones alone. Returns the exit status: 0, or 1 if there is no result. Raises InvalidRequest for
     --write without --plans or --lengths, for prompts of one's own with several tasks, for "routing" together
-    with other tasks, if there are no prompts, for unknown tasks or shapes, and if the folder's records have
+    with other tasks, if there are no prompts, for unknown tasks, and if the folder's records have
     other settings; ModelError for a model, prompts or records that cannot be read. --num-samples does not
     limit the bundled prompts of "routing". Without --output, the folder is the first of eval, eval-2 and so
     on that fits, and its name is written to stderr. With --fresh, the folder's records are deleted, after all
@@ -189,15 +181,12 @@ def eval(options: EvalOptions) -> int:
     if options.output is None and not options.fresh:
         run_options = replace(run_options, folder=first_matching_folder(OUTPUT, run_options.settings))
         sys.stderr.write(f"records: {run_options.folder.path}\n")
-    shapes = None if options.draft_shapes is None else other_measures.shapes_of(options.draft_shapes)
     if options.fresh:
         # A run that cannot start must not delete records.
         run_options.check()
         run_options.folder.forget()
     if names == [other_measures.ROUTING]:
         run = other_measures.routing(run_options)
-    elif shapes is not None:
-        run = other_measures.draft_shapes(run_options, shapes)
     elif options.aspects is not None:
         run = other_measures.aspects(run_options, options.aspects)
     else:

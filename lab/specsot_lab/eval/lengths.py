@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Final, TextIO
 
@@ -13,11 +10,12 @@ from specsot.checkpoint.resolving import folder_of_model
 from specsot.errors import InvalidRequest
 from specsot.events import Finished, Reason
 from specsot.params import Ask, Limits, Sampling
-from specsot_app.fleet.opening import Opener
-from specsot_app.fleet.options import FleetOptions, models_of
-from specsot_bench.asking import counting_bar, finished_answer
+from specsot_app.fleet.opening import FleetClient, Opener
+from specsot_app.fleet.options import FleetOptions
+from specsot_bench.asking import finished_answer
 from specsot_bench.core.tables import figure, markdown, text
 from specsot_lab.eval.core.usual_lengths import MIN_ANSWERS, MeasuredAnswer, lengths_of, rows_of
+from specsot_lab.eval.local_model import answer_each, open_local, question_in, read_rows, store_wording
 from specsot_master.core.limits import USUAL_PLAN_TOKENS
 from specsot_master.core.plans.answer_forms import form_of
 from specsot_master.core.plans.introduction import Introduction, find_introduction
@@ -25,7 +23,7 @@ from specsot_master.core.plans.router import decide_question
 from specsot_master.core.plans.short_answers import ShortAnswer
 from specsot_master.core.plans.text_pieces import TextPiece
 from specsot_master.core.plans.wording import kind_of, language_of
-from specsot_master.prompts import PARTS_FILE, Prompts
+from specsot_master.prompts import PARTS_FILE
 from specsot_master.text import Text
 
 MAX_ANSWER_TOKENS: Final = 1024  # Tokens of an answer. A longer one has no known length and is left out.
@@ -56,38 +54,24 @@ async def evaluate(
     Every question is answered directly and greedily. Questions that the router answers directly are not
     asked. The fleet is opened only after the questions have been read, and is closed in every case.
     """
-    if options.master is not None:
-        raise InvalidRequest(
-            "the lengths are stored next to a local model, so --master cannot be used", "lengths"
-        )
-    base = models_of(options).base
-    tokenizer = Text(base)
-    prompt_builder = Prompts(base, tokenizer)
-    if not prompt_builder.listed:
-        raise InvalidRequest(f"{base} was trained to plan, so its plans say how long points are", "lengths")
+    base, tokenizer, prompt_builder = open_local(
+        options, "lengths", "the lengths are", "plan, so its plans say how long points are"
+    )
     questions = read_questions(prompts)
-    paragraph_tokens = prompt_builder.wording.paragraph_tokens
-    fleet = await opener(options)
-    slots = asyncio.Semaphore(at_once)
-    with counting_bar(err, "answers", len(questions)) as advance:
 
-        async def answer(question: str) -> MeasuredAnswer | None:
-            """Return the class and length of the direct answer to a question, and advance the progress bar.
-            Return None if the answer does not count.
+    async def answer(fleet: FleetClient, question: str) -> MeasuredAnswer | None:
+        """Return the class and length of the direct answer to a question. Return None if the answer does not
+        count.
 
-            question: The words of the question.
-            """
-            limits = Limits(max_new_tokens=MAX_ANSWER_TOKENS)
-            async with slots:
-                ask = Ask(prompt=question, mode="direct", sampling=Sampling(), limits=limits)
-                finished = await finished_answer(fleet, ask)
-            advance()
-            return measured_answer(question, finished, tokenizer, paragraph_tokens)
+        fleet: Client of the open fleet.
+        question: The words of the question.
+        """
+        limits = Limits(max_new_tokens=MAX_ANSWER_TOKENS)
+        ask = Ask(prompt=question, mode="direct", sampling=Sampling(), limits=limits)
+        finished = await finished_answer(fleet, ask)
+        return measured_answer(question, finished, tokenizer, prompt_builder.wording.paragraph_tokens)
 
-        try:
-            found = await asyncio.gather(*map(answer, questions))
-        finally:
-            await fleet.close()
+    found = await answer_each(options, opener, questions, answer, at_once, ("answers", err))
     answers = [one for one in found if one is not None]
     print_lengths(answers, len(questions), out)
     file = folder_of_model(base) / PARTS_FILE
@@ -173,14 +157,8 @@ def store_lengths(file: Path, answers: Sequence[MeasuredAnswer]) -> None:
 
     Raises ValueError if the file is not JSON.
     """
-    stored = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    wording = stored.get("wording", {})
-    lengths = {**wording.get("answer_tokens", {}), **lengths_of(answers)}
-    file.write_text(
-        json.dumps({**stored, "wording": {**wording, "answer_tokens": lengths}}, indent=2, ensure_ascii=False)
-        + "\n",
-        encoding="utf-8",
-    )
+    lengths = lengths_of(answers)
+    store_wording(file, lambda wording: {"answer_tokens": {**wording.get("answer_tokens", {}), **lengths}})
 
 
 def read_questions(file: Path | None) -> tuple[str, ...]:
@@ -192,13 +170,10 @@ def read_questions(file: Path | None) -> tuple[str, ...]:
     Blank lines are skipped, and repeated questions count once. A line that is not a JSON object with
     "question" raises InvalidRequest for the whole file. Questions that are not strings are converted.
     """
-    source = file or resources.files("specsot_lab.eval") / "data" / "lengths.jsonl"
-    try:
-        rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines() if line]
-        questions = tuple(dict.fromkeys(str(row["question"]) for row in rows))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidRequest(f"{source}: {type(error).__name__}: {error}", "prompts") from None
-    planned = tuple(question for question in questions if decide_question(question).mode == "sot")
+    questions, source = read_rows(file, "lengths.jsonl", question_in)
+    planned = tuple(
+        question for question in dict.fromkeys(questions) if decide_question(question).mode == "sot"
+    )
     if not planned:
         raise InvalidRequest(f"{source} has no question that is planned", "prompts")
     return planned

@@ -1,4 +1,4 @@
-"""What `specsot eval` measures in addition to quality and speed: aspects, routing, and shapes of drafts.
+"""What `specsot eval` measures in addition to quality and speed: aspects and routing.
 
 Each measurement asks only the first question of every prompt, prints a table, and writes the same figures as
 JSON.
@@ -6,20 +6,16 @@ JSON.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from statistics import fmean
 
-from specsot.drafting import DraftOptions
-from specsot.errors import InvalidRequest
-from specsot_bench.core.tables import Column, figure, markdown, text
+from specsot_bench.core.tables import figure, markdown, text
 from specsot_bench.results import named
 from specsot_lab.eval.core.aspect_table import (
     AskedQuestion,
     PlannedAnswer,
     by_category,
-    interval_of,
     lines_of,
     measure,
     plans_of,
@@ -186,135 +182,6 @@ def is_planned(record: Record) -> bool:
     record: A record with at least one turn.
     """
     return len(record["turns"][0]["points"]) >= 2
-
-
-# Temperatures at which shapes of drafts are measured: greedy and sampled.
-TEMPERATURES = (0.0, 0.7)
-
-
-@dataclass(frozen=True, slots=True)
-class DraftShape:
-    """The shape of a draft: a chain of tokens or a tree.
-
-    kind: "chain" or "tree".
-    nodes: Number of drafted tokens; the root of a tree does not count.
-    """
-
-    kind: str
-    nodes: int
-
-    @property
-    def name(self) -> str:
-        """Return the shape in the notation of the command line, such as "chain:5"."""
-        return f"{self.kind}:{self.nodes}"
-
-    @property
-    def drafting(self) -> DraftOptions:
-        """Return options with which the whole shape is drafted in every step, whether or not that is
-        profitable.
-
-        A tree has up to 8 levels and 10 children of a node, as in EAGLE-2; of these, the likeliest nodes are
-        drafted.
-        """
-        if self.kind == "chain":
-            return DraftOptions(mode="linear", depth=self.nodes, nodes=self.nodes, tuner="fixed")
-        return DraftOptions(mode="tree", depth=8, breadth=10, nodes=self.nodes, tuner="fixed")
-
-
-def shapes_of(shape_list: str) -> list[DraftShape]:
-    """Return the shapes that a text such as "chain:5,tree:24" lists, in order.
-
-    shape_list: Shapes in the notation of the command line, separated by commas.
-    Raises InvalidRequest for any other text, also for an empty one and for a shape of 0 nodes.
-
-    Spaces around a shape are ignored; a shape may occur twice. The kind is "chain" or "tree", in lower case.
-    """
-    shapes: list[DraftShape] = []
-    for part in shape_list.split(","):
-        kind, _, nodes = part.strip().partition(":")
-        if kind not in ("chain", "tree") or not nodes.isdecimal() or not int(nodes):
-            raise InvalidRequest(f"shapes are such as chain:5,tree:24, got {part!r}", field="draft_shapes")
-        shapes.append(DraftShape(kind, int(nodes)))
-    return shapes
-
-
-async def draft_shapes(run: Run, shapes: Sequence[DraftShape]) -> int:
-    """Measure tokens per step of direct answers for each shape of drafts, greedy and sampled, with a new
-    fleet for each shape. Return 1 if no answer had steps, else 0.
-
-    run: The prompts, the options of the fleets, and the folder.
-    shapes: The shapes to compare.
-    Raises InvalidRequest if the run uses a master that already runs, and InvalidRequest or ModelError if the
-    run cannot begin, see `Run.check`.
-
-    Answers that are in the folder already are not asked for again. Rows are written shape by shape, greedy
-    first. Without any row, an empty table is written.
-    """
-    if run.fleet_options.master is not None:
-        raise InvalidRequest(
-            "a fleet is opened for each shape of drafts, so --master cannot be used", field="draft_shapes"
-        )
-    prompts = first_turns(run)
-    rows = list[Record]()
-    all_records: list[Record] = []
-    for shape in shapes:
-        requests = [
-            PromptRequest(
-                prompt, "direct", f"{shape.name} at {temperature:g}", {"temperature": temperature, "seed": 1}
-            )
-            for temperature in TEMPERATURES
-            for prompt in prompts
-        ]
-        records = await run.answers(requests, replace(run.fleet_options, drafting=shape.drafting))
-        all_records += records
-        for index, temperature in enumerate(TEMPERATURES):
-            shape_records = records[index * len(prompts) : (index + 1) * len(prompts)]
-            rows += [
-                row | {"drafts": shape.name, "temperature": temperature} for row in steps_of(shape_records)
-            ]
-    run.write_lines(markdown(SHAPE_COLUMNS, rows))
-    run.report_unanswered(all_records)
-    run.write("shapes", named(rows, "task", "drafts", "temperature"))
-    return 0 if rows else 1
-
-
-def steps_of(records: Sequence[Record]) -> list[Record]:
-    """Return a row for each task: tokens per step over all steps, with its bootstrap interval over questions.
-    Records without steps are left out; without any others the list is empty.
-
-    records: The records of one shape at one temperature.
-
-    A mean over questions is weighted by their steps. "tokens" is the mean number of tokens of an answer. The
-    tasks are in the order in which they first occur.
-    """
-    answered = [record for record in records if record["turns"] and record["turns"][0]["steps"]]
-    rows: list[Record] = []
-    for task in dict.fromkeys(record["task"] for record in answered):
-        turns = [record["turns"][0] for record in answered if record["task"] == task]
-        means = [turn["per_step"] for turn in turns]
-        steps = [turn["steps"] for turn in turns]
-        per_step = math.fsum(mean * count for mean, count in zip(means, steps)) / sum(steps)
-        rows.append({
-            "task": task,
-            "questions": len(turns),
-            "steps": sum(steps),
-            "per_step": per_step,
-            "interval": interval_of(means, steps),
-            "tokens": fmean(turn["tokens"] for turn in turns),
-        })  # fmt: skip
-    return rows
-
-
-# Columns of the table of shapes.
-SHAPE_COLUMNS = (
-    text("set", "task"),
-    text("drafts", "drafts"),
-    figure("T", "temperature", 1),
-    figure("n", "questions", 0),
-    figure("steps", "steps", 0),
-    figure("tokens a step", "per_step"),
-    Column("95 %", lambda row: "{:.2f} .. {:.2f}".format(*row["interval"])),
-)
 
 
 def first_turns(run: Run) -> list[Prompt]:

@@ -210,16 +210,12 @@ class Run:
         path = file or self.folder.path / f"{bench}.json"
         write_results(path, bench, self.folder.settings() | settings, rows)
 
-    async def answers(
-        self, questions: Sequence[PromptRequest], options: FleetOptions | None = None
-    ) -> list[Record]:
+    async def answers(self, questions: Sequence[PromptRequest]) -> list[Record]:
         """Return the records of all requests, in their order. Prompts whose record is in the folder are not
         asked again, unless the fleet had failed to finish the answer. No fleet is opened if nothing is
         missing.
 
         questions: The requests, each with a key of its own.
-        options: Options of another fleet than the run's; `PromptRequest.name` must then say how it differs.
-            None: the run's fleet.
         Raises InvalidRequest if the folder has records of other settings.
 
         A record of a request that the fleet refused counts as an answer, and is not asked again. The settings
@@ -231,7 +227,7 @@ class Run:
         records = {key_of(record): record for record in read if not is_broken_off(record)}
         missing = [question for question in questions if question.key not in records]
         if missing:
-            fleet = await self.opener(options or self.fleet_options)
+            fleet = await self.opener(self.fleet_options)
             try:
                 self.folder.begin(self.settings | await served_by(fleet, self.fleet_options))
                 with counting_bar(self.err, "answers", len(missing)) as advance:

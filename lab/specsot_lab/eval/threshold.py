@@ -4,26 +4,23 @@ model.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from statistics import fmean
-from typing import TextIO
+from typing import Any, TextIO
 
 from specsot.checkpoint.resolving import folder_of_model
 from specsot.errors import InvalidRequest
 from specsot.params import Ask, Message
 from specsot_app.fleet.opening import FleetClient, Opener, final_view
-from specsot_app.fleet.options import FleetOptions, models_of
-from specsot_bench.asking import counting_bar
+from specsot_app.fleet.options import FleetOptions
 from specsot_bench.core.tables import figure, markdown, text
+from specsot_lab.eval.local_model import answer_each, open_local, read_rows
 from specsot_master.core.plans.router import UNDECIDED, decide_question, score_of, scoring
 from specsot_master.prompts import ROUTER_FILE, Prompts
-from specsot_master.text import Text
 
 # Fraction. So many of the prompts that ask for one answer may reach the threshold. Untuned.
 MAX_FALSE_PLANS = 0.02
@@ -175,40 +172,26 @@ async def evaluate(
     The fleet is opened only after the prompts have been read, and is closed in every case. An existing
     router.json is replaced. If no threshold is useful, null is stored.
     """
-    if options.master is not None:
-        raise InvalidRequest(
-            "the threshold is stored next to a local model, so --master cannot be used", "router"
-        )
-    base = models_of(options).base
-    prompt_builder = Prompts(base, Text(base))
-    if not prompt_builder.listed:
-        raise InvalidRequest(f"{base} was trained to choose by itself, so it needs no score", "router")
+    base, _, prompt_builder = open_local(
+        options, "router", "the threshold is", "choose by itself, so it needs no score"
+    )
     if not all(prompt_builder.score_words):
         raise InvalidRequest("the words of the score are not single tokens of this model", "router")
-    labelled_prompts = read_labelled(prompts)
-    fleet = await opener(options)
-    slots = asyncio.Semaphore(at_once)
-    with counting_bar(err, "scores", len(labelled_prompts)) as advance:
 
-        async def scored_prompt(category: str, planned: bool, question: str) -> ScoredPrompt:
-            """Return one labelled prompt with its score and the decision of the rules, and advance the
-            progress bar.
+    async def scored_prompt(fleet: FleetClient, entry: tuple[str, bool, str]) -> ScoredPrompt:
+        """Return one labelled prompt with its score and the decision of the rules.
 
-            category: Name of the prompt's category.
-            planned: The prompt's label.
-            question: The words of the prompt.
-            """
-            async with slots:
-                score = await score_for(fleet, prompt_builder, question)
-            advance()
-            decision = decide_question(question)
-            rule = None if decision.reason == UNDECIDED else decision.mode == "sot"
-            return ScoredPrompt(category, planned, rule, score)
+        fleet: Client of the open fleet.
+        entry: See `read_labelled`.
+        """
+        category, planned, question = entry
+        score = await score_for(fleet, prompt_builder, question)
+        decision = decide_question(question)
+        rule = None if decision.reason == UNDECIDED else decision.mode == "sot"
+        return ScoredPrompt(category, planned, rule, score)
 
-        try:
-            scored = await asyncio.gather(*(scored_prompt(*entry) for entry in labelled_prompts))
-        finally:
-            await fleet.close()
+    labelled = read_labelled(prompts)
+    scored = await answer_each(options, opener, labelled, scored_prompt, at_once, ("scores", err))
     write_result(scored, folder_of_model(base) / ROUTER_FILE, out)
     return 0
 
@@ -246,12 +229,15 @@ def read_labelled(file: Path | None) -> list[tuple[str, bool, str]]:
     Blank lines are skipped. A single line that is not JSON, or lacks a field, raises the error for the whole
     file. Values of other types are converted.
     """
-    source = file or resources.files("specsot_lab.eval") / "data" / "router.jsonl"
-    try:
-        rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines() if line]
-        return [(str(row["category"]), bool(row["planned"]), str(row["question"])) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidRequest(f"{source}: {type(error).__name__}: {error}", "prompts") from None
+
+    def labelled(row: Any) -> tuple[str, bool, str]:
+        """Return the fields of a row.
+
+        row: One line of JSON.
+        """
+        return str(row["category"]), bool(row["planned"]), str(row["question"])
+
+    return read_rows(file, "router.jsonl", labelled)[0]
 
 
 async def score_for(fleet: FleetClient, prompt_builder: Prompts, question: str) -> float | None:

@@ -8,7 +8,6 @@ import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final, TextIO, cast
 
@@ -18,10 +17,11 @@ from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Planned
 from specsot.params import Ask, Limits, Message, Sampling
 from specsot_app.fleet.opening import FleetClient, Opener, final_view
-from specsot_app.fleet.options import FleetOptions, models_of
+from specsot_app.fleet.options import FleetOptions
 from specsot_bench.asking import counting_bar
 from specsot_bench.core.tables import figure, markdown, text
 from specsot_lab.eval.core.branch_faults import BranchFaults, WrittenPlan, choose_form, measure
+from specsot_lab.eval.local_model import open_local, question_in, read_rows, store_wording
 from specsot_master.core.limits import LIST_POINT_TOKENS
 from specsot_master.core.plans.wording import FORMS, Form
 from specsot_master.prompts import PARTS_FILE, ListConversation, Prompts
@@ -68,7 +68,7 @@ class Answers:
         self._file = file
         self._slots = asyncio.Semaphore(at_once)
         file.parent.mkdir(parents=True, exist_ok=True)
-        rows = read_rows(file)
+        rows = read_answers(file)
         self._texts_by_prompt = {row["prompt"]: row["text"] for row in rows if row["prompt"]}
         self._plans: dict[str, list[str]] = {row["question"]: row["plan"] for row in rows if "plan" in row}
 
@@ -139,7 +139,7 @@ class Answers:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def read_rows(file: Path) -> list[dict[str, Any]]:
+def read_answers(file: Path) -> list[dict[str, Any]]:
     """Return the rows of a file of plans and answers; an empty list if the file does not exist. A last line
     that was cut off is left out.
 
@@ -244,15 +244,9 @@ async def evaluate(
     The fleet is opened only after the questions have been read, and is closed in every case. The last line of
     output says where the form was written, or which JSON --write would write into which file.
     """
-    if options.master is not None:
-        raise InvalidRequest(
-            "the wording is stored next to a local model, so --master cannot be used", "plans"
-        )
-    base = models_of(options).base
-    text = Text(base)
-    prompt_builder = Prompts(base, text)
-    if not prompt_builder.listed:
-        raise InvalidRequest(f"{base} was trained to plan, so no wording is needed", "plans")
+    base, text, prompt_builder = open_local(
+        options, "plans", "the wording is", "plan, so no wording is needed"
+    )
     questions = read_questions(prompts)
     fleet = await opener(options)
     try:
@@ -356,12 +350,8 @@ def store_form(file: Path, form: Form, faults_by_form: dict[Form, BranchFaults])
     The keys set are "form" and "measured" of the object "wording"; its other keys stay, too. Figures are
     rounded to three decimal places. Raises ValueError if the file is not JSON.
     """
-    stored = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     figures = {name: _rounded(asdict(faults)) for name, faults in faults_by_form.items()}
-    wording = {**stored.get("wording", {}), "form": form, "measured": figures}
-    file.write_text(
-        json.dumps({**stored, "wording": wording}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    store_wording(file, lambda _: {"form": form, "measured": figures})
 
 
 def _rounded(figures: dict[str, float]) -> dict[str, float]:
@@ -381,12 +371,8 @@ def read_questions(file: Path | None) -> tuple[str, ...]:
     Blank lines are skipped, and repeated questions count once. A line that is not a JSON object with
     "question" raises InvalidRequest for the whole file. Questions that are not strings are converted.
     """
-    source = file or resources.files("specsot_lab.eval") / "data" / "plans.jsonl"
-    try:
-        rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines() if line]
-        questions = tuple(dict.fromkeys(str(row["question"]) for row in rows))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidRequest(f"{source}: {type(error).__name__}: {error}", "prompts") from None
+    rows, source = read_rows(file, "plans.jsonl", question_in)
+    questions = tuple(dict.fromkeys(rows))
     if len(questions) < MIN_QUESTIONS:
         raise InvalidRequest(
             f"{source} has {len(questions)} questions; at least {MIN_QUESTIONS} are needed", "prompts"

@@ -27,10 +27,9 @@ class Speaker:
         serves: str = "f1",
         fails: str = "",
         points: Mapping[str, Mapping[str, str]] | None = None,
-        steps: int = 0,
     ) -> None:
         self.left, self.refused, self.asked, self.serves = answers, refused, list[Ask](), serves
-        self.points, self.steps = points or {}, steps
+        self.points = points or {}
         self.fails, self.closed = fails, False
 
     async def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
@@ -47,7 +46,6 @@ class Speaker:
             merged_tokens=8,
             seconds=seconds,
             branches=2 * (plan > 0),
-            steps=self.steps,
             decision="not told",
             mean_accepted=2.0,
         )

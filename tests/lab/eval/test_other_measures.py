@@ -1,4 +1,4 @@
-"""Runs of the measures that need no judge: aspects, routing, shapes of drafts."""
+"""Runs of the measures that need no judge: aspects and routing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from specsot.drafting import DraftOptions
-from specsot.errors import InvalidRequest
 from specsot_app.fleet.opening import FleetClient, Opener, ring_of
 from specsot_app.fleet.options import FleetOptions
-from specsot_lab.eval.other_measures import aspects, draft_shapes, routing, routing_prompts, shapes_of
+from specsot_lab.eval.other_measures import aspects, routing, routing_prompts
 from specsot_lab.eval.records import Folder
 from specsot_lab.eval.running import Run
 from specsot_lab.eval.tasks import Prompt
@@ -63,31 +62,6 @@ def test_routing_asks_forty_lists_and_sixty_others() -> None:
         sum(one.category == name for one in asked) for name in ("list", "chit-chat", "maths", "code")
     ] == [40, 20, 20, 20]
     assert len({one.id for one in asked}) == 100
-
-
-async def test_each_shape_has_a_fleet_and_each_temperature_its_answers(tmp_path: Path) -> None:
-    fleets: list[DraftOptions] = []
-    speaker, out = Speaker(steps=4), io.StringIO()
-
-    async def opener(wanted: FleetOptions) -> FleetClient:
-        fleets.append(wanted.drafting)
-        return speaker
-
-    wanted = replace(ELSEWHERE, master=None, model=None)
-    run = Run(QUESTIONS, wanted, 128, Folder(tmp_path), opener, out, io.StringIO())
-    assert await draft_shapes(run, shapes_of("chain:5, tree:24")) == 0
-    assert [(one.mode, one.nodes, one.tuner) for one in fleets] == [
-        ("linear", 5, "fixed"),
-        ("tree", 24, "fixed"),
-    ]
-    assert [one.sampling.temperature for one in speaker.asked] == [0, 0, 0.7, 0.7] * 2
-    assert "| vicuna | tree:24 | 0.7 | 2 |     8 |          2.00 | 2.00 .. 2.00 |" in out.getvalue()
-
-
-@pytest.mark.parametrize("told", ["", "chain", "chain:0", "bush:5", "tree:x"])
-def test_a_shape_that_is_none_is_refused(told: str) -> None:
-    with pytest.raises(InvalidRequest, match="shapes are such as"):
-        shapes_of(told)
 
 
 def opened(speaker: Speaker) -> Opener:
