@@ -12,7 +12,6 @@ from specsot_app.fleet.options import FleetOptions
 from specsot_bench.core.pairing import Sample
 from specsot_lab.bench import llamacpp, tuner
 from specsot_lab.bench.pairs import PairedAnswer
-from specsot_lab.bench.tuner import Cost
 
 pytestmark = pytest.mark.torch
 
@@ -32,18 +31,9 @@ def test_ranks_of_the_small_pair_by_shape(tmp_path: Path) -> None:
     assert 1 <= chain["tokens a step"] <= 3
 
 
-def test_settings_are_compared_with_plain_decoding_of_the_same_question() -> None:
-    costs = {"plain": [Cost(4.0, 8.0, 10, 10), Cost(2.0, 2.0, 10, 10)],
-             "the tuner": [Cost(2.0, 2.0, 10, 5), Cost(2.0, 4.0, 10, 5)]}  # fmt: skip
-    plain, tuned = tuner.rows_of(costs)
-    assert (plain["cpu_median"], plain["tokens_per_step"]) == (1.0, 1.0)
-    assert (tuned["cpu"], tuned["wall"], tuned["cpu_whole"]) == ([2.0, 1.0], [4.0, 0.5], 1.5)
-    assert (tuned["tokens_per_step"], tuned["wall_least"]) == (2.0, 0.5)
-
-
 def test_with_many_clients_the_policy_is_compared_with_the_best_fixed_setting() -> None:
     """The baseline is one of them: where drafts do not pay, it is the best."""
-    rows = tuner.rows_together(
+    rows = tuner.rows_of(
         {1: {"plain": 100.0, "the tuner": 180.0, "tree of 8": 200.0}, 8: {"plain": 400.0, "the tuner": 380.0}}
     )
     found = {row["name"]: (row["of_baseline"], row["of_best"]) for row in rows}

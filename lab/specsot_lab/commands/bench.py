@@ -571,7 +571,7 @@ class TunerBenchOptions:
     first: Number of these questions that are skipped.
     samples: Number of questions, each answered in every setting.
     max_new_tokens: Maximum number of tokens of an answer.
-    clients: Numbers of questions that are asked at once; (): they are asked one by one.
+    clients: Numbers of questions that are asked at once.
     fleet: The model, its head, their precision and the device.
     output: Where results are written.
     """
@@ -583,9 +583,7 @@ class TunerBenchOptions:
     first: int = option(0, "Of those, skip so many.", min_value=0)
     samples: int = option(20, shared(SAMPLES, "samples", "Questions, each answered in every setting."))
     max_new_tokens: int = option(200, LENGTH)
-    clients: tuple[int, ...] = option(
-        (), "Ask so many questions at once, such as 1,8,64, and print ratios to fixed settings.", kind=COUNTS
-    )
+    clients: tuple[int, ...] = option((1,), "Questions that are asked at once, such as 1,8,64.", kind=COUNTS)
     fleet: Annotated[
         FleetOptions, Offer(only=("model", "draft_model", "dtype", "quantization", "device"))
     ] = field(default_factory=FleetOptions)
@@ -594,11 +592,11 @@ class TunerBenchOptions:
 
 @command(TunerBenchOptions, table="bench-tuner")
 def tuner(options: TunerBenchOptions) -> int:
-    """Compare the draft policy with fixed chains and trees, question by question or --clients at once.
+    """Compare the draft policy with fixed chains and trees, by number of clients.
 
     \fThe questions are every `every`-th one of the task, without the first `first` of these, at most
-    `samples`; of a conversation only the first turn is asked. With --clients, the questions are asked so many
-    at once. Returns the exit status 0. Raises InvalidRequest if no head is named, or the task is unknown.
+    `samples`; of a conversation only the first turn is asked. Returns the exit status 0. Raises
+    InvalidRequest if no head is named, or the task is unknown.
 
     options: Options of the command line; see `TunerBenchOptions`. An output file that cannot be written
     raises InvalidRequest before anything is measured, and a model that is not found ModelError.
@@ -619,11 +617,7 @@ def tuner(options: TunerBenchOptions) -> int:
         "first": options.first,
         "samples": options.samples,
     }
-    if options.clients:
-        return tuner_module.measure_together(
-            models, questions, options.max_new_tokens, options.clients, selection, output
-        )
-    return tuner_module.measure(models, questions, options.max_new_tokens, selection, output)
+    return tuner_module.measure(models, questions, options.max_new_tokens, options.clients, selection, output)
 
 
 @dataclass(frozen=True, slots=True)
