@@ -74,17 +74,17 @@ def made_up_head(decoder: Decoder) -> Eagle3Head:
     )
     fetch = Fetch(MadeUp(), decoder.dtype, device, None)
     rotary = Rotary(config.rope, shape.heads, shape.kv_heads, shape.head_dim, device)
-    norm = Norm(torch.ones(shape.hidden, dtype=decoder.dtype, device=device), config.eps)
+    ones = torch.ones(shape.hidden, dtype=decoder.dtype, device=device)
     taps = (2, config.layers // 2, config.layers - 3)
     return Eagle3Head(
         shape=shape,
         positions=config.max_positions,
         fusion=SummedTaps(taps, fetch("fc.weight", (shape.hidden, 3 * config.hidden)), None),
         table=decoder.edges.embedding(),
-        token_norm=norm,
-        feature_norm=norm,
+        token_norm=Norm(ones, config.eps),
+        feature_norm=Norm(ones, config.eps),
         decoder=HeadLayers(fetch, shape, rotary, config.eps),
-        norm=norm,
+        norm=Norm(ones, config.eps),
         lm_head=Linear(fetch("lm_head.weight", (shape.vocab, shape.hidden)), None),
         offsets=None,
     )
