@@ -31,13 +31,13 @@ from specsot_model.fused import (
     resolve_draft_invariant,
 )
 from specsot_model.inference import inference_mode
+from specsot_model.joined_pages import pages_by_size
 from specsot_model.kv import KVPages
 from specsot_model.latent import fits_tiles
 from specsot_model.layer_inputs import LayerInputs
 from specsot_model.layers import Block, Edges, Norm, add_tap, present, rows_of_linear
 from specsot_model.linear import Linear, look_up, resolve_dtype, uses_packed_kernels
 from specsot_model.loaded_parts import LoadedParts
-from specsot_model.mixed_pages import MixedPages
 from specsot_model.packed import ROWS_IN, best_tokens, can_pack, logits_of, pack_layers
 from specsot_model.published import as_published, open_weights
 from specsot_model.rotary import Rotary, frequencies
@@ -407,7 +407,10 @@ class Decoder:
             make = WalkedPages if self._fused_blocks else DeltaPages
             return make(config, self.layers, pages, page_rows, *form)
         if config.wide is not None:
-            return MixedPages(config, self.layers, pages, page_rows, *form)
+            layers = range(self.layers.first, self.layers.last)
+            sizes = [(own.kv_heads, own.head_dim) for own in map(config.of_layer, layers)]
+            sources = [config.kv_source(layer) - layers.start for layer in layers]
+            return pages_by_size(sizes, sources, pages, page_rows, *form)
         sizes = pages, page_rows, config.kv_heads, config.head_dim
         return KVPages(len(self.layers), *sizes, *form, config.stored_tensors)
 

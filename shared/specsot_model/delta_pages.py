@@ -24,7 +24,8 @@ from specsot_model.core.walks import (
     sequences_of_frame,
     walk_of,
 )
-from specsot_model.kv import KVPages, Moves, Numbers, Places, aligned, indices, untouched_zeros, views
+from specsot_model.joined_pages import JoinedPages
+from specsot_model.kv import KVPages, Moves, Numbers, aligned, indices, untouched_zeros, views
 
 if TYPE_CHECKING:
     from specsot_kernels.gpu.delta import WalkTables
@@ -87,7 +88,7 @@ def _num_chunks(replay: PathReplay, history: int) -> int:
     return -(-(len(replay.slots) - history) // CHUNK)
 
 
-class DeltaPages(KVPages):
+class DeltaPages(JoinedPages):
     """The pages of a range with gated delta layers.
 
     A page stores KV for layers that attend, and the inputs of each token for gated delta layers. `layers`
@@ -123,13 +124,12 @@ class DeltaPages(KVPages):
         kv_dtype: Type of the KV of layers that attend; "auto" means `dtype`.
         """
         is_delta = [config.recurrent(layer) for layer in range(layers.first, layers.last)]
-        sizes = pages, page_rows, config.kv_heads, config.head_dim
-        super().__init__(is_delta.count(False), *sizes, dtype, device, kv_dtype)
         shape = config.delta or Delta()
-        self._inputs = KVPages(is_delta.count(True), pages, page_rows, 1, shape.half, dtype, device)
-        self._places = [(kind, is_delta[:layer].count(kind)) for layer, kind in enumerate(is_delta)]
-        both = self.layers, self._inputs.layers
-        self.layers = tuple(both[kind][index] for kind, index in self._places)
+        sizes = pages, page_rows, config.kv_heads, config.head_dim
+        attending = KVPages(is_delta.count(False), *sizes, dtype, device, kv_dtype)
+        inputs = KVPages(is_delta.count(True), pages, page_rows, 1, shape.half, dtype, device)
+        places = [(kind, is_delta[:layer].count(kind)) for layer, kind in enumerate(is_delta)]
+        super().__init__((attending, inputs), places)
         num_states = states_for(pages * page_rows)
         self.history = shape.kernel - 1
         self._cached_states = CachedStates(
@@ -142,7 +142,7 @@ class DeltaPages(KVPages):
     @property
     def bytes(self) -> int:
         """Return the bytes of KV, stored inputs and stored states of all layers."""
-        return super().bytes + self._inputs.bytes + self._states.nbytes
+        return super().bytes + self._states.nbytes
 
     def arrange(self, spans: Sequence[RowSpan]) -> None:
         """Plan what gated delta layers run for a frame; call it before the layers run. A range without such
@@ -184,19 +184,6 @@ class DeltaPages(KVPages):
         if self._places[layer][1] == len(self._states) - 1:
             self._cached_states.commit()
 
-    def put(self, layer: int, places: Places, kv: Tensor) -> None:
-        """Write the KV of a layer that attends, or the inputs of a gated delta layer.
-
-        layer: Index of the layer within the range.
-        places: Page and offset of each row, as `locate` returns them.
-        kv: [rows, 2, kv_heads, head_dim] keys and values, or [rows, 2, 1, half] inputs.
-        """
-        delta, index = self._places[layer]
-        if delta:
-            self._inputs.put(index, places, kv)
-        else:
-            super().put(index, places, kv)
-
     def move(self, moves: Moves) -> None:
         """Move KV and inputs, and drop the states that follow from the target slots.
 
@@ -205,7 +192,6 @@ class DeltaPages(KVPages):
         moves: Pairs (source slot, target slot).
         """
         super().move(moves)
-        self._inputs.move(moves)
         self._forget_rows([target for _, target in moves])
 
     def copy_page(self, source: int, target: int, rows: int) -> None:
@@ -218,7 +204,6 @@ class DeltaPages(KVPages):
         rows: Number of rows to copy, from the page's first row on.
         """
         super().copy_page(source, target, rows)
-        self._inputs.copy_page(source, target, rows)
         if copied := self._cached_states.copy(source, target, rows):
             self._states[:, copied[1]] = self._states[:, copied[0]]
 
@@ -228,7 +213,6 @@ class DeltaPages(KVPages):
         slots: Slots of the rows, page * page_rows + offset.
         """
         super().clear_rows(slots)
-        self._inputs.clear_rows(slots)
         self._forget_rows(slots)
 
     def clear_pages(self, pages: Sequence[int]) -> None:
@@ -237,7 +221,6 @@ class DeltaPages(KVPages):
         pages: Numbers of the pages.
         """
         super().clear_pages(pages)
-        self._inputs.clear_pages(pages)
         for page in pages:
             self._cached_states.discard_from(page)
 
@@ -316,14 +299,6 @@ class WalkedPages(DeltaPages):
     def commit(self) -> None:
         """Record that the frame of the last `fill` runs: the states that it stores are valid."""
         self._cached_states.commit()
-
-    def move_on_device(self, moves: Tensor) -> None:
-        """Move KV and inputs on the GPU; `fill` has dropped the states of the targets already.
-
-        moves: int32 [2, num_moves], source slots, then target slots; a negative slot moves nothing.
-        """
-        super().move_on_device(moves)
-        self._inputs.move_on_device(moves)
 
     def _sequences(self, replays: Sequence[SpanReplay]) -> list[SequenceRows]:
         """Return the table rows of each sequence.

@@ -25,7 +25,8 @@ from specsot_kernels.segments import HeadColumns
 from specsot_model.attention import AttentionPlan, RowSpan, plan_attention
 from specsot_model.fp8 import NormWeight, ShortRows
 from specsot_model.fused import FusedBlock, can_fuse, head_turns_of, runs_kernels
-from specsot_model.kv import KVPages, Moves
+from specsot_model.joined_pages import JoinedPages
+from specsot_model.kv import KVPages
 from specsot_model.layers import Block, Norm
 from specsot_model.linear import Linear, RowProduct, check_device
 from specsot_model.rotary import Rotary
@@ -277,7 +278,7 @@ class SplitPlan(AttentionPlan):
     parts: tuple[AttentionPlan, ...] = ()
 
 
-class SplitPages(KVPages):
+class SplitPages(JoinedPages):
     """KV pages on several devices: the same pages and slots on each, with the KV of the device's heads.
 
     Every operation on rows or pages runs on all devices.
@@ -290,23 +291,8 @@ class SplitPages(KVPages):
 
         parts: The KV pages of each device, in device order; at least one.
         """
-        self.parts, (first, *_) = parts, parts
-        self.layers = tuple(layer for part in parts for layer in part.layers)
-        self.pages = first.pages
-        self.page_rows = first.page_rows
-
-    @property
-    def bytes(self) -> int:
-        """Return the bytes of the KV pages on all devices."""
-        return sum(part.bytes for part in self.parts)
-
-    def move(self, moves: Moves) -> None:
-        """Copy rows from source to target slots in every layer, on every device.
-
-        moves: Pairs (source slot, target slot).
-        """
-        for part in self.parts:
-            part.move(moves)
+        layers = range(len(parts[0].layers))
+        super().__init__(parts, [(part, layer) for part in range(len(parts)) for layer in layers])
 
     def keep_smallest_keys(
         self,
@@ -335,32 +321,6 @@ class SplitPages(KVPages):
             part.keep_smallest_keys(
                 layer, sources.to(device), targets.to(device), part_holds_row, part_counts
             )
-
-    def copy_page(self, source: int, target: int, rows: int) -> None:
-        """Copy the first rows of a page to another page, in every layer, on every device.
-
-        source: Number of the page that is read.
-        target: Number of the page that is written.
-        rows: Number of rows to copy, from the page's first row on.
-        """
-        for part in self.parts:
-            part.copy_page(source, target, rows)
-
-    def clear_rows(self, slots: Sequence[int]) -> None:
-        """Zero rows in every layer, on every device.
-
-        slots: Slots of the rows, page * page_rows + offset.
-        """
-        for part in self.parts:
-            part.clear_rows(slots)
-
-    def clear_pages(self, pages: Sequence[int]) -> None:
-        """Zero pages in every layer, on every device.
-
-        pages: Numbers of the pages.
-        """
-        for part in self.parts:
-            part.clear_pages(pages)
 
 
 def can_capture_split(config: ModelConfig, devices: Sequence[torch.device]) -> bool:

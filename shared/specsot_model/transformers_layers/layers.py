@@ -15,12 +15,12 @@ from specsot.errors import ModelError
 from specsot.members import KvDtype, Layout, Range
 from specsot_kernels.segments import look_back
 from specsot_model.attention import AttentionPlan, RowSpan, attend, plan_attention
+from specsot_model.joined_pages import pages_by_size
 from specsot_model.kv import KVPages, Places, row_bytes
 from specsot_model.layers import Block, present
 from specsot_model.linear import Linear, Table
 from specsot_model.transformers_layers.interface import Attention, AttentionArguments, attending
 from specsot_model.transformers_layers.loading import TransformersBlock, load_shell
-from specsot_model.transformers_layers.pages import GroupedPages
 from specsot_model.transformers_layers.shapes import LayerShape, layer_shapes
 from specsot_model.transformers_layers.skeleton import fill_slots, skeleton_of
 from specsot_model.weights import Fetch
@@ -142,10 +142,8 @@ class TransformersLayers:
         page_rows: Rows (tokens) of a page.
         """
         sizes = [(shape.kv_heads, shape.dim) for shape in self._shapes]
-        options = pages, page_rows, self._dtype, self._device, self._kv_dtype
-        if len(set(sizes)) > 1:
-            return GroupedPages(sizes, *options)
-        return KVPages(len(sizes), *options[:2], *sizes[0], *options[2:])
+        form = self._dtype, self._device, self._kv_dtype
+        return pages_by_size(sizes, range(len(sizes)), pages, page_rows, *form)
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
         """Return the plan of one frame's attention, for all layers of the range.
