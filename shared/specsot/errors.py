@@ -159,3 +159,11 @@ class TimedOut(SpecsotError):
 
 class Cancelled(SpecsotError):
     """The caller disconnected or cancelled."""
+
+
+def one_line(error: Exception) -> str:
+    """Return the message of any error as one line of at most 200 characters, for a message of ours.
+
+    error: the error.
+    """
+    return " ".join(str(error).split())[:200]

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +34,7 @@ from specsot_kernels.segments import (
     read_recent,
     read_sinks,
 )
+from specsot_model.fp8 import runs_kernels
 from specsot_model.kv import as_numbers
 from specsot_model.masks import Bools, as_mask, blind_rows, hidden_columns, hidden_columns_of
 from specsot_model.rotary import turn_back
@@ -149,7 +149,7 @@ def plan_attention(
     if invariant and needs_torch and len(spans) > 1:
         options = page_rows, heads_per_kv, layout, dtype, device, frequencies, kernels, invariant, window
         return _one_by_one(spans, [plan_attention([span], *options) for span in spans])
-    if needs_torch or not kernels or torch.device(device).type != "cuda" or find_spec("triton") is None:
+    if needs_torch or not kernels or not runs_kernels(torch.device(device)):
         if window is not None:
             spans = [part for span in spans for part in look_back(span, window, drafts=False)]
         return plan_readings(spans, page_rows, heads_per_kv, layout, dtype, device, frequencies)

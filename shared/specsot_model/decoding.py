@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specsot.checkpoint.quantization_config import GROUP, Method, Numbers, Published
-from specsot.errors import ModelError
+from specsot.errors import ModelError, one_line
 from specsot.members import Quantization
 
 # AWQ packs eight neighbouring numbers into an int32: number i is in nibble AWQ_PLACES[i].
@@ -411,6 +411,5 @@ def decode(module: str, part: Part, has: Has, published: Published) -> StoredMat
         if tuple(matrix.scale.shape) != (matrix.shape[0], groups):
             raise ValueError(f"scales {list(matrix.scale.shape)} do not fit {list(matrix.shape)}")
     except (RuntimeError, ValueError, KeyError, StopIteration, IndexError) as error:
-        line = " ".join(str(error).split())[:200]
-        raise ModelError(f"{module}: its tensors are not {published}: {line}") from None
+        raise ModelError(f"{module}: its tensors are not {published}: {one_line(error)}") from None
     return matrix

@@ -103,7 +103,7 @@ class Fp8:
         x: [rows, in], in floats. No rows are allowed.
         """
         if not self.capturable or not len(x):
-            return self._multiply_plainly(x)
+            return multiply_plainly(x, self._fp8_weight, self._scales, self.bias, self._outputs_at_a_time)
         from specsot_kernels.gpu.rows import lengthen_rows
 
         return self._biased(lengthen_rows(*self._multiply(x)), x.dtype)
@@ -200,15 +200,6 @@ class Fp8:
         lengthen_rows(*product, into=hidden)
         return None
 
-    def _multiply_plainly(self, x: Tensor) -> Tensor:
-        """Multiply x [rows, in] -> [rows, out] with the weight converted to floats, some outputs at a time.
-
-        x: [rows, in], in floats.
-        """
-        parts = self._fp8_weight.split(self._outputs_at_a_time)
-        product = torch.cat([x @ part.to(x.dtype).t() for part in parts], 1).mul_(self._scales.to(x.dtype))
-        return self._biased(product, x.dtype)
-
     def _biased(self, product: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the product in `dtype`, with the bias added if there is one.
 
@@ -265,6 +256,29 @@ def multiplies_fp8(device: torch.device) -> bool:
 
     device: The torch device that is asked about.
     """
-    if device.type != "cuda" or torch.version.cuda is None or find_spec("triton") is None:
+    if torch.version.cuda is None or not runs_kernels(device):
         return False
     return torch.cuda.get_device_capability(device) >= ADA
+
+
+def runs_kernels(device: torch.device) -> bool:
+    """Tell whether the GPU kernels run on this device.
+
+    device: The torch device that is asked about.
+    """
+    return device.type == "cuda" and find_spec("triton") is not None
+
+
+def multiply_plainly(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
+    """Multiply x [rows, in] -> [rows, out] with a weight in 8 bits, of which some outputs at a time are
+    converted to floats, and add a bias.
+
+    x: [rows, in], in floats.
+    weight: [out, in], int8 or fp8.
+    scales: fp32 [out], the scale of each output.
+    bias: [out]; None: there is none.
+    outputs: Number of outputs at a time.
+    """
+    product = torch.cat([x @ part.to(x.dtype).t() for part in weight.split(outputs)], 1)
+    product = product.mul_(scales.to(x.dtype))
+    return product if bias is None else product.add_(bias)

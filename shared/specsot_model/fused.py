@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,7 +21,7 @@ from specsot.errors import InvalidRequest
 from specsot.members import KvDtype, Quantization
 from specsot_model.attention import AttentionPlan, attend
 from specsot_model.delta import DeltaBlock
-from specsot_model.fp8 import Fp8, NormWeight, ShortRows, Unscaled
+from specsot_model.fp8 import Fp8, NormWeight, ShortRows, Unscaled, runs_kernels
 from specsot_model.fused_delta import FusedDelta
 from specsot_model.kv import KVPages
 from specsot_model.latent import fits_tiles
@@ -499,14 +498,6 @@ def sizes_fit_8_bits(config: ModelConfig) -> bool:
     heads = config.heads, config.heads + 2 * config.kv_heads
     sizes = config.hidden, config.intermediate, *(count * config.head_dim for count in heads)
     return not any(size % 16 for size in sizes)
-
-
-def runs_kernels(device: torch.device) -> bool:
-    """Tell whether the GPU kernels run on this device.
-
-    device: The torch device that is asked about.
-    """
-    return device.type == "cuda" and find_spec("triton") is not None
 
 
 def _has_kernels(block: Block, invariant: bool = False, floats_only: bool = False) -> bool:

@@ -48,14 +48,6 @@ class GgufTensors:
         """
         return self._places[name]
 
-    def get_slice(self, name: str) -> Shaped:
-        """Return an object with a tensor's shape, without reading the tensor. Raises KeyError if the file has
-        no such tensor.
-
-        name: Name of the tensor in the model.
-        """
-        return Shaped(self._places[name])
-
     def get_tensor(self, name: str) -> Tensor:
         """Read and dequantize a tensor, and return it in fp32.
 
@@ -206,17 +198,3 @@ def decode_rows(rows: Bytes, kind: int) -> NDArray[np.float32]:
     from gguf import GGMLQuantizationType, dequantize
 
     return dequantize(rows.reshape(1, -1), GGMLQuantizationType(kind)).reshape(len(rows), -1)
-
-
-class Shaped:
-    """The shape of a tensor, with the interface of a safetensors slice.
-
-    place: Where the tensor lies, and its shape.
-    """
-
-    def __init__(self, place: Place) -> None:
-        self._place = place
-
-    def get_shape(self) -> list[int]:
-        """Return the size of each dimension."""
-        return list(self._place.shape)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
 from specsot_model.decoding import Codes
-from specsot_model.fp8 import NormWeight, ShortRows
+from specsot_model.fp8 import NormWeight, ShortRows, multiply_plainly, runs_kernels
 
 # Weights. How many are floats at a time; bounds the extra memory. Untuned.
 WEIGHTS_AT_A_TIME = 1 << 24
@@ -58,14 +56,16 @@ class Int8:
     @property
     def capturable(self) -> bool:
         """Tell whether a CUDA graph can capture the product; all methods but `__call__` need that."""
-        return self._int8_weight.shape[1] % 16 == 0 and multiplies_int8(self._int8_weight.device)
+        return self._int8_weight.shape[1] % 16 == 0 and runs_kernels(self._int8_weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply x [rows, in] -> [rows, out]; it works on any device.
 
         x: [rows, in], in floats. No rows are allowed.
         """
-        return self.heads(x) if self.capturable and len(x) else self._multiply_plainly(x)
+        if self.capturable and len(x):
+            return self.heads(x)
+        return multiply_plainly(x, self._int8_weight, self._scales, self.bias, self._outputs_at_a_time)
 
     def wide(self, hidden: Tensor, norm: NormWeight) -> Tensor:
         """Return the product of the RMSNorm of the hidden states in fp32, as it is summed: [rows, out].
@@ -136,20 +136,3 @@ class Int8:
 
         weight = self._int8_weight, self._scales, self._counts
         return multiply_whole(*rows, *weight, self.bias, target, dtype)
-
-    def _multiply_plainly(self, x: Tensor) -> Tensor:
-        """Multiply x [rows, in] -> [rows, out] with the weight converted to floats, some outputs at a time.
-
-        x: [rows, in], in floats.
-        """
-        parts = self._int8_weight.split(self._outputs_at_a_time)
-        product = torch.cat([x @ part.to(x.dtype).t() for part in parts], 1).mul_(self._scales.to(x.dtype))
-        return product if self.bias is None else product.add_(self.bias)
-
-
-def multiplies_int8(device: torch.device) -> bool:
-    """Tell whether the int8 kernels run on this device.
-
-    device: The torch device that is asked about.
-    """
-    return device.type == "cuda" and find_spec("triton") is not None

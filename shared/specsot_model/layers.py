@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specsot.checkpoint.config import ModelConfig
-from specsot.checkpoint.families import Activation
 from specsot.errors import ModelError
 from specsot.members import Quantization
 from specsot_model.attention import AttentionPlan, attend
@@ -30,8 +29,8 @@ from specsot_model.linear import (
     lm_head_quantization,
     uses_packed_kernels,
 )
-from specsot_model.mlp import ACTS, Experts, ParallelExperts, fetch_gated, fetch_mlp
-from specsot_model.norms import LayerNorm, Norm
+from specsot_model.mlp import ACTS, Act, Experts, ParallelExperts, fetch_gated, fetch_mlp
+from specsot_model.norms import Norm
 from specsot_model.projections import fuse_latent_inputs, fuse_projections, fuse_qkv
 from specsot_model.rotary import interleave, rotate
 from specsot_model.weights import Fetch
@@ -64,7 +63,8 @@ def fetch_norm(fetch: Fetch, name: str, config: ModelConfig) -> AnyNorm:
     weight = fetch(f"{name}.weight", (config.hidden,))
     if config.norm == "rms":
         return Norm(weight, config.eps)
-    return LayerNorm(weight, fetch(f"{name}.bias", (config.hidden,)), config.eps)
+    bias = fetch(f"{name}.bias", (config.hidden,))
+    return partial(F.layer_norm, normalized_shape=[config.hidden], weight=weight, bias=bias, eps=config.eps)
 
 
 class Block:
@@ -277,22 +277,20 @@ class Block:
             part.copy_(norm(part.flatten(1)).view_as(part) if config.whole_qk_norm else norm(part))
 
 
+@dataclass(frozen=True, slots=True)
 class LayerGate:
-    """Computes norm(project(act(gate(hidden)) * input)), which a per-layer input adds to the hidden
-    states."""
+    """Computes norm(project(act(gate(hidden)) * input)), which a per-layer input adds to the hidden states.
 
-    def __init__(self, gate: Linear, project: Linear, norm: AnyNorm, activation: Activation) -> None:
-        """Store the parts.
+    gate: Linear layer from hidden_size to size.
+    project: Linear layer from size to hidden_size.
+    norm: The norm over what is added.
+    activate: The model's activation function.
+    """
 
-        gate: Linear layer from hidden_size to size.
-        project: Linear layer from size to hidden_size.
-        norm: The norm over what is added.
-        activation: The model's activation function.
-        """
-        self._gate = gate
-        self._project = project
-        self._norm = norm
-        self._activate = ACTS[activation]
+    gate: Linear
+    project: Linear
+    norm: AnyNorm
+    activate: Act
 
     @classmethod
     def fetch(cls, fetch: Fetch, layer: str, config: ModelConfig, names: tuple[str, str, str]) -> LayerGate:
@@ -311,7 +309,7 @@ class LayerGate:
             fuse_projections(fetch, [gate], (size, config.hidden), bias=False),
             fuse_projections(fetch, [project], (config.hidden, size), bias=False),
             fetch_norm(fetch, norm, config),
-            config.activation,
+            ACTS[config.activation],
         )
 
     def __call__(self, hidden: Tensor, layer_input: Tensor) -> Tensor:
@@ -320,7 +318,7 @@ class LayerGate:
         hidden: [rows, hidden], the residual stream; not changed.
         layer_input: [rows, size], the layer's per-layer input.
         """
-        return self._norm(self._project(self._activate(self._gate(hidden)) * layer_input))
+        return self.norm(self.project(self.activate(self.gate(hidden)) * layer_input))
 
 
 def _unchanged(rows: Tensor) -> Tensor:

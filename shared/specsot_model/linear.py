@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -492,17 +492,6 @@ KEPT_BYTES = {2: 0.625, 3: 0.625, 12: 0.578125, 14: 0.8203125}
 FLOATS_AT_A_TIME = 1 << 24
 
 
-class Rounded(Protocol):
-    """A quantized weight [out, in], or some of its outputs."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Multiply x [rows, in] -> [rows, out].
-
-        x: [rows, in], in floats.
-        """
-        ...
-
-
 def check_quantization(kind: str | None, device: str = "cpu") -> None:
     """Raise InvalidRequest for an unknown quantization, ModelError if the packages it needs are missing.
 
@@ -585,12 +574,13 @@ def lm_head_quantization(kind: Quantization | None) -> Quantization | None:
     return "int8" if kind == "int4" else kind
 
 
-def quantize(weight: Tensor | Codes | StoredRows, kind: Quantization, bias: Tensor | None = None) -> Rounded:
+def quantize(weight: Tensor | Codes | StoredRows, kind: Quantization, bias: Tensor | None = None) -> Multiply:
     """Return a product with a weight [out, in] that is stored in the form `kind`.
 
     The result is an `Fp8` for "fp8", a `Packed` for int8 and int4 on a CPU, an `Int8` for "int8" on other
-    devices, and for "int4" there a `Tinygemm` if the weight is bf16, and otherwise an `Int4`, in parts if it
-    is large. ModelError is also raised if the processor lacks instructions that packed kernels need.
+    devices, and for "int4" there PyTorch's kernel for NVIDIA GPUs, which computes in bf16, if the weight is
+    bf16, and otherwise an `Int4`, in parts if it is large. ModelError is also raised if the processor lacks
+    instructions that packed kernels need.
 
     weight: Floats, `Codes` if the files hold the weight quantized to this form already, or the blocks of a
         GGUF file for int8 on a CPU.
@@ -611,7 +601,8 @@ def quantize(weight: Tensor | Codes | StoredRows, kind: Quantization, bias: Tens
     if kind == "int8":
         return Int8(weight, bias)
     if isinstance(weight, Tensor) and weight.dtype == torch.bfloat16:
-        return Tinygemm(weight)
+        held = _import_torchao().Int4TilePackedTo4dTensor.from_hp(weight, [1, GROUP])
+        return lambda x: F.linear(x, held)
     return _quantize_int4(weight)
 
 
@@ -895,55 +886,15 @@ def _int4_codes(weight: Tensor) -> Codes:
     return Codes(ao.quantize_affine(weight, block, scale, zero, *bounds), scale, -(zero * scale))
 
 
-class Tinygemm:
-    """An int4 weight for PyTorch's kernel on NVIDIA GPUs, which computes in bf16.
-
-    weight: [out, in], bf16 on a GPU.
-    """
-
-    __slots__ = ("_held",)
-
-    def __init__(self, weight: Tensor) -> None:
-        self._held = _import_torchao().Int4TilePackedTo4dTensor.from_hp(weight, [1, GROUP])
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Multiply x [rows, in] -> [rows, out].
-
-        x: [rows, in], bf16.
-        """
-        return F.linear(x, self._held)
-
-
-class PartedWeight:
-    """A weight in parts of some outputs each, so that only one part is in floats at a time.
-
-    parts: The quantized parts, in the order of their outputs.
-    """
-
-    __slots__ = ("_parts",)
-
-    def __init__(self, parts: list[Rounded]) -> None:
-        self._parts = parts
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Multiply x [rows, in] -> [rows, out].
-
-        x: [rows, in], in floats.
-        """
-        return torch.cat([part(x) for part in self._parts], 1)
-
-
-def _quantize_int4(weight: Tensor | Codes) -> Rounded:
-    """Return a weight as an `Int4`, or as a `PartedWeight` of several if it has more than FLOATS_AT_A_TIME
-    numbers.
-
-    Each part has at least one output.
+def _quantize_int4(weight: Tensor | Codes) -> Multiply:
+    """Return the product with a weight as one or several `Int4`, so that at most FLOATS_AT_A_TIME numbers are
+    in floats at a time, or one output if it has more.
 
     weight: [out, in], floats or `Codes`.
     """
     outputs = max(FLOATS_AT_A_TIME // weight.shape[1], 1)
-    parts: list[Rounded] = [Int4(part) for part in weight.split(outputs)]
-    return parts[0] if len(parts) == 1 else PartedWeight(parts)
+    parts = [Int4(part) for part in weight.split(outputs)]
+    return parts[0] if len(parts) == 1 else lambda x: torch.cat([part(x) for part in parts], 1)
 
 
 def _import_torchao() -> ModuleType:

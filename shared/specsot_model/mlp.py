@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -89,6 +89,7 @@ def gate_of(config: ModelConfig) -> Gate:
     return partial(gate_clamped, limit=limit, gain=gain)
 
 
+@dataclass(slots=True, eq=False)
 class GatedMlp:
     """down(act(gate(x)) * up(x)), with gate and up as one product.
 
@@ -97,21 +98,19 @@ class GatedMlp:
     gate: Combines gates and ups: [rows, 2 * intermediate] -> [rows, intermediate].
     """
 
-    __slots__ = ("_gate", "down", "gate_up")
-
-    def __init__(self, gate_up: Linear, down: Linear, gate: Gate = gate) -> None:
-        self.gate_up = gate_up
-        self.down = down
-        self._gate = gate
+    gate_up: Linear
+    down: Linear
+    gate: Gate = gate
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the MLP's output [rows, hidden].
 
         x: [rows, hidden], normalized.
         """
-        return self.down(self._gate(self.gate_up(x)))
+        return self.down(self.gate(self.gate_up(x)))
 
 
+@dataclass(slots=True, eq=False)
 class UngatedMlp:
     """down(act(up(x))).
 
@@ -120,19 +119,16 @@ class UngatedMlp:
     act: Activation function, element by element.
     """
 
-    __slots__ = ("_act", "down", "up")
-
-    def __init__(self, up: Linear, down: Linear, act: Act) -> None:
-        self.up = up
-        self.down = down
-        self._act = act
+    up: Linear
+    down: Linear
+    act: Act
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the MLP's output [rows, hidden].
 
         x: [rows, hidden], normalized.
         """
-        return self.down(self._act(self.up(x)))
+        return self.down(self.act(self.up(x)))
 
 
 # Runs rows [pairs, hidden] through one expert each, given the expert numbers [pairs] in ascending order.
@@ -140,33 +136,23 @@ class UngatedMlp:
 RunExperts = Callable[[Tensor, Tensor], Tensor]
 
 
+@dataclass(slots=True, eq=False)
 class Router:
-    """Chooses the experts of each row and their weights; scores are computed in fp32."""
+    """Chooses the experts of each row and their weights; scores are computed in fp32.
 
-    __slots__ = ("_bias", "_correction", "_factors", "_routing", "_weight")
+    weight: [experts, hidden], the product that scores the experts.
+    routing: How scores become weights, and how many experts a row gets.
+    bias: [experts], added to the scores before softmax or sigmoid; None: no bias.
+    correction: fp32 [experts], added to the scores for the choice of experts, not for their weights; None: no
+        correction.
+    factors: fp32 [experts], factors of the weights of each expert; None: there are none.
+    """
 
-    def __init__(
-        self,
-        weight: Tensor,
-        routing: Routing,
-        bias: Tensor | None = None,
-        correction: Tensor | None = None,
-        factors: Tensor | None = None,
-    ) -> None:
-        """Prepare a router from its weights.
-
-        weight: [experts, hidden], the product that scores the experts.
-        routing: How scores become weights, and how many experts a row gets.
-        bias: [experts], added to the scores before softmax or sigmoid; None: no bias.
-        correction: fp32 [experts], added to the scores for the choice of experts, not for their weights;
-            None: no correction.
-        factors: fp32 [experts], factors of the weights of each expert; None: there are none.
-        """
-        self._weight = weight
-        self._factors = factors
-        self._routing = routing
-        self._bias = bias
-        self._correction = correction
+    weight: Tensor
+    routing: Routing
+    bias: Tensor | None = None
+    correction: Tensor | None = None
+    factors: Tensor | None = None
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights and numbers of the chosen experts, both [rows, chosen].
@@ -177,10 +163,10 @@ class Router:
 
         x: [rows, hidden], normalized.
         """
-        routing = self._routing
-        logits = F.linear(x.to(self._weight.dtype), self._weight, self._bias).float()
+        routing = self.routing
+        logits = F.linear(x.to(self.weight.dtype), self.weight, self.bias).float()
         scores = logits.sigmoid() if routing.score == "sigmoid" else logits.softmax(-1)
-        ranked = scores if self._correction is None else scores + self._correction
+        ranked = scores if self.correction is None else scores + self.correction
         if routing.groups > 1:
             ranked = _close_groups(ranked, routing)
         weights, experts = ranked.topk(routing.chosen, -1)
@@ -188,8 +174,8 @@ class Router:
             weights = scores.gather(-1, experts)
         if routing.normalised:
             weights = weights / weights.sum(-1, keepdim=True)
-        if self._factors is not None:
-            weights = weights * self._factors[experts]
+        if self.factors is not None:
+            weights = weights * self.factors[experts]
         return (weights if routing.scale == 1 else weights * routing.scale), experts
 
 
@@ -209,6 +195,7 @@ def _close_groups(ranked: Tensor, routing: Routing) -> Tensor:
     return groups.masked_fill(closed[..., None], -torch.inf).flatten(-2)
 
 
+@dataclass(slots=True, eq=False)
 class Experts:
     """A mixture of experts: the weighted sum of each row's chosen experts, plus a shared MLP if there is one.
 
@@ -221,12 +208,9 @@ class Experts:
     shared: MLP that every row runs in addition to its experts; None: there is none.
     """
 
-    __slots__ = ("_router", "_shared", "run")
-
-    def __init__(self, router: Router, run: RunExperts, shared: Mlp | None = None) -> None:
-        self._router = router
-        self.run = run
-        self._shared = shared
+    router: Router
+    run: RunExperts
+    shared: Mlp | None = None
 
     def __call__(self, x: Tensor, routed: Tensor | None = None) -> Tensor:
         """Return the weighted sum of each row's experts, plus the shared MLP, [rows, hidden].
@@ -237,7 +221,7 @@ class Experts:
             (`LoopedExperts`).
         routed: [rows, hidden], what the router reads; None: it reads `x`.
         """
-        weights, experts = self._router(x if routed is None else routed)
+        weights, experts = self.router(x if routed is None else routed)
         chosen = experts.shape[1]
         experts = experts.flatten()
         order = experts.argsort(stable=True)
@@ -245,87 +229,75 @@ class Experts:
         out = torch.empty_like(expert_outputs)
         out[order] = expert_outputs
         mixed = (out.view(-1, chosen, x.shape[1]) * weights[..., None]).sum(1).to(x.dtype)
-        return mixed if self._shared is None else mixed.add_(self._shared(x))
+        return mixed if self.shared is None else mixed.add_(self.shared(x))
 
 
+@dataclass(slots=True, eq=False)
 class ParallelExperts:
     """The sum of an MLP and of experts that read the same residual stream, each through norms of its own, as
     in Gemma 4.
+
+    mlp: The MLP.
+    experts: The experts.
+    norms: Four norms: before and after the MLP, and before and after the experts.
+    router_norm: The norm before the router of the experts.
     """
 
-    __slots__ = ("_experts", "_mlp", "_norms", "_router_norm")
-
-    def __init__(self, mlp: Mlp, experts: Experts, norms: Sequence[Mlp], router_norm: Mlp) -> None:
-        """Combine the parts.
-
-        mlp: The MLP.
-        experts: The experts.
-        norms: Four norms: before and after the MLP, and before and after the experts.
-        router_norm: The norm before the router of the experts.
-        """
-        self._mlp = mlp
-        self._experts = experts
-        self._norms = tuple(norms)
-        self._router_norm = router_norm
+    mlp: Mlp
+    experts: Experts
+    norms: Sequence[Mlp]
+    router_norm: Mlp
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the sum of both outputs, [rows, hidden].
 
         hidden: [rows, hidden], the residual stream; it is not modified.
         """
-        before_mlp, after_mlp, before_experts, after_experts = self._norms
-        mixed = self._experts(before_experts(hidden), self._router_norm(hidden))
-        return after_mlp(self._mlp(before_mlp(hidden))).add_(after_experts(mixed))
+        before_mlp, after_mlp, before_experts, after_experts = self.norms
+        mixed = self.experts(before_experts(hidden), self.router_norm(hidden))
+        return after_mlp(self.mlp(before_mlp(hidden))).add_(after_experts(mixed))
 
 
+@dataclass(slots=True, eq=False)
 class SigmoidGatedMlp:
-    """An MLP whose output is multiplied by a sigmoid gate per row."""
+    """An MLP whose output is multiplied by a sigmoid gate per row.
 
-    __slots__ = ("_gate", "_mlp")
+    gate: [1, hidden], the weight of the gate.
+    mlp: The MLP whose output is multiplied.
+    """
 
-    def __init__(self, gate: Tensor, mlp: Mlp) -> None:
-        """Combine an MLP with its gate.
-
-        gate: [1, hidden], the weight of the gate.
-        mlp: The MLP whose output is multiplied.
-        """
-        self._gate = gate
-        self._mlp = mlp
+    gate: Tensor
+    mlp: Mlp
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the gated output [rows, hidden].
 
         x: [rows, hidden], normalized.
         """
-        return self._mlp(x).mul_(F.linear(x, self._gate).sigmoid())
+        return self.mlp(x).mul_(F.linear(x, self.gate).sigmoid())
 
 
+@dataclass(slots=True, eq=False)
 class GroupedExperts:
-    """All experts as one grouped matrix product."""
+    """All experts as one grouped matrix product.
 
-    __slots__ = ("_biases", "_down", "_gate", "_gate_up")
+    gate_up: [experts, 2 * width, hidden], gates followed by ups.
+    down: [experts, hidden, width], the last product of each expert.
+    gate: Combines gates and ups: [pairs, 2 * width] -> [pairs, width].
+    biases: Those of both products, [experts, outputs] each; None: there are none.
+    """
 
-    def __init__(
-        self, gate_up: Tensor, down: Tensor, gate: Gate = gate, biases: tuple[Tensor, Tensor] | None = None
-    ) -> None:
-        """Prepare the experts from their weights, of which all experts' are in one tensor.
-
-        gate_up: [experts, 2 * width, hidden], gates followed by ups.
-        down: [experts, hidden, width], the last product of each expert.
-        gate: Combines gates and ups: [pairs, 2 * width] -> [pairs, width].
-        biases: Those of both products, [experts, outputs] each; None: there are none.
-        """
-        self._gate_up = gate_up
-        self._down = down
-        self._gate = gate
-        self._biases = biases
+    gate_up: Tensor
+    down: Tensor
+    gate: Gate = gate
+    biases: tuple[Tensor, Tensor] | None = None
 
     @property
     def waits_for_host(self) -> bool:
         """Tell whether the product makes the host wait until it has read the number of rows per expert, on a
         GPU.
         """
-        return self._down.dtype != torch.bfloat16
+        return self.down.dtype != torch.bfloat16
 
     def __call__(self, rows: Tensor, experts: Tensor) -> Tensor:
         """Return each row's output of its expert, [pairs, hidden].
@@ -335,26 +307,24 @@ class GroupedExperts:
         rows: [pairs, hidden], sorted by expert.
         experts: Integers [pairs], the expert of each row, ascending.
         """
-        every = torch.arange(len(self._down), device=experts.device)
+        every = torch.arange(len(self.down), device=experts.device)
         ends = torch.searchsorted(experts, every, right=True, out_int32=True)
-        inner = F.grouped_mm(rows, self._gate_up.transpose(1, 2), offs=ends)
-        down = self._down.transpose(1, 2)
-        if self._biases is None:
-            return F.grouped_mm(self._gate(inner), down, offs=ends)
-        first, last = self._biases
-        return F.grouped_mm(self._gate(inner + first[experts]), down, offs=ends) + last[experts]
+        inner = F.grouped_mm(rows, self.gate_up.transpose(1, 2), offs=ends)
+        down = self.down.transpose(1, 2)
+        if self.biases is None:
+            return F.grouped_mm(self.gate(inner), down, offs=ends)
+        first, last = self.biases
+        return F.grouped_mm(self.gate(inner + first[experts]), down, offs=ends) + last[experts]
 
 
+@dataclass(slots=True, eq=False)
 class LoopedExperts:
     """Experts that run one after another: quantized ones, and shapes that grouped products do not support.
 
     experts: The MLP of each expert, in the order of their numbers.
     """
 
-    __slots__ = ("_experts",)
-
-    def __init__(self, experts: Sequence[Mlp]) -> None:
-        self._experts = experts
+    experts: Sequence[Mlp]
 
     def __call__(self, rows: Tensor, experts: Tensor) -> Tensor:
         """Return each row's output of its expert, [pairs, hidden].
@@ -362,8 +332,8 @@ class LoopedExperts:
         rows: [pairs, hidden], sorted by expert; at least one row.
         experts: Integers [pairs], the expert of each row, ascending.
         """
-        counts = experts.bincount(minlength=len(self._experts)).tolist()
-        parts = zip(self._experts, rows.split(counts))
+        counts = experts.bincount(minlength=len(self.experts)).tolist()
+        parts = zip(self.experts, rows.split(counts))
         return torch.cat([expert(part) for expert, part in parts if len(part)])
 
 
@@ -376,9 +346,8 @@ def fetch_experts(fetch: Fetch, layer: str, config: ModelConfig, routing: Routin
     config: The model's config: sizes, tensor names, activation, biases.
     routing: The config's expert routing: numbers of experts, how scores are computed, and which biases exist.
     """
-    run = _fetch_run(fetch, layer, config, routing)
-    shared = _fetch_shared(fetch, layer, config, routing)
-    return Experts(_fetch_router(fetch, layer, config, routing), run, shared)
+    source = fetch, layer, config, routing
+    return Experts(_fetch_router(*source), _fetch_run(*source), _fetch_shared(*source))
 
 
 def _fetch_run(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> RunExperts:
@@ -451,16 +420,7 @@ def _fetch_stacked(
         first = fetch(f"{names[0]}_bias", (num_experts, 2 * width))
         first = _in_halves(first.T).T.contiguous() if config.names.alternating else first
         biases = first, fetch(f"{names[1]}_bias", (num_experts, hidden))
-    if _groups_loaded(fetch, config, routing):
-        return GroupedExperts(gate_up, down, gate_of(config), biases)
-    quantization = fetch.quantization
-    firsts, lasts = biases or ([None] * num_experts, [None] * num_experts)
-    return LoopedExperts(
-        [
-            GatedMlp(Linear(up, first, quantization), Linear(out, last, quantization), gate_of(config))
-            for up, first, out, last in zip(gate_up, firsts, down, lasts)
-        ]
-    )
+    return _experts_of(fetch, config, routing, gate_up, down, biases)
 
 
 def _fetch_joint(
@@ -478,19 +438,39 @@ def _fetch_joint(
     routing: The config's expert routing: numbers of experts, how scores are computed, and which biases exist.
     """
     num_experts = routing.experts
-    hidden = config.hidden
-    width = routing.width
-    gate_up, down = (
-        fetch(names[0], (num_experts, 2 * width, hidden)),
-        fetch(names[1], (num_experts, hidden, width)),
-    )
+    gate_up = fetch(names[0], (num_experts, 2 * routing.width, config.hidden))
+    down = fetch(names[1], (num_experts, config.hidden, routing.width))
+    return _experts_of(fetch, config, routing, gate_up, down)
+
+
+def _experts_of(
+    fetch: Fetch,
+    config: ModelConfig,
+    routing: Routing,
+    gate_up: Tensor,
+    down: Tensor,
+    biases: tuple[Tensor, Tensor] | None = None,
+) -> GroupedExperts | LoopedExperts:
+    """Return experts whose weights are loaded: a grouped product if the sizes allow it and the weights are
+    not to be quantized, and otherwise experts that run one after another.
+
+    fetch: Has loaded the weights; says how they are to be quantized.
+    config: The model's config: sizes, activation.
+    routing: The config's expert routing.
+    gate_up: [experts, 2 * width, hidden], gates followed by ups.
+    down: [experts, hidden, width].
+    biases: Those of both products, [experts, outputs] each; None: there are none.
+    """
     if _groups_loaded(fetch, config, routing):
-        return GroupedExperts(gate_up, down, gate_of(config))
-    quantization = fetch.quantization
-    pairs = (
-        (Linear(up, None, quantization), Linear(out, None, quantization)) for up, out in zip(gate_up, down)
+        return GroupedExperts(gate_up, down, gate_of(config), biases)
+    kind = fetch.quantization
+    firsts, lasts = biases or ([None] * len(down), [None] * len(down))
+    return LoopedExperts(
+        [
+            GatedMlp(Linear(up, first, kind), Linear(out, last, kind), gate_of(config))
+            for up, first, out, last in zip(gate_up, firsts, down, lasts)
+        ]
     )
-    return LoopedExperts([GatedMlp(*pair, gate_of(config)) for pair in pairs])
 
 
 def _in_halves(alternating: Tensor) -> Tensor:
@@ -543,7 +523,7 @@ def _fetch_shared(fetch: Fetch, layer: str, config: ModelConfig, routing: Routin
     names = config.names
     if not routing.shared or names.shared is None:
         return None
-    mlp = _fetch_three(fetch, [f"{layer}.{name}" for name in names.shared], routing.shared, config)
+    mlp = _fetch_modules(fetch, [f"{layer}.{name}" for name in names.shared], routing.shared, config)
     if not names.shared_gate:
         return mlp
     return SigmoidGatedMlp(fetch(f"{layer}.{names.shared_gate}.weight", (1, config.hidden)), mlp)
@@ -625,7 +605,7 @@ def _fetch_looped(
     routing: The config's expert routing: numbers of experts, how scores are computed, and which biases exist.
     """
     return LoopedExperts(
-        [_fetch_three(fetch, names, routing.width, config, routing.biased) for names in named]
+        [_fetch_modules(fetch, names, routing.width, config, routing.biased) for names in named]
     )
 
 
@@ -638,30 +618,26 @@ def fetch_gated(fetch: Fetch, layer: str, config: ModelConfig) -> GatedMlp:
     config: The model's config: sizes, tensor names, activation, biases.
     """
     names = config.names
-    if names.gate_up:
-        shape = 2 * config.intermediate, config.hidden
-        gate_up = fuse_projections(fetch, [f"{layer}.{names.gate_up}"], shape, config.mlp_bias)
-        down = fuse_projections(
-            fetch, [f"{layer}.{names.down}"], (config.hidden, config.intermediate), config.mlp_bias
-        )
-        return GatedMlp(gate_up, down, gate_of(config))
-    three = [f"{layer}.{name}" for name in (names.gate, names.up, names.down)]
-    return _fetch_three(fetch, three, config.intermediate, config)
+    ups = (names.gate_up,) if names.gate_up else (names.gate, names.up)
+    modules = [f"{layer}.{name}" for name in (*ups, names.down)]
+    return _fetch_modules(fetch, modules, config.intermediate, config)
 
 
-def _fetch_three(
+def _fetch_modules(
     fetch: Fetch, named: Sequence[str], width: int, config: ModelConfig, bias: bool = False
 ) -> GatedMlp:
-    """Return a gated MLP with its weights loaded from three tensors.
+    """Return a gated MLP with its weights loaded from the modules that publish them.
 
     fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
-    named: Module names of gate, up and down.
-    width: Number of outputs of gate and up.
+    named: Module names of gate, up and down, or of gate and up as one module, and down.
+    width: Number of gates, and of ups.
     config: The model's config: sizes, tensor names, activation, biases.
     bias: True if the modules have biases, although `config.mlp_bias` does not say so.
     """
-    gate_up = fuse_projections(fetch, named[:2], (width, config.hidden), bias or config.mlp_bias)
-    down = fuse_projections(fetch, named[2:], (config.hidden, width), bias or config.mlp_bias)
+    *ups, last = named
+    shape = 2 * width // len(ups), config.hidden
+    gate_up = fuse_projections(fetch, ups, shape, bias or config.mlp_bias)
+    down = fuse_projections(fetch, [last], (config.hidden, width), bias or config.mlp_bias)
     return GatedMlp(gate_up, down, gate_of(config))
 
 

@@ -46,33 +46,3 @@ class Norm:
         wide = x.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         return wide.div(torch.hypot(length, self._floor)).mul_(self._scaled).to(x.dtype)
-
-
-class LayerNorm:
-    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension.
-
-    weight: [size], the factor of each number.
-    bias: [size], added to each number.
-    eps: Added to the variance.
-    """
-
-    __slots__ = ("_bias", "_eps", "_shape", "_weight")
-
-    def __init__(self, weight: Tensor, bias: Tensor, eps: float) -> None:
-        """Keep the weight, the bias and the epsilon.
-
-        weight: [size], the factor of each number.
-        bias: [size], added to each number.
-        eps: Added to the variance.
-        """
-        self._weight = weight
-        self._bias = bias
-        self._eps = eps
-        self._shape = tuple(weight.shape)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the normalized x, in the shape of x.
-
-        x: [..., size], in floats.
-        """
-        return F.layer_norm(x, self._shape, self._weight, self._bias, self._eps)

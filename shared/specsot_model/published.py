@@ -18,8 +18,7 @@ from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Quantization
 from specsot.service.options import ModelOptions
 from specsot_model.decoding import Codes, StoredMatrix, codes_of, decode, quant_state
-from specsot_model.fp8 import multiplies_fp8
-from specsot_model.int8 import multiplies_int8
+from specsot_model.fp8 import multiplies_fp8, runs_kernels
 from specsot_model.linear import lacks_for_packed_kernels, lm_head_quantization, uses_packed_kernels
 from specsot_model.weights import WeightFiles, Weights
 
@@ -96,7 +95,7 @@ def as_published(options: Given, base: Path) -> Given:
         # other forms are decoded to --dtype.
         invariant = options.batch_invariant or options.draft_invariant
         decoded = config.routing or (invariant and form != "int8")
-        multiplied = {"fp8": multiplies_fp8, "int8": multiplies_int8}.get(form)
+        multiplied = {"fp8": multiplies_fp8, "int8": runs_kernels}.get(form)
         runs = not decoded and multiplied is not None and multiplied(device)
     return replace(options, quantization=form) if runs else options
 

@@ -23,8 +23,8 @@ from specsot.errors import InvalidRequest
 from specsot.members import KvDtype, Layout, Quantization
 from specsot_kernels.segments import HeadColumns
 from specsot_model.attention import AttentionPlan, RowSpan, plan_attention
-from specsot_model.fp8 import NormWeight, ShortRows
-from specsot_model.fused import FusedBlock, can_fuse, head_turns_of, runs_kernels
+from specsot_model.fp8 import NormWeight, ShortRows, runs_kernels
+from specsot_model.fused import FusedBlock, can_fuse, head_turns_of
 from specsot_model.joined_pages import JoinedPages
 from specsot_model.kv import KVPages
 from specsot_model.layers import Block, Norm

@@ -20,7 +20,7 @@ from specsot.checkpoint.families import text_name
 from specsot.checkpoint.fields import read_json
 from specsot.checkpoint.gguf.finding import POINTER
 from specsot.checkpoint.hub import fetched, offers, snapshot_of
-from specsot.errors import ModelError
+from specsot.errors import ModelError, one_line
 from specsot.members import Quantization
 from specsot_model.decoding import Codes
 from specsot_model.gguf_tensors import GgufTensors, StoredRows
@@ -310,9 +310,12 @@ class WeightFiles(Weights):
         name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
         """
         source = self._source(name)
+        stored = self._stored_names[name]
         if isinstance(source, dict):
-            return tuple(source[self._stored_names[name]].shape)
-        return tuple(source.get_slice(self._stored_names[name]).get_shape())
+            return tuple(source[stored].shape)
+        if isinstance(source, GgufTensors):
+            return source.place(stored).shape
+        return tuple(source.get_slice(stored).get_shape())
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         """Return a tensor, converted to a dtype and copied to a device. Raises ModelError if it cannot be
@@ -339,7 +342,7 @@ class WeightFiles(Weights):
         try:
             tensor = source[stored] if isinstance(source, dict) else source.get_tensor(stored)
         except (SafetensorError, OSError, RuntimeError) as error:
-            raise ModelError(f"{self.where(name)}: {name}: {_one_line(error)}") from None
+            raise ModelError(f"{self.where(name)}: {name}: {one_line(error)}") from None
         if not isinstance(source, dict):
             self._count_read(self._files[name], tensor.nbytes)
         return tensor.to(device)
@@ -659,12 +662,4 @@ def _open_file(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except Exception as error:
         # torch and safetensors raise many kinds of errors for a broken file.
-        raise ModelError(f"{path}: {_one_line(error)}") from None
-
-
-def _one_line(error: Exception) -> str:
-    """Return an error's message as one line of at most 200 characters.
-
-    error: Any exception.
-    """
-    return " ".join(str(error).split())[:200]
+        raise ModelError(f"{path}: {one_line(error)}") from None

@@ -23,7 +23,8 @@ from specsot_model.attention import RowSpan
 from specsot_model.core.walks import BLOCK_ROWS
 from specsot_model.cuda_graphs import PROMPT_ROWS, CapturedSteps, GraphCapture, StepRows, prompt_buckets
 from specsot_model.decoder import Decoder
-from specsot_model.fused import can_capture, runs_kernels
+from specsot_model.fp8 import runs_kernels
+from specsot_model.fused import can_capture
 from specsot_model.loaded_parts import AbsentWeights
 from specsot_model.memory_fit import Need, check_fit, kv_page_bytes, step_bytes
 from specsot_model.weights import HeldWeights

@@ -31,7 +31,7 @@ TILES = (None, WholeTile(32, 16, 1, 4, 2), WholeTile(64, 32, 4, 4, 2), WholeTile
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8, "multiplies_int8", lambda device: True)
+    monkeypatch.setattr(int8, "runs_kernels", lambda device: True)
     for module in (linear, layers, weights):
         monkeypatch.setattr(module, "uses_packed_kernels", lambda kind, device: False)
 

@@ -86,10 +86,10 @@ def test_what_is_counted_is_what_is_held_in_fewer_bits(
 
     def quantise(
         weight: torch.Tensor, kind: Quantization, bias: torch.Tensor | None = None
-    ) -> linear.Rounded:
+    ) -> linear.Multiply:
         counting.numbers -= weight.numel()
         found = rounded(weight, kind, bias)
-        held.append(sum(map(held_bytes, found._parts if isinstance(found, linear.PartedWeight) else [found])))
+        held.append(held_bytes(found))
         return found
 
     monkeypatch.setattr(linear, "quantize", quantise)

@@ -5,7 +5,6 @@ of: the likeliest tokens per place, or the candidates of whole trees.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +19,7 @@ from specsot_drafter.markov_growth import CAPTURED_FRONTIER, MarkovGrowth, front
 from specsot_kernels.attention_tables import room_for
 from specsot_kernels.segments import RowSpan
 from specsot_model.cuda_graphs import Capture, Outputs, bucket_of
+from specsot_model.fp8 import runs_kernels
 from specsot_model.graph_tables import FrameTables
 from specsot_model.inference import inference_mode
 from specsot_model.kv import KVPages, Staging, size_of
@@ -293,7 +293,7 @@ def captured_blocks(head: DraftHead) -> BlockHead | None:
 
     Quantized are matrices without a plain weight and tables that are no tensor.
     """
-    if head.device.type != "cuda" or find_spec("triton") is None or not can_capture_block(head):
+    if not runs_kernels(head.device) or not can_capture_block(head):
         return None
     assert isinstance(head, BlockHead)
     layers = head.decoder.layers

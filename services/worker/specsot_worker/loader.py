@@ -33,7 +33,7 @@ from specsot_kernels.cpu.compiling import is_under_way
 from specsot_model.cuda_graphs import compile_steps, measure_rows
 from specsot_model.decoder import Decoder, Loaded
 from specsot_model.device_speed import alone_on, copy_speed, device_name, measured_bytes
-from specsot_model.fused import runs_kernels
+from specsot_model.fp8 import runs_kernels
 from specsot_model.kept_speeds import KeptSpeeds, MeasuredSpeeds
 from specsot_model.linear import (
     check_quantization,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from specsot.checkpoint.config import ModelConfig
-from specsot.errors import ModelError
+from specsot.errors import ModelError, one_line
 from specsot_model.transformers_layers.interface import AttentionArguments, Sees, attending
 from specsot_model.transformers_layers.rotary import pin_rotary
 from specsot_model.transformers_layers.skeleton import fill_slots, measured_skeleton
@@ -97,7 +97,7 @@ def layer_shapes(config: ModelConfig) -> tuple[LayerShape, ...]:
         except ModelError:
             raise
         except Exception as error:  # What a family's forward raises is not known.
-            survey.refuse(f"its forward fails on hidden states alone ({_one_line(error)})")
+            survey.refuse(f"its forward fails on hidden states alone ({one_line(error)})")
     if len(survey.shapes) != config.layers:
         survey.refuse(f"its forward runs {len(survey.shapes)} of {config.layers} layers")
     return tuple(survey.shapes)
@@ -160,7 +160,7 @@ class _Survey:
         except Exception as error:
             # Some experts ask for numbers, which "meta" does not have. Attention has been called by then.
             if not self._calls:
-                self.refuse(f"layer {index} ({kind}) fails before it calls attention ({_one_line(error)})")
+                self.refuse(f"layer {index} ({kind}) fails before it calls attention ({one_line(error)})")
             output = torch.empty_like(hidden)
         if len(self._calls) != 1:
             reason = "a recurrent state, or KV of another layer" if not self._calls else "several attentions"
@@ -206,7 +206,7 @@ class _Survey:
         try:
             windows = [_window_of(sees, position) for position in (last, last - last // 3)]
         except Exception as error:  # A family's own function may raise anything.
-            return self.refuse(f"the mask of layer {len(self.shapes)} cannot be read ({_one_line(error)})")
+            return self.refuse(f"the mask of layer {len(self.shapes)} cannot be read ({one_line(error)})")
         window, earlier = windows
         if window is None or earlier != min(window, last - last // 3 + 1):
             return self.refuse(f"layer {len(self.shapes)} hides positions in a pattern that is no window")
@@ -258,11 +258,3 @@ def _check_embeddings(trunk: nn.Module, config: ModelConfig) -> None:
         raise ModelError(
             f"model_type {config.model_type!r} has embeddings besides its tokens': {', '.join(embeddings)}"
         )
-
-
-def _one_line(error: Exception) -> str:
-    """Return an error's message as one line of at most 200 characters.
-
-    error: Any exception.
-    """
-    return " ".join(str(error).split())[:200]

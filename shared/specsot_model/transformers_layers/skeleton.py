@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from specsot.checkpoint.config import ModelConfig
-from specsot.errors import ModelError
+from specsot.errors import ModelError, one_line
 from specsot_model.transformers_layers.interface import MEASURES, RUNS, register
 
 # Fields of config.json that say how weights are stored; this room reads decoded weights.
@@ -155,7 +155,7 @@ def _build(config: ModelConfig, dtype: torch.dtype, attention: str) -> nn.Module
     try:
         parsed = CONFIG_MAPPING[kind].from_dict(values)
     except Exception as error:  # Every family checks its fields in its own way.
-        raise ModelError(f"config.json does not fit model_type {kind!r}: {_one_line(error)}") from None
+        raise ModelError(f"config.json does not fit model_type {kind!r}: {one_line(error)}") from None
     if type(parsed) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(f"model_type {kind!r} is no causal language model in Transformers")
     owner = MODEL_FOR_CAUSAL_LM_MAPPING[type(parsed)]
@@ -213,11 +213,3 @@ def _check_ends(model: Any, config: ModelConfig) -> None:
             raise ModelError(
                 f"model_type {config.model_type!r} must have a module {expected}; its own is called {found}"
             )
-
-
-def _one_line(error: Exception) -> str:
-    """Return an error's message as one line of at most 200 characters.
-
-    error: Any exception.
-    """
-    return " ".join(str(error).split())[:200]

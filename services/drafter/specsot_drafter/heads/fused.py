@@ -6,14 +6,13 @@ supported here; they run as `Eagle3Head`.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from torch import Tensor
 
 from specsot_drafter.heads import DraftHead, GraphHead, HeadRows
 from specsot_drafter.heads.decoder import DecoderHead
 from specsot_drafter.heads.eagle import Eagle3Head
 from specsot_model.attention import attend
+from specsot_model.fp8 import runs_kernels
 from specsot_model.fused import rotate_heads
 from specsot_model.linear import CapturedProduct, Linear, captured_product
 
@@ -141,7 +140,7 @@ def fuse_head(head: DraftHead) -> FusedHead | None:
     None on a CPU, without triton, for a head that `can_fuse` refuses, and if a matrix has a form for which
     there is no captured product.
     """
-    if head.device.type != "cuda" or find_spec("triton") is None or not can_fuse(head):
+    if not runs_kernels(head.device) or not can_fuse(head):
         return None
     assert isinstance(head, Eagle3Head)
     layer = head.decoder.first
