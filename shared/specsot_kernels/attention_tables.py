@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsot_kernels.segments import drop_low_bits
+from specsot_kernels.segments import RowSpan, drop_low_bits
 
 # A query is one head of one row; a tile of 64 queries holds 16 rows with 4 query heads for each KV head.
 # Queries. Largest tile. Untuned.
@@ -72,81 +72,17 @@ BITS = 3
 ANCHORED = -1
 
 
-class TableSpan(Protocol):
-    """One sequence's rows in a frame, as much of `specsot_kernels.segments.RowSpan` as the tables need.
-
-    rows: number of rows.
-    base: every row sees the columns 0 .. base - 1.
-    tail: the columns base .. base + tail - 1 are seen in part.
-    pages: the page numbers that hold all these columns, in order.
-    visible: for each row the tail columns that it sees, as bits; None: row i sees 0 .. i of them.
-    lead: how many columns, from the first on, every row sees.
-    """
-
-    @property
-    def rows(self) -> int:
-        """Return the number of rows."""
-        ...
-
-    @property
-    def base(self) -> int:
-        """Return how many columns, from the first on, every row sees without looking at `visible`."""
-        ...
-
-    @property
-    def tail(self) -> int:
-        """Return the number of columns after these, which are seen in part."""
-        ...
-
-    @property
-    def pages(self) -> tuple[int, ...]:
-        """Return the page numbers that hold all these columns, in order."""
-        ...
-
-    @property
-    def visible(self) -> tuple[int, ...] | None:
-        """Return for each row the tail columns that it sees, as bits; None: row i sees 0 .. i of them."""
-        ...
-
-    @property
-    def lead(self) -> int:
-        """Return how many columns, from the first on, every row sees."""
-        ...
-
-
-class WholePages(NamedTuple):
-    """A `TableSpan` that names all columns of its pages and whose rows see every column before `base`.
-
-    The span, and the pieces cut from it, stay valid for all steps until the sequence needs another page.
-
-    rows: number of rows.
-    base: the column at which the page that holds the newest tokens begins.
-    tail: number of columns from `base` to the end of the last page.
-    pages: the page numbers, in order.
-    visible: always None; other tables say what single rows see.
-    """
-
-    rows: int
-    base: int
-    tail: int
-    pages: tuple[int, ...]
-    visible: tuple[int, ...] | None = None
-
-    @property
-    def lead(self) -> int:
-        """Return how many columns, from the first on, every row sees: those before `base`."""
-        return self.base
-
-
-def whole_pages(rows: int, base: int, pages: tuple[int, ...], page_rows: int) -> WholePages:
-    """Return the span of some rows over whole pages.
+def whole_pages(rows: int, base: int, pages: tuple[int, ...], page_rows: int) -> RowSpan:
+    """Return the span of some rows over whole pages: its tail goes to the end of the last page. The span, and
+    the pieces cut from it, stay valid until the sequence needs another page; other tables say what
+    single rows see.
 
     rows: number of rows.
     base: the first column of a page; every row sees all columns before it.
     pages: the page numbers, in order.
     page_rows: columns (rows) of a KV page.
     """
-    return WholePages(rows, base, len(pages) * page_rows - base, pages)
+    return RowSpan(rows, base, len(pages) * page_rows - base, pages)
 
 
 class SeenRows(NamedTuple):
@@ -158,7 +94,7 @@ class SeenRows(NamedTuple):
     """
 
     first: int
-    span: TableSpan
+    span: RowSpan
     lead: int
 
 
@@ -419,7 +355,7 @@ def zero_padded(part: Numbers, shape: tuple[int, ...]) -> Numbers:
 
 
 def tabulate(
-    spans: Sequence[TableSpan],
+    spans: Sequence[RowSpan],
     page_rows: int,
     tile_rows: int,
     window: int | None = None,
@@ -583,7 +519,7 @@ def _slots_by_row(firsts: Ints, counts: Ints, rows: int) -> tuple[Numbers, Numbe
 
 
 def tabulate_prompts(
-    spans: Sequence[TableSpan], page_rows: int, tile_rows: int, padded: int = 0
+    spans: Sequence[RowSpan], page_rows: int, tile_rows: int, padded: int = 0
 ) -> tuple[Numbers, Numbers]:
     """Return the work of a frame of prompts alone, whose rows are causal: tiles [tiles, 4], and pages.
 
@@ -646,7 +582,7 @@ def _piece_columns(columns: Ints, tiles: Ints, page_rows: int, tile_rows: int, p
 
 
 def page_runs_of(
-    spans: Sequence[TableSpan], page_rows: int, sinces: Numbers | None = None
+    spans: Sequence[RowSpan], page_rows: int, sinces: Numbers | None = None
 ) -> tuple[PageRun, ...]:
     """Return the page runs that the spans read, in row order.
 
@@ -748,7 +684,7 @@ def _without_hidden_pages(page_runs: Sequence[PageRun], sinces: Numbers, page_ro
             yield PageRun(first, rows, at + hidden_columns, columns - hidden_columns, pages[num_hidden:])
 
 
-def sinces_of(spans: Sequence[TableSpan], window: int) -> Numbers:
+def sinces_of(spans: Sequence[RowSpan], window: int) -> Numbers:
     """Return the first position of each row's own path that it sees if it sees the last `window` positions.
 
     A row's path has the columns that it sees without a window: the row itself is its last. Row 0 of a causal
@@ -761,7 +697,7 @@ def sinces_of(spans: Sequence[TableSpan], window: int) -> Numbers:
     return numbers([max(length - window, 0) for span in spans for length in _path_lengths(span)])
 
 
-def _path_lengths(span: TableSpan) -> list[int]:
+def _path_lengths(span: RowSpan) -> list[int]:
     """Return the length of each row's path: a causal row's column + 1, a tree node's base plus its visible
     tail columns.
 
@@ -772,7 +708,7 @@ def _path_lengths(span: TableSpan) -> list[int]:
     return [span.base + seen.bit_count() for seen in span.visible]
 
 
-def sights_of(spans: Sequence[TableSpan], window: int | None = None) -> RowSights:
+def sights_of(spans: Sequence[RowSpan], window: int | None = None) -> RowSights:
     """Return what each row sees, in row order.
 
     A causal row's lead is its column + 1, with no bits; a tree row's lead is its span's base. Without spans

@@ -28,11 +28,11 @@ from specsot_kernels.attention_tables import (
     Numbers,
     RowSights,
     TableRoom,
-    TableSpan,
     numbers,
     sights_of,
     zero_padded,
 )
+from specsot_kernels.segments import RowSpan
 
 # Columns. Length of a batch-invariant piece, the same for every frame, since it decides the order of
 # additions. Untuned.
@@ -252,7 +252,7 @@ def small_tile_of(heads_per_kv: int) -> int:
     return max(1 << (heads_per_kv - 1).bit_length(), SHORTEST)
 
 
-def line_sights(spans: Sequence[TableSpan], sizes: PieceSizes = EQUAL_PIECES) -> RowSights:
+def line_sights(spans: Sequence[RowSpan], sizes: PieceSizes = EQUAL_PIECES) -> RowSights:
     """Return which columns each row reads in pieces (`leads`), and the bits of the columns that follow on its
     line.
 
@@ -270,7 +270,7 @@ def line_sights(spans: Sequence[TableSpan], sizes: PieceSizes = EQUAL_PIECES) ->
 
 
 def cut_lines(
-    spans: Sequence[TableSpan],
+    spans: Sequence[RowSpan],
     leads: Numbers,
     page_rows: int,
     tile_rows: int,

@@ -17,8 +17,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from specsot_kernels.attention_tables import PROMPT_QUERIES, TableSpan, tabulate_prompts
+from specsot_kernels.attention_tables import PROMPT_QUERIES, tabulate_prompts
 from specsot_kernels.gpu.launching import copies_blocks, kernel, on_device_of, power_of_two
+from specsot_kernels.segments import RowSpan
 
 # Columns. Largest tile of keys that a program reads at a time.
 COLUMNS = 64
@@ -63,7 +64,7 @@ def suits(kind: torch.dtype, kv_layer: Tensor) -> bool:
 
 
 def plan_prompts(
-    spans: Sequence[TableSpan], page_rows: int, heads_per_kv: int, device: torch.device | str
+    spans: Sequence[RowSpan], page_rows: int, heads_per_kv: int, device: torch.device | str
 ) -> PromptPlan:
     """Return the tables of one frame of prompts.
 
