@@ -5,7 +5,6 @@ of: the likeliest tokens per place, or the candidates of whole trees.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -44,32 +43,6 @@ def best_of(head: DraftHead, outputs: Tensor, breadth: int) -> Best:
     scores, ids = head.log_probs(outputs.flatten(0, 1)).topk(min(breadth, head.draft_vocab), -1)
     shape = (*outputs.shape[:2], -1)
     return scores.view(shape), head.to_target(ids).view(shape)
-
-
-class BlockReader(Protocol):
-    """Computes on the device, from the outputs of blocks, what their trees are made of.
-
-    arrays: Number of results. The first has log-probabilities, the others have integers.
-    shape: Shape of every result for one block.
-    """
-
-    @property
-    def arrays(self) -> int:
-        """Number of results."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of every result for one block."""
-        ...
-
-    def read(self, outputs: Tensor, roots: Tensor) -> Sequence[Tensor]:
-        """Return the results, [blocks, *shape] each.
-
-        outputs: The head's outputs at all rows of the blocks, [blocks, rows, hidden].
-        roots: Token id of each block's first row, [blocks].
-        """
-        ...
 
 
 class PlaceReader:
@@ -133,6 +106,11 @@ class CandidateReader:
         levels = self._head.block.drafts
         growth = MarkovGrowth(self._head, outputs, roots, levels, self._top_k, self._nodes, captured=True)
         return growth.grow(growth.last, levels)
+
+
+# Computes on the device, from the outputs of blocks, what their trees are made of: `arrays` results, each of
+# `shape` for one block. The first has log-probabilities, the others have integers.
+BlockReader = PlaceReader | CandidateReader
 
 
 def span_of(block: BlockPlan, room: TreeRoom) -> RowSpan:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from specsot.core.frames import TreeSegment
 from specsot.core.pages import PageTable
-from specsot.errors import Overloaded
+from specsot.errors import Overloaded, WireError
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.growth import TreeRoom, reserve_room
 from specsot_drafter.heads import DraftHead, HeadRows
@@ -131,22 +131,23 @@ class DraftPages:
 
     table: Assigns pages to sequences.
     kv: Keys and values of the draft rows.
-    features: The base model's features by slot, [pages * page_rows, hidden]; [pages * page_rows, 0] for a
-        head that uses no features.
+    features: The base model's features by slot, [pages * page_rows, hidden]; [pages * page_rows, 0] if no
+        features are stored.
     """
 
-    def __init__(self, head: DraftHead, pages: int, page_rows: int) -> None:
+    def __init__(self, head: DraftHead, pages: int, page_rows: int, features: bool = True) -> None:
         """Allocate the pages.
 
         head: The draft head.
         pages: Number of pages.
         page_rows: Number of slots of a page.
+        features: False if the features are not stored, though the head uses them.
 
         The pages are empty, and no sequence is open.
         """
         self.table = PageTable(pages, page_rows)
         self.kv = head.make_kv(pages, page_rows)
-        width = head.hidden if head.taps else 0
+        width = head.hidden if head.taps and features else 0
         self.features = untouched_zeros((pages * page_rows, width), head.dtype, head.device)
 
     def share(self, sequence: int, source: int, rows: int) -> None:
@@ -241,6 +242,23 @@ class DraftPages:
         features: [len(slots), hidden].
         """
         self.features[indices(slots, self.features.device)] = features.to(self.features.dtype)
+
+
+def read_features(head: DraftHead, fused: Tensor | None, num_fused: int, rows: Sequence[int]) -> Tensor:
+    """Convert fused rows of a message to features, [len(rows), hidden], on the head's device and in its type.
+
+    head: The draft head.
+    fused: The fused rows of the message, [num_fused, head.width]. None counts as another shape.
+    num_fused: Number of tokens of the message's batches.
+    rows: Indices of the fused rows that are used; the others are ignored.
+
+    Raises WireError if `fused` has another shape.
+    """
+    shape = None if fused is None else tuple(fused.shape)
+    if fused is None or shape != (num_fused, head.width):
+        raise WireError(f"features have shape {shape}, their feature batches need {(num_fused, head.width)}")
+    chosen = fused if len(rows) == num_fused else fused[indices(rows, fused.device)]
+    return head.features(chosen.to(device=head.device, dtype=head.dtype))
 
 
 def compute_rows(head: DraftHead, pages: DraftPages, due: Sequence[DueRows]) -> Tensor:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -579,31 +579,6 @@ def _turned(fetch: Fetch, prefix: str, kind: str, columns: tuple[int, ...], shap
 Normalise = Callable[[Tensor], Tensor]
 
 
-class Fusion(Protocol):
-    """Way to turn hidden states of the base model into features; one part runs in the stages, one part here.
-
-    taps: Layers of the base model whose inputs are read, ascending; the number of layers stands for the
-        output of the last layer.
-    width: Columns of a fused row, which is the sum over the taps of slice @ state.
-    """
-
-    taps: tuple[int, ...]
-    width: int
-
-    def slices(self) -> dict[int, Tensor]:
-        """Return the matrix of each tap, [width, base width], by layer number. A stage multiplies the tap's
-        state by this matrix.
-        """
-        ...
-
-    def features(self, fused: Tensor) -> Tensor:
-        """Convert fused rows to features, [rows, hidden].
-
-        fused: Sums over the taps, [rows, width].
-        """
-        ...
-
-
 class SummedTaps:
     """Fusion that runs fc in the stages, since fc([l, m, h]) = W1 l + W2 m + W3 h is a sum over the taps.
 
@@ -637,6 +612,7 @@ class SummedTaps:
         return fused if self._bias is None else fused + self._bias
 
 
+@dataclass(frozen=True, slots=True)
 class ConcatenatedTaps:
     """Fusion that receives the states of all taps side by side, and runs norms and fc here.
 
@@ -644,70 +620,43 @@ class ConcatenatedTaps:
 
     taps: Layers of the base model whose inputs are read, ascending.
     width: Columns of a fused row: those of all taps' states together.
+    norms: One norm over all states together, or one norm per state.
+    fc: From all states side by side to a feature; None: the normed states are the feature.
+    dtype: Type of the slices.
     """
 
-    def __init__(
-        self, taps: tuple[int, ...], norms: Sequence[Normalise], fc: Linear, dtype: torch.dtype
-    ) -> None:
-        """Keep norms and fc.
-
-        taps: Layers whose inputs are read, ascending.
-        norms: One norm over all states together, or one norm per state.
-        fc: From all states side by side to a feature.
-        dtype: Type of the slices.
-        """
-        self.taps = taps
-        self.width = fc.shape[1]
-        self._norms = norms
-        self._fc = fc
-        self._dtype = dtype
+    taps: tuple[int, ...]
+    width: int
+    norms: Sequence[Normalise]
+    fc: Linear | None
+    dtype: torch.dtype
 
     def slices(self) -> dict[int, Tensor]:
         """Return matrices, [width, base width], that place each tap's state in columns of its own, by layer
         number.
         """
-        return identity_slices(self.taps, self.width // len(self.taps), self._dtype)
+        return identity_slices(self.taps, self.width // len(self.taps), self.dtype)
 
     def features(self, fused: Tensor) -> Tensor:
         """Norm the states and apply fc: [rows, hidden].
 
         fused: The states of all taps side by side, [rows, width].
         """
-        parts = fused.chunk(len(self._norms), dim=1)
-        return self._fc(torch.cat([norm(part) for norm, part in zip(self._norms, parts)], dim=1))
+        parts = zip(self.norms, fused.chunk(len(self.norms), dim=1))
+        normed = torch.cat([norm(part) for norm, part in parts], dim=1)
+        return normed if self.fc is None else self.fc(normed)
 
 
-class FinalHidden:
+class FinalHidden(ConcatenatedTaps):
     """Fusion that uses the base model's last hidden state alone, after the last norm, as the base's lm_head
-    reads it.
-
-    taps: The number of layers of the base model, which stands for the output of the last layer.
-    width: Columns of a hidden state.
+    reads it. The only tap is the number of layers of the base model, and there is no fc.
     """
 
-    def __init__(self, layers: int, hidden: int, norm: Normalise, dtype: torch.dtype) -> None:
-        """Keep the norm.
 
-        layers: Number of layers of the base model; as a tap it stands for the output of the last layer.
-        hidden: Columns of a hidden state.
-        norm: The base model's last norm.
-        dtype: Type of the slice.
-        """
-        self.taps: tuple[int, ...] = (layers,)
-        self.width = hidden
-        self._norm = norm
-        self._dtype = dtype
-
-    def slices(self) -> dict[int, Tensor]:
-        """Return the identity matrix, [hidden, hidden], for the only tap, by its layer number."""
-        return identity_slices(self.taps, self.width, self._dtype)
-
-    def features(self, fused: Tensor) -> Tensor:
-        """Return the normed hidden states, [rows, hidden].
-
-        fused: The base model's last hidden states, [rows, hidden].
-        """
-        return self._norm(fused)
+# Way to turn hidden states of the base model into features; one part runs in the stages (`slices`), one part
+# here (`features`). `taps` are the layers whose inputs are read, ascending; the number of layers stands for the
+# output of the last one. A fused row of `width` columns is the sum over the taps of slice @ state.
+Fusion = SummedTaps | ConcatenatedTaps
 
 
 def identity_slices(taps: tuple[int, ...], width: int, dtype: torch.dtype) -> dict[int, Tensor]:

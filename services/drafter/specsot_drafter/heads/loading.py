@@ -271,7 +271,8 @@ class _HeadLoader:
         norms = self._fusion_norms(len(taps))
         if not norms:
             return SummedTaps(taps, weight, bias)
-        return ConcatenatedTaps(taps, norms, Linear(weight, bias, self.fetch.quantization), self.fetch.dtype)
+        fc = Linear(weight, bias, self.fetch.quantization)
+        return ConcatenatedTaps(taps, fc.shape[1], norms, fc, self.fetch.dtype)
 
     def _final(self) -> FinalHidden:
         """Return the fusion of a head that reads the base model's last hidden state. Raises HeadMismatch if
@@ -283,7 +284,7 @@ class _HeadLoader:
                 f"{self.head.directory}: it takes the base's last state as it is, which is [{hidden}], "
                 f"but its own are [{self.shape.hidden}]"
             )
-        return FinalHidden(self.config.layers, hidden, self.base.final_norm(), self.fetch.dtype)
+        return FinalHidden((self.config.layers,), hidden, [self.base.final_norm()], None, self.fetch.dtype)
 
     def _fc(self, states: int) -> tuple[Tensor, Tensor | None]:
         """Return the weight of fc, [hidden, states * base hidden], and its bias, [hidden], or None if it has

@@ -71,7 +71,7 @@ class MtpHead(DecoderHead):
         """
         super().__init__(block, base.vocab, base.max_positions)
         self._parts = parts
-        self._fusion = FinalHidden(base.layers, base.hidden, final_norm, block.dtype)
+        self._fusion = FinalHidden((base.layers,), base.hidden, [final_norm], None, block.dtype)
         self._norm = block.edges.final_norm()
         self._lm_head = block.edges.lm_head()
         self.taps = self._fusion.taps

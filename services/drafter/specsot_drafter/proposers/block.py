@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from specsot.core.frames import Features
-from specsot.core.pages import PageTable
-from specsot.errors import NotFound, Overloaded, WireError
+from specsot.errors import NotFound, Overloaded
 from specsot.members import TreeShape
 from specsot_drafter.block_graphs import (
     Best,
@@ -27,8 +26,9 @@ from specsot_drafter.block_graphs import (
 )
 from specsot_drafter.core.selection import Candidates, KeepGrowing, align_levels, likeliest_paths, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
+from specsot_drafter.eagle_kv import DraftPages, read_features
 from specsot_drafter.grammar import filter_candidates, make_guide
-from specsot_drafter.growth import TreeRoom, reserve_room
+from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.dflash import BlockHead
 from specsot_drafter.heads.dspark import DSparkHead
@@ -36,6 +36,7 @@ from specsot_drafter.markov_growth import MarkovGrowth
 from specsot_drafter.proposers import Proposer
 from specsot_model.core.kv_plan import window_of
 from specsot_model.cuda_graphs import Capture
+from specsot_model.kv import indices
 
 
 class BlockProposer(Proposer):
@@ -62,11 +63,11 @@ class BlockProposer(Proposer):
         self._head = head
         self._breadth = shape.top_k
         self._nodes = shape.nodes - 1
-        self._table = PageTable(pages, page_rows)
-        self._kv = head.make_kv(pages, page_rows)
+        self._pages = DraftPages(head, pages, page_rows, features=False)
+        self._table = self._pages.table
         # By followed sequence, the row before which the last skipped row lies; 0 if no row was skipped.
         self._followed: dict[int, int] = {}
-        self._graphs = BlockGraphs(head, self._kv, self._make_reader(), capture) if capture else None
+        self._graphs = BlockGraphs(head, self._pages.kv, self._make_reader(), capture) if capture else None
         self.at_once = self._graphs is not None
 
     @property
@@ -91,12 +92,10 @@ class BlockProposer(Proposer):
             self._table.skip(sequence.id, skipped)
         else:
             try:
-                page_copy = self._table.fork(sequence.id, fork.sequence, fork.length)
+                self._pages.share(sequence.id, fork.sequence, fork.length)
             except (NotFound, Overloaded):
                 self.close(sequence.id)
                 return
-            if page_copy is not None:
-                self._kv.copy_page(page_copy.source, page_copy.target, page_copy.rows)
         self._followed[sequence.id] = skipped
 
     def follows(self, sequence: int) -> bool:
@@ -113,7 +112,7 @@ class BlockProposer(Proposer):
         sequence: Id of the sequence.
         """
         self._followed.pop(sequence, None)
-        self._clear_pages(self._table.close(sequence))
+        self._pages.close(sequence)
 
     def observe(self, batch: Features) -> None:
         """Store keys and values of committed tokens, skip tokens without features, and drop sequences without
@@ -147,7 +146,9 @@ class BlockProposer(Proposer):
                     positions += range(feature_batch.start, end)
             first = stop
         if rows:
-            self._store_kv(batch.rows, first, rows, positions, slots)
+            features = read_features(self._head, batch.rows, first, rows)
+            place, slot = indices((positions, slots), self._head.device)
+            self._head.remember(features, place, slot, self._pages.kv)
 
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
@@ -221,8 +222,8 @@ class BlockProposer(Proposer):
         starts = torch.tensor([room.position for room in rooms], device=device)
         positions = (starts[:, None] + torch.arange(block.rows, device=device)).flatten()
         slots = torch.tensor([slot for room in rooms for slot in room.slots], device=device)
-        plan = head.plan([span_of(block, room) for room in rooms], self._kv.page_rows)
-        outputs = head.forward(tokens.flatten(), tokens, HeadRows(positions, slots, plan, self._kv))
+        plan = head.plan([span_of(block, room) for room in rooms], self._table.page_rows)
+        outputs = head.forward(tokens.flatten(), tokens, HeadRows(positions, slots, plan, self._pages.kv))
         return outputs.view(len(roots), block.rows, -1)
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
@@ -235,42 +236,8 @@ class BlockProposer(Proposer):
         """
         if sequence.id not in self._followed:
             return None
-        self._clear_pages(self._table.trim(sequence.id, sequence.committed))
-        return reserve_room(self._table, sequence.id, sequence.committed, self._head.block.rows)
-
-    def _store_kv(
-        self, fused: Tensor | None, num_fused: int, rows: list[int], positions: list[int], slots: list[int]
-    ) -> None:
-        """Compute and store the keys and values of committed tokens.
-
-        fused: The fused rows of the message, [num_fused, head.width]. None counts as another shape.
-        num_fused: Number of tokens of the message's batches.
-        rows: Indices of the fused rows that are used.
-        positions: Position of each of these tokens.
-        slots: KV slot of each of these tokens.
-
-        Raises WireError if `fused` has another shape.
-
-        Rows of `fused` that `rows` does not name are ignored.
-        """
-        head = self._head
-        if fused is None or tuple(fused.shape) != (num_fused, head.width):
-            shape = None if fused is None else tuple(fused.shape)
-            raise WireError(
-                f"features have shape {shape}, their feature batches need {(num_fused, head.width)}"
-            )
-        chosen = fused[torch.tensor(rows, device=fused.device)]
-        features = head.features(chosen.to(device=head.device, dtype=head.dtype))
-        place, slot = (torch.tensor(one, device=head.device) for one in (positions, slots))
-        head.remember(features, place, slot, self._kv)
-
-    def _clear_pages(self, pages: Sequence[int]) -> None:
-        """Clear freed pages, so that NaN rows of one sequence never reach the attention of another one.
-
-        pages: Numbers of the pages.
-        """
-        if pages:
-            self._kv.clear_pages(pages)
+        self._pages.trim(sequence.id, sequence.committed)
+        return self._pages.reserve_tree(sequence.id, sequence.committed, self._head.block.rows)
 
 
 class MarkovProposer(BlockProposer):

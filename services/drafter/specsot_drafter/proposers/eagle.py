@@ -9,16 +9,15 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from specsot.core.device_verification import DeviceVerification
 from specsot.core.frames import FeatureBatch, Features, Opening, TreeSegment
-from specsot.errors import NotFound, Overloaded, WireError
+from specsot.errors import NotFound, Overloaded
 from specsot.members import TreeShape
 from specsot_drafter.core.async_growth import AsyncGrowth
 from specsot_drafter.core.selection import Candidates, Floats, KeepGrowing, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
-from specsot_drafter.eagle_kv import DraftPages, DueRows, FollowedSequence, compute_rows
+from specsot_drafter.eagle_kv import DraftPages, DueRows, FollowedSequence, compute_rows, read_features
 from specsot_drafter.grammar import filter_candidates, make_guide
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
@@ -29,7 +28,6 @@ from specsot_drafter.proposers import ChosenTrees, Offer, Proposer
 from specsot_model.core.kv_plan import window_of
 from specsot_model.cuda_graphs import PROMPT_ROWS, Capture, GraphCapture, run_once
 from specsot_model.inference import inference_mode
-from specsot_model.kv import indices
 
 # Rows. The lengths of the made-up prompts of the warm-up, from a full frame to one row.
 WARMUP_ROWS = (PROMPT_ROWS, 512, 128, 32, 8, 1)
@@ -151,7 +149,7 @@ class EagleProposer(Proposer):
                 slots += new_slots
             first = stop
         if rows:
-            self._store(batch.rows, first, rows, slots)
+            self._pages.store_features(slots, read_features(self._head, batch.rows, first, rows))
 
     def _record_roots(self, batch: Features) -> None:
         """Record which followed sequences have a root after a message, so that the others are found without a
@@ -498,27 +496,6 @@ class EagleProposer(Proposer):
         except Overloaded:
             self.close(feature_batch.sequence)
             return None
-
-    def _store(self, fused: Tensor, num_fused: int, rows: Sequence[int], slots: Sequence[int]) -> None:
-        """Convert fused rows of a message to features, and store these.
-
-        fused: The fused rows of the message, [num_fused, head.width].
-        num_fused: Number of tokens of the message's batches.
-        rows: Indices of the fused rows to store.
-        slots: The slot of each stored row.
-
-        Raises WireError if `fused` has another shape.
-
-        Features are converted to the head's device and type.
-        """
-        head = self._head
-        shape = tuple(fused.shape)
-        if shape != (num_fused, head.width):
-            raise WireError(
-                f"features have shape {shape}, their feature batches need {(num_fused, head.width)}"
-            )
-        chosen = fused if len(rows) == num_fused else fused[indices(rows, fused.device)]
-        self._pages.store_features(slots, head.features(chosen.to(device=head.device, dtype=head.dtype)))
 
 
 def compile_eagle(head: DraftHead, shape: TreeShape) -> None:
