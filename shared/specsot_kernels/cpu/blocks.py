@@ -114,64 +114,39 @@ def _lengthen(shorts, words):
             words[row, i] = np.uint32(shorts[row, i]) << np.uint32(16)
 
 
-@_compiled
-def _decode_q4_0(rows, halves, out):
-    """Decode rows of blocks Q4_0: a scale, and 32 codes of 4 bits; see `DECODERS`."""
-    for row in range(rows.shape[0]):
-        for number in range(out.shape[1] // 32):
-            block = rows[row, 18 * number : 18 * number + 18]
-            to = out[row, 32 * number : 32 * number + 32]
-            scale = _half(halves, block, 0)
-            for i in range(16):
-                to[i] = scale * np.float32(np.int32(block[2 + i] & 15) - 8)
-                to[16 + i] = scale * np.float32(np.int32(block[2 + i] >> 4) - 8)
+def _decoder_of_32(size: int, upper: int, half: int) -> Callable[..., None]:
+    """Return a function that decodes rows of blocks Q4_0, Q4_1, Q5_0 or Q5_1, 32 codes each; see `DECODERS`.
 
+    A block has a scale, perhaps a minimum, perhaps the 32 upper bits, and 16 bytes, of which byte i has the
+    lower 4 bits of codes i and 16 + i.
 
-@_compiled
-def _decode_q4_1(rows, halves, out):
-    """Decode rows of blocks Q4_1: a scale, a minimum, and 32 codes of 4 bits; see `DECODERS`."""
-    for row in range(rows.shape[0]):
-        for number in range(out.shape[1] // 32):
-            block = rows[row, 20 * number : 20 * number + 20]
-            to = out[row, 32 * number : 32 * number + 32]
-            scale = _half(halves, block, 0)
-            minimum = _half(halves, block, 2)
-            for i in range(16):
-                to[i] = scale * np.float32(block[4 + i] & 15) + minimum
-                to[16 + i] = scale * np.float32(block[4 + i] >> 4) + minimum
-
-
-@_compiled
-def _decode_q5_0(rows, halves, out):
-    """Decode rows of blocks Q5_0: a scale, 32 upper bits, and 32 codes of 4 bits; see `DECODERS`."""
-    for row in range(rows.shape[0]):
-        for number in range(out.shape[1] // 32):
-            block = rows[row, 22 * number : 22 * number + 22]
-            to = out[row, 32 * number : 32 * number + 32]
-            scale = _half(halves, block, 0)
-            for i in range(16):
-                low_bit = (block[2 + i // 8] >> (i % 8)) & 1
-                high_bit = (block[4 + i // 8] >> (i % 8)) & 1
-                to[i] = scale * np.float32(np.int32((block[6 + i] & 15) | (low_bit << 4)) - 16)
-                to[16 + i] = scale * np.float32(np.int32((block[6 + i] >> 4) | (high_bit << 4)) - 16)
-
-
-@_compiled
-def _decode_q5_1(rows, halves, out):
-    """Decode rows of blocks Q5_1: a scale, a minimum, 32 upper bits, and 32 codes of 4 bits; see
-    `DECODERS`.
+    size: bytes of a block.
+    upper: the byte in which the upper bits begin; 0 if codes have 4 bits.
+    half: half of the range of codes, which is subtracted from them; 0 for blocks with a minimum, which is
+        added.
     """
-    for row in range(rows.shape[0]):
-        for number in range(out.shape[1] // 32):
-            block = rows[row, 24 * number : 24 * number + 24]
-            to = out[row, 32 * number : 32 * number + 32]
-            scale = _half(halves, block, 0)
-            minimum = _half(halves, block, 2)
-            for i in range(16):
-                low_bit = (block[4 + i // 8] >> (i % 8)) & 1
-                high_bit = (block[6 + i // 8] >> (i % 8)) & 1
-                to[i] = scale * np.float32((block[8 + i] & 15) | (low_bit << 4)) + minimum
-                to[16 + i] = scale * np.float32((block[8 + i] >> 4) | (high_bit << 4)) + minimum
+
+    @_compiled
+    def decode(rows, halves, out):
+        """Decode rows of these blocks; see `DECODERS`."""
+        for row in range(rows.shape[0]):
+            for number in range(out.shape[1] // 32):
+                block = rows[row, size * number : size * number + size]
+                to = out[row, 32 * number : 32 * number + 32]
+                scale = _half(halves, block, 0)
+                minimum = _half(halves, block, 2)
+                for i in range(16):
+                    first = np.int32(block[size - 16 + i] & 15)
+                    second = np.int32(block[size - 16 + i] >> 4)
+                    if upper:
+                        first |= np.int32((block[upper + i // 8] >> (i % 8)) & 1) << 4
+                        second |= np.int32((block[upper + 2 + i // 8] >> (i % 8)) & 1) << 4
+                    low = scale * np.float32(first - half)
+                    high = scale * np.float32(second - half)
+                    to[i] = low if half else low + minimum
+                    to[16 + i] = high if half else high + minimum
+
+    return decode
 
 
 @_compiled
@@ -202,56 +177,40 @@ def _scale_and_minimum(scales, group):
     return np.float32(scale), np.float32(minimum)
 
 
-@_compiled
-def _decode_q4_k(rows, halves, out):
-    """Decode rows of blocks Q4_K: 256 codes of 4 bits in 8 groups; see `DECODERS`.
+def _decoder_of_256(size: int) -> Callable[..., None]:
+    """Return a function that decodes rows of blocks Q4_K or Q5_K, 256 codes of 4 or 5 bits in 8 groups; see
+    `DECODERS`.
 
-    Byte i of the codes of groups 2 * p and 2 * p + 1 has their codes i in its lower and its upper half.
+    Byte i of the codes of groups 2 * p and 2 * p + 1 has the lower 4 bits of their codes i in its lower and
+    its upper half. In Q5_K, bit g of upper byte i is the upper bit of code i of group g.
+
+    size: bytes of a block.
     """
-    for row in range(rows.shape[0]):
-        for number in range(out.shape[1] // 256):
-            block = rows[row, 144 * number : 144 * number + 144]
-            scale_of_all = _half(halves, block, 0)
-            minimum_of_all = _half(halves, block, 2)
-            scales = block[4:16]
-            for pair in range(4):
-                codes = block[16 + 32 * pair : 48 + 32 * pair]
-                to = out[row, 256 * number + 64 * pair : 256 * number + 64 * pair + 64]
-                scale, minimum = _scale_and_minimum(scales, 2 * pair)
-                scale = scale_of_all * scale
-                minimum = minimum_of_all * minimum
-                for i in range(32):
-                    to[i] = scale * np.float32(codes[i] & 15) - minimum
-                scale, minimum = _scale_and_minimum(scales, 2 * pair + 1)
-                scale = scale_of_all * scale
-                minimum = minimum_of_all * minimum
-                for i in range(32):
-                    to[32 + i] = scale * np.float32(codes[i] >> 4) - minimum
+    has_upper = size == 176
 
+    @_compiled
+    def decode(rows, halves, out):
+        """Decode rows of these blocks; see `DECODERS`."""
+        for row in range(rows.shape[0]):
+            for number in range(out.shape[1] // 256):
+                block = rows[row, size * number : size * number + size]
+                scale_of_all = _half(halves, block, 0)
+                minimum_of_all = _half(halves, block, 2)
+                for group in range(8):
+                    codes = block[size - 128 + 32 * (group // 2) : size - 96 + 32 * (group // 2)]
+                    to = out[row, 256 * number + 32 * group : 256 * number + 32 * group + 32]
+                    scale, minimum = _scale_and_minimum(block[4:16], group)
+                    scale = scale_of_all * scale
+                    minimum = minimum_of_all * minimum
+                    shift = np.uint32(4 * (group % 2))
+                    for i in range(32):
+                        code = (np.uint32(codes[i]) >> shift) & np.uint32(15)
+                        if has_upper:
+                            upper = (np.uint32(block[16 + i]) >> np.uint32(group)) & np.uint32(1)
+                            code |= upper << np.uint32(4)
+                        to[i] = scale * np.float32(np.int32(code)) - minimum
 
-@_compiled
-def _decode_q5_k(rows, halves, out):
-    """Decode rows of blocks Q5_K: 256 codes of 5 bits in 8 groups; see `DECODERS`.
-
-    The lower 4 bits lie as in Q4_K; bit g of upper byte i is the upper bit of code i of group g.
-    """
-    for row in range(rows.shape[0]):
-        for number in range(out.shape[1] // 256):
-            block = rows[row, 176 * number : 176 * number + 176]
-            scale_of_all = _half(halves, block, 0)
-            minimum_of_all = _half(halves, block, 2)
-            scales = block[4:16]
-            upper = block[16:48]
-            for group in range(8):
-                codes = block[48 + 32 * (group // 2) : 80 + 32 * (group // 2)]
-                to = out[row, 256 * number + 32 * group : 256 * number + 32 * group + 32]
-                scale, minimum = _scale_and_minimum(scales, group)
-                scale = scale_of_all * scale
-                minimum = minimum_of_all * minimum
-                shift = 4 * (group % 2)
-                for i in range(32):
-                    code = ((codes[i] >> shift) & 15) | (((upper[i] >> group) & 1) << 4)
-                    to[i] = scale * np.float32(code) - minimum
+    return decode
 
 
 @_compiled
@@ -285,13 +244,13 @@ def _decode_q6_k(rows, halves, out):
 DECODERS: dict[int, Callable[[Rows, NDArray[np.float32], NDArray[np.float32]], None]] = {
     0: _decode_fp32,
     1: _decode_fp16,
-    2: _decode_q4_0,
-    3: _decode_q4_1,
-    6: _decode_q5_0,
-    7: _decode_q5_1,
+    2: _decoder_of_32(18, 0, 8),
+    3: _decoder_of_32(20, 0, 0),
+    6: _decoder_of_32(22, 2, 16),
+    7: _decoder_of_32(24, 4, 0),
     8: _decode_q8_0,
-    12: _decode_q4_k,
-    13: _decode_q5_k,
+    12: _decoder_of_256(144),
+    13: _decoder_of_256(176),
     14: _decode_q6_k,
     30: _decode_bf16,
 }

@@ -654,8 +654,8 @@ class FinalHidden(ConcatenatedTaps):
 
 
 # Way to turn hidden states of the base model into features; one part runs in the stages (`slices`), one part
-# here (`features`). `taps` are the layers whose inputs are read, ascending; the number of layers stands for the
-# output of the last one. A fused row of `width` columns is the sum over the taps of slice @ state.
+# here (`features`). `taps` are the layers whose inputs are read, ascending; the number of layers stands for
+# the output of the last one. A fused row of `width` columns is the sum over the taps of slice @ state.
 Fusion = SummedTaps | ConcatenatedTaps
 
 
