@@ -222,7 +222,7 @@ class RowProduct:
         norm: Weight [in] and epsilon of the RMSNorm; None: x is normalized already.
         rows: Not used; 8-bit products take it.
         """
-        return self(x) if norm is None else self.normed(x, norm)
+        return self._multiply(x, norm)
 
     def normed(self, hidden: Tensor, norm: NormWeight) -> Tensor:
         """Return the product of the RMSNorm of the hidden states, [rows, out].
@@ -232,15 +232,7 @@ class RowProduct:
         hidden: [rows, in], not changed.
         norm: Weight [in] and epsilon of the RMSNorm.
         """
-        from specsot_kernels.gpu.products import multiply_row
-        from specsot_kernels.gpu.rows import norm_rows
-        from specsot_kernels.gpu.small_products import multiply_small
-
-        if self._is_small(hidden):
-            return multiply_small(hidden, self.weight, norm, self.bias)
-        if self._is_single_row(hidden):
-            return multiply_row(hidden, self.weight, norm, self.bias)
-        return self(norm_rows(hidden, *norm))
+        return self._multiply(hidden, norm)
 
     def gated(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> Tensor | ShortRows:
         """Return silu(first half) * second half of what `normed` returns: [rows, out / 2].
@@ -251,37 +243,37 @@ class RowProduct:
         norm: Weight [in] and epsilon of the RMSNorm.
         rows: Not used; 8-bit products take it.
         """
-        from specsot_kernels.gpu.products import multiply_row
-        from specsot_kernels.gpu.rows import norm_rows
-        from specsot_kernels.gpu.small_products import multiply_small
+        return self._multiply(hidden, norm, gated=True)
 
-        if self._is_small(hidden):
-            return multiply_small(hidden, self.weight, norm, gated=True)
-        if self._is_single_row(hidden):
-            return multiply_row(hidden, self.weight, norm, gated=True)
-        return self(norm_rows(hidden, *norm), gated=True)
-
-    def __call__(self, x: Tensor, gated: bool = False) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """Return the product of x [rows, in] -> [rows, out].
 
         A bias is added if there is one.
 
         x: [rows, in], the input.
+        """
+        return self._multiply(x)
+
+    def _multiply(self, x: Tensor, norm: NormWeight | None = None, gated: bool = False) -> Tensor:
+        """Return the product of x [rows, in] -> [rows, out], after an RMSNorm if one is given.
+
+        A bias is added if there is one.
+
+        x: [rows, in], the input.
+        norm: Weight [in] and epsilon of the RMSNorm; None: x is normalized already.
         gated: If true, return silu(first half) * second half of the product, [rows, out / 2].
         """
-        from specsot_kernels.gpu.ordered import multiply_ordered
-        from specsot_kernels.gpu.products import multiply_row
-        from specsot_kernels.gpu.rows import gate
-        from specsot_kernels.gpu.small_products import multiply_small
+        from specsot_kernels.gpu import ordered, products, rows, small_products
 
         if self._is_small(x):
-            return multiply_small(x, self.weight, None, self.bias, gated)
+            return small_products.multiply_small(x, self.weight, norm, self.bias, gated)
         if self._is_single_row(x):
-            return multiply_row(x, self.weight, None, self.bias, gated)
+            return products.multiply_row(x, self.weight, norm, self.bias, gated)
+        x = x if norm is None else rows.norm_rows(x, *norm)
         if self._runs_ordered(x, gated):
-            return multiply_ordered(x, self.weight, self.bias, gated)
+            return ordered.multiply_ordered(x, self.weight, self.bias, gated)
         product = F.linear(x, self.weight, self.bias)
-        return gate(product) if gated else product
+        return rows.gate(product) if gated else product
 
     def wide(self, hidden: Tensor, norm: NormWeight) -> Tensor:
         """Return the product of the RMSNorm of the hidden states in fp32, as it is summed: [rows, out].
@@ -292,19 +284,16 @@ class RowProduct:
         hidden: [rows, in], not changed.
         norm: Weight [in] and epsilon of the RMSNorm.
         """
-        from specsot_kernels.gpu.ordered import multiply_ordered
-        from specsot_kernels.gpu.products import multiply_row
-        from specsot_kernels.gpu.rows import norm_rows
-        from specsot_kernels.gpu.small_products import multiply_small
+        from specsot_kernels.gpu import ordered, products, rows, small_products
 
         if self._is_small(hidden):
-            return multiply_small(hidden, self.weight, norm, self.bias, dtype=torch.float32)
+            return small_products.multiply_small(hidden, self.weight, norm, self.bias, dtype=torch.float32)
         if self._is_single_row(hidden):
             out = hidden.new_empty((1, len(self.weight)), dtype=torch.float32)
-            return multiply_row(hidden, self.weight, norm, self.bias, into=out)
-        x = norm_rows(hidden, *norm)
+            return products.multiply_row(hidden, self.weight, norm, self.bias, into=out)
+        x = rows.norm_rows(hidden, *norm)
         if self._runs_ordered(x):
-            return multiply_ordered(x, self.weight, self.bias, dtype=torch.float32)
+            return ordered.multiply_ordered(x, self.weight, self.bias, dtype=torch.float32)
         return multiply_wide(x, self.weight, self.bias)
 
     def add_to(
@@ -316,17 +305,15 @@ class RowProduct:
         x: [rows, in], in floats. AssertionError is raised for rows in 8 bits.
         next_norm: Not used; 8-bit products return the normed `hidden` in 8 bits.
         """
-        from specsot_kernels.gpu.ordered import multiply_ordered
-        from specsot_kernels.gpu.products import multiply_row
-        from specsot_kernels.gpu.small_products import multiply_small
+        from specsot_kernels.gpu import ordered, products, small_products
 
         assert isinstance(x, Tensor), "rows in 8 bits are only multiplied with weights in 8 bits"
         if self._is_small(x):
-            multiply_small(x, self.weight, into=hidden)
+            small_products.multiply_small(x, self.weight, into=hidden)
         elif self._is_single_row(x):
-            multiply_row(x, self.weight, add=hidden, into=hidden)
+            products.multiply_row(x, self.weight, add=hidden, into=hidden)
         elif self._runs_ordered(x):
-            multiply_ordered(x, self.weight, into=hidden)
+            ordered.multiply_ordered(x, self.weight, into=hidden)
         else:
             hidden.addmm_(x, self.weight.t())
 
