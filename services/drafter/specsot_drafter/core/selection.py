@@ -372,33 +372,15 @@ def graft(tree: Tree, tokens: Sequence[int]) -> Tree:
 
     If the whole chain exists already, the tree itself is returned.
     """
-    if not tokens:
-        return tree
     below = children(tree.parents)
     node = 0
-    shared = 0
-    for token in tokens:
-        found = next((child for child in below[node] if tree.tokens[child] == token), None)
-        if found is None:
-            break
+    added = list(tokens)
+    while added and (found := next((one for one in below[node] if tree.tokens[one] == added[0]), None)):
         node = found
-        shared = shared + 1
-    return _append(tree, node, tokens[shared:])
-
-
-def _append(tree: Tree, node: int, tokens: Sequence[int]) -> Tree:
-    """Return the tree with a chain of tokens below one of its nodes.
-
-    tree: A tree.
-    node: Number of the node; 0 is the root.
-    tokens: Token ids of the chain. Empty: the tree itself is returned.
-
-    For example:
-
-        # a tree of 3 nodes, 3 tokens -> their parents are (node, 3, 4)
-    """
-    if not tokens:
+        added.pop(0)
+    if not added:
         return tree
     size = len(tree)
-    parents = (node, *range(size, size + len(tokens) - 1))
-    return Tree((*tree.tokens, *tokens), (*tree.parents, *parents))
+    # Below node 1 of a tree of 3 nodes, the parents of 3 more tokens are (1, 3, 4).
+    parents = (node, *range(size, size + len(added) - 1))
+    return Tree((*tree.tokens, *added), (*tree.parents, *parents))

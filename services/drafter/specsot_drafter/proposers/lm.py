@@ -10,11 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from specsot.checkpoint.config import ModelConfig, read_config
@@ -23,14 +21,12 @@ from specsot.errors import HeadMismatch, Overloaded
 from specsot.members import TreeShape
 from specsot_drafter.core.selection import Candidates, KeepGrowing, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
-from specsot_drafter.eagle_kv import DraftPages, DueRows
+from specsot_drafter.eagle_kv import DraftPages, DueRows, compute_rows
 from specsot_drafter.grammar import filter_candidates, make_guide
 from specsot_drafter.growth import TreeGrowth, TreeRoom
-from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.decoder import DecoderHead
 from specsot_drafter.overlap.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.proposers import Proposer
-from specsot_model.attention import RowSpan
 from specsot_model.core.kv_plan import window_of
 from specsot_model.cuda_graphs import Capture
 
@@ -382,31 +378,10 @@ class LanguageModelProposer(Proposer):
 
         Keys and values are written to the sequences' slots, which must be reserved.
         """
-        table = self._table
-        head = self._head
-        spans = list[RowSpan]()
-        slots = list[int]()
-        rows = list[int]()
-        tokens = list[int]()
-        last = list[int]()
+        due = [DueRows(fed.sequence.id, len(fed.tokens), tuple(chunk), 1) for fed, chunk in parts]
         for fed, chunk in parts:
-            first = len(fed.tokens)
-            sequence = fed.sequence.id
-            stop = first + len(chunk)
-            column = table.column(sequence, first)
-            pages = table.pages(sequence)[: table.pages_for(column + len(chunk))]
-            spans.append(RowSpan(len(chunk), column, len(chunk), pages))
-            slots += table.slots(sequence, first, stop)
-            rows += range(first, stop)
-            tokens += chunk
-            last.append(len(tokens) - 1)
             fed.tokens += chunk
-        plan = head.plan(spans, table.page_rows)
-        as_tensor = partial(torch.tensor, device=head.device)
-        fed = as_tensor(tokens)
-        return head.forward(
-            fed, fed, HeadRows(as_tensor(rows), as_tensor(slots), plan, self._pages.kv, as_tensor(last))
-        )
+        return compute_rows(self._head, self._pages, due)
 
     def _keep_chains(self, feds: Sequence[FedTokens], candidates: Candidates) -> Candidates:
         """Count a chain's drafted tokens as fed, all but the last one, which was not fed. Return the
