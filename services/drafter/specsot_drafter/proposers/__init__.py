@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from specsot.core.device_verification import DeviceTrees, DeviceVerification
 from specsot.core.frames import Features
@@ -52,6 +52,8 @@ class Proposer(ABC):
     widths: tuple[int, ...]
     positions: int = MAX_TOKENS
     at_once = False
+    # What a subclass knows of each sequence that it follows, by the sequence's id.
+    _followed: dict[int, Any]
 
     @property
     @abstractmethod
@@ -66,13 +68,13 @@ class Proposer(ABC):
         sequence: What the drafter knows of the sequence.
         """
 
-    @abstractmethod
     def follows(self, sequence: int) -> bool:
         """Return whether the proposer still follows a sequence. Return False for an unknown sequence, and for
         one that was closed or dropped.
 
         sequence: Id of the sequence.
         """
+        return sequence in self._followed
 
     @abstractmethod
     def close(self, sequence: int) -> None:

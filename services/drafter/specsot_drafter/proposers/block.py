@@ -98,14 +98,6 @@ class BlockProposer(Proposer):
                 return
         self._followed[sequence.id] = skipped
 
-    def follows(self, sequence: int) -> bool:
-        """Return whether the features of a sequence are complete so far. Return False for an unknown
-        sequence, and for one that was dropped.
-
-        sequence: Id of the sequence.
-        """
-        return sequence in self._followed
-
     def close(self, sequence: int) -> None:
         """Free the pages of a sequence, and follow it no more. An unknown sequence is ignored.
 

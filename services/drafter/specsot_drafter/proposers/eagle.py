@@ -110,14 +110,6 @@ class EagleProposer(Proposer):
         except Overloaded:
             self._pages.close(sequence.id)
 
-    def follows(self, sequence: int) -> bool:
-        """Return whether the features of a sequence are complete so far. Return False for an unknown
-        sequence, and for one that was dropped.
-
-        sequence: Id of the sequence.
-        """
-        return sequence in self._followed
-
     def observe(self, batch: Features) -> None:
         """Store the features of all batches of a message.
 

@@ -179,7 +179,7 @@ class LanguageModelProposer(Proposer):
         self._beam = beam
         self._pages = DraftPages(head, pages, page_rows)
         self._table = self._pages.table
-        self._fed: dict[int, FedTokens] = {}
+        self._followed: dict[int, FedTokens] = {}
         self._graphs = _graphs(head, self._pages, beam, capture) if capture else None
         self.at_once = self._graphs is not None
 
@@ -193,7 +193,7 @@ class LanguageModelProposer(Proposer):
 
         sequences: The sequences whose trees are to grow. Unknown ones count 0.
         """
-        fed = [self._fed[sequence.id] for sequence in sequences if sequence.id in self._fed]
+        fed = [self._followed[sequence.id] for sequence in sequences if sequence.id in self._followed]
         return sum(max(len(one.sequence.tokens) - len(one.tokens), 1) for one in fed)
 
     def open(self, sequence: DraftSequence) -> None:
@@ -201,22 +201,14 @@ class LanguageModelProposer(Proposer):
 
         sequence: What the drafter knows of the sequence.
         """
-        self._fed[sequence.id] = FedTokens(sequence)
-
-    def follows(self, sequence: int) -> bool:
-        """Return whether a sequence is open. Return False for an unknown sequence, and for one that was
-        closed.
-
-        sequence: Id of the sequence.
-        """
-        return sequence in self._fed
+        self._followed[sequence.id] = FedTokens(sequence)
 
     def close(self, sequence: int) -> None:
         """Free the pages of a sequence, and forget it. An unknown sequence is ignored.
 
         sequence: Id of the sequence.
         """
-        self._fed.pop(sequence, None)
+        self._followed.pop(sequence, None)
         self._pages.close(sequence)
 
     def propose(
@@ -250,7 +242,7 @@ class LanguageModelProposer(Proposer):
         Candidates of a graph that a grammar forbids are barred afterwards.
         """
         draft_sequences, rooms = zip(*growing)
-        fed_sequences = [self._fed[sequence.id] for sequence in draft_sequences]
+        fed_sequences = [self._followed[sequence.id] for sequence in draft_sequences]
         beam = self._beam
         if (
             self._graphs
@@ -295,7 +287,7 @@ class LanguageModelProposer(Proposer):
 
         Rows of tokens that the sequence did not take are dropped, and pages that a window hides are freed.
         """
-        fed = self._fed.get(sequence.id)
+        fed = self._followed.get(sequence.id)
         if fed is None or not (sequence.id in self._table or self._start(fed)):
             return None
         self._head.include(fed.sequence.tokens[fed.included :])
@@ -314,7 +306,7 @@ class LanguageModelProposer(Proposer):
         """
         fork = fed.sequence.opening.fork
         sequence = fed.sequence.id
-        source = self._fed.get(fork.sequence) if fork else None
+        source = self._followed.get(fork.sequence) if fork else None
         if fork is None or source is None:
             self._table.open(sequence, window_of(fed.sequence.opening))
             return True

@@ -96,14 +96,6 @@ class SuffixProposer(Proposer):
         """The number of pages that the constructor was given; nothing is ever allocated."""
         return self._pages
 
-    def follows(self, sequence: int) -> bool:
-        """Return whether a sequence is open. Return False for an unknown sequence, and for one that was
-        closed.
-
-        sequence: Id of the sequence.
-        """
-        return sequence in self._followed
-
     def open(self, sequence: DraftSequence) -> None:
         """Follow a sequence.
 
