@@ -242,20 +242,6 @@ class TableRoom:
         words = (min(rows, MAX_SHORT_ROWS) if self.short else rows) // WORD + 1
         return (self.pieces, 7), (rows,), (rows,), (rows, words), (rows + 1,), (self.slots,), (self.pages,)
 
-    def fill(self, tables: AttentionTables) -> list[Numbers] | None:
-        """Return the tables padded with zeros to `shapes` (pages: only those in use), or None if the tables
-        do not fit.
-
-        A piece of no rows does nothing, and a row without pieces gets zeros. More pieces, rows, mask words,
-        slots or pages than there is room for do not fit.
-
-        tables: the tables of one frame.
-        """
-        padded = self.fill_pieces(PieceTables(tables.pieces, tables.starts, tables.slots, tables.pages))
-        if padded is None or not _fits(tables.bits.shape, self.shapes[3]):
-            return None
-        return [padded[0], *self.fill_sights(RowSights(*tables[2:5])), *padded[1:]]
-
     def fill_pieces(self, piece_tables: PieceTables) -> list[Numbers] | None:
         """Return pieces, starts, slots and pages padded to `shapes`, or None if they do not fit.
 

@@ -16,7 +16,14 @@ import torch
 
 from specsot.core.tree import ancestry, depths
 from specsot.members import KvDtype, Range
-from specsot_kernels.attention_tables import TableRoom, tabulate
+from specsot_kernels.attention_tables import (
+    AttentionTables,
+    Numbers,
+    PieceTables,
+    RowSights,
+    TableRoom,
+    tabulate,
+)
 from specsot_model.attention import RowSpan, plan_readings, plan_with_kernel
 from specsot_model.cuda_graphs import (
     MAX_GRAPH_MOVES,
@@ -109,10 +116,17 @@ def test_a_frame_runs_in_the_next_larger_graph(rows: int, bucket: int | None) ->
     assert bucket_of(rows, (8, 1, 4)) == bucket
 
 
+def fill(room: TableRoom, tables: AttentionTables) -> list[Numbers] | None:
+    """Tables padded to the sizes of a graph, in the order of its shapes; None if they do not fit."""
+    pieces = room.fill_pieces(PieceTables(tables.pieces, tables.starts, tables.slots, tables.pages))
+    sights = RowSights(tables.leads, tables.bases, tables.bits)
+    return pieces and [pieces[0], *room.fill_sights(sights), *pieces[1:]]
+
+
 def test_tables_that_fit_are_padded_with_nothing() -> None:
     spans = [RowSpan(3, 20, 3, (4, 1, 2), ancestry((0, 0, 1))), RowSpan(1, 9, 1, (4, 3), (1,))]
     room, tables = TableRoom(8, 4, 12), tabulate(spans, PAGE, 4)
-    filled = there(room.fill(tables))
+    filled = there(fill(room, tables))
     pieces, leads, _, bits, starts, slots, pages = filled
     assert [part.shape for part in filled[:-1]] == list(room.shapes[:-1])
     assert pieces[: len(tables.pieces)].tolist() == tables.pieces.tolist()
@@ -120,8 +134,8 @@ def test_tables_that_fit_are_padded_with_nothing() -> None:
     assert starts[4:].tolist() == [len(tables.slots)] * 5, "rows that are too many merge nothing"
     assert slots[: len(tables.slots)].tolist() == tables.slots.tolist()
     assert pages.tolist() == tables.pages.tolist(), "no more than is in use"
-    assert TableRoom(8, 4, len(tables.pages) - 1).fill(tables) is None
-    assert TableRoom(2, 4, 12).fill(tables) is None
+    assert fill(TableRoom(8, 4, len(tables.pages) - 1), tables) is None
+    assert fill(TableRoom(2, 4, 12), tables) is None
 
 
 def test_frames_of_two_shared_prefixes_fit() -> None:
@@ -140,7 +154,7 @@ def test_frames_of_two_shared_prefixes_fit() -> None:
                 spans += [RowSpan(rows, base, rows, (*pages, *own))] if rows else []
                 left -= rows
         tables, room = tabulate(spans, PAGE, tile_rows), TableRoom(most, tile_rows, next(fresh))
-        assert room.fill(tables) is not None
+        assert fill(room, tables) is not None
 
 
 # The first layer does not run.

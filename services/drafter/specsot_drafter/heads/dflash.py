@@ -22,7 +22,7 @@ from specsot_drafter.heads.eagle import EagleHead
 from specsot_kernels.segments import RowSpan, VisibleColumns
 from specsot_model.kv import KVPages
 from specsot_model.layers import Norm
-from specsot_model.linear import Linear, look_up
+from specsot_model.linear import look_up
 
 # Rows. Bounds the size of a block. Published heads have 7 to 16.
 MAX_BLOCK_ROWS = 64
@@ -159,9 +159,6 @@ class BlockHead(EagleHead):
     context_norm: Norm of the fused features.
     input_norm: Norm of the embeddings, before the first layer.
     norm: Norm of the outputs, before lm_head.
-    lm_head: Matrix product that maps an output, [hidden], to logits, [draft vocabulary].
-    offsets: For each draft id, the difference between the base model's id and it, [draft vocabulary]. None if
-        the ids are the same.
     """
 
     kind = "dflash"
@@ -170,8 +167,6 @@ class BlockHead(EagleHead):
     context_norm: Norm
     input_norm: Norm
     norm: Norm
-    lm_head: Linear
-    offsets: Tensor | None
 
     @property
     def row_bytes(self) -> int:
@@ -220,18 +215,3 @@ class BlockHead(EagleHead):
         """
         x = look_up(self.table, tokens)
         return self.norm(self.decoder.forward(self.input_norm(x), x, rows))
-
-    def logits(self, outputs: Tensor) -> Tensor:
-        """Return the logits of outputs, [rows, draft vocabulary].
-
-        outputs: Outputs of `forward`, [rows, hidden].
-        """
-        return self.lm_head(outputs)
-
-    def to_target(self, ids: Tensor) -> Tensor:
-        """Convert ids of the draft vocabulary to ids of the base model, and return a tensor of the same
-        shape. Without `offsets`, the ids are returned unchanged.
-
-        ids: Draft ids, a tensor of any shape.
-        """
-        return ids if self.offsets is None else ids + self.offsets[ids]

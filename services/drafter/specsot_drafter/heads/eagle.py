@@ -80,6 +80,9 @@ class EagleHead(DraftHead):
     fusion: Turns hidden states of the base model into features.
     table: Token embeddings, [vocabulary, hidden].
     decoder: The decoder layers.
+    lm_head: Matrix product that maps an output, [hidden], to logits, [draft vocabulary].
+    offsets: For each draft id, the difference between the base model's id and it, [draft vocabulary]. None if
+        the ids are the same.
     """
 
     kind: ClassVar[Kind]
@@ -89,6 +92,8 @@ class EagleHead(DraftHead):
     fusion: Fusion
     table: Table | ProjectedTable
     decoder: HeadLayers
+    lm_head: Linear
+    offsets: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Derive the fields of `DraftHead` from shape, fusion and table.
@@ -158,6 +163,25 @@ class EagleHead(DraftHead):
         """
         return self.fusion.features(fused)
 
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Return the logits of outputs, [rows, draft vocabulary].
+
+        outputs: Outputs of `forward`, [rows, hidden].
+        """
+        return self.lm_head(outputs)
+
+    def to_target(self, ids: Tensor) -> Tensor:
+        """Convert draft ids to ids of the base model: id + offsets[id], as the tensor d2t defines them.
+        Without `offsets`, the ids are returned unchanged.
+
+        ids: Draft ids, a tensor of any shape.
+
+        For example:
+
+            # offsets [0 0 5], draft ids [0 2] -> base ids [0 7]
+        """
+        return ids if self.offsets is None else ids + self.offsets[ids]
+
 
 @dataclass(kw_only=True, eq=False)
 class Eagle1Head(EagleHead):
@@ -165,7 +189,7 @@ class Eagle1Head(EagleHead):
 
     fc: Matrix product that maps embedding and feature, one after the other, [2 * hidden], to the input of the
         first layer, [hidden].
-    lm_head: The base model's lm_head, which maps the head's outputs to logits.
+    lm_head: The base model's. An output predicts a normed state, so there is no norm before it.
     token_norm: Norm of the embedding before fc. None: the head has none.
     feature_norm: Norm of the feature before fc. None: the head has none.
     input_norm: Norm of the first layer's input. None: the head has none.
@@ -174,7 +198,6 @@ class Eagle1Head(EagleHead):
     kind = "eagle1"
 
     fc: Linear
-    lm_head: Linear
     token_norm: Norm | None = None
     feature_norm: Norm | None = None
     input_norm: Norm | None = None
@@ -199,14 +222,6 @@ class Eagle1Head(EagleHead):
         inputs = mixed if self.input_norm is None else self.input_norm(mixed)
         return self.decoder.forward(inputs, mixed, rows)
 
-    def logits(self, outputs: Tensor) -> Tensor:
-        """Return the logits of outputs, [rows, vocabulary]. An output predicts a normed state, so there is no
-        norm here.
-
-        outputs: Outputs of `forward`, [rows, hidden].
-        """
-        return self.lm_head(outputs)
-
 
 @dataclass(kw_only=True, eq=False)
 class Eagle3Head(EagleHead):
@@ -215,9 +230,6 @@ class Eagle3Head(EagleHead):
     token_norm: Norm of the token's embedding, before the first layer.
     feature_norm: Norm of the feature, before the first layer.
     norm: Norm of the output, before lm_head.
-    lm_head: Matrix product that maps an output, [hidden], to logits, [draft vocabulary].
-    offsets: For each draft id, the difference between the base model's id and it, [draft vocabulary]. None if
-        the ids are the same.
     norm_before_residual: True if the residual of the first layer is the normed feature; False if it is the
         feature itself.
     norm_output: True if the next feature is the normed output; False if it is the output before the norm.
@@ -230,8 +242,6 @@ class Eagle3Head(EagleHead):
     token_norm: Norm
     feature_norm: Norm
     norm: Norm
-    lm_head: Linear
-    offsets: Tensor | None
     norm_before_residual: bool = False
     norm_output: bool = False
     mask: DraftMask | None = None
@@ -270,18 +280,6 @@ class Eagle3Head(EagleHead):
         """
         norm = None if self.norm_output else self.norm
         return best_tokens(self.lm_head, norm, outputs, count, self.offsets)
-
-    def to_target(self, ids: Tensor) -> Tensor:
-        """Convert draft ids to ids of the base model: id + offsets[id], as the tensor d2t defines them.
-        Without `offsets`, the ids are returned unchanged.
-
-        ids: Draft ids, a tensor of any shape.
-
-        For example:
-
-            # offsets [0 0 5], draft ids [0 2] -> base ids [0 7]
-        """
-        return ids if self.offsets is None else ids + self.offsets[ids]
 
 
 class HeadLayers:
