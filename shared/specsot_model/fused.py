@@ -192,7 +192,7 @@ class CapturedBlock:
         self._block = copy(block)
         if not block.config.whole_qk_norm:
             # The kernel that rotates queries and keys applies the head norms as well.
-            self._block.head_norms = None
+            self._block.head_norms = ()
         for name in ("input_norm", "mlp_norm", "after_attention", "after_mlp"):
             setattr(self._block, name, _norm_by_kernel(getattr(block, name)))
         self._block.qkv = with_kernels(block.qkv)

@@ -103,21 +103,12 @@ class Block:
             if latent
             else fuse_qkv(fetch, attention, config, hidden)
         )
-        self.head_norms: tuple[Norm, Norm] | None = None
-        # The norm of queries, in a layer that reads the keys of another one.
-        self.query_norm: Norm | None = None
-        if config.qk_norm and not config.stores_kv:
-            rotated = config.rope.rotated(config.head_dim)
-            self.query_norm = fetch_head_norm(
-                fetch, f"{attention}.q_norm", config.head_dim, config.eps, rotated, 1, config.norm_offset
-            )
-        elif config.qk_norm:
-            spans = (config.heads, config.kv_heads) if config.whole_qk_norm else (1, 1)
-            dim = config.head_dim
-            rotated = config.rope.rotated(config.head_dim)
-            self.head_norms = fetch_head_norms(
-                fetch, attention, dim, config.eps, rotated, spans, config.norm_offset
-            )
+        spans = (config.heads, config.kv_heads) if config.whole_qk_norm else (1, 1)
+        # A layer that reads the keys of another one norms its queries alone.
+        spans = spans if config.stores_kv else spans[:1]
+        dim = config.head_dim
+        options = config.eps, config.rope.rotated(dim), spans, config.norm_offset
+        self.head_norms = fetch_head_norms(fetch, attention, dim, *options) if config.qk_norm else ()
         norms_values = config.values_normed and config.stores_kv
         self.value_norm = _unweighted_norm(config.head_dim, fetch, config) if norms_values else None
         self.out = fuse_projections(fetch, [f"{attention}.{names.out}"], (hidden, width), config.out_bias)
@@ -269,11 +260,9 @@ class Block:
         if self.value_norm is not None:
             values = heads.narrow(1, config.heads + config.kv_heads, config.kv_heads)
             values.copy_(self.value_norm(values))
-        if self.query_norm is not None:
-            heads.copy_(self.query_norm(heads))
-            return
-        parts = heads.narrow(1, 0, config.heads + config.kv_heads).split((config.heads, config.kv_heads), 1)
-        for part, norm in zip(parts, self.head_norms or ()):
+        counts = (config.heads, config.kv_heads) if config.stores_kv else (config.heads,)
+        parts = heads.narrow(1, 0, sum(counts)).split(counts, 1)
+        for part, norm in zip(parts, self.head_norms):
             part.copy_(norm(part.flatten(1)).view_as(part) if config.whole_qk_norm else norm(part))
 
 
@@ -356,9 +345,9 @@ def fetch_head_norms(
     head_dim: int,
     eps: float,
     rotated: int | None = None,
-    spans: tuple[int, int] = (1, 1),
+    spans: tuple[int, ...] = (1, 1),
     offset: float = 0.0,
-) -> tuple[Norm, Norm]:
+) -> tuple[Norm, ...]:
     """Return the norms of queries and keys, as RMSNorms (query norm, key norm), with their weights loaded.
 
     fetch: Reads tensors from the model's files.
@@ -367,38 +356,13 @@ def fetch_head_norms(
     eps: Epsilon of both norms.
     rotated: How many numbers of a head rotate; None: all. The weights are reordered as `interleave` does it.
     spans: How many query heads, and how many key heads, one norm covers at once: (1, 1) normalizes each head
-        by itself, (heads, kv_heads) all heads together.
+        by itself, (heads, kv_heads) all heads together. A single number: only the norm of queries is loaded.
     offset: Number added to the weights, which are then kept in fp32; 0: the weights keep the type of `fetch`.
     """
-    query_norm, key_norm = (
-        fetch_head_norm(fetch, f"{prefix}.{name}", head_dim, eps, rotated, heads, offset)
-        for name, heads in zip(("q_norm", "k_norm"), spans)
-    )
-    return query_norm, key_norm
-
-
-def fetch_head_norm(
-    fetch: Fetch,
-    name: str,
-    head_dim: int,
-    eps: float,
-    rotated: int | None = None,
-    heads: int = 1,
-    offset: float = 0.0,
-) -> Norm:
-    """Return the norm of queries or of keys, with its weight loaded.
-
-    fetch: Reads tensors from the model's files.
-    name: Name of the norm's module.
-    head_dim: Numbers of a head.
-    eps: Epsilon of the norm.
-    rotated: How many numbers of a head rotate; None: all. The weight is reordered as `interleave` does it.
-    heads: How many heads the norm covers at once.
-    offset: Number added to the weight, which is then kept in fp32; 0: the weight keeps the type of `fetch`.
-    """
     exact = replace(fetch, dtype=torch.float32) if offset else fetch
-    weight = interleave(exact(f"{name}.weight", (heads * head_dim,)), head_dim, rotated)
-    return Norm(weight + offset, eps)
+    sizes = [(name, heads * head_dim) for name, heads in zip(("q_norm", "k_norm"), spans)]
+    weights = [exact(f"{prefix}.{name}.weight", (size,)) for name, size in sizes]
+    return tuple(Norm(interleave(weight, head_dim, rotated) + offset, eps) for weight in weights)
 
 
 # Returns a weight that an earlier process kept or, if there is none, makes and perhaps keeps it. Called with

@@ -45,7 +45,7 @@ class LayerParts:
     down: The MLP's last product.
     input_norm: The norm before `qkv`; None if the layer reads other inputs than its residual stream.
     mlp_norm: The norm before `gate_up`.
-    head_norms: Norms of query and key heads; None if there are none.
+    head_norms: Norms of query and key heads; empty if there are none.
     """
 
     qkv: Linear
@@ -54,7 +54,7 @@ class LayerParts:
     down: Linear
     input_norm: Norm | None
     mlp_norm: Norm
-    head_norms: tuple[Norm, Norm] | None
+    head_norms: tuple[Norm, ...]
 
     @property
     def table(self) -> NDArray[np.int64]:

@@ -386,7 +386,7 @@ class HeadLayer:
     shape: Sizes of the head.
     rotary: Rotary embedding of queries and keys.
     qkv: Projections of queries, keys and values, as one matrix product.
-    head_norms: Norms of each query head and each key head. None: the layer has none.
+    head_norms: Norms of each query head and each key head. Empty: the layer has none.
     out: Output projection of the attention.
     mlp_norm: Norm of the MLP's input.
     gate_up: Gate and up projections of the MLP, as one matrix product.
@@ -413,9 +413,10 @@ class HeadLayer:
         self.shape = shape
         self.rotary = rotary
         self.qkv, self._kv = _projections(fetch, f"{prefix}.self_attn", shape, index)
-        self.head_norms: tuple[Norm, Norm] | None = None
-        if f"{prefix}.self_attn.q_norm.weight" in fetch:
-            self.head_norms = fetch_head_norms(fetch, f"{prefix}.self_attn", shape.head_dim, eps)
+        has_norms = f"{prefix}.self_attn.q_norm.weight" in fetch
+        self.head_norms = (
+            fetch_head_norms(fetch, f"{prefix}.self_attn", shape.head_dim, eps) if has_norms else ()
+        )
         hidden = shape.hidden
         inner = shape.intermediate
         self.out = _fuse(fetch, f"{prefix}.self_attn", ("o_proj",), (hidden, shape.heads * shape.head_dim))
@@ -468,9 +469,8 @@ class HeadLayer:
         heads = self.shape.heads
         pairs = self.shape.kv_heads
         parts = self.qkv(inputs).view(inputs.shape[0], -1, self.shape.head_dim)
-        if self.head_norms is not None:
-            for part, norm in zip(parts.split((heads, pairs, pairs), 1), self.head_norms):
-                part.copy_(norm(part))
+        for part, norm in zip(parts.split((heads, pairs, pairs), 1), self.head_norms):
+            part.copy_(norm(part))
         rotate(parts.narrow(1, 0, heads + pairs), self.rotary.table(positions))
         kv.write(self._index, slots, parts.narrow(1, heads, 2 * pairs).unflatten(1, (2, pairs)))
         return parts.narrow(1, 0, heads).unflatten(1, (pairs, heads // pairs))
@@ -492,7 +492,7 @@ class HeadLayer:
         pairs = self.shape.kv_heads
         parts = self._kv(inputs).view(inputs.shape[0], -1, self.shape.head_dim)
         keys = parts.narrow(1, 0, pairs)
-        if self.head_norms is not None:
+        if self.head_norms:
             keys.copy_(self.head_norms[1](keys))
         rotate(keys, self.rotary.table(positions)[:, -pairs:])
         kv.write(self._index, slots, parts.unflatten(1, (2, pairs)))
