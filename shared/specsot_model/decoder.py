@@ -585,11 +585,8 @@ class Decoder:
                     )
                 elif places is not None:
                     table = tables[self._rotaries[layer]]
-                    arguments = hidden, table, places, plans[layer], kv, layer
-                    if inputs is None:
-                        blocks[layer].forward(*arguments)
-                    else:
-                        blocks[layer].forward(*arguments, inputs[:, layer])
+                    layer_input = None if inputs is None else inputs[:, layer]
+                    blocks[layer].forward(hidden, table, places, plans[layer], kv, layer, layer_input)
 
         return run
 
