@@ -119,7 +119,7 @@ class Block:
             router_norm = _unweighted_norm(hidden, fetch, config)
             self.mlp = ParallelExperts(fetch_gated(fetch, layer, config), self.mlp, norms, router_norm)
         self.input_norm, self.mlp_norm, self.after_attention, self.after_mlp = (
-            fetch_norm(fetch, f"{layer}.{name}", config) if name else _unchanged
+            fetch_norm(fetch, f"{layer}.{name}", config) if name else unchanged
             for name in (names.input_norm, names.mlp_norm, names.after_attention, names.after_mlp)
         )
         self.scale = fetch(f"{layer}.{names.layer_scale}", (1,)) if names.layer_scale else None
@@ -310,10 +310,10 @@ class LayerGate:
         return self.norm(self.project(self.activate(self.gate(hidden)) * layer_input))
 
 
-def _unchanged(rows: Tensor) -> Tensor:
-    """Return the rows themselves: the norm before or after attention or MLP of a model that has none there.
+def unchanged(rows: Tensor) -> Tensor:
+    """Return the rows themselves: stands for a norm or product that a model or a draft head does not have.
 
-    rows: [rows, hidden], the residual stream, or what the layer adds to it.
+    rows: [rows, hidden].
     """
     return rows
 

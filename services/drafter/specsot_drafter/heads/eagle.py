@@ -27,7 +27,7 @@ from specsot_drafter.heads.checkpoint import Checkpoint, HeadShape, Kind
 from specsot_kernels.segments import look_back
 from specsot_model.attention import AttentionPlan, RowSpan, attend
 from specsot_model.kv import KVPages
-from specsot_model.layers import Norm, fetch_head_norms
+from specsot_model.layers import AnyNorm, Norm, fetch_head_norms, unchanged
 from specsot_model.linear import Linear, Packed, ProjectedTable, Table, look_up
 from specsot_model.mlp import gate
 from specsot_model.packed import ROWS_IN, LayerParts, LayerSizes, PackedLayers, best_tokens
@@ -190,17 +190,17 @@ class Eagle1Head(EagleHead):
     fc: Matrix product that maps embedding and feature, one after the other, [2 * hidden], to the input of the
         first layer, [hidden].
     lm_head: The base model's. An output predicts a normed state, so there is no norm before it.
-    token_norm: Norm of the embedding before fc. None: the head has none.
-    feature_norm: Norm of the feature before fc. None: the head has none.
-    input_norm: Norm of the first layer's input. None: the head has none.
+    token_norm: Norm of the embedding before fc; `unchanged` if the head has none, and so for the others.
+    feature_norm: Norm of the feature before fc.
+    input_norm: Norm of the first layer's input.
     """
 
     kind = "eagle1"
 
     fc: Linear
-    token_norm: Norm | None = None
-    feature_norm: Norm | None = None
-    input_norm: Norm | None = None
+    token_norm: AnyNorm
+    feature_norm: AnyNorm
+    input_norm: AnyNorm
 
     def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
         """Run one forward pass, and return the outputs of the asked rows, [asked, hidden]; see
@@ -213,14 +213,9 @@ class Eagle1Head(EagleHead):
         With None as the rows' asked indices, every row is asked for. Norms that the head does not have are
         left out. Keys and values of all rows are written to the KV pages.
         """
-        embedded = look_up(self.table, tokens)
-        if self.token_norm is not None:
-            embedded = self.token_norm(embedded)
-        if self.feature_norm is not None:
-            features = self.feature_norm(features)
-        mixed = self.fc(torch.cat((embedded, features), 1))
-        inputs = mixed if self.input_norm is None else self.input_norm(mixed)
-        return self.decoder.forward(inputs, mixed, rows)
+        embedded = self.token_norm(look_up(self.table, tokens))
+        mixed = self.fc(torch.cat((embedded, self.feature_norm(features)), 1))
+        return self.decoder.forward(self.input_norm(mixed), mixed, rows)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -509,15 +504,15 @@ def fetch_norm(fetch: Fetch, name: str, size: int, eps: float) -> Norm:
     return Norm(fetch(f"{name}.weight", (size,)), eps)
 
 
-def find_norm(fetch: Fetch, name: str, size: int, eps: float) -> Norm | None:
-    """Load a norm and return it. Return None if the head does not have it.
+def find_norm(fetch: Fetch, name: str, size: int, eps: float) -> AnyNorm:
+    """Load a norm and return it. Return `unchanged` if the head does not have it.
 
     fetch: Loads the head's tensors.
     name: Name of the norm, without `.weight`.
     size: Number of columns.
     eps: Epsilon of the norm.
     """
-    return fetch_norm(fetch, name, size, eps) if f"{name}.weight" in fetch else None
+    return fetch_norm(fetch, name, size, eps) if f"{name}.weight" in fetch else unchanged
 
 
 def _fuse(fetch: Fetch, prefix: str, parts: tuple[str, ...], shape: tuple[int, int]) -> Linear:
@@ -574,9 +569,6 @@ def _turned(fetch: Fetch, prefix: str, kind: str, columns: tuple[int, ...], shap
     return [part if name == "v_proj" else interleave(part, dim) for name, part in parts.items()]
 
 
-Normalise = Callable[[Tensor], Tensor]
-
-
 class SummedTaps:
     """Fusion that runs fc in the stages, since fc([l, m, h]) = W1 l + W2 m + W3 h is a sum over the taps.
 
@@ -619,14 +611,14 @@ class ConcatenatedTaps:
     taps: Layers of the base model whose inputs are read, ascending.
     width: Columns of a fused row: those of all taps' states together.
     norms: One norm over all states together, or one norm per state.
-    fc: From all states side by side to a feature; None: the normed states are the feature.
+    fc: From all states side by side to a feature; `unchanged` if the normed states are the feature.
     dtype: Type of the slices.
     """
 
     taps: tuple[int, ...]
     width: int
-    norms: Sequence[Normalise]
-    fc: Linear | None
+    norms: Sequence[AnyNorm]
+    fc: Callable[[Tensor], Tensor]
     dtype: torch.dtype
 
     def slices(self) -> dict[int, Tensor]:
@@ -641,8 +633,7 @@ class ConcatenatedTaps:
         fused: The states of all taps side by side, [rows, width].
         """
         parts = zip(self.norms, fused.chunk(len(self.norms), dim=1))
-        normed = torch.cat([norm(part) for norm, part in parts], dim=1)
-        return normed if self.fc is None else self.fc(normed)
+        return self.fc(torch.cat([norm(part) for norm, part in parts], dim=1))
 
 
 class FinalHidden(ConcatenatedTaps):

@@ -45,7 +45,7 @@ from specsot_drafter.heads.eagle import (
     find_norm,
 )
 from specsot_model.inference import inference_mode
-from specsot_model.layers import Edges, Norm, stored_edges
+from specsot_model.layers import Edges, Norm, stored_edges, unchanged
 from specsot_model.linear import (
     Linear,
     ProjectedTable,
@@ -284,7 +284,9 @@ class _HeadLoader:
                 f"{self.head.directory}: it takes the base's last state as it is, which is [{hidden}], "
                 f"but its own are [{self.shape.hidden}]"
             )
-        return FinalHidden((self.config.layers,), hidden, [self.base.final_norm()], None, self.fetch.dtype)
+        return FinalHidden(
+            (self.config.layers,), hidden, [self.base.final_norm()], unchanged, self.fetch.dtype
+        )
 
     def _fc(self, states: int) -> tuple[Tensor, Tensor | None]:
         """Return the weight of fc, [hidden, states * base hidden], and its bias, [hidden], or None if it has

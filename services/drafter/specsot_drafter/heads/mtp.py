@@ -20,7 +20,7 @@ from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.decoder import DecoderHead
 from specsot_drafter.heads.eagle import FinalHidden
 from specsot_model.decoder import Decoder
-from specsot_model.layers import AnyNorm, fetch_final_norm, fetch_norm
+from specsot_model.layers import AnyNorm, fetch_final_norm, fetch_norm, unchanged
 from specsot_model.linear import Linear
 from specsot_model.packed import best_tokens
 from specsot_model.projections import fuse_projections
@@ -71,7 +71,7 @@ class MtpHead(DecoderHead):
         """
         super().__init__(block, base.vocab, base.max_positions)
         self._parts = parts
-        self._fusion = FinalHidden((base.layers,), base.hidden, [final_norm], None, block.dtype)
+        self._fusion = FinalHidden((base.layers,), base.hidden, [final_norm], unchanged, block.dtype)
         self._norm = block.edges.final_norm()
         self._lm_head = block.edges.lm_head()
         self.taps = self._fusion.taps
