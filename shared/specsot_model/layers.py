@@ -562,9 +562,8 @@ def _name_of_embedding(fetch: Fetch, config: ModelConfig) -> str:
     fetch: Knows which tensors the files have.
     config: The model's config: tensor names, and whether embedding and lm_head are tied.
     """
-    embedding_name = config.names.embedding
-    head_name = config.names.head
-    return head_name if config.tied and f"{embedding_name}.weight" not in fetch else embedding_name
+    names = config.names
+    return names.head if config.tied and f"{names.embedding}.weight" not in fetch else names.embedding
 
 
 def _name_of_lm_head(fetch: Fetch, config: ModelConfig) -> str:
@@ -576,9 +575,8 @@ def _name_of_lm_head(fetch: Fetch, config: ModelConfig) -> str:
     fetch: Knows which tensors the files have.
     config: The model's config: tensor names, and whether embedding and lm_head are tied.
     """
-    head_name = config.names.head
-    embedding_name = config.names.embedding
-    return embedding_name if config.tied and f"{head_name}.weight" not in fetch else head_name
+    names = config.names
+    return names.embedding if config.tied and f"{names.head}.weight" not in fetch else names.head
 
 
 def _fetch_table(fetch: Fetch, config: ModelConfig, name: str) -> Tensor:

@@ -570,10 +570,7 @@ class EagleBackend(DraftBackend):
         See `propose_with` for which proposer that is.
         """
         assert self.model is not None
-        shape = configuration.shape
-        pages = configuration.pages
-        page_rows = configuration.page_rows
-        return propose_with(self.model, shape, pages, page_rows)
+        return propose_with(self.model, configuration.shape, configuration.pages, configuration.page_rows)
 
 
 class MtpBackend(EagleBackend):
@@ -706,10 +703,10 @@ class LanguageModelBackend(DraftBackend):
         configuration.
         """
         assert isinstance(self.model, DecoderHead)
-        pages = configuration.pages
-        page_rows = configuration.page_rows
         capture = GraphCapture() if self.model.capturable else None
-        return LanguageModelProposer(self.model, self._beam, pages, page_rows, capture)
+        return LanguageModelProposer(
+            self.model, self._beam, configuration.pages, configuration.page_rows, capture
+        )
 
     def graph_bytes(self, configuration: Configuration) -> int:
         """Return an upper bound of the bytes of the captured graphs; 0 if the model cannot be captured.
