@@ -27,7 +27,6 @@ from specsot_model.linear import (
     Table,
     hold_table,
     lm_head_quantization,
-    uses_packed_kernels,
 )
 from specsot_model.mlp import ACTS, Act, Experts, ParallelExperts, fetch_gated, fetch_mlp
 from specsot_model.norms import Norm
@@ -477,7 +476,7 @@ def fetch_embedding(fetch: Fetch, config: ModelConfig, head: Linear | None = Non
             return head.multiply
         if head.weight is not None:
             return head.weight
-    return _fetch_packed_table(fetch, config, name) or _fetch_table(fetch, config, name)
+    return _fetch_table(fetch, config, name)
 
 
 def fetch_final_norm(fetch: Fetch, config: ModelConfig) -> AnyNorm:
@@ -511,7 +510,7 @@ def fetch_lm_head(fetch: Fetch, config: ModelConfig, embedding: Table | None = N
     if short and (kept := fetch.find_packed(short_name, (config.vocab, config.hidden), "int4")):
         return Linear(kept)
     if embedding is None or name != _name_of_embedding(fetch, config):
-        embedding = _fetch_packed_table(fetch, config, name) or _fetch_table(fetch, config, name)
+        embedding = _fetch_table(fetch, config, name)
     if short and isinstance(embedding, Packed) and embedding.weight.bits == 8:
         return Linear(fetch.keep_packed(short_name, embedding.in_4_bits()))
     return Linear(embedding, None, lm_head_quantization(fetch.quantization))
@@ -532,11 +531,12 @@ def _fetch_lm_head_rows(fetch: Fetch, config: ModelConfig, ids: Tensor | None) -
     config: The model's config.
     ids: LongTensor [ids] of token ids, or None.
     """
-    name = _name_of_lm_head(fetch, config)
+    name = f"{_name_of_lm_head(fetch, config)}.weight"
+    shape = config.vocab, config.hidden
     if ids is None:
-        return _fetch_table(fetch, config, name)
-    fetch.files.check(f"{name}.weight", (config.vocab, config.hidden))
-    return fetch.files.rows(f"{name}.weight", ids.cpu()).to(fetch.device, fetch.dtype)
+        return fetch(name, shape)
+    fetch.files.check(name, shape)
+    return fetch.files.rows(name, ids.cpu()).to(fetch.device, fetch.dtype)
 
 
 def rows_of_linear(linear: Linear, ids: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -579,29 +579,18 @@ def _name_of_lm_head(fetch: Fetch, config: ModelConfig) -> str:
     return names.embedding if config.tied and f"{names.head}.weight" not in fetch else names.head
 
 
-def _fetch_table(fetch: Fetch, config: ModelConfig, name: str) -> Tensor:
-    """Load an embedding or lm_head weight, [vocab, hidden].
+def _fetch_table(fetch: Fetch, config: ModelConfig, name: str) -> Table:
+    """Return an embedding or lm_head, [vocab, hidden]: in packed int8 if weights are packed, else in floats.
 
     fetch: Reads tensors from the model's files.
     config: The model's config, for the sizes.
     name: Name of the module that has the weight.
     """
-    return fetch(f"{name}.weight", (config.vocab, config.hidden))
-
-
-def _fetch_packed_table(fetch: Fetch, config: ModelConfig, name: str) -> Packed | None:
-    """Return an embedding or lm_head in packed int8, [vocab, hidden]; None if weights are not packed.
-
-    fetch: Reads tensors from the model's files.
-    config: The model's config, for the sizes.
-    name: Name of the module that has the weight.
-    """
-    if not uses_packed_kernels(fetch.quantization, fetch.device):
-        return None
     name = f"{name}.weight"
     shape = config.vocab, config.hidden
-    if packed := fetch.find_packed(name, shape, "int8"):
-        return packed
-    packed = hold_table(fetch.blocks(name, shape, "int8") or fetch(name, shape), fetch.quantization)
-    assert isinstance(packed, Packed)
-    return fetch.keep_packed(name, packed)
+
+    def make() -> Table:
+        """Read the weight, and pack it if weights are packed."""
+        return hold_table(fetch.blocks(name, shape, "int8") or fetch(name, shape), fetch.quantization)
+
+    return _fetch_kept(fetch, name, shape, "int8", make)
