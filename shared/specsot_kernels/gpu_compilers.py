@@ -154,7 +154,7 @@ def start_unless_compiled(*facts: object) -> None:
         part of the facts: after an update, kernels are compiled by threads.
     """
     global _running
-    processors = os.cpu_count() or 1
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
     mark = _mark(facts)
     if processors < MIN_PROCESSORS or not find_spec("triton") or interpreted or mark.exists():
@@ -180,6 +180,7 @@ def stop() -> None:
         with suppress(OSError):
             for mark in _marks:
                 mark.touch()
+        _marks.clear()
 
 
 def _mark(facts: Sequence[object]) -> Path:

@@ -537,9 +537,7 @@ def describe_rounding(kind: Quantization | None, device: str) -> str:
         return kind or ""
     if kind == "int4":
         return f"int4 weights, int8 embedding, {GROUP} ({LONG_GROUP} for 8-bit weights) activations a scale"
-    from specsot_kernels.cpu import layout
-
-    kept = f" ({GROUP} for weights of 4 and 6 bits, kept as in the file)" if layout.KEPT_TYPES else ""
+    kept = f" ({GROUP} for weights of 4 and 6 bits, kept as in the file)" if cpu_layout().KEPT_TYPES else ""
     return f"int8 weights, int8 embedding, {LONG_GROUP}{kept} activations a scale"
 
 
@@ -548,9 +546,7 @@ def _is_kept(ggml_type: int) -> bool:
 
     ggml_type: ggml's number of the type.
     """
-    from specsot_kernels.cpu import layout
-
-    return ggml_type in layout.KEPT_TYPES
+    return ggml_type in cpu_layout().KEPT_TYPES
 
 
 def lm_head_quantization(kind: Quantization | None) -> Quantization | None:
@@ -699,15 +695,23 @@ class Packed:
         return multiply(x, self.weight, norm).to(x.dtype)
 
 
-def _packed_weight_class() -> type[PackedWeight]:
-    """Return the class of packed weights, which is imported when it is used, because that imports Numba.
+def cpu_layout() -> ModuleType:
+    """Return the module `specsot_kernels.cpu.layout`. It is imported when it is used, because it imports
+    llvmlite and examines the processor.
 
     Raises ModelError if the processor lacks instructions that the kernels need.
     """
     try:
-        from specsot_kernels.cpu.running import PackedWeight
+        from specsot_kernels.cpu import layout
     except UnsupportedProcessor as error:
         raise ModelError(str(error)) from error
+    return layout
+
+
+def _packed_weight_class() -> type[PackedWeight]:
+    """Return the class of packed weights. Raises ModelError as `cpu_layout` does."""
+    cpu_layout()
+    from specsot_kernels.cpu.running import PackedWeight
 
     return PackedWeight
 

@@ -1,21 +1,24 @@
 """Keeps the packed weights of a GGUF model in files of the cache, and maps them at the next start.
 
 Mapped weights are read from the disk when a kernel first needs them, take no memory of the process's own, and
-are shared by all processes that map them.
+are shared by all processes that map them. The process that packs weights uses them from its memory, and
+writes the files when the processors are idle, because writing 1.5 GB takes some 4 s of processor time.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from shutil import disk_usage
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import structlog
 import torch
@@ -24,7 +27,10 @@ from torch import Tensor
 from specsot.checkpoint.cache import cache_folder, remove_unused, use
 from specsot.checkpoint.gguf.directory import is_current
 from specsot.members import Quantization
-from specsot_model.linear import Packed
+from specsot_model.linear import Packed, cpu_layout
+
+if TYPE_CHECKING:
+    from specsot_kernels.cpu.running import PackedWeight
 
 log = structlog.get_logger()
 
@@ -42,15 +48,23 @@ UNFINISHED = ".unfinished-"
 UNFINISHED_SECONDS = 3600.0
 
 
-# Renames files once they are on the disk. Python waits for its thread before the process ends.
-_publisher = ThreadPoolExecutor(1, "packed-files")
+def _yield_to_others() -> None:
+    """Give this thread the lowest priority, so that it hardly delays a start or an answer. Linux only: other
+    systems have no priorities of single threads.
+    """
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+
+# Writes the files, one after the other. Python waits for its thread before the process ends.
+_writer = ThreadPoolExecutor(1, "packed-files", _yield_to_others)
 
 
 def flush() -> None:
     """Wait until each weight that this process has kept is on the disk under its final name, or has failed to
-    get there; a failure is not reported.
+    get there. The writer has one thread, so what is submitted now ends after all of them.
     """
-    _publisher.submit(bool).result()
+    _writer.submit(bool).result()
 
 
 class PackedFiles:
@@ -80,30 +94,42 @@ class PackedFiles:
         """
         return _mapped(self._folder / name, shape)
 
-    def keep(self, name: str, packed: Packed) -> Packed:
-        """Write a weight to a file, and return it mapped from there, so that its memory can be freed.
+    def keep(self, name: str, packed: Packed) -> None:
+        """Write a weight to a file in the background, for later starts.
 
-        The weight is returned as it is if the disk has too little room, or cannot be written; the next start
-        then packs it again.
+        The file is not made if the disk has too little room, or cannot be written; the next start then packs
+        the weight again.
 
         name: Name of the weight in the model.
-        packed: The weight.
+        packed: The weight, which does not change any more.
         """
-        weight = packed.weight
-        try:
-            if disk_usage(self._folder).free - weight.nbytes < FREE_ON_DISK:
-                return packed
-            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=UNFINISHED, delete=False) as file:
-                head = {"shape": list(weight.shape), "bits": weight.bits}
-                file.write(json.dumps(head).encode().ljust(HEADER))
-                for array in weight.arrays:
-                    array.numpy().tofile(file)
-            mapped = _mapped(Path(file.name), weight.shape)
-        except OSError as error:
-            log.warning("packed weights were not kept", folder=str(self._folder), reason=error.strerror)
-            return packed
-        _publisher.submit(_publish, Path(file.name), self._folder / name)
-        return mapped or packed
+        _writer.submit(_write, self._folder / name, packed.weight)
+
+
+def _write(path: Path, weight: PackedWeight) -> None:
+    """Write a weight to a file that appears when its bytes are on the disk. A failure is logged.
+
+    path: The file.
+    weight: The weight.
+    """
+    unfinished = None
+    try:
+        if disk_usage(path.parent).free - weight.nbytes < FREE_ON_DISK:
+            return
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=UNFINISHED, delete=False) as file:
+            unfinished = Path(file.name)
+            head = {"shape": list(weight.shape), "bits": weight.bits}
+            file.write(json.dumps(head).encode().ljust(HEADER))
+            for array in weight.arrays:
+                array.numpy().tofile(file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError as error:
+        log.warning("packed weights were not kept", folder=str(path.parent), reason=error.strerror)
+        if unfinished:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
 
 
 def packed_files_of(directory: Path, quantization: Quantization) -> PackedFiles | None:
@@ -113,19 +139,22 @@ def packed_files_of(directory: Path, quantization: Quantization) -> PackedFiles 
     cannot be written. Weights of GGUF files that were changed or removed since, and weights that no process
     has used for `cache.UNUSED_SECONDS`, are removed from the cache now.
 
-    They are not kept either if the GGUF file has changed since the directory was made.
+    They are not kept either if the GGUF file has changed since the directory was made. Raises ModelError if
+    the processor lacks instructions that packed weights need.
 
     Processors that keep a file's 4 and 6 bits, and others, which round them to 8 bits, use different folders.
 
     directory: The model directory.
     quantization: Form of the model's matrices, "int8" or "int4".
     """
-    from specsot_kernels.cpu.layout import KEPT_TYPES
-
     key = directory.parent
     if key.parent != cache_folder() / "gguf" or not is_current(directory):
         return None
-    folder = cache_folder() / "packed" / f"{key.name}-{quantization}-{FORM}{'-kept' if KEPT_TYPES else ''}"
+    folder = (
+        cache_folder()
+        / "packed"
+        / f"{key.name}-{quantization}-{FORM}{'-kept' if cpu_layout().KEPT_TYPES else ''}"
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         mark = use(folder)
@@ -147,9 +176,7 @@ def _is_outdated(folder: Path) -> bool:
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Remove files that a process began to write an hour ago or earlier, such as one that was killed.
-
-    A process that still uses such a file has mapped it, and only loses the file's name.
+    """Remove unfinished files that nothing was written to for an hour, as those of a process that was killed.
 
     folder: A folder of packed weights.
     """
@@ -159,24 +186,14 @@ def _remove_unfinished(folder: Path) -> None:
                 file.unlink()
 
 
-def _publish(written: Path, path: Path) -> None:
-    """Wait until a file's bytes are on the disk, and rename it. If that fails, the file keeps its name.
-
-    written: The file as it is named now.
-    path: Its final name.
-    """
-    with suppress(OSError):
-        with written.open("rb") as file:
-            os.fsync(file.fileno())
-        written.replace(path)
-
-
 def _mapped(path: Path, shape: Sequence[int]) -> Packed | None:
-    """Return the weight of a file, mapped; None if the file is missing, or is of another shape or size.
+    """Return the weight of a file, mapped; None if the file is missing, has another shape or size, or has a
+    form that this processor's kernel cannot compute.
 
     path: The file.
     shape: (out, in) of the weight.
     """
+    from specsot_kernels.cpu.layout import FORMS
     from specsot_kernels.cpu.running import PackedArrays, array_sizes
 
     try:
@@ -185,14 +202,16 @@ def _mapped(path: Path, shape: Sequence[int]) -> Packed | None:
             bits = int(head["bits"])
             codes, scales, bias = array_sizes(shape, bits)
             size = HEADER + codes + 4 * (scales + bias)
-            if head["shape"] != list(shape) or os.fstat(file.fileno()).st_size != size:
+            same = head["shape"] == list(shape) and os.fstat(file.fileno()).st_size == size
+            if bits not in FORMS or not same:
                 return None
             if hasattr(os, "posix_fadvise"):
                 # The system reads the file from the disk while other weights are prepared.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
-    except (OSError, ValueError, LookupError, TypeError):
+        whole: Tensor = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    # PyTorch raises RuntimeError if the file was removed meanwhile, or cannot be mapped.
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError):
         return None
-    whole: Tensor = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
     arrays = whole[HEADER:].split([codes, 4 * scales, 4 * bias])
     floats = (array.view(torch.float32) for array in arrays[1:])
     return Packed.of_arrays(shape, PackedArrays(arrays[0], *floats), bits)

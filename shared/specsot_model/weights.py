@@ -536,13 +536,14 @@ class Fetch:
         return kept.find(name, shape) if kept else None
 
     def keep_packed(self, name: str, packed: Packed) -> Packed:
-        """Keep a packed weight for later processes, and return it, mapped if it could be kept.
+        """Write a packed weight to a file for later processes, in the background, and return it.
 
         name: Name of the weight: that of its first tensor.
         packed: The weight, which `find_packed` did not find.
         """
-        kept = self._packed_files
-        return kept.keep(name, packed) if kept else packed
+        if files := self._packed_files:
+            files.keep(name, packed)
+        return packed
 
     @property
     def _packed_files(self) -> PackedFiles | None:

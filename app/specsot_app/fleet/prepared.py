@@ -60,6 +60,10 @@ class PreparedProcess:
     """
 
     def __init__(self, environment: Variables) -> None:
+        """Start the process, and wait until the system has started it. Raises OSError if the system cannot.
+
+        environment: See the class.
+        """
         self._environment = environment
         # The process belongs to the loop that started it, so the fleet must run on this loop, too.
         self.loop: asyncio.AbstractEventLoop = new_loop()

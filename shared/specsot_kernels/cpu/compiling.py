@@ -99,8 +99,11 @@ def one_process_at_a_time() -> Generator[None]:
             with suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-        if not _is_compiled(lock):
-            lock.write(b"compiled\n")
+        # If the disk is full, later processes take turns, too.
+        with suppress(OSError):
+            if not _is_compiled(lock):
+                lock.write(b"compiled\n")
+                lock.flush()
 
 
 def compile_early() -> None:
@@ -121,4 +124,6 @@ def compile_early() -> None:
     if not compiled:
         command = [sys.executable, "-c", "from specsot_kernels.cpu.kernel import address; address()"]
         silent = subprocess.DEVNULL
-        _compilers.append(subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent))
+        # Without this process, the one that needs the kernel compiles it.
+        with suppress(OSError):
+            _compilers.append(subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent))
