@@ -474,7 +474,7 @@ SCALE = 2
 LANES = 16
 # Bytes of a weight that packed int8 keeps as it is, by ggml's number of its type: Q4_0, Q4_1, Q4_K and Q6_K;
 # see `layout.GROUP_BYTES`.
-KEPT_BYTES = {2: 0.625, 3: 0.625, 12: 0.578125, 14: 0.8203125}
+LOSSLESS_BYTES = {2: 0.625, 3: 0.625, 12: 0.578125, 14: 0.8203125}
 # Weights. How many int4 weights a GPU converts to floats at a time. Untuned.
 FLOATS_AT_A_TIME = 1 << 24
 
@@ -537,16 +537,18 @@ def describe_rounding(kind: Quantization | None, device: str) -> str:
         return kind or ""
     if kind == "int4":
         return f"int4 weights, int8 embedding, {GROUP} ({LONG_GROUP} for 8-bit weights) activations a scale"
-    kept = f" ({GROUP} for weights of 4 and 6 bits, kept as in the file)" if cpu_layout().KEPT_TYPES else ""
+    kept = (
+        f" ({GROUP} for weights of 4 and 6 bits, kept as in the file)" if cpu_layout().LOSSLESS_HERE else ""
+    )
     return f"int8 weights, int8 embedding, {LONG_GROUP}{kept} activations a scale"
 
 
-def _is_kept(ggml_type: int) -> bool:
+def _is_lossless(ggml_type: int) -> bool:
     """Return whether packed int8 weights keep the numbers of a type of a GGUF file on this processor.
 
     ggml_type: ggml's number of the type.
     """
-    return ggml_type in cpu_layout().KEPT_TYPES
+    return ggml_type in cpu_layout().LOSSLESS_HERE
 
 
 def lm_head_quantization(kind: Quantization | None) -> Quantization | None:
@@ -610,8 +612,8 @@ def stored_bytes(
     # This is the size of the packed CPU form; other devices need a little less.
     groups = LONG_GROUP if kind == "int8" else GROUP
     outputs, inputs = (-(-size // multiple) * multiple for size, multiple in zip(shape, (LANES, groups)))
-    if kind == "int8" and ggml_type is not None and _is_kept(ggml_type):
-        return outputs * int(shape[1] * KEPT_BYTES[ggml_type] + 4)
+    if kind == "int8" and ggml_type is not None and _is_lossless(ggml_type):
+        return outputs * int(shape[1] * LOSSLESS_BYTES[ggml_type] + 4)
     if kind == "int8":
         return outputs * (inputs + 8)
     return outputs * (inputs // 2 + 2 * SCALE * (inputs // GROUP) + 4)
@@ -658,7 +660,7 @@ class Packed:
 
         shape: (out, in) of the weight.
         arrays: The arrays of the packed weight.
-        bits: The entry BITS of its table; see `layout.BITS`.
+        bits: The entry BITS of its table; see `layout.FORMAT`.
 
         Raises ModelError if the processor lacks instructions that the kernels need.
         """

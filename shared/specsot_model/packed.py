@@ -58,8 +58,8 @@ class LayerParts:
 
     @property
     def table(self) -> NDArray[np.int64]:
-        """Return the layer as the kernel reads it: int64 [layout.LAYER], addresses and sizes; see
-        `layout.LAYER`.
+        """Return the layer as the kernel reads it: int64 [layout.LAYER_FIELDS], addresses and sizes; see
+        `layout.LAYER_FIELDS`.
         """
         products = (self.qkv, self.out, self.gate_up, self.down)
         norms = (self.input_norm, self.mlp_norm, *(self.head_norms or (None, None)))
@@ -250,7 +250,7 @@ class PackedLayers:
         frame.point(layout.X, inputs.contiguous())
         self._set_turns(frame, layer, int(positions.max()) + 1)
         self._set_kv(frame, kv, layer)
-        frame.run(self._tables[layer], layout.REMEMBER)
+        frame.run(self._tables[layer], layout.STORE_KV)
 
     def _frame(self, positions: Tensor, slots: Tensor, kv: KVPages, max_columns: int | None) -> KernelFrame:
         """Return the kernel's argument block for a batch, without what differs from layer to layer.
@@ -269,7 +269,7 @@ class PackedLayers:
         counts = sizes.heads, sizes.kv_heads, sizes.head_dim, kv.page_rows
         for field, count in zip((layout.HEADS, layout.KV_HEADS, layout.HEAD_DIM, layout.PAGE_ROWS), counts):
             frame.put(field, count)
-        frame.put_float(layout.FACTOR, 1 / np.sqrt(np.float32(sizes.query_scalar or sizes.head_dim)))
+        frame.put_float(layout.QUERY_SCALE, 1 / np.sqrt(np.float32(sizes.query_scalar or sizes.head_dim)))
         frame.point(layout.POSITIONS, positions.contiguous())
         frame.point(layout.SLOTS, slots.contiguous())
         frame.make(layout.PROJECTED, rows * (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim * 4)
@@ -290,8 +290,8 @@ class PackedLayers:
         from specsot_kernels.cpu import layout
 
         columns = _columns(plan)
-        frame.put(layout.SIGHT, columns.sight.ctypes.data)
-        frame.put(layout.SEEN_BY, columns.sight.shape[1])
+        frame.put(layout.VISIBLE_COLUMNS, columns.sight.ctypes.data)
+        frame.put(layout.VISIBLE_HEADS, columns.sight.shape[1])
         self._set_kv(frame, kv, layer)
 
     def _set_kv(self, frame: KernelFrame, kv: KVPages, layer: int) -> None:
@@ -327,7 +327,7 @@ class PackedLayers:
             cosines, sines = (table.float() for table in (angles.double().cos(), angles.double().sin()))
             signed = torch.stack((-sines, sines), -1).flatten(1)
             self._turns[rotary] = torch.stack((cosines.repeat_interleave(2, 1), signed), 1).contiguous()
-        frame.point(layout.TURNS, self._turns[rotary])
+        frame.point(layout.ROTATIONS, self._turns[rotary])
 
 
 def _columns(plan: AttentionPlan) -> ColumnPlan:

@@ -37,7 +37,7 @@ log = structlog.get_logger()
 # Version of the files' content. Every change of a packed weight's layout, or of how weights are rounded,
 # needs another version.
 FORM = "2"
-# Bytes. The first bytes of a file: the weight's shape and its entry BITS (`layout.BITS`) as JSON, and spaces.
+# Bytes. The first bytes of a file: the weight's shape and its format (`layout.FORMAT`) as JSON, and spaces.
 # Arrays then begin on a page.
 HEADER = 4096
 # Bytes. Weights are not kept if the disk would have less free space afterwards. Untuned.
@@ -153,7 +153,7 @@ def packed_files_of(directory: Path, quantization: Quantization) -> PackedFiles 
     folder = (
         cache_folder()
         / "packed"
-        / f"{key.name}-{quantization}-{FORM}{'-kept' if cpu_layout().KEPT_TYPES else ''}"
+        / f"{key.name}-{quantization}-{FORM}{'-kept' if cpu_layout().LOSSLESS_HERE else ''}"
     )
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -193,7 +193,7 @@ def _mapped(path: Path, shape: Sequence[int]) -> Packed | None:
     path: The file.
     shape: (out, in) of the weight.
     """
-    from specsot_kernels.cpu.layout import FORMS
+    from specsot_kernels.cpu.layout import FORMATS
     from specsot_kernels.cpu.running import PackedArrays, array_sizes
 
     try:
@@ -203,7 +203,7 @@ def _mapped(path: Path, shape: Sequence[int]) -> Packed | None:
             codes, scales, bias = array_sizes(shape, bits)
             size = HEADER + codes + 4 * (scales + bias)
             same = head["shape"] == list(shape) and os.fstat(file.fileno()).st_size == size
-            if bits not in FORMS or not same:
+            if bits not in FORMATS or not same:
                 return None
             if hasattr(os, "posix_fadvise"):
                 # The system reads the file from the disk while other weights are prepared.

@@ -1,5 +1,5 @@
 """Runs products as they are compiled for another processor, whose instructions are spelled out in plain LLVM
-code, and prints a digest of the results of each form of weights.
+code, and prints a digest of the results of each format of weights.
 
 python -m tests.model.emulated avx512vnni     # or avxvnni, amx, own (this processor's kernel)
 """
@@ -19,7 +19,7 @@ KIND = sys.argv[1]
 if KIND != "own":
     layout.INSTRUCTIONS = "avx512vnni" if KIND == "amx" else KIND
     layout.AMX = KIND == "amx"
-    layout.WIDE_INPUTS, layout.WORD = False, 4
+    layout.WIDE_INPUTS, layout.STEP_BYTES = False, 4
 
 from specsot_kernels.cpu import kernel, running, steps, tiles  # noqa: E402
 from specsot_kernels.cpu import vectors as v  # noqa: E402
@@ -56,7 +56,7 @@ class Matrices:
             self.loaded[values[0].constant] = b.ptrtoint(values[1], v.I64), values[2]
         elif name == "tdpbsud":
             (x, x_stride), (w, w_stride) = self.loaded[0], self.loaded[1]
-            plain = tiles._AnySums()
+            plain = tiles._GenericDots()
             self.sums = []
             for row in range(layout.TILE_ROWS):
                 held = [tiles.ir.Constant(v.VI, None)]
@@ -72,7 +72,7 @@ class Matrices:
 
     def product(self, bits: int) -> Any:
         """The operation that `tiles.matrix` calls for these bits."""
-        emit = tiles._matrix(bits)
+        emit = tiles._amx_tile(bits)
 
         def code(b: Any, *values: Any) -> None:
             self.steps = tiles._steps(bits) // tiles._parts(bits)
@@ -90,9 +90,9 @@ def emulate() -> None:
         matrices = Matrices()
         tiles._amx = matrices.emit
         nothing = tiles.operation(tiles.types.void, (), lambda b: None)
-        tiles.configure = tiles._by_form(lambda bits: nothing)
+        tiles.configure = tiles._by_format(lambda bits: nothing)
         tiles.release = nothing
-        tiles.matrix = tiles._by_form(matrices.product)
+        tiles.matrix = tiles._by_format(matrices.product)
 
 
 def weight(bits: int, drawn: torch.Generator) -> running.PackedWeight:
@@ -114,7 +114,7 @@ if __name__ == "__main__":
     if KIND != "own":
         emulate()
     drawn = torch.Generator().manual_seed(0)
-    for bits in tiles.FORMS:
+    for bits in tiles.FORMATS:
         held, x = weight(bits, drawn), torch.randn(64, 1536, generator=drawn)
         found = running.multiply(x, held)
         for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 22, 31):

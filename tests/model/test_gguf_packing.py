@@ -93,15 +93,15 @@ def test_blocks_are_packed_to_the_bits_of_their_decoded_floats(kind: GGMLQuantiz
     assert all(torch.equal(one, other) for one, other in zip(found.arrays, wanted.arrays))
 
 
-KEPT = [Kind(kind) for kind in layout.KEEPABLE_TYPES]
+KEPT = [Kind(kind) for kind in layout.LOSSLESS_TYPES]
 # Without those whose products this processor's kernel lacks.
-MULTIPLIED = [kind for kind in KEPT if layout.KEEPABLE_TYPES[kind] in layout.FORMS]
+MULTIPLIED = [kind for kind in KEPT if layout.LOSSLESS_TYPES[kind] in layout.FORMATS]
 
 
 @pytest.fixture
 def keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers of 4 and 6 bits are kept, as on processors that have AVX2 and no VNNI."""
-    monkeypatch.setattr(layout, "KEPT_TYPES", layout.KEEPABLE_TYPES)
+    monkeypatch.setattr(layout, "LOSSLESS_HERE", layout.LOSSLESS_TYPES)
 
 
 def kept(kind: GGMLQuantizationType, bias: torch.Tensor | None = None) -> tuple[Packed, torch.Tensor]:
@@ -120,7 +120,7 @@ def kept(kind: GGMLQuantizationType, bias: torch.Tensor | None = None) -> tuple[
 def test_numbers_of_four_and_six_bits_are_kept(kind: GGMLQuantizationType) -> None:
     """The package gguf reads the same fp32 numbers from the file, bit for bit."""
     packed, numbers = kept(kind)
-    assert packed.weight.bits == layout.KEEPABLE_TYPES[kind]
+    assert packed.weight.bits == layout.LOSSLESS_TYPES[kind]
     assert packed.weight.nbytes == stored_bytes((57, 768), 4, "int8", kind) < 57 * 768
     some = torch.tensor([56, 3, 3, 0, 17])
     assert torch.equal(packed.rows(torch.arange(57)), numbers)
@@ -171,7 +171,7 @@ def test_a_kept_file_has_the_weight_and_no_other_shape(kind: GGMLQuantizationTyp
         flush()
         found = files.find("weight", (57, 768))
         assert found is not None
-        assert found.weight.bits == packed.weight.bits == layout.KEEPABLE_TYPES.get(kind, 8)
+        assert found.weight.bits == packed.weight.bits == layout.LOSSLESS_TYPES.get(kind, 8)
         assert all(torch.equal(*pair) for pair in zip(found.weight.arrays, packed.weight.arrays))
         assert files.find("weight", (57, 1024)) is None
         # The header names bits of which the file's size is not.

@@ -41,7 +41,7 @@ def test_products_have_the_same_bits_with_the_instructions_of_other_processors(
     """Every form of weights that this processor's kernel knows; the instructions are emulated, as the
     processor may lack them.
     """
-    from specsot_kernels.cpu.layout import FORMS
+    from specsot_kernels.cpu.layout import FORMATS
 
     env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     found, wanted = (
@@ -55,4 +55,4 @@ def test_products_have_the_same_bits_with_the_instructions_of_other_processors(
         for one in (kind, "own")
     )
     assert found == wanted
-    assert len(found.splitlines()) == len(FORMS)
+    assert len(found.splitlines()) == len(FORMATS)

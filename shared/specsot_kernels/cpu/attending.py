@@ -36,7 +36,7 @@ from specsot_kernels.cpu.vectors import (
 )
 
 # Bytes of a number in the pages, which hold keys and values in fp16.
-KEPT = 2
+KV_ITEM_BYTES = 2
 
 
 def _widened(b: Builder, at: Value) -> Value:
@@ -59,7 +59,7 @@ def _fetch(b: Builder, base: Value, at: Value, vectors: int) -> None:
     vectors: number of vectors of LANES numbers.
     """
     place = b.add(base, read(I64)(b, at))
-    for line in range(-(-vectors * KEPT * LANES // BYTES)):
+    for line in range(-(-vectors * KV_ITEM_BYTES * LANES // BYTES)):
         fetch_line(b, address(b, place, (line, BYTES)), SECOND)
 
 
@@ -132,7 +132,7 @@ def _scores(vectors: int, queries: int) -> Callable[..., Value]:
                 """
                 key = b.add(base, read(I64)(b, address(b, places, (column, 8))))
                 first, *others = (
-                    _widened(b, address(b, key, (part, KEPT * LANES))) for part in range(vectors)
+                    _widened(b, address(b, key, (part, KV_ITEM_BYTES * LANES))) for part in range(vectors)
                 )
                 found = [b.fmul(query[0], first) for query in asked]
                 for part, numbers in enumerate(others, 1):
@@ -205,7 +205,9 @@ def _values(vectors: int, queries: int) -> Callable[..., Value]:
             own: variables of the sums, for each query and vector.
             """
             value = b.add(base, read(I64)(b, address(b, offsets, (column, 8))))
-            numbers = [_widened(b, address(b, value, (part, KEPT * LANES))) for part in range(vectors)]
+            numbers = [
+                _widened(b, address(b, value, (part, KV_ITEM_BYTES * LANES))) for part in range(vectors)
+            ]
             weight = [
                 spread(b, read(F32)(b, address(b, weights, (weights_apart, query), (column, 4))))
                 for query in range(queries)
@@ -291,8 +293,8 @@ def score(queries, group, keys, offsets, count, dim, out, apart, values):
         while head < group:
             query = queries + 4 * (head * dim + first)
             to = out + head * apart
-            later = 0 if head or not values else values + KEPT * first
-            given = query, 4 * dim, keys + KEPT * first, offsets, count, to, apart, first, later
+            later = 0 if head or not values else values + KV_ITEM_BYTES * first
+            given = query, 4 * dim, keys + KV_ITEM_BYTES * first, offsets, count, to, apart, first, later
             left = group - head
             head += _score4(left, given) if wide else _score1(left, given)
         first += 64 if wide else LANES
@@ -324,10 +326,10 @@ def gather(weights, apart, group, values, offsets, count, dim, odd, even, keys, 
         while head < group:
             at = 4 * (head * dim + first)
             own = weights + head * apart
-            later = 0 if head or not keys else keys + KEPT * first
+            later = 0 if head or not keys else keys + KV_ITEM_BYTES * first
             one = odd + at
             two = even + at
-            base = values + KEPT * first
+            base = values + KV_ITEM_BYTES * first
             given = own, apart, base, offsets, count, one, two, 4 * dim, later, soon
             left = group - head
             head += _value4(left, given) if wide else _value1(left, given)

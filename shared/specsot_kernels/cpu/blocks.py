@@ -1,6 +1,6 @@
 """Packs the blocks of a GGUF file for the kernels, row by row, on several threads.
 
-Blocks of some types (`layout.KEEPABLE_TYPES`) keep their numbers, which are laid out in another order. Of
+Blocks of some types (`layout.LOSSLESS_TYPES`) keep their numbers, which are laid out in another order. Of
 others, a row is decoded to fp32 as the package `gguf` decodes it, operation by operation, and rounded as
 `running.PackedWeight` rounds floats to 8 bits. Both results are the same, bit for bit; only the time differs.
 """
@@ -85,7 +85,7 @@ def _decode_fp16(rows, halves, out):
 
 def _decode_bf16(rows, halves, out):
     """Decode rows of bf16 numbers; see `DECODERS`."""
-    _lengthen(rows.view(np.uint16), out.view(np.uint32))
+    _widen_bf16(rows.view(np.uint16), out.view(np.uint32))
 
 
 @_compiled
@@ -103,7 +103,7 @@ def _look_up(shorts, halves, out):
 
 
 @_compiled
-def _lengthen(shorts, words):
+def _widen_bf16(shorts, words):
     """Store the bits of the fp32 number of each bf16 number; NumPy takes twice as long.
 
     shorts: uint16 [rows, inputs], the bits of the bf16 numbers.
@@ -348,7 +348,7 @@ def _word(shorts, at):
 
 
 @_compiled
-def _lay_q4_k(rows, outputs, codes, words):
+def _repack_q4_k(rows, outputs, codes, words):
     """Lay out rows of blocks Q4_K for the kernels; see `running.PackedWeight`. No number changes.
 
     rows: uint32 [rows, 4-byte words of a row], the blocks: both fp16 numbers, 12 bytes of scales and minimum
@@ -390,7 +390,7 @@ def _lay_q4_k(rows, outputs, codes, words):
 
 
 @_compiled
-def _lay_q4(rows, size, outputs, minimums, shorts, words):
+def _repack_q4(rows, size, outputs, minimums, shorts, words):
     """Lay out rows of blocks Q4_0 or Q4_1 for the kernels; see `running.PackedWeight`. No number changes.
 
     rows: uint16 [rows, 16-bit numbers of a row], the blocks: a scale, a minimum value in Q4_1 alone, and the
@@ -423,7 +423,7 @@ def _lay_q4(rows, size, outputs, minimums, shorts, words):
 
 
 @_compiled
-def _lay_q6_k(rows, outputs, codes, shorts, words):
+def _repack_q6_k(rows, outputs, codes, shorts, words):
     """Lay out rows of blocks Q6_K for the kernels; see `running.PackedWeight`. No number changes.
 
     rows: uint16 [rows, 16-bit numbers of a row], the blocks; see `_decode_q6_k`.
@@ -464,10 +464,10 @@ def _lay_q6_k(rows, outputs, codes, shorts, words):
                     words[to + LANES * (4 + half)] = together
 
 
-def lay_rows(part: BlockRows, codes: NDArray[np.uint8], threads: int) -> None:
+def repack_rows(part: BlockRows, codes: NDArray[np.uint8], threads: int) -> None:
     """Store rows of 4- or 6-bit blocks in a packed weight, with all their numbers.
 
-    part: the rows, of a type in `layout.KEEPABLE_TYPES`; see `BlockRows`.
+    part: the rows, of a type in `layout.LOSSLESS_TYPES`; see `BlockRows`.
     codes: uint8 [bytes of the packed weight], which are written; see `running.PackedWeight`.
     threads: number of threads, at least 1.
     """
@@ -475,17 +475,17 @@ def lay_rows(part: BlockRows, codes: NDArray[np.uint8], threads: int) -> None:
     stored = rows.view(np.uint32 if kind == Q4_K else np.uint16)
     shorts, words = codes.view(np.uint16), codes.view(np.uint32)
 
-    def lay_range(begin: int, end: int) -> None:
+    def repack_range(begin: int, end: int) -> None:
         """Lay out the rows from `begin` to `end`."""
         some = slice(begin, end)
         if kind == Q4_K:
-            _lay_q4_k(stored[some], outputs[some], codes, words)
+            _repack_q4_k(stored[some], outputs[some], codes, words)
         elif kind == Q6_K:
-            _lay_q6_k(stored[some], outputs[some], codes, shorts, words)
+            _repack_q6_k(stored[some], outputs[some], codes, shorts, words)
         else:
-            _lay_q4(stored[some], 9 if kind == 2 else 10, outputs[some], MINIMUMS, shorts, words)
+            _repack_q4(stored[some], 9 if kind == 2 else 10, outputs[some], MINIMUMS, shorts, words)
 
-    _on_threads(lay_range, len(rows), threads)
+    _on_threads(repack_range, len(rows), threads)
 
 
 def _on_threads(work: Callable[[int, int], None], count: int, threads: int) -> None:

@@ -1,7 +1,10 @@
 """What the kernels for CPUs and their callers agree on: fields of tables, sizes, and the processor's
 instructions.
 
-Importing this module imports neither Numba nor torch.
+A weight is stored in panels of 16 outputs. A panel is divided by inputs into groups, and a group into steps
+of four inputs. Panels are not the blocks of a GGUF file, which have 32 or 256 inputs of one output.
+
+Importing this module does not import torch, and imports Numba only if the user has configured it.
 """
 
 from __future__ import annotations
@@ -16,22 +19,22 @@ from llvmlite import binding
 
 from specsot_kernels.errors import UnsupportedProcessor
 
-# Numbers of a vector.
+# How many numbers a vector has; also the outputs of a panel.
 LANES = 16
-# Bytes of a vector of floats, of the 8-bit weights of one step, and of a cache line.
+# Bytes of a vector of fp32 numbers, of the 8-bit weights of a panel's step, and of a cache line.
 BYTES = 64
-# Inputs of a group of weights of 4 and 6 bits. The activations that a group multiplies share a scale.
+# Inputs of a group of 4- and 6-bit weights. The activations that a group multiplies share a scale.
 GROUP = 32
-# Activations that share a scale with 8-bit weights.
+# Inputs of a group of 8-bit weights.
 LONG_GROUP = 64
 # The largest finite fp16 number.
 LARGEST_HALF = 65504.0
-# ggml's numbers of its types Q4_K and Q6_K. A product's table has them in place of bits if its weight was
-# stored in such blocks: 4- or 6-bit weights, whose groups have scales of few bits.
+# ggml's numbers of its types Q4_K and Q6_K, 4- and 6-bit weights whose scales have few bits, too. They are
+# also the formats (FORMAT) of weights that are packed from such blocks without loss.
 Q4_K, Q6_K = 12, 14
-# Inputs of a block Q4_K or Q6_K.
+# Inputs of a GGUF block Q4_K or Q6_K.
 K_INPUTS = 256
-# By the entry BITS, bytes of a group of 16 outputs: the lower 4 bits of the weights, the upper 2 bits in
+# By the weights' format, bytes of a group of a panel: the lower 4 bits of the weights, the upper 2 bits in
 # Q6_K, and then a number of each output for the group's scale and one for its minimum value (in Q6_K for the
 # scale of the second half): fp16, or a byte in Q4_K and Q6_K. A group of 8-bit weights has nothing else.
 GROUP_BYTES = {
@@ -40,13 +43,13 @@ GROUP_BYTES = {
     Q4_K: 4 * BYTES + 2 * LANES,
     Q6_K: 6 * BYTES + 2 * LANES,
 }
-# By the entry BITS, bytes that precede each 8 groups of 16 outputs: fp16 numbers by which the groups' scales,
-# and in Q4_K those by which their minimum values, are multiplied.
+# By the weights' format, bytes that precede each 8 groups of a panel: fp16 numbers by which the groups'
+# scales, and in Q4_K those by which their minimum values, are multiplied.
 HEAD_BYTES = {8: 0, 4: 0, Q4_K: 4 * LANES, Q6_K: 2 * LANES}
 # Bytes of a barrier. Three counters, each in a cache line of its own: threads that have arrived, completed
 # barriers, threads that sleep.
 BARRIER_BYTES = 3 * BYTES
-# Rows of an AMX tile. A tile of weights holds one group of one block of outputs.
+# Rows of an AMX tile. A tile of weights holds one group of one panel, in Q6_K half a group.
 TILE_ROWS = 16
 
 
@@ -101,17 +104,17 @@ def _instructions() -> str:
 INSTRUCTIONS = _instructions()
 # On AVX2, 8-bit products read their inputs as 16-bit numbers.
 WIDE_INPUTS = INSTRUCTIONS == "avx2"
-# By ggml's number of a type whose numbers a packed weight can hold as they are: the entry BITS of its table.
-# The first two types are Q4_0 and Q4_1.
-KEEPABLE_TYPES = {2: 4, 3: 4, Q4_K: Q4_K, Q6_K: Q6_K}
-# The types whose numbers are kept on this processor. Others are rounded to 8 bits. Chosen by measurement,
-# compared with 8 bits: on AVX2, products of 1 to 64 rows take 0.58 to 1.04 times as long; with AMX, those of
-# one row take 0.65 to 1.0 times as long, but those of 8 rows 1.2 to 1.8 times, and those of 64 rows 2.3 to
-# 3.7 times. AVX-VNNI and AVX-512 VNNI without AMX were not measured.
-KEPT_TYPES = KEEPABLE_TYPES if INSTRUCTIONS == "avx2" else {}
-# The entries BITS that the kernel can compute on this processor. On a Xeon with VNNI, compiling it takes
+# By ggml's number of a type, the format that holds its weights without loss. The first two types are Q4_0 and
+# Q4_1.
+LOSSLESS_TYPES = {2: 4, 3: 4, Q4_K: Q4_K, Q6_K: Q6_K}
+# Those of LOSSLESS_TYPES that are packed without loss on this processor. All others are rounded to 8 bits.
+# Chosen by measurement, compared with 8 bits: on AVX2, products of 1 to 64 rows take 0.58 to 1.04 times as
+# long; with AMX, those of one row take 0.65 to 1.0 times as long, but those of 8 rows 1.2 to 1.8 times, and
+# those of 64 rows 2.3 to 3.7 times. AVX-VNNI and AVX-512 VNNI without AMX were not measured.
+LOSSLESS_HERE = LOSSLESS_TYPES if INSTRUCTIONS == "avx2" else {}
+# The formats that the kernel can compute on this processor. On a Xeon with VNNI, compiling it takes
 # 11.0 s of processor time with these, and 14.4 s with all of GROUP_BYTES.
-FORMS = (8, 4, *(bits for bits in KEPT_TYPES.values() if bits != 4))
+FORMATS = (8, 4, *(bits for bits in LOSSLESS_HERE.values() if bits != 4))
 
 
 def _has_amx() -> bool:
@@ -125,63 +128,77 @@ def _has_amx() -> bool:
 # Whether this process may use AMX.
 AMX = _has_amx()
 
-# Fields of a product's table. WEIGHT, FACTORS, BIAS: addresses of the packed weight, of the scales of its
-# outputs (8 bits only) and of its bias, which is zeros if there is none. INPUTS, OUTPUTS: sizes. BITS: 8, 4,
-# Q4_K or Q6_K. APART: bytes from the weights of 16 outputs to those of the next 16.
-WEIGHT, FACTORS, BIAS, INPUTS, OUTPUTS, BITS, APART = range(0, 56, 8)
-# Numbers of a product's table.
-PRODUCT = 7
-# Fields of a layer: four products, and addresses of the norms' weights; those of the head norms may be 0
-# (none).
-QKV, OUT, GATE_UP, DOWN = range(0, 4 * 8 * PRODUCT, 8 * PRODUCT)
-INPUT_NORM, MLP_NORM, Q_NORM, K_NORM = range(DOWN + 8 * PRODUCT, DOWN + 8 * PRODUCT + 32, 8)
-# Numbers of a layer's table.
-LAYER = DOWN // 8 + PRODUCT + 4
-# Fields of a frame's table; a single product uses the first nine and those from X on. All are addresses of
-# arrays except the counts ROWS, HEADS, KV_HEADS, HEAD_DIM, PAGE_ROWS, SEEN_BY, BEST and COUNT, the numbers
-# EPS and FACTOR, by which queries are multiplied, and:
-# * X is the input of a product, and of a layer without a first norm.
-# * LAYERS_APART and SCORES_APART are bytes from one layer's keys to the next layer's, and from one query's
-#   scores to the next query's.
-# * THREAD, THREADS and SYSTEM are addresses of functions; see `running._entries`. MEETING is the team's
-#   barrier.
-# * SHORT, SCALES, SUMS and WIDE are scratch memory for quantized rows, their scales and corrections, and one
-#   normed row of each thread.
-# * SIGHT has five numbers for each row (and each of SEEN_BY heads): the address of the offsets of the first
-#   columns that the row sees, their number, the same two for the columns after these, and by how many
-#   positions the query is rotated towards the first columns.
-# * TAPS has for each layer a product of its input, or 0, and where its result is written. It is 0 if no layer
-#   has a tap.
-# * ASKED, TURNED, SCORES and EVEN are each thread's memory for the queries that it processes together.
-(ROWS, EPS, THREAD, THREADS, MEETING, SHORT, SCALES, SUMS, WIDE,
- HIDDEN, HEADS, KV_HEADS, HEAD_DIM, PAGE_ROWS, KEYS, VALUES, LAYERS_APART, SLOTS, POSITIONS, TURNS,
- SIGHT, SEEN_BY, ASKED, TURNED, SCORES, SCORES_APART, EVEN, PROJECTED, ATTENDED, INNER,
- X, OUTPUT, NORM, BEST, COUNT, CHANCES, TOKENS, OFFSETS, TAPS, SYSTEM,
- FACTOR) = range(0, 41 * 8, 8)  # fmt: skip
-# Numbers of a frame's table.
-FRAME = 41
-# What a call computes: a product (MULTIPLY), the COUNT best of its BEST outputs (CHOOSE), or the keys and
-# values of a layer (REMEMBER). A positive number runs so many layers one after another.
+# The constants below are fields of tables of int64 numbers, by their offset in bytes. Unless a comment says
+# otherwise, a field holds the address of an array of fp32 numbers.
+
+# A product's table. WEIGHT: the packed weight; see `running.PackedWeight`. OUTPUT_SCALES: the scales of its
+# outputs (8 bits only). BIAS: zeros if there is none. INPUTS, OUTPUTS: the numbers of inputs and outputs.
+# FORMAT, not an address: how the weights are packed. 8 is 8 bits, 4 is 4 bits with fp16 scales and minimum
+# values, Q4_K and Q6_K are as ggml has them. PANEL_BYTES: bytes of a panel.
+WEIGHT, OUTPUT_SCALES, BIAS, INPUTS, OUTPUTS, FORMAT, PANEL_BYTES = range(0, 56, 8)
+# Number of fields of a product's table.
+PRODUCT_FIELDS = 7
+# A layer's table. QKV, OUT, GATE_UP, DOWN: its four products' tables. INPUT_NORM, MLP_NORM, Q_NORM, K_NORM:
+# the norms' weights; those of the head norms, and of the first norm, may be 0 (none).
+QKV, OUT, GATE_UP, DOWN = range(0, 4 * 8 * PRODUCT_FIELDS, 8 * PRODUCT_FIELDS)
+INPUT_NORM, MLP_NORM, Q_NORM, K_NORM = range(DOWN + 8 * PRODUCT_FIELDS, DOWN + 8 * PRODUCT_FIELDS + 32, 8)
+# Number of fields of a layer's table.
+LAYER_FIELDS = DOWN // 8 + PRODUCT_FIELDS + 4
+# A frame's table. A single product uses the first nine fields and those from X on.
+# * Numbers, not addresses: ROWS, how many rows the frame has; EPS, the norms' epsilon, and QUERY_SCALE, by
+#   which queries are multiplied (both the bits of an fp32 number); HEADS, KV_HEADS, HEAD_DIM, PAGE_ROWS (rows
+#   of a KV page); VISIBLE_HEADS, see VISIBLE_COLUMNS; BEST and COUNT, of a TOP_K: how many outputs there are,
+#   and how many are chosen; LAYERS_APART and SCORES_APART, bytes from one layer's keys to the next layer's,
+#   and from one query's scores to the next query's.
+# * THREAD, THREADS, SYSTEM: addresses of functions; see `running._entries`. BARRIER: the team's barrier.
+# * QUANTIZED, ROW_SCALES, CORRECTIONS, NORMED_ROW: scratch memory for quantized rows, their scales and
+#   corrections (see `steps.quantize_row`), and one normed row of each thread.
+# * HIDDEN [rows, hidden size]: the hidden states, which layers update in place. X: the input of a product,
+#   and of a layer without a first norm. OUTPUT: the result of a product. NORM: weight of the norm of X, or 0.
+# * KEYS, VALUES: the pages of the present layer, in fp16 [pages, KV heads, page rows, head size]. SLOTS:
+#   int64 [rows], where a row's keys and values are stored; negative: nowhere. POSITIONS: int64 [rows].
+#   ROTATIONS: by position, cosines and sines of each number of a head.
+# * VISIBLE_COLUMNS: five int64 for each row (and each of VISIBLE_HEADS heads). A column is the KV of one
+#   position. The five are: the address of the offsets (bytes in the pages, int64) of the first columns that
+#   the row sees, their number, the same two for the columns after these, and by how many positions the query
+#   is rotated towards the first columns.
+# * QUERY_TABLES, ROTATED, SCORES, VALUE_SUMS: each thread's memory for the queries that it processes
+#   together: their tables (below), rotated copies, attention scores, and second sums of values.
+# * PROJECTED, ATTENDED, INNER: scratch memory for a layer's queries, keys and values, its attention, and the
+#   inner rows of its MLP.
+# * LOG_PROBABILITIES, TOKENS (int64), OFFSETS (int64): of a TOP_K, see `steps.choose`.
+# * TAPS: for each layer the address of the table of a product of its input, or 0, and the address of the
+#   result. It is 0 if no layer has a tap.
+(ROWS, EPS, THREAD, THREADS, BARRIER, QUANTIZED, ROW_SCALES, CORRECTIONS, NORMED_ROW,
+ HIDDEN, HEADS, KV_HEADS, HEAD_DIM, PAGE_ROWS, KEYS, VALUES, LAYERS_APART, SLOTS, POSITIONS, ROTATIONS,
+ VISIBLE_COLUMNS, VISIBLE_HEADS, QUERY_TABLES, ROTATED, SCORES, SCORES_APART, VALUE_SUMS,
+ PROJECTED, ATTENDED, INNER,
+ X, OUTPUT, NORM, BEST, COUNT, LOG_PROBABILITIES, TOKENS, OFFSETS, TAPS, SYSTEM,
+ QUERY_SCALE) = range(0, 41 * 8, 8)  # fmt: skip
+# Number of fields of a frame's table.
+FRAME_FIELDS = 41
+# What a call computes: a product (MULTIPLY), a product and the COUNT best of its BEST outputs (TOP_K), or the
+# keys and values of a layer (STORE_KV). A positive number runs so many layers one after another.
 MULTIPLY = 0
-CHOOSE = -1
-REMEMBER = -2
-# Fields that describe one row's queries of one KV head; the row's other queries follow the first one in
-# memory.
-# * The field at offset 0 is the address of the first query, rotated for the first columns.
-# * LEAD, LEAD_COUNT, TAIL and TAIL_COUNT are the row's sight without its last field.
-# * QUERY is the address of the first query, unrotated.
-# * WEIGHTS is the address of its scores, with 1 / the sum of weights after them.
-# * ODD and OTHER are the addresses of two partial sums of values.
-# * SOON and SOON_COUNT are the first columns of the row that is processed next in this place, to be
-#   prefetched if no other row has read them.
-LEAD, LEAD_COUNT, TAIL, TAIL_COUNT, QUERY, WEIGHTS, ODD, OTHER, SOON, SOON_COUNT = range(8, 11 * 8, 8)
-# Bytes of these fields.
-ASKING = 11 * 8
-# Bytes of four inputs of an 8-bit product.
-WORD = 8 if WIDE_INPUTS else 4
+TOP_K = -1
+STORE_KV = -2
+# A query table describes one row's queries of one KV head; they follow one another in memory.
+# * The field at offset 0: the first query, rotated for the first columns.
+# * FIRST_COLUMNS, FIRST_COUNT, LATER_COLUMNS, LATER_COUNT: the first four numbers of VISIBLE_COLUMNS.
+# * QUERY: the first query, unrotated.
+# * WEIGHTS: its scores, with 1 / the sum of weights after them.
+# * FIRST_SUMS, SECOND_SUMS: two partial sums of values, of columns with even and with odd numbers.
+# * NEXT_COLUMNS, NEXT_COUNT: the first columns of the row that is processed next in this place, which are
+#   prefetched; the count is 0 if another row has read them.
+(FIRST_COLUMNS, FIRST_COUNT, LATER_COLUMNS, LATER_COUNT, QUERY, WEIGHTS, FIRST_SUMS, SECOND_SUMS,
+ NEXT_COLUMNS, NEXT_COUNT) = range(8, 11 * 8, 8)  # fmt: skip
+# Bytes of a query table.
+QUERY_TABLE_BYTES = 11 * 8
+# Bytes of the four quantized inputs of a step of an 8-bit product.
+STEP_BYTES = 8 if WIDE_INPUTS else 4
 # Rows and columns that attention processes together: the keys of so many columns stay in the first-level
 # cache.
 ROWS_AT_ONCE, COLUMNS_AT_ONCE = 4, 64
-# Rows. More rows than `steps.ROWS_OF_ONE`, up to so many, are split evenly over two passes. Chosen by weight
-# bandwidth: 4 + 4 rows read 36 GB/s, 6 + 2 rows 33, and a single row 35.
+# Rows. More rows than `steps.ROWS_OF_ONE`, up to so many, are split evenly over two passes (more with AVX2,
+# whose tiles have fewer rows). Chosen by weight bandwidth: 4 + 4 rows read 36 GB/s, 6 + 2 rows 33, and a single row 35.
 ROWS_OF_TWO = 8

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # Addresses, offsets and sizes.
 Numbers = NDArray[np.int64]
 # Weights. How many are packed at a time; bounds the extra memory. Untuned.
-FLOATS_AT_A_TIME = 1 << 22
+PACKED_AT_ONCE = 1 << 22
 # Replaces a scale of zero in divisions.
 TINY = 1e-30
 
@@ -64,17 +64,18 @@ class PackedWeight:
     """A weight [out, in] in 8 or fewer bits with its bias, and the table by which kernels find its arrays.
 
     In 8 bits, each output has a symmetric scale. In 4 bits, each 32 inputs have a scale and a minimum value
-    in fp16, so that weights from such blocks (a GGUF file's Q4_0 and Q4_1) are held without loss. Blocks Q4_K
-    and Q6_K of 256 inputs are held without loss as well: scales and minimum values of each 32 inputs, or
-    scales of each 16 inputs in Q6_K, are bytes, which the block's fp16 numbers multiply.
+    in fp16, so that GGUF blocks Q4_0 and Q4_1 are stored without loss. Blocks Q4_K and Q6_K of 256 inputs are
+    stored without loss as well: scales and minimum values of each 32 inputs, or scales of each 16 inputs in
+    Q6_K, are bytes, which the block's fp16 numbers multiply.
 
-    Blocks of 16 outputs follow one another. Within a block, a step holds 4 inputs of each of the 16 outputs
+    Panels of 16 outputs follow one another. Within a panel, a step holds 4 inputs of each of the 16 outputs
     (64 numbers). In 8 bits, byte 4 * o + i of step s is the code of output o and input 4 * s + i, plus 128.
     In 4 bits, a byte holds step 2 * p in its lower and step 2 * p + 1 in its upper half, and the 32 inputs of
     a group, 4 * 64 bytes, are followed by the group's 16 scales and 16 minimum values. In Q4_K the fp16
     numbers of 16 outputs (scales first, minimum values negated) precede 8 such groups. Q6_K is like it, but
     after the lower 4 bits of a group 2 * 64 bytes have the upper 2 bits, of four steps each, and the scales
-    are those of the group's first and second 16 inputs. Sizes are padded with zeros to whole blocks.
+    are those of the group's first and second 16 inputs. Sizes are padded to whole panels and groups with
+    weights of zero, in 8 bits the byte 128.
     """
 
     __slots__ = ("arrays", "inputs", "outputs", "shape", "table")
@@ -84,16 +85,16 @@ class PackedWeight:
 
         weight: numbers [out, in], which are rounded; or codes [out, in] (int8, or uint8 below 16) that must
             not be rounded again, with their scales and minimum values, fp32 [out, 1] or [out, in / 32].
-        bias: [out]; None: no bias is added. A shorter bias than `padded` outputs is filled up with zeros.
+        bias: [out]; None: no bias is added. It is filled up with zeros to the padded number of outputs.
         bits: 8 or 4.
         """
         codes_of = (weight,) if isinstance(weight, Tensor) else weight
         self.shape = codes_of[0].shape
-        rows = max(FLOATS_AT_A_TIME // padded(self.shape)[1] // LANES, 1) * LANES
-        parts = [self._lay(part, bits) for part in zip(*(each.split(rows) for each in codes_of))]
+        rows = max(PACKED_AT_ONCE // padded_shape(self.shape)[1] // LANES, 1) * LANES
+        parts = [self._pack_part(part, bits) for part in zip(*(each.split(rows) for each in codes_of))]
         held = torch.cat([held for held, _ in parts])
         factors = torch.cat([factors for _, factors in parts])
-        self._point_to(PackedArrays(held, factors, _padded_bias(bias, self.shape)), bits)
+        self._set_arrays(PackedArrays(held, factors, _padded_bias(bias, self.shape)), bits)
 
     @classmethod
     def of_arrays(cls, shape: Sequence[int], arrays: PackedArrays, bits: int) -> PackedWeight:
@@ -101,19 +102,18 @@ class PackedWeight:
 
         shape: (out, in) of the weight.
         arrays: the arrays, in the sizes of `array_sizes`.
-        bits: the entry BITS of the table; see `layout.BITS`.
+        bits: the weight's format; see `layout.FORMAT`.
         """
         weight = cls.__new__(cls)
         weight.shape = torch.Size(shape)
-        weight._point_to(arrays, bits)  # noqa: SLF001 - of this class
+        weight._set_arrays(arrays, bits)  # noqa: SLF001 - of this class
         return weight
 
     @classmethod
     def of_blocks(
         cls, shape: Sequence[int], parts: Iterable[BlockRows], bias: Tensor | None, decode: Decode, bits: int
     ) -> PackedWeight:
-        """Pack the blocks of a GGUF file on all of PyTorch's threads: round them to 8 bits, or keep the
-        numbers of 4-bit blocks.
+        """Pack the blocks of a GGUF file on all of PyTorch's threads: without loss, or rounded to 8 bits.
 
         shape: (out, in) of the weight.
         parts: the rows of the weight, each output once.
@@ -121,14 +121,14 @@ class PackedWeight:
         decode: decodes the rows of a part whose type has no kernel; see `blocks.pack_rows`.
         bits: what `bits_of` returns for the types of the parts, or 8.
         """
-        from specsot_kernels.cpu.blocks import lay_rows, pack_rows
+        from specsot_kernels.cpu.blocks import pack_rows, repack_rows
 
         num_codes, num_scales, _ = array_sizes(shape, bits)
         if bits != 8:
-            laid = torch.zeros(num_codes, dtype=torch.uint8)
+            packed = torch.zeros(num_codes, dtype=torch.uint8)
             for part in parts:
-                lay_rows(part, laid.numpy(), torch.get_num_threads())
-            return cls.of_arrays(shape, PackedArrays(laid, torch.empty(0), _padded_bias(bias, shape)), bits)
+                repack_rows(part, packed.numpy(), torch.get_num_threads())
+            return cls.of_arrays(shape, PackedArrays(packed, torch.empty(0), _padded_bias(bias, shape)), bits)
         codes = torch.full((num_codes,), 128, dtype=torch.uint8)
         scales = torch.zeros(num_scales)
         by_step = codes.numpy().view(np.uint32).reshape(num_scales // LANES, -1, LANES)
@@ -138,21 +138,21 @@ class PackedWeight:
 
     @staticmethod
     def bits_of(kinds: Collection[int]) -> int:
-        """Return the entry BITS of a weight that is made of blocks of these types: that of the types if they
-        are kept as they are and have the same one, else 8.
+        """Return the format of a weight that is made of blocks of these types: their own format if all have
+        the same one and it is supported without loss on this processor, else 8.
 
         kinds: ggml's numbers of the types; at least one.
         """
-        found = {layout.KEPT_TYPES.get(kind, 8) for kind in kinds}
+        found = {layout.LOSSLESS_HERE.get(kind, 8) for kind in kinds}
         return found.pop() if len(found) == 1 else 8
 
-    def _point_to(self, arrays: PackedArrays, bits: int) -> None:
+    def _set_arrays(self, arrays: PackedArrays, bits: int) -> None:
         """Keep the arrays, and tabulate where they are.
 
         arrays: the arrays of the weight.
-        bits: the entry BITS of the table; see `layout.BITS`.
+        bits: the weight's format; see `layout.FORMAT`.
         """
-        self.outputs, self.inputs = padded(self.shape)
+        self.outputs, self.inputs = padded_shape(self.shape)
         self.arrays = arrays
         places = (each.data_ptr() for each in arrays)
         apart = len(arrays.codes) // (self.outputs // LANES)
@@ -160,16 +160,16 @@ class PackedWeight:
 
     @property
     def bits(self) -> int:
-        """Return the entry BITS of the table; see `layout.BITS`."""
-        return int(self.table[layout.BITS // 8])
+        """Return the entry FORMAT of the table; see `layout.FORMAT`."""
+        return int(self.table[layout.FORMAT // 8])
 
     def rows(self, numbers: Tensor) -> Tensor:
         """Return rows as fp32, [n, in].
 
         numbers: LongTensor [n], numbers of outputs.
 
-        Row 19 is output 3 of block 1: in 8 bits, its codes are the bytes 4 * 3 .. 4 * 3 + 3 of every step of
-        that block.
+        Row 19 is output 3 of panel 1: in 8 bits, its codes are the bytes 4 * 3 .. 4 * 3 + 3 of every step of
+        that panel.
         """
         if self.bits != 8:
             return self._rows_of_groups(numbers)
@@ -185,7 +185,7 @@ class PackedWeight:
         each, lanes, bits = torch.arange(len(numbers)), numbers % LANES, self.bits
         num_groups = K_INPUTS // GROUP if HEAD_BYTES[bits] else 1
         size = HEAD_BYTES[bits] + num_groups * GROUP_BYTES[bits]
-        # [n, blocks, bytes] -> [n, blocks, groups, bytes]
+        # [n, blocks of 256 inputs or groups, bytes] -> [n, blocks, groups, bytes]
         blocks = self.arrays.codes.view(self.outputs // LANES, -1, size)[numbers // LANES]
         groups = blocks[..., HEAD_BYTES[bits] :].unflatten(-1, (num_groups, -1))
         # [n, blocks, groups, pairs of steps, 4] -> [n, blocks, groups, inputs]
@@ -224,26 +224,26 @@ class PackedWeight:
         must be a multiple of GROUP. Some rows at a time are converted to floats and rounded, so that no more
         of them are in memory as floats.
         """
-        rows = max(FLOATS_AT_A_TIME // self.inputs // LANES, 1) * LANES
+        rows = max(PACKED_AT_ONCE // self.inputs // LANES, 1) * LANES
         parts = [PackedWeight(self.rows(part), None, 4) for part in torch.arange(self.shape[0]).split(rows)]
         codes = torch.cat([part.arrays.codes for part in parts])
         return PackedWeight.of_arrays(
             self.shape, PackedArrays(codes, torch.empty(0), _padded_bias(None, self.shape)), 4
         )
 
-    def _lay(self, part: tuple[Tensor, ...], bits: int) -> tuple[Tensor, Tensor]:
-        """Round and lay out some outputs; return codes (in 4 bits with their scales), and the scales (in 8
+    def _pack_part(self, part: tuple[Tensor, ...], bits: int) -> tuple[Tensor, Tensor]:
+        """Round and reorder some outputs; return codes (in 4 bits with their scales), and the scales (in 8
         bits).
 
         part: (weight,), or codes, scales and minimum values, of these outputs.
         bits: 8 or 4.
         """
-        round_, lay = (_round8, _lay8) if bits == 8 else (_round4, _lay4)
+        round_, pack = (_round8, _pack8) if bits == 8 else (_round4, _pack4)
         codes, scale, minimum = round_(part[0].float()) if len(part) == 1 else part
         below = -len(codes) % LANES
         missing_inputs = -self.shape[1] % (LONG_GROUP if bits == 8 else GROUP)
         padded_codes = F.pad(codes, (0, missing_inputs, 0, below))
-        return lay(padded_codes, *(F.pad(each, (0, 0, 0, below)) for each in (scale, minimum)))
+        return pack(padded_codes, *(F.pad(each, (0, 0, 0, below)) for each in (scale, minimum)))
 
     @property
     def nbytes(self) -> int:
@@ -251,8 +251,9 @@ class PackedWeight:
         return sum(each.nbytes for each in self.arrays)
 
 
-def padded(shape: Sequence[int]) -> tuple[int, int]:
-    """Return numbers of outputs and inputs as they are held: multiples of 16 and 32.
+def padded_shape(shape: Sequence[int]) -> tuple[int, int]:
+    """Return the numbers of outputs and inputs that kernels compute with: multiples of 16 and 32. 8-bit codes
+    are stored for whole groups of 64 inputs.
 
     shape: (out, in) of a weight.
     """
@@ -263,15 +264,15 @@ def array_sizes(shape: Sequence[int], bits: int) -> tuple[int, int, int]:
     """Return how many numbers the arrays of a packed weight have: codes (bytes), scales and bias.
 
     shape: (out, in) of the weight.
-    bits: the entry BITS of the weight's table; see `layout.BITS`.
+    bits: the weight's format; see `layout.FORMAT`.
 
     A weight [20, 100] has 32 padded outputs. In 8 bits these are 32 * 128 codes and 32 scales, in 4 bits 2
-    blocks of 4 groups of GROUP_BYTES[4], and no scales apart from those.
+    panels of 4 groups of GROUP_BYTES[4], and no scales apart from those.
     """
-    outputs, inputs = padded(shape)
+    outputs, inputs = padded_shape(shape)
     groups = -(-inputs // LONG_GROUP) if bits == 8 else inputs // GROUP
-    of_block = groups * GROUP_BYTES[bits] + inputs // K_INPUTS * HEAD_BYTES[bits]
-    return outputs // LANES * of_block, outputs if bits == 8 else 0, outputs
+    of_panel = groups * GROUP_BYTES[bits] + inputs // K_INPUTS * HEAD_BYTES[bits]
+    return outputs // LANES * of_panel, outputs if bits == 8 else 0, outputs
 
 
 def _padded_bias(bias: Tensor | None, shape: Sequence[int]) -> Tensor:
@@ -280,7 +281,7 @@ def _padded_bias(bias: Tensor | None, shape: Sequence[int]) -> Tensor:
     bias: [out] or shorter; None: there is no bias, and the result is zeros.
     shape: (out, in) of the weight.
     """
-    result = torch.zeros(padded(shape)[0])
+    result = torch.zeros(padded_shape(shape)[0])
     if bias is not None:
         result[: len(bias)] = bias
     return result
@@ -296,11 +297,11 @@ def _round8(weight: Tensor) -> Codes:
     return (weight / scale.clamp_min(TINY)).round_().to(torch.int8), scale, torch.zeros_like(scale)
 
 
-def _lay8(codes: Tensor, scale: Tensor, minimum: Tensor) -> tuple[Tensor, Tensor]:
-    """Return 8-bit codes reordered into blocks and steps, and the scales [out]; codes become unsigned by
+def _pack8(codes: Tensor, scale: Tensor, minimum: Tensor) -> tuple[Tensor, Tensor]:
+    """Return 8-bit codes reordered into panels and steps, and the scales [out]; codes become unsigned by
     adding 128.
 
-    codes: int8 [out, in], of whole blocks.
+    codes: int8 [out, in], of whole panels and groups.
     scale: fp32 [out, 1], the scales.
     minimum: not used; 8-bit codes are symmetric.
     """
@@ -321,18 +322,18 @@ def _round4(weight: Tensor) -> Codes:
     return steps.round_().clamp_(0, 15).to(torch.uint8).flatten(1), scale, minimum
 
 
-def _lay4(codes: Tensor, scale: Tensor, minimum: Tensor) -> tuple[Tensor, Tensor]:
-    """Return 4-bit codes reordered into blocks and groups, with the fp16 scales and minimum values after each
+def _pack4(codes: Tensor, scale: Tensor, minimum: Tensor) -> tuple[Tensor, Tensor]:
+    """Return 4-bit codes reordered into panels and groups, with the fp16 scales and minimum values after each
     group.
 
     The second result is empty: 8-bit weights have their scales there.
 
-    codes: uint8 [out, in], of whole blocks.
+    codes: uint8 [out, in], of whole panels and groups.
     scale: [out, in / 32], the scale of each group of inputs.
     minimum: [out, in / 32], the minimum value of each group of inputs.
     """
     groups = codes.shape[1] // GROUP
-    # [blocks, outputs, groups, pairs of steps, lower or upper, inputs]
+    # [panels, outputs, groups, pairs of steps, lower or upper, inputs]
     ordered = codes.view(-1, LANES, groups, 4, 2, 4).permute(0, 2, 3, 1, 5, 4)
     pairs = (ordered[..., 0] | (ordered[..., 1] << 4)).flatten(2)
     of_groups = (
@@ -346,7 +347,7 @@ def _lay4(codes: Tensor, scale: Tensor, minimum: Tensor) -> tuple[Tensor, Tensor
 class ColumnPlan:
     """Which columns each row of a frame sees, in order.
 
-    sight: int64 [rows, 1 or kv_heads, 5], see `layout.SIGHT`.
+    sight: int64 [rows, 1 or kv_heads, 5], see `layout.VISIBLE_COLUMNS`.
     longest: largest number of columns that a row sees.
     held: arrays into which `sight` points.
     """
@@ -455,7 +456,7 @@ class KernelFrame:
         eps: epsilon of the RMSNorms.
         """
         self.rows = rows
-        self._numbers = np.zeros(layout.FRAME, dtype=np.int64)
+        self._numbers = np.zeros(layout.FRAME_FIELDS, dtype=np.int64)
         self._tables = np.zeros(3, dtype=np.int64)
         self._tables[0] = self._numbers.ctypes.data
         self._held: list[object] = []
@@ -470,13 +471,13 @@ class KernelFrame:
         if self._threads > 1:
             for field, entry in zip((layout.THREAD, layout.THREADS, layout.SYSTEM), _entries()):
                 self.put(field, entry)
-            self.point(layout.MEETING, torch.zeros(BARRIER_BYTES, dtype=torch.uint8))
+            self.point(layout.BARRIER, torch.zeros(BARRIER_BYTES, dtype=torch.uint8))
         # AMX reads whole tiles of rows, and discards those after the last row: the memory must exist.
-        self.make(layout.SHORT, (rows + TILE_ROWS) * (widest + LONG_GROUP) * layout.WORD // 4)
-        for field in (layout.SCALES, layout.SUMS):
+        self.make(layout.QUANTIZED, (rows + TILE_ROWS) * (widest + LONG_GROUP) * layout.STEP_BYTES // 4)
+        for field in (layout.ROW_SCALES, layout.CORRECTIONS):
             # Two numbers a group in Q6_K.
             self.make(field, (rows * (2 * widest // GROUP + 1) + TILE_ROWS) * 4)
-        self.make(layout.WIDE, self._threads * widest * 4)
+        self.make(layout.NORMED_ROW, self._threads * widest * 4)
 
     def put(self, field: int, number: int) -> None:
         """Write a number into a field of the table.
@@ -524,7 +525,7 @@ class KernelFrame:
     def make_attention(self, longest: int, head_dim: int, group: int) -> None:
         """Allocate what each thread needs for attention.
 
-        The fields SCORES_APART, SCORES, ASKED, TURNED and EVEN are set.
+        The fields SCORES_APART, SCORES, QUERY_TABLES, ROTATED and VALUE_SUMS are set.
 
         longest: largest number of columns of a row.
         head_dim: numbers of a head.
@@ -534,8 +535,8 @@ class KernelFrame:
         apart = longest + LANES + 1
         self.put(layout.SCORES_APART, 4 * apart)
         self.make(layout.SCORES, queries * apart * 4)
-        self.make(layout.ASKED, queries * layout.ASKING)
-        for field in (layout.TURNED, layout.EVEN):
+        self.make(layout.QUERY_TABLES, queries * layout.QUERY_TABLE_BYTES)
+        for field in (layout.ROTATED, layout.VALUE_SUMS):
             self.make(field, queries * head_dim * 4)
 
     def run(self, table: Numbers, work: int) -> None:
@@ -593,12 +594,16 @@ def choose(
     chances = torch.empty(shape)
     tokens = torch.empty(shape, dtype=torch.long)
     frame.make(layout.OUTPUT, len(x) * weight.outputs * 4)
-    for field, held in ((layout.CHANCES, chances), (layout.TOKENS, tokens), (layout.OFFSETS, offsets)):
+    for field, held in (
+        (layout.LOG_PROBABILITIES, chances),
+        (layout.TOKENS, tokens),
+        (layout.OFFSETS, offsets),
+    ):
         if held is not None:
             frame.point(field, held)
     frame.put(layout.BEST, weight.outputs)
     frame.put(layout.COUNT, count)
-    frame.run(weight.table, layout.CHOOSE)
+    frame.run(weight.table, layout.TOP_K)
     return chances, tokens
 
 

@@ -16,26 +16,23 @@ from numba import types
 
 from specsot_kernels.cpu import tiles
 from specsot_kernels.cpu import vectors as v
-from specsot_kernels.cpu.attending import KEPT, gather, score, soften
+from specsot_kernels.cpu.attending import KV_ITEM_BYTES, gather, score, soften
 from specsot_kernels.cpu.compiling import source_digest
 from specsot_kernels.cpu.layout import (
     AMX,
-    APART,
-    ASKED,
-    ASKING,
     ATTENDED,
+    BARRIER,
     BEST,
     BIAS,
-    BITS,
-    CHANCES,
-    CHOOSE,
     COLUMNS_AT_ONCE,
+    CORRECTIONS,
     COUNT,
     DOWN,
     EPS,
-    EVEN,
-    FACTOR,
-    FACTORS,
+    FIRST_COLUMNS,
+    FIRST_COUNT,
+    FIRST_SUMS,
+    FORMAT,
     GATE_UP,
     GROUP,
     HEAD_DIM,
@@ -48,60 +45,63 @@ from specsot_kernels.cpu.layout import (
     KEYS,
     KV_HEADS,
     LANES,
-    LAYER,
+    LATER_COLUMNS,
+    LATER_COUNT,
+    LAYER_FIELDS,
     LAYERS_APART,
-    LEAD,
-    LEAD_COUNT,
+    LOG_PROBABILITIES,
     LONG_GROUP,
-    MEETING,
     MLP_NORM,
+    NEXT_COLUMNS,
+    NEXT_COUNT,
     NORM,
-    ODD,
+    NORMED_ROW,
     OFFSETS,
-    OTHER,
     OUT,
     OUTPUT,
+    OUTPUT_SCALES,
     OUTPUTS,
     PAGE_ROWS,
+    PANEL_BYTES,
     POSITIONS,
     PROJECTED,
     Q6_K,
     Q_NORM,
     QKV,
+    QUANTIZED,
     QUERY,
-    REMEMBER,
+    QUERY_SCALE,
+    QUERY_TABLE_BYTES,
+    QUERY_TABLES,
+    ROTATED,
+    ROTATIONS,
+    ROW_SCALES,
     ROWS,
     ROWS_AT_ONCE,
     ROWS_OF_TWO,
-    SCALES,
     SCORES,
     SCORES_APART,
-    SEEN_BY,
-    SHORT,
-    SIGHT,
+    SECOND_SUMS,
     SLOTS,
-    SOON,
-    SOON_COUNT,
-    SUMS,
+    STEP_BYTES,
+    STORE_KV,
     SYSTEM,
-    TAIL,
-    TAIL_COUNT,
     TAPS,
     THREAD,
     THREADS,
     TILE_ROWS,
     TOKENS,
-    TURNED,
-    TURNS,
+    TOP_K,
+    VALUE_SUMS,
     VALUES,
+    VISIBLE_COLUMNS,
+    VISIBLE_HEADS,
     WEIGHT,
     WEIGHTS,
-    WIDE,
     WIDE_INPUTS,
-    WORD,
     X,
 )
-from specsot_kernels.cpu.tiles import HEIGHTS, LONG_STEPS, STEPS, TALL_BLOCKS, WIDE_BLOCKS
+from specsot_kernels.cpu.tiles import HEIGHTS, LONG_STEPS, STEPS, TALL_PANELS, WIDE_PANELS
 
 # Rows. Up to so many are computed in one pass. Chosen by the time of 8-bit products on an Intel Xeon with
 # AVX-512 VNNI and one thread: 3 and 4 rows in one pass take 1.11 and 1.13 times as long as one row, in two
@@ -123,7 +123,7 @@ def wait(frame, threads):
     threads: number of threads; one thread does not wait.
     """
     if threads > 1:
-        v.meet(v.get_long(frame + MEETING), threads, v.get_long(frame + SYSTEM))
+        v.meet(v.get_long(frame + BARRIER), threads, v.get_long(frame + SYSTEM))
 
 
 @v.part
@@ -160,7 +160,7 @@ def quantize_row(x, size, bits, out, scales, sums, across):
 
     x: address of the row, fp32.
     size: numbers of the row, a multiple of 32.
-    bits: the entry BITS of the product that the row is multiplied with.
+    bits: the format of the weight that the row is multiplied with; see `layout.FORMAT`.
     out: address of the quantized row, as many bytes as `short_bytes` returns.
     scales: address that receives the first group's scale.
     sums: address that receives the first group's correction.
@@ -207,9 +207,9 @@ def short_bytes(inputs, bits):
     """Return the bytes of a quantized row, whole groups.
 
     inputs: numbers of the row.
-    bits: the entry BITS of the product that the row is multiplied with.
+    bits: the format of the weight that the row is multiplied with; see `layout.FORMAT`.
     """
-    return -(-inputs // LONG_GROUP) * LONG_GROUP * (WORD // 4) if bits == 8 else inputs
+    return -(-inputs // LONG_GROUP) * LONG_GROUP * (STEP_BYTES // 4) if bits == 8 else inputs
 
 
 @v.part
@@ -224,10 +224,10 @@ def quantize_into(frame, product, x, row):
     row: number of the row.
     """
     inputs = v.get_long(product + INPUTS)
-    bits = v.get_long(product + BITS)
-    out = v.get_long(frame + SHORT) + row * short_bytes(inputs, bits)
-    scales = v.get_long(frame + SCALES) + 4 * row
-    sums = v.get_long(frame + SUMS) + 4 * row
+    bits = v.get_long(product + FORMAT)
+    out = v.get_long(frame + QUANTIZED) + row * short_bytes(inputs, bits)
+    scales = v.get_long(frame + ROW_SCALES) + 4 * row
+    sums = v.get_long(frame + CORRECTIONS) + 4 * row
     quantize_row(x, inputs, bits, out, scales, sums, 4 * v.get_long(frame + ROWS))
 
 
@@ -235,7 +235,7 @@ def quantize_into(frame, product, x, row):
 def multiply(thread, threads, frame, product, prior, prior_stride, out):
     """Compute this thread's outputs for all rows: out = prior + x W^T, for the quantized rows of the frame.
 
-    Blocks of 16 outputs are divided evenly among the threads; a thread may get none.
+    Panels of 16 outputs are divided evenly among the threads; a thread may get none.
 
     thread: number of this thread, from 0.
     threads: number of threads.
@@ -246,21 +246,21 @@ def multiply(thread, threads, frame, product, prior, prior_stride, out):
     out: address of the result, fp32 [rows, outputs]; may be `prior`.
     """
     inputs, outputs, bits = (
-        v.get_long(product + INPUTS), v.get_long(product + OUTPUTS), v.get_long(product + BITS),
+        v.get_long(product + INPUTS), v.get_long(product + OUTPUTS), v.get_long(product + FORMAT),
     )  # fmt: skip
     eight = bits == 8
     rows = v.get_long(frame + ROWS)
-    short = v.get_long(frame + SHORT)
-    scales = v.get_long(frame + SCALES)
-    sums = v.get_long(frame + SUMS)
+    short = v.get_long(frame + QUANTIZED)
+    scales = v.get_long(frame + ROW_SCALES)
+    sums = v.get_long(frame + CORRECTIONS)
     weight = v.get_long(product + WEIGHT)
-    factors = v.get_long(product + FACTORS)
+    factors = v.get_long(product + OUTPUT_SCALES)
     groups = -(-inputs // LONG_GROUP) if eight else inputs // GROUP
-    blocks = outputs // LANES
+    panels = outputs // LANES
     steps = LONG_STEPS if eight else STEPS
     stride = short_bytes(inputs, bits)
     across = 4 * rows
-    apart = v.get_long(product + APART)
+    apart = v.get_long(product + PANEL_BYTES)
     # With AMX, 16 rows of 8-bit products take as long as 6 rows without it. The sums are integers, so that
     # the result is the same.
     tiled = AMX and rows > HEIGHTS[0]
@@ -274,13 +274,13 @@ def multiply(thread, threads, frame, product, prior, prior_stride, out):
     passes = (rows + height - 1) // height
     lines = (apart // groups + 64 * passes - 1) // (64 * passes)
     pace = (apart + groups * steps * passes - 1) // (groups * steps * passes)
-    block = blocks * thread // threads
-    last = blocks * (thread + 1) // threads
-    while block < last:
-        width = WIDE_BLOCKS if rows == 1 else TALL_BLOCKS
-        width = width if last - block >= width else 1
-        w = weight + block * apart
-        shift = block * 64
+    panel = panels * thread // threads
+    last = panels * (thread + 1) // threads
+    while panel < last:
+        width = WIDE_PANELS if rows == 1 else TALL_PANELS
+        width = width if last - panel >= width else 1
+        w = weight + panel * apart
+        shift = panel * 64
         row = 0
         ahead = w + width * apart
         while row < rows:
@@ -308,7 +308,7 @@ def multiply(thread, threads, frame, product, prior, prior_stride, out):
             few = passes <= tiles.FEW_PASSES
             row += tiles.multiply(bits, width, left, given, few)
             ahead += groups * steps * width * pace
-        block += width
+        panel += width
     if tiled:
         tiles.release()
 
@@ -344,7 +344,7 @@ def project(thread, threads, frame, product, x, stride, norm, out):
     out: address of the result, fp32 [rows, outputs].
     """
     inputs = v.get_long(product + INPUTS)
-    wide = v.get_long(frame + WIDE) + thread * 4 * inputs
+    wide = v.get_long(frame + NORMED_ROW) + thread * 4 * inputs
     first, last = own_rows(thread, threads, frame)
     for row in range(first, last):
         source = x + row * stride
@@ -370,7 +370,7 @@ def turn(frame, head, norm, position, scale):
     dim = v.get_long(frame + HEAD_DIM)
     if norm:
         normalise(head, norm, dim, v.get(frame + EPS), head)
-    table = v.get_long(frame + TURNS) + position * 8 * dim
+    table = v.get_long(frame + ROTATIONS) + position * 8 * dim
     for at in range(0, 4 * dim, 64):
         x = v.load(head + at)
         turned = v.fma(v.swap(x), v.load(table + 4 * dim + at), v.mul(x, v.load(table + at)))
@@ -382,7 +382,7 @@ def rotate_and_store(frame, layer, row):
     """Rotate a row's queries and keys, and store its keys and values in their page unless the slot is
     negative.
 
-    Head norms are applied if the layer has them. Queries are also multiplied by the frame's FACTOR.
+    Head norms are applied if the layer has them. Queries are also multiplied by the frame's QUERY_SCALE.
 
     frame: address of the frame's table.
     layer: address of the layer's table.
@@ -393,7 +393,7 @@ def rotate_and_store(frame, layer, row):
     )  # fmt: skip
     at = v.get_long(frame + PROJECTED) + row * (heads + 2 * kv_heads) * dim * 4
     position = v.get_long(v.get_long(frame + POSITIONS) + 8 * row)
-    scale = v.get(frame + FACTOR)
+    scale = v.get(frame + QUERY_SCALE)
     for head in range(heads):
         turn(frame, at + head * dim * 4, v.get_long(layer + Q_NORM), position, scale)
     slot = v.get_long(v.get_long(frame + SLOTS) + 8 * row)
@@ -402,9 +402,11 @@ def rotate_and_store(frame, layer, row):
         key = at + (heads + head) * dim * 4
         turn(frame, key, v.get_long(layer + K_NORM), position, numba.float32(1.0))
         if slot >= 0:
-            place = ((slot // page_rows * kv_heads + head) * page_rows + slot % page_rows) * dim * KEPT
+            place = (
+                ((slot // page_rows * kv_heads + head) * page_rows + slot % page_rows) * dim * KV_ITEM_BYTES
+            )
             for first in range(0, dim, LANES):
-                to = place + KEPT * first
+                to = place + KV_ITEM_BYTES * first
                 source = key + 4 * first
                 v.store_half(v.get_long(frame + KEYS) + to, v.load(source))
                 v.store_half(v.get_long(frame + VALUES) + to, v.load(source + kv_heads * dim * 4))
@@ -420,7 +422,7 @@ def turn_back(frame, query, steps, out):
     out: address of the result.
     """
     dim = v.get_long(frame + HEAD_DIM)
-    table = v.get_long(frame + TURNS) + steps * 8 * dim
+    table = v.get_long(frame + ROTATIONS) + steps * 8 * dim
     for at in range(0, 4 * dim, 64):
         x = v.load(query + at)
         sine = v.sub(v.splat(0.0), v.load(table + 4 * dim + at))
@@ -442,18 +444,18 @@ def fill_query_table(thread, frame, first, last, pair):
     pair: number of the KV head.
     """
     rows = v.get_long(frame + ROWS)
-    seen_from = v.get_long(frame + SIGHT)
+    seen_from = v.get_long(frame + VISIBLE_COLUMNS)
     heads, kv_heads, size = (
         v.get_long(frame + HEADS), v.get_long(frame + KV_HEADS), 4 * v.get_long(frame + HEAD_DIM),
     )  # fmt: skip
     group = heads // kv_heads
-    seen_by = v.get_long(frame + SEEN_BY)
+    seen_by = v.get_long(frame + VISIBLE_HEADS)
     apart = v.get_long(frame + SCORES_APART)
     own = thread * ROWS_AT_ONCE
-    start = v.get_long(frame + ASKED) + own * ASKING
+    start = v.get_long(frame + QUERY_TABLES) + own * QUERY_TABLE_BYTES
     at = start
-    turned = v.get_long(frame + TURNED) + own * group * size
-    even = v.get_long(frame + EVEN) + own * group * size
+    turned = v.get_long(frame + ROTATED) + own * group * size
+    even = v.get_long(frame + VALUE_SUMS) + own * group * size
     scores = v.get_long(frame + SCORES) + own * group * apart
     longest = 0
     before = 0
@@ -471,22 +473,22 @@ def fill_query_table(thread, frame, first, last, pair):
                 turn_back(frame, query + head * size, steps, turned + head * size)
         v.put_long(at, turned if steps else query)
         for field in range(0, 32, 8):
-            v.put_long(at + LEAD + field, v.get_long(sight + field))
+            v.put_long(at + FIRST_COLUMNS + field, v.get_long(sight + field))
         v.put_long(at + QUERY, query)
         v.put_long(at + WEIGHTS, scores)
-        v.put_long(at + ODD, odd)
-        v.put_long(at + OTHER, even)
+        v.put_long(at + FIRST_SUMS, odd)
+        v.put_long(at + SECOND_SUMS, even)
         after, further = (row + ROWS_AT_ONCE, pair) if last < rows else (row - first, pair + 1)
         fresh = 0
         if after < rows and further < kv_heads:
             following = seen_from + (after * seen_by + further % seen_by) * 40
             lead = v.get_long(following)
-            v.put_long(at + SOON, lead)
+            v.put_long(at + NEXT_COLUMNS, lead)
             if (further > pair or lead != v.get_long(sight)) and lead != before:
                 fresh = v.get_long(following + 8)
             before = lead
-        v.put_long(at + SOON_COUNT, fresh)
-        at = at + ASKING
+        v.put_long(at + NEXT_COUNT, fresh)
+        at = at + QUERY_TABLE_BYTES
         turned = turned + group * size
         even = even + group * size
         scores = scores + group * apart
@@ -511,47 +513,51 @@ def attend(thread, frame, first, pair):
     last = min(first + ROWS_AT_ONCE, v.get_long(frame + ROWS))
     group = v.get_long(frame + HEADS) // v.get_long(frame + KV_HEADS)
     apart = v.get_long(frame + SCORES_APART)
-    shift = pair * v.get_long(frame + PAGE_ROWS) * dim * KEPT
+    shift = pair * v.get_long(frame + PAGE_ROWS) * dim * KV_ITEM_BYTES
     keys, values = v.get_long(frame + KEYS) + shift, v.get_long(frame + VALUES) + shift
-    coming = keys + (v.get_long(frame + PAGE_ROWS) * dim * KEPT if last == v.get_long(frame + ROWS) else 0)
+    coming = keys + (
+        v.get_long(frame + PAGE_ROWS) * dim * KV_ITEM_BYTES if last == v.get_long(frame + ROWS) else 0
+    )
     begin, end, longest = fill_query_table(thread, frame, first, last, pair)
     for start in range(0, longest, COLUMNS_AT_ONCE):
-        for at in range(begin, end, ASKING):
-            count = min(v.get_long(at + LEAD_COUNT) - start, COLUMNS_AT_ONCE)
+        for at in range(begin, end, QUERY_TABLE_BYTES):
+            count = min(v.get_long(at + FIRST_COUNT) - start, COLUMNS_AT_ONCE)
             if count > 0:
-                places = v.get_long(at + LEAD) + 8 * start
+                places = v.get_long(at + FIRST_COLUMNS) + 8 * start
                 out = v.get_long(at + WEIGHTS) + 4 * start
-                read = at > begin and v.get_long(at - ASKING + LEAD) == v.get_long(at + LEAD)
+                read = at > begin and v.get_long(at - QUERY_TABLE_BYTES + FIRST_COLUMNS) == v.get_long(
+                    at + FIRST_COLUMNS
+                )
                 then = none() if read else values
                 score(v.get_long(at), group, keys, places, count, dim, out, apart, then)
-    for at in range(begin, end, ASKING):
+    for at in range(begin, end, QUERY_TABLE_BYTES):
         scores = v.get_long(at + WEIGHTS)
-        before = v.get_long(at + LEAD_COUNT)
-        tail_count = v.get_long(at + TAIL_COUNT)
+        before = v.get_long(at + FIRST_COUNT)
+        tail_count = v.get_long(at + LATER_COUNT)
         query = v.get_long(at + QUERY)
-        places = v.get_long(at + TAIL)
+        places = v.get_long(at + LATER_COLUMNS)
         score(query, group, keys, places, tail_count, dim, scores + 4 * before, apart, none())
         for head in range(group):
             own = scores + head * apart
             v.put(own + apart - 4, soften(own, before + tail_count))
     for start in range(0, longest, COLUMNS_AT_ONCE):
-        for at in range(begin, end, ASKING):
-            count = min(v.get_long(at + LEAD_COUNT) - start, COLUMNS_AT_ONCE)
+        for at in range(begin, end, QUERY_TABLE_BYTES):
+            count = min(v.get_long(at + FIRST_COUNT) - start, COLUMNS_AT_ONCE)
             if count > 0:
-                places = v.get_long(at + LEAD) + 8 * start
+                places = v.get_long(at + FIRST_COLUMNS) + 8 * start
                 weights = v.get_long(at + WEIGHTS) + 4 * start
-                odd, even = v.get_long(at + ODD), v.get_long(at + OTHER)
-                soon = coming if start < v.get_long(at + SOON_COUNT) else none()
-                then = v.get_long(at + SOON) + 8 * start
+                odd, even = v.get_long(at + FIRST_SUMS), v.get_long(at + SECOND_SUMS)
+                soon = coming if start < v.get_long(at + NEXT_COUNT) else none()
+                then = v.get_long(at + NEXT_COLUMNS) + 8 * start
                 gather(weights, apart, group, values, places, count, dim, odd, even, soon, then)
-    for at in range(begin, end, ASKING):
-        odd = v.get_long(at + ODD)
-        even = v.get_long(at + OTHER)
-        before = v.get_long(at + LEAD_COUNT)
+    for at in range(begin, end, QUERY_TABLE_BYTES):
+        odd = v.get_long(at + FIRST_SUMS)
+        even = v.get_long(at + SECOND_SUMS)
+        before = v.get_long(at + FIRST_COUNT)
         one, two = (even, odd) if before % 2 else (odd, even)
         scores = v.get_long(at + WEIGHTS)
-        places = v.get_long(at + TAIL)
-        tail_count = v.get_long(at + TAIL_COUNT)
+        places = v.get_long(at + LATER_COLUMNS)
+        tail_count = v.get_long(at + LATER_COUNT)
         gather(scores + 4 * before, apart, group, values, places, tail_count, dim, one, two, none(), none())
         for head in range(group):
             scale = v.splat(v.get(scores + head * apart + apart - 4))
@@ -648,7 +654,7 @@ def team(frame):
 
     frame: address of the frame's table.
     """
-    if v.get_long(frame + MEETING):
+    if v.get_long(frame + BARRIER):
         thread = v.call_int(v.get_long(frame + THREAD))
         threads = v.call_int(v.get_long(frame + THREADS))
         return numba.int64(thread), numba.int64(threads)
@@ -726,17 +732,17 @@ def _run(tables):
     """Run the work of one call on this thread: a product, the choice of its best outputs, keys and values
     alone, or some layers.
 
-    A product (MULTIPLY or CHOOSE) reads the field X and writes OUTPUT. Before each of several layers its tap
+    A product (MULTIPLY or TOP_K) reads the field X and writes OUTPUT. Before each of several layers its tap
     is computed if it has one.
 
     tables: address of three int64 numbers: the addresses of a frame's table and of a layer's or product's
-        table, and what is computed: MULTIPLY, CHOOSE, REMEMBER, or a number of layers.
+        table, and what is computed: MULTIPLY, TOP_K, STORE_KV, or a number of layers.
     """
     frame = v.get_long(tables)
     layer = v.get_long(tables + 8)
     work = v.get_long(tables + 16)
     thread, threads = team(frame)
-    if work == REMEMBER:
+    if work == STORE_KV:
         before_attention(thread, threads, frame, layer)
         return
     taps = v.get_long(frame + TAPS)
@@ -744,17 +750,17 @@ def _run(tables):
         place = taps + 16 * number
         if taps and v.get_long(place):
             tap(thread, threads, frame, v.get_long(place), v.get_long(place + 8))
-        run_layer(thread, threads, frame, layer + number * LAYER * 8)
+        run_layer(thread, threads, frame, layer + number * LAYER_FIELDS * 8)
     if work > 0:
         return
     stride = v.get_long(layer + INPUTS) * 4
     out = v.get_long(frame + OUTPUT)
     project(thread, threads, frame, layer, v.get_long(frame + X), stride, v.get_long(frame + NORM), out)
-    if work == CHOOSE:
+    if work == TOP_K:
         wait(frame, threads)
         count = v.get_long(frame + COUNT)
         size = v.get_long(frame + BEST)
-        chances = v.get_long(frame + CHANCES)
+        chances = v.get_long(frame + LOG_PROBABILITIES)
         tokens = v.get_long(frame + TOKENS)
         for row in range(thread, v.get_long(frame + ROWS), threads):
             logits = out + row * v.get_long(layer + OUTPUTS) * 4

@@ -1,4 +1,4 @@
-"""Emits tiles of matrix products with 8-, 6- and 4-bit weights: some rows times some blocks of 16 outputs."""
+"""Emits tiles of matrix products with 8-, 6- and 4-bit weights: some rows times some panels of 16 outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numba.core import cgutils
 from specsot_kernels.cpu.layout import (
     AMX,
     BYTES,
-    FORMS,
+    FORMATS,
     GROUP,
     GROUP_BYTES,
     HEAD_BYTES,
@@ -99,26 +99,26 @@ def _pairs(b: Builder, v: Value) -> Value:
     return b.add(b.shuffle_vector(v, v, even), b.shuffle_vector(v, v, odd))
 
 
-class _Sums:
-    """Exact sums of products of unsigned weights (4 of each of 16 outputs in a step) with signed inputs, for
-    AVX-512 VNNI.
+class _DotProducts:
+    """Emits exact dot products of unsigned weights (4 of each of 16 outputs in a step) with signed inputs, by
+    AVX-512 VNNI. Subclasses do it by other instructions.
 
     vectors: registers that hold one row's sums for 16 outputs.
     kind: type of such a register.
-    apart: partial sums that an output has until `end`.
+    partial_sums: how many sums an output has until `end` adds them.
     """
 
     vectors = 1
     kind = VI
-    apart = 1
+    partial_sums = 1
 
     def start(self, b: Builder, first: Value) -> list[Value]:
         """Return registers of one row's sums that begin with a number.
 
         b: the LLVM builder into which code is emitted.
-        first: the number, an i32; every output's sum begins with it.
+        first: the number, an i32, a multiple of `partial_sums`; every output's sum begins with it.
         """
-        return [spread(b, b.sdiv(first, I32(self.apart)), self.kind.count)] * self.vectors
+        return [spread(b, b.sdiv(first, I32(self.partial_sums)), self.kind.count)] * self.vectors
 
     def read(self, b: Builder, x: Value) -> Value:
         """Emit a load of the 4 inputs at an address, in the form that `step` needs.
@@ -147,8 +147,8 @@ class _Sums:
         return sums[0]
 
 
-class _HalfSums(_Sums):
-    """Sums for AVX-VNNI: 8 outputs in a register."""
+class _AvxVnniDots(_DotProducts):
+    """Dot products by AVX-VNNI: 8 outputs in a register."""
 
     vectors, kind = 2, ir.VectorType(I32, 8)
 
@@ -181,12 +181,12 @@ class _HalfSums(_Sums):
         return _concatenated(b, sums)
 
 
-class _PairSums(_Sums):
-    """Sums for AVX2 with 8-bit weights: products of 16-bit numbers, which cannot saturate; 4 outputs in a
-    register.
+class _Avx2Dots8(_DotProducts):
+    """Dot products by AVX2 of 8-bit weights: products of 16-bit numbers, which cannot saturate. A register
+    holds 4 outputs.
     """
 
-    vectors, kind, apart = 4, ir.VectorType(I32, 8), 2
+    vectors, kind, partial_sums = 4, ir.VectorType(I32, 8), 2
 
     def read(self, b: Builder, x: Value) -> Value:
         """Emit a load of the 4 inputs at an address, 16-bit numbers, in the form that `step` needs.
@@ -217,8 +217,8 @@ class _PairSums(_Sums):
         return _pairs(b, _concatenated(b, sums))
 
 
-class _ShortSums(_Sums):
-    """Sums for AVX2 with 4-bit weights: 16-bit sums of pairs that begin at zero.
+class _Avx2Dots4(_DotProducts):
+    """Dot products by AVX2 of 4-bit weights: 16-bit sums of pairs that begin at zero.
 
     8 steps are at most 8 * 2 * 15 * 127 = 30,480, which 16 bits hold.
     """
@@ -231,7 +231,7 @@ class _ShortSums(_Sums):
         b: the LLVM builder into which code is emitted.
         first: not used: these products begin at zero.
         """
-        return [ir.Constant(_ShortSums.kind, None)] * self.vectors
+        return [ir.Constant(_Avx2Dots4.kind, None)] * self.vectors
 
     def read(self, b: Builder, x: Value) -> Value:
         """Emit a load of the 4 inputs at an address, in the form that `step` needs.
@@ -251,7 +251,7 @@ class _ShortSums(_Sums):
         """
         parts = (_part(b, weights, at, 32) for at in (0, 32))
         name = "llvm.x86.avx2.pmadd.ub.sw"
-        kind = _ShortSums.kind
+        kind = _Avx2Dots4.kind
         return [b.add(total, call_named(b, name, kind, part, inputs)) for total, part in zip(sums, parts)]
 
     def end(self, b: Builder, sums: list[Value]) -> Value:
@@ -260,13 +260,13 @@ class _ShortSums(_Sums):
         b: the LLVM builder into which code is emitted.
         sums: the registers of one row's sums, as `start` returns them.
         """
-        ones = ir.Constant(_ShortSums.kind, [1] * 16)
+        ones = ir.Constant(_Avx2Dots4.kind, [1] * 16)
         wide = ir.VectorType(I32, 8)
         return _concatenated(b, [call_named(b, "llvm.x86.avx2.pmadd.wd", wide, part, ones) for part in sums])
 
 
-class _WideSums(_ShortSums):
-    """Sums for AVX2 with 6-bit weights: 32-bit sums, and 16-bit sums of pairs of every two steps.
+class _Avx2Dots6(_Avx2Dots4):
+    """Dot products by AVX2 of 6-bit weights: 32-bit sums, and 16-bit sums of pairs of every two steps.
 
     Two steps are at most 2 * 2 * 63 * 127 = 32,004, which 16 bits hold.
     """
@@ -279,7 +279,7 @@ class _WideSums(_ShortSums):
         b: the LLVM builder into which code is emitted.
         first: the number, an i32; every output's sum begins with it.
         """
-        return _Sums.start(self, b, first)
+        return _DotProducts.start(self, b, first)
 
     def step(self, b: Builder, sums: list[Value], weights: Value, inputs: Value) -> list[Value]:
         """Emit the addition of one step's products, and return the new registers.
@@ -305,8 +305,8 @@ class _WideSums(_ShortSums):
         return _concatenated(b, sums)
 
 
-class _AnySums(_Sums):
-    """Sums for any other processor, without special instructions."""
+class _GenericDots(_DotProducts):
+    """Dot products on any other processor, without special instructions."""
 
     def read(self, b: Builder, x: Value) -> Value:
         """Emit a load of the 4 inputs at an address, in the form that `step` needs.
@@ -329,35 +329,36 @@ class _AnySums(_Sums):
         return [b.add(sums[0], _pairs(b, _pairs(b, products)))]
 
 
-def _sums_for(bits: int) -> _Sums:
-    """Return the sums that this processor's instructions compute fastest.
+def _dots_for(bits: int) -> _DotProducts:
+    """Return the emitter of dot products that is the fastest on this processor.
 
-    On AVX2 they are `_PairSums` for 8 bits, `_WideSums` for 6 bits and `_ShortSums` for 4 bits; on
-    processors without special instructions `_AnySums`.
+    On AVX2 they are `_Avx2Dots8` for 8 bits, `_Avx2Dots6` for 6 bits and `_Avx2Dots4` for 4 bits; on
+    processors without special instructions `_GenericDots`.
 
-    bits: 8, 4 or Q4_K; see `layout.BITS`.
+    bits: the weights' format: 8, 4, Q4_K or Q6_K; see `layout.FORMAT`.
     """
     if INSTRUCTIONS == "avx2":
-        return {8: _PairSums, Q6_K: _WideSums}.get(bits, _ShortSums)()
-    return {"avx512vnni": _Sums, "avxvnni": _HalfSums}.get(INSTRUCTIONS, _AnySums)()
+        return {8: _Avx2Dots8, Q6_K: _Avx2Dots6}.get(bits, _Avx2Dots4)()
+    return {"avx512vnni": _DotProducts, "avxvnni": _AvxVnniDots}.get(INSTRUCTIONS, _GenericDots)()
 
 
 def _weights(b: Builder, at: Value, bits: int) -> Iterator[Value]:
     """Emit, for each step of a group, the 64 weights of 16 outputs.
 
-    Of the lower 4 bits of weights, a byte holds the even step in its lower half; of the upper 2 bits of 6-bit
-    weights, a byte holds four steps, the first one lowest. There are LONG_STEPS steps for 8 bits, and else
+    A byte of the lower 4 bits holds a weight of an even step in its lower half and one of the next step in
+    its upper half. A byte of the upper 2 bits, which only 6-bit weights have, holds weights of four steps, the
+    first one lowest. There are LONG_STEPS steps for 8 bits, and else
     STEPS; each yields a vector of 64 unsigned bytes.
 
     b: the LLVM builder into which code is emitted.
     at: address of the group's weights.
-    bits: 8, 4 or Q4_K; see `layout.BITS`.
+    bits: the weights' format: 8, 4, Q4_K or Q6_K; see `layout.FORMAT`.
     """
     halves = ir.VectorType(ir.IntType(16), 32)
 
-    def some_bits(line: int, right: int, mask: int) -> Value:
-        """Emit the bits of a mask of 64 bytes that are shifted to the right, or to the left if `right` is
-        negative.
+    def shifted_bits(line: int, right: int, mask: int) -> Value:
+        """Emit 64 bytes, shifted to the right (to the left if `right` is negative), without the bits that a
+        mask lacks.
 
         line: number of the 64 bytes.
         right: number of bits.
@@ -372,8 +373,8 @@ def _weights(b: Builder, at: Value, bits: int) -> Iterator[Value]:
         if bits == 8:
             yield read(_bytes(64))(b, address(b, at, (step, BYTES)))
             continue
-        lower = some_bits(step // 2, 4 * (step % 2), 15)
-        yield b.or_(lower, some_bits(4 + step // 4, 2 * (step % 4) - 4, 48)) if bits == Q6_K else lower
+        lower = shifted_bits(step // 2, 4 * (step % 2), 15)
+        yield b.or_(lower, shifted_bits(4 + step // 4, 2 * (step % 4) - 4, 48)) if bits == Q6_K else lower
 
 
 def _group(b: Builder, first: Value, group: Value, bits: int, place: int = 0) -> Value:
@@ -382,7 +383,7 @@ def _group(b: Builder, first: Value, group: Value, bits: int, place: int = 0) ->
     b: the LLVM builder into which code is emitted.
     first: address of the first weights of these outputs.
     group: number of the group.
-    bits: the entry BITS of the product's table.
+    bits: the weights' format; see `layout.FORMAT`.
     place: bytes from the beginning of the group.
     """
     heads = b.add(b.udiv(group, I64(K_INPUTS // GROUP)), I64(1))
@@ -415,31 +416,31 @@ def _scales(b: Builder, first: Value, group: Value, bits: int) -> list[Value]:
     return found
 
 
-def _added(
-    b: Builder, bits: int, total: Value, found: Value, part: int, of_group: list[Value], scale: Value,
-    sum_: Value,
+def _add_group(
+    b: Builder, bits: int, total: Value, found: Value, part: int, factors: list[Value], scale: Value,
+    correction: Value,
 ) -> Value:  # fmt: skip
-    """Emit a row's total of 16 outputs after the products of another group, or of a half in Q6_K, were added.
+    """Emit a row's total of 16 outputs after adding the products of another group (in Q6_K, half a group).
 
     b: the LLVM builder into which code is emitted.
-    bits: the entry BITS of the product's table.
+    bits: the weights' format; see `layout.FORMAT`.
     total: the total before, fp32.
     found: the sums of products, fp32.
     part: number of the half in Q6_K, else 0.
-    of_group: what `_scales` emits for the group; not used for 8 bits.
+    factors: what `_scales` emits for the group; not used for 8 bits.
     scale: the scale of the row's group, in all lanes.
-    sum_: the correction of the row's group for 4-bit weights, in all lanes; else not used.
+    correction: the correction of the row's group, fp32 in all lanes; used for 4-bit weights only.
     """
     if bits == 8:
         return fma_of(b, found, scale, total)
-    total = fma_of(b, found, b.fmul(of_group[part], scale), total)
-    return total if bits == Q6_K else fma_of(b, of_group[1], sum_, total)
+    total = fma_of(b, found, b.fmul(factors[part], scale), total)
+    return total if bits == Q6_K else fma_of(b, factors[1], correction, total)
 
 
 def _parts(bits: int) -> int:
     """Return how many parts of a group of inputs have a scale of their own: 2 in Q6_K, else 1.
 
-    bits: the entry BITS of the product's table.
+    bits: the weights' format; see `layout.FORMAT`.
     """
     return 2 if bits == Q6_K else 1
 
@@ -447,15 +448,15 @@ def _parts(bits: int) -> int:
 def _steps(bits: int) -> int:
     """Return the number of steps of a group.
 
-    bits: the entry BITS of the product's table.
+    bits: the weights' format; see `layout.FORMAT`.
     """
     return LONG_STEPS if bits == 8 else STEPS
 
 
-def _starts_less(bits: int) -> bool:
-    """Tell whether sums of products begin with a correction, an integer.
+def _begins_with_correction(bits: int) -> bool:
+    """Tell whether sums of products begin with a correction, which is an integer (see `steps.quantize_row`).
 
-    bits: the entry BITS of the product's table.
+    bits: the weights' format; see `layout.FORMAT`.
     """
     return bits in (8, Q6_K)
 
@@ -468,7 +469,8 @@ def _row_number(
     b: the LLVM builder into which code is emitted.
     kind: LLVM type of the number.
     at: address of the first row's scales or corrections.
-    across: bytes from the numbers of one group to those of the next.
+    across: bytes from one number of a row to its next one. A group has one correction, in Q6_K two, and
+        one scale.
     group: number of the group.
     row: number of the row.
     part: which of the group's numbers.
@@ -478,20 +480,23 @@ def _row_number(
     return read(kind)(b, address(b, at, *place))
 
 
-def _tile(bits: int, rows: int, blocks: int, near: int | None) -> Callable[..., Value]:
-    """Return an emitter of a tile of some rows and some blocks of 16 outputs.
+def _tile(bits: int, rows: int, panels: int, cache: int | None) -> Callable[..., Value]:
+    """Return an emitter of a tile of some rows and some panels of 16 outputs.
 
-    8 bits: out = prior + scale of w * sum over groups of (sum of (w + 128) x - 128 sum of x) * scale of x. 4
-    bits: out = prior + sum over groups of (sum of w x) * scale of w * scale of x + minimum w * sum of x. 6
-    bits: out = prior + sum over half groups of (sum of (w + 32) x - 32 sum of x) * scale of w * scale of x.
+    With codes w of weights and integers x of a row, the result is `prior` plus, with sums over the inputs of
+    a group inside of sums over groups:
 
-    bits: 8, 4, Q4_K or Q6_K; see `layout.BITS`.
+    * 8 bits: scale of w * sum_groups((sum((w + 128) x) - 128 sum(x)) * scale of x)
+    * 4 bits: sum_groups(sum(w x) * scale of w * scale of x + minimum of w * (scale of x * sum(x)))
+    * 6 bits: sum_half_groups((sum((w + 32) x) - 32 sum(x)) * scale of w * scale of x)
+
+    bits: the weights' format: 8, 4, Q4_K or Q6_K; see `layout.FORMAT`.
     rows: rows of the tile.
-    blocks: blocks of 16 outputs of the tile.
-    near: into which cache to prefetch, see `fetch_line`; None prefetches nothing.
+    panels: panels of 16 outputs of the tile.
+    cache: into which level of the cache to prefetch, see `fetch_line`; None prefetches nothing.
     """
     wide = 2 if WIDE_INPUTS and bits == 8 else 1
-    steps, parts, starts_less = _steps(bits), _parts(bits), _starts_less(bits)
+    steps, parts, corrected = _steps(bits), _parts(bits), _begins_with_correction(bits)
 
     def emit(
         b: Builder,
@@ -517,92 +522,96 @@ def _tile(bits: int, rows: int, blocks: int, near: int | None) -> Callable[..., 
         x: address of the quantized rows.
         x_stride: from one row of `x` to the next.
         w: address of the weights.
-        apart: from one block of weights to the next.
+        apart: from one panel of weights to the next.
         groups: number of groups of inputs.
         scales: address of the scales of the rows' groups; see `steps.quantize_row`.
         sums: address of the corrections of the rows' groups.
-        across: from the scales (and sums) of one group to those of the next; a group has one number a row.
+        across: from one scale of a row to its next one, and from one correction to the next one. Each group
+            has one scale, and one correction or two (Q6_K).
         factors: address of the scales of the outputs, in 8 bits.
         prior: address of what the product is added to, fp32.
         prior_stride: from one row of `prior` to the next.
         out: address of the result, fp32.
         out_stride: from one row of `out` to the next.
-        ahead: address from which weights are prefetched.
+        ahead: address of the weights that are prefetched.
         pace: how many bytes are prefetched with each load of weights.
         """
-        how = _sums_for(bits)
-        totals = [[variables(b, VF, 1)[0] for _ in range(blocks)] for _ in range(rows)]
+        how = _dots_for(bits)
+        totals = [[variables(b, VF, 1)[0] for _ in range(panels)] for _ in range(rows)]
         with cgutils.for_range(b, groups) as loop:
-            coming = address(b, ahead, (b.mul(loop.index, pace), steps * blocks))
-            firsts = [address(b, w, (apart, block)) for block in range(blocks)]
+            prefetched = address(b, ahead, (b.mul(loop.index, pace), steps * panels))
+            firsts = [address(b, w, (apart, panel)) for panel in range(panels)]
             starts = [_group(b, first, loop.index, bits) for first in firsts]
             xs = [address(b, x, (loop.index, 4 * steps * wide), (x_stride, row)) for row in range(rows)]
 
             loads = enumerate(zip(*(_weights(b, at, bits) for at in starts)))
             for part in range(parts):
-                less = [
-                    _row_number(b, I32, sums, across, loop.index, row, part, parts) if starts_less else I32(0)
+                corrections = [
+                    _row_number(b, I32, sums, across, loop.index, row, part, parts) if corrected else I32(0)
                     for row in range(rows)
                 ]
-                held = [[how.start(b, one)] * blocks for one in less]
+                held = [[how.start(b, one)] * panels for one in corrections]
                 for step, numbers in islice(loads, steps // parts):
-                    if near is not None:
-                        for load in range(blocks):
-                            fetch_line(b, address(b, coming, (pace, step * blocks + load)), near)
+                    if cache is not None:
+                        for load in range(panels):
+                            fetch_line(b, address(b, prefetched, (pace, step * panels + load)), cache)
                     for own, at in zip(held, xs):
                         inputs = how.read(b, address(b, at, (step, 4 * wide)))
                         own[:] = [how.step(b, one, weights, inputs) for one, weights in zip(own, numbers)]
                 for row in range(rows):
-                    scale, sum_ = (
+                    scale, correction = (
                         spread(b, _row_number(b, F32, at, across, loop.index, row)) for at in (scales, sums)
                     )
-                    for block, one in enumerate(totals[row]):
-                        found = b.sitofp(how.end(b, held[row][block]), VF)
-                        of_group = [] if bits == 8 else _scales(b, firsts[block], loop.index, bits)
-                        b.store(_added(b, bits, b.load(one), found, part, of_group, scale, sum_), one)
+                    for panel, one in enumerate(totals[row]):
+                        found = b.sitofp(how.end(b, held[row][panel]), VF)
+                        group_factors = [] if bits == 8 else _scales(b, firsts[panel], loop.index, bits)
+                        b.store(
+                            _add_group(b, bits, b.load(one), found, part, group_factors, scale, correction),
+                            one,
+                        )
         for row in range(rows):
-            for block, one in enumerate(totals[row]):
-                before = read(VF)(b, address(b, prior, (prior_stride, row), (block, BYTES)))
+            for panel, one in enumerate(totals[row]):
+                before = read(VF)(b, address(b, prior, (prior_stride, row), (panel, BYTES)))
                 found = b.load(one)
                 if bits == 8:
-                    found = b.fmul(found, read(VF)(b, address(b, factors, (block, BYTES))))
-                write(VF)(b, address(b, out, (out_stride, row), (block, BYTES)), b.fadd(before, found))
+                    found = b.fmul(found, read(VF)(b, address(b, factors, (panel, BYTES))))
+                write(VF)(b, address(b, out, (out_stride, row), (panel, BYTES)), b.fadd(before, found))
 
     return emit
 
 
-# Tiles as large as the registers allow: TALL_BLOCKS blocks of 16 outputs by any of HEIGHTS rows, or
-# WIDE_BLOCKS blocks by a single row.
-TALL_BLOCKS = 2 if INSTRUCTIONS == "avx512vnni" else 1
-WIDE_BLOCKS = 4 if INSTRUCTIONS == "avx512vnni" else 2
+# Tiles as large as the registers allow: TALL_PANELS panels of 16 outputs by any of HEIGHTS rows, or
+# WIDE_PANELS panels by a single row.
+TALL_PANELS = 2 if INSTRUCTIONS == "avx512vnni" else 1
+WIDE_PANELS = 4 if INSTRUCTIONS == "avx512vnni" else 2
 HEIGHTS = {"avx512vnni": (6, 4, 3, 2, 1), "avxvnni": (4, 2, 1)}.get(INSTRUCTIONS, (2, 1))
-# Passes. With so few passes over a block of weights, computing does not hide the memory's latency, so that
-# weights are prefetched into the second-level cache, where more loads can be in flight. Chosen on an AMD
-# EPYC: 8 rows in two passes became 1.4 times as fast. With eleven passes (64 rows), each line is requested
-# many times, and the first-level cache is 5 to 10 % faster.
+# Passes. A pass computes one tile of rows with a panel of weights. With so few passes, computing does not
+# hide the memory's latency, so that weights are prefetched into the second-level cache, where more loads can
+# be in flight. Chosen on an AMD EPYC: 8 rows in two passes became 1.4 times as fast. With eleven passes (64
+# rows), each line is requested many times, and the first-level cache is 5 to 10 % faster.
 FEW_PASSES = 1 if INSTRUCTIONS == "avx2" else 3
 
 
-def _compiled(bits: int, rows: int, blocks: int, near: int | None) -> Any:
-    """Return a tile as an operation for Numba.
+def _tile_operation(bits: int, rows: int, panels: int, cache: int | None) -> Any:
+    """Return a tile as an operation that compiled functions can call.
 
-    bits: 8, 4 or Q4_K; see `layout.BITS`.
+    bits: the weights' format: 8, 4, Q4_K or Q6_K; see `layout.FORMAT`.
     rows: rows of the tile.
-    blocks: blocks of 16 outputs of the tile.
-    near: into which cache to prefetch; None prefetches nothing.
+    panels: panels of 16 outputs of the tile.
+    cache: into which cache to prefetch; None prefetches nothing.
     """
-    return operation(types.void, (INT,) * 15, _tile(bits, rows, blocks, near))
+    return operation(types.void, (INT,) * 15, _tile(bits, rows, panels, cache))
 
 
-def _tallest(bits: int, heights: Sequence[int]) -> Any:
-    """Return a function that computes the largest tile that has no more rows than are left, and returns the
+def _fitting_tile(bits: int, heights: Sequence[int]) -> Any:
+    """Return a function that computes the tallest tile that has no more rows than are left, and returns the
     number of its rows.
 
-    bits: 8, 4 or Q4_K; see `layout.BITS`.
+    bits: the weights' format: 8, 4, Q4_K or Q6_K; see `layout.FORMAT`.
     heights: rows of the tiles, falling, the last one 1.
     """
-    height, tile = heights[0], _compiled(bits, heights[0], TALL_BLOCKS, SECOND)
-    less = _tallest(bits, heights[1:]) if height > 1 else None
+    height, tile = heights[0], _tile_operation(bits, heights[0], TALL_PANELS, SECOND)
+    shorter = _fitting_tile(bits, heights[1:]) if height > 1 else None
 
     @part
     def fit(num_left: Any, arguments: Any) -> Any:
@@ -611,45 +620,45 @@ def _tallest(bits: int, heights: Sequence[int]) -> Any:
         num_left: number of rows that are left, at least 1.
         arguments: the arguments of the tile.
         """
-        if less is None or num_left >= height:
+        if shorter is None or num_left >= height:
             tile(*arguments)
             return height
-        return less(num_left, arguments)
+        return shorter(num_left, arguments)
 
     return fit
 
 
-def _multiplied(bits: int) -> Any:
+def _any_tile(bits: int) -> Any:
     """Return a function that computes one tile, and returns how many rows it has.
 
-    A tile has WIDE_BLOCKS blocks or a single block by one row, or TALL_BLOCKS blocks by as many of the rows
+    A tile has WIDE_PANELS panels or a single panel by one row, or TALL_PANELS panels by as many of the rows
     that are left as one of HEIGHTS allows.
 
-    bits: 8, 4 or Q4_K; see `layout.BITS`.
+    bits: the weights' format: 8, 4, Q4_K or Q6_K; see `layout.FORMAT`.
     """
-    tall = _tallest(bits, HEIGHTS)
+    tall = _fitting_tile(bits, HEIGHTS)
     tallest = HEIGHTS[0]
     # Weights of fewer bits take as long either way.
-    full = _compiled(bits, tallest, TALL_BLOCKS, NEAREST) if bits == 8 else None
-    wide = _compiled(bits, 1, WIDE_BLOCKS, SECOND)
-    # A single block is TALL_BLOCKS on some processors.
-    one = _compiled(bits, 1, 1, None) if TALL_BLOCKS > 1 else None
+    full = _tile_operation(bits, tallest, TALL_PANELS, NEAREST) if bits == 8 else None
+    wide = _tile_operation(bits, 1, WIDE_PANELS, SECOND)
+    # On some processors TALL_PANELS is 1.
+    one = _tile_operation(bits, 1, 1, None) if TALL_PANELS > 1 else None
 
     @part
     def multiply(width: Any, num_left: Any, arguments: Any, few: Any) -> Any:
         """Compute one tile, and return how many rows it has.
 
-        width: blocks of outputs.
+        width: panels of outputs.
         num_left: number of rows that are left, at least 1.
         arguments: the arguments of the tile.
-        few: whether at most FEW_PASSES passes are made over a block.
+        few: whether at most FEW_PASSES passes are made over a panel.
         """
-        if full is not None and width == TALL_BLOCKS and num_left >= tallest and not few:
+        if full is not None and width == TALL_PANELS and num_left >= tallest and not few:
             full(*arguments)
             return tallest
-        if width == TALL_BLOCKS:
+        if width == TALL_PANELS:
             return tall(num_left, arguments)
-        if one is None or width == WIDE_BLOCKS:
+        if one is None or width == WIDE_PANELS:
             wide(*arguments)
         else:
             one(*arguments)
@@ -658,21 +667,21 @@ def _multiplied(bits: int) -> Any:
     return multiply
 
 
-def _by_form(make: Callable[[int], Any], forms: Sequence[int] = FORMS) -> Any:
+def _by_format(make: Callable[[int], Any], formats: Sequence[int] = FORMATS) -> Any:
     """Return a function that calls another one with all its arguments but the first, which chooses it: the
-    entry BITS of the product's table.
+    format of the product's weight.
 
-    make: returns the function that is called, by the entry BITS.
-    forms: entries BITS to choose from, at least one.
+    make: returns the function that is called for a format; see `layout.FORMAT`.
+    formats: the formats to choose from, at least one.
     """
-    form, own = forms[0], make(forms[0])
-    others = _by_form(make, forms[1:]) if forms[1:] else None
+    form, own = formats[0], make(formats[0])
+    others = _by_format(make, formats[1:]) if formats[1:] else None
 
     @part
     def call(bits: Any, *arguments: Any) -> Any:
-        """Call the function for these bits, and return its result.
+        """Call the function for a format, and return its result.
 
-        bits: the entry BITS.
+        bits: one of the formats.
         arguments: the function's arguments.
         """
         if others is None or bits == form:
@@ -682,10 +691,11 @@ def _by_form(make: Callable[[int], Any], forms: Sequence[int] = FORMS) -> Any:
     return call
 
 
-# Computes one tile; see `_multiplied`. The first argument is the entry BITS of the product's table.
-multiply = _by_form(_multiplied)
+# Computes one tile; see `_any_tile`. The first argument is the format of the product's weight.
+multiply = _by_format(_any_tile)
 
-_X, _W, _SUMS = (ir.Constant(I8, number) for number in range(3))
+# Numbers of AMX's tile registers.
+_AMX_INPUTS, _AMX_WEIGHTS, _AMX_SUMS = (ir.Constant(I8, number) for number in range(3))
 
 
 def _amx(b: Builder, name: str, *values: Value) -> None:
@@ -702,7 +712,7 @@ def _configure(bits: int) -> Callable[..., Value]:
     """Return an emitter of the configuration of this thread's tiles: bytes of a tile row, and rows, of
     inputs, weights and sums.
 
-    bits: the entry BITS of the product's table.
+    bits: the weights' format; see `layout.FORMAT`.
     """
     steps = _steps(bits) // _parts(bits)
 
@@ -721,8 +731,8 @@ def _configure(bits: int) -> Callable[..., Value]:
     return emit
 
 
-def _room(b: Builder, lines: int) -> Value:
-    """Emit the address of memory on the stack that begins with a cache line.
+def _aligned_memory(b: Builder, lines: int) -> Value:
+    """Emit the address of memory on the stack, aligned to a cache line.
 
     b: the LLVM builder into which code is emitted.
     lines: number of cache lines.
@@ -731,10 +741,11 @@ def _room(b: Builder, lines: int) -> Value:
     return b.and_(b.add(room, I64(BYTES - 1)), I64(-BYTES))
 
 
-def _matrix(bits: int) -> Callable[..., Value]:
-    """Return an emitter of a tile of one block of outputs by up to 16 rows, whose bits are those of `_tile`.
+def _amx_tile(bits: int) -> Callable[..., Value]:
+    """Return an emitter of a tile of one panel by up to 16 rows, by AMX. Its results have the same bits as
+    those of `_tile`.
 
-    bits: the entry BITS of the product's table.
+    bits: the weights' format; see `layout.FORMAT`.
     """
     steps, parts = _steps(bits), _parts(bits)
     size = TILE_ROWS * BYTES
@@ -753,11 +764,11 @@ def _matrix(bits: int) -> Callable[..., Value]:
         count: number of rows that are stored.
         x: address of the quantized rows.
         x_stride: bytes from one row of `x` to the next.
-        w: address of the block's weights.
+        w: address of the panel's weights.
         groups: number of groups of inputs.
         scales: address of the scales of the rows' groups; see `steps.quantize_row`.
         sums: address of the corrections of the rows' groups.
-        across: bytes from the scales (and corrections) of one group to those of the next.
+        across: bytes from one scale of a row to its next one, and from one correction to the next one.
         factors: address of the scales of the outputs, in 8 bits.
         prior: address of what the product is added to, fp32.
         prior_stride: bytes from one row of `prior` to the next.
@@ -766,7 +777,7 @@ def _matrix(bits: int) -> Callable[..., Value]:
         ahead: address from which weights are prefetched.
         lines: number of cache lines that are prefetched with each group.
         """
-        room, unpacked = _room(b, 2 * parts * TILE_ROWS), _room(b, STEPS)
+        room, unpacked = _aligned_memory(b, 2 * parts * TILE_ROWS), _aligned_memory(b, STEPS)
 
         def place_of(group: Value, part: int) -> Value:
             """Emit the address of the sums of a group's part.
@@ -789,36 +800,38 @@ def _matrix(bits: int) -> Callable[..., Value]:
             for part in range(parts):
                 share = part * steps // parts
                 for tile, at, stride in (
-                    (_X, address(b, x, (group, 4 * steps), (share, 4)), x_stride),
-                    (_W, address(b, weights, (share, BYTES)), I64(BYTES)),
+                    (_AMX_INPUTS, address(b, x, (group, 4 * steps), (share, 4)), x_stride),
+                    (_AMX_WEIGHTS, address(b, weights, (share, BYTES)), I64(BYTES)),
                 ):
                     _amx(b, "tileloadd64", tile, b.inttoptr(at, I8.as_pointer()), stride)
-                _amx(b, "tilezero", _SUMS)
-                _amx(b, "tdpbsud", _SUMS, _X, _W)
+                _amx(b, "tilezero", _AMX_SUMS)
+                _amx(b, "tdpbsud", _AMX_SUMS, _AMX_INPUTS, _AMX_WEIGHTS)
                 to = b.inttoptr(place_of(group, part), I8.as_pointer())
-                _amx(b, "tilestored64", _SUMS, to, I64(BYTES))
+                _amx(b, "tilestored64", _AMX_SUMS, to, I64(BYTES))
 
         totals = variables(b, VF, TILE_ROWS)
         start(I64(0))
         with cgutils.for_range(b, groups) as loop:
-            coming = b.add(loop.index, I64(1))
-            with b.if_then(b.icmp_signed("<", coming, groups)):
-                start(coming)
+            prefetched = b.add(loop.index, I64(1))
+            with b.if_then(b.icmp_signed("<", prefetched, groups)):
+                start(prefetched)
             with cgutils.for_range(b, lines) as line:
                 fetch_line(b, address(b, ahead, (b.add(b.mul(loop.index, lines), line.index), BYTES)))
-            of_group = [] if bits == 8 else _scales(b, w, loop.index, bits)
+            group_factors = [] if bits == 8 else _scales(b, w, loop.index, bits)
             for part in range(parts):
                 place = place_of(loop.index, part)
                 for row, one in enumerate(totals):
-                    scale, sum_ = (
+                    scale, correction = (
                         spread(b, _row_number(b, F32, at, across, loop.index, row)) for at in (scales, sums)
                     )
                     found = read(VI, BYTES)(b, address(b, place, (row, BYTES)))
-                    if _starts_less(bits):
-                        less = _row_number(b, I32, sums, across, loop.index, row, part, parts)
-                        found = b.add(found, spread(b, less))
+                    if _begins_with_correction(bits):
+                        begin = _row_number(b, I32, sums, across, loop.index, row, part, parts)
+                        found = b.add(found, spread(b, begin))
                     found = b.sitofp(found, VF)
-                    b.store(_added(b, bits, b.load(one), found, part, of_group, scale, sum_), one)
+                    b.store(
+                        _add_group(b, bits, b.load(one), found, part, group_factors, scale, correction), one
+                    )
         factor = read(VF)(b, factors) if bits == 8 else None
         for row, one in enumerate(totals):
             with b.if_then(b.icmp_signed("<", I64(row), count)):
@@ -830,16 +843,16 @@ def _matrix(bits: int) -> Callable[..., Value]:
 
 
 if AMX:
-    configure = _by_form(lambda bits: operation(types.void, (), _configure(bits)))
+    configure = _by_format(lambda bits: operation(types.void, (), _configure(bits)))
     release = operation(types.void, (), lambda b: _amx(b, "tilerelease"))
-    matrix = _by_form(lambda bits: operation(types.void, (INT,) * 15, _matrix(bits)))
+    matrix = _by_format(lambda bits: operation(types.void, (INT,) * 15, _amx_tile(bits)))
 else:  # never called
 
     @part
     def configure(bits: Any) -> None:
         """Do nothing: this processor has no AMX, and this function is never called.
 
-        bits: the entry BITS of the product's table.
+        bits: the weights' format; see `layout.FORMAT`.
         """
         pass
 
@@ -852,6 +865,6 @@ else:  # never called
     def matrix(*given: Any) -> None:
         """Do nothing: this processor has no AMX, and this function is never called.
 
-        given: the arguments of `_matrix`.
+        given: the arguments of `_amx_tile`.
         """
         pass
