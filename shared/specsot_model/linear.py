@@ -625,23 +625,20 @@ class Packed:
     Activations are rounded to 8 bits, each row by itself, so a row's result does not depend on the batch
     (docs/models.md).
 
-    dtype: Type of the rows that `rows` returns: that of the original weight, or fp32 for `Codes`.
-    weight: [out, in], floats or `Codes` of this form.
-    bias: [out]; None: no bias is added.
-    kind: "int8" or "int4".
-
-    Raises ModelError if the processor lacks instructions that the kernels need.
+    weight: The packed weight [out, in], with its bias.
+    dtype: Type of the rows that `rows` returns: that of the floats that were packed, otherwise fp32.
+    device: Where the weight was before it was packed; it is packed in the memory of the CPU.
     """
 
     __slots__ = ("device", "dtype", "weight")
 
     def __init__(self, weight: Tensor | Codes | StoredRows, bias: Tensor | None, kind: Quantization) -> None:
-        """Pack the weight for the CPU kernels.
+        """Pack the weight for the CPU kernels. Raises ModelError if the processor lacks instructions that they
+        need.
 
-        ModelError is raised if the processor lacks instructions that the kernels need.
-
-        weight: [out, in], floats, which are rounded, or `Codes` of this form. Blocks of a GGUF file that have
-            4 bits are kept as they are; others are decoded and rounded to int8 by one kernel.
+        weight: [out, in], floats, which are rounded, or `Codes` of this kind. Blocks of a GGUF file are
+            packed without loss if all have the same type, and `layout.LOSSLESS_HERE` has it; all others are
+            rounded to int8.
         bias: [out]; None: no bias is added.
         kind: "int8" or "int4"; "int8" for the blocks of a GGUF file.
         """
@@ -660,7 +657,7 @@ class Packed:
 
         shape: (out, in) of the weight.
         arrays: The arrays of the packed weight.
-        bits: The entry BITS of its table; see `layout.FORMAT`.
+        bits: The weight's format; see `layout.FORMAT`.
 
         Raises ModelError if the processor lacks instructions that the kernels need.
         """
@@ -683,7 +680,7 @@ class Packed:
         return self.weight.rows(numbers).to(self.dtype)
 
     def in_4_bits(self) -> Packed:
-        """Return the weight rounded to int4, as a copy. It must have no bias."""
+        """Return this int8 weight rounded to int4, as a copy. Its bias, if it has one, is dropped."""
         return Packed.of_arrays(self.shape, self.weight.in_4_bits().arrays, 4)
 
     def __call__(self, x: Tensor, norm: tuple[Tensor, float] | None = None) -> Tensor:

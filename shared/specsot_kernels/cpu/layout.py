@@ -200,5 +200,6 @@ STEP_BYTES = 8 if WIDE_INPUTS else 4
 # cache.
 ROWS_AT_ONCE, COLUMNS_AT_ONCE = 4, 64
 # Rows. More rows than `steps.ROWS_OF_ONE`, up to so many, are split evenly over two passes (more with AVX2,
-# whose tiles have fewer rows). Chosen by weight bandwidth: 4 + 4 rows read 36 GB/s, 6 + 2 rows 33, and a single row 35.
+# whose tiles have fewer rows). Chosen by weight bandwidth: 4 + 4 rows read 36 GB/s, 6 + 2 rows 33, and a
+# single row 35.
 ROWS_OF_TWO = 8

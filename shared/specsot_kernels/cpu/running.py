@@ -220,8 +220,8 @@ class PackedWeight:
         return PackedWeight.of_arrays((outputs, self.shape[1]), part, self.bits)
 
     def in_4_bits(self) -> PackedWeight:
-        """Return this 8-bit weight rounded to 4 bits, as a copy with a bias of zeros. Its number of inputs
-        must be a multiple of GROUP. Some rows at a time are converted to floats and rounded, so that no more
+        """Return this 8-bit weight rounded to 4 bits, as a copy whose bias is zeros. Its number of inputs must
+        be a multiple of GROUP. Some rows at a time are converted to floats and rounded, so that no more
         of them are in memory as floats.
         """
         rows = max(PACKED_AT_ONCE // self.inputs // LANES, 1) * LANES

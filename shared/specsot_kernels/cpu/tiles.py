@@ -346,9 +346,9 @@ def _weights(b: Builder, at: Value, bits: int) -> Iterator[Value]:
     """Emit, for each step of a group, the 64 weights of 16 outputs.
 
     A byte of the lower 4 bits holds a weight of an even step in its lower half and one of the next step in
-    its upper half. A byte of the upper 2 bits, which only 6-bit weights have, holds weights of four steps, the
-    first one lowest. There are LONG_STEPS steps for 8 bits, and else
-    STEPS; each yields a vector of 64 unsigned bytes.
+    its upper half. A byte of the upper 2 bits, which only 6-bit weights have, holds weights of four steps,
+    the first one lowest. There are LONG_STEPS steps for 8 bits, and STEPS for others; each yields a vector
+    of 64 unsigned bytes.
 
     b: the LLVM builder into which code is emitted.
     at: address of the group's weights.
