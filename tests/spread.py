@@ -73,9 +73,9 @@ def run(session: pytest.Session, count: int) -> None:
         if find_spec(library):
             import_module(name)
     if find_spec("numba"):
-        from specsot_kernels.cpu.kernel import address
+        from specsot_kernels.cpu.kernel import kernel_address
 
-        address()
+        kernel_address()
     gc.freeze()  # What was imported here need not be looked at, either.
     config = session.config
     capture: Any = config.pluginmanager.getplugin("capturemanager")

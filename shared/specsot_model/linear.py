@@ -633,8 +633,8 @@ class Packed:
     __slots__ = ("device", "dtype", "weight")
 
     def __init__(self, weight: Tensor | Codes | StoredRows, bias: Tensor | None, kind: Quantization) -> None:
-        """Pack the weight for the CPU kernels. Raises ModelError if the processor lacks instructions that they
-        need.
+        """Pack the weight for the CPU kernels. Raises ModelError if the processor lacks instructions that
+        they need.
 
         weight: [out, in], floats, which are rounded, or `Codes` of this kind. Blocks of a GGUF file are
             packed without loss if all have the same type, and `layout.LOSSLESS_HERE` has it; all others are

@@ -311,7 +311,7 @@ def test_a_machine_without_a_gpu_is_asked_without_torch() -> None:
     """The process that only starts the others need not import it."""
     asked = (
         "import sys; from specsot_app.fleet import devices; from specsot_kernels.cpu import compiling;"
-        " devices._installed_gpus, compiling.compile_early = list, list; found = devices.find_gpus();"
+        " devices._installed_gpus, compiling.start_compiling = list, list; found = devices.find_gpus();"
         " sys.exit('torch' in sys.modules or bool(found.gpus))"
     )
     assert subprocess.run([sys.executable, "-c", asked]).returncode == 0

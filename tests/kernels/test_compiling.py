@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specsot_kernels.cpu import compiling
-from specsot_kernels.cpu.compiling import compile_early, is_under_way, one_process_at_a_time
+from specsot_kernels.cpu.compiling import compilation_lock, is_compiling, start_compiling
 
 
 @pytest.fixture(autouse=True)
@@ -20,48 +20,48 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_others_wait_for_the_first_to_compile_and_then_for_nobody() -> None:
-    with one_process_at_a_time():
+    with compilation_lock():
         (path,) = compiling.FOLDER.glob("__pycache__/*.lock")
         with path.open("ab") as other, pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     compiled = list[bool]()
-    with one_process_at_a_time(), one_process_at_a_time():
+    with compilation_lock(), compilation_lock():
         compiled.append(True)
     assert compiled
 
 
 def test_it_is_under_way_until_it_has_ended(folder: Path) -> None:
     """So that layers are loaded meanwhile, and nothing else is delayed."""
-    assert not is_under_way()
-    with one_process_at_a_time():
-        assert is_under_way()
-    assert not is_under_way()
+    assert not is_compiling()
+    with compilation_lock():
+        assert is_compiling()
+    assert not is_compiling()
     (folder / "kernel.py").write_text("one = 2")
-    with pytest.raises(RuntimeError), one_process_at_a_time():
+    with pytest.raises(RuntimeError), compilation_lock():
         raise RuntimeError
-    assert not is_under_way()
+    assert not is_compiling()
 
 
 def test_what_failed_is_compiled_by_the_next() -> None:
-    with pytest.raises(RuntimeError), one_process_at_a_time():
+    with pytest.raises(RuntimeError), compilation_lock():
         raise RuntimeError
-    with one_process_at_a_time():
+    with compilation_lock():
         assert next(compiling.FOLDER.glob("__pycache__/*.lock")).stat().st_size == 0
 
 
 def test_another_source_is_compiled_anew(folder: Path) -> None:
-    with one_process_at_a_time():
+    with compilation_lock():
         pass
     (folder / "kernel.py").write_text("one = 2")
-    with one_process_at_a_time():
+    with compilation_lock():
         pass
     assert len(list(folder.glob("__pycache__/*.lock"))) == 2
 
 
 def test_a_folder_that_cannot_be_written_to_is_no_error(folder: Path) -> None:
     (folder / "__pycache__").write_text("a file, and no folder")
-    with one_process_at_a_time():
-        compile_early()
+    with compilation_lock():
+        start_compiling()
 
 
 @pytest.fixture
@@ -77,14 +77,14 @@ def test_a_process_is_started_only_if_nothing_was_compiled(
     monkeypatch: pytest.MonkeyPatch, started: list[object]
 ) -> None:
     monkeypatch.setattr(compiling.platform, "machine", lambda: "x86_64")
-    compile_early()
-    with one_process_at_a_time():
+    start_compiling()
+    with compilation_lock():
         pass
-    compile_early()
+    start_compiling()
     assert len(started) == 1
 
 
 def test_other_processors_start_no_process(monkeypatch: pytest.MonkeyPatch, started: list[object]) -> None:
     monkeypatch.setattr(compiling.platform, "machine", lambda: "arm64")
-    compile_early()
+    start_compiling()
     assert not started

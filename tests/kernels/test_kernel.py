@@ -12,15 +12,16 @@ import pytest
 pytestmark = pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
 
 ASKS = (
-    "import sys; from specsot_kernels.cpu.kernel import address; address(); sys.exit('numba' in sys.modules)"
+    "import sys; from specsot_kernels.cpu import kernel;"
+    " kernel.kernel_address(); sys.exit('numba' in sys.modules)"
 )
 
 
 def test_a_later_process_runs_the_kernel_without_numba() -> None:
     from specsot_kernels.cpu import kernel
 
-    assert kernel.address()
-    file = kernel._kept_file()
+    assert kernel.kernel_address()
+    file = kernel._object_file()
     assert file is not None
     assert kernel.read_code(file) is not None, "this process has compiled or loaded it"
     assert subprocess.run([sys.executable, "-c", ASKS]).returncode == 0
@@ -45,8 +46,8 @@ def test_machine_code_that_needs_what_is_missing_is_not_loaded() -> None:
     """LLVM loads it all the same, and calls address 0."""
     from specsot_kernels.cpu import kernel
 
-    assert kernel.address()
-    file = kernel._kept_file()
+    assert kernel.kernel_address()
+    file = kernel._object_file()
     assert file is not None
     kept = kernel.read_code(file)
     assert kept is not None
@@ -60,15 +61,15 @@ def test_machine_code_that_needs_what_is_missing_is_not_loaded() -> None:
 def test_another_processor_or_source_has_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
     from specsot_kernels.cpu import kernel
 
-    file = kernel._kept_file()
+    file = kernel._object_file()
     with monkeypatch.context() as patch:
         patch.setattr(kernel, "source_digest", lambda: "another")
-        assert kernel._kept_file() != file
+        assert kernel._object_file() != file
     with monkeypatch.context() as patch:
         patch.setattr(kernel.binding, "get_host_cpu_name", lambda: "another")
-        assert kernel._kept_file() != file
+        assert kernel._object_file() != file
     monkeypatch.setenv("NUMBA_CPU_NAME", "haswell")
-    assert kernel._kept_file() is None
+    assert kernel._object_file() is None
 
 
 def test_a_part_is_optimised_only_within_the_function_that_python_calls(

@@ -84,7 +84,7 @@ class Matrices:
 def emulate() -> None:
     """Let the kernel be compiled with emulated instructions, and not be kept."""
     tiles.call_named = emulated_call(tiles.call_named)
-    kernel._kept_file = lambda: None
+    kernel._object_file = lambda: None
     steps.source_digest = lambda folder=kernel.FOLDER: f"emulated_{KIND}"
     if layout.AMX:
         matrices = Matrices()

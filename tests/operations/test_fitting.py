@@ -255,7 +255,7 @@ def test_while_the_kernel_is_compiled_the_other_layers_are_loaded(
     """loaded: layers that are loaded once one was measured, of which the first stage needs two."""
     options = ModelOptions(demo_model / "base", dtype="fp32", quantization=kind, kv_memory=4 * MIB)
     source = working.StageLoader(options, "w", layers=layers, free_memory=lambda device: 1 << 30)
-    monkeypatch.setattr(working, "is_under_way", lambda: compiles)
+    monkeypatch.setattr(working, "is_compiling", lambda: compiles)
     source.registration()
     assert len(source._parts.blocks) == loaded
     kept = dict(source._parts.blocks)

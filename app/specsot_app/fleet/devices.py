@@ -261,9 +261,9 @@ def find_gpus() -> FoundGpus:
     """
     installed = _installed_gpus()
     if not installed:
-        from specsot_kernels.cpu.compiling import compile_early
+        from specsot_kernels.cpu.compiling import start_compiling
 
-        compile_early()
+        start_compiling()
         return FoundGpus(hidden=True)
     import torch
 

@@ -55,7 +55,7 @@ from specsot_drafter.proposers.lm import LanguageModelProposer, beam_shape, read
 from specsot_drafter.proposers.parallel import ParallelProposer
 from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape
 from specsot_drafter.speculator import Clock
-from specsot_kernels.cpu.compiling import is_under_way
+from specsot_kernels.cpu.compiling import is_compiling
 from specsot_model.cuda_graphs import BUCKETS, Capture, GraphCapture, compile_steps, measure_curve, run_once
 from specsot_model.decoder import Decoder
 from specsot_model.inference import inference_mode
@@ -102,7 +102,7 @@ class DraftLoader:
         self._backends = make_backends(options)
         # Later, this loader may wait for a worker of this process, which waits for kernels. So load the model
         # now.
-        if options.drafts not in MODELLESS and (options.device != "cpu" or is_under_way()):
+        if options.drafts not in MODELLESS and (options.device != "cpu" or is_compiling()):
             self._check_fit()
             self._first.begin_compiling()
 

@@ -29,7 +29,7 @@ from specsot.phases import add_phase, note_imported, timed_phase
 from specsot.service.options import ModelOptions
 from specsot.service.runtime_env import return_freed_memory
 from specsot.transport.pending_rows import use_device
-from specsot_kernels.cpu.compiling import is_under_way
+from specsot_kernels.cpu.compiling import is_compiling
 from specsot_model.cuda_graphs import compile_steps, measure_rows
 from specsot_model.decoder import Decoder, Loaded
 from specsot_model.device_speed import alone_on, copy_speed, device_name, measured_bytes
@@ -305,7 +305,7 @@ class StageLoader:
             decoder = self._load(self._layers or loaded or measured_range(self._config))
         packs = uses_packed_kernels(self._options.stored_form, self._device)
         # Load more layers instead of waiting for the kernel, which another process compiles.
-        while self._layers is None and packs and is_under_way() and self.preload():
+        while self._layers is None and packs and is_compiling() and self.preload():
             pass
         if decoder.capturable:
             if not self._compiled:

@@ -20,7 +20,7 @@ from typing import IO
 
 # Folder of the kernels' source files.
 FOLDER = Path(__file__).parent
-# Processes that `compile_early` has started. They are kept so that Python does not warn of a process that
+# Processes that `start_compiling` has started. They are kept so that Python does not warn of a process that
 # still runs.
 _compilers = list[subprocess.Popen[bytes]]()
 
@@ -56,7 +56,7 @@ def _is_compiled(lock: IO[bytes]) -> bool:
     return os.fstat(lock.fileno()).st_size > 0
 
 
-def is_under_way() -> bool:
+def is_compiling() -> bool:
     """Return whether another process, or another thread of this one, compiles the kernel now, so that a
     caller of the kernel would wait. Return False if the kernel was compiled on this machine before, if no
     process compiles it, and if that is unknown: on systems without `fcntl`, on file systems without locks,
@@ -81,7 +81,7 @@ def is_under_way() -> bool:
 
 
 @contextmanager
-def one_process_at_a_time() -> Generator[None]:
+def compilation_lock() -> Generator[None]:
     """Let one process after another run the block, until one of them has ended it without an error. Those
     that waited still take turns, and find what was compiled; later ones do not wait.
 
@@ -106,7 +106,7 @@ def one_process_at_a_time() -> Generator[None]:
                 lock.flush()
 
 
-def compile_early() -> None:
+def start_compiling() -> None:
     """Start a process that compiles the kernel, if it was never compiled here, so that this process can
     import torch and read a model meanwhile. Nothing is awaited, and a failure is not reported: a process that
     needs the kernel compiles it then.
@@ -122,7 +122,11 @@ def compile_early() -> None:
     with lock:
         compiled = _is_compiled(lock)
     if not compiled:
-        command = [sys.executable, "-c", "from specsot_kernels.cpu.kernel import address; address()"]
+        command = [
+            sys.executable,
+            "-c",
+            "from specsot_kernels.cpu.kernel import kernel_address; kernel_address()",
+        ]
         silent = subprocess.DEVNULL
         # Without this process, the one that needs the kernel compiles it.
         with suppress(OSError):

@@ -20,7 +20,7 @@ from typing import Final
 
 from llvmlite import binding
 
-from specsot_kernels.cpu.compiling import FOLDER, one_process_at_a_time, source_digest
+from specsot_kernels.cpu.compiling import FOLDER, compilation_lock, source_digest
 from specsot_kernels.cpu.layout import AMX, is_configured
 
 # The kind of an ELF section that lists symbols.
@@ -33,7 +33,7 @@ RAISING: Final = ("numba_", "NRT_")
 _engines: list[object] = []
 
 
-def _kept_file() -> Path | None:
+def _object_file() -> Path | None:
     """Return the file that keeps the kernel's machine code for this processor and these versions; None if
     the user has configured Numba, so that it might have to be compiled otherwise.
     """
@@ -149,7 +149,7 @@ def load_code(name: str, code: bytes) -> int | None:
     return engine.get_function_address(name)
 
 
-def _load_kept(file: Path | None) -> int | None:
+def _load_object_file(file: Path | None) -> int | None:
     """Load the kernel that a file keeps, and return its address. Return None if there is no file, or if it is
     damaged or cannot be loaded.
 
@@ -160,18 +160,18 @@ def _load_kept(file: Path | None) -> int | None:
 
 
 @cache
-def address() -> int:
+def kernel_address() -> int:
     """Return the address of the compiled function `steps._run`, a C function whose only argument is an int64:
     the address of its tables. The first call of a process loads the machine code that an earlier process has
     kept, in milliseconds. If there is none, it compiles the function, in about ten seconds of processor time,
     and keeps the code; other processes that need it meanwhile wait.
     """
-    file = _kept_file()
-    if found := _load_kept(file):
+    file = _object_file()
+    if found := _load_object_file(file):
         return found
-    with one_process_at_a_time():
+    with compilation_lock():
         # Another process may have compiled it while this one waited.
-        if found := _load_kept(file):
+        if found := _load_object_file(file):
             return found
         from specsot_kernels.cpu.steps import compile_run
 
@@ -182,6 +182,6 @@ def address() -> int:
 
 
 @cache
-def function() -> Callable[[int], None]:
+def kernel_function() -> Callable[[int], None]:
     """Return the kernel as a function, for a call by one thread. It releases the GIL."""
-    return ctypes.CFUNCTYPE(None, ctypes.c_int64)(address())
+    return ctypes.CFUNCTYPE(None, ctypes.c_int64)(kernel_address())

@@ -220,9 +220,9 @@ class PackedWeight:
         return PackedWeight.of_arrays((outputs, self.shape[1]), part, self.bits)
 
     def in_4_bits(self) -> PackedWeight:
-        """Return this 8-bit weight rounded to 4 bits, as a copy whose bias is zeros. Its number of inputs must
-        be a multiple of GROUP. Some rows at a time are converted to floats and rounded, so that no more
-        of them are in memory as floats.
+        """Return this 8-bit weight rounded to 4 bits, as a copy whose bias is zeros. The number of inputs
+        must be a multiple of GROUP. It is converted to floats in parts, because the whole weight would take
+        eight times the memory of the result.
         """
         rows = max(PACKED_AT_ONCE // self.inputs // LANES, 1) * LANES
         parts = [PackedWeight(self.rows(part), None, 4) for part in torch.arange(self.shape[0]).split(rows)]
@@ -548,9 +548,9 @@ class KernelFrame:
         self._tables[1], self._tables[2] = table.ctypes.data, work
         library = _openmp()
         if library is None or self._threads == 1:
-            kernel.function()(self._tables.ctypes.data)
+            kernel.kernel_function()(self._tables.ctypes.data)
         else:
-            library.GOMP_parallel(kernel.address(), self._tables.ctypes.data, self._threads, 0)
+            library.GOMP_parallel(kernel.kernel_address(), self._tables.ctypes.data, self._threads, 0)
 
 
 # Weight [in] and epsilon of an RMSNorm that is applied before a product.
