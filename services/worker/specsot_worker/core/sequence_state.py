@@ -14,7 +14,6 @@ from specsot.core.run_ahead import (
     next_max_passes,
 )
 from specsot.core.tree import Tree, chain, first_nodes, shallow, single
-from specsot.core.tree_frames import TreeFrames
 from specsot_model.core.kv_plan import policy_of, tree_depth_limit
 from specsot_worker.core.pipeline import place_of
 
@@ -42,7 +41,7 @@ class SequenceState:
     keep: Accepted node numbers of the last verified tree, root first. The next tree frame carries them, so
         that every stage moves the KV of these nodes down to the committed end. Empty after the prompt, and if
         the last verification accepted nothing.
-    tree_frames: The sequence's tree frames whose results have not arrived.
+    in_flight: True while the tree of the current draft round is in a frame whose result has not arrived.
     tree: The tree that the next frame carries. None if no usable tree has arrived.
     next_tree: A tree for the draft round after the current one, which arrived before the result that it
         builds on. None if there is no such tree.
@@ -76,7 +75,7 @@ class SequenceState:
     root: int | None = None
     draft_round: int = 0
     keep: tuple[int, ...] = ()
-    tree_frames: TreeFrames = field(default_factory=TreeFrames)
+    in_flight: bool = False
     tree: Tree | None = None
     next_tree: Tree | None = None
     waiting_since: float | None = None
@@ -164,15 +163,10 @@ class SequenceState:
 
     @property
     def can_decode(self) -> bool:
-        """True if the sequence has a root, room for another tree frame in flight, and a lease that reaches
-        past its committed tokens.
+        """True if the sequence has a root, no tree in flight, and a lease that reaches past its committed
+        tokens.
         """
-        return self.root is not None and self.tree_frames.has_room and self.committed < self.lease
-
-    @property
-    def in_flight(self) -> bool:
-        """True while the tree of the current draft round is in a frame whose result has not arrived."""
-        return self.draft_round in self.tree_frames.trees
+        return self.root is not None and not self.in_flight and self.committed < self.lease
 
     @property
     def next_tree_size(self) -> int:
@@ -205,7 +199,8 @@ class SequenceState:
         return PromptChunk(self.opening.sequence, start, tokens, self.prefilled)
 
     def next_tree_segment(self, max_nodes: int) -> TreeSegment:
-        """Return the next tree segment, and mark it as in flight. The sequence must have a root.
+        """Return the next tree segment, and mark it as in flight. The sequence must have a root, and no tree
+        in flight.
 
         The tree is the first of these that exists: the drafter's tree, the root followed by the forced
         tokens, the root alone. It is cut to the depth that the KV policy allows and to its first nodes.
@@ -216,16 +211,15 @@ class SequenceState:
         stored tree of the next draft round stays.
         """
         assert self.root is not None
+        assert not self.in_flight
         tree = self.tree
         if tree is None:
             tree = chain((self.root, *self.forced)) if self.forced else single(self.root)
         levels = tree_depth_limit(self.policy, self.committed) if self.policy else None
         tree = tree if levels is None else shallow(tree, levels)
         tree = first_nodes(tree, max_nodes) if len(tree.tokens) > max_nodes else tree
-        scratch = self.tree_frames.launch(self.draft_round, len(tree.tokens))
-        tree_segment = TreeSegment(
-            self.opening.sequence, self.draft_round, self.committed, self.keep, tree, None, scratch
-        )
+        tree_segment = TreeSegment(self.opening.sequence, self.draft_round, self.committed, self.keep, tree)
+        self.in_flight = True
         self.tree = None
         self.waiting_since = None
         self.root_only = False
@@ -246,7 +240,7 @@ class SequenceState:
         plus one. `keep` becomes the accepted nodes, and the root the last new token. `max_passes` follows
         how many tokens of a frame of several passes were accepted.
         """
-        self.tree_frames.finish(outcome.draft_round, outcome.dropped)
+        self.in_flight = False
         self.committed += len(outcome.accepted)
         self.keep = outcome.accepted
         if outcome.tokens:
