@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -174,7 +175,7 @@ def config_of(header: Header) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": header.metadata.get("tokenizer.ggml.eos_token_id"),
-        **_particulars(kind, header),
+        **PARTICULARS.get(kind, lambda header: {})(header),
     }
 
 
@@ -198,55 +199,6 @@ def _layers(header: Header) -> int:
     header: the header of the GGUF file.
     """
     return header.count("block_count") - header.get("nextn_predict_layers", 0)
-
-
-def _particulars(kind: str, header: Header) -> dict[str, Any]:
-    """Return the config fields that only some families have; an empty dict for other families.
-
-    kind: the model_type.
-    header: the header of the GGUF file.
-
-    Raises ModelError if a number that the family needs is missing.
-
-    A field that a window would need is None if the file names no window or 0.
-    """
-    window = header.get("attention.sliding_window") or None
-    if kind == "mixtral":
-        experts = header.count("expert_count")
-        chosen = header.count("expert_used_count")
-        return {"num_local_experts": experts, "num_experts_per_tok": chosen, "sliding_window": None}
-    if kind in ("qwen3_moe", "qwen3_vl_moe_text"):
-        return _of_qwen_experts(header)
-    if FAMILIES[kind].delta:
-        return _of_delta(header) | (_of_qwen_experts(header) if FAMILIES[kind].routing else {})
-    if kind == "glm4_moe":
-        return _of_glm(header)
-    if FAMILIES[kind].latent:
-        return _of_latent(header)
-    if kind in ("minimax_m2", "gpt_oss"):
-        return {
-            "num_local_experts": header.count("expert_count"),
-            "num_experts_per_tok": header.count("expert_used_count"),
-            "intermediate_size": header.count("expert_feed_forward_length"),
-            "attention_bias": "blk.0.attn_q.bias" in header.tensors,
-            "sliding_window": window,
-        }
-    if kind in ("gemma2", "gemma3_text"):
-        return _of_gemma(kind, header)
-    if kind == "gemma4_text":
-        return _of_gemma4(header)
-    if kind in ("phi3", "ministral3"):
-        return {"sliding_window": window}
-    if kind == "olmo3":
-        return {"sliding_window": window, "layer_types": _kinds_of_layers(header)}
-    if kind == "granite":
-        return _of_granite(header)
-    if kind == "gpt_neox":
-        return {"use_parallel_residual": header.get("use_parallel_residual", True)}
-    if kind in ("llama", "smollm3"):
-        biased = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
-        return {field: name in header.tensors for field, name in biased.items()}
-    return {}
 
 
 def _of_qwen_experts(header: Header) -> dict[str, Any]:
@@ -285,8 +237,72 @@ def _of_delta(header: Header) -> dict[str, Any]:
     }
 
 
+def _of_delta_and_experts(header: Header) -> dict[str, Any]:
+    """Return the config fields of gated delta layers, and of the experts of Qwen's models.
+
+    header: the header of the GGUF file.
+
+    Raises ModelError if a number is missing.
+    """
+    return _of_delta(header) | _of_qwen_experts(header)
+
+
+def _of_mixtral(header: Header) -> dict[str, Any]:
+    """Return the config fields of Mixtral's experts. Its files name no window.
+
+    header: the header of the GGUF file.
+
+    Raises ModelError if the number of experts is missing.
+    """
+    return {
+        "num_local_experts": header.count("expert_count"),
+        "num_experts_per_tok": header.count("expert_used_count"),
+        "sliding_window": None,
+    }
+
+
+def _of_local_experts(header: Header) -> dict[str, Any]:
+    """Return the config fields of MiniMax-M2 and gpt-oss: experts in every layer, biases, and a window.
+
+    header: the header of the GGUF file.
+
+    Raises ModelError if the number or the width of experts is missing.
+    """
+    return {
+        **_of_mixtral(header),
+        "intermediate_size": header.count("expert_feed_forward_length"),
+        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+        **_window(header),
+    }
+
+
+def _window(header: Header) -> dict[str, Any]:
+    """Return the config field of a window: None if the file names no window, or 0.
+
+    header: the header of the GGUF file.
+    """
+    return {"sliding_window": header.get("attention.sliding_window") or None}
+
+
+def _window_and_kinds(header: Header) -> dict[str, Any]:
+    """Return the config fields of a window, and of the layers that have it.
+
+    header: the header of the GGUF file.
+    """
+    return {**_window(header), "layer_types": _kinds_of_layers(header)}
+
+
+def _biases(header: Header) -> dict[str, Any]:
+    """Return the config fields that say which matrices have a bias: those whose biases are in the file.
+
+    header: the header of the GGUF file.
+    """
+    biased = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
+    return {field: name in header.tensors for field, name in biased.items()}
+
+
 def _of_granite(header: Header) -> dict[str, Any]:
-    """Return the config fields that only Granite models have. A factor that the file does not have is 1.
+    """Return Granite's multipliers, and which matrices have a bias.
 
     header: the header of the GGUF file.
     """
@@ -296,11 +312,15 @@ def _of_granite(header: Header) -> dict[str, Any]:
         "attention_multiplier": "attention.scale",
         "logits_scaling": "logit_scale",
     }
-    biased = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
-    return {
-        **{field: header.get(key, 1.0) for field, key in factors.items()},
-        **{field: name in header.tensors for field, name in biased.items()},
-    }
+    return {**{field: header.get(key, 1.0) for field, key in factors.items()}, **_biases(header)}
+
+
+def _of_gpt_neox(header: Header) -> dict[str, Any]:
+    """Return the config field that says whether attention and MLP of a layer read the same input.
+
+    header: the header of the GGUF file.
+    """
+    return {"use_parallel_residual": header.get("use_parallel_residual", True)}
 
 
 def _kinds_of_layers(header: Header) -> list[str] | None:
@@ -315,11 +335,10 @@ def _kinds_of_layers(header: Header) -> list[str] | None:
     return ["sliding_attention" if is_sliding else "full_attention" for is_sliding in pattern]
 
 
-def _of_gemma(kind: str, header: Header) -> dict[str, Any]:
+def _of_gemma(header: Header) -> dict[str, Any]:
     """Return the config fields that only Gemma models have.
 
-    kind: the model_type, gemma2 or gemma3_text.
-    header: the header of the GGUF file.
+    header: the header of the GGUF file, of Gemma 2 or 3.
 
     Values that the file does not have are those of the published models. Scores are divided by the square
     root of hidden size / heads in the largest model of each generation, and of the head's length in the
@@ -327,7 +346,7 @@ def _of_gemma(kind: str, header: Header) -> dict[str, Any]:
     architecture that is not in LARGEST_GEMMAS.
     """
     heads = header.count("attention.head_count")
-    caps = (50.0, 30.0) if kind == "gemma2" else (None, None)
+    caps = (50.0, 30.0) if header.architecture == "gemma2" else (None, None)
     width = header.count("embedding_length")
     head_dim = header.count("attention.key_length")
     largest = header.count("block_count") == LARGEST_GEMMAS[header.architecture]
@@ -438,6 +457,34 @@ def _of_latent(header: Header) -> dict[str, Any]:
         "v_head_dim": value_length,
         "partial_rotary_factor": 1.0,
     }
+
+
+# By model_type: the function that returns the config fields that only some families have. Each raises
+# ModelError if a number that the family needs is missing.
+PARTICULARS: Mapping[str, Callable[[Header], dict[str, Any]]] = {
+    "llama": _biases,
+    "smollm3": _biases,
+    "mixtral": _of_mixtral,
+    "minimax_m2": _of_local_experts,
+    "gpt_oss": _of_local_experts,
+    "qwen3_moe": _of_qwen_experts,
+    "qwen3_vl_moe_text": _of_qwen_experts,
+    "qwen3_next": _of_delta_and_experts,
+    "qwen3_5_text": _of_delta,
+    "qwen3_5_moe_text": _of_delta_and_experts,
+    "glm4_moe": _of_glm,
+    "deepseek_v2": _of_latent,
+    "deepseek_v3": _of_latent,
+    "youtu": _of_latent,
+    "gemma2": _of_gemma,
+    "gemma3_text": _of_gemma,
+    "gemma4_text": _of_gemma4,
+    "phi3": _window,
+    "ministral3": _window,
+    "olmo3": _window_and_kinds,
+    "granite": _of_granite,
+    "gpt_neox": _of_gpt_neox,
+}
 
 
 def _vocabulary(header: Header) -> int:
@@ -589,16 +636,15 @@ def places_of(header: Header, config: Mapping[str, Any]) -> dict[str, Place]:
     Raises ModelError for an unknown tensor, or a type that cannot be dequantized.
 
     A stacked tensor of experts gives one entry for each expert. Raises ModelError also if the file is too
-    short for a tensor, or if the package gguf is missing.
+    short for a tensor.
     """
-    sizes = BlockSizes()
     found = dict[str, Place]()
     mtp_layers = _mtp_prefixes(header)
     for stored_name, stored in header.tensors.items():
         if stored_name in (ROPE_FREQS, LONG, SHORT):
             continue
         where = f"{header.file}: {stored_name}"
-        place = Place(str(stored.file), stored.kind, stored.shape, stored.begin, sizes.count(stored, where))
+        place = Place(str(stored.file), stored.kind, stored.shape, stored.begin, _size_of(stored, where))
         named = list(_named(stored_name, place, config))
         if not named and not stored_name.startswith(mtp_layers):
             raise ModelError(f"{where}: {header.architecture} has no such tensor here")
@@ -836,65 +882,49 @@ def _order(part: str, place: Place, config: Mapping[str, Any]) -> Order | None:
     return None
 
 
-class BlockSizes:
-    """Computes how many bytes tensors take, by the tables of the gguf package."""
+def _size_of(stored: StoredTensor, tensor_in_file: str) -> int:
+    """Return the size of a tensor in bytes.
 
-    def __init__(self) -> None:
-        """Load the tables. Raises ModelError if the gguf package is not installed.
+    stored: the tensor as the header lists it.
+    tensor_in_file: path of the file and name of the tensor, for error messages.
 
-        Sizes of types are then computed at their first use.
-        """
-        try:
-            from gguf import constants, quants
-        except ImportError:
-            raise ModelError("the package gguf is not installed: pip install gguf") from None
-        self._constants = constants
-        self._quants = quants
-        self._known: dict[int, tuple[int, int]] = {}
+    Raises ModelError if its type cannot be dequantized, if its rows are no whole blocks, or if the file is
+    too short.
 
-    def count(self, stored: StoredTensor, tensor_in_file: str) -> int:
-        """Return the size of a tensor in bytes.
+    A tensor without dimensions has no whole blocks, so that ModelError is raised.
+    """
+    block, size = _block_of(stored.kind)
+    if not size:
+        raise ModelError(
+            f"{tensor_in_file}: ggml type {stored.kind} is none that the package gguf dequantizes"
+        )
+    if not stored.shape or stored.shape[-1] % block:
+        raise ModelError(f"{tensor_in_file}: rows of shape {list(stored.shape)} are not blocks of {block}")
+    total = prod(stored.shape) // block * size
+    file_size = stored.file.stat().st_size
+    if stored.begin + total > file_size:
+        raise ModelError(
+            f"{tensor_in_file} ends at byte {stored.begin + total}, "
+            f"{stored.file.name} at {file_size}: truncated"
+        )
+    return total
 
-        stored: the tensor as the header lists it.
-        tensor_in_file: path of the file and name of the tensor, for error messages.
 
-        Raises ModelError if its type cannot be dequantized, if its rows are no whole blocks, or if the file
-        is too short.
+@cache
+def _block_of(kind: int) -> tuple[int, int]:
+    """Return how many elements and how many bytes a block of a ggml type has, by the tables of the package
+    gguf. Return (0, 0) if the type is unknown or cannot be dequantized.
 
-        A tensor without dimensions has no whole blocks, so that ModelError is raised.
-        """
-        if stored.kind not in self._known:
-            self._known[stored.kind] = self._find(stored.kind, tensor_in_file)
-        block, size = self._known[stored.kind]
-        if not stored.shape or stored.shape[-1] % block:
-            raise ModelError(
-                f"{tensor_in_file}: rows of shape {list(stored.shape)} are not blocks of {block}"
-            )
-        total = prod(stored.shape) // block * size
-        file_size = stored.file.stat().st_size
-        if stored.begin + total > file_size:
-            raise ModelError(
-                f"{tensor_in_file} ends at byte {stored.begin + total}, "
-                f"{stored.file.name} at {file_size}: truncated"
-            )
-        return total
+    kind: ggml's number of the type.
 
-    def _find(self, kind: int, tensor_in_file: str) -> tuple[int, int]:
-        """Return how many elements and how many bytes a block of a ggml type has.
+    Types that are not quantized have blocks of one element.
+    """
+    from gguf import constants, quants
 
-        kind: ggml's number of the type.
-        tensor_in_file: path of the file and name of the tensor, for error messages.
-
-        Raises ModelError if the type is unknown or cannot be dequantized.
-
-        Types that are not quantized have blocks of one element.
-        """
-        try:
-            named = self._constants.GGMLQuantizationType(kind)
-            block, size = self._constants.GGML_QUANT_SIZES[named]
-            self._quants.dequantize(np.zeros((1, size), np.uint8), named)
-        except (ValueError, KeyError, NotImplementedError):
-            raise ModelError(
-                f"{tensor_in_file}: ggml type {kind} is none that the package gguf dequantizes"
-            ) from None
-        return block, size
+    try:
+        named = constants.GGMLQuantizationType(kind)
+        block, size = constants.GGML_QUANT_SIZES[named]
+        quants.dequantize(np.zeros((1, size), np.uint8), named)
+    except (ValueError, KeyError, NotImplementedError):
+        return 0, 0
+    return block, size
