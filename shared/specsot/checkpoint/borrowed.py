@@ -9,7 +9,6 @@ files a directory can lend. It needs no torch.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import shutil
 import time
@@ -28,6 +27,7 @@ from specsot.checkpoint.fields import read_json
 from specsot.checkpoint.gguf.directory import read_places
 from specsot.checkpoint.gguf.finding import POINTER
 from specsot.checkpoint.hub import INDEXES, TEXTS
+from specsot.checkpoint.safetensors_header import INDEX, SINGLE, header_size, spans_of
 from specsot.core.info import memory_in_words
 from specsot.errors import ModelError, WireError
 
@@ -41,12 +41,6 @@ DIGEST = 32
 MAX_FILES = 4096
 # Bytes. Bounds a text file that a lender may offer. Untuned.
 MAX_TEXT_BYTES = 256 << 20
-# Bytes. Longest header of a safetensors file. Precedent: safetensors' own limit.
-HEADER_LIMIT = 100 << 20
-# The index of a model whose safetensors weights are several files.
-INDEX = INDEXES[0]
-# The weight file of a model without an index.
-SINGLE = "model.safetensors"
 # The text files that members lend to each other.
 LENT_TEXTS = (*(name for name in TEXTS if name != INDEXES[1]), POINTER)
 # Names of weight files that may be lent; pickles may not.
@@ -329,48 +323,6 @@ def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
     for _, run in groupby(enumerate(blocks), lambda one: one[1] - one[0]):
         numbers = [block for _, block in run]
         yield numbers[0], numbers[-1]
-
-
-def header_size(path: Path, prefix: bytes, size: int) -> int:
-    """Return the bytes of a safetensors file's JSON header, which follows an 8-byte length.
-
-    path: The file, for messages.
-    prefix: The first 8 bytes of the file.
-    size: Size of the file in bytes.
-
-    Raises ModelError if the length is not plausible.
-
-    The length is not plausible if it exceeds the file or HEADER_LIMIT, or if `prefix` has fewer than 8 bytes.
-    """
-    length = int.from_bytes(prefix, "little")
-    if len(prefix) < 8 or length > min(size - 8, HEADER_LIMIT):
-        raise ModelError(f"{path}: not a whole safetensors file")
-    return length
-
-
-def spans_of(path: Path, header: bytes) -> dict[str, tuple[int, int]]:
-    """Return (begin, end) of each tensor, in bytes from the end of the header. Raises ModelError if the
-    header is broken.
-
-    path: The file, for error messages.
-    header: The JSON header of a safetensors file.
-
-    The end is that of the byte after the last one. The entry "__metadata__" is left out; a header without
-    tensors gives an empty dict. The header is broken if it is no JSON object, if a tensor has no two offsets,
-    or if a begin is negative; ends are not checked.
-    """
-    try:
-        named = {
-            tensor: entry["data_offsets"]
-            for tensor, entry in json.loads(header).items()
-            if tensor != "__metadata__"
-        }
-        spans = {tensor: (int(begin), int(end)) for tensor, (begin, end) in named.items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        spans = {"": (-1, -1)}
-    if any(begin < 0 for begin, _ in spans.values()):
-        raise ModelError(f"{path}: not a readable safetensors header")
-    return spans
 
 
 def _write(path: Path, begin: int, data: bytes) -> None:

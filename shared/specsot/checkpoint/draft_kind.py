@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from pathlib import Path
-from typing import Any
 
 from specsot.checkpoint.fields import read_json
 from specsot.checkpoint.gguf.finding import POINTER
+from specsot.checkpoint.safetensors_header import INDEX, SINGLE, read_spans
 from specsot.errors import ModelError
 
-# Weight files of a model directory: one file, or an index of several.
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-# Bytes. A longer header of a safetensors file is not read. Precedent: the safetensors library.
-MAX_HEADER_BYTES = 100_000_000
 # The ends of the names of tensors that only draft heads have, in all published layouts.
 OF_HEADS = ("fc.weight", "hidden_norm.weight")
 
@@ -45,9 +38,6 @@ def _tensor_names(directory: Path) -> list[str]:
     try:
         if (directory / INDEX).is_file():
             return list(read_json(directory / INDEX).get("weight_map", {}))
-        with (directory / SINGLE).open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
-            header: Any = json.loads(file.read(size)) if size <= MAX_HEADER_BYTES else {}
-            return list(header)
-    except (ModelError, OSError, ValueError, struct.error):
+        return list(read_spans(directory / SINGLE))
+    except (ModelError, OSError):
         return []

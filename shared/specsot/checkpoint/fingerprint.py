@@ -9,11 +9,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
-from specsot.checkpoint.borrowed import borrowed_of, header_size, spans_of
+from specsot.checkpoint.borrowed import borrowed_of
 from specsot.checkpoint.fields import read_json
 from specsot.checkpoint.gguf.directory import read_places
 from specsot.checkpoint.gguf.finding import POINTER
 from specsot.checkpoint.hub import snapshot_of
+from specsot.checkpoint.safetensors_header import header_size, spans_of
 from specsot.errors import ModelError
 
 # Bytes. How much is read at either end of a weight file's data. Untuned.

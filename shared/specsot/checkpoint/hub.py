@@ -17,6 +17,7 @@ from pathlib import Path
 
 import structlog
 
+from specsot.checkpoint.safetensors_header import INDEX
 from specsot.core.info import memory_in_words
 from specsot.errors import ModelError
 
@@ -32,7 +33,7 @@ FOLDER = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 # The folder of a snapshot: the commit in hex.
 COMMIT = re.compile(r"[0-9a-f]{40}")
 # Files that say which weight file holds each tensor.
-INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+INDEXES = (INDEX, "pytorch_model.bin.index.json")
 # All files that this project reads, except weights. Indexes of pickles are text as well.
 TEXTS = (
     *("config.json", "generation_config.json", "specsot.json", "kv_heads.json", "router.json"),

@@ -16,13 +16,14 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specsot.checkpoint.borrowed import INDEX, SINGLE, borrowed_of, header_size, spans_of
+from specsot.checkpoint.borrowed import borrowed_of
 from specsot.checkpoint.config import ModelConfig
 from specsot.checkpoint.families import text_name
 from specsot.checkpoint.fields import read_json
 from specsot.checkpoint.gguf.directory import read_places
 from specsot.checkpoint.gguf.finding import POINTER
 from specsot.checkpoint.hub import offers, shapes_on_hub
+from specsot.checkpoint.safetensors_header import INDEX, SINGLE, read_spans
 from specsot.errors import ModelError
 
 
@@ -144,8 +145,6 @@ def _names_in_files(directory: Path) -> Iterable[str]:
     if single.is_file():
         if borrowed := borrowed_of(directory):
             borrowed.need_header(SINGLE)
-        with single.open("rb") as file:
-            header = file.read(header_size(single, file.read(8), single.stat().st_size))
-        return spans_of(single, header)
+        return read_spans(single)
     only_pickles = any(directory.glob("*.bin"))
     return shapes_on_hub(single) if not only_pickles and offers(single) else ()

@@ -55,10 +55,13 @@ def read_sizes(fields: Fields) -> dict[str, Any]:
             f"{fields.source}: model_type {kind!r} is an encoder-decoder, whose layers need the encoder's"
             " output besides their hidden state"
         )
-    sizes = {name: _count(fields, words) for name, words in SPELLINGS.items()}
+    hidden = _count(fields, SPELLINGS["hidden"])
+    # Of an MLP without a width, only the memory is estimated here.
+    defaults = {"intermediate": 4 * hidden, "max_positions": DEFAULT_POSITIONS}
+    sizes = {name: _count(fields, words, defaults.get(name)) for name, words in SPELLINGS.items()}
     heads = sizes["heads"]
     kv_heads = fields.count("num_key_value_heads", heads)
-    head_dim = fields.count("head_dim", max(sizes["hidden"] // heads, 1))
+    head_dim = fields.count("head_dim", max(hidden // heads, 1))
     tied = fields.flag("tie_word_embeddings", True)
     return {
         **sizes,
@@ -69,23 +72,17 @@ def read_sizes(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _count(fields: Fields, words: tuple[str, ...]) -> int:
+def _count(fields: Fields, words: tuple[str, ...], default: int | None = None) -> int:
     """Return the size that one of several fields has.
-
-    The width of an MLP is four times the hidden size if no field has it, as it is only an estimate of memory
-    here; a context has DEFAULT_POSITIONS.
 
     fields: the fields of config.json.
     words: spellings of the field, the usual one first; the first that is present counts.
+    default: the size if none is present, or None.
 
-    Raises ModelError if none is present, or if the value is no integer above 0.
+    Raises ModelError if none is present and there is no default, or if the value is no integer above 0.
     """
     word = next((word for word in words if isinstance(fields.values.get(word), int)), words[0])
-    if words == SPELLINGS["max_positions"]:
-        return fields.count(word, DEFAULT_POSITIONS)
-    if words == SPELLINGS["intermediate"]:
-        return fields.count(word, 4 * _count(fields, SPELLINGS["hidden"]))
-    return fields.count(word)
+    return fields.count(word, default)
 
 
 def _config(values: Json) -> str:
