@@ -14,6 +14,7 @@ from specsot.grammar import language
 from specsot.grammar.language import Done, Place
 from tests.conftest import examples
 from tests.constraint.oracle import parse
+from tests.constraint.stepping import step
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +29,7 @@ DIRECT = "[DIRECT]\nA [list] of\n\t[[EN things\n[END]"
 def run(text: str | bytes, rules: PlanRules = RULES) -> Place | None:
     place: Place | None = language.begin(rules)
     for byte in text.encode() if isinstance(text, str) else text:
-        place = language.step(rules, place, byte) if place else None
+        place = step(rules, place, byte) if place else None
     return place
 
 
@@ -149,7 +150,7 @@ def wander(dice: random.Random, rules: PlanRules, steps: int) -> tuple[bytes, Pl
             break
         edge = dice.choice(live)
         byte = dice.randint(edge.low, edge.high)
-        following = language.step(rules, place, byte)
+        following = step(rules, place, byte)
         if following is None:  # an edge of precedence forbids it
             continue
         text.append(byte)
@@ -175,12 +176,12 @@ def test_every_place_has_a_short_way_to_a_valid_end(seed: int, steps: int, direc
 def test_forced_bytes_are_those_without_a_choice(seed: int, steps: int) -> None:
     _, place = wander(random.Random(seed), RULES, steps)
     for byte in language.forced(RULES, place):
-        following = {other: language.step(RULES, place, other) for other in range(256)}
+        following = {other: step(RULES, place, other) for other in range(256)}
         assert [other for other, to in following.items() if to] == [byte]
         found = following[byte]
         assert found is not None
         place = found
-    live = [other for other in range(256) if language.step(RULES, place, other)]
+    live = [other for other in range(256) if step(RULES, place, other)]
     assert len(live) != 1
 
 

@@ -26,6 +26,7 @@ from specsot.grammar.language import Done, Place
 from specsot.grammar.state import _explore
 from tests.conftest import examples, is_full, some
 from tests.constraint.oracle import parse, parse_list
+from tests.constraint.stepping import step
 from tests.constraint.vocabularies import CROSSING, NARROW, SINGLE, token_ids
 
 pytestmark = pytest.mark.slow
@@ -132,7 +133,7 @@ def ending(rules: PlanRules, place: Place) -> bytes:
 def follow(rules: PlanRules, place: Place, text: bytes) -> Place | None:
     found: Place | None = place
     for byte in text:
-        found = language.step(rules, found, byte) if found else None
+        found = step(rules, found, byte) if found else None
     return found
 
 

@@ -127,7 +127,7 @@ class Closing:
         """
         self.horizon = FARTHEST
         texts = vocabulary.bytes
-        ids = {text: token for token, text in reversed(list(enumerate(texts))) if text}
+        ids = spelling_of(vocabulary).ids
         self._order = _ids(ids, _ORDER)
         self._string = _ids(ids, b'":')
         self._sizes = np.array([len(text or b"") for text in texts], dtype=np.int32)

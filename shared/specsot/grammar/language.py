@@ -301,21 +301,6 @@ def begin(rules: PlanRules) -> Place:
     return Literal(b"[", Opener(first)) if rules.direct else Literal(b"[PLAN]\n", PlanLine(first))
 
 
-def step(rules: PlanRules, place: Place, byte: int) -> Place | None:
-    """Return the place after `byte`, or None if no valid output continues with this byte.
-
-    rules: the rules of the skeleton. Only its tool names are read here.
-    place: the place before the byte.
-    byte: the next byte of the output, 0..255.
-
-    Returns None at the end, and where an edge forbids the byte although a later one would allow it.
-    """
-    for edge in edges(rules, place):
-        if edge.low <= byte <= edge.high:
-            return edge.target
-    return None
-
-
 def edges(rules: PlanRules, place: Place) -> tuple[Edge, ...]:
     """Return the edges that leave a place, in order of precedence. `Done` has none, so an empty tuple is
     returned.

@@ -97,9 +97,8 @@ class TagClosing(Closing):
         self._longest_exit = max(
             (len(exit_text.text) for exit_text in (*self._outside, *self._text_ends)), default=0
         )
-        singles = {text: token for token, text in reversed(list(enumerate(vocabulary.bytes))) if text}
-        self._probes = [singles[byte] for byte in _TEXT_PROBES if byte in singles]
-        self._filler = singles.get(_FILLER)
+        self._probes = [spelling.ids[byte] for byte in _TEXT_PROBES if byte in spelling.ids]
+        self._filler = spelling.ids.get(_FILLER)
         first = bytes(exit_text.text[0] for exit_text in self._text_ends)
         self._mark = np.array([any(byte in first for byte in text or b"") for text in vocabulary.bytes])
 
