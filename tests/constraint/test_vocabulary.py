@@ -82,12 +82,6 @@ def test_text_tokens_without_logits_are_refused(tmp_path: Path) -> None:
         read_vocabulary(byte_level(tmp_path), width=255)
 
 
-def test_members_of_one_process_share_what_is_read_until_the_file_is_another(tmp_path: Path) -> None:
-    before = read_vocabulary(byte_level(tmp_path), 300)
-    assert read_vocabulary(tmp_path, 300) is before
-    assert read_vocabulary(sentencepiece(tmp_path), 300) != before
-
-
 def test_other_kinds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="WordLevel is neither byte-level nor has byte fallback"):
         read_vocabulary(save(tmp_path, Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))))

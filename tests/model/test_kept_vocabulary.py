@@ -42,7 +42,8 @@ def test_a_later_process_reads_what_an_earlier_one_kept(base: Path, tmp_path: Pa
 
 
 def test_a_changed_tokenizer_and_another_width_are_read_anew(base: Path, tmp_path: Path) -> None:
-    vocabulary_of(base, 8192)
+    before = vocabulary_of(base, 8192)
+    assert vocabulary_of(base, 8192) is before, "members of one process share what is read"
     assert len(vocabulary_of(base, 8200)) == 8200
     file = base / "tokenizer.json"
     file.write_text(file.read_text().replace('"the"', '"thé"'))

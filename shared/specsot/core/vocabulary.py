@@ -67,8 +67,8 @@ def describe(tokens: Sequence[bytes | None]) -> Vocabulary:
 def read_vocabulary(directory: Path, width: int | None = None) -> Vocabulary:
     """Return the vocabulary of `directory`/tokenizer.json.
 
-    Byte-level BPE and sentencepiece with byte fallback are supported. Results are cached in the process until
-    the file changes, so that members in one process share a vocabulary.
+    Byte-level BPE and sentencepiece with byte fallback are supported. The file is parsed at every call; see
+    `specsot.checkpoint.kept_vocabulary`.
 
     width: number of the model's logits; the vocabulary is padded with None, or cut, to so many ids. With
         None, the vocabulary has as many ids as the tokenizer.
@@ -81,26 +81,6 @@ def read_vocabulary(directory: Path, width: int | None = None) -> Vocabulary:
     is a missing one.
     """
     path = directory / "tokenizer.json"
-    try:
-        file_status = path.stat()
-    except OSError as error:
-        raise ModelError(f"{path}: not a readable tokenizer ({error})") from error
-    return _read(path, width, (file_status.st_ino, file_status.st_mtime_ns, file_status.st_size))
-
-
-@functools.lru_cache(maxsize=4)
-def _read(path: Path, width: int | None, version: tuple[int, ...]) -> Vocabulary:
-    """Read a tokenizer file, and return its vocabulary. Results are cached by all three arguments.
-
-    path: the tokenizer.json.
-    width: number of the model's logits, or None, see `read_vocabulary`.
-    version: inode, modification time in nanoseconds and size of the file, so that a changed file is read
-        again.
-
-    Raises ModelError as `read_vocabulary` does.
-
-    The four newest results are kept.
-    """
     # The tokenizers library would also build the merges: for 152 thousand tokens it takes 1.3 s of processor
     # time, reading the JSON 0.4 s. A list is the vocabulary of a Unigram model: a token's place is its id.
     try:
@@ -253,18 +233,21 @@ def spelling_of(vocabulary: Vocabulary) -> Spelling:
 
 
 class Spelling:
-    """Maps bytes to tokens of a vocabulary. If several tokens have the same bytes, the lowest id counts."""
+    """Maps bytes to tokens of a vocabulary.
+
+    ids: the token of each text. If several tokens have the same bytes, the lowest id counts.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Collect the tokens that have text.
 
         vocabulary: the bytes of every token id. Tokens without text are never used.
         """
-        self._ids: dict[bytes, int] = {}
+        self.ids: dict[bytes, int] = {}
         for token, text in enumerate(vocabulary.bytes):
             if text:
-                self._ids.setdefault(text, token)
-        self._longest = max(map(len, self._ids), default=0)
+                self.ids.setdefault(text, token)
+        self._longest = max(map(len, self.ids), default=0)
 
     def count(self, text: bytes, ceiling: int) -> int:
         """Return the smallest number of tokens that spell `text`.
@@ -288,7 +271,7 @@ class Spelling:
         """
         counts = [0] * (len(text) + 1)
         for begin in range(len(text) - 1, -1, -1):
-            tails = (counts[stop] for stop in self._stops(text, begin) if text[begin:stop] in self._ids)
+            tails = (counts[stop] for stop in self._stops(text, begin) if text[begin:stop] in self.ids)
             counts[begin] = min(1 + min(tails, default=ceiling), ceiling)
         return counts
 
@@ -306,10 +289,10 @@ class Spelling:
         begin = 0
         while begin < len(text):
             stops = reversed(self._stops(text, begin))
-            stop = next((stop for stop in stops if text[begin:stop] in self._ids), None)
+            stop = next((stop for stop in stops if text[begin:stop] in self.ids), None)
             if stop is None:
                 break
-            tokens.append(self._ids[text[begin:stop]])
+            tokens.append(self.ids[text[begin:stop]])
             begin = stop
         return tuple(tokens)
 
