@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -30,6 +31,17 @@ def start(coroutine: Coroutine[Any, Any, T], on_failure: Failed | None = None) -
     task = asyncio.get_running_loop().create_task(coroutine)
     task.add_done_callback(partial(_log_failure, coroutine.__qualname__, on_failure))
     return task
+
+
+async def wait_until(event: asyncio.Event, seconds: float) -> None:
+    """Wait until an event is set, or for a number of seconds if it is not. Returns at once if it is set.
+
+    event: the event.
+    seconds: how long to wait at most.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 def _log_failure(name: str, on_failure: Failed | None, task: asyncio.Task[Any]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from specsot.core.skeleton import MAX_POINTS, MAX_TITLE_BYTES, PlanReader
 from specsot.errors import SpecsotError
 from specsot.transport.wire.carry import CarryReader
-from specsot.transport.wire.events import decode_ask, decode_event, decode_info, resumes
+from specsot.transport.wire.events import INFO, decode_ask, decode_event, resumes
 from specsot.transport.wire.members import decode_downward, decode_upward
 from specsot.transport.wire.schema import parse
 from specsot.v1 import fleet_pb2, master_pb2, ring_pb2
@@ -41,7 +41,7 @@ def read_event(data: bytes) -> None:
 
 
 def read_info(data: bytes) -> None:
-    decode_info(parse(master_pb2.GetInfoResponse, data))
+    INFO.decode(parse(master_pb2.GetInfoResponse, data))
 
 
 def read_skeleton(data: bytes) -> None:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specsot.transport.wire.carry import encode_carry
-from specsot.transport.wire.events import encode_ask, encode_event, encode_info
+from specsot.transport.wire.events import INFO, encode_ask, encode_event
 from specsot.transport.wire.members import encode_downward, encode_upward
 from specsot.v1 import fleet_pb2, master_pb2, ring_pb2
 from tests.conftest import examples
@@ -40,7 +40,7 @@ KINDS: dict[str, tuple[type[Message], st.SearchStrategy[Any], Encode]] = {
     "master": (fleet_pb2.JoinResponse, fleet.downward, encode_downward),
     "request": (master_pb2.GenerateRequest, asking.asks, encode_ask),
     "event": (master_pb2.GenerateEvent, answers.numbered, encode_event),
-    "info": (master_pb2.GetInfoResponse, answers.infos, encode_info),
+    "info": (master_pb2.GetInfoResponse, answers.infos, INFO.encode),
 }
 
 

@@ -373,7 +373,7 @@ def carried(message: Any) -> list[bytes]:
 
 def writers() -> dict[str, Any]:
     """From values to bytes, by kind of message."""
-    from specsot.transport.wire.events import encode_ask, encode_event, encode_info
+    from specsot.transport.wire.events import INFO, encode_ask, encode_event
     from specsot.transport.wire.members import encode_downward, encode_upward
 
     def single(encode: Any) -> Any:
@@ -384,7 +384,7 @@ def writers() -> dict[str, Any]:
         "down": encode_downward,
         "event": encode_event,
         "ask": encode_ask,
-        "info": encode_info,
+        "info": INFO.encode,
     }
     return {"carry": carried, **{kind: single(encode) for kind, encode in one.items()}}
 
@@ -392,7 +392,7 @@ def writers() -> dict[str, Any]:
 def readers() -> dict[str, Any]:
     """From bytes to bytes, by kind of message: read as a value, and written again."""
     from specsot.transport.wire.carry import CarryReader
-    from specsot.transport.wire.events import decode_ask, decode_event, decode_info
+    from specsot.transport.wire.events import INFO, decode_ask, decode_event
     from specsot.transport.wire.members import decode_downward, decode_upward
     from specsot.transport.wire.schema import parse
     from specsot.v1 import fleet_pb2, master_pb2, ring_pb2
@@ -412,7 +412,7 @@ def readers() -> dict[str, Any]:
         "down": (fleet_pb2.JoinResponse, decode_downward),
         "event": (master_pb2.GenerateEvent, decode_event),
         "ask": (master_pb2.GenerateRequest, decode_ask),
-        "info": (master_pb2.GetInfoResponse, decode_info),
+        "info": (master_pb2.GetInfoResponse, INFO.decode),
     }
     return {"carry": carry, **{name: single(name, *rest) for name, rest in kinds.items()}}
 

@@ -20,12 +20,11 @@ from specsot.core import info
 from specsot.errors import WireError
 from specsot.transport.wire.carry import CarryReader, encode_carry
 from specsot.transport.wire.events import (
+    INFO,
     decode_ask,
     decode_event,
-    decode_info,
     encode_ask,
     encode_event,
-    encode_info,
 )
 from specsot.transport.wire.members import decode_downward, decode_upward, encode_downward, encode_upward
 from specsot.transport.wire.schema import parse
@@ -94,8 +93,8 @@ def test_requests(ask: Any) -> None:
 @quick
 @given(answers.infos)
 def test_info(info: Any) -> None:
-    data = encode_info(info).SerializeToString()
-    assert decode_info(parse(master_pb2.GetInfoResponse, data)) == info
+    data = INFO.encode(info).SerializeToString()
+    assert INFO.decode(parse(master_pb2.GetInfoResponse, data)) == info
 
 
 class AllSeen(Exception):

@@ -24,10 +24,10 @@ from specsot.transport.links import SendQueue
 from specsot.transport.security import Tokens
 from specsot.transport.unix_links import UnixHost, is_local_socket
 from specsot.transport.wire.events import (
+    INFO,
+    REBALANCED,
     decode_ask,
     encode_event,
-    encode_info,
-    encode_rebalanced,
     has_prompt,
     resumes,
 )
@@ -120,7 +120,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         request: an empty message.
         context: the gRPC call.
         """
-        return encode_info(self._info())
+        return INFO.encode(self._info())
 
     async def Rebalance(
         self, request: master_pb2.RebalanceRequest, context: Context
@@ -138,7 +138,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
             self._tokens.check_admin(authorization_of(context.invocation_metadata()))
         if self._rebalance is None:
             raise Unavailable("there is no ring here")
-        return encode_rebalanced(await self._rebalance())
+        return REBALANCED.encode(await self._rebalance())
 
     def _events(
         self, request: master_pb2.GenerateRequest, context: Context

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,6 +13,7 @@ import structlog
 from specsot import members
 from specsot.errors import Hung, Occupied, SpecsotError, Unavailable
 from specsot.service.compute import explain_failure
+from specsot.tasks import wait_until
 from specsot.transport.links import Arrival, Inbox, Link, Lost
 
 log = structlog.get_logger()
@@ -212,7 +213,7 @@ async def _serve(member: RingMember, inbox: Inbox, uplink: Link, leaving: asynci
                     log.warning("lost the master", reason=arrival.message.reason)
                 await member.disband()
                 if master_leaves:
-                    await _wait(leaving, MASTER_RESTART_SECONDS)
+                    await wait_until(leaving, MASTER_RESTART_SECONDS)
                 return newest_epoch
             if arrival.sender == "master" and isinstance(arrival.message, members.MemberLeaving):
                 log.info("the master leaves", reason=arrival.message.reason)
@@ -225,19 +226,6 @@ async def _serve(member: RingMember, inbox: Inbox, uplink: Link, leaving: asynci
     await _send_to_master(uplink, members.MemberLeaving())
     await uplink.close()
     return newest_epoch
-
-
-async def _wait(leaving: asyncio.Event, seconds: float) -> None:
-    """Wait for a number of seconds, or less if the member must leave.
-
-    leaving: set once the member must leave.
-    seconds: how long to wait.
-
-    Returns at once if `leaving` is set already. Raises nothing.
-    """
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await leaving.wait()
 
 
 async def _next(inbox: Inbox, timeout_seconds: float | None) -> Arrival | None:

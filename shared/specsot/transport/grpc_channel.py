@@ -174,7 +174,8 @@ def open_channel(
     tls: Tls = PLAIN,
     name: str | None = None,
     keepalive: Keepalive = LINK,
-) -> grpc.aio.Channel:
+    library: Any = grpc.aio,
+) -> Any:
     """Return a channel that has not connected yet.
 
     address: the peer's address, host:port or unix:path.
@@ -182,6 +183,7 @@ def open_channel(
     tls: the TLS files; with a CA, the channel uses TLS, otherwise it is not encrypted.
     name: with TLS, the name that the peer's certificate must have. None: the dialed host.
     keepalive: when a silent connection counts as broken.
+    library: `grpc.aio`, or `grpc` for a blocking channel.
 
     Raises InvalidRequest if TLS files are invalid.
 
@@ -190,8 +192,8 @@ def open_channel(
     credentials = channel_credentials(tls)
     options = channel_options(largest, name if credentials else None, keepalive)
     if credentials is None:
-        return grpc.aio.insecure_channel(address, options=options)
-    return grpc.aio.secure_channel(address, credentials, options=options)
+        return library.insecure_channel(address, options=options)
+    return library.secure_channel(address, credentials, options=options)
 
 
 async def reach(
@@ -386,7 +388,7 @@ def probe(address: str, service: str = "", timeout: float = 2.0, tls: Tls = PLAI
 
     Raises InvalidRequest if TLS files are invalid.
     """
-    with _channel(address, tls) as channel:
+    with open_channel(address, PUBLIC_BYTES, tls, library=grpc) as channel:
         try:
             request = health_pb2.HealthCheckRequest(service=service)
             health: Any = health_pb2_grpc.HealthStub(channel)
@@ -394,21 +396,6 @@ def probe(address: str, service: str = "", timeout: float = 2.0, tls: Tls = PLAI
         except grpc.RpcError as failure:
             return _in_words(failure, service, address)
     return health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
-
-
-def _channel(address: str, tls: Tls) -> grpc.Channel:
-    """Return a blocking channel, for a single call.
-
-    address: the server's address.
-    tls: the TLS files; with a CA, the channel uses TLS.
-
-    Raises InvalidRequest if TLS files are invalid. The caller must close the channel.
-    """
-    credentials = channel_credentials(tls)
-    options = channel_options(PUBLIC_BYTES)
-    if credentials is None:
-        return grpc.insecure_channel(address, options)
-    return grpc.secure_channel(address, credentials, options)
 
 
 def _in_words(failure: grpc.RpcError, service: str, address: str) -> str:

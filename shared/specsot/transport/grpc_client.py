@@ -16,7 +16,7 @@ from specsot.params import Ask
 from specsot.transport.grpc_channel import DIAL_SECONDS, PUBLIC_BYTES, Keepalive, reach
 from specsot.transport.grpc_status import peer_errors
 from specsot.transport.security import PLAIN, Tls, exposed
-from specsot.transport.wire.events import decode_event, decode_info, decode_rebalanced, encode_ask
+from specsot.transport.wire.events import INFO, REBALANCED, decode_event, encode_ask
 from specsot.v1 import master_pb2, master_pb2_grpc
 
 
@@ -116,7 +116,7 @@ class MasterClient:
         """
         with peer_errors():
             response = await self._master.GetInfo(master_pb2.GetInfoRequest(), metadata=self._metadata)
-        return decode_info(response)
+        return INFO.decode(response)
 
     async def rebalance(self) -> Rebalanced:
         """Distribute the layers anew, and return the distribution. While requests run, this waits until their
@@ -127,7 +127,7 @@ class MasterClient:
         """
         with peer_errors():
             response = await self._master.Rebalance(master_pb2.RebalanceRequest(), metadata=self._metadata)
-        return decode_rebalanced(response)
+        return REBALANCED.decode(response)
 
     async def close(self) -> None:
         """Close the channel; requests that still run are cancelled, unless they are resumable."""

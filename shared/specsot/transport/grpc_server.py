@@ -234,10 +234,11 @@ def check_free(listen: str) -> None:
             raise Unavailable(f"cannot listen at {listen}: {reason(error)}") from None
 
 
-def reason(error: OSError) -> str:
-    """Return the reason of an operating system error in words, such as "address already in use".
+def reason(error: Any) -> str:
+    """Return the reason of an error of the operating system or of ZMQ in words, such as "address already in
+    use".
 
-    error: the error.
+    error: the error, an OSError or ZMQError.
 
     Errors without a positive number give their own text.
     """

@@ -17,6 +17,7 @@ from specsot.checkpoint import borrowed
 from specsot.checkpoint.cache import cache_folder, remove_unused
 from specsot.errors import InvalidRequest, ModelError, NotFound, Refused, SpecsotError, Unavailable, WireError
 from specsot.members import MASTER
+from specsot.tasks import wait_until
 from specsot.transport.grpc_channel import reach
 from specsot.transport.grpc_status import peer_errors
 from specsot.transport.link_ends import check_hello, hello_of
@@ -344,11 +345,8 @@ async def borrow(lenders: Lenders, leaving: asyncio.Event) -> Path | None:
             files = await lenders.list_files()
         except Unavailable as error:
             log.info("waiting for a member that has the model", reason=str(error), again_in=wait)
-            try:
-                async with asyncio.timeout(wait):
-                    await leaving.wait()
-            except TimeoutError:
-                wait = min(2 * wait, MAX_RETRY_SECONDS)
+            await wait_until(leaving, wait)
+            wait = min(2 * wait, MAX_RETRY_SECONDS)
             continue
         folder = cache_folder() / "members" / lenders.fingerprint
         model = borrowed.BorrowedModel(folder, lenders.fingerprint, files, lenders.read)

@@ -14,6 +14,7 @@ from pathlib import Path
 from google.protobuf.message import Message
 
 from specsot.errors import Overloaded, Unavailable
+from specsot.transport.grpc_server import reason
 
 
 class Wire(ABC):
@@ -137,8 +138,7 @@ class Places:
             try:
                 self._folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._parent))
             except OSError as error:
-                why = os.strerror(error.errno).lower() if error.errno else str(error)
-                raise Unavailable(f"cannot create a folder for {self._purpose}: {why}") from None
+                raise Unavailable(f"cannot create a folder for {self._purpose}: {reason(error)}") from None
         return self._folder
 
 

@@ -7,7 +7,6 @@ ZMQ context. A socket serves one link and is never connected twice.
 from __future__ import annotations
 
 import asyncio
-import os
 import socket as sockets_of_the_system
 from collections.abc import Awaitable
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from specsot.members import Kind
 from specsot.tasks import start
 from specsot.transport.grpc_channel import DIAL_SECONDS, HANDSHAKE_SECONDS, LINK, RING_BYTES, Keepalive
 from specsot.transport.grpc_links import negotiate
-from specsot.transport.grpc_server import split_address
+from specsot.transport.grpc_server import reason, split_address
 from specsot.transport.link_ends import Endpoint, Peer, Receiver, SendingEnd, hello_of
 from specsot.transport.links import Inbox
 from specsot.transport.security import PLAIN, Tls
@@ -282,14 +281,6 @@ class SocketEvents:
             self.down.set()
 
 
-def event_in_words(error: zmq.ZMQError) -> str:
-    """Return the reason of a ZMQ error in words, such as "address already in use".
-
-    error: the error that pyzmq raised.
-    """
-    return os.strerror(error.errno).lower() if error.errno else str(error)
-
-
 class ZmqWire(Wire):
     """The sending socket of one link as a `Wire`."""
 
@@ -310,7 +301,7 @@ class ZmqWire(Wire):
         try:
             await self._socket.send(data, copy=False)
         except zmq.ZMQError as error:
-            raise Unavailable(f"the connection has ended: {event_in_words(error)}") from None
+            raise Unavailable(f"the connection has ended: {reason(error)}") from None
 
     async def finish(self) -> None:
         """Do nothing: the goodbye message already declares the end."""
@@ -387,7 +378,7 @@ class ZmqDialer:
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
-            raise Unavailable(f"cannot connect to {endpoint}: {event_in_words(error)}") from None
+            raise Unavailable(f"cannot connect to {endpoint}: {reason(error)}") from None
         waits = [asyncio.create_task(event.wait()) for event in (events.up, events.down)]
         await asyncio.wait(waits, timeout=DIAL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -486,7 +477,7 @@ class ZmqHost:
         except zmq.ZMQError as error:
             events.close()
             self._sockets.forget(place.name)
-            raise Unavailable(f"cannot listen at {endpoint}: {event_in_words(error)}") from None
+            raise Unavailable(f"cannot listen at {endpoint}: {reason(error)}") from None
         link = start(self._attend(place, socket, events, Receiver(peer, self._inbox)))
         self._links.add(link)
         link.add_done_callback(self._links.discard)

@@ -100,11 +100,6 @@ register(
     Schema(info.ReplicaInfo, master_pb2.Replica),
 )
 
-encode_info = INFO.encode
-decode_info = INFO.decode
-encode_rebalanced = REBALANCED.encode
-decode_rebalanced = REBALANCED.decode
-
 
 def encode_ask(ask: Ask, request_id: str = "") -> master_pb2.GenerateRequest:
     """Return the message of a request. All fields are set, so that the client's defaults apply.

@@ -20,6 +20,7 @@ from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from specsot.errors import WireError
+from specsot.service.option_table import default_of
 
 # Entries. Bounds the sequences, trees or points of a curve in one message, and so memory. Untuned.
 MAX_PARTS = 1 << 14
@@ -333,18 +334,6 @@ class _Table:
     encoders: list[tuple[str, str, Encode | None]] = field(default_factory=list)
     decoders: list[tuple[str, str, Decode | None]] = field(default_factory=list)
     optional: list[tuple[str, str, Decode | None, Any]] = field(default_factory=list)
-
-
-def default_of(dataclass_field: Any) -> Any:
-    """Return the default of a dataclass field, or MISSING if it has none.
-
-    dataclass_field: the field, of `dataclasses.fields`.
-    """
-    return (
-        dataclass_field.default
-        if dataclass_field.default_factory is MISSING
-        else dataclass_field.default_factory()
-    )
 
 
 class OneOf(Generic[T, TMessage]):
