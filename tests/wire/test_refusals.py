@@ -16,10 +16,10 @@ from specsot.members import Tap
 from specsot.params import MAX_FORM_BYTES, Ask
 from specsot.transport.wire.carry import CarryReader, encode_carry
 from specsot.transport.wire.events import (
+    INFO,
     MAX_ANSWER_TOKENS,
     decode_ask,
     decode_event,
-    decode_info,
     encode_ask,
     resumes,
 )
@@ -369,4 +369,4 @@ def test_an_answers_tokens_are_counted_before_they_are_kept() -> None:
 )
 def test_a_masters_account_of_itself_is_bounded(info: master_pb2.GetInfoResponse) -> None:
     with pytest.raises(WireError, match=r"20000 .* in one message, 16384 are allowed"):
-        decode_info(info)
+        INFO.decode(info)
