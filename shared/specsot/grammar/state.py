@@ -165,10 +165,8 @@ def prebuild(vocabulary: Vocabulary, rest: float = REST_SECONDS) -> Future[None]
         """
         if next(places, explored) is explored:
             explored.set_result(None)
-        elif rest:
-            run_later(rest, submit_next)
         else:
-            submit_next()
+            run_later(rest, submit_next)
 
     def submit_next() -> None:
         """Submit the next call, unless the process ends: then the pool refuses new work."""
@@ -180,10 +178,7 @@ def prebuild(vocabulary: Vocabulary, rest: float = REST_SECONDS) -> Future[None]
         with suppress(RuntimeError):
             _tables(vocabulary, ()).add_done_callback(lambda _: submit_next())
 
-    if rest:
-        run_later(BEGIN_SECONDS, begin)
-    else:
-        begin()
+    run_later(BEGIN_SECONDS if rest else 0, begin)
     return explored
 
 

@@ -382,46 +382,27 @@ def joined(parts: Sequence[Part]) -> Iterator[Part]:
         yield text
 
 
-@dataclass(frozen=True, slots=True)
 class Exits:
-    """Fixed texts that lead to the end of the answer, ordered from its end to its beginning.
+    """Fixed texts of a structural tag that lead to the end of the answer, each text once, in the order from
+    the answer's end to its beginning, as found first.
 
-    outside: texts that may follow a value or an optional part.
-    of_free_text: the ends of free texts.
+    outside: texts that may follow a value or an optional part. The values of the dict mean nothing.
+    of_free_text: the ends of free texts, as keys too.
 
         '<f=add>' Members(a, optional b) '</f>', between "," -> outside ("</f>",);
         b is required -> outside ("</f>", ",b=", "b=")
     """
 
-    outside: tuple[str, ...]
-    of_free_text: tuple[str, ...]
+    def __init__(self, tag: StructuralTag) -> None:
+        """Collect the exits.
 
+        tag: the structural tag.
+        """
+        self.outside: dict[str, None] = {}
+        self.of_free_text: dict[str, None] = {}
+        self._collect(tag.parts, "")
 
-def exits_of(tag: StructuralTag) -> Exits:
-    """Return the exits of a structural tag, each text once.
-
-    tag: the structural tag.
-
-    Texts are in the order from the answer's end to its beginning, as found first.
-    """
-    collector = _ExitCollector()
-    collector.collect(tag.parts, "")
-    return Exits(tuple(dict.fromkeys(collector.outside)), tuple(dict.fromkeys(collector.of_free_text)))
-
-
-class _ExitCollector:
-    """Collects the exits of a structural tag's parts; see `Exits`.
-
-    outside: texts that may follow a value or an optional part, as found so far; texts may repeat.
-    of_free_text: the ends of free texts, as found so far; texts may repeat.
-    """
-
-    def __init__(self) -> None:
-        """Start without any exit."""
-        self.outside: list[str] = []
-        self.of_free_text: list[str] = []
-
-    def collect(self, parts: Sequence[Part], following: str) -> str:
+    def _collect(self, parts: Sequence[Part], following: str) -> str:
         """Add the exits within `parts`. Return the fixed text with which the parts begin, if they begin with
         fixed text, else what may follow their first part.
 
@@ -430,7 +411,7 @@ class _ExitCollector:
         parts: parts of a structural tag, in their order.
         following: the fixed text after the parts; empty if there is none.
 
-        Appends to `outside` the fixed text after each part that is no fixed text, if there is any, and to
+        Adds to `outside` the fixed text after each part that is no fixed text, if there is any, and to
         `of_free_text` the end of each free text. Parts within alternatives, members and repetitions are
         collected too; the text between repetitions is not.
         """
@@ -438,17 +419,17 @@ class _ExitCollector:
             if isinstance(part, str):
                 following = part
                 continue
-            self.outside += [following] if following else []
+            self.outside |= {following: None} if following else {}
             match part:
                 case OneTag(choices):
                     for choice in choices:
-                        self.collect(choice, following)
+                        self._collect(choice, following)
                 case Members(members, between):
                     self._collect_members(members, between, following)
                 case Repeat(repeated, _, _):
-                    self.collect(repeated, following)
+                    self._collect(repeated, following)
                 case FreeText(end):
-                    self.of_free_text.append(end)
+                    self.of_free_text[end] = None
                 case _:
                     pass
         return following
@@ -466,7 +447,7 @@ class _ExitCollector:
         Optional members add only the exits within them.
         """
         for parts, required in reversed(members):
-            begins = self.collect(parts, following)
+            begins = self._collect(parts, following)
             if required:
                 following = between + begins
-                self.outside += [following, begins]
+                self.outside |= {following: None, begins: None}

@@ -9,7 +9,7 @@ import numpy as np
 
 from specsot.core.vocabulary import Spelling, Vocabulary, spelling_of
 from specsot.grammar.answers import FARTHEST, AnswerAutomaton, Closing, Mask, MatcherCursor, MatcherNode
-from specsot.grammar.structural_tag import StructuralTag, exits_of, extended, read_tag
+from specsot.grammar.structural_tag import Exits, StructuralTag, extended, read_tag
 from specsot.params import Form
 
 # Tokens. The longest ending that is searched for when a tag is compiled. Untuned.
@@ -90,7 +90,7 @@ class TagClosing(Closing):
         """
         super().__init__(vocabulary)
         self._texts = vocabulary.bytes
-        exits = exits_of(tag)
+        exits = Exits(tag)
         spelling = spelling_of(vocabulary)
         self._outside = [_Exit(text.encode(), spelling) for text in exits.outside]
         self._text_ends = [_Exit(text.encode(), spelling) for text in exits.of_free_text]
