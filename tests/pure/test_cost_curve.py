@@ -47,10 +47,5 @@ def test_a_curve_that_was_never_measured_is_what_was_observed() -> None:
     assert CostCurve([(1, 1.0)]).corrected([]).at(1) == 1.0
 
 
-def test_a_scaled_curve_takes_as_many_times_as_long_everywhere() -> None:
-    curve = CostCurve([(1, 1.0), (3, 2.0)])
-    assert [curve.scaled(2.0).at(tokens) for tokens in (1, 2, 9)] == [2 * curve.at(one) for one in (1, 2, 9)]
-
-
 def test_the_examples_of_its_docstrings_hold() -> None:
     assert doctest.testmod(cost_curve).failed == 0

@@ -84,13 +84,6 @@ class CostCurve:
         beyond = np.maximum(counts - self._tokens[-1], 0.0)
         return np.interp(counts, *self._arrays) + beyond * self._slope
 
-    def scaled(self, factor: float) -> CostCurve:
-        """Return the curve of a machine that takes `factor` times as long. An empty curve stays empty.
-
-        factor: ratio of that machine's seconds to the seconds of this curve.
-        """
-        return CostCurve((tokens, factor * seconds) for tokens, seconds in self.points)
-
     def in_sizes(self, sizes: Iterable[int]) -> CostCurve:
         """Return the curve of a computation that exists only in some sizes, as captured graphs do: a number
         of tokens takes as long as the next larger size. Beyond the largest size, the result is a straight
