@@ -219,6 +219,9 @@ def decode_logprob(message: ring_pb2.Chance) -> frames.Logprob:
     return frames.Logprob(message.logprob, tuple(zip(tokens, logprobs)))
 
 
+# Only the tests send the parent of a tree frame: see `specsot.core.tree_frames`.
+_PARENT = Schema(frames.ParentNode, ring_pb2.ParentNode)
+
 # A message has one of the following values per sequence, so they are encoded without a schema, which takes
 # 1.25 times as long (paired in one run).
 
@@ -241,7 +244,7 @@ def encode_segment(segment: frames.Segment) -> ring_pb2.Segment:
         committed=segment.committed,
         keep=segment.keep,
         tree=encode_tree(segment.tree),
-        parent=encode_parent(segment.parent),
+        parent=None if segment.parent is None else _PARENT.encode(segment.parent),
         scratch=segment.scratch,
         freed=segment.freed,
         earlier=segment.earlier,
@@ -265,7 +268,7 @@ def decode_segment(message: ring_pb2.Segment) -> frames.Segment:
     growth = message.growth
     keep = check_ascending(growth.keep, "kept nodes")
     require(len(keep) <= growth.committed, "more nodes are kept than rows are committed")
-    parent = decode_parent(growth.parent) if growth.HasField("parent") else None
+    parent = _PARENT.decode(growth.parent) if growth.HasField("parent") else None
     tree = decode_tree(growth.tree)
     freed = check_ascending(growth.freed, "freed draft rounds")
     require(growth.earlier + growth.later < len(tree), "other parts of the frame feed all nodes of its tree")
@@ -281,24 +284,6 @@ def decode_segment(message: ring_pb2.Segment) -> frames.Segment:
         earlier=growth.earlier,
         later=growth.later,
     )
-
-
-def encode_parent(parent: frames.ParentNode | None) -> ring_pb2.ParentNode | None:
-    """Return the message of the node that a tree grows from, or None for the verified root.
-
-    parent: the unverified node, or None for the verified root.
-    """
-    if parent is None:
-        return None
-    return ring_pb2.ParentNode(draft_round=parent.draft_round, node=parent.node)
-
-
-def decode_parent(message: ring_pb2.ParentNode) -> frames.ParentNode:
-    """Return the node that a tree grows from.
-
-    message: the node's draft round and number, as a member sent them. Neither is checked here.
-    """
-    return frames.ParentNode(message.draft_round, message.node)
 
 
 def encode_tree(tree: Tree) -> values_pb2.Tree:
@@ -436,7 +421,7 @@ register(
         seconds=STAGE_SECONDS,
     ),
     Schema(frames.FeatureBatch, ring_pb2.FeatureBatch),
-    Schema(frames.ParentNode, ring_pb2.ParentNode),
+    _PARENT,
     Schema(frames.Draft, ring_pb2.Draft, tree=FieldCodec(encode_tree, decode_tree)),
     Schema(frames.Drafts, ring_pb2.Drafts),
 )
