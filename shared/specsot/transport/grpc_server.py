@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -309,12 +310,10 @@ class HeldBytes:
 
     def reserve(self, size: int) -> bool:
         """Count a message toward the budget of all calls, and return True. Return False, and count nothing,
-        if the budget has too little left. Without a budget, return True and count nothing.
+        if the budget has too little left.
 
         size: bytes of the message.
         """
-        if self._guard.left is None:
-            return True
         fits = size <= self._guard.left
         if fits:
             self._bytes += size
@@ -322,12 +321,8 @@ class HeldBytes:
         return fits
 
     def release(self) -> None:
-        """Return the bytes of all messages of this call to the budget.
-
-        The call then holds no bytes. Without a budget, only the count is cleared.
-        """
-        if self._guard.left is not None:
-            self._guard.left += self._bytes
+        """Return the bytes of all messages of this call to the budget. The call then holds no bytes."""
+        self._guard.left += self._bytes
         self._bytes = 0
 
 
@@ -335,7 +330,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
     """Intercepts every call: checks its token, sets its trace context, bounds the memory of messages, and
     turns errors into statuses.
 
-    left: bytes that messages of running calls may still take. None: no limit.
+    left: bytes that messages of running calls may still take; math.inf without a limit.
     """
 
     def __init__(self, max_held_bytes: int | None = None, tokens: Tokens | None = None) -> None:
@@ -344,7 +339,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         max_held_bytes: bytes that messages of running calls may take together. None: no limit.
         tokens: the tokens of which every call must send one, or None if none is needed.
         """
-        self.left = max_held_bytes
+        self.left = math.inf if max_held_bytes is None else max_held_bytes
         self._tokens = tokens
 
     async def intercept_service(
