@@ -513,22 +513,6 @@ def config_option() -> click.Option:
     )
 
 
-class HelpChoice(click.ParamType[str, str]):
-    """The optional value of --help: `all`. Any other word shows the common options."""
-
-    name = EVERYTHING
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Return the completion `all`, if it is one.
-
-        ctx, param: given by click, not needed.
-        incomplete: the beginning of the value.
-        """
-        return [CompletionItem(EVERYTHING)] if EVERYTHING.startswith(incomplete) else []
-
-
 def help_option(count: int) -> click.Option:
     """Return the option `--help`, or `--help=all`.
 
@@ -541,11 +525,13 @@ def help_option(count: int) -> click.Option:
         ["--help", "_shown_help"],
         is_flag=False,
         flag_value="common",
-        type=HelpChoice(),
         metavar=f"[{EVERYTHING}]" if count else "",
         is_eager=True,
         expose_value=False,
         callback=show_help,
+        shell_complete=lambda _ctx, _parameter, incomplete: (
+            [EVERYTHING] if EVERYTHING.startswith(incomplete) else []
+        ),
         help=f"Show this message and exit. {more}".strip(),
     )
 

@@ -240,7 +240,6 @@ class _Quiet(WSGIRequestHandler):
 
         format, args: the line that would be written.
         """
-        ...
 
 
 log = structlog.get_logger()
