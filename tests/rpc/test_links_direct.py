@@ -21,7 +21,6 @@ from specsot.core.frames import Drafts, Frame, PromptChunk
 from specsot.errors import Refused, Unavailable, WireError
 from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService, negotiate
 from specsot.transport.grpc_server import open_server
-from specsot.transport.link_ends import Endpoint
 from specsot.transport.links import Inbox, Lost
 from specsot.transport.nccl_links import (
     RECEIVER,
@@ -37,6 +36,7 @@ from specsot.transport.nccl_links import (
 from specsot.transport.pending_rows import PendingRows
 from specsot.transport.wire.carry import CarryReader, encode_carry
 from specsot.transport.wire.tensors import SeparateTensor
+from specsot.v1 import ring_pb2
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -212,10 +212,10 @@ def test_rows_are_sent_only_over_a_path_that_is_private_to_the_user(tmp_path: Pa
     from specsot.transport.nccl_links import _checked_path
 
     with pytest.raises(Unavailable, match=r"10\.0\.0\.1:5 is on another machine"):
-        _checked_path(Endpoint(path=str(tmp_path / "none" / "rows-0")), "10.0.0.1:5")
+        _checked_path(ring_pb2.MeetResponse(path=str(tmp_path / "none" / "rows-0")), "10.0.0.1:5")
     tmp_path.chmod(0o755)
     with pytest.raises(Unavailable, match="which is not private to this user"):
-        _checked_path(Endpoint(path=str(tmp_path / "rows-0")), "10.0.0.1:5")
+        _checked_path(ring_pb2.MeetResponse(path=str(tmp_path / "rows-0")), "10.0.0.1:5")
 
 
 def test_a_channel_without_a_receiver_is_unavailable(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from specsot.members import PROTOCOL, Tap
 from specsot.transport.grpc_channel import Keepalive, Terms
 from specsot.transport.grpc_links import SERVICE, RingService, negotiate
 from specsot.transport.grpc_server import open_server
-from specsot.transport.link_ends import Endpoint, Peer, SendingEnd
+from specsot.transport.link_ends import Peer, SendingEnd
 from specsot.transport.links import Inbox, Lost
 from specsot.transport.security import PLAIN, Tls
 from specsot.transport.zmq_links import Keys, SocketEvents, Sockets, ZmqDialer, ZmqHost, ZmqWire, endpoint_of
@@ -170,7 +170,7 @@ async def test_another_protocol_is_refused_with_both_values(there: There) -> Non
 async def test_only_the_named_key_is_accepted_and_strangers_interrupt_no_link() -> None:
     async with meeting("127.0.0.1:0") as there:
         named, stranger = Keys.generate(), Keys.generate()
-        _, place = await negotiate(there.address, "here", 1, named.public, "worker")
+        place = await negotiate(there.address, "here", 1, named.public, "worker")
         endpoint = endpoint_of(there.address, place)
         outcomes = {}
         for who, keys in (("stranger", stranger), ("named", named)):
@@ -219,7 +219,7 @@ async def test_silence_ends_a_link_at_both_ends() -> None:
     """The network takes what is sent and brings nothing any more; no connection is closed."""
     async with meeting("127.0.0.1:0", keepalive=Keepalive(0.2, 0.4, 0.4)) as there:
         keys = Keys.generate()
-        _, place = await negotiate(there.address, "here", 7, keys.public, "worker")
+        place = await negotiate(there.address, "here", 7, keys.public, "worker")
         async with relay(place.port) as (port, cut):
             socket = there.sockets.sending(keys, place.key)
             events = SocketEvents(socket, sending=True)
@@ -270,16 +270,20 @@ async def test_a_named_address_without_a_peer_is_unavailable() -> None:
 @pytest.mark.parametrize(
     ("address", "place", "complaint"),
     [
-        ("10.0.0.1:5", Endpoint(path="/tmp/x"), "10.0.0.1:5 named a path, which is not where it is"),
+        (
+            "10.0.0.1:5",
+            ring_pb2.MeetResponse(path="/tmp/x"),
+            "10.0.0.1:5 named a path, which is not where it is",
+        ),
         (
             "unix:/tmp/endpoint",
-            Endpoint(port=5, key=b"k"),
+            ring_pb2.MeetResponse(port=5, key=b"k"),
             "unix:/tmp/endpoint named a port, which is not where it is",
         ),
     ],
 )
 def test_an_endpoint_that_names_another_kind_of_address_is_refused(
-    address: str, place: Endpoint, complaint: str
+    address: str, place: ring_pb2.MeetResponse, complaint: str
 ) -> None:
     with pytest.raises(WireError, match=complaint):
         endpoint_of(address, place)

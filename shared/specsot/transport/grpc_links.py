@@ -18,7 +18,6 @@ from specsot.members import Kind
 from specsot.transport.grpc_channel import DIAL_SECONDS, greeting, reach
 from specsot.transport.grpc_status import peer_errors
 from specsot.transport.link_ends import (
-    Endpoint,
     LinkHost,
     Peer,
     Receiver,
@@ -278,13 +277,16 @@ class RingService(ring_pb2_grpc.RingServicer):
         """
         peer = check_hello(request.hello, context)
         if request.rows and self._rows is not None:
-            return encode_endpoint(self.name, self._rows.expect(peer))
-        if request.nearby and self._nearby is not None:
+            endpoint = self._rows.expect(peer)
+        elif request.nearby and self._nearby is not None:
             place = await self._nearby.expect(partial(self._receiver, peer))
-            return ring_pb2.MeetResponse(name=self.name, socket=place)
-        if request.rows or request.nearby or self._host is None:
+            endpoint = ring_pb2.MeetResponse(socket=place)
+        elif request.rows or request.nearby or self._host is None:
             raise Refused(f"{self.name} accepts links over gRPC only")
-        return encode_endpoint(self.name, await self._host.expect(peer, request.key))
+        else:
+            endpoint = await self._host.expect(peer, request.key)
+        endpoint.name = self.name
+        return endpoint
 
     @contextlib.contextmanager
     def _receiver(self, peer: Peer) -> Generator[Receiver]:
@@ -322,20 +324,11 @@ async def _read_hello(requests: AsyncIterator[ring_pb2.CarryRequest]) -> ring_pb
     return request.hello
 
 
-def encode_endpoint(name: str, endpoint: Endpoint) -> ring_pb2.MeetResponse:
-    """Return the response that names an endpoint.
-
-    name: name of the member that opened the endpoint.
-    endpoint: where the link connects.
-    """
-    return ring_pb2.MeetResponse(name=name, port=endpoint.port, path=endpoint.path, key=endpoint.key)
-
-
 async def negotiate(
     address: str, sender: str, epoch: int, key: bytes, kind: Kind, tls: Tls = PLAIN, rows: bool = False
-) -> tuple[str, Endpoint]:
-    """Ask a member for the endpoint of a link that gRPC does not carry. Return the member's name and the
-    endpoint.
+) -> ring_pb2.MeetResponse:
+    """Ask a member for the endpoint of a link that gRPC does not carry. Return the endpoint, with the
+    member's name: a port of the member's host, or a path of this machine.
 
     address: the member's address, host:port or unix:path.
     sender: name of this member.
@@ -348,16 +341,19 @@ async def negotiate(
     Raises Unavailable if the member cannot be reached, Refused if it does not offer such links, and WireError
     if its answer is invalid.
 
-    The name is `address` if the response has none. Raises InvalidRequest if TLS files are invalid, and any
+    The name is `address` if the member gives none. Raises InvalidRequest if TLS files are invalid, and any
     other error that the member raised.
     """
     channel = await reach(address, tls=tls, name=kind)
     try:
         request = ring_pb2.MeetRequest(hello=hello_of(sender, epoch), key=key, rows=rows)
-        response = await _meet(channel, request, DIAL_SECONDS)
-        return response.name or address, _endpoint(response)
+        endpoint = await _meet(channel, request, DIAL_SECONDS)
     finally:
         await channel.close()
+    if endpoint.WhichOneof("place") not in ("port", "path"):
+        raise WireError(f"{endpoint.name} names no endpoint for a link")
+    endpoint.name = endpoint.name or address
+    return endpoint
 
 
 async def _meet(
@@ -373,19 +369,3 @@ async def _meet(
     """
     with peer_errors():
         return await ring_pb2_grpc.RingStub(channel).Meet(request, timeout=timeout_seconds)
-
-
-def _endpoint(response: ring_pb2.MeetResponse) -> Endpoint:
-    """Return the endpoint that a response names. Raises WireError if it names none.
-
-    response: the peer's response.
-
-    An endpoint with a port has the peer's key, which may be empty; one with a path has none.
-    """
-    match response.WhichOneof("place"):
-        case "port":
-            return Endpoint(port=response.port, key=response.key)
-        case "path":
-            return Endpoint(path=response.path)
-        case _:
-            raise WireError(f"{response.name} names no endpoint for a link")

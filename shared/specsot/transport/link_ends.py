@@ -332,25 +332,11 @@ class SendingEnd:
             self._inbox.put(self._peer, Lost(self._peer, str(self._outbox.lost), self._epoch))
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where a link connects: a port of the host that was asked, or a path of this machine.
-
-    port: the port, or None if the endpoint is a path.
-    path: the path of a socket or a file, or None if the endpoint is a port.
-    key: public key of the receiving end, for links with encryption of their own. Empty for others.
-    """
-
-    port: int | None = None
-    path: str | None = None
-    key: bytes = b""
-
-
 class LinkHost(Protocol):
     """Receives links that gRPC negotiated but that other sockets carry."""
 
-    async def expect(self, peer: Peer, key: bytes) -> Endpoint:
-        """Open an endpoint for one link from a peer.
+    async def expect(self, peer: Peer, key: bytes) -> ring_pb2.MeetResponse:
+        """Open an endpoint for one link from a peer, and return it, without this member's name.
 
         peer: the peer that will connect.
         key: the peer's public key. Empty if the endpoint needs none.
@@ -363,8 +349,9 @@ class LinkHost(Protocol):
 class RowsHost(Protocol):
     """Receives the rows of frames by separate channels, if links have such channels."""
 
-    def expect(self, peer: Peer) -> Endpoint:
-        """Open an endpoint for one channel from a peer, in the place of an earlier one of the same epoch.
+    def expect(self, peer: Peer) -> ring_pb2.MeetResponse:
+        """Open an endpoint for one channel from a peer, in the place of an earlier one of the same epoch, and
+        return it, without this member's name.
 
         peer: the peer that will send rows.
 

@@ -25,12 +25,13 @@ from specsot.core.frames import Frame, Result
 from specsot.errors import Unavailable, WireError
 from specsot.members import Kind
 from specsot.transport.grpc_links import negotiate
-from specsot.transport.link_ends import Endpoint, Peer
+from specsot.transport.link_ends import Peer
 from specsot.transport.links import Dialer, RingLink
 from specsot.transport.pending_rows import PendingRows, copy_stream, use_device
 from specsot.transport.security import PLAIN, Tls
 from specsot.transport.wire.tensors import SeparateTensor
 from specsot.transport.wires import Places, is_private
+from specsot.v1 import ring_pb2
 
 # The number of an end of a channel in its process group: 0 sends, 1 receives.
 End = Literal[0, 1]
@@ -383,7 +384,7 @@ class DirectHost:
         self._channels: dict[tuple[str, int], Channel] = {}
         self._received_tensors_by_frame: dict[tuple[int, int], ReceivedTensors] = {}
 
-    def expect(self, peer: Peer) -> Endpoint:
+    def expect(self, peer: Peer) -> ring_pb2.MeetResponse:
         """Open and return an endpoint for one channel from this peer, instead of an earlier one of the same
         epoch.
 
@@ -397,7 +398,7 @@ class DirectHost:
         self.close_channel(peer)
         place = self._places.allocate()
         self._channels[peer.name, peer.epoch] = Channel(place, RECEIVER, make=self._make)
-        return Endpoint(path=str(place))
+        return ring_pb2.MeetResponse(path=str(place))
 
     def attach_rows(self, peer: Peer, message: Any) -> Any:
         """Return a frame whose tensors travel by the peer's channel with handles for them.
@@ -500,7 +501,7 @@ class DirectDialer:
         if kind == "drafter":
             return link
         try:
-            _, place = await negotiate(address, self._sender, epoch, b"", kind, tls=self._tls, rows=True)
+            place = await negotiate(address, self._sender, epoch, b"", kind, tls=self._tls, rows=True)
             return DirectLink(
                 link, Channel(_checked_path(place, address), SENDER, make=self._make), self._host
             )
@@ -574,7 +575,7 @@ class DirectLink:
         return delivered
 
 
-def _checked_path(endpoint: Endpoint, address: str) -> Path:
+def _checked_path(endpoint: ring_pb2.MeetResponse, address: str) -> Path:
     """Return the path of an endpoint. Raises Unavailable if the path is on another machine or not private.
 
     endpoint: the endpoint that the peer named for its channel.
@@ -583,9 +584,9 @@ def _checked_path(endpoint: Endpoint, address: str) -> Path:
     The other machine is recognized by the fact that the path's folder does not exist here. An endpoint that
     is a port raises Unavailable too.
     """
-    path = Path(endpoint.path or "")
+    path = Path(endpoint.path)
     if not path.parent.exists():
         raise Unavailable(f"{address} is on another machine; use --transport grpc there")
-    if endpoint.path is None or not is_private(path):
+    if not is_private(path):
         raise Unavailable(f"{address} named {endpoint.path} for rows, which is not private to this user")
     return path

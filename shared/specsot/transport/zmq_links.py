@@ -24,7 +24,7 @@ from specsot.tasks import start
 from specsot.transport.grpc_channel import DIAL_SECONDS, HANDSHAKE_SECONDS, LINK, RING_BYTES, Keepalive
 from specsot.transport.grpc_links import negotiate
 from specsot.transport.grpc_server import reason, split_address
-from specsot.transport.link_ends import Endpoint, Peer, Receiver, SendingEnd, hello_of
+from specsot.transport.link_ends import Peer, Receiver, SendingEnd, hello_of
 from specsot.transport.links import Inbox
 from specsot.transport.security import PLAIN, Tls
 from specsot.transport.wire.schema import parse
@@ -348,7 +348,7 @@ class ZmqDialer:
         """
         keys = None if address.startswith("unix:") else Keys.generate()
         public_key = keys.public if keys else b""
-        name, place = await negotiate(address, self._sender, epoch, public_key, kind, tls=self._tls)
+        place = await negotiate(address, self._sender, epoch, public_key, kind, tls=self._tls)
         endpoint = endpoint_of(address, place)
         socket = self._sockets.sending(keys, place.key)
         events = SocketEvents(socket, sending=True)
@@ -362,7 +362,7 @@ class ZmqDialer:
         except BaseException:
             events.close()
             raise
-        return SendingEnd(wire, name, epoch, self._inbox)
+        return SendingEnd(wire, place.name, epoch, self._inbox)
 
     async def _connect(self, socket: Socket, events: SocketEvents, endpoint: str) -> None:
         """Connect a socket and wait until the connection is open. Raises Unavailable if it does not open in
@@ -387,7 +387,7 @@ class ZmqDialer:
             raise Unavailable(f"no ZMQ peer answers at {endpoint}")
 
 
-def endpoint_of(address: str, endpoint: Endpoint) -> str:
+def endpoint_of(address: str, endpoint: ring_pb2.MeetResponse) -> str:
     """Return the ZMQ endpoint to connect to: tcp://host:port or ipc://path.
 
     address: where the peer was reached over gRPC. A peer at a TCP address must name a port, a peer at a unix
@@ -397,11 +397,11 @@ def endpoint_of(address: str, endpoint: Endpoint) -> str:
     An IPv6 host is in brackets in the result. Raises Unavailable for an address that is neither unix:path nor
     host:port.
     """
-    if address.startswith("unix:") != (endpoint.path is not None):
+    if address.startswith("unix:") != endpoint.HasField("path"):
         raise WireError(
             f"{address} named {'a path' if endpoint.path else 'a port'}, which is not where it is"
         )
-    if endpoint.path is not None:
+    if endpoint.HasField("path"):
         return f"ipc://{endpoint.path}"
     host, _ = split_address(address)
     return f"tcp://{f'[{host}]' if ':' in host else host}:{endpoint.port}"
@@ -435,7 +435,7 @@ class ZmqHost:
         self._places = Places("links", parent)
         self._links: set[asyncio.Task[None]] = set()
 
-    async def expect(self, peer: Peer, key: bytes) -> Endpoint:
+    async def expect(self, peer: Peer, key: bytes) -> ring_pb2.MeetResponse:
         """Open and return an endpoint for one link from this peer.
 
         peer: the peer that will connect.
@@ -450,11 +450,11 @@ class ZmqHost:
         try:
             if nearby:
                 socket = self._sockets.receiving(place.name)
-                return Endpoint(path=self._settle(place, peer, socket, f"ipc://{place}"))
+                return ring_pb2.MeetResponse(path=self._settle(place, peer, socket, f"ipc://{place}"))
             guest, keys, interface = checked_key(key), Keys.generate(), await self._interface()
             socket = self._sockets.receiving(place.name, keys, guest)
             bound = self._settle(place, peer, socket, f"tcp://{interface}:*")
-            return Endpoint(port=int(bound.rpartition(":")[2]), key=keys.public)
+            return ring_pb2.MeetResponse(port=int(bound.rpartition(":")[2]), key=keys.public)
         except BaseException:
             self._places.free(place)
             raise
