@@ -94,17 +94,12 @@ class TokenAutomaton:
         self._tables = tables or tables_of(vocabulary, rules.tools)
         self._ends = tuple(end for end in ends if end < len(vocabulary))
         self._start = self._tables.enter(language.begin(rules))
-        self._minimum = self._tables.ending(self._start.place)
-        if self._minimum >= UNREACHABLE_TOKENS:
+        if self._tables.ending(self._start.place) >= UNREACHABLE_TOKENS:
             raise ModelError("the tokenizer has no tokens for the skeleton language")
 
     def start(self) -> State:
         """Return the state before the first token."""
         return self._start
-
-    def minimum(self) -> int:
-        """Return the number of tokens of the shortest output, which is the smallest possible budget."""
-        return self._minimum
 
     def finished(self, state: State) -> bool:
         """Return whether the output is complete, so that no token may follow.
