@@ -158,7 +158,7 @@ def test_the_ring_refuses(request_: ring_pb2.CarryRequest, words: str) -> None:
         (
             decode_downward,
             fleet_pb2.JoinResponse(joined=fleet_pb2.Joined()),
-            "joined must be the first message",
+            "joined is not allowed in JoinResponse",
         ),
         (decode_upward, fleet_pb2.JoinRequest(register=fleet_pb2.Registration()), "kind 0 is unknown"),
         (

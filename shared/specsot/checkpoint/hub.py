@@ -68,9 +68,8 @@ class HubName:
 
         Without a revision or a file, the sign in front of it is left out as well.
         """
-        revision = self.revision
-        file = self.file
-        return self.repository + (f"@{revision}" if revision else "") + (f":{file}" if file else "")
+        revision = f"@{self.revision}" if self.revision else ""
+        return self.repository + revision + (f":{self.file}" if self.file else "")
 
 
 def hub_name(name: str) -> HubName | None:

@@ -18,7 +18,7 @@ from specsot.checkpoint.borrowed import borrowed_of
 from specsot.checkpoint.config import require_torch
 from specsot.checkpoint.fingerprint import fingerprint
 from specsot.errors import InvalidRequest, ModelError
-from specsot.members import Configuration, HandOver, Kind, Registration, StandBy, Tap
+from specsot.members import Configuration, Kind, Registration, Tap
 from specsot.service.compute import ComputeThread
 from specsot.service.lifecycle import run_service, write_logs
 from specsot.service.membership import InboxWatcher, RingMember, run_membership
@@ -87,6 +87,8 @@ class ReportingMember:
         self._dialers = dialers
         self._idle = idle_timer
         self._services = (SERVICE, ROLE_SERVICES[kind])
+        self.registration = member.registration
+        self.prepare = member.prepare
 
     @property
     def epoch(self) -> int:
@@ -102,10 +104,6 @@ class ReportingMember:
         if isinstance(self._member, InboxWatcher):
             self._member.watch(arrived)
 
-    async def registration(self) -> Registration:
-        """Return the member's registration, for which it may load weights."""
-        return await self._member.registration()
-
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
         """Select the epoch's transport, prepare the member for the epoch, and report SERVING.
 
@@ -118,14 +116,6 @@ class ReportingMember:
         await self._member.configure(configuration, uplink)
         spare_collector()
         await self._report(True)
-
-    async def prepare(self, order: StandBy | HandOver, uplink: Link) -> None:
-        """Start the work that the order asks for.
-
-        order: the master's order.
-        uplink: the link to the master, for reports of progress.
-        """
-        await self._member.prepare(order, uplink)
 
     async def handle(self, arrival: Arrival) -> None:
         """Let the member handle one message. Raises what the member raises.

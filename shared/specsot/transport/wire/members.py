@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specsot.core.frames import Close, Lease, Open, Result
-from specsot.errors import WireError
 from specsot.members import (
     Beat,
     Broken,
@@ -177,15 +176,4 @@ _DOWNWARD = OneOf[Downward, fleet_pb2.JoinResponse](
 encode_upward = _UPWARD.encode
 decode_upward = _UPWARD.decode
 encode_downward = _DOWNWARD.encode
-
-
-def decode_downward(response: fleet_pb2.JoinResponse) -> Downward:
-    """Return the master's message.
-
-    response: a message after the first.
-
-    Raises WireError for an invalid message, and for `joined`, which must be the first message.
-    """
-    if response.HasField("joined"):
-        raise WireError("joined must be the first message")
-    return _DOWNWARD.decode(response)
+decode_downward = _DOWNWARD.decode
