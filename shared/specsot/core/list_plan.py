@@ -31,6 +31,7 @@ class ListReader:
     """Reads a numbered list as a plan, in pieces of any size, with the interface of `PlanReader`.
 
     kind: always "plan".
+    points: the points whose lines are complete. All have the same length.
     direct_text: always empty, because a list is never a direct answer.
     finished: True once the list has ended or `finish` was called. Later text is ignored.
     text: everything that was fed, unchanged.
@@ -46,19 +47,13 @@ class ListReader:
             if that is fewer.
         """
         self.finished = False
-        # Everything that was fed, unchanged.
         self.text = ""
+        self.points: tuple[Point, ...] = ()
         self._rules = rules
         # The incomplete last line.
         self._rest = LIST_HEAD
-        self._points: list[Point] = []
         # True if the newest item repeats the title of an earlier item.
         self._repeats = False
-
-    @property
-    def points(self) -> tuple[Point, ...]:
-        """The points whose lines are complete. All have the same length."""
-        return tuple(self._points)
 
     def feed(self, text: str) -> list[Point]:
         """Read the next piece of text; return the points whose lines it completes.
@@ -103,12 +98,12 @@ class ListReader:
             self.finished = bool(line.strip())
             return None
         # A list says nothing of lengths, so every point gets the same wish.
-        point = Point(len(self._points) + 1, 1, title_of(match["title"]))
-        repeats = any(one.title.casefold() == point.title.casefold() for one in self._points)
+        point = Point(len(self.points) + 1, 1, title_of(match["title"]))
+        repeats = any(one.title.casefold() == point.title.casefold() for one in self.points)
         repeats_twice = repeats and self._repeats
         self._repeats = repeats
-        self._points.append(point)
-        self.finished = repeats_twice or len(self._points) >= min(self._rules.max_points, MAX_LIST_POINTS)
+        self.points += (point,)
+        self.finished = repeats_twice or len(self.points) >= min(self._rules.max_points, MAX_LIST_POINTS)
         return point
 
 

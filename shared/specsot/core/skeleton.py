@@ -119,7 +119,8 @@ class PlanReader:
     """Reads a skeleton as it is generated, in pieces of any size.
 
     kind: "plan" or "direct", or None until the text shows which one it is.
-    points: the points whose lines are complete.
+    text: everything that was fed, unchanged.
+    points: the points whose lines are complete. Empty before the first one, and in a direct answer.
     direct_text: the certain part of the direct answer, without markers. If the text has no marker, all of it.
     finished: True once "[END]" was read or `finish` was called. Later text is ignored.
     """
@@ -131,28 +132,18 @@ class PlanReader:
             out. With rules of None, no tool is known and MAX_POINTS applies.
         """
         self.kind: Kind | None = None
+        self.text = ""
+        self.points: tuple[Point, ...] = ()
         self.direct_text = ""
         self.finished = False
         self._rules = rules
-        self._raw = ""
         # Text that was fed but not parsed yet.
         self._rest = ""
         self._marked = False
         # True until text after the marker arrives, so that the newline after the marker can be dropped.
         self._at_marker = True
-        self._points: list[Point] = []
         # The id of the point for each id that the model wrote; a later line replaces an earlier one.
         self._written: dict[int, int] = {}
-
-    @property
-    def points(self) -> tuple[Point, ...]:
-        """The points whose lines are complete. Empty before the first one, and in a direct answer."""
-        return tuple(self._points)
-
-    @property
-    def text(self) -> str:
-        """Everything that was fed, unchanged."""
-        return self._raw
 
     def feed(self, text: str) -> list[Point]:
         """Read the next piece of text; return the points whose lines it completes.
@@ -187,15 +178,15 @@ class PlanReader:
         """
         if self.finished:
             return []
-        self._raw += text
+        self.text += text
         self._rest += text
         if self.kind is None:
             self._choose(last)
         if self.kind == "direct":
             self._read_direct(last)
         found = self._read_lines(last) if self.kind == "plan" else []
-        if self.finished and self.kind == "plan" and not self._points:
-            raise PlanError("the plan has no valid line", text=self._raw)
+        if self.finished and self.kind == "plan" and not self.points:
+            raise PlanError("the plan has no valid line", text=self.text)
         return found
 
     def _choose(self, last: bool) -> None:
@@ -289,17 +280,17 @@ class PlanReader:
         """
         match = _LINE.fullmatch(line.rstrip("\r"))
         title = clean_title(match["title"]) if match else ""
-        if not match or not title or len(self._points) >= self._max_points():
+        if not match or not title or len(self.points) >= self._max_points():
             return None
         needs = {self._written.get(int(name)) for name in re.findall(r"\d{1,4}", match["needs"] or "")}
         point = Point(
-            id=len(self._points) + 1,
+            id=len(self.points) + 1,
             length=min(max(int(match["length"]), 1), _MAX_LENGTH),
             title=title,
             tool=self._tool((match["tool"] or "").strip()),
             needs=tuple(sorted(need for need in needs if need is not None)),
         )
-        self._points.append(point)
+        self.points += (point,)
         self._written[int(match["id"])] = point.id
         return point
 
