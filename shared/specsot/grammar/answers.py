@@ -437,16 +437,6 @@ class AnswerAutomaton:
         longest = max(texts, key=len, default=b"")
         return (texts[longest],) if texts and all(map(longest.startswith, texts)) else ()
 
-    def ending(self, place: MatcherNode) -> tuple[int, ...] | None:
-        """Return the tokens of an ending of JSON from this place, or None if none is known.
-
-        Empty if the answer is complete at the place. Always None for regular expressions, for choices, and if
-        the automaton is not guided.
-
-        place: the place where the ending begins.
-        """
-        return self._closing.find_ending(place) if self._closing else None
-
     def min_tokens(self, max_tokens: int) -> int | None:
         """Return the number of tokens of the shortest known answer, its end token included.
 

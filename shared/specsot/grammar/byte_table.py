@@ -82,7 +82,8 @@ class ByteTable:
         if self.filled[number]:
             return
         numbered_edges = [
-            (low, high, self.number(target) if target else DEAD) for low, high, target in self._edges(number)
+            (low, high, self.number(target) if target else DEAD)
+            for low, high, target in language.edges(self.rules, self.place(number))
         ]
         # `number` may have replaced the array, so the row is taken only now. The first edge has precedence,
         # so it is written last.
@@ -102,13 +103,6 @@ class ByteTable:
         present[numbers] = True
         for number in np.flatnonzero(present).tolist():
             self.fill(number)
-
-    def _edges(self, number: int) -> tuple[language.Edge, ...]:
-        """Return the edges that leave a place, in order of precedence. Empty at the end.
-
-        number: number of the place, other than DEAD.
-        """
-        return language.edges(self.rules, self.place(number))
 
     def _add(self, place: Place) -> int:
         """Add a place to all columns of the table, and return its number. If the arrays are full, they are
