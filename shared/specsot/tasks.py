@@ -14,6 +14,11 @@ import structlog
 
 log = structlog.get_logger()
 
+# Seconds between attempts to reach another member. The interval doubles from the first to the second value.
+# Untuned.
+FIRST_RETRY_SECONDS = 0.25
+MAX_RETRY_SECONDS = 5.0
+
 T = TypeVar("T")
 Failed = Callable[[BaseException], object]
 

@@ -13,17 +13,13 @@ import structlog
 from specsot import members
 from specsot.errors import Hung, Occupied, SpecsotError, Unavailable
 from specsot.service.compute import explain_failure
-from specsot.tasks import wait_until
+from specsot.tasks import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, wait_until
 from specsot.transport.links import Arrival, Inbox, Link, Lost
 
 log = structlog.get_logger()
 
 Connect = Callable[[members.Registration], Awaitable[Link]]
 
-# Seconds between attempts to join the master. The interval doubles from the first to the second value.
-# Untuned.
-FIRST_RETRY_SECONDS = 0.25
-MAX_RETRY_SECONDS = 5.0
 # Seconds. A master that shuts down needs at least this time to end, to start again and to read its model, so
 # that members do not try to join earlier. Untuned.
 MASTER_RESTART_SECONDS = 3.0

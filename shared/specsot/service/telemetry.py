@@ -356,7 +356,6 @@ def _read_gpu(index: int) -> Gpu:
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    name = pynvml.nvmlDeviceGetName(handle)
-    shown = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+    name = str(pynvml.nvmlDeviceGetName(handle))
     rates: Any = pynvml.nvmlDeviceGetUtilizationRates(handle)
-    return Gpu(index, shown, int(memory.used), int(memory.total), rates.gpu / 100)
+    return Gpu(index, name, int(memory.used), int(memory.total), rates.gpu / 100)

@@ -17,7 +17,7 @@ from specsot.checkpoint import borrowed
 from specsot.checkpoint.cache import cache_folder, remove_unused
 from specsot.errors import InvalidRequest, ModelError, NotFound, Refused, SpecsotError, Unavailable, WireError
 from specsot.members import MASTER
-from specsot.tasks import wait_until
+from specsot.tasks import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, wait_until
 from specsot.transport.grpc_channel import reach
 from specsot.transport.grpc_status import peer_errors
 from specsot.transport.link_ends import check_hello, hello_of
@@ -28,9 +28,6 @@ log = structlog.get_logger()
 
 # The service by which members lend files to each other.
 MODELS_SERVICE = "specsot.v1.Models"
-# Seconds between attempts. The interval doubles from the first to the second value. Untuned.
-FIRST_RETRY_SECONDS = 0.25
-MAX_RETRY_SECONDS = 5.0
 # Seconds without a byte from any lender after which loading a range of a file fails. Untuned.
 LENDER_TIMEOUT_SECONDS = 15.0
 
