@@ -27,5 +27,5 @@ def test_forced_runs_of_other_grammars_do_not_accumulate() -> None:
     habits.record(rules, 0, 7)  # noted again, so the newest
     for state in range(MAX_FORCED_RUNS, MAX_FORCED_RUNS + 10):
         habits.record(rules, state, state + 1)
-    assert len(habits) == MAX_FORCED_RUNS
+    assert len(habits._firsts) == MAX_FORCED_RUNS
     assert [habits.forced(rules, state) for state in (0, 1, 10, 11)] == [(7,), (1,), (10,), (12,)]

@@ -145,36 +145,25 @@ class PlanReader:
         # The id of the point for each id that the model wrote; a later line replaces an earlier one.
         self._written: dict[int, int] = {}
 
-    def feed(self, text: str) -> list[Point]:
-        """Read the next piece of text; return the points whose lines it completes.
-
-        Returns an empty list if no line is completed, if the text is a direct answer, and after the end.
-
-        text: the next characters that the model generated, of any length.
-
-        Raises PlanError if a plan ends without a valid line.
-        """
-        return self._read(text, last=False)
-
     def finish(self) -> list[Point]:
         """End the text: the last line counts as complete, and its points are returned.
 
         Returns an empty list if the text had ended already or is a direct answer. Raises PlanError if the
         text is a plan without a valid line.
         """
-        return [] if self.finished else self._read("", last=True)
+        return self.feed("", last=True)
 
-    def _read(self, text: str, last: bool) -> list[Point]:
-        """Read a piece of text, decide the kind of the text if possible, and return the points that the piece
-        completes.
+    def feed(self, text: str, last: bool = False) -> list[Point]:
+        """Read the next piece of text, decide the kind of the text if possible, and return the points that
+        the piece completes.
 
-        text: the next characters.
-        last: True if no text follows, so that an incomplete line counts as complete.
+        text: the next characters that the model generated, of any length.
+        last: True if no text follows, so that an incomplete line counts as complete; see `finish`.
 
-        Raises PlanError if a plan ends without a valid line.
+        Raises PlanError, which holds the whole text, if a plan ends without a valid line.
 
-        Returns an empty list after the end, while the kind is not known, and for a direct answer, whose text
-        is added to `direct_text`. PlanError holds the whole text.
+        Returns an empty list if no line is completed, while the kind is not known, after the end, and for a
+        direct answer, whose text is added to `direct_text`.
         """
         if self.finished:
             return []

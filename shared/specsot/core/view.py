@@ -16,7 +16,6 @@ class Panel:
     point: the line of the plan.
     text: the branch's text so far.
     started: True once the branch's prompt is in the ring.
-    budget: token limit of the branch, or None before it starts.
     tokens: number of tokens that the branch has generated.
     steps: number of `BranchText` events, one per step, so that tokens / steps is the branch's pace.
     reason: why the branch finished. None while it waits or decodes.
@@ -25,7 +24,6 @@ class Panel:
     point: Point
     text: str = ""
     started: bool = False
-    budget: int | None = None
     tokens: int = 0
     steps: int = 0
     reason: events.Reason | None = None
@@ -140,13 +138,13 @@ def advance_panel(
     panel: the panel before the event.
     event: the event of the panel's own branch.
 
-    The panel itself is not changed. `BranchStarted` sets its budget and marks the panel as started, as
-    `BranchFinished` does; `BranchText` adds its tokens and one step, and `BranchFinished` sets the reason and
-    the final number of tokens.
+    The panel itself is not changed. `BranchStarted` marks the panel as started, as `BranchFinished` does;
+    `BranchText` adds its tokens and one step, and `BranchFinished` sets the reason and the final number of
+    tokens.
     """
     match event:
         case events.BranchStarted():
-            return replace(panel, started=True, budget=event.budget)
+            return replace(panel, started=True)
         case events.BranchText():
             text = panel.text[: event.offset] + event.text
             return replace(panel, text=text, tokens=panel.tokens + event.step_tokens, steps=panel.steps + 1)

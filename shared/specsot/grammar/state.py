@@ -402,10 +402,6 @@ class SpellingHabits:
         """Start with an empty record."""
         self._firsts: OrderedDict[tuple[int, ...], int] = OrderedDict()
 
-    def __len__(self) -> int:
-        """Return the number of recorded runs."""
-        return len(self._firsts)
-
     def record(self, grammar: Grammar, state: Any, token: int) -> None:
         """Record that the base model generated `token` in this state. Nothing is recorded if the grammar
         leaves a choice.

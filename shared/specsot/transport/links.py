@@ -12,7 +12,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -342,11 +342,6 @@ class Inbox:
     def pop(self) -> Arrival | None:
         """Remove and return the next message if one waits in the inbox, otherwise return None."""
         return None if self._queue.empty() else self._queue.get_nowait()
-
-    async def __aiter__(self) -> AsyncIterator[Arrival]:
-        """Yield messages as they arrive, without end."""
-        while True:
-            yield await self._queue.get()
 
 
 class LocalLink:
