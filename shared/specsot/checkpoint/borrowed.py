@@ -22,8 +22,8 @@ from threading import Lock
 
 import structlog
 
-from specsot.checkpoint.cache import use
-from specsot.checkpoint.fields import read_json
+from specsot.checkpoint.cache import OTHER_CACHE, use
+from specsot.checkpoint.fields import explain_os_errors, read_json
 from specsot.checkpoint.gguf.directory import read_places
 from specsot.checkpoint.gguf.finding import POINTER
 from specsot.checkpoint.hub import INDEXES, TEXTS
@@ -128,14 +128,12 @@ class BorrowedModel:
         self._received = Counter[str]()
         self._seconds = 0.0
         self._spans = cache(self._read_spans)
-        try:
+        with explain_os_errors(folder, OTHER_CACHE):
             (folder / "blocks").mkdir(parents=True, exist_ok=True)
             self._used = use(folder)
             for name, file in files.items():
                 with (folder / name).open("ab") as opened:
                     opened.truncate(file.size)
-        except OSError as error:
-            raise ModelError(f"{folder}: {error.strerror} (XDG_CACHE_HOME names another cache)") from None
 
     def need_texts(self) -> None:
         """Fetch all text files that are missing: config, tokenizer, index.
@@ -246,11 +244,9 @@ class BorrowedModel:
         The block then counts as present, and its bytes count for the sender and in `stored`.
         """
         block = begin // BLOCK
-        try:
+        with explain_os_errors(self.folder / name):
             _write(self.folder / name, begin, data)
             _write(self._digests(name), block * DIGEST, hashlib.sha256(data).digest())
-        except OSError as error:
-            raise ModelError(f"{self.folder / name}: {error.strerror}") from None
         self._present.add((name, block))
         self._received[sender] += len(data)
         self.stored += len(data)
@@ -291,8 +287,8 @@ class BorrowedModel:
         free = shutil.disk_usage(self.folder).free
         if size > free:
             raise ModelError(
-                f"{self.folder}: {memory_in_words(size)} to fetch, {memory_in_words(free)} of disk free "
-                "(XDG_CACHE_HOME names another cache)"
+                f"{self.folder}: {memory_in_words(size)} to fetch, {memory_in_words(free)} of disk free"
+                f"{OTHER_CACHE}"
             )
 
     def _read_spans(self, name: str) -> dict[str, tuple[int, int]]:

@@ -12,6 +12,8 @@ from typing import IO
 USED = ".used"
 # Seconds. A folder that was not used for so long is removed. Untuned.
 UNUSED_SECONDS = 30 * 86_400.0
+# The end of messages about a folder that cannot be written.
+OTHER_CACHE = " (XDG_CACHE_HOME names another cache)"
 
 
 def cache_folder() -> Path:
@@ -25,6 +27,23 @@ def state_folder() -> Path:
     It need not exist.
     """
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "specsot"
+
+
+def publish(whole: Path, folder: Path) -> None:
+    """Rename a complete folder, unless another process was faster; then its folder is kept, and `whole` is
+    removed.
+
+    whole: the folder.
+    folder: its new path, which may exist.
+
+    Raises OSError if the folder cannot be renamed.
+    """
+    try:
+        whole.rename(folder)
+    except OSError:
+        shutil.rmtree(whole, ignore_errors=True)
+        if not folder.is_dir():
+            raise
 
 
 def use(folder: Path) -> IO[str]:

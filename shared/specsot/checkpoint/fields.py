@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -12,6 +13,20 @@ from typing import Any
 from specsot.errors import ModelError
 
 Json = Mapping[str, Any]
+
+
+@contextmanager
+def explain_os_errors(path: Path | str, hint: str = "") -> Generator[None]:
+    """Return a context in which every OSError becomes a ModelError of one line, such as "m.gguf: No space
+    left on device".
+
+    path: the file or folder that the message names.
+    hint: what the message says after the reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}{hint}") from None
 
 
 def read_json(source: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from specsot.checkpoint.borrowed import borrowed_of
-from specsot.checkpoint.fields import read_json
+from specsot.checkpoint.fields import explain_os_errors, read_json
 from specsot.checkpoint.gguf.directory import read_places
 from specsot.checkpoint.gguf.finding import POINTER
 from specsot.checkpoint.hub import snapshot_of
@@ -72,13 +72,11 @@ def _samples(pointer: Path) -> Iterator[bytes]:
     with ExitStack() as files:
         for name, place in read_places(pointer).items():
             description = place.kind, place.shape, place.begin, place.order
-            try:
+            with explain_os_errors(place.file):
                 if place.file not in opened:
                     opened[place.file] = files.enter_context(open(place.file, "rb"))
                 opened[place.file].seek(place.begin)
                 yield f"{name}:{description}".encode() + opened[place.file].read(min(place.bytes, SAMPLE))
-            except OSError as error:
-                raise ModelError(f"{place.file}: {error.strerror}") from None
 
 
 def _weight_files(directory: Path) -> list[Path]:
@@ -102,17 +100,14 @@ def _describe(path: Path) -> bytes:
     Raises ModelError also for a safetensors file with a broken header. Files of other types have samples of
     their first and last EDGE bytes only.
     """
-    try:
+    with explain_os_errors(path), path.open("rb") as file:
         size = path.stat().st_size
-        with path.open("rb") as file:
-            digest = hashlib.sha256()
-            for part in _header_and_samples(path, file, size) if path.suffix == ".safetensors" else ():
-                digest.update(part)
-            digest.update(file.read(EDGE))
-            file.seek(max(size - EDGE, 0))
-            digest.update(file.read(EDGE))
-    except OSError as error:
-        raise ModelError(f"{path}: {error.strerror}") from None
+        digest = hashlib.sha256()
+        for part in _header_and_samples(path, file, size) if path.suffix == ".safetensors" else ():
+            digest.update(part)
+        digest.update(file.read(EDGE))
+        file.seek(max(size - EDGE, 0))
+        digest.update(file.read(EDGE))
     return f"{path.name}:{size}:{digest.hexdigest()}".encode()
 
 

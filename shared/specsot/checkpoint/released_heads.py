@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import http.client
 import re
-import shutil
 import tomllib
 import urllib.error
 import urllib.request
@@ -23,7 +22,7 @@ from typing import Any, Final
 
 import structlog
 
-from specsot.checkpoint.cache import cache_folder
+from specsot.checkpoint.cache import cache_folder, publish
 from specsot.core.info import memory_in_words
 from specsot.errors import ModelError
 
@@ -153,27 +152,12 @@ def fetch_head(head: ReleasedHead, address: str | None = None) -> Path:
             whole.mkdir()
             for name, file in head.files.items():
                 _fetch_file(f"{address.rstrip('/')}/{file.asset}", file, whole / name)
-            _put(whole, folder)
+            publish(whole, folder)
     except OSError as error:
         raise ModelError(f"the draft head {head.name} cannot be kept in {folder.parent}: {error}") from None
     size = memory_in_words(sum(file.size for file in head.files.values()))
     log.info("fetched a draft head", head=head.name, size=size)
     return folder
-
-
-def _put(whole: Path, folder: Path) -> None:
-    """Rename a complete folder, unless another process was faster; then nothing is done.
-
-    whole: The folder.
-    folder: Its new path, which may exist.
-    Raises OSError if the folder cannot be renamed.
-    """
-    try:
-        whole.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
-        shutil.rmtree(whole)
 
 
 def _fetch_file(url: str, file: HeadFile, path: Path) -> None:

@@ -10,10 +10,9 @@ from dataclasses import asdict, replace
 from functools import cache
 from math import prod
 from pathlib import Path
-from shutil import rmtree
 
-from specsot.checkpoint.cache import cache_folder
-from specsot.checkpoint.fields import read_json
+from specsot.checkpoint.cache import OTHER_CACHE, cache_folder, publish
+from specsot.checkpoint.fields import explain_os_errors, read_json
 from specsot.checkpoint.gguf.finding import POINTER, parts_of, stem_of
 from specsot.checkpoint.gguf.header import Header, read_header
 from specsot.checkpoint.gguf.layout import Place, config_of, places_of
@@ -39,11 +38,9 @@ def directory_of(file: Path) -> Path:
     directory = cache_folder() / "gguf" / _key(parts) / stem_of(parts[0])
     if not (directory / POINTER).is_file():
         header = _joined(parts)
-        try:
+        with explain_os_errors(directory, OTHER_CACHE):
             directory.parent.mkdir(parents=True, exist_ok=True)
             _publish(header, directory)
-        except OSError as error:
-            raise ModelError(f"{directory}: {error.strerror} (XDG_CACHE_HOME names another cache)") from None
     return directory
 
 
@@ -111,10 +108,8 @@ def _key(parts: Sequence[Path]) -> str:
     """
     lines = [FORM]
     for part in parts:
-        try:
+        with explain_os_errors(part):
             stat = part.stat()
-        except OSError as error:
-            raise ModelError(f"{part}: {error.strerror}") from None
         lines.append(f"{part}:{stat.st_size}:{stat.st_mtime_ns}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
@@ -164,13 +159,7 @@ def _publish(header: Header, directory: Path) -> None:
     temporary = Path(tempfile.mkdtemp(dir=directory.parent))
     for name, text in files.items():
         (temporary / name).write_text(text, encoding="utf-8")
-    try:
-        temporary.rename(directory)
-    except OSError:
-        # Another process was faster; its directory is used.
-        rmtree(temporary, ignore_errors=True)
-        if not (directory / POINTER).is_file():
-            raise
+    publish(temporary, directory)
 
 
 def _text_files(header: Header) -> Iterator[tuple[str, str]]:
