@@ -10,6 +10,7 @@ from specsot.grammar.answers import AnswerAutomaton
 from specsot.grammar.sandbox import try_form
 from specsot.grammar.state import grammar_of
 from specsot.grammar.structural_tag import (
+    Exits,
     FreeText,
     JsonPart,
     Members,
@@ -18,7 +19,6 @@ from specsot.grammar.structural_tag import (
     Pattern,
     Repeat,
     StructuralTag,
-    exits_of,
     read_tag,
     write_tag,
 )
@@ -98,9 +98,9 @@ def test_every_ending_leads_to_the_end_with_the_fewest_parts() -> None:
 
 
 def test_exits_are_ordered_from_the_end_to_the_beginning() -> None:
-    found = exits_of(TAG)
-    assert found.outside == ("</f>", ";", ", a=", "a=")
-    assert found.of_free_text == ("</p>",)
+    found = Exits(TAG)
+    assert [*found.outside] == ["</f>", ";", ", a=", "a="]
+    assert [*found.of_free_text] == ["</p>"]
 
 
 def test_the_master_tries_a_tag_like_every_other_form() -> None:

@@ -394,9 +394,8 @@ def text_fields(values: Json, source: Path) -> Json:
     default_type = WITH_IMAGES.get(str(values.get("model_type")))
     if default_type is None:
         return values
-    text = values.get("text_config")
-    if not isinstance(text, dict):
-        raise ModelError(f"{source}: text_config must be an object, got {text!r}")
+    text: Any = values.get("text_config")
+    Fields(source, values).require(isinstance(text, dict), f"text_config must be an object, got {text!r}")
     outer = {name: values[name] for name in OF_THE_WHOLE if values.get(name) is not None}
     tied = {"tie_word_embeddings": True} if values.get("tie_word_embeddings") else {}
     return {"model_type": default_type, **text, **outer, **tied}
@@ -486,12 +485,10 @@ def _heads(fields: Fields, family: Family, hidden: int, heads: int) -> tuple[int
     hidden / heads. Otherwise the config's values apply, then the family's, then `heads` and hidden / heads.
     """
     if not family.own_head_dim:
-        if hidden % heads:
-            raise ModelError(f"{fields.source}: hidden_size {hidden} does not divide into {heads} heads")
+        fields.require(hidden % heads == 0, f"hidden_size {hidden} does not divide into {heads} heads")
         return heads, _even(fields, "hidden_size / num_attention_heads", hidden // heads)
     kv_heads = fields.count("num_key_value_heads", family.kv_heads or heads)
-    if heads % kv_heads:
-        raise ModelError(f"{fields.source}: {heads} heads do not divide into {kv_heads} key-value heads")
+    fields.require(heads % kv_heads == 0, f"{heads} heads do not divide into {kv_heads} key-value heads")
     head_dim = fields.count("head_dim", family.head_dim or hidden // heads or None)
     return kv_heads, _even(fields, "head_dim", head_dim)
 
@@ -505,8 +502,7 @@ def _latent(fields: Fields, defaults: Latent) -> Latent:
     Raises ModelError for sizes that are no integers above 0, for an odd number of rotated elements, and if
     projections have biases.
     """
-    if fields.flag("attention_bias"):
-        raise ModelError(f"{fields.source}: attention_bias is not supported with latent attention")
+    fields.require(not fields.flag("attention_bias"), "attention_bias is not supported with latent attention")
     direct = "q_lora_rank" in fields.values and fields.values["q_lora_rank"] is None
     return Latent(
         fields.count("kv_lora_rank", defaults.rank),
@@ -552,8 +548,7 @@ def _even(fields: Fields, name: str, value: int) -> int:
     name: name of the field, for the error message.
     value: the value of the field.
     """
-    if value % 2:
-        raise ModelError(f"{fields.source}: {name} must be even, got {value}")
+    fields.require(value % 2 == 0, f"{name} must be even, got {value}")
     return value
 
 
@@ -575,11 +570,11 @@ def _rope(fields: Fields, family: Family, head_dim: int) -> Rope:
         values.setdefault(family.share_field, fields.count("rotary_dim") / head_dim)
     rope = read_rope(values, fields.source, family)
     rotated = rope.rotated(head_dim)
-    if rotated < 2 or rotated % 2:
-        raise ModelError(
-            f"{fields.source}: {family.share_field} {rope.share} turns {rotated} of a head's {head_dim} "
-            "dimensions; that must be an even number > 0"
-        )
+    fields.require(
+        rotated >= 2 and rotated % 2 == 0,
+        f"{family.share_field} {rope.share} turns {rotated} of a head's {head_dim} dimensions; that must be "
+        "an even number > 0",
+    )
     return rope
 
 
@@ -601,10 +596,9 @@ def _routing(fields: Fields, family: Family, defaults: Routing) -> Routing:
     count_field = next((word for word in words if fields.values.get(word) is not None), words[-1])
     experts = fields.count(count_field, defaults.experts)
     num_chosen = fields.count(family.chosen_field, defaults.chosen)
-    if num_chosen > experts:
-        raise ModelError(
-            f"{fields.source}: {family.chosen_field} is {num_chosen}, {count_field} only {experts}"
-        )
+    fields.require(
+        num_chosen <= experts, f"{family.chosen_field} is {num_chosen}, {count_field} only {experts}"
+    )
     width = fields.count(family.width_field, defaults.width)
     groups, num_open_groups = _groups(fields, experts, num_chosen)
     return replace(
@@ -637,13 +631,16 @@ def _groups(fields: Fields, experts: int, num_chosen: int) -> tuple[int, int]:
         return 1, 1
     groups = fields.count("n_group", 1)
     num_open_groups = fields.count("topk_group", 1)
-    if groups > 1 and (
-        experts % groups or experts < 2 * groups or num_open_groups * experts < num_chosen * groups
-    ):
-        raise ModelError(
-            f"{fields.source}: {num_open_groups} of {groups} groups (topk_group, n_group) of {experts} "
-            f"experts do not hold {num_chosen} to choose, or groups are not of two or more each"
-        )
+    fields.require(
+        groups == 1
+        or (
+            experts % groups == 0
+            and experts >= 2 * groups
+            and num_open_groups * experts >= num_chosen * groups
+        ),
+        f"{num_open_groups} of {groups} groups (topk_group, n_group) of {experts} experts do not hold "
+        f"{num_chosen} to choose, or groups are not of two or more each",
+    )
     return groups, min(num_open_groups, groups)
 
 
@@ -675,8 +672,10 @@ def _dense_layers(fields: Fields, family: Family) -> frozenset[int]:
         return frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
     layers, step = fields.count("num_hidden_layers"), fields.count("decoder_sparse_step", 1)
     listed_layers = fields.values.get("mlp_only_layers") or []
-    if not isinstance(listed_layers, list) or not all(isinstance(layer, int) for layer in listed_layers):
-        raise ModelError(f"{fields.source}: mlp_only_layers must be numbers of layers, got {listed_layers!r}")
+    fields.require(
+        isinstance(listed_layers, list) and all(isinstance(layer, int) for layer in listed_layers),
+        f"mlp_only_layers must be numbers of layers, got {listed_layers!r}",
+    )
     first = fields.index("first_k_dense_replace", family.first_dense)
     dense = (layer < first or layer in listed_layers or (layer + 1) % step for layer in range(layers))
     return frozenset(layer for layer, is_dense in enumerate(dense) if is_dense)
@@ -690,8 +689,10 @@ def _activation(fields: Fields, family: Family) -> Activation:
     family: the model's family, which has the default.
     """
     name = fields.values.get("hidden_activation") or fields.values.get("hidden_act") or family.activation
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise ModelError(f"{fields.source}: hidden_act {name!r} is not one of {', '.join(ACTIVATIONS)}")
+    fields.require(
+        isinstance(name, str) and name in ACTIVATIONS,
+        f"hidden_act {name!r} is not one of {', '.join(ACTIVATIONS)}",
+    )
     return ACTIVATIONS[name]
 
 
@@ -731,12 +732,13 @@ def _delta(fields: Fields, defaults: Delta) -> Delta:
         "linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(count)
     ]
     known = {"linear_attention", "full_attention"}
-    if not isinstance(kinds, list) or len(kinds) != count or not known.issuperset(map(str, kinds)):
-        raise ModelError(f"{fields.source}: layer_types must be {count} of {', '.join(sorted(known))}")
+    fields.require(
+        isinstance(kinds, list) and len(kinds) == count and known.issuperset(map(str, kinds)),
+        f"layer_types must be {count} of {', '.join(sorted(known))}",
+    )
     keys = fields.count("linear_num_key_heads", defaults.key_heads)
     values = fields.count("linear_num_value_heads", defaults.value_heads)
-    if values % keys:
-        raise ModelError(f"{fields.source}: {values} value heads do not divide into {keys} key heads")
+    fields.require(values % keys == 0, f"{values} value heads do not divide into {keys} key heads")
     return Delta(
         keys,
         values,
@@ -818,18 +820,19 @@ def _wide(fields: Fields, heads: int, kv_heads: int) -> dict[str, Any]:
     if by_layer is not None:
         # Transformers writes no layer if these layers have the heads of the others.
         kinds = list(by_layer.values()) or [{}] if isinstance(by_layer, dict) else []
-        if not all(isinstance(kind, dict) and kind == kinds[0] for kind in kinds) or not kinds:
-            raise ModelError(
-                f"{fields.source}: per_layer_config must have the same numbers for all its layers"
-            )
+        fields.require(
+            bool(kinds) and all(isinstance(kind, dict) and kind == kinds[0] for kind in kinds),
+            "per_layer_config must have the same numbers for all its layers",
+        )
         whole = Fields(fields.source, kinds[0])
         wide_kv_heads = whole.count("num_key_value_heads", kv_heads)
         head_dim = whole.count("head_dim", fields.count("head_dim", 256))
     else:
         wide_kv_heads = fields.count("num_global_key_value_heads", kv_heads) if equal_keys else kv_heads
         head_dim = fields.count("global_head_dim", 512)
-    if heads % wide_kv_heads:
-        raise ModelError(f"{fields.source}: {heads} heads do not divide into {wide_kv_heads} key-value heads")
+    fields.require(
+        heads % wide_kv_heads == 0, f"{heads} heads do not divide into {wide_kv_heads} key-value heads"
+    )
     return {
         "wide": (wide_kv_heads, _even(fields, "global_head_dim", head_dim)),
         "keys_as_values": equal_keys,
@@ -849,26 +852,27 @@ def _layer_inputs_and_readers(fields: Fields, family: Family, windowed: frozense
     the embedding of the per-layer inputs has fewer rows than there are token ids, and if tokens see later
     tokens.
     """
-    if fields.values.get("use_bidirectional_attention") == "all":
-        raise ModelError(f"{fields.source}: use_bidirectional_attention 'all' is not supported")
+    fields.require(
+        fields.values.get("use_bidirectional_attention") != "all",
+        "use_bidirectional_attention 'all' is not supported",
+    )
     size = fields.index("hidden_size_per_layer_input", family.layer_input_size)
     vocab = fields.count("vocab_size", family.vocab)
     rows = fields.count("vocab_size_per_layer_input", vocab) if size else 0
-    if size and rows < vocab:
-        raise ModelError(
-            f"{fields.source}: vocab_size_per_layer_input is {rows}, less than vocab_size {vocab}"
-        )
+    fields.require(
+        not size or rows >= vocab, f"vocab_size_per_layer_input is {rows}, less than vocab_size {vocab}"
+    )
     layers, num_readers = fields.count("num_hidden_layers"), fields.index("num_kv_shared_layers", 0)
     found: dict[str, Any] = {"layer_input_size": size, "layer_input_vocab": rows}
     if not num_readers:
         return found
     first = layers - num_readers
     kinds = {layer in windowed for layer in range(max(first, 0))}
-    if not {layer in windowed for layer in range(max(first, 0), layers)} <= kinds:
-        raise ModelError(
-            f"{fields.source}: num_kv_shared_layers is {num_readers} of {layers} layers, and the others do"
-            " not have both kinds of attention"
-        )
+    fields.require(
+        {layer in windowed for layer in range(max(first, 0), layers)} <= kinds,
+        f"num_kv_shared_layers is {num_readers} of {layers} layers, and the others do not have both kinds of "
+        "attention",
+    )
     wide = fields.flag("use_double_wide_mlp")
     width = 2 * fields.count("intermediate_size") if wide else None
     return found | {"first_reader": first, "reader_intermediate": width}
@@ -882,15 +886,15 @@ def _require_dense(fields: Fields) -> None:
     """
     count = fields.count("num_hidden_layers")
     kinds = fields.values.get("layer_types") or fields.values.get("layers_block_type") or []
-    if (
-        not isinstance(kinds, list)
-        or [kind in ("attention", "full_attention") for kind in kinds] != [True] * count
-    ):
-        raise ModelError(f"{fields.source}: Mamba layers are not supported, only attention in every layer")
-    if fields.index("num_local_experts", 8):
-        raise ModelError(
-            f"{fields.source}: num_local_experts must be 0, experts of this family are not supported"
-        )
+    fields.require(
+        isinstance(kinds, list)
+        and [kind in ("attention", "full_attention") for kind in kinds] == [True] * count,
+        "Mamba layers are not supported, only attention in every layer",
+    )
+    fields.require(
+        fields.index("num_local_experts", 8) == 0,
+        "num_local_experts must be 0, experts of this family are not supported",
+    )
 
 
 def _softcaps(fields: Fields, family: Family) -> dict[str, Any]:
@@ -960,8 +964,10 @@ def _unrotated(fields: Fields, family: Family) -> frozenset[int]:
     if flags is None:
         interval = fields.count("no_rope_layer_interval", family.unrotated_interval)
         return frozenset(range(interval - 1, layers, interval))
-    if not isinstance(flags, list) or len(flags) < layers or not all(flag in (0, 1) for flag in flags):
-        raise ModelError(f"{fields.source}: no_rope_layers must be 0 or 1 for each of {layers} layers")
+    fields.require(
+        isinstance(flags, list) and len(flags) >= layers and all(flag in (0, 1) for flag in flags),
+        f"no_rope_layers must be 0 or 1 for each of {layers} layers",
+    )
     return frozenset(layer for layer, rotates in enumerate(flags[:layers]) if not rotates)
 
 
@@ -992,14 +998,12 @@ def _layer_types(fields: Fields, family: Family, layers: int) -> list[str]:
             unrotated = _unrotated(fields, family)
             is_sliding = (layer in unrotated for layer in range(layers))
         return [kinds[one] for one in is_sliding]
-    if (
-        not isinstance(listed_kinds, list)
-        or len(listed_kinds) < layers
-        or not all(kind in kinds for kind in listed_kinds)
-    ):
-        raise ModelError(
-            f"{fields.source}: layer_types must be {' or '.join(kinds)} for each of {layers} layers"
-        )
+    fields.require(
+        isinstance(listed_kinds, list)
+        and len(listed_kinds) >= layers
+        and all(kind in kinds for kind in listed_kinds),
+        f"layer_types must be {' or '.join(kinds)} for each of {layers} layers",
+    )
     return listed_kinds[:layers]
 
 

@@ -62,6 +62,15 @@ class Fields:
     source: Path
     values: Json
 
+    def require(self, is_valid: bool, complaint: str) -> None:
+        """Raise ModelError unless the fields are valid.
+
+        is_valid: whether they are.
+        complaint: what is wrong; the message begins with the file.
+        """
+        if not is_valid:
+            raise ModelError(f"{self.source}: {complaint}")
+
     def number(self, name: str, default: float | None = None) -> float:
         """Return a number > 0 of the object, as a float.
 
@@ -72,10 +81,12 @@ class Fields:
 
         Booleans and texts such as "1" count as no number; so does NaN. The default is checked as well.
         """
-        value = self.values.get(name)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
-            raise ModelError(f"{self.source}: {name} must be a number > 0, got {value!r}")
+        stored = self.values.get(name)
+        value: Any = default if stored is None else stored
+        self.require(
+            isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < inf,
+            f"{name} must be a number > 0, got {value!r}",
+        )
         return float(value)
 
     def count(self, name: str, default: int | None = None) -> int:
@@ -89,8 +100,7 @@ class Fields:
         Booleans and texts count as no integer. The default is checked as well.
         """
         value = self.number(name, default)
-        if value != int(value):
-            raise ModelError(f"{self.source}: {name} must be an integer, got {value!r}")
+        self.require(value == int(value), f"{name} must be an integer, got {value!r}")
         return int(value)
 
     def index(self, name: str, default: int) -> int:
@@ -115,6 +125,5 @@ class Fields:
         """
         value = self.values.get(name)
         value = default if value is None else value
-        if not isinstance(value, bool):
-            raise ModelError(f"{self.source}: {name} must be true or false, got {value!r}")
+        self.require(isinstance(value, bool), f"{name} must be true or false, got {value!r}")
         return value

@@ -11,7 +11,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from specsot.checkpoint.fields import Fields
-from specsot.errors import ModelError
 
 if TYPE_CHECKING:
     from specsot.checkpoint.fields import Json
@@ -45,16 +44,15 @@ def read_sizes(fields: Fields) -> dict[str, Any]:
     """
     values = fields.values
     kind = values["model_type"]
-    if isinstance(values.get("text_config"), dict):
-        raise ModelError(
-            f"{fields.source}: of model_type {kind!r}, which reads more than text, the text part is not"
-            " supported"
-        )
-    if values.get("is_encoder_decoder"):
-        raise ModelError(
-            f"{fields.source}: model_type {kind!r} is an encoder-decoder, whose layers need the encoder's"
-            " output besides their hidden state"
-        )
+    fields.require(
+        not isinstance(values.get("text_config"), dict),
+        f"of model_type {kind!r}, which reads more than text, the text part is not supported",
+    )
+    fields.require(
+        not values.get("is_encoder_decoder"),
+        f"model_type {kind!r} is an encoder-decoder, whose layers need the encoder's output besides their "
+        "hidden state",
+    )
     hidden = _count(fields, SPELLINGS["hidden"])
     # Of an MLP without a width, only the memory is estimated here.
     defaults = {"intermediate": 4 * hidden, "max_positions": DEFAULT_POSITIONS}

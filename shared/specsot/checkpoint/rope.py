@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import log, sqrt
 from pathlib import Path
+from typing import Any
 
 from specsot.checkpoint.families import LLAMA, Family
 from specsot.checkpoint.fields import Fields, Json
@@ -83,8 +84,7 @@ def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
     reader = Fields(source, {**old, **settings})
     kind = settings.get("rope_type", settings.get("type", family.rope_kind))
     kind = "longrope" if kind == "su" else kind
-    if kind not in KINDS:
-        raise ModelError(f"{source}: rope type {kind!r} is not one of {', '.join(KINDS)}")
+    reader.require(kind in KINDS, f"rope type {kind!r} is not one of {', '.join(KINDS)}")
     share = _share(reader, family)
     theta = reader.number("rope_theta", family.theta)
     rope = _of_kind(kind, reader, fields, theta, share)
@@ -185,10 +185,8 @@ def read_sliding_rope(fields: Fields, default_theta: float) -> Rope:
     """
     settings = fields.values.get("rope_parameters") or {}
     settings_of_sliding = settings.get("sliding_attention") or {} if isinstance(settings, dict) else {}
-    if settings_of_sliding.get("rope_type", "default") != "default":
-        raise ModelError(
-            f"{fields.source}: rope type {settings_of_sliding['rope_type']!r} in layers with a window"
-        )
+    kind = settings_of_sliding.get("rope_type", "default")
+    fields.require(kind == "default", f"rope type {kind!r} in layers with a window")
     return Rope(
         Fields(fields.source, {**fields.values, **settings_of_sliding}).number(
             "rope_theta" if "rope_theta" in settings_of_sliding else "rope_local_base_freq", default_theta
@@ -216,9 +214,11 @@ def _longrope(reader: Fields, theta: float, share: float) -> Rope:
     positions = reader.count("max_position_embeddings")
     original = reader.count("original_max_position_embeddings", positions)
     name = "long_factor" if positions > original else "short_factor"
-    factors = reader.values.get(name)
-    if not isinstance(factors, list) or not all(isinstance(one, int | float) and one > 0 for one in factors):
-        raise ModelError(f"{reader.source}: {name} must be numbers > 0, got {factors!r}")
+    factors: Any = reader.values.get(name)
+    reader.require(
+        isinstance(factors, list) and all(isinstance(one, int | float) and one > 0 for one in factors),
+        f"{name} must be numbers > 0, got {factors!r}",
+    )
     factor = reader.number("factor", positions / original)
     usual = sqrt(1 + log(factor) / log(original)) if factor > 1 else 1.0
     stretch = reader.number("attention_factor", usual)
@@ -252,6 +252,7 @@ def _share(reader: Fields, family: Family) -> float:
     Raises ModelError if the fraction is above 1, or below 1 in a family that does not support it.
     """
     share = reader.number("partial_rotary_factor", family.share)
-    if share > 1 or (share < 1 and not family.partial):
-        raise ModelError(f"{reader.source}: partial_rotary_factor {share!r} is not supported")
+    reader.require(
+        share == 1 or (share < 1 and family.partial), f"partial_rotary_factor {share!r} is not supported"
+    )
     return share

@@ -85,16 +85,17 @@ class StoredTokenizer:
         self._kind = self._get("model")
         # Gemma 4's kind is that of sentencepiece with merges.
         self._kind = "llama" if self._kind == "gemma4" else self._kind
-        if self._kind not in ("gpt2", "llama"):
-            raise self._error(f"tokenizer {self._kind!r} is not one of gpt2, llama")
+        self._require(self._kind in ("gpt2", "llama"), f"tokenizer {self._kind!r} is not one of gpt2, llama")
         self._tokens: list[str] = self._get("tokens", [])
         self._types: list[int] = self._get("token_type", [1] * len(self._tokens))
         self._gemma = self._kind == "llama" and header.architecture.startswith("gemma")
         # Gemma's files store tokens of several spaces as plain spaces.
         if self._gemma:
             self._tokens = [SPACE * len(one) if one and not one.strip(" ") else one for one in self._tokens]
-        if not self._tokens or len(self._types) != len(self._tokens):
-            raise self._error(f"{len(self._tokens)} tokens of {len(self._types)} types make no vocabulary")
+        self._require(
+            len(self._types) == len(self._tokens) > 0,
+            f"{len(self._tokens)} tokens of {len(self._types)} types make no vocabulary",
+        )
 
     def build(self) -> Tokenizer:
         """Build the tokenizer, and return it. Raises ModelError if merges, scores or splits are missing or
@@ -162,12 +163,10 @@ class StoredTokenizer:
 
         Raises an exception of the tokenizers library if a merge has a part that is no token.
         """
-        splits = SPLITS.get(self._pre)
-        if splits is None:
-            raise self._error(f"tokenizer.ggml.pre {self._pre!r} is not known here")
+        self._require(self._pre in SPLITS, f"tokenizer.ggml.pre {self._pre!r} is not known here")
         merges = [tuple(one.split(" ", 1)) for one in self._get("merges", [])]
         tokenizer = Tokenizer(BPE(self._ids(), merges, ignore_merges=self._pre in IGNORE_MERGES))
-        parts = [pre_tokenizers.Split(Regex(one), "isolated") for one in splits]
+        parts = [pre_tokenizers.Split(Regex(one), "isolated") for one in SPLITS[self._pre]]
         whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*parts, whole])
         tokenizer.decoder = decoders.ByteLevel()
@@ -213,8 +212,10 @@ class StoredTokenizer:
         scores = self._get("scores", [])
         if self._gemma:
             scores = [-float(id) for id in range(len(self._tokens))]
-        if len(scores) != len(self._tokens):
-            raise self._error(f"{len(self._tokens)} tokens have {len(scores)} scores, and no merges")
+        self._require(
+            len(scores) == len(self._tokens),
+            f"{len(self._tokens)} tokens have {len(scores)} scores, and no merges",
+        )
         pairs = [
             (-scores[id], -len(token[:cut]), -len(token[cut:]), token[:cut], token[cut:])
             for token, id in ids.items()
@@ -261,8 +262,7 @@ class StoredTokenizer:
         id = self._get(f"{special}_token_id")
         if id is None:
             return None
-        if not 0 <= id < len(self._tokens):
-            raise self._error(f"{special} token {id} is none of {len(self._tokens)}")
+        self._require(0 <= id < len(self._tokens), f"{special} token {id} is none of {len(self._tokens)}")
         return None if self._is_padding(id) else self._tokens[id]
 
     def _get(self, name: str, default: Any = None) -> Any:
@@ -273,9 +273,11 @@ class StoredTokenizer:
         """
         return self._header.metadata.get(f"tokenizer.ggml.{name}", default)
 
-    def _error(self, reason: str) -> ModelError:
-        """Return the error to raise, which names the file.
+    def _require(self, is_valid: bool, complaint: str) -> None:
+        """Raise ModelError unless the metadata are valid.
 
-        reason: what is wrong.
+        is_valid: whether they are.
+        complaint: what is wrong; the message begins with the file.
         """
-        return ModelError(f"{self._header.file}: {reason}")
+        if not is_valid:
+            raise ModelError(f"{self._header.file}: {complaint}")
