@@ -129,11 +129,10 @@ def _joined(parts: Sequence[Path]) -> Header:
     joined = replace(headers[0], tensors=tensors)
     num_tensors = joined.metadata.get("split.tensors.count", len(tensors))
     count = joined.metadata.get("split.count", 1)
-    if (num_tensors, count or 1) != (len(tensors), len(parts)):
-        raise ModelError(
-            f"{joined.file}: of {num_tensors} tensors in {count} files, {len(tensors)} in {len(parts)} are "
-            "here"
-        )
+    joined.require(
+        (num_tensors, count or 1) == (len(tensors), len(parts)),
+        f"of {num_tensors} tensors in {count} files, {len(tensors)} in {len(parts)} are here",
+    )
     return joined
 
 

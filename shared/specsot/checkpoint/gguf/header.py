@@ -60,6 +60,15 @@ class Header:
     metadata: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
 
+    def require(self, is_valid: bool, complaint: str) -> None:
+        """Raise ModelError unless the file is valid.
+
+        is_valid: whether it is.
+        complaint: what is wrong; the message begins with the file.
+        """
+        if not is_valid:
+            raise ModelError(f"{self.file}: {complaint}")
+
     @property
     def architecture(self) -> str:
         """The value of general.architecture, such as "llama"."""
@@ -82,8 +91,10 @@ class Header:
         A missing value, a bool and a list count as no integer.
         """
         value = self.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise ModelError(f"{self.file}: {self.architecture}.{name} must be a number > 0, got {value!r}")
+        self.require(
+            isinstance(value, int) and not isinstance(value, bool) and value > 0,
+            f"{self.architecture}.{name} must be a number > 0, got {value!r}",
+        )
         return value
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsot.checkpoint.families import FAMILIES, Names
-from specsot.checkpoint.gguf.header import Header, StoredTensor
+from specsot.checkpoint.gguf.header import Header
 from specsot.errors import ModelError
 
 # The model_type by general.architecture. "llama" means Llama, Mistral and, with experts, Mixtral.
@@ -119,10 +119,11 @@ def model_type_of(header: Header) -> str:
     families with latent attention have one architecture: without experts they are "youtu", and with experts
     whose scores are sigmoids "deepseek_v3", also those of GLM-4.7-Flash.
     """
-    found = ARCHITECTURES.get(header.architecture)
-    if found is None:
-        known = ", ".join(ARCHITECTURES)
-        raise ModelError(f"{header.file}: a GGUF of architecture {header.architecture!r}, not one of {known}")
+    header.require(
+        header.architecture in ARCHITECTURES,
+        f"a GGUF of architecture {header.architecture!r}, not one of {', '.join(ARCHITECTURES)}",
+    )
+    found = ARCHITECTURES[header.architecture]
     if found == "llama" and header.get("expert_count"):
         return "mixtral"
     if found == "deepseek_v2":
@@ -155,8 +156,10 @@ def config_of(header: Header) -> dict[str, Any]:
     heads = header.count("attention.head_count")
     head_dim = header.get("attention.key_length", header.count("embedding_length") // heads)
     rotated = header.get("rope.dimension_count", head_dim)
-    if not FAMILIES[kind].latent and header.get("attention.value_length", head_dim) != head_dim:
-        raise ModelError(f"{header.file}: keys and values of different lengths are not supported")
+    header.require(
+        bool(FAMILIES[kind].latent) or header.get("attention.value_length", head_dim) == head_dim,
+        "keys and values of different lengths are not supported",
+    )
     eps = "layer_norm_epsilon" if kind == "gpt_neox" else "layer_norm_rms_epsilon"
     return {
         "model_type": kind,
@@ -379,10 +382,12 @@ def _of_gemma4(header: Header) -> dict[str, Any]:
     readers = header.get("attention.shared_kv_layers", 0)
     widths = header.get("feed_forward_length")
     wide = isinstance(widths, list) and len(widths) == len(kinds) and widths[-1] == 2 * widths[0]
-    if isinstance(widths, list) and widths != [
-        widths[0] * (1 + (wide and layer >= len(kinds) - readers)) for layer in range(len(kinds))
-    ]:
-        raise ModelError(f"{header.file}: gemma4.feed_forward_length {widths} is not supported")
+    header.require(
+        not isinstance(widths, list)
+        or widths
+        == [widths[0] * (1 + (wide and layer >= len(kinds) - readers)) for layer in range(len(kinds))],
+        f"gemma4.feed_forward_length {widths} is not supported",
+    )
     whole_layers = [
         layer for layer, kind in enumerate(kinds[: len(kinds) - readers]) if kind == "full_attention"
     ]
@@ -527,9 +532,9 @@ def _rope_scaling(header: Header) -> dict[str, Any] | None:
         return _yarn(header, factor)
     if kind == "none" or (kind == "linear" and factor in (None, 0.0, 1.0)):
         return None
-    if kind != "linear":
-        known = "none, linear, yarn, llama3, longrope"
-        raise ModelError(f"{header.file}: rope scaling {kind!r} is not one of {known}")
+    header.require(
+        kind == "linear", f"rope scaling {kind!r} is not one of none, linear, yarn, llama3, longrope"
+    )
     return {"rope_type": "linear", "factor": factor}
 
 
@@ -611,10 +616,10 @@ def _llama3_scaling(header: Header) -> dict[str, Any]:
     smooth = (original / waves - low) / (high - low)
     between = 1 / ((1 - smooth) / factor + smooth)
     expected = np.where(waves < original / high, 1.0, np.where(waves > original / low, factor, between))
-    if header.tensors[ROPE_FREQS].kind != 0 or not np.allclose(factors, expected, rtol=1e-4):
-        raise ModelError(
-            f"{header.file}: {ROPE_FREQS} is not the scaling of Llama 3, others are not supported"
-        )
+    header.require(
+        header.tensors[ROPE_FREQS].kind == 0 and np.allclose(factors, expected, rtol=1e-4),
+        f"{ROPE_FREQS} is not the scaling of Llama 3, others are not supported",
+    )
     return {
         "rope_type": "llama3",
         "factor": factor,
@@ -643,11 +648,13 @@ def places_of(header: Header, config: Mapping[str, Any]) -> dict[str, Place]:
     for stored_name, stored in header.tensors.items():
         if stored_name in (ROPE_FREQS, LONG, SHORT):
             continue
-        where = f"{header.file}: {stored_name}"
-        place = Place(str(stored.file), stored.kind, stored.shape, stored.begin, _size_of(stored, where))
+        size = _size_of(header, stored_name)
+        place = Place(str(stored.file), stored.kind, stored.shape, stored.begin, size)
         named = list(_named(stored_name, place, config))
-        if not named and not stored_name.startswith(mtp_layers):
-            raise ModelError(f"{where}: {header.architecture} has no such tensor here")
+        header.require(
+            bool(named) or stored_name.startswith(mtp_layers),
+            f"{stored_name}: {header.architecture} has no such tensor here",
+        )
         found |= named
     return found
 
@@ -882,31 +889,30 @@ def _order(part: str, place: Place, config: Mapping[str, Any]) -> Order | None:
     return None
 
 
-def _size_of(stored: StoredTensor, tensor_in_file: str) -> int:
+def _size_of(header: Header, name: str) -> int:
     """Return the size of a tensor in bytes.
 
-    stored: the tensor as the header lists it.
-    tensor_in_file: path of the file and name of the tensor, for error messages.
+    header: the header of the GGUF file.
+    name: the tensor's name there.
 
     Raises ModelError if its type cannot be dequantized, if its rows are no whole blocks, or if the file is
     too short.
 
     A tensor without dimensions has no whole blocks, so that ModelError is raised.
     """
+    stored = header.tensors[name]
     block, size = _block_of(stored.kind)
-    if not size:
-        raise ModelError(
-            f"{tensor_in_file}: ggml type {stored.kind} is none that the package gguf dequantizes"
-        )
-    if not stored.shape or stored.shape[-1] % block:
-        raise ModelError(f"{tensor_in_file}: rows of shape {list(stored.shape)} are not blocks of {block}")
+    header.require(size > 0, f"{name}: ggml type {stored.kind} is none that the package gguf dequantizes")
+    header.require(
+        bool(stored.shape) and stored.shape[-1] % block == 0,
+        f"{name}: rows of shape {list(stored.shape)} are not blocks of {block}",
+    )
     total = prod(stored.shape) // block * size
     file_size = stored.file.stat().st_size
-    if stored.begin + total > file_size:
-        raise ModelError(
-            f"{tensor_in_file} ends at byte {stored.begin + total}, "
-            f"{stored.file.name} at {file_size}: truncated"
-        )
+    header.require(
+        stored.begin + total <= file_size,
+        f"{name} ends at byte {stored.begin + total}, {stored.file.name} at {file_size}: truncated",
+    )
     return total
 
 

@@ -10,7 +10,6 @@ from tokenizers.models import BPE
 
 from specsot.checkpoint.gguf.header import Header
 from specsot.core.vocabulary import FIM_ENDS
-from specsot.errors import ModelError
 
 # llama.cpp's numbers of the types of tokens. CONTROL: a special token that is no text.
 CONTROL = 3
@@ -85,14 +84,16 @@ class StoredTokenizer:
         self._kind = self._get("model")
         # Gemma 4's kind is that of sentencepiece with merges.
         self._kind = "llama" if self._kind == "gemma4" else self._kind
-        self._require(self._kind in ("gpt2", "llama"), f"tokenizer {self._kind!r} is not one of gpt2, llama")
+        self._header.require(
+            self._kind in ("gpt2", "llama"), f"tokenizer {self._kind!r} is not one of gpt2, llama"
+        )
         self._tokens: list[str] = self._get("tokens", [])
         self._types: list[int] = self._get("token_type", [1] * len(self._tokens))
         self._gemma = self._kind == "llama" and header.architecture.startswith("gemma")
         # Gemma's files store tokens of several spaces as plain spaces.
         if self._gemma:
             self._tokens = [SPACE * len(one) if one and not one.strip(" ") else one for one in self._tokens]
-        self._require(
+        self._header.require(
             len(self._types) == len(self._tokens) > 0,
             f"{len(self._tokens)} tokens of {len(self._types)} types make no vocabulary",
         )
@@ -163,7 +164,7 @@ class StoredTokenizer:
 
         Raises an exception of the tokenizers library if a merge has a part that is no token.
         """
-        self._require(self._pre in SPLITS, f"tokenizer.ggml.pre {self._pre!r} is not known here")
+        self._header.require(self._pre in SPLITS, f"tokenizer.ggml.pre {self._pre!r} is not known here")
         merges = [tuple(one.split(" ", 1)) for one in self._get("merges", [])]
         tokenizer = Tokenizer(BPE(self._ids(), merges, ignore_merges=self._pre in IGNORE_MERGES))
         parts = [pre_tokenizers.Split(Regex(one), "isolated") for one in SPLITS[self._pre]]
@@ -212,7 +213,7 @@ class StoredTokenizer:
         scores = self._get("scores", [])
         if self._gemma:
             scores = [-float(id) for id in range(len(self._tokens))]
-        self._require(
+        self._header.require(
             len(scores) == len(self._tokens),
             f"{len(self._tokens)} tokens have {len(scores)} scores, and no merges",
         )
@@ -262,7 +263,9 @@ class StoredTokenizer:
         id = self._get(f"{special}_token_id")
         if id is None:
             return None
-        self._require(0 <= id < len(self._tokens), f"{special} token {id} is none of {len(self._tokens)}")
+        self._header.require(
+            0 <= id < len(self._tokens), f"{special} token {id} is none of {len(self._tokens)}"
+        )
         return None if self._is_padding(id) else self._tokens[id]
 
     def _get(self, name: str, default: Any = None) -> Any:
@@ -272,12 +275,3 @@ class StoredTokenizer:
         default: the result if the file has no such key.
         """
         return self._header.metadata.get(f"tokenizer.ggml.{name}", default)
-
-    def _require(self, is_valid: bool, complaint: str) -> None:
-        """Raise ModelError unless the metadata are valid.
-
-        is_valid: whether they are.
-        complaint: what is wrong; the message begins with the file.
-        """
-        if not is_valid:
-            raise ModelError(f"{self._header.file}: {complaint}")
