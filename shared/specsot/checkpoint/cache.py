@@ -29,20 +29,21 @@ def state_folder() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "specsot"
 
 
-def publish(whole: Path, folder: Path) -> None:
+def publish(whole: Path, folder: Path, mark: str = "") -> None:
     """Rename a complete folder, unless another process was faster; then its folder is kept, and `whole` is
     removed.
 
     whole: the folder.
     folder: its new path, which may exist.
+    mark: name of a file by which a complete folder is known. Empty: any existing folder is complete.
 
-    Raises OSError if the folder cannot be renamed.
+    Raises OSError if the folder cannot be renamed, and no complete one exists.
     """
     try:
         whole.rename(folder)
     except OSError:
         shutil.rmtree(whole, ignore_errors=True)
-        if not folder.is_dir():
+        if not (folder / mark).exists():
             raise
 
 

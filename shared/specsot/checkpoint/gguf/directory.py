@@ -158,7 +158,7 @@ def _publish(header: Header, directory: Path) -> None:
     temporary = Path(tempfile.mkdtemp(dir=directory.parent))
     for name, text in files.items():
         (temporary / name).write_text(text, encoding="utf-8")
-    publish(temporary, directory)
+    publish(temporary, directory, POINTER)
 
 
 def _text_files(header: Header) -> Iterator[tuple[str, str]]:
