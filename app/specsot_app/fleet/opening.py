@@ -38,22 +38,18 @@ class FleetClient(Protocol):
 
         ask: The request.
         """
-        ...
 
     async def cancel(self, request: str) -> Any:
         """Cancel a running request; it then ends with the reason CANCELLED.
 
         request: The request's id, which its `Started` event has. An unknown id has no effect.
         """
-        ...
 
     async def info(self) -> Info:
         """Return the state of the fleet: models, members, pages, requests, steps."""
-        ...
 
     async def close(self) -> None:
         """End the fleet, or only the connection if the fleet belongs to a running master."""
-        ...
 
 
 async def final_view(fleet: FleetClient, ask: Ask) -> View:

@@ -32,14 +32,12 @@ class LineInput(Protocol):
 
         prompt: Shown in front of the line, if there is a terminal.
         """
-        ...
 
     def during(self, future: Future[Any]) -> Iterator[str]:
         """Yield the lines that arrive until the work is done; Ctrl-C yields INTERRUPT.
 
         future: Future of the work; it is done when the work is.
         """
-        ...
 
 
 class PipeInput:
@@ -249,7 +247,6 @@ def _ignore_interrupt(number: int, frame: FrameType | None) -> None:
     number: Number of the signal; it is not used.
     frame: The interrupted stack frame; it is not used.
     """
-    ...
 
 
 @contextmanager

@@ -43,11 +43,9 @@ class RequestObserver(Protocol):
 
         event: the event, without its number.
         """
-        ...
 
     def on_end(self) -> None:
         """Observe the end, whether the request has finished, failed or been closed: no events follow."""
-        ...
 
 
 class RequestSource(Protocol):
@@ -64,7 +62,6 @@ class RequestSource(Protocol):
 
         Raises the errors of `Engine.open`, such as InvalidRequest and Unavailable.
         """
-        ...
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
         """Cancel a request; the text so far becomes its answer. Return False if no such request of this owner
@@ -73,7 +70,6 @@ class RequestSource(Protocol):
         request_id: the id under which the request was opened.
         owner: the owner of the caller's token; "" for a caller without a token.
         """
-        ...
 
 
 class RequestCounter:

@@ -39,7 +39,6 @@ class Membership(Protocol):
 
         Raises Refused if the member does not belong here.
         """
-        ...
 
     def on_message(self, name: str, message: object, downlink: Link | None = None) -> None:
         """Handle one message of a member. Messages of unknown members, and of other epochs, are ignored.
@@ -49,7 +48,6 @@ class Membership(Protocol):
         downlink: the master's link to the sender. The message is ignored if a newer process has joined under
             the same name, so that its link is another one. None accepts any process of this name.
         """
-        ...
 
     def on_disconnect(self, name: str, reason: str, downlink: Link | None = None) -> None:
         """Handle the loss of a member. Nothing happens if the member is unknown.
@@ -59,7 +57,6 @@ class Membership(Protocol):
         downlink: the master's link to the lost member; nothing happens if a newer process has its name. None
             accepts any process of this name.
         """
-        ...
 
 
 class RingUser(Protocol):
@@ -68,27 +65,23 @@ class RingUser(Protocol):
     @property
     def at_work(self) -> int:
         """Number of requests that a new epoch would interrupt; 0 if there are none."""
-        ...
 
     def fitting(self, ring: RingState, /) -> int:
         """Return how many of the known requests would fit a ring like this one.
 
         ring: the sizes and limits of a ring that need not run.
         """
-        ...
 
     def final_rows(self) -> Mapping[int, int]:
         """Return, by sequence id, how many of its first tokens have final KV on every stage, so that the KV
         can be copied while requests continue. Sequences without final KV are left out.
         """
-        ...
 
     def handle(self, event: RingEvent, /) -> None:
         """Handle a result, or a change of the ring's state.
 
         event: a result of the ring, or that the ring became ready or was lost.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

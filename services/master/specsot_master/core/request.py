@@ -41,7 +41,6 @@ class Home(Protocol):
 
         event: an object of one of the classes in `core.inputs`.
         """
-        ...
 
 
 class Timer(Protocol):
@@ -49,7 +48,6 @@ class Timer(Protocol):
 
     def cancel(self) -> None:
         """Do not make the call. Has no effect if the call was already made or cancelled."""
-        ...
 
 
 class Clock(Protocol):
@@ -57,7 +55,6 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Return the current time in seconds."""
-        ...
 
     def later(self, seconds: float, callback: Callable[[], object], /) -> Timer:
         """Call a function on the event loop after a delay, unless the returned timer is cancelled before.
@@ -65,7 +62,6 @@ class Clock(Protocol):
         seconds: the delay, from now.
         callback: called without arguments; its result is ignored.
         """
-        ...
 
     def later_while_running(self, seconds: float, callback: Callable[[], object], /) -> Timer:
         """Call a function like `later`, but count only time during which the event loop ran: while this
@@ -74,7 +70,6 @@ class Clock(Protocol):
         seconds: the delay, from now. The time may be off by an eighth of it.
         callback: called without arguments; its result is ignored.
         """
-        ...
 
 
 # Events. Bounds how many events of a resumable request stay buffered after they were read: enough for more

@@ -410,7 +410,6 @@ class Requests(Protocol):
 
         The generator raises the errors of `Engine.open` and of the request's events.
         """
-        ...
 
     def cancel(self, request_id: str, owner: str = "") -> object:
         """Cancel a request; the text so far becomes its answer. Nothing happens if no such request of this
@@ -419,7 +418,6 @@ class Requests(Protocol):
         request_id: the id under which the request was opened.
         owner: the owner of the caller's token; "" for a caller without a token.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

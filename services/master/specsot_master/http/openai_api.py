@@ -451,21 +451,18 @@ class OtherWriter(Protocol):
 
         usage: the tokens counted so far, in OpenAI's format.
         """
-        ...
 
     def take(self, choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the events for one chunk's choice; there may be none.
 
         choice: the only choice of a chunk of a chat completion.
         """
-        ...
 
     def end(self, usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the events after the last chunk, which finish whatever is unfinished.
 
         usage: the tokens of the whole call, in OpenAI's format.
         """
-        ...
 
     def whole(self, choice: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:
         """Return the response for a complete choice, as one JSON object.
@@ -473,7 +470,6 @@ class OtherWriter(Protocol):
         choice: the only choice of a chat completion.
         usage: the tokens of the call, in OpenAI's format.
         """
-        ...
 
 
 async def answer_in_other_format(

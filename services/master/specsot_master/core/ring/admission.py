@@ -397,7 +397,7 @@ class PageLedger:
         capacity: number of KV pages of the ring; the attribute of the same name holds it, and `free` the
             pages that are not promised.
         """
-        self.capacity = self.free = capacity
+        self.free = capacity
         self._pages_of_requests: dict[str, _RequestPages] = {}
 
     def reserve_prefix_pages(self, pages: int) -> None:

@@ -90,7 +90,6 @@ class Ring(Protocol):
 
     def state(self) -> RingState | None:
         """Return the state of the ring, or None while the ring is not complete."""
-        ...
 
     async def order(self, order: Order) -> None:
         """Send an order to stage 0. Orders arrive in the order of the calls.
@@ -99,11 +98,9 @@ class Ring(Protocol):
 
         Raises Unavailable if no ring is complete.
         """
-        ...
 
     def waiting_for(self) -> str:
         """Return what the ring lacks, in words; "" if it is complete."""
-        ...
 
 
 def require_ring(ring: Ring) -> RingState:

@@ -38,11 +38,9 @@ class Process(Protocol):
 
     async def wait(self) -> int:
         """Wait until the process has ended, and return its exit status."""
-        ...
 
     def kill(self) -> None:
         """End the process at once. Raises ProcessLookupError if it has ended."""
-        ...
 
 
 # Starts an API process, which inherits two connected sockets: that of its link, and the one over which

@@ -82,7 +82,6 @@ class Render(Protocol):
 
         Raises InvalidRequest if the template refuses the conversation.
         """
-        ...
 
 
 def form_of_template(source: str, render: Render) -> CallForm | None:
