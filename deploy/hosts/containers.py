@@ -10,6 +10,7 @@ import asyncio
 import subprocess
 import sys
 from asyncio.subprocess import PIPE, STDOUT
+from functools import partial
 
 from trials import Act, ServiceLog, Step, Trial, run
 
@@ -30,46 +31,35 @@ def docker(*words: str) -> Act:
 
     words: Arguments of docker.
     """
-    return command("docker", *words)
+    return partial(execute, "docker", *words)
 
 
-def command(*words: str) -> Act:
-    """Return an act that runs a command and waits for it. The act raises CalledProcessError if the command
-    fails.
+async def execute(*words: str) -> None:
+    """Run a command on another thread, and wait for it. Its output is dropped.
 
-    The command's output is dropped.
+    Raises CalledProcessError if the command fails.
 
     words: The command and its arguments.
     """
-
-    async def act() -> None:
-        """Run the command on another thread."""
-        await asyncio.to_thread(subprocess.run, words, check=True, stdout=subprocess.DEVNULL)
-
-    return act
+    await asyncio.to_thread(subprocess.run, words, check=True, stdout=subprocess.DEVNULL)
 
 
-def crash() -> Act:
-    """Return an act that ends the victim's process from outside, as a fault would: compose starts it again,
-    unlike after `docker kill`.
+async def crash() -> None:
+    """End the victim's process from outside, as a fault would: compose starts it again, unlike after
+    `docker kill`.
 
-    The act raises CalledProcessError if the container is not found or the process cannot be killed.
+    Raises CalledProcessError if the container is not found or the process cannot be killed.
     """
-
-    async def act() -> None:
-        """Find the process id, and kill it."""
-        query = ["docker", "inspect", "--format", "{{.State.Pid}}", VICTIM]
-        number = (await asyncio.to_thread(subprocess.check_output, query, text=True)).strip()
-        await asyncio.to_thread(subprocess.run, ["kill", "-9", number], check=True)
-
-    return act
+    query = ["docker", "inspect", "--format", "{{.State.Pid}}", VICTIM]
+    number = (await asyncio.to_thread(subprocess.check_output, query, text=True)).strip()
+    await execute("kill", "-9", number)
 
 
 def trials() -> list[Trial]:
     """Return the trials with as many workers as the ring needs."""
     return [
         Trial("docker stop, then start", breaking_steps(("stop",), ("start",))),
-        Trial("its process is killed; compose starts it again", (Step("kill -9", crash()),)),
+        Trial("its process is killed; compose starts it again", (Step("kill -9", crash),)),
         Trial("docker kill, then start", breaking_steps(("kill",), ("start",))),
         Trial("docker pause until the master misses it", breaking_steps(("pause",), ("unpause",))),
         Trial(
@@ -88,7 +78,7 @@ def scaled(client: list[str]) -> list[Trial]:
     client: Words of the `specsot` command, as it reaches the master.
     """
     restart = Step("docker start", docker("start", VICTIM), r"master.*ring complete")
-    rebalance = Step("specsot rebalance", command(*client, "rebalance"))
+    rebalance = Step("specsot rebalance", partial(execute, *client, "rebalance"))
     return [
         Trial(
             "docker kill, another worker stands by", (Step("docker kill", docker("kill", VICTIM)), restart)
@@ -122,7 +112,7 @@ async def main(client: list[str]) -> int:
     listening = asyncio.create_task(service_log.listen(logs))
     try:
         all_same = await run(trials(), client, service_log, MEMBERS)
-        await command("docker-compose", "up", "-d", "--no-recreate", "--scale", f"worker={MORE_WORKERS}")()
+        await execute("docker-compose", "up", "-d", "--no-recreate", "--scale", f"worker={MORE_WORKERS}")
         return 0 if await run(scaled(client), client, service_log, MORE_WORKERS + 1) and all_same else 1
     finally:
         logs.terminate()

@@ -15,9 +15,10 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
-from trials import ANSWER_FINISHED, LIMIT, Act, ServiceLog, Step, Trial, run
+from trials import ANSWER_FINISHED, LIMIT, ServiceLog, Step, Trial, run
 
 ROOT = Path(__file__).resolve().parents[2]
 # Folder of this environment's programs.
@@ -97,30 +98,36 @@ def plug_in(host: str, address: str) -> None:
     ip("-n", space, "link", "set", "eth0", "up")
 
 
-def cable_act(host: str, state: str) -> Act:
-    """Return an act that pulls a host's cable, or plugs it in again.
+async def set_cable(host: str, state: str) -> None:
+    """Pull a host's cable, or plug it in again, by the state of the switch's end.
 
-    The act raises CalledProcessError if the state cannot be set.
+    Raises CalledProcessError if the state cannot be set.
 
     host: Name of the host, a key of HOSTS.
     state: "down" to pull the cable, "up" to plug it in.
     """
-
-    async def act() -> None:
-        """Set the state of the switch's end."""
-        ip("-n", SWITCH, "link", "set", f"to-{host}", state)
-
-    return act
+    ip("-n", SWITCH, "link", "set", f"to-{host}", state)
 
 
 class Hosts:
-    """The processes on the hosts, by name, and the lines that they write."""
+    """The processes on the hosts, by name, and the lines that they write.
+
+    Use it in `async with`: SIGTERM then cancels the task of that block, and at the end of the block all
+    processes are ended.
+    """
 
     def __init__(self) -> None:
         self.service_log = ServiceLog()
         self._running: dict[str, Process] = {}
         self._commands: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Hosts:
+        """Let SIGTERM cancel the current task, and return the object itself."""
+        this_task = asyncio.current_task()
+        assert this_task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this_task.cancel)
+        return self
 
     async def start(self, name: str, host: str, *command: str) -> None:
         """Start a service and record its lines. `serve` names the services in its own lines, so that its
@@ -148,45 +155,35 @@ class Hosts:
         prefix = None if name == "serve" else name
         self._tasks.append(asyncio.create_task(self.service_log.listen(process, prefix)))
 
-    def signal_act(self, name: str, number: signal.Signals) -> Act:
-        """Return an act that sends a signal to a process.
+    async def send_signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a process.
 
-        The process is looked up when the act runs. The act raises KeyError if no process of this name was
-        started, and ProcessLookupError if the process has ended.
+        Raises KeyError if no process of this name was started, and ProcessLookupError if it has ended.
 
         name: Name of the process.
         number: The signal to send.
         """
+        self._running[name].send_signal(number)
 
-        async def act() -> None:
-            """Send the signal."""
-            self._running[name].send_signal(number)
-
-        return act
-
-    def restart_act(self, name: str) -> Act:
-        """Return an act that waits until a process has ended, and runs its command once more.
-
-        The command runs on the same host as before, under the same name. The act waits without limit for the
-        end.
+    async def restart(self, name: str) -> None:
+        """Wait until a process has ended, without limit, and run its command once more, on the same host as
+        before and under the same name.
 
         name: Name of the process.
         """
+        await self._running[name].wait()
+        host, command = self._commands[name]
+        await self.start(name, host, *command)
 
-        async def act() -> None:
-            """Wait, and start the command."""
-            await self._running[name].wait()
-            host, command = self._commands[name]
-            await self.start(name, host, *command)
-
-        return act
-
-    async def end(self) -> None:
-        """Ask all processes to end, frozen ones too, and wait for them.
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Ask all processes to end, frozen ones too, and wait for them. If the block failed, print their
+        lines on stderr.
 
         Processes that have ended already are skipped. A process that ignores SIGTERM is waited for without
         limit.
         """
+        if error is not None:
+            print(*self.service_log.lines, sep="\n", file=sys.stderr)
         for process in self._running.values():
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGCONT)
@@ -279,9 +276,8 @@ def cable_steps(host: str, repair_pattern: str | None = None) -> tuple[Step, ...
     repair_pattern: Pattern of the line that must come before the cable is plugged in again; None: it is
         plugged in at once.
     """
-    return Step(f"cable of {host} out", cable_act(host, "down")), Step(
-        "in again", cable_act(host, "up"), repair_pattern
-    )
+    pull = Step(f"cable of {host} out", partial(set_cable, host, "down"))
+    return pull, Step("in again", partial(set_cable, host, "up"), repair_pattern)
 
 
 def kill_steps(hosts: Hosts, name: str) -> tuple[Step, ...]:
@@ -290,9 +286,8 @@ def kill_steps(hosts: Hosts, name: str) -> tuple[Step, ...]:
     hosts: The running processes.
     name: Name of the process.
     """
-    kill = hosts.signal_act(name, signal.SIGKILL)
-    restart = hosts.restart_act(name)
-    return Step(f"SIGKILL to {name}", kill), Step("started again", restart, lost_pattern(name))
+    kill = Step(f"SIGKILL to {name}", partial(hosts.send_signal, name, signal.SIGKILL))
+    return kill, Step("started again", partial(hosts.restart, name), lost_pattern(name))
 
 
 def freeze_steps(hosts: Hosts, name: str) -> tuple[Step, ...]:
@@ -301,9 +296,8 @@ def freeze_steps(hosts: Hosts, name: str) -> tuple[Step, ...]:
     hosts: The running processes.
     name: Name of the process.
     """
-    stop = hosts.signal_act(name, signal.SIGSTOP)
-    resume = hosts.signal_act(name, signal.SIGCONT)
-    return Step(f"SIGSTOP to {name}", stop), Step("SIGCONT", resume, ANSWER_FINISHED)
+    stop = Step(f"SIGSTOP to {name}", partial(hosts.send_signal, name, signal.SIGSTOP))
+    return stop, Step("SIGCONT", partial(hosts.send_signal, name, signal.SIGCONT), ANSWER_FINISHED)
 
 
 def stall_steps(hosts: Hosts, name: str) -> tuple[Step, ...]:
@@ -314,15 +308,14 @@ def stall_steps(hosts: Hosts, name: str) -> tuple[Step, ...]:
     hosts: The running processes.
     name: Name of the process.
     """
-    stop = hosts.signal_act(name, signal.SIGSTOP)
-    resume = hosts.signal_act(name, signal.SIGCONT)
 
     async def resume_later() -> None:
         """Let the process continue after a second."""
         await asyncio.sleep(1)
-        await resume()
+        await hosts.send_signal(name, signal.SIGCONT)
 
-    return Step(f"SIGSTOP to {name}", stop), Step("SIGCONT a second later", resume_later)
+    stop = Step(f"SIGSTOP to {name}", partial(hosts.send_signal, name, signal.SIGSTOP))
+    return stop, Step("SIGCONT a second later", resume_later)
 
 
 async def main(tls_files: list[str]) -> int:
@@ -334,11 +327,7 @@ async def main(tls_files: list[str]) -> int:
 
     tls_files: The folder of certificates as the only entry; empty: no TLS.
     """
-    hosts = Hosts()
-    this_task = asyncio.current_task()
-    assert this_task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this_task.cancel)
-    try:
+    async with Hosts() as hosts:
         await serve(hosts, "a", "bcd", *(("--certificates", *tls_files) if tls_files else ("--insecure",)))
         print("\n".join(hosts.service_log.lines), flush=True)
         client = [*on_host("a"), *(client_variables(*tls_files) if tls_files else ()), "specsot"]
@@ -351,8 +340,6 @@ async def main(tls_files: list[str]) -> int:
         return (
             0 if await run(standby_trials, client, hosts.service_log, MEMBERS + 1, STAGES) and all_same else 1
         )
-    finally:
-        await hosts.end()
 
 
 async def start_standby(hosts: Hosts, *tls_files: str) -> None:

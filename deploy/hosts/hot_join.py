@@ -227,20 +227,13 @@ async def main(options: argparse.Namespace) -> int:
 async def once(options: argparse.Namespace) -> int:
     """Measure once with processes of its own; return 0 if both answers are the same, else 1.
 
-    If something fails, the services' lines are printed, and the exception is passed on. All processes are
-    ended in every case.
+    If something fails, the services' lines are printed on stderr. All processes are ended in every case.
 
     options: The options of this script.
     """
-    hosts = Hosts()
-    try:
-        with tempfile.TemporaryDirectory() as cache:
+    with tempfile.TemporaryDirectory() as cache:
+        async with Hosts() as hosts:
             return 0 if await measure(hosts, options, cache) else 1
-    except BaseException:
-        print(*hosts.service_log.lines, sep="\n")
-        raise
-    finally:
-        await hosts.end()
 
 
 def read() -> argparse.Namespace:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import sys
 import tempfile
 import time
@@ -16,7 +15,7 @@ from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from dataclasses import dataclass
 from pathlib import Path
 
-from hosts import SWITCH, Hosts, cable_act, cable_steps, ip, lost_pattern, network, on_host
+from hosts import SWITCH, Hosts, cable_steps, ip, lost_pattern, network, on_host, set_cable
 from trials import LIMIT, Trial, run
 
 SHARED = "10.77.0.1:50060"  # Address at which members reach the first machine.
@@ -145,9 +144,9 @@ async def fetching(machines: Machines) -> Rows:
     began = time.monotonic()
     await machines.wait_for_line(rf"master .* plan .*{JOINED}")
     num_earlier = len(hosts.service_log.lines)
-    await cable_act("b", "down")()
+    await set_cable("b", "down")
     await machines.wait_for_line(lost_pattern(JOINED), num_earlier)
-    await cable_act("b", "up")()
+    await set_cable("b", "up")
     plugged_in = time.monotonic()
     ip("netns", "exec", SWITCH, "tc", "qdisc", "del", "dev", "to-b", "root")
     await machines.wait_for_line(rf"ring complete .*{JOINED}=", num_earlier)
@@ -169,26 +168,21 @@ async def main(options: argparse.Namespace, words: list[str]) -> int:
     words: Further arguments of `specsot serve`.
     """
     hosts = Hosts()
-    this_task = asyncio.current_task()
-    assert this_task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this_task.cancel)
-    with tempfile.TemporaryDirectory() as state_folders:
-        machines = Machines(hosts, Path(state_folders))
-        try:
-            await machines.share(*words)
-            rows = [*await refusals(machines), *await fetching(machines)]
-            pulled = "the cable of the machine that joined is pulled until it is missed"
-            client = [*on_host("a"), "specsot"]
-            all_same = await run(
-                [Trial(pulled, cable_steps("b", lost_pattern(JOINED)))], client, hosts.service_log, 3, 2
-            )
-            print("\n".join(("", "| what was tried | what came of it |", "|---|---|")))
-            print("\n".join(f"| {trial} | {result} |" for trial, result in rows), flush=True)
-            return 0 if all_same else 1
-        finally:
-            await hosts.end()
-            if options.log:
-                print(*hosts.service_log.lines, sep="\n", file=options.log)
+    try:
+        with tempfile.TemporaryDirectory() as state_folders:
+            async with hosts:
+                machines = Machines(hosts, Path(state_folders))
+                await machines.share(*words)
+                rows = [*await refusals(machines), *await fetching(machines)]
+                pulled = "the cable of the machine that joined is pulled until it is missed"
+                trial = Trial(pulled, cable_steps("b", lost_pattern(JOINED)))
+                all_same = await run([trial], [*on_host("a"), "specsot"], hosts.service_log, 3, 2)
+                print("\n".join(("", "| what was tried | what came of it |", "|---|---|")))
+                print("\n".join(f"| {tried} | {result} |" for tried, result in rows), flush=True)
+                return 0 if all_same else 1
+    finally:
+        if options.log:
+            print(*hosts.service_log.lines, sep="\n", file=options.log)
 
 
 if __name__ == "__main__":

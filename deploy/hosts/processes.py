@@ -94,16 +94,14 @@ def breaking_steps(hosts: Hosts, member_name: MemberName, signal_sent: signal.Si
     async def harm() -> None:
         """Find the member, and send it the signal."""
         victims.append(member_name())
-        await hosts.signal_act(victims[0], signal_sent)()
+        await hosts.send_signal(victims[0], signal_sent)
 
     async def heal() -> None:
         """Start the member again, or let it continue."""
-        name = victims[0]
-        await (
-            hosts.restart_act(name)
-            if signal_sent is signal.SIGKILL
-            else hosts.signal_act(name, signal.SIGCONT)
-        )()
+        if signal_sent is signal.SIGKILL:
+            await hosts.restart(victims[0])
+        else:
+            await hosts.send_signal(victims[0], signal.SIGCONT)
 
     return Step(signal_sent.name, harm), Step("healed", heal, ANSWER_FINISHED)
 
@@ -120,9 +118,9 @@ def stall_steps(hosts: Hosts, member_name: MemberName) -> tuple[Step, ...]:
     async def stand_still() -> None:
         """Freeze the member, wait, and let it continue."""
         name = member_name()
-        await hosts.signal_act(name, signal.SIGSTOP)()
+        await hosts.send_signal(name, signal.SIGSTOP)
         await asyncio.sleep(STALL)
-        await hosts.signal_act(name, signal.SIGCONT)()
+        await hosts.send_signal(name, signal.SIGCONT)
 
     return (Step(f"SIGSTOP for {STALL:g} s", stand_still),)
 
@@ -181,15 +179,11 @@ async def main(options: argparse.Namespace) -> int:
 
     options: The options of this script.
     """
-    hosts = Hosts()
-    this_task = asyncio.current_task()
-    assert this_task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this_task.cancel)
     request_arguments = ("--mode", options.mode, "--max-new-tokens", str(options.tokens), QUESTION)
     client = [str(BIN / "specsot")]
     members = STAGES + bool(options.head)
     all_same = True
-    try:
+    async with Hosts() as hosts:
         await serve(hosts, options)
         for standby in (False, True):
             if standby:
@@ -199,9 +193,7 @@ async def main(options: argparse.Namespace) -> int:
                 all_same &= await run(
                     chosen, client, hosts.service_log, members + standby, STAGES, request_arguments
                 )
-        return 0 if all_same else 1
-    finally:
-        await hosts.end()
+    return 0 if all_same else 1
 
 
 def read() -> argparse.Namespace:

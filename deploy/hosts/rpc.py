@@ -18,7 +18,6 @@ import asyncio
 import json
 import os
 import statistics
-import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -70,11 +69,8 @@ async def measure_llamacpp(options: argparse.Namespace) -> list[float]:
 
     options: The options of this script.
     """
-    hosts = Hosts()
     layers = read_config(resolve_model(options.model)).layers
-    await hosts.start(
-        "rpc",
-        "far",
+    server = (
         "stdbuf",
         "-oL",
         f"{options.peer}/ggml-rpc-server",
@@ -85,26 +81,23 @@ async def measure_llamacpp(options: argparse.Namespace) -> list[float]:
         "-t",
         "1",
     )
-    try:
+    async with Hosts() as hosts:
+        await hosts.start("rpc", "far", *server)
         await asyncio.wait_for(hosts.service_log.wait_for("Starting RPC server|endpoint", 0), LIMIT)
         split = ("--rpc", f"{FAR_HOSTS['far']}:{PORT}", "-ngl", str(layers // 2), "-t", "1")
         work = ("-p", "0", "-n", str(options.tokens), "-r", str(options.rounds), "-o", "json")
         runs = await json_of(f"{options.peer}/llama-bench", "-m", options.model, *split, *work)
         return runs[0]["samples_ts"]
-    finally:
-        await hosts.end()
 
 
 async def measure_specsot(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """Return the statistics of whole requests, prompts included, by way; the ways take turns.
 
     A planned answer may have four times as many tokens as a direct one. The first round is not among the
-    statistics. If something fails, the services' lines are printed on stderr, and the exception is passed
-    on.
+    statistics. If something fails, the services' lines are printed on stderr.
 
     options: The options of this script.
     """
-    hosts = Hosts()
     statistics_by_way = {way: list[dict[str, Any]]() for way in WAYS}
     model = (
         "--model",
@@ -114,7 +107,7 @@ async def measure_specsot(options: argparse.Namespace) -> dict[str, list[dict[st
         "--quantization",
         options.quantization,
     )
-    try:
+    async with Hosts() as hosts:
         await serve(hosts, "near", FAR_HOSTS, "--insecure", *model)
         await asyncio.wait_for(wait_complete([*on_host("near"), "specsot"], 3, 2), LIMIT)
         # The first round only warms up.
@@ -124,12 +117,7 @@ async def measure_specsot(options: argparse.Namespace) -> dict[str, list[dict[st
                 words = (*WAYS[way], "--max-new-tokens", str(limit), QUESTIONS[number % len(QUESTIONS)])
                 event = await json_of("specsot", "infer", "--master", MASTER, "--json", *words)
                 statistics_by_way[way] += [event["statistics"]] if number else []
-        return statistics_by_way
-    except BaseException:
-        print(*hosts.service_log.lines, sep="\n", file=sys.stderr)
-        raise
-    finally:
-        await hosts.end()
+    return statistics_by_way
 
 
 def rows_of(
