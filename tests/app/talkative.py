@@ -72,10 +72,10 @@ async def opened(wanted: FleetOptions) -> TalkativeFleet:
 if __name__ == "__main__":
     from specsot_app.commands.chat import converse, leave
     from specsot_app.terminal.chat import ChatHistory
-    from specsot_app.terminal.line_input import input_from
+    from specsot_app.terminal.line_input import LineInput
     from specsot_app.terminal.show import Streams
 
-    keyboard = input_from(sys.stdin, sys.stdout, Path(os.environ["XDG_STATE_HOME"]) / "questions")
+    keyboard = LineInput(sys.stdin, sys.stdout, Path(os.environ["XDG_STATE_HOME"]) / "questions")
     streams = Streams(sys.stdout, sys.stderr)
     signal.signal(signal.SIGTERM, leave)
     sys.exit(converse(FleetOptions(), ChatHistory(), {}, keyboard, streams, opened))

@@ -79,11 +79,11 @@ def chat(options: ChatOptions) -> int:
     ask_of("What cannot be asked?", **keywords)
     fleet = prepared(fleet, sys.stderr)
     from specsot_app.terminal.chat import ChatHistory
-    from specsot_app.terminal.line_input import input_from
+    from specsot_app.terminal.line_input import LineInput
     from specsot_app.terminal.show import Streams, open_with_progress
 
     streams = Streams(sys.stdout, sys.stderr)
-    keyboard = input_from(sys.stdin, sys.stdout, state_folder() / "questions")
+    keyboard = LineInput(sys.stdin, sys.stdout, state_folder() / "questions")
     history = ChatHistory(options.request.mode, options.system_prompt, seed=options.sampling.seed)
     signal.signal(signal.SIGTERM, leave)
     return converse(fleet, history, keywords, keyboard, streams, open_with_progress(sys.stderr))

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,20 +42,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _command_lines(arguments: Sequence[str]) -> list[list[str]]:
-    """Return the members' command lines: (a, x, --, b) -> [[a, x], [b]]. Without arguments there is one empty
-    line.
-
-    Two separators in a row give an empty line between them.
+    """Return the members' command lines: (a, x, --, b) -> [[a, x], [b]].
 
     arguments: The members' command lines, separated by BETWEEN.
     """
-    command_lines = list[list[str]]([[]])
-    for word in arguments:
-        if word == BETWEEN:
-            command_lines.append([])
-        else:
-            command_lines[-1].append(word)
-    return command_lines
+    lines = groupby(arguments, BETWEEN.__eq__)
+    return [list(words) for is_separator, words in lines if not is_separator]
 
 
 def _program(module: str, *arguments: str) -> MemberProgram:

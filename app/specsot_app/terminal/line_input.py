@@ -8,12 +8,12 @@ import signal
 import socket
 import sys
 import termios
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -24,94 +24,73 @@ INTERRUPT = "/stop"
 DONE = b"\0"
 
 
-class LineInput(Protocol):
-    """The source of a chat's lines."""
+class LineInput:
+    """The lines of a chat, from a terminal or a pipe.
 
-    def read(self, prompt: str) -> str | None:
-        """Return the next line, or None at the end of the input. Raises KeyboardInterrupt at Ctrl-C.
-
-        prompt: Shown in front of the line, if there is a terminal.
-        """
-
-    def during(self, future: Future[Any]) -> Iterator[str]:
-        """Yield the lines that arrive until the work is done; Ctrl-C yields INTERRUPT.
-
-        future: Future of the work; it is done when the work is.
-        """
-
-
-class PipeInput:
-    """Lines of a pipe. Every line waits for its turn, so that only Ctrl-C arrives while an answer is written.
-
-    lines: The stream to read.
+    Pasted text and Alt-Enter at a terminal put several lines into a question; Enter sends it. What is typed
+    during an answer is not echoed, since the answer occupies the screen. Every line of a pipe waits for its
+    turn, so that only Ctrl-C arrives while an answer is written.
     """
 
-    def __init__(self, lines: TextIO) -> None:
+    def __init__(self, lines: TextIO, out: TextIO, history: Path) -> None:
+        """Open the terminal, if the lines are typed at one.
+
+        lines: The stream to read.
+        out: The stream of answers, on which prompts are edited if both streams are a terminal.
+        history: File with the questions of earlier conversations, used at a terminal alone.
+        """
         self._lines = lines
+        self._terminal = lines.fileno() if lines.isatty() else None
+        self._session = _session(history) if self._terminal is not None and out.isatty() else None
 
     def read(self, prompt: str) -> str | None:
-        """Return the next line with its newline, or None at the end.
+        """Return the next question, or None at the end of the input (Ctrl-D). Raises KeyboardInterrupt at
+        Ctrl-C.
 
-        prompt: The prompt, which is not shown.
+        A question that is edited at the prompt may have several lines; otherwise it is one line, with its
+        newline.
+
+        prompt: Text shown in front of the first line; on stderr if the output is no terminal, and not at all
+            if the lines come from a pipe.
         """
+        if self._session is not None:
+            try:
+                return self._session.prompt(prompt, prompt_continuation=" " * len(prompt))
+            except EOFError:
+                return None
+        if self._terminal is not None:
+            print(prompt, end="", file=sys.stderr, flush=True)
         return self._lines.readline() or None
 
     def during(self, future: Future[Any]) -> Iterator[str]:
-        """Yield INTERRUPT at each Ctrl-C until the work is done; lines of the pipe stay unread.
+        """Yield the lines that are typed, and INTERRUPT at Ctrl-C, until the future is done. Lines of a pipe
+        stay unread.
+
+        A terminal that is closed meanwhile yields nothing more. Several lines that arrive at once are yielded
+        one by one, without their newlines; an unfinished line counts as a line. Several Ctrl-C that arrive
+        together yield INTERRUPT once. The end of the work takes precedence over lines that arrive with it:
+        these stay unread.
 
         future: Future of the work; it is done when the work is.
         """
-        return _lines_until_done(future, None)
-
-
-class TerminalInput:
-    """Lines of a terminal. Pasted text and Alt-Enter put several lines into a question; Enter sends it.
-
-    What is typed during an answer is not echoed, since the answer occupies the screen.
-    """
-
-    def __init__(self, terminal: TextIO, shows_prompt: bool, history: Path) -> None:
-        """Open the terminal.
-
-        terminal: The stream to read, which is a terminal.
-        shows_prompt: True if the output is a terminal, too, so that prompts can be edited there.
-        history: File with the questions of earlier conversations.
-        """
-        self._terminal = terminal
-        self._session = _session(history) if shows_prompt else None
-
-    def read(self, prompt: str) -> str | None:
-        """Return the next question, which may have several lines, or None at the end (Ctrl-D). Raises
-        KeyboardInterrupt.
-
-        Without a prompt on the output, the prompt goes to stderr, and the line is read with its newline.
-
-        prompt: Text shown in front of the first line.
-        """
-        if self._session is None:
-            print(prompt, end="", file=sys.stderr, flush=True)
-            return self._terminal.readline() or None
-        try:
-            return self._session.prompt(prompt, prompt_continuation=" " * len(prompt))
-        except EOFError:
-            return None
-
-    def during(self, future: Future[Any]) -> Iterator[str]:
-        """Yield the lines that are typed, and INTERRUPT at each Ctrl-C, until the work is done.
-
-        future: Future of the work; it is done when the work is.
-        """
-        return _lines_until_done(future, self._terminal.fileno())
-
-
-def input_from(lines: TextIO, out: TextIO, history: Path) -> LineInput:
-    """Return the source of lines for a terminal or a pipe.
-
-    lines: The stream to read.
-    out: The stream of answers, on which prompts are edited if it is a terminal.
-    history: File with earlier questions, used at a terminal alone.
-    """
-    return TerminalInput(lines, out.isatty(), history) if lines.isatty() else PipeInput(lines)
+        terminal = self._terminal
+        with (
+            _done_or_interrupt(future) as receiver,
+            nullcontext() if terminal is None else _without_echo(terminal),
+        ):
+            sources: list[Any] = [receiver] if terminal is None else [receiver, terminal]
+            while True:
+                ready, _, _ = select.select(sources, [], [])
+                if receiver in ready:
+                    received = receiver.recv(64)
+                    if DONE in received:
+                        return
+                    yield INTERRUPT
+                elif typed := os.read(sources[1], 4096):
+                    yield from typed.decode(errors="replace").splitlines()
+                else:
+                    # The terminal has been closed.
+                    sources = [receiver]
 
 
 def _session(history: Path) -> PromptSession[str]:
@@ -154,37 +133,6 @@ def _session(history: Path) -> PromptSession[str]:
     return PromptSession(multiline=True, key_bindings=keys, history=stored)
 
 
-def _lines_until_done(future: Future[Any], terminal: int | None) -> Iterator[str]:
-    """Yield lines of the terminal, and INTERRUPT at Ctrl-C, until the future is done.
-
-    A terminal that is closed meanwhile yields nothing more.
-
-    Several lines that arrive at once are yielded one by one, without their newlines; an unfinished line
-    counts as a line. Several Ctrl-C that arrive together yield INTERRUPT once. The end of the work takes
-    precedence over lines that arrive with it: these stay unread.
-
-    future: Future of the work; it is done when the work is.
-    terminal: File descriptor of the terminal; None: only Ctrl-C is watched.
-    """
-    with (
-        _done_or_interrupt(future) as receiver,
-        nullcontext() if terminal is None else _without_echo(terminal),
-    ):
-        sources: list[Any] = [receiver] if terminal is None else [receiver, terminal]
-        while True:
-            ready, _, _ = select.select(sources, [], [])
-            if receiver in ready:
-                received = receiver.recv(64)
-                if DONE in received:
-                    return
-                yield INTERRUPT
-            elif typed := os.read(sources[1], 4096):
-                yield from typed.decode(errors="replace").splitlines()
-            else:
-                # The terminal has been closed.
-                sources = [receiver]
-
-
 @contextmanager
 def _done_or_interrupt(future: Future[Any]) -> Generator[socket.socket]:
     """Yield a socket that receives DONE when the future is done, and the signal's number at Ctrl-C, which
@@ -198,28 +146,17 @@ def _done_or_interrupt(future: Future[Any]) -> Generator[socket.socket]:
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
     with receiver, sender, _signals_to(sender.fileno()):
-        future.add_done_callback(_done_sender(sender))
+        future.add_done_callback(lambda _: _send_done(sender))
         yield receiver
 
 
-def _done_sender(sender: socket.socket) -> Callable[[Any], None]:
-    """Return a callback for a future, which sends DONE over a socket and returns None.
-
-    An error of sending is ignored, since the receiving side may be closed already.
+def _send_done(sender: socket.socket) -> None:
+    """Send DONE. An error is ignored, since the waiting side may have closed its socket.
 
     sender: Sending side of the socket.
     """
-
-    def send_done(_: Any) -> None:
-        """Send DONE; the argument is the future, which is not used.
-
-        _: The finished future, which is not used.
-        """
-        # The waiting side may have closed its socket.
-        with suppress(OSError):
-            sender.send(DONE)
-
-    return send_done
+    with suppress(OSError):
+        sender.send(DONE)
 
 
 @contextmanager
