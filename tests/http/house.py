@@ -24,7 +24,7 @@ from specsot.transport.security import PLAIN, Tls, Tokens
 from specsot_master.engine import EngineConfig
 from specsot_master.http.app import build_app
 from specsot_master.http.calls import PING_SECONDS, HttpContext
-from specsot_master.http.server import HttpServer, open_http_server
+from specsot_master.http.server import HttpServer
 from specsot_master.master import RequestCounter, ServingState
 from specsot_master.telemetry import Metrics, RequestMetrics
 from tests.master.letters import SAYS
@@ -121,7 +121,7 @@ class Served(PlayedStage):
 
     async def reopen(self) -> None:
         """The endpoint again, where it was before it was closed."""
-        self.endpoint = await open_http_server(f"127.0.0.1:{self.endpoint.port}", self.app)
+        self.endpoint = HttpServer(self.app, address=f"127.0.0.1:{self.endpoint.port}")
 
 
 @asynccontextmanager
@@ -159,7 +159,7 @@ async def served(
         ping_every=ping_every,
     )
     app = build_app(house, tokens)
-    one = Served(stage, desk, await open_http_server("127.0.0.1:0", app, tls), standing, metrics, app, house)
+    one = Served(stage, desk, HttpServer(app, tls, "127.0.0.1:0"), standing, metrics, app, house)
     one.going.set()
     playing = asyncio.create_task(one.play())
     try:

@@ -23,7 +23,6 @@ from specsot_master.http.processes.messages import (
     Entries,
     OpenRequest,
     PauseStream,
-    ResumeStream,
 )
 from specsot_master.http.processes.remote_requests import MAX_WAITING_EVENTS, RemoteRequests
 from specsot_master.http.processes.request_host import RequestHost
@@ -224,10 +223,10 @@ async def test_a_stream_pauses_while_its_client_does_not_read() -> None:
     await turn()
     entries = [(0, number, TEXT, (number, "x", 1)) for number in range(MAX_WAITING_EVENTS + 1)]
     requests.handle(Entries(entries))
-    assert [one for one in sent if isinstance(one, PauseStream)] == [PauseStream(0)]
+    assert [one for one in sent if isinstance(one, PauseStream)] == [PauseStream(0, True)]
     read = [await first] + [await anext(events) for _ in range(MAX_WAITING_EVENTS)]
     assert [one.number for one in read] == [*range(MAX_WAITING_EVENTS + 1)]
-    assert [one for one in sent if isinstance(one, ResumeStream)] == [ResumeStream(0)]
+    assert [one for one in sent if isinstance(one, PauseStream)][1:] == [PauseStream(0, False)]
     await events.aclose()
 
 

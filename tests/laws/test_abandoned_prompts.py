@@ -29,7 +29,7 @@ from specsot_drafter.loader import DraftLoader
 from specsot_master.core.ring.ring_state import RingOptions
 from specsot_master.http.app import build_app
 from specsot_master.http.calls import HttpContext
-from specsot_master.http.server import open_http_server
+from specsot_master.http.server import HttpServer
 from specsot_worker.loader import StageLoader
 from specsot_worker.observer import WorkerObserver
 from specsot_worker.worker import Worker
@@ -215,7 +215,7 @@ async def served(opened: EmbeddedFleet) -> AsyncIterator[httpx.AsyncClient]:
     context = HttpContext(
         master.requests, master.info().models[0], master.text, state=never, figures=never, began=0
     )
-    server = await open_http_server("127.0.0.1:0", build_app(context))
+    server = HttpServer(build_app(context), address="127.0.0.1:0")
     try:
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{server.port}", timeout=120, trust_env=False

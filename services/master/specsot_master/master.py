@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Protocol
@@ -148,9 +148,20 @@ class RequestCounter:
         new = ask if offset is None else None
         if new and self.closing:
             raise Unavailable("the master is shutting down")
-        with self._counted(), self._watched(new) as watches:
+        watches: list[RequestObserver] = []
+        # `drain` waits until no request is counted.
+        self._running += 1
+        self._quiet.clear()
+        try:
+            watches += (begin(new) for begin in self._watches if new)
             async with aclosing(await self._source.open(ask, caller, offset)) as events:
                 yield events, watches
+        finally:
+            for watch in watches:
+                watch.on_end()
+            self._running -= 1
+            if not self._running:
+                self._quiet.set()
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
         """Cancel a request; the text so far becomes its answer. Return False if no such request of this owner
@@ -175,34 +186,6 @@ class RequestCounter:
         except TimeoutError:
             return False
         return True
-
-    @contextmanager
-    def _counted(self) -> Generator[None]:
-        """Count a request as running within this block, however the block ends. `drain` waits until none is
-        counted.
-        """
-        self._running += 1
-        self._quiet.clear()
-        try:
-            yield
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._quiet.set()
-
-    @contextmanager
-    def _watched(self, ask: Ask | None) -> Generator[list[RequestObserver]]:
-        """Create the observers of a new request, and end them after this block. Yield the observers in the
-        order of `watch`. The observers' `on_end` is called also if the block raises.
-
-        ask: what the client asks for; None for a resumed request, which has no observers.
-        """
-        watches = [begin(ask) for begin in self._watches] if ask else []
-        try:
-            yield watches
-        finally:
-            for watch in watches:
-                watch.on_end()
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ from specsot_master.http.middleware import (
 from specsot_master.http.openai_api import openai_routes
 from specsot_master.http.responses_api import responses_routes
 from specsot_master.http.schemas import REFUSALS, Version
-from specsot_master.http.server import HttpServer, open_http_server
+from specsot_master.http.server import HttpServer
 from specsot_master.http.tokenizer_api import tokenizer_routes
 from specsot_master.master import Master, ServingState
 from specsot_master.telemetry import Metrics
@@ -288,6 +288,4 @@ async def open_http(
         mode=mode,
         ping_every=ping_every,
     )
-    return await open_http_server(
-        address, build_guarded_app(context, terms.tokens, names, origins), terms.tls
-    )
+    return HttpServer(build_guarded_app(context, terms.tokens, names, origins), terms.tls, address)

@@ -209,7 +209,7 @@ class BodyLimits:
             if body is not None:
                 await self._app(scope, _replay(body, receive), send)
         except BodyRefused as refusing:
-            await refusal(refusing.status, refusing.line, {"connection": "close"})(scope, receive, send)
+            await refusal(*refusing.args, headers={"connection": "close"})(scope, receive, send)
         except Overloaded as full:
             response = response_of(full, body_format_at(scope["path"]))
             response.headers["connection"] = "close"
@@ -365,17 +365,7 @@ def _too_large(max_bytes: int) -> BodyRefused:
 
 
 class BodyRefused(Exception):
-    """Raised for a body that is refused, with the HTTP status and the message for the client."""
-
-    def __init__(self, status: int, message: str) -> None:
-        """Keep the refusal for the response.
-
-        status: the HTTP status.
-        message: what is wrong, for the client.
-        """
-        super().__init__(message)
-        self.status = status
-        self.line = message
+    """Raised for a body that is refused. Its arguments are the HTTP status and the message for the client."""
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -10,7 +10,16 @@ from typing import Any
 from specsot import params
 from specsot.errors import InvalidRequest
 from specsot.grammar.schemas import warnings_of
-from specsot_master.http.openai_schemas import MAX_ANSWERS, Asking, ChatBody, CompletionBody, Planning, Turn
+from specsot_master.http.openai_schemas import (
+    MAX_ANSWERS,
+    Asking,
+    ChatBody,
+    CompletionBody,
+    Planning,
+    ResponseFormat,
+    StructuredOutputs,
+    Turn,
+)
 
 # A form that a body asks for: (the caller's field, the kind of form, its texts).
 FieldForm = tuple[str, params.FormKind, tuple[str, ...]]
@@ -40,46 +49,56 @@ def forms_in(body: Asking) -> list[FieldForm]:
 
     Raises InvalidRequest if response_format asks for a JSON schema and has none.
     """
-    asked = body.response_format
-    structured = body.structured_outputs
-    wishes: list[FieldForm] = []
-    if asked and asked.type == "json_object" and asked.inline_schema:
-        schema = {"type": "object", **asked.inline_schema}
-        wishes.append(("response_format", "json_schema", (_written(schema),)))
-    elif asked and asked.type == "json_object":
-        wishes.append(("response_format", "json_object", ()))
-    elif asked and asked.type == "json_schema" and asked.inline_schema is not None:
-        wishes.append(("response_format", "json_schema", (_written(asked.inline_schema),)))
-    elif asked and asked.type == "json_schema":
-        if asked.json_schema is None:
-            raise InvalidRequest("response_format.json_schema must be given", "response_format.json_schema")
-        wishes.append(("response_format", "json_schema", (_written(asked.json_schema.json_schema),)))
-    if structured:
-        given = structured.json_schema, structured.regex, structured.choice
-        wishes += _named("structured_outputs.", *given)
-        if structured.json_object:
-            wishes.append(("structured_outputs.json_object", "json_object", ()))
-    wishes += _named("guided_", body.guided_json, body.guided_regex, body.guided_choice)
-    return wishes + _forms_of_others(body)
+    structured = body.structured_outputs or StructuredOutputs()
+    other_format = None if body.format == "" else body.format
+    wishes: list[tuple[str, params.FormKind, Any]] = [
+        ("response_format", *_form_of_response(body.response_format)),
+        ("structured_outputs.json", "json_schema", structured.json_schema),
+        ("structured_outputs.regex", "regex", structured.regex),
+        ("structured_outputs.choice", "choice", structured.choice),
+        ("structured_outputs.json_object", "json_object", structured.json_object or None),
+        ("guided_json", "json_schema", body.guided_json),
+        ("guided_regex", "regex", body.guided_regex),
+        ("guided_choice", "choice", body.guided_choice),
+        # The fields of llama.cpp, SGLang and Ollama.
+        ("json_schema", "json_schema", body.json_schema),
+        ("regex", "regex", body.regex or None),
+        ("format", "json_object" if other_format == "json" else "json_schema", other_format),
+    ]
+    return [(field, kind, _texts_of(kind, value)) for field, kind, value in wishes if value is not None]
 
 
-def _forms_of_others(body: Asking) -> list[FieldForm]:
-    """Return the forms that a body asks for by the fields of llama.cpp, SGLang and Ollama; empty if it asks
-    for none. They are `json_schema`, `regex` ("" asks for nothing) and `format`, which is "json" or a schema;
-    other texts in `format` ask for nothing.
+def _form_of_response(asked: ResponseFormat | None) -> tuple[params.FormKind, Any]:
+    """Return the kind of form that OpenAI's `response_format` asks for, and its value: True for any JSON
+    object, a JSON schema, or None if it asks for no form.
 
-    body: the parsed body.
+    asked: the field, or None if it is absent.
+
+    Raises InvalidRequest if it asks for a JSON schema and has none.
     """
-    wishes: list[FieldForm] = []
-    if body.json_schema is not None:
-        wishes.append(("json_schema", "json_schema", (_written(body.json_schema),)))
-    if body.regex:
-        wishes.append(("regex", "regex", (body.regex,)))
-    if body.format == "json":
-        wishes.append(("format", "json_object", ()))
-    elif isinstance(body.format, dict):
-        wishes.append(("format", "json_schema", (_written(body.format),)))
-    return wishes
+    if asked is None or asked.type == "text":
+        return "json_schema", None
+    schema = asked.inline_schema
+    if asked.type == "json_object":
+        return ("json_schema", {"type": "object", **schema}) if schema else ("json_object", True)
+    if schema is not None:
+        return "json_schema", schema
+    if asked.json_schema is None:
+        raise InvalidRequest("response_format.json_schema must be given", "response_format.json_schema")
+    return "json_schema", asked.json_schema.json_schema
+
+
+def _texts_of(kind: params.FormKind, value: Any) -> tuple[str, ...]:
+    """Return the texts of a form: none for any JSON object, those of a choice, else a single one.
+
+    kind: the kind of the form.
+    value: what the field holds. A JSON schema is an object, or JSON text, which is returned as it is.
+    """
+    if kind == "json_object":
+        return ()
+    if kind == "choice":
+        return tuple(value)
+    return (value if isinstance(value, str) else json.dumps(value),)
 
 
 def warnings_in(body: Asking) -> tuple[str, ...]:
@@ -98,33 +117,6 @@ def warnings_in(body: Asking) -> tuple[str, ...]:
         if isinstance(schema, dict):
             found += (f"{field}: {warning}" for warning in warnings_of(schema))
     return tuple(found)
-
-
-def _named(prefix: str, schema: Any, regex: str | None, choice: list[str] | None) -> list[FieldForm]:
-    """Return the forms among a schema, a regular expression and a choice; those that are None are left out.
-    Their order is schema, regular expression, choice.
-
-    prefix: the beginning of the caller's field names, such as "guided_".
-    schema: a JSON schema as an object or as text, or None.
-    regex: a regular expression that the answer must match, or None.
-    choice: texts of which the answer must be one, or None.
-    """
-    wishes: list[FieldForm] = []
-    if schema is not None:
-        wishes.append((f"{prefix}json", "json_schema", (_written(schema),)))
-    if regex is not None:
-        wishes.append((f"{prefix}regex", "regex", (regex,)))
-    if choice is not None:
-        wishes.append((f"{prefix}choice", "choice", tuple(choice)))
-    return wishes
-
-
-def _written(schema: dict[str, Any] | str) -> str:
-    """Return a JSON schema as text; text is returned as it is.
-
-    schema: the schema as an object, or as JSON text.
-    """
-    return schema if isinstance(schema, str) else json.dumps(schema)
 
 
 # Tokens of a text completion that names no limit. Precedent: OpenAI's API.

@@ -8,6 +8,7 @@ import re
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -49,17 +50,32 @@ _MESSAGES = {
 class HttpServer:
     """A running HTTP server, which can be closed."""
 
-    def __init__(self, server: _EmbeddedServer, serving: asyncio.Task[None], port: int) -> None:
-        """Keep a server that runs already. The server is closed by `close`.
+    def __init__(
+        self,
+        app: ASGIApp,
+        tls: Tls = PLAIN,
+        address: str | None = None,
+        max_connections: int = MAX_CONNECTIONS,
+    ) -> None:
+        """Serve an application in the background until the server is closed by `close`.
 
-        server: uvicorn's server.
-        serving: the task in which it runs.
-        port: the port on which it listens; the attribute of the same name holds it. It is the port that the
-            system assigned, if port 0 was asked for.
+        app: the ASGI application.
+        tls: the certificate and key of the server; by default plain HTTP.
+        address: host:port on which it listens; port 0 stands for any free port. With None it has no port of
+            its own. The attribute `port` holds the port, or 0.
+        max_connections: how many connections are served at the same time; further ones are answered 503.
+
+        Raises Unavailable if the address cannot be used, and InvalidRequest for bad certificates; each
+        message is a single line.
         """
-        self._server = server
-        self._serving = serving
-        self.port = port
+        secured = secured_context(tls)
+        listeners = [bind(address)] if address else []
+        self._settings = _settings(HeadCheck(app), max_connections)
+        self._settings.load()
+        self._settings.ssl = secured
+        self._server = _EmbeddedServer(self._settings)
+        self._serving = start(self._server.serve(sockets=listeners))
+        self.port: int = listeners[0].getsockname()[1] if listeners else 0
 
     async def close(self, grace_seconds: float) -> None:
         """Accept no further connections, and cancel responses that are not complete in time. Return when the
@@ -67,12 +83,12 @@ class HttpServer:
 
         grace_seconds: seconds for which responses may continue.
         """
-        self._server.config.timeout_graceful_shutdown = grace_seconds  # pyrefly: ignore[bad-assignment]
+        self._settings.timeout_graceful_shutdown = grace_seconds  # pyrefly: ignore[bad-assignment]
         self._server.should_exit = True
         await self._serving
 
 
-class HandedConnections:
+class HandedConnections(HttpServer):
     """An HTTP server without a port of its own: it serves connections that another process has accepted."""
 
     def __init__(
@@ -91,14 +107,8 @@ class HandedConnections:
 
         Raises InvalidRequest for bad certificates.
         """
-        secured = secured_context(tls)
-        settings = _settings(HeadCheck(app), max_connections)
-        settings.load()
-        settings.ssl = secured
-        self._settings = settings
-        self._server = _EmbeddedServer(settings)
+        super().__init__(app, tls, max_connections=max_connections)
         self._on_lost = on_connection_lost
-        self._serving = start(self._server.serve(sockets=[]))
 
     async def take(self, connected: socket.socket) -> None:
         """Serve a connection; return once it is set up, or has failed, as in its TLS handshake.
@@ -106,50 +116,21 @@ class HandedConnections:
         connected: the accepted socket, which this server closes.
         """
         connected.setblocking(False)
-        loop = asyncio.get_running_loop()
-        server = self._server
-
-        def create_protocol() -> asyncio.Protocol:
-            """Return the protocol of the connection, as uvicorn creates it for a connection of its own."""
-            return _HandedConnection(
-                self._on_lost,
-                config=self._settings,
-                server_state=server.server_state,
-                app_state={},
-            )
-
+        # As uvicorn creates the protocol of a connection of its own.
+        create_protocol = partial(
+            _HandedConnection,
+            self._on_lost,
+            config=self._settings,
+            server_state=self._server.server_state,
+            app_state={},
+        )
         try:
-            await loop.connect_accepted_socket(create_protocol, connected, ssl=self._settings.ssl)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                create_protocol, connected, ssl=self._settings.ssl
+            )
         except OSError:
             connected.close()
             self._on_lost()
-
-    async def close(self, grace_seconds: float) -> None:
-        """Cancel responses that are not complete in time. Return when all connections have ended.
-
-        grace_seconds: seconds for which responses may continue.
-        """
-        await HttpServer(self._server, self._serving, 0).close(grace_seconds)
-
-
-async def open_http_server(address: str, app: ASGIApp, tls: Tls = PLAIN) -> HttpServer:
-    """Serve an application, and return the running server. It runs in the background until it is closed.
-
-    address: host:port on which it listens; port 0 stands for any free port.
-    app: the ASGI application.
-    tls: the certificate and key of the server; by default plain HTTP.
-
-    Raises Unavailable if the address cannot be used, and InvalidRequest for bad certificates; each message is
-    a single line.
-    """
-    secured = secured_context(tls)
-    listener = bind(address)
-    settings = _settings(HeadCheck(app), MAX_CONNECTIONS)
-    settings.load()
-    settings.ssl = secured
-    server = _EmbeddedServer(settings)
-    serving = start(server.serve(sockets=[listener]))
-    return HttpServer(server, serving, listener.getsockname()[1])
 
 
 class _EmbeddedServer(uvicorn.Server):

@@ -136,15 +136,15 @@ class CloseRequest(msgspec.Struct, frozen=True, array_like=True, tag="close"):
 
 
 class PauseStream(msgspec.Struct, frozen=True, array_like=True, tag="pause"):
-    """Too much of this stream waits for the client: send no more until the stream is resumed."""
+    """Pause a stream, or let it continue.
+
+    stream: The number of the stream.
+    is_paused: True if too much of the stream waits for the client: send no more of it. False if the client
+        has read what waited: send further events.
+    """
 
     stream: int
-
-
-class ResumeStream(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
-    """The client has read what waited: send further events of this stream."""
-
-    stream: int
+    is_paused: bool
 
 
 class CancelRequest(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -167,16 +167,7 @@ class ConnectionEnded(msgspec.Struct, frozen=True, array_like=True, tag="connect
 
 # Messages of the engine, and of an API process.
 ToApi = Welcome | Entries | Reply | Leave
-ToEngine = (
-    ReadyToServe
-    | OpenRequest
-    | CloseRequest
-    | PauseStream
-    | ResumeStream
-    | CancelRequest
-    | Query
-    | ConnectionEnded
-)
+ToEngine = ReadyToServe | OpenRequest | CloseRequest | PauseStream | CancelRequest | Query | ConnectionEnded
 
 
 def encode_event(stream: int, numbered: Numbered) -> Entry:
@@ -213,13 +204,9 @@ def encode_error(error: errors.SpecsotError) -> ErrorParts:
 
     error: an error of a request.
     """
-    further: Any = None
-    if isinstance(error, errors.InvalidRequest):
-        further = error.field
-    elif isinstance(error, errors.Overloaded):
-        further = error.retry_after
-    elif isinstance(error, errors.PlanError):
-        further = error.text
+    # Of InvalidRequest, Overloaded and PlanError.
+    attributes = ("field", "retry_after", "text")
+    further = next((getattr(error, name) for name in attributes if hasattr(error, name)), None)
     # An error may quote what cannot be encoded as UTF-8.
     message = str(error).encode(errors="backslashreplace").decode()
     return type(error).__name__, message, further
@@ -233,6 +220,4 @@ def decode_error(parts: ErrorParts) -> errors.SpecsotError:
     """
     name, message, further = parts
     kind = getattr(errors, name, errors.SpecsotError)
-    if issubclass(kind, errors.InvalidRequest | errors.Overloaded | errors.PlanError):
-        return kind(message, further)
-    return kind(message)
+    return kind(message) if further is None else kind(message, further)

@@ -33,7 +33,6 @@ from specsot_master.http.processes.messages import (
     PauseStream,
     Query,
     Reply,
-    ResumeStream,
     ToApi,
     decode_error,
     decode_event,
@@ -165,7 +164,7 @@ class RemoteRequests:
             while (numbered := await stream.next_event(join_text)) is not None:
                 if stream.is_paused and stream.num_waiting <= MAX_WAITING_EVENTS // 4:
                     stream.is_paused = False
-                    self._send(ResumeStream(number))
+                    self._send(PauseStream(number, False))
                 yield numbered
         finally:
             del self._streams[number]
@@ -232,7 +231,7 @@ class RemoteRequests:
             stream.push(decode_event(event, kind, contents))
             if not stream.is_paused and stream.num_waiting >= MAX_WAITING_EVENTS:
                 stream.is_paused = True
-                self._send(PauseStream(number), must_arrive=False)
+                self._send(PauseStream(number, True), must_arrive=False)
 
     async def _prepare(self, ask: Ask) -> PreparedPrompt | None:
         """Return the prompt of a direct answer. Return None if the engine shall encode the prompt:

@@ -24,7 +24,6 @@ from specsot_master.http.processes.messages import (
     PauseStream,
     Query,
     Reply,
-    ResumeStream,
     ToEngine,
     encode_error,
     encode_event,
@@ -108,12 +107,9 @@ class RequestHost:
             case CloseRequest(number):
                 if stream := self._streams.pop(number, None):
                     self._stop(stream)
-            case PauseStream(number):
+            case PauseStream(number, is_paused):
                 if stream := self._streams.get(number):
-                    stream.is_paused = True
-            case ResumeStream(number):
-                if stream := self._streams.get(number):
-                    stream.is_paused = False
+                    stream.is_paused = is_paused
                     self._mark(stream)
             case CancelRequest(request, owner):
                 self._requests.cancel(request, owner)
