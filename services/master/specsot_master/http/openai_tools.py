@@ -24,7 +24,13 @@ from specsot_master.core.dialects.tool_calls.forcing import ForcedCalls, forced_
 from specsot_master.core.dialects.tool_calls.forms import PLAIN, CallForm
 from specsot_master.core.dialects.tool_calls.harmony import HARMONY, HarmonyReader
 from specsot_master.core.dialects.tool_calls.hermes_prompt import calls_in_words, tools_in_words
-from specsot_master.core.dialects.tool_calls.reading import CallDelta, ForcedReader, MarkedReader, ToolReader
+from specsot_master.core.dialects.tool_calls.reading import (
+    CallDelta,
+    CallReader,
+    ForcedReader,
+    MarkedReader,
+    ToolReader,
+)
 from specsot_master.core.dialects.tool_calls.schemas import arguments_schema, calls_schema, parameters_of
 from specsot_master.http.openai_requests import (
     check_ids,
@@ -64,7 +70,7 @@ class ToolUse:
     tokens: Mapping[int, str] = field(default_factory=dict)
     ends: tuple[str, ...] = ()
 
-    def reader(self) -> ToolReader | HarmonyReader:
+    def reader(self) -> CallReader:
         """Return a new reader that separates calls from text in one answer. Its class depends on the model's
         form, and on whether calls are forced. Forced calls are read in the model's own marks if those are
         known, else as JSON; calls that are not forced by the model's form, or by Harmony's own reader.
@@ -414,7 +420,7 @@ class ToolAnswer:
     """
 
     use: ToolUse
-    reader: ToolReader | HarmonyReader = field(init=False)
+    reader: CallReader = field(init=False)
 
     def __post_init__(self) -> None:
         """Create the reader, which keeps the state of this answer."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Literal
 
 from specsot_master.core.dialects.tool_calls.arguments import ArgumentStream
 from specsot_master.core.dialects.tool_calls.forms import CallForm
-from specsot_master.core.dialects.tool_calls.reading import CallDelta
+from specsot_master.core.dialects.tool_calls.reading import CallReader
 
 # The mark with which the header of a message begins.
 HARMONY_MARK = "<|channel|>"
@@ -31,8 +30,8 @@ _MARK_START = re.compile(r"<(?:\|(?:[a-z]+\|?)?)?\Z")
 _RECIPIENT = re.compile(r"\bto=(?P<functions>functions\.)?(?P<name>[\w.-]+)")
 
 
-class HarmonyReader:
-    """Separates content, thoughts and calls in an answer of gpt-oss that arrives in pieces of any size.
+class HarmonyReader(CallReader):
+    """Reads an answer of gpt-oss.
 
     The prompt ends within the header of the first message. Messages to the user are content. Analysis, and
     what is written to other tools, is a thought: `thought` holds that of the text that was fed last.
@@ -45,75 +44,45 @@ class HarmonyReader:
         """Create a reader.
 
         function_names: the names of the offered functions, which the model may call without "functions.".
-        only_one: True if the reader ends after the first call, see `ToolReader`.
+        only_one: True if the answer ends with its first call, so that whatever follows that call is dropped.
         """
-        self.calls = 0
-        self._only_one = only_one
-        self.thought = ""  # Of the text that was fed last.
+        super().__init__(only_one)
         self._known = function_names
-        self._held = ""
         self._kind: Literal["header", "content", "thought", "call"] = "header"  # Of the message that is read.
         self._seen: set[str] = set()  # The kinds of messages so far.
         self._stream = ArgumentStream()
-        self._content: list[str] = []
-        self._out: list[CallDelta] = []
-
-    def feed(self, text: str, last: bool = False) -> tuple[str, tuple[CallDelta, ...]]:
-        """Add text. Return what is certain now: new content, and what is new of each call; ("", ()) if
-        nothing is. With `last`, an incomplete call is closed so that its arguments are valid JSON, and an
-        incomplete header is dropped. `thought` is replaced by the thoughts in this text. Once `has_ended` is
-        True, text is dropped.
-
-        text: the next text of the answer.
-        last: True if no more text comes.
-        """
-        self._held = self._held + text
-        self.thought = ""
-        while self._step(last):
-            pass
-        if last:
-            self._end_message()
-        content = "".join(self._content)
-        calls = tuple(self._out)
-        self._content.clear()
-        self._out.clear()
-        return content, calls
 
     @property
     def has_ended(self) -> bool:
         """True if the answer ends with its first call, and that call is complete."""
         return self._only_one and self.calls > 0 and self._kind != "call"
 
-    def _step(self, last: bool) -> bool:
+    def _step(self) -> bool:
         """Read the next part of a message. Return False if that takes more text, or if the answer has ended.
         Text that may be the beginning of a mark is held back unless no more text comes. Return True if a
         header was read or a message ended.
-
-        last: True if no more text comes.
         """
         if self.has_ended:
             self._held = ""
             return False
         if self._kind == "header":
-            return self._read_header(last)
+            return self._read_header()
         if found := _MESSAGE_END.search(self._held):
             cut, size = found.span()
         else:
-            mark_beginning = None if last else _MARK_START.search(self._held)
+            mark_beginning = None if self._last else _MARK_START.search(self._held)
             cut = size = mark_beginning.start() if mark_beginning else len(self._held)
         self._write(self._held[:cut])
         self._held = self._held[size:]
         if found:
-            self._end_message()
+            self._finish()
             self._kind = "header"
         return found is not None
 
-    def _read_header(self, last: bool) -> bool:
+    def _read_header(self) -> bool:
         """Read the header of a message; a text without one is content. Return False if the header is
         incomplete, and drop it if no more text comes. Text counts as without a header unless it begins, after
         white space, with "<|" or "to=", or may still do so. Return True if a message has begun.
-
-        last: True if no more text comes.
         """
         ahead = self._held.lstrip()
         if not any(ahead.startswith(one) or one.startswith(ahead) for one in ("<|", "to=")):
@@ -121,7 +90,7 @@ class HarmonyReader:
             return True
         header, message, rest = self._held.partition("<|message|>")
         if not message:
-            self._held = "" if last else self._held  # A limit cut the header off.
+            self._held = "" if self._last else self._held  # A limit cut the header off.
             return False
         self._held = rest
         self._begin(header)
@@ -138,15 +107,14 @@ class HarmonyReader:
         if recipient and (recipient["functions"] or recipient["name"] in self._known):
             self._kind = "call"
             self._stream = ArgumentStream()
-            self._out.append(CallDelta(self.calls, recipient["name"]))
-            self.calls += 1
+            self._add_call(recipient["name"])
             return
         self._kind = "thought" if recipient or "<|channel|>analysis" in header else "content"
         if self._kind in self._seen:
             self._write("\n\n")
         self._seen.add(self._kind)
 
-    def _end_message(self) -> None:
+    def _finish(self) -> None:
         """Finish the message: the arguments of a call are closed if they are incomplete; nothing happens for
         other messages.
         """
@@ -161,20 +129,9 @@ class HarmonyReader:
         last: True if the message ends.
         """
         if self._kind == "call":
-            if not self._stream.done and (written := self._stream.feed(text, last)):
-                self._add_arguments(written)
+            if not self._stream.done:
+                self._add_arguments(self._stream.feed(text, last))
         elif self._kind == "thought":
             self.thought += text
         else:
             self._content.append(text)
-
-    def _add_arguments(self, text: str) -> None:
-        """Add new text of the last call's arguments. The text is joined to the last delta if that belongs to
-        the same call; otherwise it becomes a delta of its own.
-
-        text: the new text, which is JSON.
-        """
-        if self._out and self._out[-1].index == self.calls - 1:
-            self._out[-1] = replace(self._out[-1], arguments=self._out[-1].arguments + text)
-        else:
-            self._out.append(CallDelta(self.calls - 1, arguments=text))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
@@ -52,6 +53,89 @@ class CallDelta:
     index: int
     name: str | None = None
     arguments: str = ""
+
+
+class CallReader(ABC):
+    """Separates content, thoughts and calls in an answer that arrives in pieces of any size. The result does
+    not depend on the pieces.
+
+    `calls` is the number of calls so far, and `thought` what was thought in the text that was fed last.
+    """
+
+    def __init__(self, only_one: bool) -> None:
+        """Create a reader.
+
+        only_one: True if the answer ends with its first call, so that whatever follows that call is dropped.
+        """
+        self.calls = 0
+        self.thought = ""
+        self._only_one = only_one
+        self._held = ""  # Text that is not decided yet.
+        self._last = False  # No more text comes.
+        self._muted = False  # No part of this answer is content.
+        self._content: list[str] = []
+        self._out: list[CallDelta] = []
+
+    def feed(self, text: str, last: bool = False) -> tuple[str, tuple[CallDelta, ...]]:
+        """Add text. Return what is certain now: new content, and what is new of each call; ("", ()) if
+        nothing is. With `last`, a call that is cut off is closed so that its arguments are valid JSON. After
+        `has_ended` the text is dropped.
+
+        text: the next text of the answer.
+        last: True if no more text comes.
+        """
+        self._held += text
+        self._last = last
+        self.thought = ""
+        try:
+            while self._step():
+                pass
+        except Unfinished:
+            pass
+        if last:
+            self._finish()
+        content = "".join(self._content)
+        calls = tuple(self._out)
+        self._content.clear()
+        self._out.clear()
+        return "" if self._muted else content, calls
+
+    @property
+    @abstractmethod
+    def has_ended(self) -> bool:
+        """True if the answer ends with its first call, and that call is complete."""
+
+    @abstractmethod
+    def _step(self) -> bool:
+        """Read the next part of the held text. Return True if another call may read more; return False, or
+        raise Unfinished, if that takes more text or the answer has ended.
+        """
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Add what is still missing when no more text comes."""
+
+    def _add_call(self, name: str, arguments: str = "") -> None:
+        """Add the delta that begins a call.
+
+        name: the name of the function.
+        arguments: its arguments as JSON text, if they are known already; else "".
+        """
+        self._out.append(CallDelta(self.calls, name, arguments))
+        self.calls += 1
+
+    def _add_arguments(self, text: str) -> None:
+        """Add new text of the last call's arguments. The text is joined to the last delta if that belongs to
+        the same call; otherwise it becomes a delta of its own.
+
+        text: the new text, which is JSON; nothing happens for "".
+        """
+        if not text:
+            return
+        if self._out and self._out[-1].index == self.calls - 1:
+            self._out[-1] = replace(self._out[-1], arguments=self._out[-1].arguments + text)
+        else:
+            self._out.append(CallDelta(self.calls - 1, arguments=text))
 
 
 # The name of a function.
@@ -111,11 +195,11 @@ class CodeTracker:
                 self._quoted = not self._quoted
 
 
-class ToolReader:
-    """Separates content and calls in an answer that arrives in pieces of any size. The result does not depend
-    on the pieces.
+class ToolReader(CallReader):
+    """Reads calls that a model writes in the form of its chat template.
 
-    Text is held back only as long as it may still become a call. `calls` is the number of calls so far.
+    Text is held back only as long as it may still become a call. With the last text, what was held back
+    becomes content, and white space at the end is content unless it touches a call.
 
         Hermes: 'Hi <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
             -> content "Hi", CallDelta(0, "f", '{"a": 1}')
@@ -129,22 +213,15 @@ class ToolReader:
             missing has the schema {}. Bare objects are calls only if they name one of these functions.
         only_one: True if the answer ends with its first call, so that whatever follows that call is dropped.
         """
-        self.calls = 0
-        self._only_one = only_one
-        self.thought = ""  # What was thought in the text that was fed last; see HarmonyReader.
+        super().__init__(only_one)
         self._form = form
         self._functions = functions
-        self._held = ""  # Text that is not decided yet.
-        self._last = False
         self._state: State = "content"
-        self._content: list[str] = []
-        self._out: list[CallDelta] = []
         self._code = CodeTracker()
         self._json = JsonTracker()
         self._spoke = False  # Some content came.
         self._white = ""  # White space that is content only if more content follows.
         self._after_call = False  # The white space in `_white` touches a call.
-        self._muted = False  # No part of this answer is content.
         self._tail: CallTail | None = None
         self._read_twice = 0  # Characters that were read as possible calls and turned out to be content.
         self._raw = ""  # The marks before the object that is read, which are content if it is no call.
@@ -162,37 +239,17 @@ class ToolReader:
         first = "".join(sorted({re.escape(one[0]) for one in starts if isinstance(one, str)}))
         self._places = re.compile(rf"[`{{\[{first}]")
 
-    def feed(self, text: str, last: bool = False) -> tuple[str, tuple[CallDelta, ...]]:
-        """Add text. Return what is certain now: new content, and what is new of each call; ("", ()) if
-        nothing is. Content is always "" for forced answers (`ForcedReader`, `MarkedReader`). After
-        `has_ended` the text is dropped. With `last`, a call that is cut off is closed so that its arguments
-        are valid JSON, text that was held back becomes content, and white space at the end is content unless
-        it touches a call.
-
-        text: the next text of the answer.
-        last: True if no more text comes.
-        """
-        self._held += text
-        self._last = last
-        try:
-            while self._step():
-                pass
-        except Unfinished:
-            pass
-        if last and self._white and not self._after_call:
-            self._content.append(self._white)
-            self._white = ""
-        content = "".join(self._content)
-        calls = tuple(self._out)
-        self._content.clear()
-        self._out.clear()
-        return "" if self._muted else content, calls
-
     @property
     def has_ended(self) -> bool:
         """True if the answer ends with its first call, and that call and a mark that closes it are read."""
         is_closed = self._closed or not self._form.closers or self._state == "content"
         return self._only_one and self.calls > 0 and self._state in ("after", "content") and is_closed
+
+    def _finish(self) -> None:
+        """Add white space at the end of the answer to the content, unless it touches a call."""
+        if self._white and not self._after_call:
+            self._content.append(self._white)
+            self._white = ""
 
     def _step(self) -> bool:
         """Read the next part of the answer, depending on the state. Return True if another call may read
@@ -413,22 +470,8 @@ class ToolReader:
         name: the name of the function.
         arguments: its arguments as JSON text, if they are known already; else "".
         """
-        self._out.append(CallDelta(self.calls, name, arguments))
-        self.calls += 1
+        super()._add_call(name, arguments)
         self._after_call = True
-
-    def _add_arguments(self, text: str) -> None:
-        """Add new text of the last call's arguments. The text is joined to the last delta if that belongs to
-        the same call; otherwise it becomes a delta of its own.
-
-        text: the new text, which is JSON; nothing happens for "".
-        """
-        if not text:
-            return
-        if self._out and self._out[-1].index == self.calls - 1:
-            self._out[-1] = replace(self._out[-1], arguments=self._out[-1].arguments + text)
-        else:
-            self._out.append(CallDelta(self.calls - 1, arguments=text))
 
     # Objects with a name and arguments.
 
