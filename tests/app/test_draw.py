@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
+from rich.console import ConsoleDimensions as Size
 
 from specsot.core.skeleton import Point
 from specsot.core.view import Panel, View
@@ -24,7 +25,6 @@ from specsot.events import (
     Statistics,
 )
 from specsot_app.core.answer_view import (
-    Size,
     answer,
     columns_for,
     describe_forecast,

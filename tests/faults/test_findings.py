@@ -123,7 +123,7 @@ def plant_forgetting(patch: pytest.MonkeyPatch) -> None:
 
 def plant_names(patch: pytest.MonkeyPatch) -> None:
     """The end of a stream is that of whoever has the name now."""
-    patch.setattr(Fleet, "knows", lambda self, name, _=None: self._table.find(name) is not None)
+    patch.setattr(Fleet, "knows", lambda self, name, _=None: self._table.get(name) is not None)
 
 
 def plant_no_reservation(patch: pytest.MonkeyPatch) -> None:

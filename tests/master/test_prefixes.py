@@ -81,7 +81,7 @@ def test_what_is_needed_and_what_it_stands_on_stays() -> None:
     assert tree.spare(kept_node=b) == 0
     assert tree.evict(99, kept_node=b) == []
     assert [node.sequence for node in tree.evict(99)] == [2, 1], "children before what they stand on"
-    assert len(tree) == tree.pages == 0
+    assert len(tree.sequences) == tree.pages == 0
 
 
 def test_no_more_is_given_up_than_must_be_longest_unneeded_first() -> None:

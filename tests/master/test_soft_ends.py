@@ -76,7 +76,7 @@ def test_the_branches_of_an_answer_of_usual_length_may_end_at_85_percent_of_thei
     soft = int(0.85 * aim)
     longest = max(int(1.5 * aim), FIRST_SENTENCE_TOKENS)
     assert [(one.soft_limit, one.budget) for one in points] == [(soft, longest)] * 4
-    assert closing.closing
+    assert not closing.point.title
     assert (closing.soft_limit, closing.budget) == (1, longest)
 
 

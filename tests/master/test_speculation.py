@@ -311,7 +311,7 @@ def test_the_closing_starts_with_the_points_and_is_no_point() -> None:
     write_plan(play)
     assert play.open_ready() == [1, 2, 3, 4, 5]
     closing = play.of(OpenBranch)[-1]
-    assert closing.closing
+    assert not closing.point.title
     assert [point.id for point in closing.points] == [1, 2, 3, 4, 5]
     assert [point.id for point in play.of(Planned)[0].points] == [1, 2, 3, 4]
     started = play.of(BranchStarted)[-1]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import ConsoleDimensions as Size
 from rich.markdown import CodeBlock, Heading, Markdown, MarkdownElement
 from rich.panel import Panel as Frame
 from rich.segment import Segment
@@ -50,20 +50,6 @@ ENDS = {
 MIN_SHOWN_PACE = 1.05
 # Fraction of steps. If drafting was paused in at least so many, the summary says so. Untuned.
 MIN_PAUSED_SHARE = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Size of the terminal, in character cells.
-
-    width: Number of columns.
-    height: Number of lines.
-    """
-
-    # Columns of the terminal.
-    width: int
-    # Lines of the terminal.
-    height: int
 
 
 def draw(view: View, size: Size) -> RenderableType:

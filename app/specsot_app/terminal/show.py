@@ -21,7 +21,6 @@ from specsot.core.info import memory_in_words
 from specsot.core.view import View, advance
 from specsot.events import MergedText, Numbered, Started
 from specsot_app.core.answer_view import (
-    Size,
     describe_forecast,
     draw,
     final_picture,
@@ -159,7 +158,7 @@ class LiveView(RenderHook):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the picture of the newest view, which rich draws several times a second."""
-        picture = draw(self.view, Size(self._console.width, self._console.height))
+        picture = draw(self.view, self._console.size)
         lines = console.render_lines(picture, options, pad=False)
         texts = ("".join(segment.text for segment in line) for line in lines[: self._console.height])
         self._drawn_lines = tuple(texts)

@@ -261,11 +261,11 @@ class Fleet:
         """
         check_joining(registration, self.registrations, self._config)
         self._numbers.pass_over(registration.epoch)
-        if older := self._table.find(registration.name):
+        if older := self._table.get(registration.name):
             self._remove(registration.name, "another process took its place")
             self._table.disconnect(older)
         registration = with_one_gpu(registration, self.registrations)
-        self._table.add(registration, downlink)
+        self._table[registration.name] = Member(registration, downlink)
         self._drafters = registration.drafters or self._drafters
         log.info("member joined", kind=registration.kind, name=registration.name, at=registration.address)
         # If one lost member comes back, others may follow, so the wait for them starts anew.
@@ -286,7 +286,7 @@ class Fleet:
         self._epoch.forget(name)
         if any(stage.name == name for stage in self._planned_stages):
             self._drop_planned_stages(f"{name} is needed elsewhere")
-        return self._table.remove(name)
+        return self._table.pop(name)
 
     def knows(self, name: str, downlink: Link | None = None) -> bool:
         """Return True if a member of this name has joined, and is still the process that the caller means;
@@ -297,7 +297,7 @@ class Fleet:
             joined under the same name, so that its link is another one. None accepts any process of this
             name.
         """
-        member = self._table.find(name)
+        member = self._table.get(name)
         return member is not None and (downlink is None or downlink is member.downlink)
 
     def on_message(self, name: str, message: object, downlink: Link | None = None) -> None:
@@ -545,7 +545,7 @@ class Fleet:
         Raises KeyError if no member has this name.
         """
         log.warning("member lost", name=name, reason=reason)
-        self._table.remove(name)
+        self._table.pop(name)
         self._table.send_all(self._epoch.remove_drafter(name) or {})
         self._epoch.failed.discard(name)
         self._epoch.forget(name)

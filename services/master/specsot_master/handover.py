@@ -167,7 +167,7 @@ class KvHandover:
         self._change = None
         self._repair = None
         self._broken = None
-        found = [(stage.name, self._table.find(stage.name)) for stage in epoch.stages]
+        found = [(stage.name, self._table.get(stage.name)) for stage in epoch.stages]
         members = {name: member for name, member in found if member}
         number, kept, _ = self._kept
         if not epoch.ring and number == epoch.number and kept:
@@ -196,7 +196,7 @@ class KvHandover:
         givers = tuple(
             one
             for one in broken.stages
-            if one.name in self._table and self._table.find(one.name) is broken.members.get(one.name)
+            if one.name in self._table and self._table.get(one.name) is broken.members.get(one.name)
         )
         change = broken.number, givers, next_stages, members
         if self._change != change:

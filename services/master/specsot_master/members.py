@@ -96,7 +96,7 @@ class Member:
     downlink: Link
 
 
-class MemberTable:
+class MemberTable(dict[str, Member]):
     """The members of one fleet by name, in the order in which they joined; sends them messages in the
     background.
     """
@@ -106,46 +106,14 @@ class MemberTable:
 
         on_lost: called with the member's name and a reason in words if a message cannot be delivered.
         """
+        super().__init__()
         self._on_lost = on_lost
-        self._members: dict[str, Member] = {}
         self._tasks = set[asyncio.Task[object]]()
-
-    def __getitem__(self, name: str) -> Member:
-        """Return the member of this name. Raises KeyError if there is none."""
-        return self._members[name]
-
-    def __contains__(self, name: str) -> bool:
-        """Return True if a member of this name has joined."""
-        return name in self._members
 
     @property
     def registrations(self) -> list[Registration]:
         """The registrations of all members, in the order in which they joined; empty without members."""
-        return [member.registration for member in list(self._members.values())]
-
-    def add(self, registration: Registration, downlink: Link) -> None:
-        """Add a member; a member of the same name is replaced.
-
-        registration: what the member reported about itself when it joined; its name is the key.
-        downlink: the master's link to the member.
-        """
-        self._members[registration.name] = Member(registration, downlink)
-
-    def find(self, name: str) -> Member | None:
-        """Return the member of this name, or None if no member has it.
-
-        name: the name with which the member registered.
-        """
-        return self._members.get(name)
-
-    def remove(self, name: str) -> Member:
-        """Remove a member and return it. Its link stays open.
-
-        name: the name with which the member registered.
-
-        Raises KeyError for an unknown name.
-        """
-        return self._members.pop(name)
+        return [member.registration for member in list(self.values())]
 
     def send(self, name: str, message: MemberMessage) -> None:
         """Send a message in the background. Nothing happens if no member has this name; if the message cannot
@@ -182,7 +150,7 @@ class MemberTable:
         name: the member's name.
         reason: why it is dropped, in words.
         """
-        if member := self._members.get(name):
+        if member := self.get(name):
             self.disconnect(member)
             self._on_lost(name, reason)
 
@@ -194,13 +162,13 @@ class MemberTable:
         name: the receiver's name.
         message: the message, not encoded yet.
         """
-        member = self._members.get(name)
+        member = self.get(name)
         if member is None:
             return
         try:
             await member.downlink.send(message)
         except SpecsotError as error:
-            if self._members.get(name) is member:
+            if self.get(name) is member:
                 self._on_lost(name, str(error))
 
     def _run_in_background(

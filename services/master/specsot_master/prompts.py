@@ -250,7 +250,9 @@ class ListConversation:
         rendered as a whole. It is found when the first branch is opened, since the direct answer of a
         speculative plan does not wait for it.
         """
-        return find_slots(self._render_branch, self._text.mark, self._num_places)
+        # As many as `_branch_words` returns texts.
+        num_places = 2 if self._form == "turns" else 1
+        return find_slots(self._render_branch, self._text.mark, num_places)
 
     @property
     def num_branch_characters(self) -> int:
@@ -314,17 +316,7 @@ class ListConversation:
         """
         question = self._messages[-1].content
         exact = points_asked(question) == rules.max_points
-        return self._sentences.ask_for_list(rules.max_points, exact, self._compares)
-
-    @property
-    def _compares(self) -> bool:
-        """True if the question compares things."""
-        return compares(self._messages[-1].content)
-
-    @property
-    def _num_places(self) -> int:
-        """The number of texts that `_branch_words` returns: 2 in the form "turns", else 1."""
-        return 2 if self._form == "turns" else 1
+        return self._sentences.ask_for_list(rules.max_points, exact, compares(question))
 
     def _branch_words(self, point: Point, points: Sequence[Point], introduction: str = "") -> tuple[str, ...]:
         """Return the texts that a branch's prompt holds of the plan: (list, question for the point) in the

@@ -66,11 +66,6 @@ class OpenBranch:
     excluded: tuple[int, ...] = ()
     soft_limit: int | None = None
 
-    @property
-    def closing(self) -> bool:
-        """True if the branch writes the closing paragraph, which is no point of the plan."""
-        return not self.point.title
-
 
 @dataclass(frozen=True, slots=True)
 class OpenPolish:

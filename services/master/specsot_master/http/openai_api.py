@@ -6,11 +6,11 @@ The other APIs convert their bodies to bodies of chat completions, and use the f
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
@@ -20,6 +20,7 @@ from specsot.core.view import View, advance
 from specsot.errors import InvalidRequest, NotFound
 from specsot.events import Event, Numbered, PromptScored, Started, TokenLogprobs
 from specsot.params import Ask, Mode, check_length
+from specsot_master.core.dialects.message_blocks import MessageWriter
 from specsot_master.core.dialects.openai_responses import (
     CHAT,
     TEXT,
@@ -35,6 +36,7 @@ from specsot_master.core.dialects.openai_responses import (
     first_of,
     unwritten,
 )
+from specsot_master.core.dialects.response_items import ResponseWriter
 from specsot_master.core.plans.fork_plan import may_fork
 from specsot_master.engine import Caller
 from specsot_master.http.calls import (
@@ -443,33 +445,8 @@ async def _asks_of(
     return use, await context.in_thread(words, tool_asks, body, use, mode, text, positions), think
 
 
-class OtherWriter(Protocol):
-    """Converts the chunks of a chat completion to the events, or to the response, of another API."""
-
-    def begin(self, usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the events that precede the first chunk; there may be none.
-
-        usage: the tokens counted so far, in OpenAI's format.
-        """
-
-    def take(self, choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the events for one chunk's choice; there may be none.
-
-        choice: the only choice of a chunk of a chat completion.
-        """
-
-    def end(self, usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the events after the last chunk, which finish whatever is unfinished.
-
-        usage: the tokens of the whole call, in OpenAI's format.
-        """
-
-    def whole(self, choice: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:
-        """Return the response for a complete choice, as one JSON object.
-
-        choice: the only choice of a chat completion.
-        usage: the tokens of the call, in OpenAI's format.
-        """
+# Converts the chunks of a chat completion to the events, or to the response, of another API.
+OtherWriter = MessageWriter | ResponseWriter
 
 
 async def answer_in_other_format(

@@ -493,23 +493,26 @@ class Epoch:
         """Names of members that are not ready and have not finished their own loading; empty if all of them
         only wait for others.
         """
-        reports = [(name, self._progress.get(name)) for name in self.not_ready]
-        return [name for name, one in reports if one is None or one.done < one.total]
+        return [name for name, one in self._reports.items() if one is None or one.done < one.total]
 
     @property
     def progress_text(self) -> str:
         """The progress of members that are not ready, in words; "" if all are ready."""
-        reports = [(name, self._progress.get(name)) for name in self.not_ready]
-        return ", ".join(f"{name} {_in_words(one)}" for name, one in reports)
+        return ", ".join(f"{name} {_in_words(one)}" for name, one in self._reports.items())
 
     @property
     def waiting_text(self) -> str:
         """The names of members that are not ready, with the progress of those that have reported it and are
         still loading; "" if all are ready.
         """
-        reports = [(name, self._progress.get(name)) for name in self.not_ready]
+        reports = self._reports.items()
         at_it = {name: f" ({_in_words(one)})" for name, one in reports if one and one.done < one.total}
         return ", ".join(name + at_it.get(name, "") for name, _ in reports)
+
+    @property
+    def _reports(self) -> dict[str, Progress | None]:
+        """The last report of each member that is not ready, by name; None for a member that sent none."""
+        return {name: self._progress.get(name) for name in self.not_ready}
 
     def record_progress(self, name: str, progress: Progress) -> bool:
         """Record a member's progress. Return True if it differs from the last report; False for a repeated

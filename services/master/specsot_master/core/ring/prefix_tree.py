@@ -101,10 +101,6 @@ class PrefixTree:
         self._by_id: dict[int, PrefixNode] = {}
         self._ticks = 0
 
-    def __len__(self) -> int:
-        """Return the number of prefixes."""
-        return len(self._by_id)
-
     @property
     def pages(self) -> int:
         """KV pages that are charged for all prefixes."""

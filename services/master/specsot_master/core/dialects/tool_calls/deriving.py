@@ -349,9 +349,10 @@ def _form_of(probe: _Probe) -> CallForm | None:
     """
     text = min(_first_calls(probe), key=lambda text: len(text.partition(NAMES[0])[0].strip()))
     text = text.replace(IDS[0], _ID)
-    second = _second_call(probe)
-    finders = (_object_form, _named_form, _python_form)
-    form = next((form for find in finders if (form := find(text, second)) is not None), None)
+    # The text after the name of a second call; "" if the template renders one call at most.
+    _, name, rest = _two_calls(probe).rpartition(NAMES[1])
+    second = name and rest
+    form = _object_form(text) or _named_form(text, second) or _python_form(text)
     form = form or _parameter_form(text, second, probe)
     if form is None or (form.openers and probe.ends_with(form.openers[0])):
         # Answers end with the mark that would begin a call, so no call can follow.
@@ -372,21 +373,6 @@ def _first_calls(probe: _Probe) -> Iterator[str]:
     text = probe.answer([(NAMES[0], TWO)], CONTENT)
     if text.startswith(CONTENT) and NAMES[0] in text:
         yield text[len(CONTENT) :]
-
-
-def _second_call(probe: _Probe) -> str:
-    """Return the text from the name of a second call on, or "" if the template renders one call at most. The
-    text begins with the name, and the id of the call in it is marked as a hole. Return "" also if the
-    template refuses two calls.
-
-    probe: renders calls by the template.
-    """
-    try:
-        text = probe.answer([(NAMES[0], TWO), (NAMES[1], TWO)])
-    except InvalidRequest:
-        return ""
-    _, name, rest = text.replace(IDS[1], _ID).rpartition(NAMES[1])
-    return name and rest
 
 
 def _marks(text: str) -> Marks:
@@ -424,13 +410,12 @@ def _objects(text: str) -> Iterator[tuple[int, int, Any]]:
         yield at, end, value
 
 
-def _object_form(text: str, second: str) -> CallForm | None:
+def _object_form(text: str) -> CallForm | None:
     """Return the form if name and arguments are members of one JSON object, else None. The object may be
     alone in a list. It counts if one of its members is the made-up name and another the arguments, as an
     object or as the text of JSON; the first such object is taken.
 
     text: one call as the template writes it.
-    second: the text after the name of a second call; not used.
     """
     for at, end, value in _objects(text):
         call = value[0] if isinstance(value, list) and len(cast("list[Any]", value)) == 1 else value
@@ -525,12 +510,11 @@ def _with_ordinals(first: str, second: str) -> str:
     return "".join(parts)
 
 
-def _python_form(text: str, second: str) -> CallForm | None:
+def _python_form(text: str) -> CallForm | None:
     """Return the form if a call is written as in Python, else None. Return None also if the name is missing,
     if no first argument follows it in parentheses, or if no parenthesis closes the call.
 
     text: one call as the template writes it.
-    second: the text after the name of a second call; not used.
     """
     before, name, rest = text.rpartition(NAMES[0])
     if not name or not _PYTHON_CALL.match(rest):
@@ -607,9 +591,14 @@ def _texts_of(form: CallForm, probe: _Probe) -> CallTexts | None:
         between = after_first[len(closing) :]
         end = after[len(closing) :]
     end = probe.without_turn_end(end)
-    parts = (before, opening, closing, between, end)
-    found = [None if part is None else _literal(part) for part in parts]
-    return CallTexts(found[0] or (), found[1] or (), found[2] or (), found[3], found[4] or (), arguments)
+    return CallTexts(
+        _literal(before),
+        _literal(opening),
+        _literal(closing),
+        None if between is None else _literal(between),
+        _literal(end),
+        arguments,
+    )
 
 
 def _two_calls(probe: _Probe) -> str:
