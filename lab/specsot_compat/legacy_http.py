@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -14,7 +15,7 @@ from specsot.params import Ask, Limits, Sampling
 from specsot.service.telemetry import read_gpus
 from specsot_master.core.dialects.openai_responses import finish_reason
 from specsot_master.http import schemas
-from specsot_master.http.calls import HttpContext, call_of, merged_events, unless_disconnected
+from specsot_master.http.calls import HttpContext, call_of, unless_disconnected
 from specsot_master.http.errors import naming_fields
 from specsot_master.http.json_bodies import JsonRoute
 from specsot_master.http.openai_schemas import Words
@@ -98,7 +99,7 @@ def legacy_routes(context: HttpContext) -> APIRouter:
         """One answer, whole."""
         call = call_of(request)
         with naming_fields(_LEGACY_FIELDS):
-            events = merged_events(call.generate(context.counter, [legacy_ask(body)]))
+            events = context.counter.generate(legacy_ask(body), call.caller)
             finished = await unless_disconnected(request, last_of(events))
         return JSONResponse(generated(finished, context.text), headers=call.headers)
 
@@ -155,12 +156,13 @@ async def last_of(events: Any) -> Finished:
 
     Raises AssertionError if the events end without a Finished event.
 
-    events: Asynchronous iterator of (index of the stream, numbered event); a Finished event is the last.
+    events: Asynchronous generator of numbered events, closed at the end; a Finished event is the last.
     """
     finished: Finished | None = None
-    async for _, numbered in events:
-        if isinstance(numbered.event, Finished):
-            finished = numbered.event
+    async with aclosing(events):
+        async for numbered in events:
+            if isinstance(numbered.event, Finished):
+                finished = numbered.event
     assert finished is not None
     return finished
 

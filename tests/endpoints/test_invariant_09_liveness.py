@@ -22,9 +22,10 @@ from specsot.params import Ask
 from specsot.transport.grpc_channel import PUBLIC_BYTES, Keepalive, Terms, probe
 from specsot.v1 import master_pb2, master_pb2_grpc
 from specsot_master.core.ring.ring_state import RingOptions
+from specsot_master.core.stats import StallDetector
 from specsot_master.grpc_api import MASTER_SERVICE, FleetService, MasterService, open_master_port
 from specsot_master.master import Master, RequestCounter, assemble
-from specsot_master.service import stall_detectors, update_health
+from specsot_master.service import update_health
 from tests.rpc.test_master_service import INFO, FakeConductor
 from tests.rpc.test_uplink import FakeFleet
 
@@ -71,7 +72,7 @@ async def test_invariant_9_a_frozen_client_is_noticed(held: tuple[FakeConductor,
 async def test_invariant_9_a_hung_engine_does_not_serve(demo_model: Path) -> None:
     """The event loop answers all the time, so "" is live; work without steps is what tells."""
     master = assemble(demo_model / "base", RingOptions(drafter="none"))
-    service, progress = MasterService(master.requests, master.info), stall_detectors(master, 30)
+    service, progress = MasterService(master.requests, master.info), [StallDetector(30)]
     endpoint = await open_master_port("127.0.0.1:0", service, FleetService(master.members))
     async with engine(master) as hung:
 

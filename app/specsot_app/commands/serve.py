@@ -433,7 +433,7 @@ def closing_lines(model: str, serving: Serving, master_address: str, http_port: 
     secured += f"{PROTOS} {bearer}" if bearer else ""
     rows = {
         "terminal": " ".join(
-            ["specsot infer --master", *map(quote, (master_address, *serving.client_flags)), f'"{QUESTION}"']
+            ["specsot infer --master", *map(quote, (master_address, *arguments_of(client))), f'"{QUESTION}"']
         ),
         "grpcurl": f"grpcurl {secured}-d '{request_json}' {quote(master_address)} specsot.v1.Master/Generate",
     }

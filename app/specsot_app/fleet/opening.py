@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
+from specsot.checkpoint.cache import cache_folder
 from specsot.checkpoint.config import read_config
 from specsot.core.info import Info
 from specsot.core.view import View, advance
@@ -86,7 +87,7 @@ def with_demo(options: FleetOptions, out: TextIO) -> FleetOptions:
     if options.master is not None or options.model is not None or options.demo == "small":
         return options
     try:
-        model = demo.smollm2_file(out)
+        model = demo.fetch(cache_folder(), out)
     except (SpecsotError, OSError) as error:
         print(f"specsot: no SmolLM2 ({error}): {demo.SMALL_MODEL_NOTICE}", file=out)
         return options

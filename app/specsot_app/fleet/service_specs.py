@@ -129,11 +129,6 @@ class Serving:
         """Return the folder with the clients' TLS files and tokens, or None if clients need none."""
         return None if self.private else self.certificates
 
-    @property
-    def client_flags(self) -> tuple[str, ...]:
-        """Return the flags with which a client reaches the master."""
-        return arguments_of(self.client)
-
     def tls_files(self, role: str) -> tuple[str, ...]:
         """Return the TLS flags of a service; no flags without certificates. On another machine the folder has
         the same name.
@@ -301,21 +296,32 @@ def master_of(
     stages_take_turns: True if the stages compute one after the other, so that one frame is in flight; see
         `do_stages_take_turns`.
     """
-    flags = flags_of(model=address_of_model(models.base), workers=stages, drafter=models.drafts)
-    flags += flags_of(drafter_wait=None if models.drafts == "none" else OWN_DRAFTER_WAIT)
-    flags += flags_of(replicas=serving.replicas if serving.replicas > 1 else None)
-    flags += ("--served-model-name", public_name(options))
-    tuner = "fixed" if options.tree == "fixed" else "measured"
-    flags += flags_of(branch_layout=options.layout, tuner=tuner, listen=serving.listen_address(port))
-    flags += flags_of(http=None if http_port is None else serving.listen_address(http_port))
-    flags += flags_of(transport=options.transport, comm_mode=options.comm_mode, hop_dtype=options.hop_dtype)
-    flags += flags_of(plan_style=options.plan_style, max_in_flight=1 if stages_take_turns else None)
-    flags += flags_of(take_over_after=OWN_TAKE_OVER if stages_take_turns else None)
-    flags += flags_of(fleet_listen=serving.fleet) + serving.tls_files("master") + serving.master
+    flags = flags_of(
+        model=address_of_model(models.base),
+        workers=stages,
+        drafter=models.drafts,
+        drafter_wait=None if models.drafts == "none" else OWN_DRAFTER_WAIT,
+        replicas=serving.replicas if serving.replicas > 1 else None,
+        served_model_name=public_name(options),
+        branch_layout=options.layout,
+        tuner="fixed" if options.tree == "fixed" else "measured",
+        listen=serving.listen_address(port),
+        http=None if http_port is None else serving.listen_address(http_port),
+        transport=options.transport,
+        comm_mode=options.comm_mode,
+        hop_dtype=options.hop_dtype,
+        plan_style=options.plan_style,
+        max_in_flight=1 if stages_take_turns else None,
+        take_over_after=OWN_TAKE_OVER if stages_take_turns else None,
+        fleet_listen=serving.fleet,
+    )
     tls_files = serving.tls_files_of_clients
-    flags += flags_of(token_file=serving.token_file or (tls_files and tls_files / "master" / "tokens"))
-    flags += ("--client-tls", "off") if serving.private else ()
-    flags += flags_of(grace=serving.grace)
+    of_clients = flags_of(
+        token_file=serving.token_file or (tls_files and tls_files / "master" / "tokens"),
+        client_tls="off" if serving.private else None,
+        grace=serving.grace,
+    )
+    flags += serving.tls_files("master") + serving.master + of_clients
     grace = EXIT_GRACE + (serving.grace or 0)
     return Service(
         "master", "specsot_master", serving.reachable_address(port), flags, UNCONFIGURED, grace=grace

@@ -92,13 +92,12 @@ async def run_master(config: MasterConfig, observation: Observation, stop_event:
     await master.leader.revive(journal.kept if journal else ())
     members = FleetService(master.members, config.pulse, master.refused_members, with_unix_socket=True)
     metrics = start_telemetry(master, observation, config)
+    detectors = [StallDetector(config.stuck_after) for _ in master.replicas]
     async with open_endpoints(config, master, members, metrics) as endpoint:
         spare_collector()
         log.info("waiting for the ring", missing=master.waiting_for())
         tending = [one.fleet.reform_regularly(TEND_SECONDS) for one in master.replicas]
-        async with running_alongside(
-            *tending, watch_health(master, endpoint, stall_detectors(master, config.stuck_after))
-        ):
+        async with running_alongside(*tending, watch_health(master, endpoint, detectors)):
             await stop_event.wait()
             log.info("leaving", grace=config.service.grace)
             await shut_down(master, members, endpoint, config.service.grace)
@@ -122,16 +121,6 @@ def start_telemetry(master: Master, observation: Observation, config: MasterConf
     from specsot_master.telemetry import observe_master
 
     return observe_master(master, observation.registry, config.metrics_prefix)
-
-
-def stall_detectors(master: Master, stuck_after: float) -> list[StallDetector]:
-    """Return one detector per ring, in the order of the rings, each of which reports when its ring has work
-    but makes no step.
-
-    master: the master with its rings.
-    stuck_after: seconds without a step after which a ring counts as stalled.
-    """
-    return [StallDetector(stuck_after) for _ in master.replicas]
 
 
 async def watch_health(master: Master, endpoint: GrpcServer, detectors: Sequence[StallDetector]) -> None:

@@ -38,8 +38,6 @@ from specsot_master.text import Text
 # Threads. How many long texts are tokenized at the same time; two cores have a pool of six threads. Untuned.
 MAX_LONG_TEXTS = 2
 
-# The events of one request; closing the generator cancels the request.
-RequestEvents = AsyncGenerator[Numbered, None]
 T = TypeVar("T")
 
 
@@ -473,16 +471,6 @@ class HttpCall:
     id: str
     caller: Caller
     headers: dict[str, str]
-
-    def generate(self, counter: Requests, asks: Sequence[Ask]) -> list[RequestEvents]:
-        """Start a request for each ask, and return their events, in the same order; an empty list for no ask.
-
-            # call id "ab12", three asks -> request ids "ab12", "ab12-1", "ab12-2"
-
-        counter: the entry point of requests.
-        asks: what the client asks for, one per answer.
-        """
-        return [counter.generate(ask, one) for ask, one in zip(asks, self.callers(len(asks)))]
 
     def callers(self, count: int) -> list[Caller]:
         """Return the caller of each request of this call: the client, with the id of that request; an empty

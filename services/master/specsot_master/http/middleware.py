@@ -102,20 +102,12 @@ class HostCheck:
         send: sends an ASGI message to the client.
         """
         host = Headers(scope=scope).get("host", "") if scope["type"] == "http" else ""
-        if host and not self._owns(host_of(host)):
-            message = (
-                f"this server is not known as {brief(host_of(host))}: --http-names names those that it has"
-            )
+        name = host_of(host)
+        if host and not (name in self._names or is_address(name)):
+            message = f"this server is not known as {brief(name)}: --http-names names those that it has"
             await refusal(MISDIRECTED, message)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
-
-    def _owns(self, name: str) -> bool:
-        """Return True if this server accepts a host name.
-
-        name: the name in lower case, without a port.
-        """
-        return name in self._names or is_address(name)
 
 
 def host_of(header: str) -> str:
