@@ -220,11 +220,9 @@ def ask_of(prompt: str | Turns, **options: Any) -> params.Ask:
         params.require_field(
             isinstance(fields_of_ask.get(name, True), bool), name, "True or False", fields_of_ask.get(name)
         )
-    for name in ("stop", "tools"):
+    for name in ("stop", "tools", "stop_token_ids"):
         if name in fields_of_ask:
             fields_of_ask[name] = tuple_of(fields_of_ask[name])
-    if "stop_token_ids" in fields_of_ask:
-        fields_of_ask["stop_token_ids"] = tuple_of(fields_of_ask["stop_token_ids"])
     if "logit_bias" in given:
         given["logit_bias"] = biases_of(given["logit_bias"])
     sampling = params.Sampling(**{name: given[name] for name in SAMPLING if name in given})

@@ -53,20 +53,22 @@ def status_rows(info: Info) -> list[tuple[str, str]]:
 
     info: State of the fleet.
     """
-    models = [
-        ("model", f"{entry.name} · {entry.layers} layers · {entry.max_positions} positions")
-        for entry in info.models
+    rows: list[tuple[str, str | None]] = [
+        *(
+            ("model", f"{entry.name} · {entry.layers} layers · {entry.max_positions} positions")
+            for entry in info.models
+        ),
+        *((entry.kind, describe_member(entry, info)) for entry in info.members),
+        ("plan", info.plan or None),
+        ("pages", describe_pages(info.pages) if info.pages else None),
+        ("requests", describe_requests(info.requests) if info.requests else None),
+        ("steps", describe_steps(info.steps) if info.steps else None),
+        ("epoch", f"{info.epoch} · {'ready' if info.ready else 'not ready'}"),
+        *(("replica", describe_replica(entry)) for entry in info.replicas),
+        *(("waiting", line) for line in info.waiting_for),
+        ("version", info.version),
     ]
-    members = [(entry.kind, describe_member(entry, info)) for entry in info.members]
-    pages = [("pages", describe_pages(info.pages))] if info.pages else []
-    plan = [("plan", info.plan)] if info.plan else []
-    requests = [("requests", describe_requests(info.requests))] if info.requests else []
-    steps = [("steps", describe_steps(info.steps))] if info.steps else []
-    epoch = ("epoch", f"{info.epoch} · {'ready' if info.ready else 'not ready'}")
-    replicas = [("replica", describe_replica(entry)) for entry in info.replicas]
-    waiting = [("waiting", line) for line in info.waiting_for]
-    ending = [*replicas, *waiting, ("version", info.version)]
-    return [*models, *members, *plan, *pages, *requests, *steps, epoch, *ending]
+    return [(name, value) for name, value in rows if value is not None]
 
 
 def describe_member(member: MemberInfo, info: Info) -> str:

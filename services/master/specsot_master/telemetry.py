@@ -483,15 +483,19 @@ class Metrics:
         first = statistics.seconds_to_first_token
         whole = statistics.seconds
         tokens = statistics.completion_tokens
-        self.observe("request_prefill_time_seconds", max(first - queue_seconds, 0.0))
-        self.observe("request_decode_time_seconds", max(whole - first, 0.0))
-        self.observe("request_inference_time_seconds", max(whole - queue_seconds, 0.0))
-        self.observe("time_to_first_token_seconds", first)
-        self.observe("e2e_request_latency_seconds", whole)
-        self.observe("request_prompt_tokens", statistics.prompt_tokens)
-        self.observe("request_generation_tokens", tokens)
+        values = {
+            "request_prefill_time_seconds": max(first - queue_seconds, 0.0),
+            "request_decode_time_seconds": max(whole - first, 0.0),
+            "request_inference_time_seconds": max(whole - queue_seconds, 0.0),
+            "time_to_first_token_seconds": first,
+            "e2e_request_latency_seconds": whole,
+            "request_prompt_tokens": statistics.prompt_tokens,
+            "request_generation_tokens": tokens,
+        }
         if tokens > 1:
-            self.observe("request_time_per_output_token_seconds", (whole - first) / (tokens - 1))
+            values["request_time_per_output_token_seconds"] = (whole - first) / (tokens - 1)
+        for name, value in values.items():
+            self.observe(name, value)
 
 
 # Seconds. Events that are closer together came with the same step. Untuned.

@@ -165,13 +165,6 @@ class RequestCounts:
         self.refused = self.asked = self.found = 0
         self._ended: Counter[str] = Counter()
 
-    @property
-    def ended(self) -> tuple[tuple[str, int], ...]:
-        """How many requests ended for each reason, as (reason, count), sorted by reason; empty if none has
-        ended.
-        """
-        return tuple(sorted(self._ended.items()))
-
     def enter(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """Count a request that entered the ring.
 
@@ -198,8 +191,16 @@ class RequestCounts:
         writing: number of sequences that decode.
         kept: finished requests that can be resumed.
         """
-        counted = {"refused": self.refused, "prompt_tokens": self.asked, "cached_tokens": self.found}
-        return RequestsInfo(waiting, running, writing, kept=kept, ended=self.ended, **counted)
+        return RequestsInfo(
+            waiting,
+            running,
+            writing,
+            kept=kept,
+            ended=tuple(sorted(self._ended.items())),
+            refused=self.refused,
+            prompt_tokens=self.asked,
+            cached_tokens=self.found,
+        )
 
 
 def error_label(error: SpecsotError) -> str:

@@ -312,12 +312,8 @@ def _template_turn(turn: Turn, field: str) -> dict[str, Any]:
     """
     rendered: dict[str, Any] = {"role": "system" if turn.role == "developer" else turn.role}
     rendered["content"] = text_of(turn, f"{field}.content")
-    if turn.name:
-        rendered["name"] = turn.name
-    if turn.reasoning_content:
-        rendered["reasoning_content"] = turn.reasoning_content
-    if turn.tool_call_id:
-        rendered["tool_call_id"] = turn.tool_call_id
+    members = {name: getattr(turn, name) for name in ("name", "reasoning_content", "tool_call_id")}
+    rendered |= {name: value for name, value in members.items() if value}
     if turn.tool_calls:
         rendered["tool_calls"] = [
             {

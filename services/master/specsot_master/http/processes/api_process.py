@@ -99,12 +99,10 @@ class ApiProcess:
             mode=welcome.mode,
             ping_every=welcome.ping_every,
         )
-        tokens = None
-        if welcome.token_file or welcome.token:
-            tokens = Tokens(Path(welcome.token_file) if welcome.token_file else None, welcome.token)
-        tls = PLAIN
-        if welcome.certificate and welcome.key:
-            tls = Tls(cert=Path(welcome.certificate), key=Path(welcome.key))
+        token_file = Path(welcome.token_file) if welcome.token_file else None
+        tokens = Tokens(token_file, welcome.token) if token_file or welcome.token else None
+        certificate, key = welcome.certificate, welcome.key
+        tls = Tls(cert=Path(certificate), key=Path(key)) if certificate and key else PLAIN
         share = welcome.num_processes
         app = build_guarded_app(context, tokens, welcome.names, welcome.origins, share)
         max_connections = -(-MAX_CONNECTIONS // share)

@@ -268,7 +268,8 @@ class ApiProcesses:
         """Accept one connection, and hand it to the process with the fewest connections. Without a process
         that takes it, the connection is closed, and no further one is accepted for ACCEPT_RETRY_SECONDS.
         """
-        ready = sorted((one for one in self._processes if one.serving.is_set()), key=_num_connections)
+        serving = (one for one in self._processes if one.serving.is_set())
+        ready = sorted(serving, key=lambda one: one.num_connections)
         if not ready:
             self._stop_accepting()  # The next process that serves accepts them.
             return
@@ -288,14 +289,6 @@ class ApiProcesses:
         """Accept no connection for ACCEPT_RETRY_SECONDS."""
         self._stop_accepting()
         self._loop.call_later(ACCEPT_RETRY_SECONDS, self._start_accepting)
-
-
-def _num_connections(process: _ApiProcess) -> int:
-    """Return how many connections a process serves.
-
-    process: one of the processes.
-    """
-    return process.num_connections
 
 
 async def open_api_processes(
