@@ -394,8 +394,8 @@ class PageLedger:
     def __init__(self, capacity: int) -> None:
         """Create a ledger in which all pages are free.
 
-        capacity: number of KV pages of the ring; the attribute of the same name holds it, and `free` the
-            pages that are not promised.
+        capacity: number of KV pages of the ring. The attribute `free` holds the number of pages that are not
+            promised.
         """
         self.free = capacity
         self._pages_of_requests: dict[str, _RequestPages] = {}
