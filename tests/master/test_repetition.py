@@ -1,4 +1,4 @@
-"""Which sentences of a point are left out: later ones that repeat an earlier point, however fast it was."""
+"""Which sentences of a point are left out: those that repeat an earlier point, however fast it was."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_sentence_repeats_what_has_five_of_its_words_in_a_row(
 
 
 TEXTS = {
-    1: f"Alpha comes first. {REST} Then sleep.",
+    1: f"Alpha comes first of all. {REST} Then sleep.",
     2: f"Beta comes second. {REST} Then get up.",
     3: "Gamma comes third. Work in a dark and quiet room. Eat little.",
     4: f"Delta is last. {INTRODUCTION}",
@@ -76,17 +76,42 @@ def write(play: Play, id: int, text: str) -> None:
     play.said += play.plan.pass_openings(now=2.5)
 
 
-def test_the_first_sentence_of_a_point_waits_for_no_other_point_and_later_ones_do() -> None:
+def test_the_sentences_of_a_point_wait_until_all_earlier_points_are_over() -> None:
     play = begin()
-    for id in (1, 2, 3, 4):
+    write(play, 1, "Alpha comes first ")
+    assert shown(play) == {1: "Alpha comes first"}, "the first sentence of the first point never waits"
+    write(play, 1, TEXTS[1].removeprefix("Alpha comes first "))
+    for id in (2, 3, 4):
         write(play, id, TEXTS[id])
-    assert shown(play) == {1: TEXTS[1], 2: "Beta comes second.", 3: "Gamma comes third.", 4: "Delta is last."}
+    assert shown(play) == {1: TEXTS[1]}
     play.end(2)
     assert not play.of(BranchFinished)
     play.end(1)
     assert [event.branch for event in play.of(BranchFinished)] == [1, 2]
     assert shown(play)[2] == SHOWN[2]
     assert shown(play)[3] == SHOWN[3], "it is its turn, although it has not ended"
+
+
+@pytest.mark.parametrize(
+    ("text", "visible"),
+    [
+        (f"{REST} Then get up.", "Then get up."),
+        (f"{REST} This is how to get up. Then eat.", "Then eat."),
+        (f"Get up. {REST} This is how to rest. Then eat.", "Get up. Then eat."),
+        (f"{REST} This is how to get up.", REST),
+        (REST, REST),
+        ("Rest in a dark and quiet room and", "Rest in a dark and quiet room and"),
+    ],
+)
+def test_a_first_sentence_that_repeats_is_left_out_if_another_one_can_be_read_without_it(
+    text: str, visible: str
+) -> None:
+    play = begin()
+    write(play, 1, TEXTS[1])
+    write(play, 2, text)
+    play.end(2)
+    play.end(1)
+    assert shown(play)[2] == visible
 
 
 @pytest.mark.parametrize("seed", seeds(20, 5))

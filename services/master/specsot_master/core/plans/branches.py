@@ -34,6 +34,7 @@ from specsot_master.core.plans.sentences import (
     ends_announcing,
     ends_sentence,
     is_announcement,
+    leans,
     open_fence,
 )
 from specsot_master.core.plans.text_pieces import TextPiece, TokenSpans
@@ -107,8 +108,9 @@ class PlanBranch:
     discarded: how many tokens the discarded beginnings of the branch have; 0 if none was discarded.
     buffer: the pieces of the unfinished sentence.
     closing_rule: decides whether the text is shown, once it is complete; None for a point.
-    defers: True if sentences after the first one wait until all earlier points are over, because those that
-        repeat an earlier point are left out.
+    defers: True if sentences wait until all earlier points are over, because those that repeat an earlier
+        point are left out.
+    leads: True for the first point of the plan, whose first sentence never waits.
     end: why the branch's sequence ended, if its sentences wait then; None before.
     """
 
@@ -132,9 +134,14 @@ class PlanBranch:
     buffer: SentenceBuffer = field(default_factory=SentenceBuffer)
     closing_rule: ClosingRule | None = None
     defers: bool = False
+    leads: bool = False
     end: Reason | None = None
     # The whole sentences that wait for earlier points, in order.
     _deferred: list[list[TextPiece]] = field(default_factory=list[list[TextPiece]])
+    # The first sentence that was left out.
+    _spare: list[TextPiece] = field(default_factory=list[TextPiece])
+    # True if the last sentence that waited was left out.
+    _gap: bool = False
     # Tokens that arrived so far, shown or held.
     _received: int = 0
     # The pieces of a closing's whole sentences.
@@ -148,11 +155,11 @@ class PlanBranch:
     def hold(self, pieces: Iterable[TextPiece]) -> list[TextPiece]:
         """Return the pieces that may be shown now, in order; [] if all are held. A sentence that continues in
         the later part of the budget, where it may be interrupted, is held back until it is complete, unless
-        it is the first one. That part begins after SENTENCES_FROM of the budget, or 2 * SENTENCE_TOKENS
+        it is the first one and does not wait for earlier points. That part begins after SENTENCES_FROM of the budget, or 2 * SENTENCE_TOKENS
         before its end if that is earlier; a branch with a `longest` has no earlier part. Pieces from the next
         point's heading on are dropped, as are those after `longest`. Nothing is held back or dropped unless
-        `holds_sentences` is set. All pieces of a closing are held until `release`, and all but the first
-        sentence of a branch that defers until `take_deferred`.
+        `holds_sentences` is set. All pieces of a closing are held until `release`, and those of a branch that
+        defers until `take_deferred`, except for the first sentence of a branch that leads.
 
         The result depends on the tokens alone, not on how many arrive at once:
 
@@ -169,8 +176,8 @@ class PlanBranch:
             self._received += 1
             first = min(SENTENCES_FROM * self.budget, self.budget - 2 * SENTENCE_TOKENS)
             late = self.holds_sentences and (self.longest is not None or self._received > first)
-            later = self.defers and self.buffer.begun
-            released = self.buffer.add(piece, late and self.buffer.begun)
+            later = self._defers_next
+            released = self.buffer.add(piece, late and (later or self.buffer.begun))
             if later and released:
                 self._defer(released)
             else:
@@ -190,7 +197,7 @@ class PlanBranch:
         """
         if self.closing_rule:
             return self._release_closing(self.closing_rule)
-        later = self.defers and self.buffer.begun
+        later = self._defers_next
         held = self.buffer.take()
         text = _text_of(held)
         interrupted = self.full or reason is Reason.LENGTH
@@ -202,6 +209,11 @@ class PlanBranch:
             self._defer(held)
             return []
         return held
+
+    @property
+    def _defers_next(self) -> bool:
+        """True if the sentence that comes next waits for earlier points."""
+        return self.defers and (self.buffer.begun or not self.leads)
 
     def _defer(self, pieces: list[TextPiece]) -> None:
         """Let the pieces of a whole sentence wait for earlier points. White space before it waits with it.
@@ -215,8 +227,9 @@ class PlanBranch:
 
     def take_deferred(self, said: SaidRuns) -> list[TextPiece]:
         """Return the pieces of the sentences that waited for earlier points, without those sentences that
-        repeat an earlier point; [] if there are none. The number of tokens of the others is added to
-        `left_out`. White space at the end continues to wait for the next sentence.
+        repeat an earlier point, and those that lean on a sentence which was left out ("This helps you to
+        ..."); [] if there are none. The number of tokens of the others is added to `left_out`. White space at
+        the end continues to wait for the next sentence.
 
         said: what the introduction and all earlier points say.
         """
@@ -224,11 +237,21 @@ class PlanBranch:
         waiting = self._deferred
         self._deferred = [waiting.pop()] if waiting and not _text_of(waiting[-1]).strip() else []
         for sentence in waiting:
-            if said.repeats(_text_of(sentence)):
+            text = _text_of(sentence)
+            self._gap = said.repeats(text) or (self._gap and leans(text))
+            if self._gap:
                 self.left_out += len(sentence)
+                self._spare = self._spare or sentence
             else:
                 shown += sentence
         return shown
+
+    def take_spare(self) -> list[TextPiece]:
+        """Return the pieces of the first sentence that was left out, because a point has one sentence at
+        least; [] if none was left out. It is called at the end of a branch of which nothing is shown.
+        """
+        self.left_out -= len(self._spare)
+        return self._spare
 
     def _release_closing(self, rule: ClosingRule) -> list[TextPiece]:
         """Return the pieces of a closing that `rule` allows. Otherwise return [], and set `left_out` to their
@@ -400,6 +423,7 @@ class PlanBranches:
                 buffer=SentenceBuffer(holds_code=aim is not None),
                 closing_rule=ClosingRule(question, introduction, titles) if p.id == closing else None,
                 defers=holds_sentences and aim is not None and p.id != closing,
+                leads=p is points[0],
             )
             for p in points
         }
@@ -608,7 +632,10 @@ class PlanBranches:
         """
         branch = self._branches[id]
         self._read_said()
-        return self._feed(branch, branch.take_deferred(self._said)) + branch.answer.flush()
+        text = self._feed(branch, branch.take_deferred(self._said))
+        if not branch.answer.length:
+            text += self._feed(branch, branch.take_spare())
+        return text + branch.answer.flush()
 
     def _feed(self, branch: PlanBranch, pieces: Iterable[TextPiece]) -> str:
         """Add pieces to a branch and return the part of their text that may be shown; "" if all of it is held

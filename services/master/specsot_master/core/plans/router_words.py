@@ -118,6 +118,9 @@ ANNOUNCING = expression("announcing")
 # How a text begins that speaks of itself, and not of its subject.
 OF_ITSELF = expression("of_itself")
 
+# How a sentence begins that cannot be read without the one before it.
+LEANING = expression("leaning")
+
 # How an answer begins that speaks of the model, and not of the question's subject.
 OF_THE_MODEL = expression("of_the_model")
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
+from specsot_master.core.plans import router_words
 from specsot_master.core.plans.introduction import announces
 from specsot_master.core.plans.text_pieces import TextPiece
 
@@ -14,6 +15,7 @@ ENDS: Final = (".", "!", "?", "。", "！", "？", "\n")
 TAIL_CHARACTERS: Final = 16
 _ITEM: Final = re.compile(r"\s*(?:[-*+•]\s|\d{1,3}(?:[.)]\s|[、．]))")
 _FENCES: Final = ("```", "~~~")
+_LEANING: Final = re.compile(router_words.LEANING, re.IGNORECASE)
 # An end after a digit, as in a number or a list, or a full stop after a single capital letter ("J. K.").
 _ABBREVIATED: Final = re.compile(r"(?:\d[\s\S]|(?:^|[\W_])[A-ZÄÖÜÁÉÍÓÚÑ]\.)\Z")
 
@@ -34,6 +36,11 @@ def ends_sentence(text: str) -> bool:
     if marks or bare.rstrip().endswith((":", "：")):
         return False
     return bare.endswith(ENDS) and bool(bare.strip()) and not _ABBREVIATED.search(bare)
+
+
+def leans(text: str) -> bool:
+    """Return True if a sentence begins with words that lean on the sentence before it: "This helps you"."""
+    return _LEANING.match(text.lstrip()) is not None
 
 
 def ends_announcing(text: str) -> bool:
