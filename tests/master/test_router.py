@@ -343,7 +343,7 @@ def test_a_list_of_up_to_twelve_things_is_planned_with_as_many_points(question: 
     [
         ("What are the benefits of wind energy?", 7),
         ("Welche Vorteile hat das Fahrrad in der Stadt?", 7),
-        ("学习编程有哪些好处？", 5),
+        ("学习编程有哪些好处？", 6),
     ],
 )
 def test_a_plan_has_no_more_points_than_answers_in_its_language_have_room_for(

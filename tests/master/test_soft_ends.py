@@ -13,7 +13,7 @@ from specsot.core.soft_end import SoftEnd
 from specsot.events import BranchFinished, Planned, Reason
 from specsot.params import Ask, Form
 from specsot_master.core.commands import OpenBranch
-from specsot_master.core.limits import CLOSING_AIM, FIRST_SENTENCE_TOKENS, aim_of, soft_limit
+from specsot_master.core.limits import CLOSING_AIM, FIRST_SENTENCE_TOKENS, SHOWN_FRACTION, aim_of, soft_limit
 from specsot_master.core.plans.merged_answer import heading_of
 from specsot_master.core.plans.speculation import PLAN_ORDINAL
 from specsot_master.core.sequence import SequenceFactory
@@ -71,7 +71,7 @@ def begun(**ends: object) -> Play:
 def test_the_branches_of_an_answer_of_usual_length_may_end_at_85_percent_of_their_mean() -> None:
     play = begun()
     headings = [heading_of(point) for point in play.of(Planned)[0].points]
-    aim = aim_of(320, 4, sum(map(len, headings)) + len(INTRODUCTION) + CLOSING_AIM)
+    aim = aim_of(int(320 / SHOWN_FRACTION), 4, sum(map(len, headings)) + len(INTRODUCTION) + CLOSING_AIM)
     *points, closing = play.of(OpenBranch)
     soft = int(0.85 * aim)
     longest = max(int(1.5 * aim), FIRST_SENTENCE_TOKENS)

@@ -155,9 +155,10 @@ class PlanBranch:
     def hold(self, pieces: Iterable[TextPiece]) -> list[TextPiece]:
         """Return the pieces that may be shown now, in order; [] if all are held. A sentence that continues in
         the later part of the budget, where it may be interrupted, is held back until it is complete, unless
-        it is the first one and does not wait for earlier points. That part begins after SENTENCES_FROM of the budget, or 2 * SENTENCE_TOKENS
-        before its end if that is earlier; a branch with a `longest` has no earlier part. Pieces from the next
-        point's heading on are dropped, as are those after `longest`. Nothing is held back or dropped unless
+        it is the first one and does not wait for earlier points. That part begins after SENTENCES_FROM of the
+        budget, or 2 * SENTENCE_TOKENS before its end if that is earlier; a branch with a `longest` has no
+        earlier part. Pieces from the next point's heading on are dropped, as are those after `longest`.
+        Nothing is held back or dropped unless
         `holds_sentences` is set. All pieces of a closing are held until `release`, and those of a branch that
         defers until `take_deferred`, except for the first sentence of a branch that leads.
 
@@ -227,11 +228,11 @@ class PlanBranch:
 
     def take_deferred(self, said: SaidRuns) -> list[TextPiece]:
         """Return the pieces of the sentences that waited for earlier points, without those sentences that
-        repeat an earlier point, and those that lean on a sentence which was left out ("This helps you to
-        ..."); [] if there are none. The number of tokens of the others is added to `left_out`. White space at
-        the end continues to wait for the next sentence.
+        repeat an earlier point or sentence, and those that lean on a sentence which was left out ("This helps
+        you to ..."); [] if there are none. The number of tokens of the others is added to `left_out`. White
+        space at the end continues to wait for the next sentence.
 
-        said: what the introduction and all earlier points say.
+        said: what the introduction and all earlier points say, to which what is shown is added.
         """
         shown: list[TextPiece] = []
         waiting = self._deferred
@@ -243,6 +244,7 @@ class PlanBranch:
                 self.left_out += len(sentence)
                 self._spare = self._spare or sentence
             else:
+                said.add(text)
                 shown += sentence
         return shown
 

@@ -43,8 +43,8 @@ from specsot_master.core.commands import (
 from specsot_master.core.limits import (
     CLOSING_AIM,
     MIN_BRANCH_TOKENS,
+    SHOWN_FRACTION,
     aim_of,
-    fitting_points,
     least_of,
     length_of_things,
     mode_of,
@@ -642,30 +642,23 @@ class RequestPlan:
         self, points: Sequence[Point], headings: Mapping[int, int], closing: int | None
     ) -> int | None:
         """Return how many tokens each point should have. Return None if the plan has no aim, or if the client
-        wants the model's end tokens ignored: then each branch writes all of its share. The tokens of the
-        introduction, the headings and the closing are taken off the aim first.
+        wants the model's end tokens ignored: then each branch writes all of its share.
+
+        The shown text is to be as long as a direct answer of the same form as this request's direct answer
+        usually is, scaled to the number of things if the introduction or the question names one
+        (`length_of_things`). The tokens of the introduction, the headings and the closing are taken off the
+        aim first.
 
         points: the points of the plan, without the closing.
         headings: tokens of each point's heading, by point id.
         closing: the id of the closing, or None if the plan has none.
         """
-        whole = self._whole_aim
-        if whole is None:
-            return None
-        others = sum(headings.values()) + len(self._solo.tokens) + (CLOSING_AIM if closing else 0)
-        return aim_of(whole, len(points), others)
-
-    @property
-    def _whole_aim(self) -> int | None:
-        """The number of tokens that the whole planned answer aims at: the usual length of a direct answer of
-        the same form as this request's direct answer, scaled to the number of things if the introduction or
-        the question names one (`length_of_things`). None if the plan has no aim, or if the client wants the
-        model's end tokens ignored.
-        """
         spec = self._speculation
         if self._answer_tokens is None or spec is None or self._ask.ignore_eos:
             return None
-        return length_of_things(self._answer_tokens.of(spec.form.form or "plain"), spec.named_count)
+        usual = length_of_things(self._answer_tokens.of(spec.form.form or "plain"), spec.named_count)
+        others = sum(headings.values()) + len(self._solo.tokens) + (CLOSING_AIM if closing else 0)
+        return aim_of(int(usual / SHOWN_FRACTION), len(points), others)
 
     # --- a plan and a direct answer at the same time ---
 
@@ -768,8 +761,7 @@ class RequestPlan:
     def _use_plan(self, spec: Speculation, now: float) -> list[Command]:
         """End the direct answer after its introduction, and start the branches. If there are too few tokens
         for two points, use the direct answer. Return the commands that follow. Points beyond those that the
-        introduction promises, or that the rules allow, are left out, as are the last points of a plan that
-        would be too long, unless the question or the introduction names a number of points.
+        introduction promises, or that the rules allow, are left out.
 
         spec: the plan, which is complete, and the direct answer, whose introduction is known.
         now: the present time, in seconds of the engine's clock.
@@ -778,10 +770,6 @@ class RequestPlan:
         # A plan that has reached its own usual length is not incomplete for that.
         limited = spec.cut and plan_limit(self._ask) <= skeleton_limit(self._ask, True, speculates=True)
         cut = limited or len(points) < len(spec.promised_points)
-        whole = self._whole_aim
-        if whole is not None and spec.named_count is None:
-            headings = [self._size(heading_of(point)) for point in points]
-            points = points[: fitting_points(whole - self._size(spec.introduction_text), headings)]
         rest = self._ask.limits.new_tokens - self._before - spec.skeleton.written - MAX_INTRODUCTION_TOKENS
         if rest < sum(self._size(heading_of(point)) + MIN_BRANCH_TOKENS for point in points[:2]):
             return self._use_direct(spec, now)

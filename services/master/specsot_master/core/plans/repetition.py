@@ -1,8 +1,7 @@
 """Which sentences repeat an earlier part of the answer: they have several words in a row from it.
 
 Branches do not see one another, so that several may end with the same sentence ("For example, if you both
-enjoy hiking, you could plan a trip"). Sentences are compared by the stems of their words, and what the
-question has in a row may be said again.
+enjoy hiking, you could plan a trip"). Sentences are compared by the stems of their words.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Final
 from specsot_master.core.plans.guards import Stems
 
 # Words, and characters of Han script, in a row. A sentence that shares so many with an earlier part of the
-# answer, and not with the question, repeats that part. Chosen by reading.
+# answer repeats that part. Chosen by reading.
 REPEATED_WORDS: Final = 5
 REPEATED_CHARACTERS: Final = 8
 
@@ -29,10 +28,9 @@ class SaidRuns:
     def __init__(self, question: str) -> None:
         """Start with an empty answer.
 
-        question: the text that the client asks; "" if it is not given as text.
+        question: the text that the client asks, for its language; "" if it is not given as text.
         """
         self._stems = Stems(question, ())
-        self._asked = runs_of([word for word in self._stems.question if word.isalnum()])
         self._said = set[tuple[str, ...]]()
 
     def add(self, text: str) -> None:
@@ -44,11 +42,11 @@ class SaidRuns:
 
     def repeats(self, text: str) -> bool:
         """Return True if the text shares REPEATED_WORDS words in a row with what was added, or
-        REPEATED_CHARACTERS characters of Han script, which the question does not have in a row.
+        REPEATED_CHARACTERS characters of Han script.
 
         text: a sentence, or several.
         """
-        return bool(runs_of(self._stems.of(text)) & self._said - self._asked)
+        return bool(runs_of(self._stems.of(text)) & self._said)
 
 
 def runs_of(words: Sequence[str]) -> set[tuple[str, ...]]:
