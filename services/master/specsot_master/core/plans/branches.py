@@ -138,10 +138,12 @@ class PlanBranch:
     end: Reason | None = None
     # The whole sentences that wait for earlier points, in order.
     _deferred: list[list[TextPiece]] = field(default_factory=list[list[TextPiece]])
-    # The first sentence that was left out.
+    # The first sentence, if it was left out and no other one is shown; else [].
     _spare: list[TextPiece] = field(default_factory=list[TextPiece])
-    # True if the last sentence that waited was left out.
-    _gap: bool = False
+    # The last sentence that waited, if it was left out; else [].
+    _gap: list[TextPiece] = field(default_factory=list[TextPiece])
+    # True once one of the sentences that waited is shown.
+    _begun: bool = False
     # Tokens that arrived so far, shown or held.
     _received: int = 0
     # The pieces of a closing's whole sentences.
@@ -228,9 +230,13 @@ class PlanBranch:
 
     def take_deferred(self, said: SaidRuns) -> list[TextPiece]:
         """Return the pieces of the sentences that waited for earlier points, without those sentences that
-        repeat an earlier point or sentence, and those that lean on a sentence which was left out ("This helps
-        you to ..."); [] if there are none. The number of tokens of the others is added to `left_out`. White
-        space at the end continues to wait for the next sentence.
+        repeat an earlier point or sentence, and without those that lean on such a sentence ("This helps you
+        to ..."). A first sentence that repeats is shown if the second one leans on it. Return [] if there are
+        no sentences. The number of tokens of those left out is added to `left_out`. White space at the end
+        continues to wait for the next sentence.
+
+            "Rest early.", which repeats, "Then get up." -> "Then get up."
+            "Rest early.", which repeats, "This helps."  -> both
 
         said: what the introduction and all earlier points say, to which what is shown is added.
         """
@@ -239,21 +245,31 @@ class PlanBranch:
         self._deferred = [waiting.pop()] if waiting and not _text_of(waiting[-1]).strip() else []
         for sentence in waiting:
             text = _text_of(sentence)
-            self._gap = said.repeats(text) or (self._gap and leans(text))
-            if self._gap:
+            repeats = said.repeats(text)
+            leaning = bool(self._gap) and leans(text)
+            if leaning and not repeats and self._gap is self._spare:
+                sentence = self.take_spare() + sentence
+                leaning = False
+            if repeats or leaning:
                 self.left_out += len(sentence)
-                self._spare = self._spare or sentence
+                self._gap = sentence
+                if not (self._begun or self.leads):
+                    self._spare = self._spare or sentence
             else:
+                self._begun = True
+                self._gap = self._spare = []
                 said.add(text)
                 shown += sentence
         return shown
 
     def take_spare(self) -> list[TextPiece]:
-        """Return the pieces of the first sentence that was left out, because a point has one sentence at
-        least; [] if none was left out. It is called at the end of a branch of which nothing is shown.
+        """Return the pieces of the first sentence, if it was left out and nothing of the branch is shown yet,
+        else []. A point has one sentence at least, so that it is also shown at the end of such a branch.
         """
-        self.left_out -= len(self._spare)
-        return self._spare
+        spare = self._spare
+        self._spare = []
+        self.left_out -= len(spare)
+        return spare
 
     def _release_closing(self, rule: ClosingRule) -> list[TextPiece]:
         """Return the pieces of a closing that `rule` allows. Otherwise return [], and set `left_out` to their
