@@ -27,8 +27,8 @@ REST = "Rest in a dark and quiet room."
         (REST, "", False),
         ("", REST, False),
         ("You sleep well in an old and noisy house.", "To sleep well in an old and noisy house, go.", True),
-        ("这可以帮助你放松身心。", "这可以帮助你放松。", True),
-        ("这可以帮助你放松身心。", "它可以帮助睡眠。", False),
+        ("这可以帮助你放松身心。", "这可以帮助你放松身心。", True),
+        ("这可以帮助你放松身心。", "这可以帮助你放松。", False),
     ],
 )
 def test_a_sentence_repeats_what_has_five_of_its_words_in_a_row(

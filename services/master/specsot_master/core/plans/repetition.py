@@ -12,9 +12,11 @@ from typing import Final
 from specsot_master.core.plans.guards import Stems
 
 # Words, and characters of Han script, in a row. A sentence that shares so many with an earlier part of the
-# answer repeats that part. Chosen by reading.
+# answer repeats that part. Words chosen by reading. Characters chosen by measurement: 12 Chinese answers of
+# Qwen2.5-Coder-1.5B-Instruct share 3.0 % of their runs of four words with 10, and keep 96 % of their text;
+# with 8, it was 2.5 % and 91 %, and 60 % of the points had a single sentence instead of 47 %.
 REPEATED_WORDS: Final = 5
-REPEATED_CHARACTERS: Final = 8
+REPEATED_CHARACTERS: Final = 10
 
 
 class SaidRuns:

@@ -214,8 +214,8 @@ SPANISH = Sentences(
         "No digas nada de los demás puntos.\n\nPunto {id}: «{title}»"
     ),
     article=(
-        "Responde con estos títulos y escribe debajo de cada uno un párrafo breve con un detalle concreto o "
-        "un ejemplo, sin listas:\n{plan}"
+        "Responde con estos títulos y escribe debajo de cada uno un párrafo breve y concreto, sin listas:\n"
+        "{plan}"
     ),
     introduced="La respuesta empieza con este párrafo:\n{introduction}",
     conclusion="Un último consejo",
