@@ -11,7 +11,6 @@ from specsot.params import Ask, Limits
 from specsot_master.core.commands import OpenBranch
 from specsot_master.core.limits import (
     CLOSING_AIM,
-    SHOWN_FRACTION,
     USUAL_THINGS,
     aim_of,
     skeleton_limit,
@@ -91,7 +90,7 @@ def test_the_aim_of_each_point_follows_from_the_form_of_the_direct_answer(answer
     play = play_of(answer, 4, UsualLengths(500, 600))
     points = play.of(Planned)[0].points
     others = sum(len(heading_of(point)) for point in points) + len(INTRODUCTION) + CLOSING_AIM
-    aim = aim_of(int(tokens / SHOWN_FRACTION), 4, others)
+    aim = aim_of(tokens, 4, others)
     assert {one.budget for one in play.of(OpenBranch)} == {int(1.5 * aim)}
 
 
@@ -106,7 +105,7 @@ def test_an_answer_is_as_long_as_the_things_that_are_named(
     points = play.of(Planned)[0].points
     assert len(points) == things
     others = sum(len(heading_of(point)) for point in points) + len(introduction) + CLOSING_AIM
-    aim = aim_of(int(800 * things // USUAL_THINGS / SHOWN_FRACTION), things, others)
+    aim = aim_of(800 * things // USUAL_THINGS, things, others)
     assert {one.budget for one in play.of(OpenBranch)} == {int(1.5 * aim)}
 
 

@@ -13,7 +13,7 @@ from specsot.core.soft_end import SoftEnd
 from specsot.events import BranchFinished, Planned, Reason
 from specsot.params import Ask, Form
 from specsot_master.core.commands import OpenBranch
-from specsot_master.core.limits import CLOSING_AIM, FIRST_SENTENCE_TOKENS, SHOWN_FRACTION, aim_of, soft_limit
+from specsot_master.core.limits import CLOSING_AIM, FIRST_SENTENCE_TOKENS, aim_of, longest_branch, soft_limit
 from specsot_master.core.plans.merged_answer import heading_of
 from specsot_master.core.plans.speculation import PLAN_ORDINAL
 from specsot_master.core.sequence import SequenceFactory
@@ -71,13 +71,18 @@ def begun(**ends: object) -> Play:
 def test_the_branches_of_an_answer_of_usual_length_may_end_at_85_percent_of_their_mean() -> None:
     play = begun()
     headings = [heading_of(point) for point in play.of(Planned)[0].points]
-    aim = aim_of(int(320 / SHOWN_FRACTION), 4, sum(map(len, headings)) + len(INTRODUCTION) + CLOSING_AIM)
+    aim = aim_of(320, 4, sum(map(len, headings)) + len(INTRODUCTION) + CLOSING_AIM)
     *points, closing = play.of(OpenBranch)
     soft = int(0.85 * aim)
     longest = max(int(1.5 * aim), FIRST_SENTENCE_TOKENS)
     assert [(one.soft_limit, one.budget) for one in points] == [(soft, longest)] * 4
     assert not closing.point.title
     assert (closing.soft_limit, closing.budget) == (1, longest)
+
+
+@pytest.mark.parametrize(("aim", "longest"), [(24, 60), (30, 65), (60, 91), (70, 105), (80, 120)])
+def test_a_sentence_that_began_before_the_soft_limit_has_room(aim: int, longest: int) -> None:
+    assert longest_branch(aim) == longest
 
 
 def test_a_client_that_ignores_end_tokens_gets_the_whole_share_of_each_branch() -> None:

@@ -23,9 +23,9 @@ MAX_ID_CHARACTERS = 128
 # for its heading, and two sentences.
 POINT_TOKENS = 64
 # Points. The maximum number of points of a plan that aims at the length of a direct answer, unless the
-# client asks for more. Chosen by reading answers of Qwen2.5-Coder-1.5B-Instruct. Its Chinese answers are
-# shorter: with seven points, most of them would have one sentence.
-USUAL_POINTS: Final[Mapping[Language, int]] = {"en": 7, "zh": 6, "de": 7, "es": 7}
+# client asks for more. Chosen by reading answers of Qwen2.5-Coder-1.5B-Instruct: with seven points, most
+# of them had a single general sentence.
+USUAL_POINTS: Final = 6
 # Points. The maximum number of points of any other list, unless the client asks for more: as many branches as
 # a request runs at once by default.
 MAX_UNASKED_POINTS: Final = 8
@@ -47,11 +47,6 @@ CLOSING_AIM = 15
 # Things. The number of things that a direct answer of the usual length names. Chosen by measurement: the
 # lists of 41 direct answers of Qwen2.5-Coder-1.5B-Instruct have from 4 to 18 items, 8 in the median.
 USUAL_THINGS: Final = 8
-# Fraction. The shown text of a planned answer has this fraction of the tokens at which the answer aims:
-# sentences that repeat are left out, and points end by themselves. Chosen by measurement: without it, 40
-# planned answers of Qwen2.5-Coder-1.5B-Instruct had 0.86 times the tokens of their direct answers in the
-# geometric mean (English 0.87, German 0.84, Spanish 0.95, Chinese 0.74).
-SHOWN_FRACTION: Final = 0.85
 # Tokens. The fewest for which a point of a list plan is worth a heading, as POINT_TOKENS is for other plans:
 # the prompt of such a point asks for two or three sentences.
 LIST_POINT_TOKENS = 75
@@ -92,13 +87,13 @@ def soft_limit(limit: int, aim: int | None = None) -> int:
 
 def longest_branch(aim: int) -> int:
     """Return the number of tokens at which a branch with a whole sentence ends, without the sentence that it
-    has begun.
+    has begun. A sentence that was begun before the soft limit has room for SENTENCE_TOKENS tokens.
 
-        aim 60 -> 90
+        aim 80 -> 120    aim 30 -> 65 (25 + 40)
 
     aim: how many tokens the branch should have, about.
     """
-    return int(LONGEST_BRANCH * aim)
+    return max(int(LONGEST_BRANCH * aim), int(SOFT_END_FROM * aim) + SENTENCE_TOKENS)
 
 
 def hard_limit(limit: int, aim: int | None) -> int:
@@ -237,7 +232,7 @@ def rules_of(
     """Return what this request's skeleton may contain. A plan has no more points than the token limit can pay
     for, at least two in a list and at least one in markers. A list has as many points as the question asks
     for, at most MAX_LIST_POINTS; if it asks for no number, at most MAX_UNASKED_POINTS, and with `speculates`
-    at most USUAL_POINTS of the question's language. A plan in markers has at most MAX_POINTS. `polish` halves
+    at most USUAL_POINTS. A plan in markers has at most MAX_POINTS. `polish` halves
     the tokens that points may use. In markers the model may answer directly in mode auto only.
 
     ask: what the client asks for; its limits, mode, tools and question are used.
@@ -254,7 +249,7 @@ def rules_of(
         question = question_of(ask)
         asked = points_asked(question)
         room = tokens // (POINT_TOKENS if asked else LIST_POINT_TOKENS)
-        usual = USUAL_POINTS[language_of(question)] if speculates else MAX_UNASKED_POINTS
+        usual = USUAL_POINTS if speculates else MAX_UNASKED_POINTS
         list_points = min(room, points or MAX_LIST_POINTS, asked or usual, MAX_LIST_POINTS)
         return PlanRules(direct=False, max_points=max(2, list_points), listed=True)
     return PlanRules(

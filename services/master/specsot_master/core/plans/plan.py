@@ -43,7 +43,6 @@ from specsot_master.core.commands import (
 from specsot_master.core.limits import (
     CLOSING_AIM,
     MIN_BRANCH_TOKENS,
-    SHOWN_FRACTION,
     aim_of,
     least_of,
     length_of_things,
@@ -658,7 +657,7 @@ class RequestPlan:
             return None
         usual = length_of_things(self._answer_tokens.of(spec.form.form or "plain"), spec.named_count)
         others = sum(headings.values()) + len(self._solo.tokens) + (CLOSING_AIM if closing else 0)
-        return aim_of(int(usual / SHOWN_FRACTION), len(points), others)
+        return aim_of(usual, len(points), others)
 
     # --- a plan and a direct answer at the same time ---
 
