@@ -164,7 +164,7 @@ ENGLISH = Sentences(
     ),
 )
 # "in zwei oder drei Sätzen" and "en dos o tres frases" make models number their sentences ("Erster Satz:",
-# "Hier sind zwei Sätze"), so that German and Spanish ask for a short paragraph. Chinese bounds the length.
+# "Hier sind zwei Sätze"), so that German and Spanish ask for a short paragraph. Chinese names its length.
 # Below "Ein letzter Rat" or "Empfehlung", Qwen2.5-Coder-1.5B-Instruct wrote about these words ("Ein letzter
 # Rat ist eine der häufigsten Ursachen von Stress."), so that German has a conclusion.
 GERMAN = Sentences(
