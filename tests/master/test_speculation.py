@@ -571,15 +571,15 @@ async def arriving_together(*asks: Ask, live: int = 256) -> list[str]:
 
 
 async def test_plans_that_are_not_opened_yet_take_their_places() -> None:
-    """A plan of at most seven points with its closing takes eight places, from its admission on."""
+    """A plan of at most six points with its closing takes seven places, from its admission on."""
     assert await arriving_together(ASK, ASK, ASK) == [PLANNED, DIRECT, DIRECT]
-    assert await arriving_together(ALONE, ASK, live=8) == [DIRECT, DIRECT]
-    assert await arriving_together(ALONE, ASK, live=9) == [DIRECT, PLANNED]
+    assert await arriving_together(ALONE, ASK, live=7) == [DIRECT, DIRECT]
+    assert await arriving_together(ALONE, ASK, live=8) == [DIRECT, PLANNED]
 
 
 async def test_many_requests_are_answered_directly_although_the_ring_has_places() -> None:
-    """A plan beside four direct answers has twelve sequences; with more, all answers would come later."""
-    for others, planned in ((4, [PLANNED]), (5, [DIRECT])):
+    """A plan beside five direct answers has twelve sequences; with more, all answers would come later."""
+    for others, planned in ((5, [PLANNED]), (6, [DIRECT])):
         assert await arriving_together(*[ALONE] * others, ASK) == [DIRECT] * others + planned
     assert await arriving_together(*[ASK] * 16) == [PLANNED] + [DIRECT] * 15
 

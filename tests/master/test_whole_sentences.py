@@ -177,7 +177,7 @@ def test_the_closing_may_end_after_its_first_sentence() -> None:
 def test_at_its_longest_a_branch_leaves_its_unfinished_sentence_out_and_lacks_nothing(together: int) -> None:
     made = aimed(6)
     longest = made[1].longest
-    assert longest == 9
+    assert longest == 45
     words = [*WORDS[:4], *[" and"] * (longest - 4), " so", "."]
     assert write(made, words, Reason.LENGTH, together) == "Light is fast."
     assert (made[1].reason, made[1].mark) == (Reason.STOP, "")
@@ -252,8 +252,8 @@ def test_a_long_sentence_that_begins_early_is_left_out_too() -> None:
 @pytest.mark.parametrize("together", [1, 3, 100])
 def test_the_first_sentence_of_a_branch_is_whole_even_if_it_is_long(together: int) -> None:
     made = aimed(32)
-    words = ["Light", *[" and"] * 60, "."]
-    assert made[1].longest == 48
+    words = ["Light", *[" and"] * 90, "."]
+    assert made[1].longest == 67
     assert write(made, [*words, " It", " is"], Reason.LENGTH, together) == "".join(words)
     assert (made[1].reason, made[1].mark, made[1].stopped) == (Reason.STOP, "", True)
 

@@ -12,7 +12,7 @@ from specsot_master.core.ring.quarantine import BreakHistory, Quarantine
 from specsot_master.core.ring.ring_state import EngineConfig
 
 # Sequences. A speculative plan is begun only if all requests together may then decode no more of them: one
-# plan of 8 sequences and at most four direct answers. Every further sequence slows down each step, and so do
+# plan of 7 sequences and at most five direct answers. Every further sequence slows down each step, and so do
 # the prompts of a plan. Direct answers that are admitted later may exceed the number. Chosen by measurement
 # (1.5B, H200, 8 clients): with 32, 28 of 60 answers were planned, and all answers together took 1.16 times as
 # long as direct ones, since those without a plan took 1.6 times as long. With 12, eight clients leave no
