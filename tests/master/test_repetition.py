@@ -100,6 +100,7 @@ def test_the_sentences_of_a_point_wait_until_all_earlier_points_are_over() -> No
         (f"{REST} {REST} This is how to get up. Then eat.", "Then eat."),
         (f"Get up. {REST} This is how to rest. Then eat.", "Get up. Then eat."),
         (f"{REST} This is how. {INTRODUCTION}", f"{REST} This is how."),
+        (f"{REST} Here are some tips. Eat.", f"{REST} Here are some tips. Eat."),
         (f"{REST} {INTRODUCTION}", REST),
         (
             "Eat in the big and old kitchen. Cook in the big and old kitchen. Sit.",

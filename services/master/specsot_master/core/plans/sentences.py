@@ -39,8 +39,11 @@ def ends_sentence(text: str) -> bool:
 
 
 def leans(text: str) -> bool:
-    """Return True if a sentence begins with words that lean on the sentence before it: "This helps you"."""
-    return _LEANING.match(text.lstrip()) is not None
+    """Return True if a sentence begins with words that lean on the sentence before it ("This helps you"), or
+    announces what follows ("Here are some tips"), with which no text begins.
+    """
+    bare = text.strip()
+    return _LEANING.match(bare) is not None or announces(bare)
 
 
 def ends_announcing(text: str) -> bool:
