@@ -27,7 +27,7 @@ from specsot_master.core.plans.openings import (
     opening_of,
     speaks_of_itself,
 )
-from specsot_master.core.plans.repetition import SaidRuns
+from specsot_master.core.plans.repetition import RepetitionFilter
 from specsot_master.core.plans.sentences import (
     NextHeading,
     SentenceBuffer,
@@ -108,9 +108,8 @@ class PlanBranch:
     discarded: how many tokens the discarded beginnings of the branch have; 0 if none was discarded.
     buffer: the pieces of the unfinished sentence.
     closing_rule: decides whether the text is shown, once it is complete; None for a point.
-    defers: True if sentences wait until all earlier points are over, because those that repeat an earlier
-        point are left out.
-    leads: True for the first point of the plan, whose first sentence never waits.
+    defers: True if sentences after the first one wait until all earlier points are over, because those that
+        repeat an earlier point are left out.
     end: why the branch's sequence ended, if its sentences wait then; None before.
     """
 
@@ -134,16 +133,11 @@ class PlanBranch:
     buffer: SentenceBuffer = field(default_factory=SentenceBuffer)
     closing_rule: ClosingRule | None = None
     defers: bool = False
-    leads: bool = False
     end: Reason | None = None
     # The whole sentences that wait for earlier points, in order.
     _deferred: list[list[TextPiece]] = field(default_factory=list[list[TextPiece]])
-    # The first sentence, if it was left out and no other one is shown; else [].
-    _spare: list[TextPiece] = field(default_factory=list[TextPiece])
-    # The last sentence that waited, if it was left out; else [].
-    _gap: list[TextPiece] = field(default_factory=list[TextPiece])
-    # True once one of the sentences that waited is shown.
-    _begun: bool = False
+    # Whether the last sentence that waited was left out.
+    _gap: bool = False
     # Tokens that arrived so far, shown or held.
     _received: int = 0
     # The pieces of a closing's whole sentences.
@@ -157,12 +151,11 @@ class PlanBranch:
     def hold(self, pieces: Iterable[TextPiece]) -> list[TextPiece]:
         """Return the pieces that may be shown now, in order; [] if all are held. A sentence that continues in
         the later part of the budget, where it may be interrupted, is held back until it is complete, unless
-        it is the first one and does not wait for earlier points. That part begins after SENTENCES_FROM of the
-        budget, or 2 * SENTENCE_TOKENS before its end if that is earlier; a branch with a `longest` has no
-        earlier part. Pieces from the next point's heading on are dropped, as are those after `longest`.
-        Nothing is held back or dropped unless
-        `holds_sentences` is set. All pieces of a closing are held until `release`, and those of a branch that
-        defers until `take_deferred`, except for the first sentence of a branch that leads.
+        it is the first one. That part begins after SENTENCES_FROM of the budget, or 2 * SENTENCE_TOKENS
+        before its end if that is earlier; a branch with a `longest` has no earlier part. Pieces from the next
+        point's heading on are dropped, as are those after `longest`. Nothing is held back or dropped unless
+        `holds_sentences` is set. All pieces of a closing are held until `release`, and all but the first
+        sentence of a branch that defers until `take_deferred`.
 
         The result depends on the tokens alone, not on how many arrive at once:
 
@@ -179,8 +172,8 @@ class PlanBranch:
             self._received += 1
             first = min(SENTENCES_FROM * self.budget, self.budget - 2 * SENTENCE_TOKENS)
             late = self.holds_sentences and (self.longest is not None or self._received > first)
-            later = self._defers_next
-            released = self.buffer.add(piece, late and (later or self.buffer.begun))
+            later = self.defers and self.buffer.begun
+            released = self.buffer.add(piece, late and self.buffer.begun)
             if later and released:
                 self._defer(released)
             else:
@@ -200,7 +193,7 @@ class PlanBranch:
         """
         if self.closing_rule:
             return self._release_closing(self.closing_rule)
-        later = self._defers_next
+        later = self.defers and self.buffer.begun
         held = self.buffer.take()
         text = _text_of(held)
         interrupted = self.full or reason is Reason.LENGTH
@@ -213,11 +206,6 @@ class PlanBranch:
             return []
         return held
 
-    @property
-    def _defers_next(self) -> bool:
-        """True if the sentence that comes next waits for earlier points."""
-        return self.defers and (self.buffer.begun or not self.leads)
-
     def _defer(self, pieces: list[TextPiece]) -> None:
         """Let the pieces of a whole sentence wait for earlier points. White space before it waits with it.
 
@@ -228,48 +216,28 @@ class PlanBranch:
         else:
             self._deferred.append(pieces)
 
-    def take_deferred(self, said: SaidRuns) -> list[TextPiece]:
-        """Return the pieces of the sentences that waited for earlier points, without those sentences that
-        repeat an earlier point or sentence, and without those that lean on such a sentence ("This helps you
-        to ..."). A first sentence that repeats is shown if the second one leans on it. Return [] if there are
-        no sentences. The number of tokens of those left out is added to `left_out`. White space at the end
-        continues to wait for the next sentence.
+    def take_deferred(self, earlier: RepetitionFilter) -> list[TextPiece]:
+        """Return the pieces of the sentences that waited for earlier points, without those that repeat the
+        answer so far, and without those that lean on a sentence left out ("This helps you to ..."). Return []
+        if there are no sentences. The number of tokens of those left out is added to `left_out`. White space
+        at the end continues to wait for the next sentence.
 
-            "Rest early.", which repeats, "Then get up." -> "Then get up."
-            "Rest early.", which repeats, "This helps."  -> both
-
-        said: what the introduction and all earlier points say, to which what is shown is added.
+        earlier: the introduction and all earlier points, to which what is shown of this point is added.
         """
         shown: list[TextPiece] = []
         waiting = self._deferred
         self._deferred = [waiting.pop()] if waiting and not _text_of(waiting[-1]).strip() else []
+        if waiting:
+            earlier.add(self.answer.text)
         for sentence in waiting:
             text = _text_of(sentence)
-            repeats = said.repeats(text)
-            leaning = bool(self._gap) and leans(text)
-            if leaning and not repeats and self._gap is self._spare:
-                sentence = self.take_spare() + sentence
-                leaning = False
-            if repeats or leaning:
+            self._gap = earlier.repeats(text) or (self._gap and leans(text))
+            if self._gap:
                 self.left_out += len(sentence)
-                self._gap = sentence
-                if not (self._begun or self.leads):
-                    self._spare = self._spare or sentence
             else:
-                self._begun = True
-                self._gap = self._spare = []
-                said.add(text)
+                earlier.add(text)
                 shown += sentence
         return shown
-
-    def take_spare(self) -> list[TextPiece]:
-        """Return the pieces of the first sentence, if it was left out and nothing of the branch is shown yet,
-        else []. A point has one sentence at least, so that it is also shown at the end of such a branch.
-        """
-        spare = self._spare
-        self._spare = []
-        self.left_out -= len(spare)
-        return spare
 
     def _release_closing(self, rule: ClosingRule) -> list[TextPiece]:
         """Return the pieces of a closing that `rule` allows. Otherwise return [], and set `left_out` to their
@@ -441,14 +409,13 @@ class PlanBranches:
                 buffer=SentenceBuffer(holds_code=aim is not None),
                 closing_rule=ClosingRule(question, introduction, titles) if p.id == closing else None,
                 defers=holds_sentences and aim is not None and p.id != closing,
-                leads=p is points[0],
             )
             for p in points
         }
-        # What the introduction and the first `_num_said` points say, all of which are over.
-        self._said = SaidRuns(question)
-        self._said.add(introduction)
-        self._num_said = 0
+        # The introduction and the first `_num_over` points, all of which are over.
+        self._earlier = RepetitionFilter(question)
+        self._earlier.add(introduction)
+        self._num_over = 0
 
     def __getitem__(self, id: int) -> PlanBranch:
         """Return the branch of the point with this id. Raises KeyError if the plan has no such point."""
@@ -572,16 +539,16 @@ class PlanBranches:
     @property
     def turn(self) -> int | None:
         """The id of the first branch that is not over; None if all are over. Its sentences wait no longer."""
-        self._read_said()
-        return self.points[self._num_said].id if self._num_said < len(self.points) else None
+        self._read_over()
+        return self.points[self._num_over].id if self._num_over < len(self.points) else None
 
-    def _read_said(self) -> None:
+    def _read_over(self) -> None:
         """Add what the first branches say, as far as they are over."""
-        for point in self.points[self._num_said :]:
+        for point in self.points[self._num_over :]:
             if not self._branches[point.id].reason:
                 return
-            self._said.add(self._branches[point.id].answer.text)
-            self._num_said += 1
+            self._earlier.add(self._branches[point.id].answer.text)
+            self._num_over += 1
 
     def waits(self, id: int) -> bool:
         """Return True if sentences of this branch wait for earlier points, so that the branch cannot end yet.
@@ -631,7 +598,7 @@ class PlanBranches:
         """
         branch = self._branches[id]
         text = self._feed(branch, branch.hold(pieces))
-        return text if self.waits(id) else text + self._feed(branch, branch.take_deferred(self._said))
+        return text if self.waits(id) else text + self._feed(branch, branch.take_deferred(self._earlier))
 
     def flush(self, id: int, reason: Reason) -> str:
         """Add the pieces that a branch still holds when it ends for this reason, and the sentences that have
@@ -649,11 +616,8 @@ class PlanBranches:
         id: the point's id.
         """
         branch = self._branches[id]
-        self._read_said()
-        text = self._feed(branch, branch.take_deferred(self._said))
-        if not branch.answer.length:
-            text += self._feed(branch, branch.take_spare())
-        return text + branch.answer.flush()
+        self._read_over()
+        return self._feed(branch, branch.take_deferred(self._earlier)) + branch.answer.flush()
 
     def _feed(self, branch: PlanBranch, pieces: Iterable[TextPiece]) -> str:
         """Add pieces to a branch and return the part of their text that may be shown; "" if all of it is held

@@ -15,7 +15,7 @@ from typing import Final
 
 from specsot_master.core.plans.guards import Stems
 from specsot_master.core.plans.openings import opening_of, speaks_of_itself
-from specsot_master.core.plans.repetition import runs_of
+from specsot_master.core.plans.repetition import ngrams_of
 from specsot_master.core.plans.sentences import ends_sentence
 from specsot_master.core.plans.wording import DEFAULT_SENTENCES, language_of
 
@@ -67,8 +67,8 @@ class ClosingRule:
             return False
         named = self.num_named(words, stems)
         lists = named > 1 and named >= LISTED_TITLES * len(self.titles)
-        said = runs_of(stems.of(self.introduction)) - runs_of(stems.of(self.question))
-        return not lists and not runs_of(words) & said
+        said = ngrams_of(stems.of(self.introduction)) - ngrams_of(stems.of(self.question))
+        return not lists and not ngrams_of(words) & said
 
     def num_named(self, words: Sequence[str], stems: Stems) -> int:
         """Return how many titles a text names. A title is named if at least half of its own words occur:
