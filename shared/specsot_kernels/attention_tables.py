@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -42,6 +43,9 @@ PROMPT_QUERIES = 128
 
 # A table of int32 numbers, as kernels read it.
 Numbers = NDArray[np.int32]
+# Shapes of trees whose bits are kept. Trees that the host has not read have one shape for each number of
+# nodes. Untuned.
+CACHED_SHAPES = 256
 # Numbers of 64 bits, for sums that may exceed 32 bits.
 Ints = NDArray[np.int64]
 
@@ -705,13 +709,15 @@ def sights_of(spans: Sequence[RowSpan], window: int | None = None) -> RowSights:
     spans: one span per segment of the frame, in row order.
     """
     counts = [span.rows for span in spans]
-    bases = np.repeat(numbers([span.base for span in spans]), counts)
+    bases = numbers([span.base for span in spans]).repeat(counts)
     leads = bases.copy()
     rows = list[int]()
     seen = spans[0].visible if spans else None
     if seen and window is None and all(span.visible is seen for span in spans):  # trees of one shape
-        words = _words_of(seen)
-        return RowSights(leads, bases, words[None].repeat(len(spans), 0).reshape(-1, words.shape[1]))
+        words = _words_of_shape(seen)
+        if len(spans) > 1:
+            words = words[None].repeat(len(spans), 0).reshape(-1, words.shape[1])
+        return RowSights(leads, bases, words)
     for span in spans:
         if span.visible is None:
             leads[len(rows) : len(rows) + span.rows] += np.arange(1, span.rows + 1, dtype=np.int32)
@@ -719,6 +725,17 @@ def sights_of(spans: Sequence[RowSpan], window: int | None = None) -> RowSights:
     if window is not None:
         rows = [drop_low_bits(bits, bits.bit_count() - window) for bits in rows]
     return RowSights(leads, bases, _words_of(rows))
+
+
+@lru_cache(CACHED_SHAPES)
+def _words_of_shape(rows: tuple[int, ...]) -> Numbers:
+    """Return what `_words_of` returns for the rows of a tree. The array must not be changed.
+
+    rows: the bits of each row.
+    """
+    words = _words_of(rows)
+    words.flags.writeable = False
+    return words
 
 
 def _words_of(rows: Sequence[int]) -> Numbers:

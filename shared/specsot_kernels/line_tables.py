@@ -263,9 +263,9 @@ def line_sights(spans: Sequence[RowSpan], sizes: PieceSizes = EQUAL_PIECES) -> R
     sizes: where lines are cut.
     """
     leads, bases, bits = sights_of(spans)
-    tree_leads = np.repeat(
-        numbers([sizes.lead_of(span.base) for span in spans]), [span.rows for span in spans]
-    )
+    tree_leads = numbers([sizes.lead_of(span.base) for span in spans]).repeat([span.rows for span in spans])
+    if all(span.visible is not None for span in spans):
+        return RowSights(tree_leads, bases, bits)
     return RowSights(np.where(leads == bases, tree_leads, leads), bases, bits)
 
 

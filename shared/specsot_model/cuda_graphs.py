@@ -521,6 +521,8 @@ class _CapturedStep:
         else:
             self._tables = frame_tables(decoder, kv, rows, kind == "short", hidden)
         self._moves = MAX_GRAPH_MOVES if rows >= MIN_ROWS_WITH_MOVES else 0
+        # The table of a frame that moves nothing. It is never written to.
+        self._no_moves = np.full((2, self._moves), -1, np.int32)
         self._walked = kv if isinstance(kv, WalkedPages) else None
         self._walk_room = walks = self._walked.table_sizes(rows) if self._walked else None
         own_shapes = (2, self._moves), (rows,), (rows,), (rows,), *(walks.shapes if walks else ())
@@ -646,7 +648,9 @@ class _CapturedStep:
 
         moves: All KV moves (source slot, target slot) of the frame. Empty: all entries are -1.
         """
-        table = np.full((2, self._moves), -1, np.int32)
+        if not moves:
+            return self._no_moves
+        table = self._no_moves.copy()
         if len(moves) <= self._moves:
             table[:, : len(moves)] = np.array(moves, np.int32).reshape(-1, 2).T
         else:

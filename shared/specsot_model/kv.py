@@ -417,6 +417,21 @@ def aligned(count: int) -> int:
     return -(-count // ALIGNED) * ALIGNED
 
 
+def joined(parts: Sequence[Numbers]) -> Numbers:
+    """Return arrays as one flat array, each from an aligned place on, as `Staging.send` lays them out. The
+    numbers between two arrays are 0.
+
+    parts: int32 arrays of any shape. At least one.
+
+    # ALIGNED 4, arrays of 3 and 2 numbers -> [a a a 0 b b 0 0]
+    """
+    starts = [*accumulate((aligned(part.size) for part in parts), initial=0)]
+    flat = np.zeros(starts[-1], np.int32)
+    for part, start in zip(parts, starts):
+        flat[start : start + part.size] = part.reshape(-1)
+    return flat
+
+
 def size_of(shapes: Shapes) -> int:
     """Return how many int32 numbers tensors of these shapes take in one buffer, each from an aligned place
     on.

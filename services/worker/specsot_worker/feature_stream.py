@@ -285,18 +285,25 @@ class FeatureStream:
         trees were verified during a pause, and whether the drafter must answer: it must if there are several
         drafters.
         """
-        if receiver.unsent_closings:
-            messages = messages or [Features(timing.epoch, timing.number)]
-            messages[-1] = replace(messages[-1], closings=tuple(sorted(receiver.unsent_closings)))
-            receiver.unsent_closings.clear()
+        closings = tuple(sorted(receiver.unsent_closings))
+        receiver.unsent_closings.clear()
+        if closings and not messages:
+            messages = [Features(timing.epoch, timing.number)]
         if messages:
-            messages[-1] = replace(
-                messages[-1],
-                fed=timing.fed,
-                seconds=timing.seconds,
-                wall=timing.wall,
-                trace=timing.trace,
-                paused_trees=receiver.unsent_trees,
+            last = messages[-1]
+            # `dataclasses.replace` takes three times as long.
+            messages[-1] = Features(
+                last.epoch,
+                last.number,
+                last.openings,
+                last.feature_batches,
+                (*last.closings, *closings),
+                last.rows,
+                timing.fed,
+                timing.seconds,
+                timing.wall,
+                receiver.unsent_trees,
+                timing.trace,
                 must_answer=len(self._receivers) > 1,
             )
             receiver.unsent_trees = 0

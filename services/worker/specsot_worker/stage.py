@@ -176,11 +176,11 @@ class DecoderStage:
             hidden, fused = self._run_planned(self._first_pass(frame))
         if self.next_step:
             self.next_step.predict(frame)
-        seconds = (*frame.seconds, self._timer.end(0 if hidden is None else len(hidden)))
+        seconds = (*frame.seconds, self._timer.end(0 if hidden is None else hidden.shape[0]))
         if self._last and isinstance(frame.hidden, PendingRows):
             # An error in the transfer is raised on the last stage, which waits for the device anyway.
             frame.hidden.check()
-        return replace(frame, hidden=hidden, fused=fused, seconds=seconds)
+        return frame.with_outputs(hidden, fused, seconds)
 
     def _run_apart(self, frame: Frame) -> RowsOut:
         """Run the trees of a frame and then its prompts in a pass of their own, and return the hidden states

@@ -750,7 +750,7 @@ def _add_verify_time(frame: Frame, seconds: float) -> Frame:
     A frame without compute seconds is treated as one whose only stage took 0 seconds.
     """
     *before, last = frame.seconds or (0.0,)
-    return replace(frame, seconds=(*before, last + seconds))
+    return frame.with_outputs(frame.hidden, frame.fused, (*before, last + seconds))
 
 
 def _result(frame: Frame, outcomes: tuple[Outcome, ...], prefixes: tuple[PrefixProgress, ...]) -> Result:

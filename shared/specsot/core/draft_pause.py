@@ -32,6 +32,9 @@ FEATURE_RING_ROWS: Final = 2048
 class PauseState(Enum):
     """Whether drafting is running, paused, or about to resume."""
 
+    # Enum's own hash is a Python function, which every step would call. Members are compared by identity.
+    __hash__ = object.__hash__
+
     # There is no drafter.
     ABSENT = auto()
     # Stage 0 requests trees and waits for them.
@@ -44,6 +47,9 @@ class PauseState(Enum):
 
 class PauseEvent(Enum):
     """What may change the state of drafting."""
+
+    # See `PauseState`.
+    __hash__ = object.__hash__
 
     # The first message of a drafter arrived where there was no drafter.
     JOINED = auto()

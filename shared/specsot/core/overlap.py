@@ -32,6 +32,10 @@ from enum import Enum, auto
 class OverlapState(Enum):
     """How far a piece of overlapped work has come."""
 
+    # Enum's own hash is a Python function, which a step would call some dozen times. Members are compared by
+    # identity.
+    __hash__ = object.__hash__
+
     # Nothing is reserved. At most it is known what would be computed.
     IDLE = auto()
     # Memory is reserved and the inputs are written, except for those that are not known yet.
@@ -46,6 +50,9 @@ class OverlapState(Enum):
 
 class OverlapEvent(Enum):
     """What happens to a piece of overlapped work."""
+
+    # See `OverlapState`.
+    __hash__ = object.__hash__
 
     # Memory was reserved and the inputs were written.
     WRITTEN = auto()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -22,6 +23,8 @@ from specsot_model.kv import Numbers, size_of
 
 # Rows. Bounds the tree nodes of a frame after which trees grow asynchronously. Untuned.
 MAX_VERIFIED_ROWS = 2048
+# Arrays. The numbers of rows of a tree differ between graphs only. Untuned.
+CACHED_COUNTS = 256
 # The place of a sequence that has no tree.
 NOWHERE = (-1, -1)
 
@@ -168,31 +171,36 @@ def verified_numbers(trees: FrameTrees, room: int, rows: int, page_rows: int) ->
     The result has four arrays of int32, the fields of `VerifiedTrees` after its targets: tokens [num_nodes],
     parents [num_nodes], trees [trees, 4] and slots [trees, room].
     """
-    own_trees = [one.tree for one in trees.segments]
-    counts = np.array([len(tree.tokens) for tree in own_trees])
-    stops = counts.cumsum()
-    if stops[-1] > MAX_VERIFIED_ROWS:
+    # Python's lists are filled faster than arrays of so few numbers.
+    tokens = list[int]()
+    parents = list[int]()
+    about = list[tuple[int, int, int, int]]()
+    for one, column in zip(trees.segments, trees.columns):
+        own = one.tree.tokens
+        about.append((len(tokens), len(own), one.committed, column))
+        tokens += own
+        parents += one.tree.parents
+    if len(tokens) > MAX_VERIFIED_ROWS:
         return None
-    tree_numbers = np.empty((len(own_trees), 4), np.int32)
-    tree_numbers[:, 0] = stops - counts
-    tree_numbers[:, 1] = counts
-    tree_numbers[:, 2] = [one.committed for one in trees.segments]
-    tree_numbers[:, 3] = trees.columns
-    slots = np.empty((len(own_trees), room), np.int32)
-    slots[:, :rows] = _slots(tree_numbers[:, 3:], trees.pages, rows, page_rows)
-    return [
-        np.array([token for tree in own_trees for token in tree.tokens], np.int32),
-        np.array([parent for tree in own_trees for parent in tree.parents], np.int32),
-        tree_numbers,
-        slots,
-    ]
+    slots = np.empty((len(about), room), np.int32)
+    slots[:, :rows] = _slots(trees.columns, trees.pages, rows, page_rows)
+    return [np.array(tokens, np.int32), np.array(parents, np.int32), np.array(about, np.int32), slots]
 
 
-def _slots(roots: Numbers, pages: Sequence[tuple[int, ...]], rows: int, page_rows: int) -> Numbers:
+@lru_cache(CACHED_COUNTS)
+def _numbers_below(count: int) -> Numbers:
+    """Return the numbers 0 .. count - 1, int32. The array must not be changed.
+
+    count: How many numbers.
+    """
+    return np.arange(count, dtype=np.int32)
+
+
+def _slots(columns: Sequence[int], pages: Sequence[tuple[int, ...]], rows: int, page_rows: int) -> Numbers:
     """Return the slots of `rows` adjacent draft rows per tree, from the root's column on, int32 [trees,
     rows].
 
-    roots: Column of each tree's root, int32 [trees, 1].
+    columns: Column of each tree's root.
     pages: The pages of each tree's sequence, up to that of the last of these rows.
     rows: Number of rows per tree.
     page_rows: Number of KV slots of a page.
@@ -202,9 +210,16 @@ def _slots(roots: Numbers, pages: Sequence[tuple[int, ...]], rows: int, page_row
 
         # pages [7 2 5] of 4 rows, column 6, 3 rows -> columns [6 7 8] -> slots [10 11 20]
     """
+    if all(column % page_rows + rows <= page_rows for column in columns):
+        # The rows of every tree lie on one page, as those of most trees do.
+        firsts = [
+            own_pages[column // page_rows] * page_rows + column % page_rows
+            for column, own_pages in zip(columns, pages)
+        ]
+        return np.add.outer(np.array(firsts, np.int32), _numbers_below(rows))
     # Index of the first page of each tree's sequence in `all_pages`.
-    firsts = [0, *accumulate(map(len, pages))][:-1]
+    first_pages = [0, *accumulate(map(len, pages))][:-1]
     all_pages = np.array([page for own_pages in pages for page in own_pages], np.int32)
-    places, offsets = np.divmod(roots + np.arange(rows, dtype=np.int32), page_rows)
-    places += np.array(firsts, np.int32)[:, None]
+    places, offsets = np.divmod(np.add.outer(np.array(columns, np.int32), _numbers_below(rows)), page_rows)
+    places += np.array(first_pages, np.int32)[:, None]
     return all_pages[places] * page_rows + offsets

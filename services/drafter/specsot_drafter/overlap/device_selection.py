@@ -124,6 +124,10 @@ class TreeChooser:
         # not sent again then.
         self._sent: tuple[tuple[int, ...], list[float]] = ((), [])
         self._copied = torch.cuda.Event() if on_gpu else None
+        # Numbers of trees and of nodes of the last selection, and its arrays. Those of the next selection are
+        # mostly the same.
+        self._size = (0, 0)
+        self._buffers: tuple[ChoiceNumbers, Tensor, Tensor]
 
     def warm_up(self, grown: GrownPool) -> None:
         """Compile the kernel, so that no request waits for that.
@@ -157,13 +161,27 @@ class TreeChooser:
             trust = np.zeros(self._levels, np.float32)
             places[:trees], trust[: len(choice.trust)] = choice.places, choice.trust[: self._levels]
             self._staging.send([places, trust.view(np.int32)], self._numbers)
-        ranks = self._ranks[: trees * len(grown.depths)]
-        chosen = self._chosen[: trees * num_nodes]
-        buffers = ChoiceNumbers(self._places, grown.depths, self._trust, ranks, chosen.view(trees, num_nodes))
+        if (trees, num_nodes) != self._size or self._buffers[0].depths is not grown.depths:
+            self._size = trees, num_nodes
+            self._buffers = self._buffers_of(trees, num_nodes, grown.depths)
+        buffers, chosen, host = self._buffers
         choose_rows(grown.pool, buffers, rows, choice.nodes, vocabulary)
-        self._host[: trees * num_nodes].copy_(chosen, non_blocking=True)
+        host.copy_(chosen, non_blocking=True)
         if self._copied:
             self._copied.record(torch.cuda.current_stream(chosen.device))
+
+    def _buffers_of(self, trees: int, nodes: int, depths: Tensor) -> tuple[ChoiceNumbers, Tensor, Tensor]:
+        """Return the arrays of the kernel for a selection, and where its result lies on the device and on the
+        host, int32 [trees * nodes] each.
+
+        trees: Number of trees of the selection.
+        nodes: Number of nodes of each tree, without its root.
+        depths: Depth of each candidate, int32 [n], on the device.
+        """
+        ranks = self._ranks[: trees * len(depths)]
+        chosen = self._chosen[: trees * nodes]
+        arrays = self._places, depths, self._trust, ranks, chosen.view(trees, nodes)
+        return ChoiceNumbers(*arrays), chosen, self._host[: trees * nodes]
 
     def read(self, trees: int, nodes: int) -> Numbers:
         """Wait for the last selection and return the numbers of the candidates in it, int32 [trees, nodes],

@@ -46,7 +46,7 @@ from specsot_kernels.growing import WORD, CandidatePool, DueNumbers, LevelFronti
 from specsot_model.attention import AttentionPlan, plan_with_kernel
 from specsot_model.cuda_graphs import Capture, Captured, Work, bucket_of, run_once
 from specsot_model.inference import inference_mode
-from specsot_model.kv import Numbers, Staging, aligned, size_of, views
+from specsot_model.kv import Numbers, Staging, aligned, joined, size_of, views
 from specsot_model.memory_fit import graph_bytes
 
 # Trees. The numbers of trees that graphs are captured for; more trees take several runs. Untuned.
@@ -478,6 +478,13 @@ class _TreeGraph:
         self._without_due = np.zeros(size_of(own), np.int32)
         for part, numbers in zip(views(torch.from_numpy(self._without_due), own), self._no_due_numbers()):
             part.copy_(torch.from_numpy(numbers).view(part.shape))
+        # The page tables that were sent last for asynchronous growth, and what precedes the verified trees in
+        # the buffer: `_without_due` and these tables, as one array.
+        self._async_tables: list[Numbers] | None = None
+        self._async_head = self._without_due
+        # Views of the verified trees in the buffer, and where they begin, for how many trees and nodes.
+        self._verified_at = (0, 0, 0)
+        self._verified = list[Tensor]()
         self._replay, _ = capture(lambda: (self._grow_trees(), None))
 
     def begin_async(
@@ -514,13 +521,20 @@ class _TreeGraph:
 
         size = self._size
         rows = self._pages.table.page_rows
-        tables = self._tables([column // rows * rows for column in trees.columns], [*trees.pages])
+        tables = self._tables([column // rows * rows for column in trees.columns], trees.pages)
         numbers = verified_numbers(trees, self._async_rows, size.due + size.grown, rows)
         if tables is None or numbers is None:
             return False
-        staging.send([self._without_due, *tables, *numbers], self._numbers)
-        sent = self._numbers[self._pages_at + aligned(len(tables[-1])) :]
-        verified = VerifiedTrees(targets, *views(sent, [one.shape for one in numbers]))
+        if tables is not self._async_tables:
+            self._async_tables = tables
+            self._async_head = joined((self._without_due, *tables))
+        staging.send([self._async_head, *numbers], self._numbers)
+        # Trees of the same numbers of nodes lie at the same places as those of the step before.
+        place = self._pages_at + aligned(len(tables[-1])), len(trees.segments), len(numbers[0])
+        if place != self._verified_at:
+            self._verified_at = place
+            self._verified = views(self._numbers[place[0] :], [one.shape for one in numbers])
+        verified = VerifiedTrees(targets, *self._verified)
         accept_rows(verified, self._due_numbers, features, self._pages.features, ids)
         return True
 

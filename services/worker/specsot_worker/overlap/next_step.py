@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import accumulate
 from typing import Protocol
 
@@ -21,6 +22,9 @@ from specsot_model.core.kv_plan import plan_frame
 from specsot_model.inference import inference_mode
 from specsot_model.kv import KVPages, indices
 from specsot_model.step_rows import FilledStep, Outputs, StepRows
+
+# Trees. The trees of a step have few different numbers of nodes. Untuned.
+CACHED_TREES = 64
 
 
 class Steps(Protocol):
@@ -528,7 +532,7 @@ class NextStep:
         if not (self._trees_continue and self._steps.accepts_device_trees):
             return False
         # One tree serves all sequences: building one for each of 64 sequences, say, would delay the launch.
-        unknown = chain((0,) * trees.nodes)
+        unknown = _unread_tree(trees.nodes)
         step = self._prepare(segments, [unknown if one.draft_round > 1 else one.tree for one in segments])
         if step.filled is None or step.hidden:
             return False
@@ -704,6 +708,15 @@ def _following(segment: Segment) -> TreeSegment:
         committed = segment.committed + len(kept)
         return TreeSegment(segment.sequence, segment.draft_round, committed, kept, single(0))
     return TreeSegment(segment.sequence, 1, segment.start + len(segment.tokens), (), single(0))
+
+
+@lru_cache(CACHED_TREES)
+def _unread_tree(num_nodes: int) -> Tree:
+    """Return a tree that stands for one that the host has not read: a chain of tokens 0.
+
+    num_nodes: Number of nodes.
+    """
+    return chain((0,) * num_nodes)
 
 
 def unknown_chain(root: int, num_nodes: int) -> Tree:
