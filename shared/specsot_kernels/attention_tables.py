@@ -265,7 +265,11 @@ class TableRoom:
 
         sights: what the rows of one frame see. The caller has checked that the rows fit.
         """
-        return [zero_padded(part, shape) for part, shape in zip(sights, self.shapes[1:4])]
+        rows = len(sights.leads)
+        both = np.zeros((2, self.rows), np.int32)
+        both[0, :rows] = sights.leads
+        both[1, :rows] = sights.bases
+        return [*both, zero_padded(sights.bits, self.shapes[3])]
 
 
 def room_for(

@@ -293,6 +293,9 @@ class CapturedSteps:
         every = (*self._steps.values(), *self._short.values(), *self._prompts.values())
         self._size = max(step.size for steps in every for step in steps)
         self._stagings = [Staging(self._size, part.device) for part, _ in parts]
+        sizes = [*self._prompts], [*self._steps], [*self._short]
+        # The size of the graph of each kind (prompts, any, short) for a number of rows.
+        self._buckets_of = cache(lambda rows: [bucket_of(rows, each) for each in sizes])
         # Whether `launch_device_trees` is possible: on a single device, without sliding-window layers.
         self._accepts_device_trees = len(parts) == 1 and all(
             step.trees for steps in self._steps.values() for step in steps
@@ -320,7 +323,7 @@ class CapturedSteps:
         rows: The frame. Its entry (tokens or hidden states) is not read yet; it may become known later.
         """
         count = len(rows.positions)
-        prompt_bucket, bucket = (bucket_of(count, steps) for steps in (self._prompts, self._steps))
+        prompt_bucket, bucket, short = self._buckets_of(count)
         filled = (
             _fill_for(rows, self._prompts[prompt_bucket])
             if prompt_bucket and count >= MIN_FULL * prompt_bucket
@@ -328,7 +331,6 @@ class CapturedSteps:
         )
         if filled is not None or bucket is None:
             return filled
-        short = bucket_of(count, self._short)
         fits = short is not None and short <= bucket and _are_short(rows.spans, short, self._group)
         if any(span.sight for span in rows.spans):
             return self._fill_hidden(rows, *((short, "short") if short and fits else (bucket, "any")))

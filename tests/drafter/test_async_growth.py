@@ -468,7 +468,7 @@ def test_what_a_device_chose_is_looked_at_no_further_while_a_choice_is_held() ->
     for holding, looked in ((True, 0), (False, 1)):
         tuner.holding = holding
         growth = lane.begin(lane.plan_levels([begun(1)]))
-        chosen: Any = SimpleNamespace(take=lambda: np.ones((1, 1), np.bool_))
+        chosen: Any = SimpleNamespace(take=lambda: np.zeros((1, 1), np.int32))
         ahead = AsyncGrowth(frozenset({1}))
         ahead.apply(OverlapEvent.MATCHED)
         assert lane.finish(replace(growth, chosen=chosen, ahead=ahead), 9)
@@ -482,7 +482,7 @@ def test_of_many_trees_that_a_device_selected_the_host_scores_a_few() -> None:
     own.offer = Candidates(one, -np.arange(20.0)[:, None], 0 * one, np.array([1]))
     lane = Speculator(own, tuner, None, lambda: 0.0)
     growth = lane.begin(lane.plan_levels([begun(number) for number in range(20)]))
-    chosen: Any = SimpleNamespace(take=lambda: np.ones((20, 1), np.bool_))
+    chosen: Any = SimpleNamespace(take=lambda: np.zeros((20, 1), np.int32))
     ahead = AsyncGrowth(frozenset(range(20)))
     ahead.apply(OverlapEvent.MATCHED)
     assert len(lane.finish(replace(growth, chosen=chosen, ahead=ahead), 99)) == 20

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from specsot.core.tree import shape_of
-from specsot_drafter.core.selection import Candidates, Floats, best_each, build_trees
+from specsot_drafter.core.selection import (
+    Candidates,
+    Floats,
+    best_each,
+    build_numbered,
+    build_trees,
+    depth_masses,
+)
 from specsot_drafter.overlap.device_growth import DeviceGrowth
 from specsot_drafter.overlap.device_selection import MAX_CHOSEN_NODES, DeviceChoice, GrownPool, TreeChooser
 from specsot_kernels.growing import CandidatePool
@@ -72,7 +79,11 @@ def test_a_device_chooses_what_the_host_would(seed: int, k: int, levels: int, no
     parts = candidates.tokens, candidates.scores, candidates.parents
     own = Candidates(*(part[list(places)] for part in parts), candidates.depths)
     flags = best_each(own.scores + trust[own.depths - 1], nodes - 1)
-    assert (chosen.take() == flags).all()
+    numbers = np.nonzero(flags)[1].reshape(len(flags), -1)
+    assert (chosen.take() == numbers).all()
+    trees, masses = build_numbered(own, roots, numbers)
+    assert tuple(trees) == build_trees(own, roots, flags)
+    assert np.allclose(masses, depth_masses(own, flags))
     told = 0
     for tree, base in zip(build_trees(own, roots, flags), (11, 40)):
         shape = shape_of(tree.parents)

@@ -16,7 +16,7 @@ from specsot.transport.links import Exchange, LocalDialer
 from specsot_model.core.kv_plan import plan_frame
 from specsot_worker import migrated_kv
 from specsot_worker.feature_ring import FeatureRing
-from specsot_worker.feature_stream import FeatureStream
+from specsot_worker.feature_stream import FeatureStream, with_gathered_rows
 from specsot_worker.migrated_kv import LayerRows, MigratedKV, RowHandover, StageRows
 from tests.worker.test_loading_ahead import Uplink
 
@@ -252,7 +252,8 @@ def test_a_sequence_without_migrated_features_is_drafted_from_its_first_own_toke
     stage.tokens[99] = [1, 2, 3, 4, 5]
     stage.run(1, PromptChunk(99, 4, (4,), True), openings=(BEGINNING,))
     assert stage.stream.copies([RowsOf(99, 0, 4), RowsOf(99, 4, 5)])[0] is None
-    (messages,) = stage.stream.advance(Frame(8, 2, closings=(5,)), {}, 0.0).values()
+    sent = stage.stream.advance(Frame(8, 2, closings=(5,)), {}, 0.0)
+    (messages,) = with_gathered_rows(sent).values()
     found = [(batch.start, len(batch.tokens), one.rows) for one in messages for batch in one.feature_batches]
     assert found[0] == (0, 4, None)
     assert found[1][:2] == (4, 1)

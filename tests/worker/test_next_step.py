@@ -400,7 +400,7 @@ class Chosen:
     def take(self) -> Any:
         assert not self.broken
         self.confirmed = self.made
-        return self.flags if self.made else None
+        return np.nonzero(self.flags)[1].reshape(len(self.flags), -1) if self.made else None
 
 
 class Choosing(Erring):

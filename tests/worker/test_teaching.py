@@ -18,7 +18,7 @@ from specsot.core.frames import (
 from specsot.core.tree import Tree, chain
 from specsot_worker.core.pipeline import MAX_ROWS_PER_STEP, StepTimer
 from specsot_worker.feature_ring import FeatureRing
-from specsot_worker.feature_stream import SOLE_DRAFTER, FeatureStream
+from specsot_worker.feature_stream import SOLE_DRAFTER, FeatureStream, with_gathered_rows
 from tests.conftest import seeds
 
 WIDTH = 3
@@ -74,7 +74,7 @@ class Script:
             torch.tensor(rows) if rows else None, (0.5,), paused, catching_up=catching_up,
             extra_passes=passes - 1,
         )  # fmt: skip
-        return self.teaching.advance(frame, outcomes, float(self.step))
+        return with_gathered_rows(self.teaching.advance(frame, outcomes, float(self.step)))
 
     def chunk(self, sequence, count, final=True):
         first = self.committed.get(sequence, 0)

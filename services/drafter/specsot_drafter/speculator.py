@@ -23,6 +23,7 @@ from specsot_drafter.core.budget import ROOT_ONLY, BudgetPolicy, StepSeconds, Tr
 from specsot_drafter.core.selection import (
     Candidates,
     Floats,
+    build_numbered,
     build_trees,
     depth_masses,
     likeliest_first,
@@ -328,25 +329,28 @@ class Speculator:
             return {}
         depth = candidates.levels
         self.growing_seconds = growth.seconds + self.clock() - began
-        chosen = growth.chosen.take() if growth.chosen and growth.overlapped else None
-        own_candidates = all_candidates = candidates
-        values = None
-        if chosen is None:
-            own_candidates = self._barred(growth, candidates)
-            values = self._score(own_candidates)
-            all_candidates, values = self._blended(growth, own_candidates, values)
-            chosen = self.budget.select(values, depth, max_rows - len(live))
-        elif not self.budget.holding:
-            step = math.ceil(len(live) / SAMPLED_TREES)
-            sample = growth.every(step)
-            candidates = self._barred(sample, candidates.every(step))
-            self._blended(sample, candidates, self._score(candidates))
+        roots = [sequence.tokens[-1] for sequence in live]
+        numbers = growth.chosen.take() if growth.chosen and growth.overlapped else None
+        if numbers is not None:
+            built = zip(live, *build_numbered(candidates, roots, numbers))
+            own = 1 + numbers.shape[1]
+            found = {one.id: PendingTree(one.committed, tree, depth, mass, own) for one, tree, mass in built}
+            if not self.budget.holding:
+                step = math.ceil(len(live) / SAMPLED_TREES)
+                sample = growth.every(step)
+                candidates = self._barred(sample, candidates.every(step))
+                self._blended(sample, candidates, self._score(candidates))
+            return found
+        own_candidates = self._barred(growth, candidates)
+        values = self._score(own_candidates)
+        all_candidates, values = self._blended(growth, own_candidates, values)
+        chosen = self.budget.select(values, depth, max_rows - len(live))
         # The proposer's own candidates are the first columns, those of the second proposer follow.
-        trees = build_trees(all_candidates, [sequence.tokens[-1] for sequence in live], chosen)
+        trees = build_trees(all_candidates, roots, chosen)
         own_flags = chosen[:, : own_candidates.tokens.shape[1]]
         # The proposer's own nodes must stay in front of a second proposer's.
         own_alone = own_flags.sum() == chosen.sum()
-        if self.budget.likeliest_first and len(trees) == 1 and own_alone and values is not None:
+        if self.budget.likeliest_first and len(trees) == 1 and own_alone:
             trees = (likeliest_first(trees[0], values[0][chosen[0]]),)
         by_depth = depth_masses(own_candidates, own_flags).tolist()
         return {

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +19,52 @@ from specsot_model.kv import indices, untouched_zeros
 MAX_UNWRITTEN = 16
 
 
+@dataclass(slots=True)
+class StepFeatures:
+    """The features that one step has appended: some rows of those of all its tokens. They are gathered only
+    if they are asked for, because a drafter on the same device has stored most of them already.
+
+    It stands for a tensor in messages to a drafter on the same thread; `gathered` returns the tensor.
+
+    features: Features of all tokens of the step, [num_tokens, width].
+    rows: Which rows were appended. None: all.
+    """
+
+    features: Tensor
+    rows: list[int] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the appended features: (their number, width)."""
+        return len(self), self.features.shape[1]
+
+    def __len__(self) -> int:
+        """Return the number of appended features."""
+        return self.features.shape[0] if self.rows is None else len(self.rows)
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """Return some of the appended features.
+
+        rows: Their indices, [n].
+        """
+        return self.gathered()[rows]
+
+    def to(self, *form: Any, **named_form: Any) -> Tensor:
+        """Return the appended features, converted as `Tensor.to` does.
+
+        form: Arguments of `Tensor.to`.
+        named_form: Further arguments.
+        """
+        return self.gathered().to(*form, **named_form)
+
+    def gathered(self) -> Tensor:
+        """Return the appended features, [num_features, width]."""
+        if self.rows is not None:
+            self.features = self.features.index_select(0, indices(self.rows, self.features.device))
+            self.rows = None
+        return self.features
+
+
 class FeatureRing:
     """The features of the last tokens of all sequences together. A new feature overwrites the oldest one.
 
@@ -27,7 +76,7 @@ class FeatureRing:
     appended: How many features were appended so far. It is the number of the next feature.
     oldest: Number of the oldest feature that can be loaded. The newest step's features can all be loaded,
         even if they are more than the ring holds.
-    newest: The features that were appended last, [num_features, width]. They must not be changed.
+    newest: The features that were appended last. They must not be changed.
     """
 
     def __init__(
@@ -49,11 +98,11 @@ class FeatureRing:
         on_gpu = torch.device(device).type == "cuda"
         self._max_unwritten = (MAX_UNWRITTEN if on_gpu else 1) if unwritten is None else unwritten
         self._rows = untouched_zeros((size, width), dtype, device)
-        # Features of the last steps that are not in the ring yet, one tensor per step.
-        self._unwritten: list[Tensor] = []
-        # Number of features in `_unwritten`.
+        # Features of the last steps that are not in the ring yet.
+        self._unwritten: list[StepFeatures] = []
+        # Number of features of all tokens of these steps, which stay in memory.
         self._num_unwritten = 0
-        self.newest = self._rows[:0]
+        self.newest = StepFeatures(self._rows[:0])
         self.appended = 0
         self.oldest = 0
 
@@ -72,15 +121,12 @@ class FeatureRing:
             raise WireError(
                 f"received features of {features.shape[1]} numbers, this stage has {self._rows.shape[1]}"
             )
-        features = features.to(self._rows)
-        if rows is not None:
-            features = features.index_select(0, indices(rows, self._rows.device))
-        self.newest = features
+        self.newest = StepFeatures(features.to(self._rows), rows)
         self._unwritten.append(self.newest)
-        num_appended = self.newest.shape[0]
+        num_appended = len(self.newest)
         size = self._rows.shape[0]
         self.appended += num_appended
-        self._num_unwritten += num_appended
+        self._num_unwritten += features.shape[0]
         self.oldest = max(self.appended - max(size, num_appended), 0)
         if len(self._unwritten) >= self._max_unwritten or self._num_unwritten >= size:
             self._write()
@@ -94,9 +140,9 @@ class FeatureRing:
         result may be the appended tensor itself, which must not be changed. `numbers` has at least one
         element.
         """
-        first = self.appended - self.newest.shape[0]
+        first = self.appended - len(self.newest)
         if numbers == [*range(first, self.appended)]:
-            return self.newest
+            return self.newest.gathered()
         device = self._rows.device
         if min(numbers) >= first:
             return self.newest[indices([number - first for number in numbers], device)]
@@ -114,8 +160,7 @@ class FeatureRing:
         if not self._unwritten:
             return
         size = len(self._rows)
-        features = self._unwritten[0] if len(self._unwritten) == 1 else torch.cat(self._unwritten)
-        features = features[-size:]
+        features = _gather_all(self._unwritten)[-size:]
         self._unwritten = []
         self._num_unwritten = 0
         first = (self.appended - len(features)) % size
@@ -123,3 +168,24 @@ class FeatureRing:
         self._rows[first : first + to_end] = features[:to_end]
         if to_end < len(features):
             self._rows[: len(features) - to_end] = features[to_end:]
+
+
+def _gather_all(steps: Sequence[StepFeatures]) -> Tensor:
+    """Return the appended features of all steps, one after the other, [num_features, width].
+
+    steps: At least one.
+
+        # steps of the rows [a b c] and [d e], of which [0, 2] and [1] were appended -> [a c e]
+    """
+    if len(steps) == 1:
+        return steps[0].gathered()
+    whole = torch.cat([one.features for one in steps])
+    if all(one.rows is None for one in steps):
+        return whole
+    firsts = accumulate((one.features.shape[0] for one in steps), initial=0)
+    rows = [
+        first + row
+        for first, one in zip(firsts, steps)
+        for row in (range(len(one)) if one.rows is None else one.rows)
+    ]
+    return whole.index_select(0, indices(rows, whole.device))

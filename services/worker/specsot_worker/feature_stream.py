@@ -28,13 +28,14 @@ from specsot.core.frames import (
     Frame,
     Opening,
     Outcome,
+    Payload,
     Segment,
     TreeSegment,
     num_tokens_of,
 )
 from specsot.members import RowsOf
 from specsot_worker.core.pipeline import MAX_ROWS_PER_STEP, StepTimer
-from specsot_worker.feature_ring import FeatureRing
+from specsot_worker.feature_ring import FeatureRing, StepFeatures
 from specsot_worker.migrated_kv import MigratedKV
 
 log = structlog.get_logger()
@@ -162,7 +163,7 @@ class FeatureStream:
             available = drafted and self._first_available(drafted, request.first) == request.first
             part = request.sequence, request.first, request.last
             rows = self._load([part]) if available and request.last <= drafted.committed else None
-            found.append(None if rows is None else rows.cpu())
+            found.append(None if rows is None else rows.to("cpu"))
         return found
 
     def set_drafters(self, drafters: Collection[str]) -> None:
@@ -558,7 +559,7 @@ class FeatureStream:
         return messages
 
     def _message(
-        self, frame: Frame, openings: tuple[Opening, ...], parts: Sequence[TokenRange], rows: Tensor | None
+        self, frame: Frame, openings: tuple[Opening, ...], parts: Sequence[TokenRange], rows: Payload | None
     ) -> Features:
         """Return a message with openings and feature batches.
 
@@ -570,9 +571,10 @@ class FeatureStream:
         feature_batches = tuple([self._feature_batch(part, not frame.catching_up) for part in parts])
         return Features(frame.epoch, frame.number, openings, feature_batches, (), rows)
 
-    def _load(self, parts: Sequence[TokenRange]) -> Tensor | None:
+    def _load(self, parts: Sequence[TokenRange]) -> Tensor | StepFeatures | None:
         """Return the features of all parts, one after the other: [num_tokens, feature_size]. None if there
-        are no parts, or if the drafters read no features.
+        are no parts, or if the drafters read no features. If the parts are what was appended last, the
+        features are not gathered yet.
 
         parts: Sequences and ranges of their positions, whose features the ring holds.
         """
@@ -580,7 +582,7 @@ class FeatureStream:
             return None
         # Mostly the parts are exactly what was appended last. Then the numbers of single features are not
         # needed: a part whose first feature was appended last was appended in one piece.
-        number = self._ring.appended - self._ring.newest.shape[0]
+        number = self._ring.appended - len(self._ring.newest)
         sequences = self._sequences
         for sequence, start, stop in parts:
             drafted = sequences[sequence]
@@ -716,3 +718,20 @@ class FeatureStream:
             return FeatureBatch(sequence, start, own_tokens, None, None)
         draft_round = drafted.draft_round if asks_for_tree else None
         return FeatureBatch(sequence, start, own_tokens, tokens[stop], draft_round, drafted.forced)
+
+
+def with_gathered_rows(messages: Mapping[str, tuple[Features, ...]]) -> Mapping[str, tuple[Features, ...]]:
+    """Return messages to the drafters whose features are tensors, so that they can be sent to other threads.
+
+    messages: Messages by name of the drafter, from `FeatureStream.advance`.
+    """
+    return {name: tuple(map(_with_gathered_rows, ordered)) for name, ordered in messages.items()}
+
+
+def _with_gathered_rows(message: Features) -> Features:
+    """Return a message whose features are a tensor, if it has features.
+
+    message: A message to a drafter.
+    """
+    rows = message.rows
+    return replace(message, rows=rows.gathered()) if isinstance(rows, StepFeatures) else message

@@ -37,7 +37,7 @@ from specsot_model.kv import indices
 from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, accept_tree, grammar_masks
 from specsot_worker.core.soft_end import make_rule
 from specsot_worker.feature_ring import FeatureRing
-from specsot_worker.feature_stream import FeatureStream
+from specsot_worker.feature_stream import FeatureStream, with_gathered_rows
 from specsot_worker.logprobs import add_logprobs
 from specsot_worker.migrated_kv import MigratedKV
 from specsot_worker.overlap.drafted_step import ColocatedDrafts, OverlapsSteps
@@ -250,7 +250,7 @@ class Verifier:
         features = self._features.advance(spent if verifiable is frame else verifiable, outcomes, now)
         drafts = self.colocated.draft(_for_sole_drafter(features), predicted_step)
         self._forget(frame, outcomes)
-        return VerifiedFrame(result, features if drafts is None else {}, drafts)
+        return VerifiedFrame(result, with_gathered_rows(features) if drafts is None else {}, drafts)
 
     def is_verified(self, frame: Frame) -> bool:
         """Return whether a part of a frame does not matter any more, because earlier parts have decided the
@@ -388,7 +388,7 @@ class Verifier:
         drafts = self.colocated.draft(_for_sole_drafter(features))
         self._forget(frame, outcomes)
         result = Result(frame.epoch, frame.number, tuple(outcomes.values()))
-        return VerifiedFrame(result, features if drafts is None else {}, drafts)
+        return VerifiedFrame(result, with_gathered_rows(features) if drafts is None else {}, drafts)
 
     def _open(self, opening: Opening) -> None:
         """Open a sequence: remember its tokens so far, and, if it decodes, its grammar and state. A grammar

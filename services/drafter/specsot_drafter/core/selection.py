@@ -15,6 +15,8 @@ from specsot.core.tree import Tree, children
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
+# Integers of any size.
+Integers = NDArray[np.integer[Any]]
 Flags = NDArray[np.bool_]
 # Called with the scores [B, k] of a frontier, best first in each row, and with the depth of the frontier.
 # Returns how many nodes of each row to expand; 0: grow no further level.
@@ -289,6 +291,37 @@ def build_trees(candidates: Candidates, roots: Sequence[int], chosen: Flags) -> 
         trees.append(Tree((root, *tokens[start:stop]), (0, *parents[start:stop])))
         start = stop
     return tuple(trees)
+
+
+def build_numbered(
+    candidates: Candidates, roots: Sequence[int], numbers: Integers
+) -> tuple[list[Tree], list[list[float]]]:
+    """Return what `build_trees` and `depth_masses` return for candidates that are given by their numbers: one
+    tree per root, and the head's probability of its nodes, summed per depth. Without flags for all
+    candidates, that takes half the time.
+
+    candidates: Candidates of B trees, n each.
+    roots: The token id of each tree's root.
+    numbers: Numbers of the chosen candidates, ascending in each tree, [B, k]; the parent of every chosen
+        candidate is chosen, too.
+
+        # numbers [0 2 3], parents [0 0 1 3] -> ranks [0 | 1 0 2 3], parents of the nodes [0 0 1 2]
+    """
+    num_trees, num_nodes = numbers.shape
+    width = candidates.tokens.shape[1]
+    trees = np.arange(num_trees)[:, None]
+    places = numbers + trees * width
+    tokens = candidates.tokens.take(places).tolist()
+    # For each candidate the number of its node in the built tree; column 0 is the root.
+    ranks = np.zeros((num_trees, width + 1), np.int64)
+    ranks[trees, numbers + 1] = np.arange(1, num_nodes + 1)
+    parents = ranks.take(candidates.parents.take(places) + trees * (width + 1)).tolist()
+    built = [Tree((root, *own), (0, *above)) for root, own, above in zip(roots, tokens, parents)]
+    levels = candidates.levels
+    bins = candidates.depths.take(numbers) + (trees * levels - 1)
+    chances = np.exp(candidates.scores.take(places))
+    masses = np.bincount(bins.ravel(), chances.ravel(), num_trees * levels)
+    return built, masses.reshape(num_trees, levels).tolist()
 
 
 def likeliest_first(tree: Tree, worth: Floats) -> Tree:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specsot.core.overlap import OverlapEvent, OverlappedWork, OverlapState
-from specsot_drafter.core.selection import Flags, Floats
+from specsot_drafter.core.selection import Floats
 from specsot_kernels.device_waits import wait_for
 from specsot_kernels.growing import WORD, CandidatePool, ChoiceNumbers, TreeRows
 from specsot_model.kv import Numbers, Staging, size_of, views
@@ -78,8 +78,9 @@ class DeviceChoice(OverlappedWork):
         except Exception as error:  # The caller runs the step, which must go on if the drafter fails.
             self._failure = error
 
-    def take(self) -> Flags | None:
-        """Wait for the device and return [trees, n] flags of the selected candidates.
+    def take(self) -> Numbers | None:
+        """Wait for the device and return the numbers of the selected candidates, int32 [trees, nodes - 1],
+        ascending in each tree. The array is a view of a buffer that the next selection overwrites.
 
         Return None if `choose` was not called. Raises the error that `choose` met.
 
@@ -90,10 +91,7 @@ class DeviceChoice(OverlappedWork):
         if self.state is not OverlapState.LAUNCHED:
             return None
         self.apply(OverlapEvent.MATCHED)
-        chosen = self.grown.chooser.read(len(self.places), self.nodes - 1)
-        flags = np.zeros((len(chosen), self.grown.pool.tokens.shape[1]), np.bool_)
-        flags[np.arange(len(chosen))[:, None], chosen] = True
-        return flags
+        return self.grown.chooser.read(len(self.places), self.nodes - 1)
 
 
 class TreeChooser:
