@@ -181,6 +181,8 @@ class FrameTables:
         filled = cached[1]
         if filled is None:
             return None
+        if not self.num_sight_tables:
+            return [filled[0], *self._room.fill_sights(sights), *filled[1:]]
         sight_tables = np.zeros((self.num_sight_tables, self._room.rows), np.int32)
         for table, row_values in zip(sight_tables, self._sight_tables(spans)):
             table[: len(row_values)] = row_values

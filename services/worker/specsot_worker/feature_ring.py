@@ -38,6 +38,11 @@ class StepFeatures:
         """Shape of the appended features: (their number, width)."""
         return len(self), self.features.shape[1]
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the features."""
+        return self.features.device
+
     def __len__(self) -> int:
         """Return the number of appended features."""
         return self.features.shape[0] if self.rows is None else len(self.rows)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate
 
 import numpy as np
 
@@ -210,16 +209,15 @@ def _slots(columns: Sequence[int], pages: Sequence[tuple[int, ...]], rows: int, 
 
         # pages [7 2 5] of 4 rows, column 6, 3 rows -> columns [6 7 8] -> slots [10 11 20]
     """
-    if all(column % page_rows + rows <= page_rows for column in columns):
-        # The rows of every tree lie on one page, as those of most trees do.
-        firsts = [
-            own_pages[column // page_rows] * page_rows + column % page_rows
-            for column, own_pages in zip(columns, pages)
-        ]
-        return np.add.outer(np.array(firsts, np.int32), _numbers_below(rows))
-    # Index of the first page of each tree's sequence in `all_pages`.
-    first_pages = [0, *accumulate(map(len, pages))][:-1]
-    all_pages = np.array([page for own_pages in pages for page in own_pages], np.int32)
-    places, offsets = np.divmod(np.add.outer(np.array(columns, np.int32), _numbers_below(rows)), page_rows)
-    places += np.array(first_pages, np.int32)[:, None]
-    return all_pages[places] * page_rows + offsets
+    below = _numbers_below(rows)
+    # The rows of most trees lie on one page.
+    firsts = [
+        own_pages[column // page_rows] * page_rows + column % page_rows
+        for column, own_pages in zip(columns, pages)
+    ]
+    slots = np.add.outer(np.array(firsts, np.int32), below)
+    for tree, column in enumerate(columns):
+        if column % page_rows + rows > page_rows:
+            places, offsets = np.divmod(column + below, page_rows)
+            slots[tree] = np.array(pages[tree], np.int32)[places] * page_rows + offsets
+    return slots
