@@ -5,11 +5,12 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from specsot.errors import ModelError, WireError
-from specsot_model.kv import KVPages, as_numbers, round_rows, untouched_zeros
+from specsot_model.kv import KVPages, Staging, as_numbers, joined, round_rows, untouched_zeros
 from specsot_model.tensor_parallel import SplitPages
 
 
@@ -155,3 +156,16 @@ def test_heads_that_are_split_over_devices_keep_the_rows_that_they_keep_together
     for head, part in enumerate(parts):
         count = int(counts[head])
         assert torch.equal(part.layers[0][0, 0, 0, :count], whole.layers[0][0, 0, head, :count])
+
+
+def test_joined_arrays_are_sent_as_they_are_one_by_one() -> None:
+    parts = [
+        np.arange(size, dtype=np.int32).reshape(shape)
+        for size, shape in ((3, 3), (6, (2, 3)), (0, 0), (5, 5))
+    ]
+    one_by_one, together = (torch.zeros(32, dtype=torch.int32) for _ in range(2))
+    Staging(32, one_by_one.device).send(parts, one_by_one)
+    Staging(32, together.device).send([joined(parts[:3]), parts[3]], together)
+    for first, part in ((0, parts[0]), (4, parts[1]), (12, parts[3])):
+        for sent in (one_by_one, together):
+            assert sent[first : first + part.size].tolist() == part.reshape(-1).tolist()

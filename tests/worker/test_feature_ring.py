@@ -44,3 +44,18 @@ def test_what_one_step_appended_is_loaded_without_a_copy() -> None:
     step = numbered(0, 3)
     ring.append(step)
     assert ring.load([0, 1, 2]) is step
+
+
+def test_features_that_nobody_reads_are_not_gathered() -> None:
+    """But what a step's features keep in memory is bounded: those of rejected nodes count."""
+    ring = FeatureRing(1, torch.float32, "cpu", 8, unwritten=4)
+    ring.append(numbered(0, 3), [0, 2])
+    newest = ring.newest
+    assert (newest.rows, newest.shape) == ([0, 2], (2, 1))
+    assert newest.to(torch.float64)[:, 0].tolist() == [0, 2]
+    ring.append(numbered(10, 3), [1])
+    assert ring.newest.rows == [1]
+    assert len(ring._unwritten) == 2
+    ring.append(numbered(20, 3), [0])
+    assert not ring._unwritten, "nine features were in memory, the ring has room for eight"
+    assert ring.load([0, 1, 2, 3])[:, 0].tolist() == [0, 2, 11, 20]
