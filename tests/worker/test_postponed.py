@@ -152,7 +152,7 @@ class Lone:
     def taught(self) -> list[tuple[int, int]]:
         """(token, position) of everything the drafter was told."""
         told = [said.rows for said in self.said if isinstance(said, Features) and said.rows is not None]
-        return [tuple(row) for rows in told for row in rows.tolist()]
+        return [tuple(row) for rows in told for row in rows.to("cpu").tolist()]
 
 
 async def lone(grammar: object, near: bool = False, draft_timeout: float = 0.0) -> Lone:
