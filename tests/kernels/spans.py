@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import random
 
+from specsot_kernels.attention_tables import (
+    AttentionTables,
+    Numbers,
+    PieceTables,
+    RowSights,
+    TableRoom,
+)
 from specsot_kernels.segments import RowSpan
 
 PAGE = 16
@@ -30,3 +37,11 @@ def branches(rng: random.Random, count: int, shared: int, rows: int) -> list[Row
         spans.append(RowSpan(rows, base, before + rows, pages, a_tree(rng, rows, before)))
     own = max(shared - 1, 0)
     return [*spans, RowSpan(5, own * PAGE, 5, (*common[:own], next(fresh)))]
+
+
+def filled(room: TableRoom, tables: AttentionTables) -> list[Numbers] | None:
+    """The tables padded with zeros to the shapes of the room (pages: only those used); None if they do not fit."""
+    padded = room.fill_pieces(PieceTables(tables.pieces, tables.starts, tables.slots, tables.pages))
+    if padded is None or any(one > other for one, other in zip(tables.bits.shape, room.shapes[3])):
+        return None
+    return [padded[0], *room.fill_sights(RowSights(*tables[2:5])), *padded[1:]]

@@ -24,7 +24,7 @@ from specsot_kernels.gpu import attention  # noqa: E402
 from specsot_kernels.gpu.attention import are_copied, attend, plan_attention  # noqa: E402
 from specsot_kernels.gpu.launching import copies_blocks  # noqa: E402
 from tests.conftest import some  # noqa: E402
-from tests.kernels.spans import PAGE, PAGES, a_tree, branches  # noqa: E402
+from tests.kernels.spans import PAGE, PAGES, a_tree, branches, filled  # noqa: E402
 
 NEAR = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 # Triton's interpreter multiplies no bf16, and is slow
@@ -169,9 +169,9 @@ def test_pieces_are_taken_one_after_another(
     spans = [*branches(random.Random(3), 3, 2, 10), RowSpan(2, 20, 2, (30, 31))]
     room = room_for(size, PAGES, 3, short=short)
     assert (room.tile_rows, room.short) == (tile, short)
-    filled = room.fill(tabulate(spans, PAGE, room.tile_rows))
-    assert filled is not None
-    plan = attention.plan_over([torch.from_numpy(each).to(DEVICE) for each in filled], room, PAGE, 3)
+    numbers = filled(room, tabulate(spans, PAGE, room.tile_rows))
+    assert numbers is not None
+    plan = attention.plan_over([torch.from_numpy(each).to(DEVICE) for each in numbers], room, PAGE, 3)
     rows, q = sum(span.rows for span in spans), torch.randn(size, 1, 3, 64).to(DEVICE, kind) / 8
     kv = torch.randn(2, PAGES, 1, PAGE, 64).to(DEVICE, kind)
     sinks = torch.randn(1, 3, device=DEVICE) if sunk else None
@@ -236,7 +236,7 @@ def longest(spans: Sequence[RowSpan], g: int, kv_heads: int) -> tuple[int, int]:
         patch.setattr(attention_tables, "PROGRAMS", 264)
         room = room_for(sum(span.rows for span in spans), 10**6, g, kv_heads=kv_heads)
     tables = tabulate(spans, 64, room.tile_rows, places=room.places)
-    assert room.fill(tables) is not None
+    assert filled(room, tables) is not None
     columns = tables.pieces[:, 3]
     return int(columns.max()), int((columns * 2 > columns.max()).sum())
 

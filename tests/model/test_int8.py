@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from specsot.core.tree import ancestry
 from specsot.members import Range
-from specsot_model import int8, layers, linear, weights
+from specsot_model import int8, layer_inputs, linear, weights
 from specsot_model.attention import RowSpan
 from specsot_model.cuda_graphs import CapturedSteps, GraphCapture, StepRows
 from specsot_model.decoder import Decoder
@@ -32,7 +32,7 @@ TILES = (None, WholeTile(32, 16, 1, 4, 2), WholeTile(64, 32, 4, 4, 2), WholeTile
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int8, "runs_kernels", lambda device: True)
-    for module in (linear, layers, weights):
+    for module in (linear, layer_inputs, weights):
         monkeypatch.setattr(module, "uses_packed_kernels", lambda kind, device: False)
 
 
