@@ -40,7 +40,7 @@ def branches(rng: random.Random, count: int, shared: int, rows: int) -> list[Row
 
 
 def filled(room: TableRoom, tables: AttentionTables) -> list[Numbers] | None:
-    """The tables padded with zeros to the shapes of the room (pages: only those used); None if they do not fit."""
+    """The tables padded with zeros to the shapes of the room; None if they do not fit."""
     padded = room.fill_pieces(PieceTables(tables.pieces, tables.starts, tables.slots, tables.pages))
     if padded is None or any(one > other for one, other in zip(tables.bits.shape, room.shapes[3])):
         return None
