@@ -1,24 +1,21 @@
 """Keeps the packed weights of a GGUF model in files of the cache, and maps them at the next start.
 
 Mapped weights are read from the disk when a kernel first needs them, take no memory of the process's own, and
-are shared by all processes that map them. The process that packs weights uses them from its memory, and
-writes the files when the processors are idle, because writing 1.5 GB takes some 4 s of processor time.
+are shared by all processes that map them.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from shutil import disk_usage
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import structlog
 import torch
@@ -28,9 +25,6 @@ from specsot.checkpoint.cache import cache_folder, remove_unused, use
 from specsot.checkpoint.gguf.directory import is_current
 from specsot.members import Quantization
 from specsot_model.linear import Packed, cpu_layout
-
-if TYPE_CHECKING:
-    from specsot_kernels.cpu.running import PackedWeight
 
 log = structlog.get_logger()
 
@@ -48,23 +42,15 @@ UNFINISHED = ".unfinished-"
 UNFINISHED_SECONDS = 3600.0
 
 
-def _yield_to_others() -> None:
-    """Give this thread the lowest priority, so that it hardly delays a start or an answer. Linux only: other
-    systems have no priorities of single threads.
-    """
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-
-
-# Writes the files, one after the other. Python waits for its thread before the process ends.
-_writer = ThreadPoolExecutor(1, "packed-files", _yield_to_others)
+# Renames files once they are on the disk. Python waits for its thread before the process ends.
+_publisher = ThreadPoolExecutor(1, "packed-files")
 
 
 def flush() -> None:
     """Wait until each weight that this process has kept is on the disk under its final name, or has failed to
-    get there. The writer has one thread, so what is submitted now ends after all of them.
+    get there. The publisher has one thread, so what is submitted now ends after all of them.
     """
-    _writer.submit(bool).result()
+    _publisher.submit(bool).result()
 
 
 class PackedFiles:
@@ -94,42 +80,35 @@ class PackedFiles:
         """
         return _mapped(self._folder / name, shape)
 
-    def keep(self, name: str, packed: Packed) -> None:
-        """Write a weight to a file in the background, for later starts.
+    def keep(self, name: str, packed: Packed) -> Packed:
+        """Write a weight to a file, and return it mapped from there, so that its memory can be freed.
 
-        The file is not made if the disk has too little room, or cannot be written; the next start then packs
-        the weight again.
+        The weight is returned as it is if the disk has too little room, or cannot be written; the next start
+        then packs it again.
 
         name: Name of the weight in the model.
-        packed: The weight, which does not change any more.
+        packed: The weight.
         """
-        _writer.submit(_write, self._folder / name, packed.weight)
-
-
-def _write(path: Path, weight: PackedWeight) -> None:
-    """Write a weight to a file that appears when its bytes are on the disk. A failure is logged.
-
-    path: The file.
-    weight: The weight.
-    """
-    unfinished = None
-    try:
-        if disk_usage(path.parent).free - weight.nbytes < FREE_ON_DISK:
-            return
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=UNFINISHED, delete=False) as file:
-            unfinished = Path(file.name)
-            head = {"shape": list(weight.shape), "bits": weight.bits}
-            file.write(json.dumps(head).encode().ljust(HEADER))
-            for array in weight.arrays:
-                array.numpy().tofile(file)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except OSError as error:
-        log.warning("packed weights were not kept", folder=str(path.parent), reason=error.strerror)
-        if unfinished:
-            with suppress(OSError):
-                unfinished.unlink(missing_ok=True)
+        weight = packed.weight
+        unfinished = None
+        try:
+            if disk_usage(self._folder).free - weight.nbytes < FREE_ON_DISK:
+                return packed
+            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=UNFINISHED, delete=False) as file:
+                unfinished = Path(file.name)
+                head = {"shape": list(weight.shape), "bits": weight.bits}
+                file.write(json.dumps(head).encode().ljust(HEADER))
+                for array in weight.arrays:
+                    array.numpy().tofile(file)
+            mapped = _mapped(unfinished, weight.shape)
+        except OSError as error:
+            log.warning("packed weights were not kept", folder=str(self._folder), reason=error.strerror)
+            if unfinished:
+                with suppress(OSError):
+                    unfinished.unlink()
+            return packed
+        _publisher.submit(_publish, unfinished, self._folder / name)
+        return mapped or packed
 
 
 def packed_files_of(directory: Path, quantization: Quantization) -> PackedFiles | None:
@@ -178,12 +157,26 @@ def _is_outdated(folder: Path) -> bool:
 def _remove_unfinished(folder: Path) -> None:
     """Remove unfinished files that nothing was written to for an hour, as those of a process that was killed.
 
+    A process that still uses such a file has mapped it, and only loses the file's name.
+
     folder: A folder of packed weights.
     """
     for file in folder.glob(f"{UNFINISHED}*"):
         with suppress(OSError):
             if time.time() - file.stat().st_mtime > UNFINISHED_SECONDS:
                 file.unlink()
+
+
+def _publish(written: Path, path: Path) -> None:
+    """Wait until a file's bytes are on the disk, and rename it. If that fails, the file keeps its name.
+
+    written: The file as it is named now.
+    path: Its final name.
+    """
+    with suppress(OSError):
+        with written.open("rb") as file:
+            os.fsync(file.fileno())
+        written.replace(path)
 
 
 def _mapped(path: Path, shape: Sequence[int]) -> Packed | None:

@@ -536,14 +536,13 @@ class Fetch:
         return kept.find(name, shape) if kept else None
 
     def keep_packed(self, name: str, packed: Packed) -> Packed:
-        """Write a packed weight to a file for later processes, in the background, and return it.
+        """Keep a packed weight for later processes, and return it, mapped if it could be kept.
 
         name: Name of the weight: that of its first tensor.
         packed: The weight, which `find_packed` did not find.
         """
-        if files := self._packed_files:
-            files.keep(name, packed)
-        return packed
+        kept = self._packed_files
+        return kept.keep(name, packed) if kept else packed
 
     @property
     def _packed_files(self) -> PackedFiles | None:

@@ -167,12 +167,13 @@ def test_a_kept_file_has_the_weight_and_no_other_shape(kind: GGMLQuantizationTyp
     packed = Packed(StoredRows(torch.Size((57, 768)), parts), torch.arange(57.0), "int8")
     with (tmp_path / "mark").open("w") as mark:
         files = PackedFiles(tmp_path, mark)
-        files.keep("weight", packed)
+        written = files.keep("weight", packed)
         flush()
         found = files.find("weight", (57, 768))
         assert found is not None
-        assert found.weight.bits == packed.weight.bits == layout.LOSSLESS_TYPES.get(kind, 8)
-        assert all(torch.equal(*pair) for pair in zip(found.weight.arrays, packed.weight.arrays))
+        for one in (written, found):
+            assert one.weight.bits == packed.weight.bits == layout.LOSSLESS_TYPES.get(kind, 8)
+            assert all(torch.equal(*pair) for pair in zip(one.weight.arrays, packed.weight.arrays))
         assert files.find("weight", (57, 1024)) is None
         # The header names bits of which the file's size is not.
         file = tmp_path / "weight"
