@@ -215,7 +215,7 @@ async def test_law_4_workers_that_go_and_come_back_change_nothing(fleet, options
     events, next_ones = [], ["worker-1", "worker-0"]
     async for one in fleet.generate(ask_of(QUESTION, **options)):
         events.append(one)
-        due = one.number >= 12 if len(next_ones) == 2 else isinstance(one.event, BranchText)
+        due = one.number >= 3 if len(next_ones) == 2 else isinstance(one.event, BranchText)
         if next_ones and due:
             await restarted(fleet, next_ones.pop(0), by)
             await formed(fleet, epoch + 2 - len(next_ones))
