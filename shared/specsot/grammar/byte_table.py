@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,8 @@ from specsot.grammar.language import ListTitle, Place, Title
 
 # The number of the dead place, which no valid output reaches. Every byte leads from it to itself.
 DEAD = 0
+
+Number = TypeVar("Number", bound=np.generic)
 
 
 class ByteTable:
@@ -114,8 +117,8 @@ class ByteTable:
         """
         number = len(self.places)
         if number == len(self.next):
-            self.next = np.concatenate([self.next, np.zeros_like(self.next)])
-            self.rank = np.concatenate([self.rank, np.zeros_like(self.rank)])
+            self.next = _doubled(self.next)
+            self.rank = _doubled(self.rank)
         self.places.append(place)
         self.owed.append(language.owed(place))
         self.open.append(isinstance(place, Title | ListTitle) and place.bytes_left is None)
@@ -124,6 +127,17 @@ class ByteTable:
         self.filled.append(False)
         self._numbers[place] = number
         return number
+
+
+def _doubled(array: NDArray[Number]) -> NDArray[Number]:
+    """Return an array with twice the rows: those of the old one, then zeros. The zeros are not written, so
+    that the operating system gives them memory only when they are used.
+
+    array: [rows, ...].
+    """
+    grown = np.zeros((2 * len(array), *array.shape[1:]), dtype=array.dtype)
+    grown[: len(array)] = array
+    return grown
 
 
 def uncount(place: Place) -> tuple[Place, int, int]:
