@@ -37,10 +37,11 @@ from specsot_master.engine import EngineConfig
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from specsot_model.kv import row_bytes
-from specsot_model.linear import resolve_dtype, uses_packed_kernels
+from specsot_model.linear import resolve_dtype
 from specsot_model.memory_fit import WeightForm, drafter_bytes
 from specsot_model.packed import row_itemsize
-from specsot_model.published import as_published, open_weights
+from specsot_model.published import open_weights
+from specsot_model.stored_form import as_published, uses_packed_kernels
 from specsot_worker import loader as workers
 from specsot_worker.observer import WorkerObserver as WorkerWatch
 from specsot_worker.stage_provider import StageRunner

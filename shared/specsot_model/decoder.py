@@ -36,11 +36,12 @@ from specsot_model.kv import KVPages
 from specsot_model.latent import fits_tiles
 from specsot_model.layer_inputs import LayerInputs
 from specsot_model.layers import Block, Edges, Norm, add_tap, present, rows_of_linear
-from specsot_model.linear import Linear, look_up, resolve_dtype, uses_packed_kernels
+from specsot_model.linear import Linear, look_up, resolve_dtype
 from specsot_model.loaded_parts import LoadedParts
 from specsot_model.packed import ROWS_IN, best_tokens, can_pack, logits_of, pack_layers
-from specsot_model.published import as_published, open_weights
+from specsot_model.published import open_weights
 from specsot_model.rotary import Rotary, frequencies
+from specsot_model.stored_form import as_published, uses_packed_kernels
 from specsot_model.transformers_layers.layers import TransformersLayers
 from specsot_model.weights import Fetch, Weights
 

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from specsot.checkpoint.config import ModelConfig
 from specsot.members import Range
-from specsot_model.linear import Table, hold_table, look_up, pack_table, uses_packed_kernels
+from specsot_model.linear import Table, hold_table, look_up, pack_table
 from specsot_model.norms import Norm
+from specsot_model.stored_form import uses_packed_kernels
 from specsot_model.weights import Fetch
 
 # Rows of the embedding that are in floats at a time while it is packed. Bounds the memory. Untuned.

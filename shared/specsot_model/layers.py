@@ -21,17 +21,12 @@ from specsot.members import Quantization
 from specsot_model.attention import AttentionPlan, attend
 from specsot_model.kv import KVPages, Places
 from specsot_model.latent import LatentHeads
-from specsot_model.linear import (
-    Linear,
-    Packed,
-    Table,
-    hold_table,
-    lm_head_quantization,
-)
+from specsot_model.linear import Linear, Packed, Table, hold_table
 from specsot_model.mlp import ACTS, Act, Experts, ParallelExperts, fetch_gated, fetch_mlp
 from specsot_model.norms import Norm
 from specsot_model.projections import fuse_latent_inputs, fuse_projections, fuse_qkv
 from specsot_model.rotary import interleave, rotate
+from specsot_model.stored_form import lm_head_quantization
 from specsot_model.weights import Fetch
 
 # A part of a model: an embedding, a norm or an lm_head.

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from specsot_model.fp8 import Fp8, NormWeight, ShortRows, Unscaled, multiplies_f
 from specsot_model.gguf_tensors import StoredPart, StoredRows, decode_rows
 from specsot_model.inference import inference_mode
 from specsot_model.int8 import Int8
+from specsot_model.stored_form import uses_packed_kernels
 
 if TYPE_CHECKING:
     from specsot_kernels.cpu.running import PackedArrays, PackedWeight
@@ -493,30 +493,6 @@ def check_quantization(kind: str | None, device: str = "cpu") -> None:
     require_quantizer(kind, device)
 
 
-def uses_packed_kernels(kind: Quantization | None, device: torch.device | str) -> bool:
-    """Tell whether the packed CPU kernels are used: int8 and int4 on a CPU. Embeddings are int8 then.
-
-    kind: Form of the matrices; None: they are not quantized.
-    device: Device of the model.
-    """
-    return kind in ("int8", "int4") and torch.device(device).type == "cpu"
-
-
-# Instructions without which the packed kernels do not run, or run slowly on untested processors.
-NEEDED_INSTRUCTIONS = ("avx2", "fma3", "f16c")
-
-
-def lacks_for_packed_kernels() -> str | None:
-    """Return in words what this machine lacks for the packed CPU kernels, such as "Numba". Return None if
-    they run here.
-    """
-    if find_spec("numba") is None:
-        return "Numba"
-    capabilities = torch.cpu.get_capabilities()
-    missing = [name for name in NEEDED_INSTRUCTIONS if not capabilities.get(name)]
-    return f"a processor with {', '.join(missing).upper()}" if missing else None
-
-
 def describe_rounding(kind: Quantization | None, device: str) -> str:
     """Describe in words what is rounded and how, which all members of a ring must share.
 
@@ -549,14 +525,6 @@ def _is_lossless(ggml_type: int) -> bool:
     ggml_type: ggml's number of the type.
     """
     return ggml_type in cpu_layout().LOSSLESS_HERE
-
-
-def lm_head_quantization(kind: Quantization | None) -> Quantization | None:
-    """Return the form of the lm_head: int8 instead of int4, which would change the text too much.
-
-    kind: Form of the other matrices; None: they are not quantized.
-    """
-    return "int8" if kind == "int4" else kind
 
 
 def quantize(weight: Tensor | Codes | StoredRows, kind: Quantization, bias: Tensor | None = None) -> Multiply:

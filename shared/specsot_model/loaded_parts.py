@@ -18,7 +18,8 @@ from specsot_model.delta import DeltaBlock
 from specsot_model.layer_inputs import LayerInputs
 from specsot_model.layers import AnyNorm, Block, fetch_embedding, fetch_final_norm, fetch_lm_head
 from specsot_model.linear import Linear, Table
-from specsot_model.published import open_weights, published_of
+from specsot_model.published import open_weights
+from specsot_model.stored_form import published_of
 from specsot_model.tensor_parallel import MakeBlock
 from specsot_model.transformers_layers.loading import TransformersBlock
 from specsot_model.weights import Fetch, Weights, has_files

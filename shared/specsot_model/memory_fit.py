@@ -23,7 +23,8 @@ from specsot_model.core.replays import CHUNK, states_for
 from specsot_model.core.walks import BLOCK_ROWS, CARRIED, WalkRoom
 from specsot_model.cuda_graphs import BUCKETS, PROMPT_ROWS
 from specsot_model.kv import row_bytes
-from specsot_model.linear import SMALL, check_device, lm_head_quantization, stored_bytes, uses_packed_kernels
+from specsot_model.linear import SMALL, check_device, stored_bytes
+from specsot_model.stored_form import lm_head_quantization, uses_packed_kernels
 from specsot_model.transformers_layers.layers import page_row_bytes
 from specsot_model.weights import Weights
 

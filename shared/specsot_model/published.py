@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from specsot.checkpoint.config import read_config, text_fields
-from specsot.checkpoint.fields import read_json
-from specsot.checkpoint.gguf.directory import bits_per_weight
-from specsot.checkpoint.quantization_config import MARKS, Published, read_published
-from specsot.errors import InvalidRequest, ModelError
+from specsot.checkpoint.quantization_config import MARKS, Published
+from specsot.errors import ModelError
 from specsot.members import Quantization
-from specsot.service.options import ModelOptions
 from specsot_model.decoding import Codes, StoredMatrix, codes_of, decode, quant_state
-from specsot_model.fp8 import multiplies_fp8, runs_kernels
-from specsot_model.linear import lacks_for_packed_kernels, lm_head_quantization, uses_packed_kernels
+from specsot_model.stored_form import lm_head_quantization, published_of
 from specsot_model.weights import WeightFiles, Weights
-
-# Bits. GGUF files of more bits per weight keep their floats. Q8_0, whose blocks of 32 have an fp16 scale, has
-# 8.5 bits.
-MAX_GGUF_BITS = 9
-
-# A kind of model options; `as_published` returns the kind that it was given.
-Given = TypeVar("Given", bound=ModelOptions)
 
 
 def open_weights(
@@ -45,68 +30,6 @@ def open_weights(
     files = WeightFiles(directory, allow_pickle_bin)
     published = published_of(directory, quantization)
     return files if published is None else PublishedWeights(files, published)
-
-
-def published_of(directory: Path, quantization: Quantization | None = None) -> Published | None:
-    """Return how a model's files are quantized, or None if they are not, or if there is no config.
-
-    directory: Folder of the model.
-    quantization: The form that is asked for; None: any. Another form than that of the files raises
-        InvalidRequest, because weights would be rounded twice.
-
-    Raises ModelError if the config cannot be read.
-    """
-    config = directory / "config.json"
-    published = read_published(text_fields(read_json(config), config), config) if config.is_file() else None
-    if published and quantization not in (None, published.form):
-        hint = f" or say {published.form}" if published.form else ""
-        raise InvalidRequest(
-            f"{directory} is quantized already ({published}): leave out --quantization{hint}", "quantization"
-        )
-    return published
-
-
-def as_published(options: Given, base: Path) -> Given:
-    """Return the options with the quantization that can hold the codes of a quantized model as they are, or,
-    of a GGUF file of few bits on a CPU, with int8.
-
-    The options are returned unchanged if the user gave a quantization (such as "none") or a dtype, if the
-    model is not quantized, or if no kernels of this machine run that form. A form runs on a CPU, for int8 and
-    int4, if Numba is installed. A GGUF file is decoded and rounded to int8, whose sums are exact, if this
-    machine has all that `lacks_for_packed_kernels` asks for. Elsewhere fp8 and int8 run on GPUs that multiply
-    them, unless the model has experts or, for other forms than int8, is batch-invariant or draft-invariant.
-
-    options: The model options, with device and dtype.
-    base: Folder of the base model. Raises ModelError if its config cannot be read.
-    """
-    config = read_config(base)
-    form = config.published.form if config.published else None
-    device = torch.device(options.device)
-    if options.quantization or options.dtype != "auto" or config.transformers is not None:
-        return options
-    if form is None:
-        packs = device.type == "cpu" and options.tensor_parallel == 1 and is_quantized_gguf(base)
-        runs = packs and not lacks_for_packed_kernels()
-        return replace(options, quantization="int8") if runs else options
-    if uses_packed_kernels(form, device):
-        runs = find_spec("numba") is not None
-    else:
-        # Experts run as one grouped product, and batch-invariant or draft-invariant layers in int8 or floats;
-        # other forms are decoded to --dtype.
-        invariant = options.batch_invariant or options.draft_invariant
-        decoded = config.routing or (invariant and form != "int8")
-        multiplied = {"fp8": multiplies_fp8, "int8": runs_kernels}.get(form)
-        runs = not decoded and multiplied is not None and multiplied(device)
-    return replace(options, quantization=form) if runs else options
-
-
-def is_quantized_gguf(base: Path) -> bool:
-    """Tell whether a model was made of a GGUF file whose weights have about 8 bits or fewer.
-
-    base: Folder of the model. Raises ModelError if it cannot be read.
-    """
-    bits = bits_per_weight(base)
-    return bits is not None and bits <= MAX_GGUF_BITS
 
 
 class PublishedWeights(Weights):

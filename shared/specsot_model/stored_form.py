@@ -119,9 +119,9 @@ def lacks_for_packed_kernels() -> str | None:
     """
     if find_spec("numba") is None:
         return "Numba"
-    from llvmlite.binding import get_host_cpu_features
+    from llvmlite import binding
 
-    features = get_host_cpu_features()
+    features = binding.get_host_cpu_features()
     missing = [name for name in NEEDED_INSTRUCTIONS if not features.get(name)]
     return f"a processor with {', '.join(missing).upper()}" if missing else None
 

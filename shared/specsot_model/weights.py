@@ -24,8 +24,9 @@ from specsot.errors import ModelError, one_line
 from specsot.members import Quantization
 from specsot_model.decoding import Codes
 from specsot_model.gguf_tensors import GgufTensors, StoredRows
-from specsot_model.linear import Packed, uses_packed_kernels
+from specsot_model.linear import Packed
 from specsot_model.packed_files import PackedFiles, packed_files_of
+from specsot_model.stored_form import uses_packed_kernels
 
 # Names of weight files, and of the indices that list several of them.
 INDEX = "model.safetensors.index.json"

@@ -34,7 +34,7 @@ from specsot_drafter.loader import propose_with
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from specsot_model.decoder import Decoder
-from specsot_model.linear import uses_packed_kernels
+from specsot_model.stored_form import uses_packed_kernels
 from specsot_worker.stage import DecoderStage
 
 # Levels that are grown at every token. Single trees of up to 12 levels are compared; a chain of frames may

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from llvmlite import binding
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -25,12 +26,13 @@ from specsot_app.fleet.options import FleetOptions, Models, resolved
 from specsot_drafter.heads.loading import load_head
 from specsot_kernels.cpu import blocks, layout
 from specsot_kernels.cpu.running import PackedWeight, multiply
-from specsot_model import published
+from specsot_model import stored_form
 from specsot_model.decoder import Decoder
 from specsot_model.gguf_tensors import StoredPart, StoredRows, decode_rows
 from specsot_model.linear import Packed, ProjectedTable, look_up, pack_table, stored_bytes
 from specsot_model.packed_files import PackedFiles, flush
-from specsot_model.published import as_published, open_weights
+from specsot_model.published import open_weights
+from specsot_model.stored_form import as_published
 from specsot_worker.loader import StageLoader
 from tests.conftest import some
 from tests.drafter.heads import Tensors, change, configure, write_pair
@@ -412,7 +414,7 @@ def test_a_gguf_file_of_few_bits_is_int8_on_a_cpu_unless_the_user_says_otherwise
 def test_a_processor_without_the_instructions_keeps_floats_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": False, "fma3": True, "f16c": True})
+    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: {"avx2": False, "fma": True, "f16c": True})
     base = resolve_model(write_gguf(tmp_path / "m.gguf", write_model(tmp_path / "hf", **SHAPE), (Kind.Q4_0,)))
     registered = StageLoader(ModelOptions(base, kv_memory=1 << 20), "w").registration()
     assert registered.quantization == ""
@@ -442,4 +444,4 @@ def test_a_fleet_on_gpus_keeps_a_joining_cpu_from_choosing_int8(tmp_path: Path) 
 
 def test_bits_of_a_file_are_those_of_its_matrices(tmp_path: Path) -> None:
     base = resolve_model(write_gguf(tmp_path / "m.gguf", write_model(tmp_path / "hf", **SHAPE), (Kind.Q8_0,)))
-    assert published.bits_per_weight(base) == 8.5
+    assert stored_form.bits_per_weight(base) == 8.5

@@ -16,13 +16,13 @@ from torch import Tensor
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Quantization, Range
 from specsot.service.options import ModelOptions
-from specsot_model import published as room
+from specsot_model import fp8, stored_form
 from specsot_model.decoder import Decoder
 from specsot_model.decoding import Codes, codes_of
 from specsot_model.fp8 import Fp8
 from specsot_model.linear import Linear, Packed, describe_rounding, stored_bytes
 from specsot_model.mlp import GatedMlp
-from specsot_model.published import as_published, published_of
+from specsot_model.stored_form import as_published, published_of
 from specsot_worker.loader import StageLoader
 from tests.model.compressing import scheme_of, write_compressed
 from tests.model.published import HERE as KEPT
@@ -175,7 +175,7 @@ def test_codes_run_as_they_are_unless_a_dtype_is_named(
 
     assert chosen("bnb-int8") == chosen("bnb-int8", device="cuda") == "int8"
     assert chosen("awq", dtype="bf16") is chosen("bnb-nf4") is chosen("awq", device="cuda") is None
-    monkeypatch.setattr(room, "find_spec", {}.get)
+    monkeypatch.setattr(stored_form, "find_spec", {}.get)
     assert chosen("awq") is None
 
 
@@ -183,7 +183,7 @@ def test_a_gpu_with_products_of_8_bit_floats_runs_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_compressed(tmp_path, [scheme_of("FP8_DYNAMIC")], num_hidden_layers=1)
-    monkeypatch.setattr(room, "multiplies_fp8", lambda device: device.type == "cuda")
+    monkeypatch.setattr(fp8, "multiplies_fp8", lambda device: device.type == "cuda")
     for more, form in (({"device": "cuda"}, "fp8"), ({}, None), ({"device": "cuda", "dtype": "bf16"}, None)):
         assert as_published(ModelOptions(tmp_path, **more), tmp_path).quantization == form
     for option in ("batch_invariant", "draft_invariant"):

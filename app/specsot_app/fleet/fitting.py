@@ -38,7 +38,7 @@ from specsot_model.device_speed import copy_speed
 from specsot_model.linear import NAMES, resolve_dtype
 from specsot_model.loaded_parts import measured_range, open_shapes
 from specsot_model.memory_fit import WeightForm, free_on, weights_of
-from specsot_model.published import as_published, published_of
+from specsot_model.stored_form import as_published, published_of
 from specsot_model.weights import SINGLE, has_files
 from specsot_worker.memory import LayerMemory
 

@@ -57,7 +57,7 @@ from specsot_master.text import Text
 from specsot_model.decoder import Decoder
 from specsot_model.fused import can_capture
 from specsot_model.linear import resolve_dtype
-from specsot_model.published import as_published
+from specsot_model.stored_form import as_published
 
 # The trees with which acceptance is measured: of the default size, always.
 SHAPE = TreeShape(fixed=True)

@@ -17,7 +17,7 @@ from specsot.checkpoint.fingerprint import fingerprint
 from specsot.errors import InvalidRequest
 from specsot.service.lifecycle import run_service, write_logs
 from specsot.service.options import reachable
-from specsot.service.runtime_env import spare_collector
+from specsot.service.runtime_env import return_freed_memory, spare_collector
 from specsot.service.telemetry import Observation, observed
 from specsot.transport.grpc_channel import CLIENT_STREAMS, HELD_BYTES, PUBLIC_BYTES, Terms
 from specsot.transport.grpc_server import GrpcServer
@@ -94,6 +94,7 @@ async def run_master(config: MasterConfig, observation: Observation, stop_event:
     metrics = start_telemetry(master, observation, config)
     detectors = [StallDetector(config.stuck_after) for _ in master.replicas]
     async with open_endpoints(config, master, members, metrics) as endpoint:
+        return_freed_memory()
         spare_collector()
         log.info("waiting for the ring", missing=master.waiting_for())
         tending = [one.fleet.reform_regularly(TEND_SECONDS) for one in master.replicas]

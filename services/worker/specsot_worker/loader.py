@@ -35,16 +35,16 @@ from specsot_model.decoder import Decoder, Loaded
 from specsot_model.device_speed import alone_on, copy_speed, device_name, measured_bytes
 from specsot_model.fp8 import runs_kernels
 from specsot_model.kept_speeds import KeptSpeeds, MeasuredSpeeds
-from specsot_model.linear import (
-    check_quantization,
-    describe_rounding,
-    lacks_for_packed_kernels,
-    resolve_dtype,
-    uses_packed_kernels,
-)
+from specsot_model.linear import check_quantization, describe_rounding, resolve_dtype
 from specsot_model.loaded_parts import AbsentWeights, LoadedParts, measured_range
 from specsot_model.memory_fit import Need, check_fit, free_on, gpus_on, tensors_of
-from specsot_model.published import PublishedWeights, as_published, is_quantized_gguf, open_weights
+from specsot_model.published import PublishedWeights, open_weights
+from specsot_model.stored_form import (
+    as_published,
+    is_quantized_gguf,
+    lacks_for_packed_kernels,
+    uses_packed_kernels,
+)
 from specsot_model.tensor_parallel import check_split, devices_of
 from specsot_model.transformers_layers.interface import RELEASE
 from specsot_model.transformers_layers.shapes import layer_shapes

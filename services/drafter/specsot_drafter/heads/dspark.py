@@ -26,7 +26,8 @@ from torch import Tensor
 from specsot.errors import ModelError
 from specsot_drafter.heads.checkpoint import MARKOV, Checkpoint
 from specsot_drafter.heads.dflash import BlockHead
-from specsot_model.linear import Linear, Table, hold_table, lm_head_quantization, look_up
+from specsot_model.linear import Linear, Table, hold_table, look_up
+from specsot_model.stored_form import lm_head_quantization
 from specsot_model.weights import Fetch
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]

@@ -46,17 +46,10 @@ from specsot_drafter.heads.eagle import (
 )
 from specsot_model.inference import inference_mode
 from specsot_model.layers import Edges, Norm, stored_edges, unchanged
-from specsot_model.linear import (
-    Linear,
-    ProjectedTable,
-    Table,
-    hold_table,
-    lm_head_quantization,
-    look_up,
-    uses_packed_kernels,
-)
+from specsot_model.linear import Linear, ProjectedTable, Table, hold_table, look_up
 from specsot_model.published import open_weights
 from specsot_model.rotary import Rotary
+from specsot_model.stored_form import lm_head_quantization, uses_packed_kernels
 from specsot_model.weights import Fetch
 
 log = structlog.get_logger()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from specsot.service.lifecycle import write_logs
-from specsot.service.runtime_env import spare_collector
+from specsot.service.runtime_env import return_freed_memory, spare_collector
 from specsot.tasks import start
 from specsot.transport.security import PLAIN, Tls, Tokens
 from specsot_master.http.app import build_guarded_app
@@ -37,6 +37,7 @@ async def run(link: socket.socket, handover: socket.socket) -> None:
     if welcome := await process.join(link):
         write_logs("master", welcome.log_format, welcome.log_level)
         server = process.open_server(welcome)
+        return_freed_memory()
         spare_collector()
         await process.serve(server, handover)
 
