@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton.language as tl
 from torch import Tensor
 
-from specsot_kernels.gpu.launching import kernel_for_any, on_device_of, power_of_two
+from specsot_kernels.gpu.launching import kernel_for_any, kinds_of, launch, on_device_of, power_of_two
 from specsot_kernels.growing import DueNumbers, VerifiedTrees
 
 # Nodes. How many of a tree are compared at a time. Untuned.
@@ -42,11 +42,13 @@ def accept_rows(
     grown = numbers.depths.numel()
     hidden = fresh.shape[1]
     room = verified.slots.shape[1]
+    arrays = (*verified, *numbers, fresh, features)
+    constants = (NODES, power_of_two(room), power_of_two(attending), power_of_two(hidden))
     with on_device_of(fresh):
-        _accept[(trees, max_due)](
-            *verified, *numbers, fresh, features, room, max_due, numbers.due.stride(0),
-            numbers.grown.stride(0), attending, grown, hidden, features.stride(0), fresh.stride(0), ids,
-            NODES, power_of_two(room), power_of_two(attending), power_of_two(hidden), num_warps=4,
+        launch(
+            _accept, (trees, max_due, 1), (*kinds_of(*arrays), *constants),
+            (*arrays, room, max_due, numbers.due.stride(0), numbers.grown.stride(0), attending, grown, hidden,
+             features.stride(0), fresh.stride(0), ids, *constants), num_warps=4,
         )  # fmt: skip
 
 

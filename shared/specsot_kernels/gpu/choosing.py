@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from specsot_kernels.gpu.growing import order_of
-from specsot_kernels.gpu.launching import kernel_of_any, on_device_of, power_of_two
+from specsot_kernels.gpu.launching import kernel_of_any, kinds_of, launch, on_device_of, power_of_two
 from specsot_kernels.growing import WORD, CandidatePool, ChoiceNumbers, TreeRows
 
 
@@ -35,11 +35,13 @@ def choose_rows(
     trees = len(numbers.chosen)
     candidates = pool.tokens.shape[1]
     assert nodes - 1 <= min(candidates, 2 * WORD - 1), "as many as there are, and bits for all"
+    arrays = (*rows, pool.tokens, pool.scores, pool.parents, *numbers)
+    wide = power_of_two(candidates)
     with on_device_of(pool.scores):
-        _choose[(trees,)](
-            *rows, pool.tokens, pool.scores, pool.parents, *numbers, pool.tokens.stride(0),
-            pool.scores.stride(0), candidates, nodes, vocabulary, rows.bits.stride(0), numbers.trust.numel(),
-            power_of_two(candidates), WORD, num_warps=8 if candidates > 256 else 4,
+        launch(
+            _choose, (trees, 1, 1), (*kinds_of(*arrays), wide),
+            (*arrays, pool.tokens.stride(0), pool.scores.stride(0), candidates, nodes, vocabulary,
+             rows.bits.stride(0), numbers.trust.numel(), wide, WORD), num_warps=8 if wide > 256 else 4,
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specsot_kernels.device_waits import wait_for
-from specsot_kernels.gpu.launching import kernel, on_device_of, power_of_two
+from specsot_kernels.gpu.launching import kernel, kinds_of, launch, on_device_of, power_of_two
 
 # Tokens. A program reads so many at a time, and searches them in lines of LINE.
 WIDE = 8192
@@ -75,10 +75,13 @@ def choose_on_device(logits: Tensor, settings: Sequence[Setting]) -> Tensor:
     wide = min(power_of_two(columns), WIDE)
     parts = power_of_two(-(-columns // wide))
     line = min(wide, LINE)
+    arrays = (logits, device_settings, tokens)
+    constants = (BITS.get(logits.dtype, 32) // 2, wide, parts, line, drawn, cut)
+    numbers = (columns, logits.stride(0))
     with on_device_of(logits):
-        _choose[(rows,)](
-            logits, device_settings, tokens, columns, logits.stride(0), BITS.get(logits.dtype, 32) // 2, wide,
-            parts, line, drawn, cut, num_warps=32 if wide == WIDE else 4,
+        launch(
+            _choose, (rows, 1, 1), (*kinds_of(*arrays), *numbers, *constants),
+            (*arrays, *numbers, *constants), num_warps=32 if wide == WIDE else 4,
         )  # fmt: skip
     return tokens
 

@@ -275,6 +275,15 @@ def launch(
         _compiled[key] = launched
 
 
+def kinds_of(*arrays: Tensor) -> tuple[Any, ...]:
+    """Return what Triton's compiled form of a kernel depends on in these arrays: device, types, alignment.
+
+    arrays: arrays of one device, at least one.
+    """
+    types = [(array.dtype, array.data_ptr() % 16 == 0) for array in arrays]
+    return arrays[0].device, *types
+
+
 def power_of_two(size: int) -> int:
     """Return the smallest power of two that is at least `size`; Triton's tiles have such sizes.
 
