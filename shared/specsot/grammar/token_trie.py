@@ -57,23 +57,26 @@ def build_tries(vocabulary: Vocabulary) -> tuple[Trie, Trie]:
 
     Several tokens with the same bytes end at the same node, by ascending id.
     """
-    texts = sorted((text, token) for token, text in enumerate(vocabulary.bytes) if text)
-    within = [entry for entry in texts if b"\n" not in entry[0]]
-    across = [entry for entry in texts if b"\n" in entry[0]]
-    return _build(within), _build(across)
+    texts = [text or b"" for text in vocabulary.bytes]
+    ids = sorted((token for token, text in enumerate(texts) if text), key=texts.__getitem__)
+    within = [token for token in ids if b"\n" not in texts[token]]
+    across = [token for token in ids if b"\n" in texts[token]]
+    return _build(texts, within), _build(texts, across)
 
 
-def _build(texts: list[tuple[bytes, int]]) -> Trie:
+def _build(vocabulary: list[bytes], ids: list[int]) -> Trie:
     """Return the trie of some tokens. Without tokens, the result has no levels.
 
-    texts: (bytes of a token, token id), sorted.
+    vocabulary: the bytes of every token id.
+    ids: the ids of the trie's tokens, sorted by their bytes.
 
     The number of levels is that of the longest token's bytes.
     """
-    sizes = np.array([len(text) for text, _ in texts], dtype=np.int32)
-    tokens = np.array([token for _, token in texts], dtype=np.int32)
-    lines = np.array([len(text.partition(b"\n")[0]) for text, _ in texts], dtype=np.int32)
-    matrix = _pad([text for text, _ in texts], int(sizes.max(initial=0)))
+    texts = [vocabulary[token] for token in ids]
+    tokens = np.array(ids, dtype=np.int32)
+    sizes = np.array([len(text) for text in texts], dtype=np.int32)
+    lines = np.array([len(text.partition(b"\n")[0]) for text in texts], dtype=np.int32)
+    matrix = _pad(texts, sizes)
     shared = _shared_beginnings(matrix, sizes)
     levels: list[TrieLevel] = []
     rows = np.flatnonzero(sizes > 0)
@@ -95,14 +98,19 @@ def _build(texts: list[tuple[bytes, int]]) -> Trie:
     return tuple(levels)
 
 
-def _pad(texts: list[bytes], width: int) -> NDArray[np.uint8]:
-    """Return the texts as an array [texts, width], with zeros after each text.
+def _pad(texts: list[bytes], sizes: Ints) -> NDArray[np.uint8]:
+    """Return the texts as an array [texts, bytes of the longest text], with zeros after each text.
 
     texts: the bytes of each token.
-    width: number of bytes of the longest text.
+    sizes: [texts], number of bytes of each token.
+
+    No Python object is created for each text. Python does not return the memory of such objects to the
+    operating system while objects of the trie lie between them.
     """
-    padded = b"".join(text.ljust(width, b"\0") for text in texts)
-    return np.frombuffer(padded, dtype=np.uint8).reshape(len(texts), width)
+    width = int(sizes.max(initial=0))
+    padded = np.zeros((len(texts), width), dtype=np.uint8)
+    padded[np.arange(width) < sizes[:, None]] = np.frombuffer(b"".join(texts), dtype=np.uint8)
+    return padded
 
 
 def _shared_beginnings(matrix: NDArray[np.uint8], sizes: Ints) -> Ints:
