@@ -29,7 +29,7 @@ from specsot.core.skeleton import PlanRules
 from specsot.core.vocabulary import Vocabulary, spelling_of
 from specsot.errors import ModelError
 from specsot.grammar import language
-from specsot.grammar.byte_table import DEAD, ByteTable, recount, uncount
+from specsot.grammar.byte_table import DEAD, NO_ROW, ByteTable, recount, uncount
 from specsot.grammar.language import Done, Place
 from specsot.grammar.paths import PathCheck, step_by_step
 from specsot.grammar.token_reach import UNREACHABLE_TOKENS, Mask, Survey, TokenReach
@@ -304,11 +304,12 @@ class PlanTables:
         bytes_left = state.bytes_left
         words = state.words
         for byte in text:
-            if not table.filled[place]:
+            row = table.row[place]
+            if row == NO_ROW:
                 with self._lock:
-                    table.fill(place)
+                    row = table.fill(place)
             before = place
-            place = int(table.next[place, byte])
+            place = table.next.item(row, byte)
             if table.open[place]:
                 bytes_left -= 1
                 words -= int(table.rank[place] > table.rank[before])
@@ -386,8 +387,8 @@ class PlanTables:
                 continue
             self._explore(number)
             with self._lock:
-                self._table.fill(number)
-                following = np.unique(self._table.next[number]).tolist()
+                row = self._table.fill(number)
+                following = np.unique(self._table.next[row]).tolist()
                 waiting += [self._table.uncounted(each) for each in following if each != DEAD]
             yield
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from specsot.grammar.language import ListTitle, Place, Title
 
 # The number of the dead place, which no valid output reaches. Every byte leads from it to itself.
 DEAD = 0
+# The entry in `ByteTable.row` of a place without a row of `next`.
+NO_ROW: Final = -1
 
 Number = TypeVar("Number", bound=np.generic)
 
@@ -21,15 +23,15 @@ Number = TypeVar("Number", bound=np.generic)
 class ByteTable:
     """The byte automaton of a grammar as a table that grows. Not thread-safe: its owner holds a lock.
 
-    next: [places or more, 256], the number of the place after each byte. A row is valid once `filled` is
-        True.
+    next: [rows or more, 256], the number of the place after each byte, for the places that have a row. Most
+        places have none: they follow a byte of another place, but no byte after them was ever looked up.
+    row: by number, the row of `next`, or NO_ROW.
     places: the place of each number; None for DEAD.
     owed: by number, how many bytes a title still needs before it may end, see `language.owed`.
     open: by number, True for titles without a count of their bytes.
     rank: [places or more], 0 outside of lists' titles without a count. Within them a byte that leads to a
         higher rank uses up a word, see `language.word_rank`.
     planned: by number, whether the output is certainly a plan.
-    filled: by number, whether the row of `next` is valid.
     """
 
     def __init__(self, rules: PlanRules) -> None:
@@ -45,7 +47,8 @@ class ByteTable:
         self.open: list[bool] = [False]
         self.rank: NDArray[np.uint8] = np.zeros(64, dtype=np.uint8)
         self.planned: list[bool] = [False]
-        self.filled: list[bool] = [True]
+        self.row: list[int] = [0]
+        self._num_rows = 1
         self._numbers: dict[Place, int] = {}
 
     def number(self, place: Place) -> int:
@@ -74,57 +77,63 @@ class ByteTable:
         """
         return self.number(uncount(self.place(number))[0])
 
-    def fill(self, number: int) -> None:
-        """Compute the row of `next` for a place, unless it is valid already. The places after each byte are
-        added.
+    def fill(self, number: int) -> int:
+        """Compute the row of `next` for a place, unless the place has one, and return the number of the row.
+        The places after each byte are added.
 
         number: number of the place.
 
         Bytes that no edge contains lead to DEAD. `next` may be replaced by a larger array.
         """
-        if self.filled[number]:
-            return
+        if self.row[number] != NO_ROW:
+            return self.row[number]
         numbered_edges = [
             (low, high, self.number(target) if target else DEAD)
             for low, high, target in language.edges(self.rules, self.place(number))
         ]
-        # `number` may have replaced the array, so the row is taken only now. The first edge has precedence,
-        # so it is written last.
-        row = self.next[number]
+        row = self._num_rows
+        if row == len(self.next):
+            self.next = _doubled(self.next)
+        # The first edge has precedence, so it is written last.
         for low, high, target in reversed(numbered_edges):
-            row[low : high + 1] = target
-        self.filled[number] = True
+            self.next[row, low : high + 1] = target
+        self._num_rows += 1
+        # Threads that do not hold the lock read the row as soon as the place has one.
+        self.row[number] = row
+        return row
 
-    def fill_all(self, numbers: NDArray[np.int32]) -> None:
-        """Compute the rows of `next` for several places. Rows that are valid already do not change.
+    def after(self, numbers: NDArray[np.int32], values: NDArray[np.uint8]) -> NDArray[np.int32]:
+        """Return the number of the place after one byte from each of several places: [n].
 
-        numbers: numbers of places, which may repeat.
+        numbers: [n], numbers of places, which may repeat.
+        values: [n], the byte that follows each place.
 
-        DEAD among the numbers changes nothing. `next` may be replaced by a larger array.
+        Rows of `next` that are missing are computed, so `next` may be replaced by a larger array.
         """
         present = np.zeros(len(self.places), dtype=np.bool_)
         present[numbers] = True
+        rows = np.zeros(len(present), dtype=np.int32)
         for number in np.flatnonzero(present).tolist():
-            self.fill(number)
+            rows[number] = self.fill(number)
+        return self.next[rows[numbers], values]
 
     def _add(self, place: Place) -> int:
-        """Add a place to all columns of the table, and return its number. If the arrays are full, they are
-        replaced by arrays of twice the size.
+        """Add a place to all columns of the table, and return its number. If `rank` is full, it is replaced
+        by an array of twice the size.
 
         place: a place that the table does not contain yet.
 
-        The number is the number of places so far. The row of `next` is not valid yet.
+        The number is the number of places so far. The place has no row of `next` yet.
         """
         number = len(self.places)
-        if number == len(self.next):
-            self.next = _doubled(self.next)
+        if number == len(self.rank):
             self.rank = _doubled(self.rank)
         self.places.append(place)
         self.owed.append(language.owed(place))
         self.open.append(isinstance(place, Title | ListTitle) and place.bytes_left is None)
         self.rank[number] = language.word_rank(place) if self.open[-1] else 0
         self.planned.append(language.planned(place))
-        self.filled.append(False)
+        self.row.append(NO_ROW)
         self._numbers[place] = number
         return number
 

@@ -237,9 +237,8 @@ class Survey:
         places = np.full(len(nodes), number, dtype=np.int32)
         words = np.zeros(len(nodes), dtype=np.int32)
         for level in trie:
-            table.fill_all(places)
             before = places
-            places = table.next[places, level.byte[nodes]]
+            places = table.after(places, level.byte[nodes])
             words = words + (table.rank[places] > table.rank[before])
             alive = places != DEAD
             nodes = nodes[alive]
