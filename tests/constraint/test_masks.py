@@ -22,7 +22,8 @@ from specsot.core.skeleton import MAX_LIST_POINTS, PlanRules, Point, read_plan
 from specsot.core.vocabulary import Vocabulary, describe, read_vocabulary
 from specsot.errors import ModelError
 from specsot.grammar import State, TokenAutomaton, language, prebuild
-from specsot.grammar.language import Done, Place
+from specsot.grammar.automaton import tables_of
+from specsot.grammar.language import Done, ListTitle, Literal, NumberedLine, Place
 from specsot.grammar.state import _explore
 from tests.conftest import examples, is_full, some
 from tests.constraint.oracle import parse, parse_list
@@ -325,6 +326,26 @@ def test_an_ideographic_full_stop_ends_the_title_of_a_list() -> None:
         state = machine.advance(state, token)
     assert state is not None
     assert [SINGLE.bytes[token] for token in np.flatnonzero(machine.mask(state, 100))] == [b"\n"]
+
+
+def test_lines_share_the_arrays_of_their_tokens() -> None:
+    """What follows "." before the titles of different lines is found in one walk, and equal arrays are stored
+    once."""
+    vocabulary = describe([*SINGLE.bytes, b". of its own"])
+    listed = PlanRules(direct=False, max_points=12, listed=True)
+    assert sum(1 for _ in TokenAutomaton(vocabulary, listed).explore()) > 0
+    survey = tables_of(vocabulary)._survey
+    table = survey._table
+    befores = [
+        Literal(b".", ListTitle(NumberedLine(number, number + survey._max_lines_started + 2)))
+        for number in range(2, 6)
+    ]
+    reaches = [survey.explore(table.number(before)) for before in befores]
+    assert all(reach.parts[0] is reaches[0].parts[0] for reach in reaches)
+    parts = [part for reach in survey._reaches.values() for part in reach.parts]
+    needs = {part.needs.tobytes(): part.needs.ctypes.data for part in parts if len(part.needs)}
+    assert all(part.needs.ctypes.data == needs[part.needs.tobytes()] for part in parts if len(part.needs))
+    assert not any(part.needs.flags.writeable for part in parts)
 
 
 def test_titles_with_room_share_one_mask() -> None:
