@@ -6,7 +6,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from statistics import fmean
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,10 @@ from specsot_drafter.core.step_costs import (
     size_group,
 )
 
+# Fraction of a step. If the host waits for less, the device had finished before the host asked for its
+# result: asking alone takes some 30 us of steps of 2 to 10 ms. Untuned.
+HARDLY: Final = 0.05
+
 
 class DeviceStep(NamedTuple):
     """The duration of one step with drafts, divided into two parts. Its wall-clock seconds are `host`, plus
@@ -35,7 +39,8 @@ class DeviceStep(NamedTuple):
         wait is unknown and the step was shorter than the device's seconds by the curves.
     overlap: The device's seconds by the curves, minus the seconds for which the host waited for the device.
         In these seconds, host and device worked at the same time. Negative if the host waited for longer than
-        the curves say. 0 if the wait is unknown.
+        the curves say. 0 if the wait is unknown. If the host hardly waited, `host` if that is more: the
+        device was faster, so that it is unknown how much could have overlapped.
     """
 
     sequences: float
@@ -59,6 +64,12 @@ class DeviceCosts:
         # host 10 - 4 = 6 ms, overlap 7 - 4 = 3 ms
         # -> trees for which the device computes 9 ms take 6 + (9 - 3) = 12 ms
         # -> trees for which the device computes 3 ms or less take 6 ms: their nodes cost nothing
+
+    If the host does not wait, the device has ended first, by an unknown time. Then all of the host's seconds
+    are taken to overlap until a step with larger trees shows otherwise:
+
+        # host 6 ms, of which it waits 0 ms; device 2 ms -> overlap 6 ms
+        # -> trees for which the device computes 5 ms take 6 ms
 
     The host's seconds and the overlap are learned from recent steps, by the number of sequences. A line from
     the measured to the observed seconds of growth is learned from steps whose trees did not grow
@@ -171,9 +182,9 @@ class DeviceCosts:
             seconds of growth are recorded, too, if they are known.
         """
         computed = float(self._computed(sequences, grown, levels, rows - sequences))
-        host, overlap = self._shown
+        shown_host, shown_overlap = self._shown
         expected = max(
-            host.at(sequences) + max(computed - overlap.at(sequences), 0.0),
+            shown_host.at(sequences) + max(computed - shown_overlap.at(sequences), 0.0),
             self._step.at(rows) + self._baseline_host.at(sequences),
         )
         wall = min(spent.wall, 2 * expected)
@@ -182,7 +193,11 @@ class DeviceCosts:
             self._grown.append((passes, min(spent.growing, 2 * expected)))
         waited = computed if spent.waited is None else min(spent.waited, wall)
         # A curve that a busy start has measured too slow must not make the host's seconds negative.
-        step = DeviceStep(sequences, max(wall - waited, 0.0), computed - waited)
+        host = max(wall - waited, 0.0)
+        overlap = computed - waited
+        if spent.waited is not None and waited < HARDLY * wall:
+            overlap = max(overlap, host)
+        step = DeviceStep(sequences, host, overlap)
         self._drafted[size_group(sequences)].append(step)
 
     def learn(self) -> None:
