@@ -460,34 +460,40 @@ def test_whatever_the_pauses_every_committed_token_is_sent_once_in_order(seed, s
         assert size == 5 or len(known) == script.committed[one]
 
 
-def step(*sizes, paused=False, computed=0.0):
+def step(*sizes, paused=False, computed=0.0, extra_passes=0):
     """A frame with one tree of so many nodes each; 0: a prompt's."""
     segments = tuple(
         TreeSegment(n, 1, 9, (), chain([5] * size)) if size else PromptChunk(n, 0, (1, 2), True)
         for n, size in enumerate(sizes)
     )
-    return Frame(1, 1, segments=segments, paused=paused, seconds=(computed,))
+    return Frame(1, 1, segments=segments, paused=paused, seconds=(computed,), extra_passes=extra_passes)
 
 
 def test_an_undrafted_step_is_the_median_of_steps_without_waiting():
     pace, now = StepTimer(), 0.0
+    assert pace.plain_step() is None
     for seconds in (3.0, 2.0, 2.0, 90.0, 2.0):
         now += seconds
         assert pace.step_seconds(step(1, 1, paused=True, computed=seconds / 2), now) == (seconds / 2, 0.0)
-    assert pace.step_seconds(step(1, 1, computed=1.5), now + 2.0) == (1.0, 2.0)
-    assert pace.step_seconds(step(1, 1), now + 9.0)[1] == 2.0, "the ring waited before this one"
-    assert pace.step_seconds(step(1), now + 12.0)[1] == 0.0, "nothing is known of such steps"
+    assert pace.plain_step() == (2, 1.0, 2.0), "the ring waited before one of them"
     pace.step_seconds(step(3, 3), now + 14.0)
-    assert pace.step_seconds(step(1, 1), now + 17.0)[1] == 0.0, "those were of another minute"
+    assert pace.plain_step() is None, "those were of another minute"
 
 
-def test_steps_with_about_as_many_sequences_tell_what_a_step_takes():
+def test_steps_of_the_most_sequences_tell_what_a_step_takes():
     """Among many sequences, some end and others begin before the pause is over."""
     pace = StepTimer()
-    for now in (1.0, 3.0, 5.0):
-        pace.step_seconds(step(*[1] * 60, paused=True, computed=1.0), now)
-    assert pace.step_seconds(step(*[1] * 58), 8.0)[1] == 2.0
-    assert pace.step_seconds(step(*[1] * 8), 9.0)[1] == 0.0, "nothing is known of so few"
+    for now, many in ((1.0, 60), (3.0, 60), (5.0, 58), (6.0, 2)):
+        pace.step_seconds(step(*[1] * many, paused=True, computed=1.0), now)
+    assert pace.plain_step() == (60, 1.0, 2.0)
+
+
+def test_the_first_step_of_a_pause_counts_if_it_has_several_passes():
+    """A short pause may have no other step, and what preceded it is a small part of its time."""
+    pace = StepTimer()
+    for now, passes in ((1.0, 1), (9.0, 4)):
+        pace.step_seconds(step(passes, passes, paused=passes > 1, computed=4.0, extra_passes=passes - 1), now)
+    assert pace.plain_step() == (2, 1.0, 2.0)
 
 
 def test_a_step_with_trees_is_itself_and_prompts_are_no_steps():

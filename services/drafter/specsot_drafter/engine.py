@@ -421,21 +421,18 @@ class DraftEngine:
         return pending.resolve(feature_batch) if pending else ROOT_ONLY
 
     def _record_plain_steps(self, batch: Features, feature_batches: Sequence[FeatureBatch]) -> None:
-        """Record the newest step of a pause, in which no sequence had a tree.
+        """Record a typical step of a pause, in which no sequence had a tree. The seconds of growth are
+        dropped.
 
-        batch: The message with the step's times.
-        feature_batches: The batches of sequences that have left their prompts.
-
-        After a pause a feature batch covers many steps, and not every sequence has one. So the number of
-        sequences is taken from the rows of the newest frame.
-
-        Each speculator of such sequences records the step; sequences without a speculator count for the
-        first one. Without batches nothing is recorded. The seconds of growth are dropped.
+        batch: The message with the step's times and its number of sequences.
+        feature_batches: The batches of sequences that have left their prompts. Each speculator of such
+            sequences records the step; sequences without a speculator count for the first one. Without
+            batches, the first speculator records it.
         """
         self._growing_seconds = 0.0
         default = self.speculators[self._default]
-        speculators = (self._speculator_by_id.get(one.sequence, default) for one in feature_batches)
-        lanes = {id(lane): lane for lane in speculators}
+        speculators = [self._speculator_by_id.get(one.sequence, default) for one in feature_batches]
+        lanes = {id(lane): lane for lane in speculators or [default]}
         for lane in lanes.values():
             lane.record_step([ROOT_ONLY] * batch.fed, StepSeconds(batch.seconds, batch.wall))
 

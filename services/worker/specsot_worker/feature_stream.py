@@ -34,7 +34,7 @@ from specsot.core.frames import (
     num_tokens_of,
 )
 from specsot.members import RowsOf
-from specsot_worker.core.pipeline import MAX_ROWS_PER_STEP, StepTimer
+from specsot_worker.core.pipeline import MAX_ROWS_PER_STEP, PlainStep, StepTimer
 from specsot_worker.feature_ring import FeatureRing, StepFeatures
 from specsot_worker.migrated_kv import MigratedKV
 
@@ -283,7 +283,8 @@ class FeatureStream:
         timing: A message that has the step's times and nothing else.
 
         If only closings are to be sent, a message is made for them. The last message also says how many
-        trees were verified during a pause, and whether the drafter must answer: it must if there are several
+        trees were verified during a pause; its times and its number of tokens are then those of a typical
+        step of the pause. It also says whether the drafter must answer: it must if there are several
         drafters.
         """
         closings = tuple(sorted(receiver.unsent_closings))
@@ -292,6 +293,10 @@ class FeatureStream:
             messages = [Features(timing.epoch, timing.number)]
         if messages:
             last = messages[-1]
+            if receiver.unsent_trees:
+                # The message tells of a pause, so its times are those of the pause's steps.
+                plain = self._step_clock.plain_step() or PlainStep(timing.fed, timing.seconds, 0.0)
+                timing = replace(timing, fed=plain.sequences, seconds=plain.computed, wall=plain.wall)
             # `dataclasses.replace` takes three times as long.
             messages[-1] = Features(
                 last.epoch,

@@ -517,7 +517,8 @@ class Features:
     seconds: compute time of all stages for the newest frame.
     wall: wall-clock seconds of such a step, transfers and waiting included. 0 if unknown.
     paused_trees: number of trees verified since the preceding message while drafting was paused or resuming.
-        The drafter learns only the tokens of these trees.
+        The drafter learns only the tokens of these trees. If there are any, `fed`, `seconds` and `wall` are
+        those of a typical step of the pause, not those of the newest frame.
     trace: the trace context of the newest frame's step, for spans. None if the step is not traced.
     must_answer: True if the drafter must answer every request with a tree, if only with its root, and must
         not pause, because other drafters draft for other sequences of the ring and a pause would stop all.

@@ -20,7 +20,8 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, median_high
+from typing import NamedTuple
 
 from specsot.core.cost_curve import UNIT_CURVE, CostCurve
 from specsot.core.draft_pause import FEATURE_RING_ROWS, DraftPause, PauseEvent, PauseState
@@ -58,8 +59,8 @@ MAX_BACKOFF_TREES = 1024
 # Hidden states. At most this many features are sent to a drafter with one step, unless the step's own frame
 # has more tokens. The default of `--rows`. What a drafter still lacks after a pause follows with later steps.
 MAX_ROWS_PER_STEP = 512
-# Steps. How many recent steps without trees the median is taken of. Untuned.
-PLAIN_STEPS = 15
+# Passes. How many recent passes without trees the median is taken of. A step has up to eight. Untuned.
+PLAIN_PASSES = 60
 # Ratio. Numbers of sequences that differ by less count as equal, because among many sequences some end and
 # others begin between a pause and the step that reports it. Untuned.
 NEAR_SEQUENCES = 1.25
@@ -684,20 +685,48 @@ class DraftTimeout:
             self._pause = self._pause.on(PauseEvent.CAUGHT_UP)
 
 
+class PlainStep(NamedTuple):
+    """The duration of a typical step of one pass while drafting was paused.
+
+    sequences: Number of sequences in the step.
+    computed: Compute seconds of all stages.
+    wall: Wall-clock seconds.
+    """
+
+    sequences: int
+    computed: float
+    wall: float
+
+
 class StepTimer:
     """Timer of whole steps, for the drafter's decision whether drafting is profitable.
 
     The time of a step runs from the verification of a sequence to its next verification, whatever other
-    frames are verified in between. For a step without trees, the median over such steps during pauses of
-    drafting is reported, so that the drafter can compare steps with trees to steps without a drafter.
+    frames are verified in between. Steps without trees are measured during pauses of drafting
+    (`plain_step`), so that the drafter can compare steps with trees to steps without a drafter.
     """
 
     def __init__(self) -> None:
         """Start without steps."""
-        # Recent steps without trees during pauses: number of sequences, compute seconds, wall-clock seconds.
-        self._plain = deque[tuple[int, float, float]](maxlen=PLAIN_STEPS)
+        # Recent passes without trees during pauses. A step of several passes is in it once for each, so that
+        # the short step in which a pause ends counts little.
+        self._plain = deque[PlainStep](maxlen=PLAIN_PASSES)
         # By sequence, when its last frame was verified, and whether drafting was paused for that frame.
         self._verified: dict[int, tuple[float, bool]] = {}
+
+    def plain_step(self) -> PlainStep | None:
+        """Return the step without trees that was typical of the last pause, with the medians of all numbers;
+        None if none was measured.
+
+        Only steps with about as many sequences as the largest of them count (NEAR_SEQUENCES): a pause may
+        also have steps of the few sequences whose prompts have just been computed.
+        """
+        most = max((step.sequences for step in self._plain), default=0)
+        near = [step for step in self._plain if most <= NEAR_SEQUENCES * step.sequences]
+        if not near:
+            return None
+        counts, computed, wall = zip(*near)
+        return PlainStep(median_high(counts), median(computed), median(wall))
 
     def step_seconds(self, frame: Frame, now: float) -> tuple[float, float]:
         """Record that a frame was verified, and return (compute seconds of all stages, wall-clock seconds of
@@ -708,15 +737,12 @@ class StepTimer:
         now: Time in seconds.
 
         The wall-clock time is 0 if it is unknown, which is the case for frames with prompts, for sequences
-        that were never verified before, during a pause, and for steps without trees of whose kind none was
-        measured.
+        that were never verified before, and for steps without trees. It is counted from the newest previous
+        verification among the sequences.
 
-        For a step with trees of more than one node, the two numbers are those of this step, as if all parts
-        of a cut tree had been awaited, and what was measured of steps without trees is forgotten. For a step
-        whose trees are roots only, they are the medians of recent steps with about as many sequences during
-        pauses (NEAR_SEQUENCES); a step counts among these if drafting was paused in the previous frame of all
-        its sequences. The wall-clock time is counted from the newest previous verification among the
-        sequences.
+        A step with trees of more than one node ends a pause: what was measured of steps without trees is
+        forgotten. A step without trees is measured if drafting was paused in the previous frame of all its
+        sequences, or if it has several passes, as steps have only during pauses.
         """
         previous = [self._verified.get(one.sequence) for one in frame.segments]
         self._note(frame, now)
@@ -734,16 +760,9 @@ class StepTimer:
             # The machine may be loaded differently at the next pause, so older measurements are discarded.
             self._plain.clear()
             return computed, seconds
-        if all(draft_paused for _, draft_paused in known):
-            self._plain.append((len(sizes), computed, seconds))
-        near = [
-            step
-            for step in self._plain
-            if max(step[0], len(sizes)) <= NEAR_SEQUENCES * min(step[0], len(sizes))
-        ]
-        if not near or frame.paused:
-            return computed, 0.0
-        return median(computed for _, computed, _ in near), median(seconds for _, _, seconds in near)
+        if passes > 1 or all(draft_paused for _, draft_paused in known):
+            self._plain.extend([PlainStep(len(sizes), computed, seconds)] * passes)
+        return computed, 0.0
 
     def _note(self, frame: Frame, now: float) -> None:
         """Record when each sequence of a frame was verified and whether drafting was paused for it, and
