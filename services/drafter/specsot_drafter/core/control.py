@@ -174,9 +174,10 @@ class DraftPolicy(BudgetPolicy):
         # second at the last choice.
         self._gain = 1.0
         self._rate = 0.0
-        # Steps for which the last choice is still reused, and for how many it was to be reused.
+        # Steps for which the last choice is still reused.
         self._held = 0
-        self._reuses = HELD_STEPS
+        # Number of choices so far. It stays 0 where growth can stop between levels.
+        self._choices = 0
         # The last choice: (sequences with a tree, sequences without, levels). Zeros before the first one.
         self._choice = (0, 0, 0)
         # The last choice's nodes of a tree, without its root. 0 before the first one.
@@ -245,8 +246,8 @@ class DraftPolicy(BudgetPolicy):
         The last choice is reused if all of this holds: the numbers of trees and of sequences are in the same
         groups (`size_group`); its levels are allowed; at most levels + 2 rows per tree are due; the budget
         covers it, or it is sure to gain; the last step had drafts; reuses remain. There are HELD_STEPS
-        reuses, or fewer while few steps are known. Where levels are launched at once, there are twice as many
-        each time that the choice is made again, at most RECENT.
+        reuses, or fewer while few steps are known. Where levels are launched at once, there are half as
+        many as choices were made, if that is more, at most RECENT.
         """
         chosen_live, chosen_others, levels = self._choice
         numbers = (live, chosen_live), (live + self._others, chosen_live + chosen_others)
@@ -330,11 +331,12 @@ class DraftPolicy(BudgetPolicy):
         self._rate = max(float(rates[level, node]), sequences / baseline)
         self._regret_stake = float(stakes[level, node])
         self._safe = may_borrow and bool(safe[level, node])
-        # Where levels are launched at once, choosing also delays the launch: with one sequence on an H200, by
-        # 0.8 ms of steps of 2 ms. So a choice that is made again is reused twice as often.
-        again = not self._stepwise and (nodes[node], levels[level]) == (self._nodes, self._choice[-1])
-        self._reuses = min(2 * self._reuses, RECENT) if again else HELD_STEPS
-        self._held = min(max(self.costs.known, 2), self._reuses)
+        # Where levels are launched at once, the n-th choice is reused for n / 2 steps, because a new one
+        # delays the launch: on an H200, with one sequence, steps take 2 ms, those of a new choice 0.8 ms
+        # more, and those in which the choice changes twice as long.
+        self._choices += not self._stepwise
+        most_reuses = min(max(self._choices // 2, HELD_STEPS), RECENT)
+        self._held = min(max(self.costs.known, 2), most_reuses)
         self._nodes = int(nodes[node])
         self._choice = live, self._others, int(levels[level])
         self._regret.record(-self.costs.catch_up(due) / baseline, 0)
