@@ -107,14 +107,6 @@ WIDE_INPUTS = INSTRUCTIONS == "avx2"
 # By ggml's number of a type, the format that holds its weights without loss. The first two types are Q4_0 and
 # Q4_1.
 LOSSLESS_TYPES = {2: 4, 3: 4, Q4_K: Q4_K, Q6_K: Q6_K}
-# Those of LOSSLESS_TYPES that are packed without loss on this processor. All others are rounded to 8 bits.
-# Chosen by measurement, compared with 8 bits: on AVX2, products of 1 to 64 rows take 0.58 to 1.04 times as
-# long; with AMX, those of one row take 0.65 to 1.0 times as long, but those of 8 rows 1.2 to 1.8 times, and
-# those of 64 rows 2.3 to 3.7 times. AVX-VNNI and AVX-512 VNNI without AMX were not measured.
-LOSSLESS_HERE = LOSSLESS_TYPES if INSTRUCTIONS == "avx2" else {}
-# The formats that the kernel can compute on this processor. On a Xeon with VNNI, compiling it takes
-# 11.0 s of processor time with these, and 14.4 s with all of GROUP_BYTES.
-FORMATS = (8, 4, *(bits for bits in LOSSLESS_HERE.values() if bits != 4))
 
 
 def _has_amx() -> bool:
@@ -127,6 +119,19 @@ def _has_amx() -> bool:
 
 # Whether this process may use AMX.
 AMX = _has_amx()
+# Those of LOSSLESS_TYPES that are packed without loss on this processor. All others are rounded to 8 bits.
+# Chosen by measurement, compared with 8 bits:
+# * On AVX2, products of 1 to 64 rows take 0.58 to 1.04 times as long.
+# * With AVX-512 VNNI and without AMX (an AMD EPYC, Zen 4), whole steps of a 1.5B model with 1 to 4 rows take
+#   0.54 to 0.78 times as long, with 8 rows 1.03 to 1.12 times, with 16 to 64 rows 1.3 to 1.5 times.
+# * With AMX, products of one row take 0.65 to 1.0 times as long, but those of 8 rows 1.2 to 1.8 times, and
+#   those of 64 rows 2.3 to 3.7 times.
+# * AVX-VNNI was not measured.
+_KEEPS_FILE_NUMBERS = INSTRUCTIONS == "avx2" or (INSTRUCTIONS == "avx512vnni" and not AMX)
+LOSSLESS_HERE = LOSSLESS_TYPES if _KEEPS_FILE_NUMBERS else {}
+# The formats that the kernel can compute on this processor. On a Xeon with VNNI, compiling it takes
+# 11.0 s of processor time with 8 and 4 bits, and 14.4 s with all of GROUP_BYTES.
+FORMATS = (8, 4, *(bits for bits in LOSSLESS_HERE.values() if bits != 4))
 
 # The constants below are fields of tables of int64 numbers, by their offset in bytes. Unless a comment says
 # otherwise, a field holds the address of an array of fp32 numbers.
