@@ -31,7 +31,6 @@ from specsot_app.core.device_map import (
 )
 from specsot_app.fleet.bundled_heads import fetched_head_for, head_for, head_named
 from specsot_app.fleet.demo import BUNDLED, small_pair
-from specsot_model.stored_form import as_published, is_quantized_gguf
 
 if TYPE_CHECKING:
     from specsot.transport.grpc_client import MasterClient
@@ -324,6 +323,9 @@ def resolved(options: FleetOptions, models: Models) -> FleetOptions:
     """
     draft_address = models.draft and address_of_model(models.draft)
     if (models.base / POINTER).is_file() or read_config(models.base).published:
+        # Imported here, because commands that load no model need not import numpy.
+        from specsot_model.stored_form import as_published, is_quantized_gguf
+
         if all(place.device == "cpu" for place in models.places):
             options = as_published(options, models.base)
         if is_quantized_gguf(models.base) and not options.quantization and options.dtype == "auto":
