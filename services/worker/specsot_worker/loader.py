@@ -42,7 +42,7 @@ from specsot_model.published import PublishedWeights, open_weights
 from specsot_model.stored_form import (
     as_published,
     is_quantized_gguf,
-    lacks_for_packed_kernels,
+    missing_for_packed_kernels,
     uses_packed_kernels,
 )
 from specsot_model.tensor_parallel import check_split, devices_of
@@ -281,8 +281,8 @@ class StageLoader:
         if kept:
             log.info("gguf weights", held=describe_rounding(kept, self._device))
             return
-        lacking = lacks_for_packed_kernels()
-        reason = f"int8 needs {lacking}" if lacking else "--quantization or --dtype asks for it"
+        missing = missing_for_packed_kernels()
+        reason = f"int8 needs {missing}" if missing else "--quantization or --dtype asks for it"
         log.info("gguf weights", held=str(self._dtype).removeprefix("torch."), reason=reason)
 
     def _measure(self) -> MeasuredSpeeds:
