@@ -334,15 +334,15 @@ def test_lines_share_the_arrays_of_their_tokens() -> None:
     vocabulary = describe([*SINGLE.bytes, b". of its own"])
     listed = PlanRules(direct=False, max_points=12, listed=True)
     assert sum(1 for _ in TokenAutomaton(vocabulary, listed).explore()) > 0
-    survey = tables_of(vocabulary)._survey
-    table = survey._table
+    search = tables_of(vocabulary)._search
+    table = search._table
     befores = [
-        Literal(b".", ListTitle(NumberedLine(number, number + survey._max_lines_started + 2)))
+        Literal(b".", ListTitle(NumberedLine(number, number + search._max_lines_started + 2)))
         for number in range(2, 6)
     ]
-    reaches = [survey.explore(table.number(before)) for before in befores]
+    reaches = [search.explore(table.number(before)) for before in befores]
     assert all(reach.parts[0] is reaches[0].parts[0] for reach in reaches)
-    parts = [part for reach in survey._reaches.values() for part in reach.parts]
+    parts = [part for reach in search._reaches.values() for part in reach.parts]
     needs = {part.needs.tobytes(): part.needs.ctypes.data for part in parts if len(part.needs)}
     assert all(part.needs.ctypes.data == needs[part.needs.tobytes()] for part in parts if len(part.needs))
     assert not any(part.needs.flags.writeable for part in parts)

@@ -32,7 +32,7 @@ from specsot.grammar import language
 from specsot.grammar.byte_table import DEAD, NO_ROW, ByteTable, recount, uncount
 from specsot.grammar.language import Done, Place
 from specsot.grammar.paths import PathCheck, step_by_step
-from specsot.grammar.token_reach import UNREACHABLE_TOKENS, Mask, Survey, TokenReach
+from specsot.grammar.token_reach import UNREACHABLE_TOKENS, Mask, ReachSearch, TokenReach
 
 # Bytes. Bounds the cache of masks of one tokenizer; when it is full, all masks are dropped. Untuned.
 _MASK_BYTES: Final = 32 << 20
@@ -226,13 +226,13 @@ class PlanTables:
         self._rules = rules
         self._table = ByteTable(rules)
         self._spelling = spelling_of(vocabulary)
-        self._survey = Survey(vocabulary, self._table, self._spelling)
+        self._search = ReachSearch(vocabulary, self._table, self._spelling)
         self._reaches: dict[int, TokenReach] = {}
         self._masks: dict[MaskKey, Mask] = {}
         self._max_masks = min(_MASK_BYTES // max(len(vocabulary), 1) + 1, _MAX_MASKS)
         self._stretches: dict[tuple[int, int, int], tuple[int, ...]] = {}
         self._explored: set[int] = set()
-        # Held while `_table`, `_survey`, `_reaches` or the masks grow.
+        # Held while `_table`, `_search`, `_reaches` or the masks grow.
         self._lock = threading.Lock()
         self._done = frozenset({self._table.number(Done(plan=True)), self._table.number(Done(plan=False))})
         self._nothing = _freeze(np.zeros(len(vocabulary), dtype=np.bool_))
@@ -277,10 +277,10 @@ class PlanTables:
 
         The result is cached. May be called from any thread.
         """
-        found = self._survey.endings.get(place)
+        found = self._search.endings.get(place)
         if found is None:
             with self._lock:
-                found = self._survey.ending(place)
+                found = self._search.ending(place)
         return found
 
     def advance(self, state: State, token: int) -> State | None:
@@ -422,7 +422,7 @@ class PlanTables:
         """
         with self._lock:
             if place not in self._reaches:
-                self._reaches[place] = self._survey.explore(place)
+                self._reaches[place] = self._search.explore(place)
             return self._reaches[place]
 
     def _draw(self, reach: TokenReach, key: MaskKey) -> Mask:

@@ -1,4 +1,12 @@
-"""The byte automaton of the skeleton language as a table that grows, whose titles have no counts."""
+"""The byte automaton of the skeleton language as a table, to which places are added when they are needed.
+
+Places have numbers, and the table has the number of the place after each byte. A place in a title may count
+the bytes and words that the title may still have. Its caller can count them itself, and use the place without
+counts (`uncount`): then all titles of a line share their places, whatever their length.
+
+    # Title(line 1, bytes_left=80): "a" leads to Title(line 1, bytes_left=79, solid=True), "b" on to 78, ...
+    # Title(line 1, bytes_left=None): "a" leads to Title(line 1, bytes_left=None, solid=True), "b" to itself
+"""
 
 from __future__ import annotations
 
@@ -14,31 +22,34 @@ from specsot.grammar.language import ListTitle, Place, Title
 
 # The number of the dead place, which no valid output reaches. Every byte leads from it to itself.
 DEAD = 0
-# The entry in `ByteTable.row` of a place without a row of `next`.
+# The entry in `ByteTable.row` of a place that has no row in `ByteTable.next`.
 NO_ROW: Final = -1
 
 Number = TypeVar("Number", bound=np.generic)
 
 
 class ByteTable:
-    """The byte automaton of a grammar as a table that grows. Not thread-safe: its owner holds a lock.
+    """The byte automaton of a grammar as a table that grows. Methods that may add places or rows are not
+    thread-safe: the table's owner holds a lock. Present entries may be read without the lock, `row` before
+    `next`.
 
     next: [rows or more, 256], the number of the place after each byte, for the places that have a row. Most
         places have none: they follow a byte of another place, but no byte after them was ever looked up.
     row: by number, the row of `next`, or NO_ROW.
     places: the place of each number; None for DEAD.
-    owed: by number, how many bytes a title still needs before it may end, see `language.owed`.
-    open: by number, True for titles without a count of their bytes.
-    rank: [places or more], 0 outside of lists' titles without a count. Within them a byte that leads to a
-        higher rank uses up a word, see `language.word_rank`.
-    planned: by number, whether the output is certainly a plan.
+    owed: by number, how many bytes a title still needs before it may end, see `language.owed`. 0 outside of
+        titles.
+    open: by number, True for places in titles without counts, see `uncount`.
+    rank: [places or more], `language.word_rank` of places in lists' titles without counts, and 0 for all
+        other places. A byte that leads to a place of a higher rank uses up a word.
+    planned: by number, whether the output is certainly a plan, see `language.planned`.
     """
 
     def __init__(self, rules: PlanRules) -> None:
         """Create a table with the place DEAD alone, from which no byte leads anywhere else.
 
-        rules: the rules of the grammar. Only the tool names are read here; the largest number of points is
-            part of every place.
+        rules: the rules of the grammar. Only the tool names are read; the largest number of points is part of
+            the places.
         """
         self.rules = rules
         self.next: NDArray[np.int32] = np.zeros((64, 256), dtype=np.int32)
@@ -78,12 +89,12 @@ class ByteTable:
         return self.number(uncount(self.place(number))[0])
 
     def fill(self, number: int) -> int:
-        """Compute the row of `next` for a place, unless the place has one, and return the number of the row.
-        The places after each byte are added.
+        """Return the row of `next` for a place. If the place has none, the row is computed, and the places
+        after each byte are added.
 
         number: number of the place.
 
-        Bytes that no edge contains lead to DEAD. `next` may be replaced by a larger array.
+        Bytes that the grammar forbids lead to DEAD. `next` may be replaced by a larger array.
         """
         if self.row[number] != NO_ROW:
             return self.row[number]
@@ -150,15 +161,22 @@ def _doubled(array: NDArray[Number]) -> NDArray[Number]:
 
 
 def uncount(place: Place) -> tuple[Place, int, int]:
-    """Return a place without the counts of its title, the bytes that are left, and the words that are left.
+    """Return a place without the counts of its title, then the number of bytes and the number of words that
+    the title may still have.
 
-    Places outside of titles, and titles without counts, are returned unchanged, with 0 bytes and
+    Places outside of titles, and places without counts, are returned unchanged, with 0 bytes and
     MAX_TITLE_WORDS words left. A title of a plan has MAX_TITLE_WORDS words left, because its words are not
     bounded.
 
     place: any place of the automaton.
 
-    The inverse is `recount`. In a list's title without counts, `words` is 0 or 1: whether a word was begun.
+    The inverse is `recount`. A list's title without counts keeps whether a word has started: its `words` is 0
+    or 1.
+
+        # Title(line, bytes_left=70, solid=True)
+        # -> Title(line, bytes_left=None, solid=True), 70, MAX_TITLE_WORDS
+        # ListTitle(line, bytes_left=70, words=2, last="solid")
+        # -> ListTitle(line, bytes_left=None, words=1, last="solid"), 70, MAX_TITLE_WORDS - 2
     """
     if isinstance(place, Title) and place.bytes_left is not None:
         return replace(place, bytes_left=None), place.bytes_left, MAX_TITLE_WORDS
@@ -174,13 +192,14 @@ def recount(place: Place, bytes_left: int, words: int) -> Place:
 
     place: a place without counts.
     bytes_left: number of bytes that the title may still have.
-    words: number of words that the title of a list may still begin.
+    words: number of words that the title of a list may still have.
 
     Both counts are ignored for a place that is returned unchanged, and `words` for a title of a plan.
     """
     if isinstance(place, Title) and place.bytes_left is None:
         return replace(place, bytes_left=bytes_left)
     if isinstance(place, ListTitle) and place.bytes_left is None:
+        # After a space, the word that follows the space is used up already, but has not started yet.
         gap = language.words_used(place) - place.words
         return replace(place, bytes_left=bytes_left, words=MAX_TITLE_WORDS - words - gap)
     return place

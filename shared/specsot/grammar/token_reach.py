@@ -1,4 +1,11 @@
-"""Which tokens can follow a place of the byte automaton, and what each of them requires of the budgets."""
+"""Finds which tokens can follow a place of the byte automaton, and how much of each budget they need.
+
+A token is allowed if the budgets cover what it needs: the tokens that may still be generated, and the bytes
+and words that the title may still have. What a token needs depends on the place alone, so it is computed once
+for each place (`ReachSearch`), and compared with the budgets of each sequence (`TokenReach.fitting`). The
+*cost* of a token is the number of tokens of the shortest ending after it: the tokens that complete the output
+from the place after the token.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +26,14 @@ Mask = NDArray[np.bool_]
 
 # Tokens. The cost of an ending that the vocabulary cannot spell, which exceeds every budget.
 UNREACHABLE_TOKENS: Final = 1 << 14
-# Fraction of the vocabulary. If more tokens can follow a place, their costs and needs are stored for all
+# Fraction of the vocabulary. If more tokens than this can follow a place, costs and needs are stored for all
 # tokens of the vocabulary, because comparing contiguous arrays is faster than gathering. Untuned.
-_DENSE_FROM: Final = 1 / 16
+_MIN_DENSE_SHARE: Final = 1 / 16
 
 
 @dataclass(frozen=True, slots=True)
 class ReachPart:
-    """Tokens that can follow a place of the byte automaton, and what each of them requires of the budgets.
+    """Tokens that can follow a place of the byte automaton, and how much of each budget they need.
 
     tokens: [k], token ids. None if the other arrays have an entry for every token of the vocabulary; then the
         cost of a token that cannot follow is UNREACHABLE_TOKENS.
@@ -79,12 +86,12 @@ class ReachPart:
 
 @dataclass(frozen=True, slots=True)
 class TokenReach:
-    """All tokens that can follow one place of the byte automaton, with what each of them requires.
+    """All tokens that can follow one place of the byte automaton, with how much of each budget they need.
 
     number: number of a place that stands for all places with the same tokens.
     size: number of tokens of the vocabulary.
     parts: the tokens without a line feed, and the tokens with one.
-    roomy: the smallest budget that forbids no token.
+    roomy: the smallest budget of tokens that forbids none of these tokens.
     steps: for each number of bytes left for a title, the smallest number that allows the same tokens. If
         tokens need 0, 2 or 5 bytes, steps is (0, 0, 2, 2, 2, 5, 5, ...).
     word_steps: the same for each number of words.
@@ -106,7 +113,7 @@ class TokenReach:
             answer.
         room_planned: the same number if the output is a plan.
 
-        A token is allowed if either part allows it. All False if no token fits.
+        A token is allowed if the part that has the token allows it. All False if no token fits.
         """
         mask: Mask | None = None
         for part in self.parts:
@@ -121,11 +128,12 @@ class TokenReach:
         return mask
 
 
-class Survey:
-    """Computes which tokens can follow a place of a byte table. Not thread-safe: its owner holds a lock.
+class ReachSearch:
+    """Search for the tokens that can follow a place of a byte table, which caches its results. Not
+    thread-safe: its owner holds a lock.
 
-    endings: number of tokens of the shortest ending from each place, by the place's number, as far as it was
-        computed.
+    endings: by the number of a place, the number of tokens of the shortest ending from the place. It has only
+        the places for which this was computed.
     """
 
     def __init__(self, vocabulary: Vocabulary, table: ByteTable, spelling: Spelling) -> None:
@@ -135,16 +143,18 @@ class Survey:
         table: the byte automaton, to which places are added while they are explored.
         spelling: counts the tokens of endings.
         """
-        self._within, self._across = build_tries(vocabulary)
+        # The tries of the tokens without a line feed, and of those with one.
+        self._within_line, self._across_lines = build_tries(vocabulary)
         self._max_lines_started = max_lines_started(vocabulary)
         self._size = len(vocabulary)
         self._table = table
         self._spelling = spelling
         self.endings: dict[int, int] = {}
         self._ending_bytes_of: dict[Place, bytes] = {}
-        self._inner_parts: dict[int, ReachPart] = {}
+        # The tokens without a line feed, by the number of the place that `_representative` returns.
+        self._parts_within_line: dict[int, ReachPart] = {}
         self._reaches: dict[int, TokenReach] = {}
-        # The bytes of all arrays of all parts, each once.
+        # The bytes of the arrays of all parts. Arrays with equal bytes share one entry; see `_share_memory`.
         self._contents: dict[bytes, bytes] = {}
 
     def explore(self, number: int) -> TokenReach:
@@ -162,7 +172,7 @@ class Survey:
         place = bound_lines(self._table.place(number), self._max_lines_started + 2)
         number = self._table.number(place)
         if number not in self._reaches:
-            parts = self._inner(place), self._walk(self._across, number)
+            parts = self._tokens_within_line(place), self._walk(self._across_lines, number)
             self._reaches[number] = TokenReach(
                 number=number,
                 size=self._size,
@@ -189,7 +199,8 @@ class Survey:
         return self.endings[number]
 
     def _ending_bytes(self, place: Place) -> bytes:
-        """Return the bytes of the ending that follows the first edge of every place; empty at the end.
+        """Return the bytes that lead to the end if the first edge is followed from every place
+        (`language.onward`). Return b"" at the end.
 
         place: the place where the ending begins.
 
@@ -202,7 +213,7 @@ class Survey:
             self._ending_bytes_of[place] = bytes([byte]) + self._ending_bytes(to)
         return self._ending_bytes_of[place]
 
-    def _inner(self, place: Place) -> ReachPart:
+    def _tokens_within_line(self, place: Place) -> ReachPart:
         """Return the tokens without a line feed that can follow a place.
 
         Places that differ only in the line of a title share one result, see `_representative`.
@@ -212,9 +223,9 @@ class Survey:
         The result is cached.
         """
         number = self._table.number(_representative(place))
-        if number not in self._inner_parts:
-            self._inner_parts[number] = self._walk(self._within, number)
-        return self._inner_parts[number]
+        if number not in self._parts_within_line:
+            self._parts_within_line[number] = self._walk(self._within_line, number)
+        return self._parts_within_line[number]
 
     def _walk(self, trie: Trie, number: int) -> ReachPart:
         """Walk a trie level by level from one place, for all its tokens at once, and return the tokens that
@@ -223,7 +234,7 @@ class Survey:
         Nodes that the grammar forbids are dropped at each level. The result has no tokens if none can follow.
 
         trie: the tokens to try.
-        number: number of the place before the token.
+        number: number of the place before the tokens.
 
         A trie without levels gives no tokens. Places are added to the table.
         """
@@ -248,16 +259,20 @@ class Survey:
             nodes = ranges(first, counts)
             places = np.repeat(places, counts)
             words = np.repeat(words, counts)
-        return self._weigh(number, TokenEnds(*(np.concatenate([_NONE, *each]) for each in _columns(found))))
+        return self._with_needs(
+            number, TokenEnds(*(np.concatenate([_NONE, *each]) for each in _columns(found)))
+        )
 
-    def _weigh(self, number: int, found: TokenEnds) -> ReachPart:
-        """Return tokens with their costs and needs. Tokens are left out if no ending exists after them, or if
-        they are too long for any title.
+    def _with_needs(self, number: int, found: TokenEnds) -> ReachPart:
+        """Return tokens with their costs and needs. Tokens are left out if the vocabulary can spell no ending
+        after them, or if no title has enough bytes or words for them.
 
         number: number of the place before the tokens.
         found: the tokens that the grammar allows, regardless of budgets.
 
-        Outside of titles without counts, tokens need no bytes. If more than the fraction _DENSE_FROM of the
+        In a title without counts, a token needs its bytes before the first line feed, and the bytes that the
+        title must still have after the token before it may end (`ByteTable.owed`). At other places, tokens
+        need no bytes. If more than the fraction _MIN_DENSE_SHARE of the
         vocabulary can follow, the part has an entry for every token.
         """
         table = self._table
@@ -269,7 +284,9 @@ class Survey:
             costs[end] = self.ending(end)
             planned[end] = table.planned[end]
             owed[end] = table.owed[end] if table.open[end] else 0
-        needs = found.lines + owed[found.places] if table.open[number] else np.zeros_like(found.lines)
+        needs = (
+            found.line_bytes + owed[found.places] if table.open[number] else np.zeros_like(found.line_bytes)
+        )
         possible = costs[found.places] < UNREACHABLE_TOKENS
         possible &= (needs <= MAX_TITLE_BYTES) & (found.words <= MAX_TITLE_WORDS)
         places = found.places[possible]
@@ -281,9 +298,11 @@ class Survey:
             words=found.words[possible].astype(np.uint8),
             planned=planned[places],
         )
-        return self._share_arrays(self._spread(part) if len(tokens) > _DENSE_FROM * self._size else part)
+        return self._share_arrays(
+            self._to_dense(part) if len(tokens) > _MIN_DENSE_SHARE * self._size else part
+        )
 
-    def _spread(self, part: ReachPart) -> ReachPart:
+    def _to_dense(self, part: ReachPart) -> ReachPart:
         """Return a part with an entry for every token of the vocabulary. If some of its tokens belong to
         plans and others do not, the part is returned unchanged.
 
@@ -330,31 +349,31 @@ class Survey:
         return np.frombuffer(self._contents.setdefault(content, content), dtype=array.dtype)
 
 
-def bound_lines(place: Place, following: int) -> Place:
-    """Return the place with at most `following` lines that may follow its own.
+def bound_lines(place: Place, max_following: int) -> Place:
+    """Return a place with the number of lines that may follow its line cut to `max_following`.
 
-    With following=2, a place of line 3 of 16 becomes the same place of line 3 of 5. Places without a line, at
-    the end and in a direct answer, are returned unchanged.
+    With max_following=2, a place of line 3 of 16 becomes the same place of line 3 of 5. Places without a
+    line, at the end and in a direct answer, are returned unchanged.
 
     place: any place of the automaton.
-    following: the largest number of lines that may follow.
+    max_following: the largest number of lines that may follow.
 
-    A place whose line has no more than `following` lines after it is equal to the result.
+    A place whose line has no more than `max_following` lines after it is equal to the result.
     """
     if isinstance(place, Literal):
-        return replace(place, then=bound_lines(place.then, following))
+        return replace(place, then=bound_lines(place.then, max_following))
     if isinstance(place, Done | language.Direct):
         return place
     line = place.line
-    return replace(place, line=NumberedLine(line.number, min(line.last, line.number + following)))
+    return replace(place, line=NumberedLine(line.number, min(line.last, line.number + max_following)))
 
 
 def _representative(place: Place) -> Place:
     """Return a place that the same tokens without a line feed can follow, with the same costs and needs. It
     is the same for as many lines as possible.
 
-    In a title, and before a title whose first bytes are determined, these tokens depend on the line only
-    through the length of the ending. Other places are returned unchanged.
+    In a title, these tokens depend on the line only through the length of the ending. The same holds for
+    determined bytes (`Literal`) that lead to a title. Other places are returned unchanged.
 
     place: any place of the automaton.
     """
@@ -370,8 +389,8 @@ def _representative(place: Place) -> Place:
 def _representative_line(line: NumberedLine) -> NumberedLine:
     """Return a line whose titles have endings of the same lengths, the same for as many lines as possible.
 
-    The ending of a list's title writes a second line if there is none, and a line feed more if a further line
-    may follow.
+    The shortest ending from a list's title writes a second line if the list has only one, and one more line
+    feed if a further line may follow.
 
     line: a line of a list.
 
@@ -392,13 +411,13 @@ class TokenEnds(NamedTuple):
 
     tokens: [k], token ids.
     places: [k], number of the place after each token.
-    lines: [k], bytes of each token before its first line feed.
+    line_bytes: [k], number of bytes of each token before its first line feed.
     words: [k], words of a list's title that each token uses up before its first line feed.
     """
 
     tokens: Ints
     places: Ints
-    lines: Ints
+    line_bytes: Ints
     words: Ints
 
 
@@ -416,16 +435,17 @@ def _tokens_at(level: TrieLevel, nodes: Ints, places: Ints, words: Ints) -> Toke
     counts = level.ends[nodes + 1] - first
     found = ranges(first, counts)
     return TokenEnds(
-        level.tokens[found], np.repeat(places, counts), level.lines[found], np.repeat(words, counts)
+        level.tokens[found], np.repeat(places, counts), level.line_bytes[found], np.repeat(words, counts)
     )
 
 
-def _columns(rows: list[TokenEnds]) -> list[list[Ints]]:
-    """Return the arrays of each field: [4][rows]. The four lists are empty if there are no rows.
+def _columns(levels: list[TokenEnds]) -> list[list[Ints]]:
+    """Return for each of the four fields of `TokenEnds` the list of its arrays, one for each level. The four
+    lists are empty if there are no levels.
 
-    rows: the tokens found at each level of a trie.
+    levels: the tokens found at each level of a trie.
     """
-    return [[row[column] for row in rows] for column in range(4)]
+    return [[level[field_number] for level in levels] for field_number in range(4)]
 
 
 def _largest(costs: NDArray[np.int16]) -> int:
@@ -439,11 +459,11 @@ def _largest(costs: NDArray[np.int16]) -> int:
 def _steps(needs: list[NDArray[np.uint8]], max_number: int) -> tuple[int, ...]:
     """Return for each number that may be left, 0 .. `max_number`, the largest need that it covers, or 0.
 
-    Needs of 2 and 5 and max_left=6 give (0, 0, 2, 2, 2, 5, 5).
+    Needs of 2 and 5 and a `max_number` of 6 give (0, 0, 2, 2, 2, 5, 5).
 
     needs: arrays of the bytes, or words, that tokens need.
     max_number: the largest number of bytes, or words, that a title may have left.
     """
     distinct = np.unique(np.concatenate([*needs, np.zeros(1, dtype=np.uint8)]))
-    lefts = np.arange(max_number + 1)
-    return tuple(distinct[np.searchsorted(distinct, lefts, side="right") - 1].tolist())
+    numbers_left = np.arange(max_number + 1)
+    return tuple(distinct[np.searchsorted(distinct, numbers_left, side="right") - 1].tolist())

@@ -26,8 +26,8 @@ class TrieLevel:
         level.
     tokens: [k], ids of the tokens that end at this depth.
     ends: [nodes + 1]. The tokens that end at node i are tokens[ends[i]] .. tokens[ends[i + 1] - 1].
-    lines: [k], how many bytes each of these tokens has before its first line feed; all of its bytes if it has
-        none.
+    line_bytes: [k], how many bytes each of these tokens has before its first line feed; all of its bytes if
+        it has none.
 
     Worked example: the tokens 0 = "a", 1 = "ab", 2 = "ac" and 3 = "b".
 
@@ -39,9 +39,10 @@ class TrieLevel:
     children: Ints
     tokens: Ints
     ends: Ints
-    lines: Ints
+    line_bytes: Ints
 
 
+# The levels of a trie, from the first byte of its tokens on.
 Trie = tuple[TrieLevel, ...]
 
 
@@ -50,37 +51,40 @@ def build_tries(vocabulary: Vocabulary) -> tuple[Trie, Trie]:
     """Return two tries: of the tokens without a line feed, and of the tokens with one. The last four results
     are cached.
 
-    The two are walked separately, because a walk of the first trie is valid for the titles of all lines. A
-    trie without tokens has no levels.
+    The two are walked separately, because the result of a walk through the first trie is the same for the
+    titles of all lines. A trie without tokens has no levels.
 
-    vocabulary: the bytes of every token id. Tokens without text are left out.
+    vocabulary: the bytes of every token id. Tokens without bytes, such as special tokens, are left out.
 
     Several tokens with the same bytes end at the same node, by ascending id.
     """
-    texts = [text or b"" for text in vocabulary.bytes]
-    ids = sorted((token for token, text in enumerate(texts) if text), key=texts.__getitem__)
-    within = [token for token in ids if b"\n" not in texts[token]]
-    across = [token for token in ids if b"\n" in texts[token]]
-    return _build(texts, within), _build(texts, across)
+    spellings = [spelling or b"" for spelling in vocabulary.bytes]
+    ids = sorted((token for token, spelling in enumerate(spellings) if spelling), key=spellings.__getitem__)
+    within_line = [token for token in ids if b"\n" not in spellings[token]]
+    across_lines = [token for token in ids if b"\n" in spellings[token]]
+    return _build(spellings, within_line), _build(spellings, across_lines)
 
 
-def _build(vocabulary: list[bytes], ids: list[int]) -> Trie:
+def _build(spellings: list[bytes], ids: list[int]) -> Trie:
     """Return the trie of some tokens. Without tokens, the result has no levels.
 
-    vocabulary: the bytes of every token id.
+    spellings: the bytes of every token id.
     ids: the ids of the trie's tokens, sorted by their bytes.
 
     The number of levels is that of the longest token's bytes.
     """
-    texts = [vocabulary[token] for token in ids]
+    own = [spellings[token] for token in ids]
     tokens = np.array(ids, dtype=np.int32)
-    sizes = np.array([len(text) for text in texts], dtype=np.int32)
-    lines = np.array([len(text.partition(b"\n")[0]) for text in texts], dtype=np.int32)
-    matrix = _pad(texts, sizes)
+    sizes = np.array([len(spelling) for spelling in own], dtype=np.int32)
+    line_bytes = np.array([len(spelling.partition(b"\n")[0]) for spelling in own], dtype=np.int32)
+    # One row for each token, in the order of the tokens' bytes.
+    matrix = _pad(own, sizes)
     shared = _shared_beginnings(matrix, sizes)
     levels: list[TrieLevel] = []
+    # The rows of the tokens that have a byte at the present depth.
     rows = np.flatnonzero(sizes > 0)
     for depth in range(matrix.shape[1]):
+        # A row begins a node unless it shares its bytes up to this depth with the row before.
         fresh = shared[rows] <= depth
         # The node of each row at this depth.
         node = np.cumsum(fresh, dtype=np.int32) - 1
@@ -93,23 +97,24 @@ def _build(vocabulary: list[bytes], ids: list[int]) -> Trie:
         complete = rows[~longer]
         ends = np.searchsorted(node[~longer], numbers).astype(np.int32)
         byte = matrix[rows[fresh], depth]
-        levels.append(TrieLevel(byte, children, tokens[complete], ends, lines[complete]))
+        levels.append(TrieLevel(byte, children, tokens[complete], ends, line_bytes[complete]))
         rows = longer_rows
     return tuple(levels)
 
 
-def _pad(texts: list[bytes], sizes: Ints) -> NDArray[np.uint8]:
-    """Return the texts as an array [texts, bytes of the longest text], with zeros after each text.
+def _pad(spellings: list[bytes], sizes: Ints) -> NDArray[np.uint8]:
+    """Return the bytes of tokens as an array [tokens, bytes of the longest token], with zeros after each
+    token.
 
-    texts: the bytes of each token.
-    sizes: [texts], number of bytes of each token.
+    spellings: the bytes of each token.
+    sizes: [tokens], number of bytes of each token.
 
-    No Python object is created for each text. Python does not return the memory of such objects to the
+    No Python object is created for each token. Python does not return the memory of such objects to the
     operating system while objects of the trie lie between them.
     """
     width = int(sizes.max(initial=0))
-    padded = np.zeros((len(texts), width), dtype=np.uint8)
-    padded[np.arange(width) < sizes[:, None]] = np.frombuffer(b"".join(texts), dtype=np.uint8)
+    padded = np.zeros((len(spellings), width), dtype=np.uint8)
+    padded[np.arange(width) < sizes[:, None]] = np.frombuffer(b"".join(spellings), dtype=np.uint8)
     return padded
 
 
@@ -138,7 +143,9 @@ def max_lines_started(vocabulary: Vocabulary) -> int:
 
     vocabulary: the bytes of every token id.
     """
-    counts = (len(_LINE_START.findall(text)) for text in vocabulary.bytes if text and b"\n" in text)
+    counts = (
+        len(_LINE_START.findall(spelling)) for spelling in vocabulary.bytes if spelling and b"\n" in spelling
+    )
     return max(counts, default=0)
 
 
