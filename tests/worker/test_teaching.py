@@ -471,13 +471,13 @@ def step(*sizes, paused=False, computed=0.0, extra_passes=0):
 
 def test_an_undrafted_step_is_the_median_of_steps_without_waiting():
     pace, now = StepTimer(), 0.0
-    assert pace.plain_step() is None
+    assert pace.baseline_step() is None
     for seconds in (3.0, 2.0, 2.0, 90.0, 2.0):
         now += seconds
         assert pace.step_seconds(step(1, 1, paused=True, computed=seconds / 2), now) == (seconds / 2, 0.0)
-    assert pace.plain_step() == (2, 1.0, 2.0), "the ring waited before one of them"
+    assert pace.baseline_step() == (2, 1.0, 2.0), "the ring waited before one of them"
     pace.step_seconds(step(3, 3), now + 14.0)
-    assert pace.plain_step() is None, "those were of another minute"
+    assert pace.baseline_step() is None, "those were of another minute"
 
 
 def test_steps_of_the_most_sequences_tell_what_a_step_takes():
@@ -485,7 +485,7 @@ def test_steps_of_the_most_sequences_tell_what_a_step_takes():
     pace = StepTimer()
     for now, many in ((1.0, 60), (3.0, 60), (5.0, 58), (6.0, 2)):
         pace.step_seconds(step(*[1] * many, paused=True, computed=1.0), now)
-    assert pace.plain_step() == (60, 1.0, 2.0)
+    assert pace.baseline_step() == (60, 1.0, 2.0)
 
 
 def test_the_first_step_of_a_pause_counts_if_it_has_several_passes():
@@ -493,7 +493,7 @@ def test_the_first_step_of_a_pause_counts_if_it_has_several_passes():
     pace = StepTimer()
     for now, passes in ((1.0, 1), (9.0, 4)):
         pace.step_seconds(step(passes, passes, paused=passes > 1, computed=4.0, extra_passes=passes - 1), now)
-    assert pace.plain_step() == (2, 1.0, 2.0)
+    assert pace.baseline_step() == (2, 1.0, 2.0)
 
 
 def test_a_step_with_trees_is_itself_and_prompts_are_no_steps():

@@ -34,7 +34,7 @@ from specsot.core.frames import (
     num_tokens_of,
 )
 from specsot.members import RowsOf
-from specsot_worker.core.pipeline import MAX_ROWS_PER_STEP, PlainStep, StepTimer
+from specsot_worker.core.pipeline import MAX_ROWS_PER_STEP, BaselineStep, StepTimer
 from specsot_worker.feature_ring import FeatureRing, StepFeatures
 from specsot_worker.migrated_kv import MigratedKV
 
@@ -97,8 +97,7 @@ class _Receiver:
     unsent_closings: By closed sequence, how many tokens the drafter has. It was not sent that these sequences
         closed.
     unsent_trees: Number of draft rounds (one for each tree and each pass of its frame) that were verified
-        while drafting was paused or resuming, since the last
-        message.
+        while drafting was paused or resuming, since the last message.
     """
 
     sent: dict[int, int | None] = field(default_factory=dict[int, int | None])
@@ -144,7 +143,7 @@ class FeatureStream:
         self._receivers = {name: _Receiver() for name in drafters}
         # Verified frames and their outcomes that are not recorded yet.
         self._deferred: list[tuple[Frame, Mapping[int, Outcome]]] = []
-        self._step_clock = StepTimer()
+        self._step_timer = StepTimer()
         self.migrated = MigratedKV()
 
     def copies(self, requests: Sequence[RowsOf]) -> list[Tensor | None]:
@@ -199,7 +198,7 @@ class FeatureStream:
         Drafters that have nothing to be sent are missing in the result. A frame that is recorded later is
         kept without its hidden states. Frames that were left aside earlier are recorded before this one.
         """
-        computed, wall = self._step_clock.step_seconds(frame, now)
+        computed, wall = self._step_timer.step_seconds(frame, now)
         if frame.paused or not self._receivers:
             self._deferred.append((replace(frame, hidden=None), outcomes))
             return {}
@@ -275,17 +274,19 @@ class FeatureStream:
     def _end_messages(
         self, receiver: _Receiver, messages: list[Features], timing: Features
     ) -> tuple[Features, ...]:
-        """Return the messages with the closings, and with the step's times in the last message. Without
-        messages and closings, return ().
+        """Return the messages that one drafter is sent about a frame, with the unsent closings and the step's
+        times added to the last of them. If there are closings but no messages, a message is made for the
+        closings. Return () if there are neither.
 
         receiver: What the drafter has been sent. It is updated.
-        messages: What the drafter is sent about the frame so far.
-        timing: A message that has the step's times and nothing else.
+        messages: The messages of `_begin_messages`. The last one is replaced in this list.
+        timing: A message that has the frame's epoch and number, the step's times, its number of tokens and
+            its trace, and nothing else.
 
-        If only closings are to be sent, a message is made for them. The last message also says how many
-        trees were verified during a pause; its times and its number of tokens are then those of a typical
-        step of the pause. It also says whether the drafter must answer: it must if there are several
-        drafters.
+        The last message also has the number of trees that were verified during a pause and not reported yet.
+        If there are any, its times and its number of tokens are those of the pause's `baseline_step`. If no
+        step without trees was measured in the pause, they are those of `timing`, with unknown wall-clock
+        seconds. The message also says that the drafter must answer if there are several drafters.
         """
         closings = tuple(sorted(receiver.unsent_closings))
         receiver.unsent_closings.clear()
@@ -294,9 +295,9 @@ class FeatureStream:
         if messages:
             last = messages[-1]
             if receiver.unsent_trees:
-                # The message tells of a pause, so its times are those of the pause's steps.
-                plain = self._step_clock.plain_step() or PlainStep(timing.fed, timing.seconds, 0.0)
-                timing = replace(timing, fed=plain.sequences, seconds=plain.computed, wall=plain.wall)
+                # The drafter reads the times of a message that reports a pause as those of the pause's steps.
+                step = self._step_timer.baseline_step() or BaselineStep(timing.fed, timing.seconds, 0.0)
+                timing = replace(timing, fed=step.num_sequences, seconds=step.computed, wall=step.wall)
             # `dataclasses.replace` takes three times as long.
             messages[-1] = Features(
                 last.epoch,

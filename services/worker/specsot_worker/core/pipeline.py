@@ -59,8 +59,9 @@ MAX_BACKOFF_TREES = 1024
 # Hidden states. At most this many features are sent to a drafter with one step, unless the step's own frame
 # has more tokens. The default of `--rows`. What a drafter still lacks after a pause follows with later steps.
 MAX_ROWS_PER_STEP = 512
-# Passes. How many recent passes without trees the median is taken of. A step has up to eight. Untuned.
-PLAIN_PASSES = 60
+# Passes. How many recent passes without trees, during pauses of drafting, the medians of `BaselineStep` are
+# taken of. A step has up to eight passes. Untuned.
+BASELINE_PASSES = 60
 # Ratio. Numbers of sequences that differ by less count as equal, because among many sequences some end and
 # others begin between a pause and the step that reports it. Untuned.
 NEAR_SEQUENCES = 1.25
@@ -685,15 +686,15 @@ class DraftTimeout:
             self._pause = self._pause.on(PauseEvent.CAUGHT_UP)
 
 
-class PlainStep(NamedTuple):
-    """The duration of a typical step of one pass while drafting was paused.
+class BaselineStep(NamedTuple):
+    """The duration of one forward pass without draft trees, measured while drafting was paused.
 
-    sequences: Number of sequences in the step.
+    num_sequences: Number of sequences in the pass, each of which computes one token.
     computed: Compute seconds of all stages.
-    wall: Wall-clock seconds.
+    wall: Wall-clock seconds, transfers and waiting included. 0 if unknown.
     """
 
-    sequences: int
+    num_sequences: int
     computed: float
     wall: float
 
@@ -702,75 +703,87 @@ class StepTimer:
     """Timer of whole steps, for the drafter's decision whether drafting is profitable.
 
     The time of a step runs from the verification of a sequence to its next verification, whatever other
-    frames are verified in between. Steps without trees are measured during pauses of drafting
-    (`plain_step`), so that the drafter can compare steps with trees to steps without a drafter.
+    frames are verified in between. The drafter compares two kinds of steps: those with trees, whose times
+    `step_seconds` returns, and those without trees, which are collected while drafting is paused and whose
+    typical times `baseline_step` returns.
     """
 
     def __init__(self) -> None:
         """Start without steps."""
-        # Recent passes without trees during pauses. A step of several passes is in it once for each, so that
-        # the short step in which a pause ends counts little.
-        self._plain = deque[PlainStep](maxlen=PLAIN_PASSES)
-        # By sequence, when its last frame was verified, and whether drafting was paused for that frame.
+        # Recent passes without trees during pauses. A step of several passes is added once for each of its
+        # passes, so that the short step in which a pause ends has little weight in the medians.
+        self._baseline = deque[BaselineStep](maxlen=BASELINE_PASSES)
+        # By sequence id: the time in seconds at which the sequence's last frame was verified, and whether
+        # drafting was paused for that frame.
         self._verified: dict[int, tuple[float, bool]] = {}
 
-    def plain_step(self) -> PlainStep | None:
-        """Return the step without trees that was typical of the last pause, with the medians of all numbers;
-        None if none was measured.
+    def baseline_step(self) -> BaselineStep | None:
+        """Return the medians of the passes without trees that were measured since the last step with trees.
+        Return None if there are none.
 
-        Only steps with about as many sequences as the largest of them count (NEAR_SEQUENCES): a pause may
-        also have steps of the few sequences whose prompts have just been computed.
+        Only passes with about as many sequences as the largest of these passes count (NEAR_SEQUENCES),
+        because a pause may also have passes of the few sequences whose prompts have just been computed.
+
+            # passes of 60, 60, 58 and 2 sequences -> the medians of the first three
         """
-        most = max((step.sequences for step in self._plain), default=0)
-        near = [step for step in self._plain if most <= NEAR_SEQUENCES * step.sequences]
+        max_sequences = max((step.num_sequences for step in self._baseline), default=0)
+        near = [step for step in self._baseline if max_sequences <= NEAR_SEQUENCES * step.num_sequences]
         if not near:
             return None
-        counts, computed, wall = zip(*near)
-        return PlainStep(median_high(counts), median(computed), median(wall))
+        num_sequences, computed, wall = zip(*near)
+        return BaselineStep(median_high(num_sequences), median(computed), median(wall))
 
     def step_seconds(self, frame: Frame, now: float) -> tuple[float, float]:
-        """Record that a frame was verified, and return (compute seconds of all stages, wall-clock seconds of
-        the step). For a frame that travelled in parts, both are those of a step of which all parts are
-        awaited, and seconds in which several stages compute count once.
+        """Record that a frame was verified, and return (compute seconds of all stages, wall-clock seconds) of
+        its step. If the step took several passes, both are those of one pass.
 
         frame: The verified frame, with the compute seconds of its stages.
-        now: Time in seconds.
+        now: Time in seconds of the verification.
 
-        The wall-clock time is 0 if it is unknown, which is the case for frames with prompts, for sequences
-        that were never verified before, and for steps without trees. It is counted from the newest previous
-        verification among the sequences.
+        For a frame that travelled in parts, both are those of a step in which all parts are awaited, and
+        seconds in which several stages compute count once.
 
-        A step with trees of more than one node ends a pause: what was measured of steps without trees is
-        forgotten. A step without trees is measured if drafting was paused in the previous frame of all its
-        sequences, or if it has several passes, as steps have only during pauses.
+        The wall-clock seconds are counted from the newest previous verification among the frame's sequences.
+        They are 0, which means that they are not to be compared with other steps, if the frame has no trees
+        of more than one node, if it has prompt chunks, or if one of its sequences was never verified before.
+
+        A step with trees of more than one node also discards the measured steps without trees. A step without
+        such trees is added to them (see `baseline_step`) if drafting was paused in the previous frame of all
+        its sequences, or if it has several passes, as steps have only during pauses.
         """
-        previous = [self._verified.get(one.sequence) for one in frame.segments]
-        self._note(frame, now)
+        previous = [self._verified.get(segment.sequence) for segment in frame.segments]
+        self._record_verified(frame, now)
         passes = 1 + frame.extra_passes
-        sizes = [len(one.tree.tokens) // passes for one in frame.segments if isinstance(one, TreeSegment)]
-        known = [one for one in previous if one is not None]
+        # Nodes of each tree in one pass. A frame of several passes has a chain of one node for each pass.
+        tree_sizes = [
+            len(segment.tree.tokens) // passes
+            for segment in frame.segments
+            if isinstance(segment, TreeSegment)
+        ]
+        known = [verified for verified in previous if verified is not None]
         stages = frame.seconds or (0.0,)
-        # Parts that were not awaited count as if they had been: how many are awaited is up to the sequence.
+        # The seconds that the parts that were not awaited would have added. They count as if these parts had
+        # been awaited, because the number of awaited parts depends on which tokens were accepted.
         unawaited = (frame.last_part - frame.part) * max(stages) / (1 + frame.part)
         computed = (path_seconds(stages, 1 + frame.part) + unawaited) / passes
-        if not sizes or len(sizes) < len(frame.segments) or len(known) < len(previous):
+        if not tree_sizes or len(tree_sizes) < len(frame.segments) or len(known) < len(previous):
             return computed, 0.0
-        seconds = (now - max([at for at, _ in known]) + unawaited) / passes
-        if sum(sizes) > len(sizes):
+        wall = (now - max([verified_at for verified_at, _ in known]) + unawaited) / passes
+        if sum(tree_sizes) > len(tree_sizes):
             # The machine may be loaded differently at the next pause, so older measurements are discarded.
-            self._plain.clear()
-            return computed, seconds
+            self._baseline.clear()
+            return computed, wall
         if passes > 1 or all(draft_paused for _, draft_paused in known):
-            self._plain.extend([PlainStep(len(sizes), computed, seconds)] * passes)
+            self._baseline.extend([BaselineStep(len(tree_sizes), computed, wall)] * passes)
         return computed, 0.0
 
-    def _note(self, frame: Frame, now: float) -> None:
-        """Record when each sequence of a frame was verified and whether drafting was paused for it, and
-        forget the sequences that the frame closes.
+    def _record_verified(self, frame: Frame, now: float) -> None:
+        """Record when each sequence of a frame was verified and whether drafting was paused for it. Remove
+        the sequences that the frame closes.
 
         frame: The verified frame.
         now: Time in seconds.
         """
-        self._verified |= dict.fromkeys([one.sequence for one in frame.segments], (now, frame.paused))
+        self._verified |= dict.fromkeys([segment.sequence for segment in frame.segments], (now, frame.paused))
         for sequence in frame.closings:
             self._verified.pop(sequence, None)
