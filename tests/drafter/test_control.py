@@ -152,7 +152,7 @@ def test_what_is_expected_to_lose_leaves_half_of_the_budget(stepwise: bool) -> N
         for _ in range(2):
             one.record_step([TreeOutcome(8, 9, (0.7,) * 8, 8)], StepSeconds(1.5e-3, 1.5e-3, 1e-5))
         one.record_worth(np.full((1, 8), worth), np.arange(1, 9))
-        one._held = 0
+        one._reuses_left = 0
         one._regret.available = REGRET / 2
         one._regret.pool = 0.0
         assert bool(one.plan_levels(1, 8)) is (worth > 0.5)
@@ -250,7 +250,7 @@ def test_a_choice_that_is_sure_to_gain_borrows_from_the_pool_where_levels_are_la
                 one.record_pause(one.paused_trees, 1)
                 one.record_step([ROOT_ONLY], StepSeconds(1e-3, 1e-3))
         one._regret.available = -1.0
-        one._held = 0
+        one._reuses_left = 0
         assert bool(one.plan_levels(1, 4)) is not stepwise
 
 

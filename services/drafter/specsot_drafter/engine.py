@@ -395,7 +395,7 @@ class DraftEngine:
             self._resumed, live = True, max(self._sequences.drafted, 1)
             for speculator in [one for one in self.speculators.values() if one.paused_trees]:
                 speculator.record_pause(batch.paused_trees, live)
-            self._record_plain_steps(batch, feature_batches)
+            self._record_baseline_step(batch, feature_batches)
             return
         trees = {feature_batch.sequence: self._resolve(feature_batch) for feature_batch in feature_batches}
         rows = sum([tree.rows for tree in trees.values()])
@@ -420,7 +420,7 @@ class DraftEngine:
         pending = self._pending.pop(feature_batch.sequence, None)
         return pending.resolve(feature_batch) if pending else ROOT_ONLY
 
-    def _record_plain_steps(self, batch: Features, feature_batches: Sequence[FeatureBatch]) -> None:
+    def _record_baseline_step(self, batch: Features, feature_batches: Sequence[FeatureBatch]) -> None:
         """Record a typical step of a pause, in which no sequence had a tree. The seconds of growth are
         dropped.
 

@@ -174,10 +174,10 @@ class DraftPolicy(BudgetPolicy):
         # second at the last choice.
         self._gain = 1.0
         self._rate = 0.0
-        # Steps for which the last choice is still reused.
-        self._held = 0
+        # How many further steps may reuse the last choice.
+        self._reuses_left = 0
         # Number of choices so far. It stays 0 where growth can stop between levels.
-        self._choices = 0
+        self._num_choices = 0
         # The last choice: (sequences with a tree, sequences without, levels). Zeros before the first one.
         self._choice = (0, 0, 0)
         # The last choice's nodes of a tree, without its root. 0 before the first one.
@@ -236,28 +236,32 @@ class DraftPolicy(BudgetPolicy):
         return most if self._stepwise else self._choice[2]
 
     def _reuses_choice(self, live: int, most: int, due: int) -> bool:
-        """Return whether the last choice is reused for this step. If so, use up one of its remaining reuses.
-        `holding` becomes True then, unless growth can stop between levels.
+        """Return whether the last choice is reused for this step. If it is, one of its remaining reuses is
+        used up, and `holding` becomes True unless growth can stop between levels.
 
-        live: Number of trees.
+        live: Number of trees, at least 1.
         most: Maximum number of levels.
-        due: Number of rows of committed tokens to compute first.
+        due: Number of rows of committed tokens that the drafter must compute first.
 
-        The last choice is reused if all of this holds: the numbers of trees and of sequences are in the same
-        groups (`size_group`); its levels are allowed; at most levels + 2 rows per tree are due; the budget
-        covers it, or it is sure to gain; the last step had drafts; reuses remain. There are HELD_STEPS
-        reuses, or fewer while few steps are known. Where levels are launched at once, there are half as
-        many as choices were made, if that is more, at most RECENT.
+        The last choice is reused if all of the following conditions hold:
+
+        * The numbers of trees and of sequences are in the same groups (`size_group`) as those of the choice.
+        * The choice has at most `most` levels.
+        * At most levels + 2 rows per tree are due. If more are due, the drafter has to catch up, and only
+          `_choose` takes the cost of that into account.
+        * The regret budget covers the cost of the choice, or the choice is sure to gain.
+        * The last step had drafts.
+        * Reuses remain. `_choose` sets their number.
         """
         chosen_live, chosen_others, levels = self._choice
         numbers = (live, chosen_live), (live + self._others, chosen_live + chosen_others)
-        alike = all(size_group(now) == size_group(chosen) for now, chosen in numbers)
-        same = alike and levels <= most and due <= live * (levels + 2)
-        paid = self._safe or self._regret_stake <= self._regret.available
-        holds = same and paid and self._drafts and self._held > 0
-        self._held -= holds
-        self.holding = holds and not self._stepwise
-        return holds
+        same_groups = all(size_group(now) == size_group(chosen) for now, chosen in numbers)
+        applies = same_groups and levels <= most and due <= live * (levels + 2)
+        is_covered = self._safe or self._regret_stake <= self._regret.available
+        is_reused = applies and is_covered and self._drafts and self._reuses_left > 0
+        self._reuses_left -= is_reused
+        self.holding = is_reused and not self._stepwise
+        return is_reused
 
     def _choose(self, live: int, most: int, due: int) -> float:
         """Choose the levels and the nodes per tree with the most expected tokens per second.
@@ -266,33 +270,40 @@ class DraftPolicy(BudgetPolicy):
         most: Maximum number of levels, at least 1.
         due: Number of rows of committed tokens that the drafter must compute first.
 
-        Only choices are considered that the regret budget covers, and that would gain time if a node of every
-        level were accepted. After a pause longer than a look, the budget must also cover the extra time of
-        the last first step after a pause, at most one baseline step. If a choice is expected to lose, half of
-        REGRET must remain, so that a head that is seldom right is tried less often than one that was right so
-        far.
+        Return 0 if a choice is made. Otherwise return the number of steps to pause. A choice must meet two
+        conditions:
 
-        Return 0 if there is such a choice. Otherwise return the number of steps to pause: 1 / REGRET_SHARE if
-        no tree can gain even when all levels are accepted, else the steps until the budget covers the
-        cheapest choice, at least LOOK_STEPS.
+        * It can gain: it would save time if a node of every level were accepted. Where growth can stop
+          between levels, every choice meets this condition until a tree with draft nodes was verified.
+        * The regret budget covers the sum of the choice's cost (`stakes`), the cost of computing the due rows
+          and, after a pause longer than a look, the extra time of the last first step after a pause, at most
+          one baseline step. If the choice is expected to lose, half of REGRET is added to the sum, so that a
+          head that is seldom right is tried less often than one that was right so far. If levels are launched
+          at once and the pool is positive, a choice that is sure to gain need not be covered.
 
-        Example: a step without drafts takes 10 ms, a step with trees of 3 levels and 3 nodes 15 ms. The cost
-            (`stakes`) is 15 / 10 - 1 = 0.5 baseline steps. The choice can gain, because 3 accepted tokens per
-            sequence outweigh 0.5. If 0.8 accepted tokens are expected, 1.8 tokens in 15 ms are more than 1
-            in 10 ms, and the choice is allowed if the budget is at least 0.5. If only 0.3 are expected, the
-            budget must be at least 0.5 + REGRET / 2 = 3.
+        Example: a step without drafts takes 10 ms, a step with trees of 3 levels and 3 nodes 15 ms, and no
+            rows are due. The cost is 15 / 10 - 1 = 0.5 baseline steps. The choice can gain, because 3
+            accepted tokens per sequence outweigh 0.5. If 0.8 accepted tokens are expected, 1.8 tokens in
+            15 ms are more than 1 in 10 ms, and the choice is allowed if the budget is at least 0.5. If only
+            0.3 are expected, the budget must be at least 0.5 + REGRET / 2 = 3.
 
-        Before a pause, LOOK_STEPS is returned instead if the baseline is to be measured anew, and also where
-        no choice can gain but fewer levels than the deepest were allowed. A choice that is sure to gain may
-        be made although the budget does not cover it, if levels are launched at once and the pool is
-        positive. If a choice was made, it is stored, and the cost of catching up is booked in the budget.
+        The pause has LOOK_STEPS steps if the baseline is to be measured anew, or if no choice can gain but
+        fewer levels than the deepest were allowed. Otherwise, it has 1 / REGRET_SHARE steps if no choice can
+        gain, and else as many as it takes until the budget covers the cheapest choice that can gain, at least
+        LOOK_STEPS.
+
+        If a choice is made, it is stored with the number of its reuses, and the cost of computing the due
+        rows is booked in the budget. There are HELD_STEPS reuses; where levels are launched at once, half as
+        many as choices were made so far, if that is more, but at most RECENT. While the costs know fewer
+        steps with drafts than that, there are as many reuses as known steps, at least 2.
         """
         self._learn_acceptance()
         self.costs.learn()
         sequences = live + self._others
         each = min(self._each, max(2 * self._largest, 1)) if self._stepwise else self._each
-        # The arrays below are [levels, nodes]: row 0 is a tree of one level, column 0 a tree of one node. In
-        # `cumulative_worth`, a further column before these stands for a tree of its root alone.
+        # The arrays below are [levels, nodes]: row 0 is a tree of one level, column 0 a tree of one node
+        # besides its root. In `cumulative_worth`, a further column before these stands for a tree of its root
+        # alone.
         levels = np.arange(1, most + 1)
         nodes = np.arange(1, each + 1)
         baseline = self.costs.baseline(sequences)
@@ -331,12 +342,12 @@ class DraftPolicy(BudgetPolicy):
         self._rate = max(float(rates[level, node]), sequences / baseline)
         self._regret_stake = float(stakes[level, node])
         self._safe = may_borrow and bool(safe[level, node])
-        # Where levels are launched at once, the n-th choice is reused for n / 2 steps, because a new one
-        # delays the launch: on an H200, with one sequence, steps take 2 ms, those of a new choice 0.8 ms
-        # more, and those in which the choice changes twice as long.
-        self._choices += not self._stepwise
-        most_reuses = min(max(self._choices // 2, HELD_STEPS), RECENT)
-        self._held = min(max(self.costs.known, 2), most_reuses)
+        # Where levels are launched at once, the n-th choice is reused for n / 2 steps, because choosing
+        # delays the launch: on an H200, with one sequence, steps take 2 ms, steps for which a choice is made
+        # take 0.8 ms more, and steps whose choice differs from the one before take twice as long.
+        self._num_choices += not self._stepwise
+        max_reuses = min(max(self._num_choices // 2, HELD_STEPS), RECENT)
+        self._reuses_left = min(max(self.costs.known, 2), max_reuses)
         self._nodes = int(nodes[node])
         self._choice = live, self._others, int(levels[level])
         self._regret.record(-self.costs.catch_up(due) / baseline, 0)
@@ -530,7 +541,7 @@ class DraftPolicy(BudgetPolicy):
         self._drafts = False
         self._paused = self._paused or steps > LOOK_STEPS
         self._since_look = 0
-        self._held = 0
+        self._reuses_left = 0
         self.paused_trees = math.ceil(steps * sequences)
 
 

@@ -25,22 +25,24 @@ from specsot_drafter.core.step_costs import (
     size_group,
 )
 
-# Fraction of a step. If the host waits for less, the device is not what the step waits for: with a model of
-# 1.5B parameters on an H200, the host waited for 3 to 10 % of steps whose time larger trees did not change.
-HARDLY: Final = 0.1
+# Fraction of a step. If the host waits for the device for less than this, the device is not taken to be the
+# bottleneck of the step. Chosen by measurement: with a model of 1.5B parameters on an H200, the host waited
+# during 3 to 10 % of steps whose time larger trees did not change.
+MIN_WAIT_SHARE: Final = 0.1
 
 
 class DeviceStep(NamedTuple):
-    """The duration of one step with drafts, divided into two parts. Its wall-clock seconds are `host`, plus
-    the device's seconds by the curves, minus `overlap`.
+    """The duration of one step with drafts, divided into the host's seconds and the seconds in which host and
+    device worked at the same time. With the device's seconds by the curves, its wall-clock seconds are
+    host + max(device - overlap, 0), unless `host` was raised to 0.
 
     sequences: Number of sequences in the step.
-    host: Seconds in which the host worked, that is, in which it did not wait for the device. Negative if the
-        wait is unknown and the step was shorter than the device's seconds by the curves.
+    host: Seconds in which the host did not wait for the device. If the wait is unknown, these are the
+        wall-clock seconds minus the device's seconds by the curves; 0 if that is negative.
     overlap: The device's seconds by the curves, minus the seconds for which the host waited for the device.
-        In these seconds, host and device worked at the same time. Negative if the host waited for longer than
-        the curves say. 0 if the wait is unknown. If the host hardly waited, `host` if that is more: the
-        device was faster, so that it is unknown how much could have overlapped.
+        Negative if the host waited for longer than the curves say. 0 if the wait is unknown. At least `host`
+        if the host waited for less than MIN_WAIT_SHARE of the step: then the device had finished first, and
+        how much longer it could have computed at no cost is unknown.
     """
 
     sequences: float
@@ -65,8 +67,8 @@ class DeviceCosts:
         # -> trees for which the device computes 9 ms take 6 + (9 - 3) = 12 ms
         # -> trees for which the device computes 3 ms or less take 6 ms: their nodes cost nothing
 
-    If the host does not wait, the device has ended first, by an unknown time. Then all of the host's seconds
-    are taken to overlap until a step with larger trees shows otherwise:
+    If the host hardly waits (MIN_WAIT_SHARE), the device has finished first, by an unknown time. Then all of
+    the host's seconds are taken to overlap until a step with larger trees shows otherwise:
 
         # host 6 ms, of which it waits 0 ms; device 2 ms -> overlap 6 ms
         # -> trees for which the device computes 5 ms take 6 ms
@@ -101,9 +103,9 @@ class DeviceCosts:
         self._baseline_host = SecondsBySequences()
         # The mean `DeviceStep.host` and `DeviceStep.overlap` of recent steps.
         self._drafted_host = self._overlap = SecondsBySequences()
-        # The values of these two when `learn` last ran with at least HELD_STEPS recorded steps with drafts.
-        # They bound the durations that are recorded next.
-        self._shown = self._drafted_host, self._overlap
+        # The values of `_drafted_host` and `_overlap` when `learn` last ran with at least HELD_STEPS recorded
+        # steps with drafts. They bound the durations that are recorded next.
+        self._bound = self._drafted_host, self._overlap
 
     @property
     def known(self) -> int:
@@ -169,33 +171,35 @@ class DeviceCosts:
     def record_drafted(self, sequences: int, grown: int, levels: int, rows: int, spent: StepSeconds) -> None:
         """Record a step with drafts. `learn` must run before estimates change.
 
-        A duration counts at most as twice an estimate. This is the estimate of at least HELD_STEPS recorded
-        steps with drafts, or that of a step without drafts that has as many rows, if that is more. See
-        `StepCosts.record_drafted` for the reason.
+        A duration counts at most as twice the larger of two estimates: that of such a step when `learn` last
+        ran with at least HELD_STEPS recorded steps with drafts, and that of a step without drafts that has as
+        many rows. See `StepCosts.record_drafted` for the reason.
 
         sequences: Number of sequences in the step.
         grown: Number of trees that were grown.
         levels: Levels of each of these trees, at least 1.
         rows: Number of all tree nodes of the step, roots included.
-        spent: Duration of the step. If the seconds for which the host waited for the device are unknown, the
-            host is taken to wait for as long as the device computes, so that nothing overlaps. Then the
-            seconds of growth are recorded, too, if they are known.
+        spent: Duration of the step. If the seconds for which the host waited for the device (`waited`) are
+            unknown, the host is taken to wait for as long as the device computes by the curves, so that
+            nothing overlaps. In this case, the trees did not grow asynchronously, and the seconds of growth
+            are recorded, too, if they are known.
         """
         computed = float(self._computed(sequences, grown, levels, rows - sequences))
-        shown_host, shown_overlap = self._shown
+        bound_host, bound_overlap = self._bound
         expected = max(
-            shown_host.at(sequences) + max(computed - shown_overlap.at(sequences), 0.0),
+            bound_host.at(sequences) + max(computed - bound_overlap.at(sequences), 0.0),
             self._step.at(rows) + self._baseline_host.at(sequences),
         )
         wall = min(spent.wall, 2 * expected)
         if spent.waited is None and spent.growing:
-            passes = float(self._growth.levels(grown)[levels - 1])
-            self._grown.append((passes, min(spent.growing, 2 * expected)))
+            by_curve = float(self._growth.levels(grown)[levels - 1])
+            self._grown.append((by_curve, min(spent.growing, 2 * expected)))
         waited = computed if spent.waited is None else min(spent.waited, wall)
-        # A curve that a busy start has measured too slow must not make the host's seconds negative.
+        # If other processes slowed down the measurement of the curves at startup, `computed` may exceed the
+        # whole step. This must not make the host's seconds negative.
         host = max(wall - waited, 0.0)
         overlap = computed - waited
-        if spent.waited is not None and waited < HARDLY * wall:
+        if spent.waited is not None and waited < MIN_WAIT_SHARE * wall:
             overlap = max(overlap, host)
         step = DeviceStep(sequences, host, overlap)
         self._drafted[size_group(sequences)].append(step)
@@ -231,14 +235,14 @@ class DeviceCosts:
         self._drafted_host = host if groups else self._baseline_host
         self._growth_line = fit_line(self._grown)
         if self.known >= HELD_STEPS:
-            self._shown = self._drafted_host, self._overlap
+            self._bound = self._drafted_host, self._overlap
 
     def forget(self) -> None:
         """Drop all but the fastest recorded steps with drafts of each group, because a pause begins; see
         `StepCosts.forget`. Recorded steps without drafts stay. The estimates change when `learn` runs.
 
-        Steps are compared by host - overlap, which are their wall-clock seconds beyond what the device
-        computes by the curves. Growth is compared by observed relative to measured seconds.
+        Steps are compared by host - overlap, which are mostly their wall-clock seconds minus the device's
+        seconds by the curves. Growth is compared by observed relative to measured seconds.
         """
         for group, steps in self._drafted.items():
             self._drafted[group] = fastest(steps, lambda step: step.host - step.overlap)

@@ -142,7 +142,7 @@ class StepCosts:
         self._growth_line = 0.0, 1.0
         # The growth line and the curve of steps with drafts when `learn` last ran with at least HELD_STEPS
         # recorded steps with drafts. They bound the durations that are recorded next.
-        self._shown = self._growth_line, self._drafted_curve
+        self._bound = self._growth_line, self._drafted_curve
 
     @property
     def known(self) -> int:
@@ -248,12 +248,12 @@ class StepCosts:
     def record_drafted(self, sequences: int, grown: int, levels: int, rows: int, spent: StepSeconds) -> None:
         """Record a step with drafts. `learn` must run before estimates change, except that of `hops`.
 
-        A duration counts at most as twice an estimate. This is the estimate of at least HELD_STEPS recorded
-        steps with drafts, at first that of the curves from startup, or that of a step without drafts that has
-        as many rows, if that is more. The first steps of a new size compile kernels and take a hundred times
-        as long as the next ones. If such a duration counted in full, the loss would exceed the regret budget
-        for good. If steps become slower for good, the bound follows, because it can double whenever `learn`
-        runs.
+        A duration counts at most as twice the larger of two estimates: that of such a step when `learn` last
+        ran with at least HELD_STEPS recorded steps with drafts (at first that of the curves from startup),
+        and that of a step without drafts that has as many rows. The first steps of a new size compile kernels
+        and take a hundred times as long as the next ones. If such a duration counted in full, the loss would
+        exceed the regret budget for good. If steps become slower for good, the bound follows, because it can
+        double whenever `learn` runs.
 
         sequences: Number of sequences in the step.
         grown: Number of trees that were grown.
@@ -265,7 +265,7 @@ class StepCosts:
         passes = float(self._growth.levels(grown)[levels - 1])
         growing = spent.growing
         self._record_away(spent)
-        (offset, slope), curve = self._shown
+        (offset, slope), curve = self._bound
         whole = float(self._whole_rows(sequences, np.array(rows - sequences)))
         computing = max(curve.at(whole), self._baseline_curve.at(whole))
         if growing:
@@ -303,7 +303,7 @@ class StepCosts:
         self._drafted_curve = line.corrected(map(typical, sizes.values()))
         self._growth_line = fit_line(self._grown)
         if self.known >= HELD_STEPS:
-            self._shown = self._growth_line, self._drafted_curve
+            self._bound = self._growth_line, self._drafted_curve
 
     def forget(self) -> None:
         """Drop all but the fastest recorded steps with drafts, because a pause begins. Recorded steps without
