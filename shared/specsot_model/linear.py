@@ -514,7 +514,9 @@ def describe_rounding(kind: Quantization | None, device: str) -> str:
     if kind == "int4":
         return f"int4 weights, int8 embedding, {GROUP} ({LONG_GROUP} for 8-bit weights) activations a scale"
     kept = (
-        f" ({GROUP} for weights of 4 and 6 bits, kept as in the file)" if cpu_layout().LOSSLESS_HERE else ""
+        f" ({GROUP} for weights of 4 and 6 bits, kept as in the file)"
+        if cpu_layout().ENABLED_LOSSLESS_TYPES
+        else ""
     )
     return f"int8 weights, int8 embedding, {LONG_GROUP}{kept} activations a scale"
 
@@ -524,7 +526,7 @@ def _is_lossless(ggml_type: int) -> bool:
 
     ggml_type: ggml's number of the type.
     """
-    return ggml_type in cpu_layout().LOSSLESS_HERE
+    return ggml_type in cpu_layout().ENABLED_LOSSLESS_TYPES
 
 
 def quantize(weight: Tensor | Codes | StoredRows, kind: Quantization, bias: Tensor | None = None) -> Multiply:
@@ -605,8 +607,8 @@ class Packed:
         they need.
 
         weight: [out, in], floats, which are rounded, or `Codes` of this kind. Blocks of a GGUF file are
-            packed without loss if all have the same type, and `layout.LOSSLESS_HERE` has it; all others are
-            rounded to int8.
+            packed without loss if all have the same type, and `layout.ENABLED_LOSSLESS_TYPES` has it; all
+            others are rounded to int8.
         bias: [out]; None: no bias is added.
         kind: "int8" or "int4"; "int8" for the blocks of a GGUF file.
         """

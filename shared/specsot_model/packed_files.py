@@ -132,7 +132,7 @@ def packed_files_of(directory: Path, quantization: Quantization) -> PackedFiles 
     folder = (
         cache_folder()
         / "packed"
-        / f"{key.name}-{quantization}-{FORM}{'-kept' if cpu_layout().LOSSLESS_HERE else ''}"
+        / f"{key.name}-{quantization}-{FORM}{'-kept' if cpu_layout().ENABLED_LOSSLESS_TYPES else ''}"
     )
     try:
         folder.mkdir(parents=True, exist_ok=True)

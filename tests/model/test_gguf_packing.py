@@ -103,7 +103,7 @@ MULTIPLIED = [kind for kind in KEPT if layout.LOSSLESS_TYPES[kind] in layout.FOR
 @pytest.fixture
 def keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers of 4 and 6 bits are kept, as on processors that have AVX2 and no VNNI."""
-    monkeypatch.setattr(layout, "LOSSLESS_HERE", layout.LOSSLESS_TYPES)
+    monkeypatch.setattr(layout, "ENABLED_LOSSLESS_TYPES", layout.LOSSLESS_TYPES)
 
 
 def kept(kind: GGMLQuantizationType, bias: torch.Tensor | None = None) -> tuple[Packed, torch.Tensor]:

@@ -109,18 +109,25 @@ WIDE_INPUTS = INSTRUCTIONS == "avx2"
 LOSSLESS_TYPES = {2: 4, 3: 4, Q4_K: Q4_K, Q6_K: Q6_K}
 
 
+# Linux's number of the system call arch_prctl on x86-64, of its request for permission to use a feature
+# (ARCH_REQ_XCOMP_PERM), and of the feature that holds AMX tiles (XFEATURE_XTILEDATA).
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+
+
 def _has_amx() -> bool:
-    """Return whether AMX can be used; a process must ask Linux for permission (arch_prctl), which this
-    function does.
+    """Ask Linux for permission to use AMX for the whole process, if the processor has AMX. Return whether the
+    permission was granted; False on other processors and other operating systems.
     """
-    able = INSTRUCTIONS == "avx512vnni" and {"amx-tile", "amx-int8"} <= _features()
-    return able and sys.platform == "linux" and ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0
+    has_tiles = INSTRUCTIONS == "avx512vnni" and {"amx-tile", "amx-int8"} <= _features()
+    if not has_tiles or sys.platform != "linux":
+        return False
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
 
 # Whether this process may use AMX.
 AMX = _has_amx()
-# Those of LOSSLESS_TYPES that are packed without loss on this processor. All others are rounded to 8 bits.
-# Chosen by measurement, compared with 8 bits:
+# Whether weights of LOSSLESS_TYPES keep the numbers of the GGUF file on this processor. Otherwise they are
+# rounded to 8 bits, as the weights of all other types are. Chosen by measurement, compared with 8 bits:
 # * On AVX2, products of 1 to 64 rows take 0.58 to 1.04 times as long.
 # * With AVX-512 VNNI and without AMX (an AMD EPYC, Zen 4), whole steps of a 1.5B model with 1 to 4 rows take
 #   0.54 to 0.78 times as long, with 8 rows 1.03 to 1.12 times, with 16 to 64 rows 1.3 to 1.5 times.
@@ -128,10 +135,12 @@ AMX = _has_amx()
 #   those of 64 rows 2.3 to 3.7 times.
 # * AVX-VNNI was not measured.
 _KEEPS_FILE_NUMBERS = INSTRUCTIONS == "avx2" or (INSTRUCTIONS == "avx512vnni" and not AMX)
-LOSSLESS_HERE = LOSSLESS_TYPES if _KEEPS_FILE_NUMBERS else {}
-# The formats that the kernel can compute on this processor. On a Xeon with VNNI, compiling it takes
-# 11.0 s of processor time with 8 and 4 bits, and 14.4 s with all of GROUP_BYTES.
-FORMATS = (8, 4, *(bits for bits in LOSSLESS_HERE.values() if bits != 4))
+# Those of LOSSLESS_TYPES that are packed without loss on this processor: all or none.
+ENABLED_LOSSLESS_TYPES = LOSSLESS_TYPES if _KEEPS_FILE_NUMBERS else {}
+# The formats that the kernel can compute on this processor: 8 and 4, or all of GROUP_BYTES. Formats that are
+# not used are left out, because they take time to compile: on a Xeon with VNNI, compiling the kernel takes
+# 11.0 s of processor time with the formats 8 and 4, and 14.4 s with all of them.
+FORMATS = (8, 4, *(form for form in ENABLED_LOSSLESS_TYPES.values() if form != 4))
 
 # The constants below are fields of tables of int64 numbers, by their offset in bytes. Unless a comment says
 # otherwise, a field holds the address of an array of fp32 numbers.

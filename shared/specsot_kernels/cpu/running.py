@@ -143,7 +143,7 @@ class PackedWeight:
 
         kinds: ggml's numbers of the types; at least one.
         """
-        found = {layout.LOSSLESS_HERE.get(kind, 8) for kind in kinds}
+        found = {layout.ENABLED_LOSSLESS_TYPES.get(kind, 8) for kind in kinds}
         return found.pop() if len(found) == 1 else 8
 
     def _set_arrays(self, arrays: PackedArrays, bits: int) -> None:

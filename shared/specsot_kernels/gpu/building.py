@@ -76,12 +76,17 @@ def _build_into(
     arrays = (*inputs, *outputs, parents, mask)
     size = mask.numel()
     numbers = (nodes, topk, groups)
-    kind = (
+    specialization = (
         verified.device, *[each.dtype for each in inputs], mask.dtype,
         *[each.data_ptr() % 16 == 0 for each in arrays], *numbers, size < LONG, mode.value,
     )  # fmt: skip
     with on_device_of(verified):
-        launch(_build, (verified.shape[0], 1, 1), kind, (*arrays, *numbers, size, mode.value, _tile(nodes)))
+        launch(
+            _build,
+            (verified.shape[0], 1, 1),
+            specialization,
+            (*arrays, *numbers, size, mode.value, _tile(nodes)),
+        )
 
 
 def arrange_trees(

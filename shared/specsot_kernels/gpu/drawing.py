@@ -15,17 +15,20 @@ import triton.language as tl
 from torch import Tensor
 
 from specsot_kernels.device_waits import wait_for
-from specsot_kernels.gpu.launching import kernel, kinds_of, launch, on_device_of, power_of_two
+from specsot_kernels.gpu.launching import array_specialization, kernel, launch, on_device_of, power_of_two
 
-# Tokens. A program reads so many at a time, and searches them in lines of LINE.
+# Tokens. A program reads at most WIDE tokens at a time. To find the drawn token among them, it first draws
+# one of the lines of LINE tokens, then a token of that line.
 WIDE = 8192
 LINE = 128
-# Bits. How many of a float32, from the sign on, these types can set; the binary search needs no more turns.
+# Bits. The highest bits of a float32 in which values of these types can differ, rounded up to an even number:
+# for float16 the sign, 8 bits of the exponent and 10 of the mantissa. The binary search over values decides
+# two bits in each turn, and needs to decide no others.
 BITS = {torch.bfloat16: 16, torch.float16: 20}
 
-# Temperature (0: argmax), top_k (0: none), top_p, min_p, 53-bit key.
+# The settings of one row: temperature (0: argmax), top_k (0: none), top_p, min_p, 53-bit key.
 Setting = tuple[float, float, float, float, float]
-# The setting that chooses the token of the largest logit.
+# The settings that choose the token of the largest logit.
 ARGMAX: Setting = (0.0, 0.0, 1.0, 0.0, 0.0)
 
 
@@ -38,40 +41,43 @@ def choose_tokens(
     The host waits for the device once. Of equal largest logits, argmax takes the lower token id.
 
     logits: [rows, V], the logits of each row.
-    meanwhile: on a GPU, called before that wait with the tokens on the device: int32 [rows], negative for
-        None. On a CPU it is not called. None: nothing is called.
-    settings: one for each row: temperature (0: argmax), top_k (0: none), top_p, min_p, and a 53-bit key. A
-        top_p of 1 and a min_p of 0 cut nothing, and neither does a top_k of at least V.
+    settings: the settings of each row: temperature (0: argmax), top_k (0: none), top_p, min_p, and a 53-bit
+        key. A top_p of 1 and a min_p of 0 cut nothing, and neither does a top_k of at least V. Empty: argmax
+        in every row.
+    meanwhile: work that the host does while the device computes. On a GPU, it is called before the wait, with
+        the tokens on the device: int32 [rows], negative for None. On a CPU it is not called. None: nothing is
+        called.
     """
     tokens = choose_on_device(logits, settings)
     if meanwhile is not None and logits.is_cuda:
-        here = torch.empty(len(tokens), dtype=torch.int32, pin_memory=True)
-        here.copy_(tokens, non_blocking=True)
-        there = torch.cuda.Event()
-        there.record(torch.cuda.current_stream(logits.device))
+        host_tokens = torch.empty(len(tokens), dtype=torch.int32, pin_memory=True)
+        host_tokens.copy_(tokens, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record(torch.cuda.current_stream(logits.device))
         meanwhile(tokens)
-        wait_for(there)
-        tokens = here
+        wait_for(copied)
+        tokens = host_tokens
     chosen = tokens.tolist()
     return chosen if min(chosen, default=0) >= 0 else [None if token < 0 else token for token in chosen]
 
 
 def choose_on_device(logits: Tensor, settings: Sequence[Setting]) -> Tensor:
     """Return a token for each row of logits, int32 [rows] on their device; -1 if a row holds NaN, infinity,
-    or nothing but -infinity. The host waits for nothing.
+    or nothing but -infinity. The host does not wait for the device.
 
     logits: [rows, V], the logits of each row.
-    settings: one for each row, see `choose_tokens`; none: the argmax of every row.
+    settings: the settings of each row, see `choose_tokens`. Empty: argmax in every row.
     """
     rows, columns = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
-    drawn = any(one[0] > 0 for one in settings)
-    cut = any(one[1] or one[2] < 1 for one in settings)
+    drawn = any(setting[0] > 0 for setting in settings)
+    cut = any(setting[1] or setting[2] < 1 for setting in settings)
     tokens = logits.new_empty(rows, dtype=torch.int32)
+    # If every row takes its argmax, the kernel does not read the settings, and any array can stand in.
     device_settings = logits
     if drawn:
-        here = torch.tensor(settings, dtype=torch.float64, pin_memory=logits.is_cuda)
-        device_settings = here.to(logits.device, non_blocking=True)
+        host_settings = torch.tensor(settings, dtype=torch.float64, pin_memory=logits.is_cuda)
+        device_settings = host_settings.to(logits.device, non_blocking=True)
     wide = min(power_of_two(columns), WIDE)
     parts = power_of_two(-(-columns // wide))
     line = min(wide, LINE)
@@ -80,7 +86,7 @@ def choose_on_device(logits: Tensor, settings: Sequence[Setting]) -> Tensor:
     numbers = (columns, logits.stride(0))
     with on_device_of(logits):
         launch(
-            _choose, (rows, 1, 1), (*kinds_of(*arrays), *numbers, *constants),
+            _choose, (rows, 1, 1), (*array_specialization(*arrays), *numbers, *constants),
             (*arrays, *numbers, *constants), num_warps=32 if wide == WIDE else 4,
         )  # fmt: skip
     return tokens
@@ -88,7 +94,7 @@ def choose_on_device(logits: Tensor, settings: Sequence[Setting]) -> Tensor:
 
 @kernel
 def _choose(
-    logits, settings, tokens, columns, from_row, turns: tl.constexpr, wide: tl.constexpr,
+    logits, settings, tokens, columns, row_stride, turns: tl.constexpr, wide: tl.constexpr,
     parts: tl.constexpr, line: tl.constexpr, drawn: tl.constexpr, cut: tl.constexpr,
 ):  # fmt: skip
     """Choose the token of one row.
@@ -97,20 +103,20 @@ def _choose(
     is drawn by descending a binary tree of probability masses: first over parts of `wide` tokens, then within
     one part. A row with a temperature of 0 gets the token of its largest logit.
 
-    logits: [rows, columns], `from_row` numbers from one row to the next.
+    logits: [rows, columns].
     settings: float64 [rows, 5]; see `Setting`. Read if `drawn`.
-    tokens: int32 [rows], receives the tokens; -1 if the row has none.
-    columns: tokens of the vocabulary.
-    from_row: numbers from one row of logits to the next.
-    turns: turns of the binary search.
-    wide: tokens of a part.
-    parts: number of parts of the vocabulary, a power of two.
-    line: tokens of a line.
-    drawn: whether any row has a temperature.
+    tokens: int32 [rows], receives the tokens; -1 if the row holds NaN, infinity, or nothing but -infinity.
+    columns: number of tokens of the vocabulary.
+    row_stride: elements from one row of logits to the next.
+    turns: number of turns of the binary search.
+    wide: number of tokens of a part.
+    parts: number of parts of the vocabulary, rounded up to a power of two.
+    line: number of tokens of a line.
+    drawn: whether any row has a temperature above 0.
     cut: whether any row has top_k or top_p.
     """
     row = tl.program_id(0).to(tl.int64)
-    logits += row * from_row
+    logits += row * row_stride
     place = tl.arange(0, wide)
     highest = tl.full((wide,), float("-inf"), tl.float32)
     first = tl.zeros((wide,), tl.int32)
@@ -121,11 +127,11 @@ def _choose(
         first = tl.where(values > highest, start + place, first)
         highest = tl.where(values > highest, values, highest)
     top = tl.max(highest, 0)
-    numbers = (tl.max(odd, 0) == 0) & (top > float("-inf"))
+    is_valid = (tl.max(odd, 0) == 0) & (top > float("-inf"))
     token = tl.min(tl.where(highest == top, first, columns), 0)
     if drawn:
         temperature = tl.load(settings + row * 5).to(tl.float32)
-        if numbers & (temperature > 0):
+        if is_valid & (temperature > 0):
             min_p = tl.load(settings + row * 5 + 3).to(tl.float32)
             lowest = tl.full((), -2147483648, tl.int64)
             if cut:
@@ -149,7 +155,7 @@ def _choose(
             number = _descend(masses, key, wide, parts)
             inside = _weights(logits, number * wide + place, columns, top, temperature, lowest, min_p)
             token = number * wide + _descend_far(inside, key, wide, line)
-    tl.store(tokens + row, tl.where(numbers, token, -1))
+    tl.store(tokens + row, tl.where(is_valid, token, -1))
 
 
 @kernel
@@ -174,9 +180,10 @@ def _descend(weights, key, each, size: tl.constexpr):
 
     A half without weight is never taken. If all weights are 0, the result is 0.
 
-    each: tokens that one weight stands for; it makes the random numbers of different levels independent.
     weights: float64 [size], not negative.
     key: the row's key.
+    each: number of tokens that one weight stands for, a power of two. It makes the random numbers of
+        different decisions of a row independent of each other; see `_uniform`.
     size: number of weights, a power of two.
 
     With weights [1, 3, 0, 4], the first decision takes the right half with probability 4/8.
@@ -196,13 +203,14 @@ def _descend(weights, key, each, size: tl.constexpr):
 
 @kernel
 def _uniform(key, half):
-    """Return the uniform number for a node of the binary tree, as `specsot_worker.core.accept.uniform`
-    computes it.
+    """Return the random number that decides between two halves, as `specsot_worker.core.accept.uniform`
+    computes it: a float64 in [0, 1).
 
-    The masks emulate shifts that fill with zeros, which that function has. The result is a float64 in [0, 1).
+    The masks make the shifts fill with zeros, as the shifts of that function do.
 
     key: the row's key.
-    half: number of the tree's node.
+    half: number of tokens of each half, which is the value of the bit of the token id that is decided. A
+        row decides each bit once, so that all its decisions have different random numbers.
     """
     word = key + half.to(tl.int64) * -7046029254386353131
     word = (word ^ ((word >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
@@ -215,20 +223,21 @@ def _lowest(
     logits, columns, top, temperature, above, goal, turns: tl.constexpr, wide: tl.constexpr,
     counted: tl.constexpr,
 ):  # fmt: skip
-    """Return the greatest order such that tokens of at least that order number, or weigh, `goal` or more.
+    """Return the greatest order such that the tokens of at least that order reach the goal: `goal` of them
+    (top-k), or tokens with a total weight of `goal` (top-p). The result is int64. If no order reaches the
+    goal, it is the smallest int32.
 
-    Only tokens of order `above` or more have weight. Each turn of the binary search decides two bits.
-    If no order reaches the goal, the result is the smallest int32.
+    The weight of tokens below the order `above` is 0. Each turn of the binary search decides two bits.
 
-    counted: count tokens (top-k) instead of weighing them (top-p).
     logits: address of the row's logits.
     columns: tokens of the vocabulary.
     top: the largest logit.
     temperature: the row's temperature.
     above: order of the smallest logit that stays.
     goal: the number of tokens, or their weight, that is to be reached.
-    turns: turns of the binary search.
-    wide: tokens that are read at a time.
+    turns: number of turns of the binary search.
+    wide: number of tokens that are read at a time.
+    counted: count tokens (top-k) instead of adding up their weights (top-p).
     """
     place = tl.arange(0, wide)
     found = tl.full((), -2147483648, tl.int64)
@@ -272,8 +281,8 @@ def _order(values):
 
     values: fp32, any shape.
     """
-    short = values.to(tl.int32, bitcast=True)
-    return short ^ ((short >> 31) & 0x7FFFFFFF)
+    bits = values.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @kernel

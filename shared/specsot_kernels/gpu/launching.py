@@ -245,26 +245,35 @@ def kernel_of_any(*arrays: str, numbers: tuple[str, ...]) -> Callable[[Callable[
     return partial(_decorate, do_not_specialize=list(numbers), do_not_specialize_on_alignment=list(arrays))
 
 
-# The compiled form of each kernel and kind of arguments; see `launch`.
+# Compiled kernels by (the kernel's Python function, *specialization); see `launch`.
 _compiled: dict[tuple[Any, ...], Any] = {}
 
 
 def launch(
-    run: Any, grid: tuple[int, int, int], kind: tuple[Any, ...], arguments: tuple[Any, ...], **options: int
+    run: Any,
+    grid: tuple[int, int, int],
+    specialization: tuple[Any, ...],
+    arguments: tuple[Any, ...],
+    **options: int,
 ) -> None:
-    """Launch a kernel. If it was launched before with the same kind of arguments, Triton's inspection of each
-    argument, which is most of the cost of a launch, is skipped.
+    """Launch a kernel on the current device, and remember the compiled kernel by its specialization. If the
+    kernel was launched before with the same specialization, Triton's inspection of each argument is skipped,
+    which is most of the cost of a launch.
 
-    Nothing is returned. In Triton's interpreter nothing is remembered.
+    In Triton's interpreter nothing is compiled, and nothing is remembered.
 
     run: the kernel, a function that `kernel` decorated.
     grid: number of programs in each dimension.
-    kind: hashable; everything that a compiled form depends on: the device, the types of arrays that may
-        differ, the constants, and what numbers and addresses are specialized on.
-    arguments: the kernel's arguments, constants included.
-    options: must be the same at every launch of a kind.
+    specialization: hashable; everything that may differ between two launches and for which Triton compiles
+        separate kernels: the device, the types and alignments of arrays (`array_specialization`), the values
+        of constants, and the values of numbers for which the kernel's decorator does not turn off Triton's
+        specialization. If something is missing here, a kernel that was compiled for other arguments is
+        launched.
+    arguments: the kernel's arguments in order, constants included.
+    options: Triton's launch options, such as `num_warps`. They are used only at the first launch of a
+        specialization, so that they must follow from the specialization.
     """
-    key = (run.fn, *kind)
+    key = (run.fn, *specialization)
     compiled = None if _only_compiles.get() else _compiled.get(key)
     if compiled is not None:
         compiled[grid](*arguments)
@@ -275,10 +284,14 @@ def launch(
         _compiled[key] = launched
 
 
-def kinds_of(*arrays: Tensor) -> tuple[Any, ...]:
-    """Return what Triton's compiled form of a kernel depends on in these arrays: device, types, alignment.
+def array_specialization(*arrays: Tensor) -> tuple[Any, ...]:
+    """Return the part of a `launch` specialization that arrays determine: their device, then the type of each
+    array and whether its address is a multiple of 16 bytes, for which Triton compiles separate kernels.
 
     arrays: arrays of one device, at least one.
+
+        # an aligned int32 array, and a view of a bf16 array from its second number on, on cuda:0
+        # -> (device("cuda:0"), (int32, True), (bfloat16, False))
     """
     types = [(array.dtype, array.data_ptr() % 16 == 0) for array in arrays]
     return arrays[0].device, *types

@@ -85,9 +85,9 @@ def verify_tree_greedy(
         for each in (candidates, target_predict, retrieve_index, retrieve_next_token, retrieve_next_sibling)
     )
     batch, nodes = candidates.shape
-    kind = (candidates.device, *[each.dtype for each in arrays])
+    specialization = (candidates.device, *[each.dtype for each in arrays])
     with on_device_of(candidates):
-        launch(_verify, (batch, 1, 1), kind, (*arrays, *found, nodes, steps), num_warps=1)
+        launch(_verify, (batch, 1, 1), specialization, (*arrays, *found, nodes, steps), num_warps=1)
     return found
 
 
@@ -209,19 +209,19 @@ def tree_speculative_sampling(
     acc = float(threshold_acc)
     types = [each.dtype for each in (*tree, coins, last, target, draft)]
     aligned = (target.data_ptr() % 16 == 0, draft.data_ptr() % 16 == 0)
-    kind = (candidates.device, *types, *aligned, kinds, drafted)
+    specialization = (candidates.device, *types, *aligned, kinds, drafted)
     before = (*tree, coins, target, draft, *found, ends)
     later_arguments = (nodes, steps, kinds)
     with on_device_of(candidates):
         launch(
             _weigh,
             (batch, parts, 1),
-            (*kind, single, acc),
+            (*specialization, single, acc),
             (*before, *later_arguments, single, acc, drafted, PART),
         )
         room = power_of_two(parts)
         launch(
-            _draw, (batch, 1, 1), kind,
+            _draw, (batch, 1, 1), specialization,
             (*tree, last, target, draft, *found, ends, *later_arguments, parts, drafted, PART, room),
         )  # fmt: skip
     return found
