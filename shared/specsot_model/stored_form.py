@@ -66,7 +66,7 @@ def as_published(options: Options, base: Path) -> Options:
     Files that are quantized as int8, int4 or fp8 give that form, so that their integers or 8-bit floats are
     kept as they are, if this machine has kernels for the form:
 
-    * On a CPU, int8 and int4 need Numba.
+    * On a CPU, int8 and int4 need what `missing_for_packed_kernels` names: Numba, and instructions.
     * On a GPU, int8 needs Triton, and fp8 a GPU that multiplies fp8. int4 has no kernels there. Neither form
       is kept if the model has experts; fp8 is not kept either if the model is to be batch-invariant or
       draft-invariant.
@@ -95,7 +95,7 @@ def as_published(options: Options, base: Path) -> Options:
         has_kernels = fits_int8 and not missing_for_packed_kernels()
         return replace(options, quantization="int8") if has_kernels else options
     if uses_packed_kernels(form, options.device):
-        has_kernels = find_spec("numba") is not None
+        has_kernels = not missing_for_packed_kernels()
     else:
         # Imported here, because the modules import torch.
         import torch

@@ -285,8 +285,7 @@ class FeatureStream:
 
         The last message also has the number of trees that were verified during a pause and not reported yet.
         If there are any, its times and its number of tokens are those of the pause's `baseline_step`. If no
-        step without trees was measured in the pause, they are those of `timing`, with unknown wall-clock
-        seconds. The message also says that the drafter must answer if there are several drafters.
+        step without trees was measured in the pause, the times are 0, which means unknown. The message also says that the drafter must answer if there are several drafters.
         """
         closings = tuple(sorted(receiver.unsent_closings))
         receiver.unsent_closings.clear()
@@ -296,7 +295,7 @@ class FeatureStream:
             last = messages[-1]
             if receiver.unsent_trees:
                 # The drafter reads the times of a message that reports a pause as those of the pause's steps.
-                step = self._step_timer.baseline_step() or BaselineStep(timing.fed, timing.seconds, 0.0)
+                step = self._step_timer.baseline_step() or BaselineStep(max(timing.fed, 1), 0.0, 0.0)
                 timing = replace(timing, fed=step.num_sequences, seconds=step.computed, wall=step.wall)
             # `dataclasses.replace` takes three times as long.
             messages[-1] = Features(
