@@ -285,7 +285,8 @@ class FeatureStream:
 
         The last message also has the number of trees that were verified during a pause and not reported yet.
         If there are any, its times and its number of tokens are those of the pause's `baseline_step`. If no
-        step without trees was measured in the pause, the times are 0, which means unknown. The message also says that the drafter must answer if there are several drafters.
+        step without trees was measured in the pause, the times are 0, which means unknown. The message also
+        says that the drafter must answer if there are several drafters.
         """
         closings = tuple(sorted(receiver.unsent_closings))
         receiver.unsent_closings.clear()
