@@ -186,6 +186,22 @@ def test_a_choice_is_held_as_long_as_nothing_changes() -> None:
     assert 40 // (HELD_STEPS + 1) <= held.count(False) <= 12
 
 
+def test_choices_are_made_more_rarely_the_longer_a_gpu_drafts() -> None:
+    one = looked(policy(FLAT, FLAT_LEVEL, stepwise=False), seconds=1e-3)
+    choices = list[bool]()
+    for _ in range(3000):
+        if levels := one.plan_levels(1, 8):
+            choices.append(not one.holding)
+            tree = TreeOutcome(levels, 1 + levels, (0.7,) * levels, 3)
+            one.record_step([tree], StepSeconds(2e-3, 2e-3))
+        else:
+            one.record_pause(one.paused_trees, 1)
+            one.record_step([ROOT_ONLY], StepSeconds(1e-3, 1e-3))
+    early, late = sum(choices[:500]), sum(choices[-500:])
+    assert early >= 500 // (3 * HELD_STEPS)
+    assert late < early / 2
+
+
 @pytest.mark.parametrize(
     ("live", "beside", "held"), [(50, 1, True), (90, 0, True), (46, 0, True), (45, 0, False)]
 )

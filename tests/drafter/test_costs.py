@@ -167,6 +167,15 @@ def test_what_overlaps_with_the_host_costs_nothing(waited: float, with_fewer_row
     assert float(seen.drafted(64, 64, 1, 0)) == pytest.approx(with_fewer_rows, rel=0.01)
 
 
+def test_a_host_that_hardly_waits_hides_larger_trees_too() -> None:
+    """128 rows took 9 ms, of which the host waited 0.1 ms. For 512 rows, the device computes 1.3 ms more."""
+    seen = DeviceCosts(DEVICE, FLAT_LEVEL, WIDTHS)
+    for _ in range(8 * HELD_STEPS):
+        seen.record_drafted(64, 64, 1, 128, wall(9e-3, waited=1e-4))
+        seen.learn()
+    assert float(seen.drafted(64, 64, 1, 448)) == pytest.approx(9e-3, rel=0.02)
+
+
 def test_without_any_curve_a_step_costs_the_same_whatever_its_size() -> None:
     seen = costs((), ())
     assert seen.baseline(1) == seen.baseline(9) == 1.0

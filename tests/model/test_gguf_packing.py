@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -440,6 +442,18 @@ def test_a_fleet_on_gpus_keeps_a_joining_cpu_from_choosing_int8(tmp_path: Path) 
     assert resolved(FleetOptions(base, device="cuda"), Models(base, None)).quantization == "none"
     on_cpu = resolved(FleetOptions(base, device="cpu"), Models(base, None))
     assert (on_cpu.quantization, on_cpu.drafter_quantization) == ("int8", "int8")
+
+
+def test_serve_chooses_the_form_of_weights_without_torch(tmp_path: Path) -> None:
+    """A process that only starts others would keep torch's memory for as long as it runs."""
+    file = write_gguf(tmp_path / "m.gguf", write_model(tmp_path / "hf", **SHAPE), (Kind.Q4_0,))
+    code = (
+        "import sys; from specsot_app.fleet.options import FleetOptions, models_of, resolved;"
+        "options = FleetOptions(sys.argv[1], kind='processes');"
+        "print(resolved(options, models_of(options)).quantization, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["int8", "False"]
 
 
 def test_bits_of_a_file_are_those_of_its_matrices(tmp_path: Path) -> None:

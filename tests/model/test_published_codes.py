@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from llvmlite import binding
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -175,6 +176,9 @@ def test_codes_run_as_they_are_unless_a_dtype_is_named(
 
     assert chosen("bnb-int8") == chosen("bnb-int8", device="cuda") == "int8"
     assert chosen("awq", dtype="bf16") is chosen("bnb-nf4") is chosen("awq", device="cuda") is None
+    with monkeypatch.context() as old_processor:
+        old_processor.setattr(binding, "get_host_cpu_features", dict)
+        assert chosen("awq") is None
     monkeypatch.setattr(stored_form, "find_spec", {}.get)
     assert chosen("awq") is None
 
