@@ -63,6 +63,12 @@ POOL: Final = 8.0
 # Chosen by the gate: 0.01 is worse.
 REGRET_SHARE: Final = 0.005
 
+# Fraction. Where levels are launched at once, the last choice is made again if its expected tokens per second
+# are at least this fraction of the best ones: estimates are not that exact, and a step whose tree has another
+# shape takes longer. Not before RECENT / 2 choices, because the first ones rest on few steps. Chosen by the
+# gate: 0.9 is worse.
+KEPT_RATE: Final = 0.95
+
 
 class RegretBudget:
     """The loss that drafting may still cause with the numbers of sequences of one group (`size_group`), in
@@ -339,6 +345,10 @@ class DraftPolicy(BudgetPolicy):
             return max(steps, LOOK_STEPS)
         best = np.argmax(np.where(allowed, rates, 0.0))
         level, node = np.unravel_index(best, rates.shape)
+        if self._num_choices > RECENT // 2:
+            last = min(self._choice[-1], most) - 1, min(self._nodes, each) - 1
+            if allowed[last] and rates[last] >= KEPT_RATE * rates[level, node]:
+                level, node = last
         self._rate = max(float(rates[level, node]), sequences / baseline)
         self._regret_stake = float(stakes[level, node])
         self._safe = may_borrow and bool(safe[level, node])
