@@ -90,7 +90,7 @@ def seconds(one: Trace, make: Make) -> list[float]:
     for number, texts in enumerate(_groups(one)):
         turning = replay(policy, one.noise, number, one.live, machine=one.machine)
         if one.head is not None:
-            turning.row_hop = 5e-6
+            turning.row_hop = 0.0 if one.noise == "device" else 5e-6  # one process, one device
             turning.lengths = LENGTHS if one.noise == "device" else ()
             turning.left = [turning._next_length() for _ in turning.texts]
             turning.noise = (1.0,) if one.noise == "calm" else turning.noise
