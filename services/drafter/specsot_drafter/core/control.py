@@ -64,9 +64,9 @@ POOL: Final = 8.0
 REGRET_SHARE: Final = 0.005
 
 # Fraction. Where levels are launched at once, the last choice is made again if its expected tokens per second
-# are at least this fraction of the best ones: estimates are not that exact, and a step whose tree has another
-# shape takes longer. Not before RECENT / 2 choices, because the first ones rest on few steps. Chosen by the
-# gate: 0.9 is worse.
+# are at least this fraction of the maximum, because a change of the tree's shape delays the step, and small
+# differences between estimates are chance. The rule applies after RECENT / 2 choices, because the first
+# choices are based on few steps. Chosen by the gate: 0.9 is worse.
 KEPT_RATE: Final = 0.95
 
 
@@ -276,8 +276,9 @@ class DraftPolicy(BudgetPolicy):
         most: Maximum number of levels, at least 1.
         due: Number of rows of committed tokens that the drafter must compute first.
 
-        Return 0 if a choice is made. Otherwise return the number of steps to pause. A choice must meet two
-        conditions:
+        Return 0 if a choice is made. Otherwise return the number of steps to pause. Where levels are launched
+        at once, the last choice may be made again although another is slightly better (KEPT_RATE). A choice
+        must meet two conditions:
 
         * It can gain: it would save time if a node of every level were accepted. Where growth can stop
           between levels, every choice meets this condition until a tree with draft nodes was verified.
@@ -353,8 +354,8 @@ class DraftPolicy(BudgetPolicy):
         self._regret_stake = float(stakes[level, node])
         self._safe = may_borrow and bool(safe[level, node])
         # Where levels are launched at once, the n-th choice is reused for n / 2 steps, because choosing
-        # delays the launch: on an H200, with one sequence, steps take 2 ms, steps for which a choice is made
-        # take 0.8 ms more, and steps whose choice differs from the one before take twice as long.
+        # delays the launch: on an H200, with one sequence, a step takes 2 ms, and 0.8 ms more if a choice is
+        # made for it.
         self._num_choices += not self._stepwise
         max_reuses = min(max(self._num_choices // 2, HELD_STEPS), RECENT)
         self._reuses_left = min(max(self.costs.known, 2), max_reuses)

@@ -25,9 +25,9 @@ from specsot_drafter.core.step_costs import (
     size_group,
 )
 
-# Fraction of a step. If the host waits for the device for less than this, the device is not taken to be the
-# bottleneck of the step. Chosen by measurement: with a model of 1.5B parameters on an H200, the host waited
-# during 3 to 10 % of steps whose time larger trees did not change.
+# Fraction of a step. If the host waits for the device for less than this, the host is taken to be the
+# bottleneck of the step. Chosen by the gate: in the traces of an H200, the policy reaches 0.971 of the best
+# fixed setting with 0.05 and 0.1, and 0.961 with 0.
 MIN_WAIT_SHARE: Final = 0.1
 
 
