@@ -346,8 +346,8 @@ class DraftPolicy(BudgetPolicy):
             return max(steps, LOOK_STEPS)
         best = np.argmax(np.where(allowed, rates, 0.0))
         level, node = np.unravel_index(best, rates.shape)
-        if self._num_choices > RECENT // 2:
-            last = min(self._choice[-1], most) - 1, min(self._nodes, each) - 1
+        if not self._stepwise:
+            last = min(self._choice[-1] or most, most) - 1, min(self._nodes or each, each) - 1
             if allowed[last] and rates[last] >= KEPT_RATE * rates[level, node]:
                 level, node = last
         self._rate = max(float(rates[level, node]), sequences / baseline)
