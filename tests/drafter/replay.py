@@ -445,6 +445,7 @@ class Replay:
             foreseen = policy.predict_nodes(few, grown, 512 - live)
         chosen = best_each(values, foreseen) if foreseen else policy.select(values, grown, 512 - live)
         policy.record_worth(values, candidates.depths)
+        policy.keep_sample(candidates)
         masses = depth_masses(candidates, chosen).tolist()
         right = np.stack([offer.right[: chosen.shape[1]] for offer in offers]) & chosen
         accepted = (DEPTHS[: chosen.shape[1]] * right).max(1).tolist()

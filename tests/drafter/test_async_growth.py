@@ -387,7 +387,7 @@ class Learning(FixedBudget):
     def __init__(self) -> None:
         super().__init__(SHAPE)
         self.heard, self.levels, self.looks = list[float](), 2, False
-        self.worth = list[np.ndarray]()
+        self.scored = list[np.ndarray]()
 
     def plan_levels(self, *given: Any) -> int:
         return self.levels
@@ -398,8 +398,9 @@ class Learning(FixedBudget):
     def record_step(self, trees: Sequence[TreeOutcome], spent: StepSeconds = UNKNOWN_SECONDS) -> None:
         self.heard.append(spent.wall)
 
-    def record_worth(self, values: Any, depths: Any) -> None:
-        self.worth.append(values)
+    def score(self, offer: Candidates) -> Any:
+        self.scored.append(offer.scores)
+        return super().score(offer)
 
 
 def test_a_step_is_learned_from_while_a_device_is_at_the_next_one() -> None:
@@ -457,7 +458,7 @@ def test_the_device_selects_nodes_if_no_other_drafter_had_candidates() -> None:
     others.offer = None
     assert step(4) is None
     assert step(4) == ([1], 5, 2)
-    assert {values.shape for values in tuner.worth} == {(1, 1)}, "nobody foresees what others have"
+    assert {values.shape for values in tuner.scored} == {(1, 1)}, "nobody foresees what others have"
 
 
 def test_what_a_device_chose_is_looked_at_no_further_while_a_choice_is_held() -> None:
@@ -472,7 +473,7 @@ def test_what_a_device_chose_is_looked_at_no_further_while_a_choice_is_held() ->
         ahead = AsyncGrowth(frozenset({1}))
         ahead.apply(OverlapEvent.MATCHED)
         assert lane.finish(replace(growth, chosen=chosen, ahead=ahead), 9)
-        assert len(tuner.worth) == own.barred == looked, "nor is a grammar asked"
+        assert len(tuner.scored) == own.barred == looked, "nor is a grammar asked"
 
 
 def test_of_many_trees_that_a_device_selected_the_host_scores_a_few() -> None:
@@ -486,7 +487,7 @@ def test_of_many_trees_that_a_device_selected_the_host_scores_a_few() -> None:
     ahead = AsyncGrowth(frozenset(range(20)))
     ahead.apply(OverlapEvent.MATCHED)
     assert len(lane.finish(replace(growth, chosen=chosen, ahead=ahead), 99)) == 20
-    (values,) = tuner.worth
+    (values,) = tuner.scored
     assert values[:, 0].tolist() == [0, -3, -6, -9, -12, -15, -18]
 
 

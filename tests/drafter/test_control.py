@@ -11,6 +11,7 @@ from specsot.members import Curve
 from specsot_drafter.core.acceptance import PRIOR_ACCEPTANCE, AcceptanceRates, TreeWorth
 from specsot_drafter.core.budget import ROOT_ONLY, StepSeconds, TreeOutcome
 from specsot_drafter.core.control import POOL, REGRET, REGRET_SHARE, DraftPolicy, RegretBudget
+from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.step_costs import HELD_STEPS, LOOK_STEPS
 from tests.drafter.curves import BF16, BF16_HEAD, DEAR, DEMO, LARGE, QUICK_HEAD, SHAPE, SLOW_HEAD, STEEP
 from tests.drafter.replay import measured, replay
@@ -31,6 +32,14 @@ def looked(one: DraftPolicy, sequences: int = 1, seconds: float = 7e-3) -> Draft
     one.record_pause(one.paused_trees, sequences)
     one.record_step([ROOT_ONLY] * sequences, StepSeconds(seconds, seconds))
     return one
+
+
+def offer_chains(one: DraftPolicy, worth: float) -> None:
+    """Chains of eight nodes, each of which is accepted with this probability."""
+    scores, depths = np.full((1, 8), np.log(worth)), np.arange(1, 9)
+    candidates = Candidates(np.zeros((1, 8), np.int64), scores, depths[None] - 1, depths)
+    one.record_worth(one.score(candidates), depths)
+    one.keep_sample(candidates)
 
 
 def write(one: DraftPolicy, tokens: int, accepted: Sequence[int], seconds: float, baseline: float) -> float:
@@ -151,8 +160,8 @@ def test_what_is_expected_to_lose_leaves_half_of_the_budget(stepwise: bool) -> N
         assert one.plan_levels(1, 8)
         for _ in range(2):
             one.record_step([TreeOutcome(8, 9, (0.7,) * 8, 8)], StepSeconds(1.5e-3, 1.5e-3, 1e-5))
-        one.record_worth(np.full((1, 8), worth), np.arange(1, 9))
-        one._reuses_left = 0
+        offer_chains(one, worth)
+        one._choice.reuses_left = 0
         one._regret.available = REGRET / 2
         one._regret.pool = 0.0
         assert bool(one.plan_levels(1, 8)) is (worth > 0.5)
@@ -198,7 +207,7 @@ def test_choices_are_made_more_rarely_the_longer_a_gpu_drafts() -> None:
             one.record_pause(one.paused_trees, 1)
             one.record_step([ROOT_ONLY], StepSeconds(1e-3, 1e-3))
     early, late = sum(choices[:500]), sum(choices[-500:])
-    assert early >= 500 // (3 * HELD_STEPS)
+    assert early >= 500 // (4 * HELD_STEPS)
     assert late < early / 2
 
 
@@ -266,7 +275,7 @@ def test_a_choice_that_is_sure_to_gain_borrows_from_the_pool_where_levels_are_la
                 one.record_pause(one.paused_trees, 1)
                 one.record_step([ROOT_ONLY], StepSeconds(1e-3, 1e-3))
         one._regret.available = -1.0
-        one._reuses_left = 0
+        one._choice.reuses_left = 0
         assert bool(one.plan_levels(1, 4)) is not stepwise
 
 

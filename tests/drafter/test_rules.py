@@ -81,7 +81,8 @@ def test_a_tuner_foresees_as_many_nodes_of_each_tree_as_bring_most() -> None:
     worth = np.array([[0.9, 0.5, 0.8, 0.02, 0.2, 0.01, -np.inf]] * few)
     depths = np.array([1, 1, 2, 2, 3, 3, 4])
     assert (rule.plan_levels(few, 4), rule.paused_trees > 0) == (0, True), "a look at plain steps"
-    rule.record_worth(worth, depths)
+    none = np.zeros(worth.shape, np.int64)
+    rule.keep_sample(Candidates(none, np.log(np.maximum(worth, 0.0)), none, depths))
     levels = rule.plan_levels(few, 3)
     assert levels == 3
     foreseen = rule.predict_nodes(few, levels, 100)

@@ -318,8 +318,8 @@ class Speculator:
         A tree may have its root alone, if no node is worth sending. If the host selects, nodes deeper than a
         sequence's limit, nodes after an end of its text, and nodes that its grammar forbids are barred. If
         the device has selected, its nodes stay as they are, because the next step was launched with them
-        already. In this case, if the policy has just made a new choice, it learns from the candidates of up
-        to SAMPLED_TREES trees.
+        already. In this case, if the policy has just made a new choice, the second proposer is asked whether
+        its candidates should join the next trees, for up to SAMPLED_TREES trees.
         """
         live = growth.sequences
         began = self.clock()
@@ -328,6 +328,7 @@ class Speculator:
         if candidates is None:
             return {}
         depth = candidates.levels
+        self.budget.keep_sample(candidates)
         self.growing_seconds = growth.seconds + self.clock() - began
         roots = [sequence.tokens[-1] for sequence in live]
         numbers = growth.chosen.take() if growth.chosen and growth.overlapped else None
@@ -339,7 +340,7 @@ class Speculator:
                 step = math.ceil(len(live) / SAMPLED_TREES)
                 sample = growth.every(step)
                 candidates = self._barred(sample, candidates.every(step))
-                self._blended(sample, candidates, self._score(candidates))
+                self._blended(sample, candidates, self.budget.score(candidates))
             return found
         own_candidates = self._barred(growth, candidates)
         values = self._score(own_candidates)

@@ -73,8 +73,8 @@ class BudgetPolicy:
     paused_trees: Number of trees for which drafting is paused, after `plan_levels` returned 0.
     drafting: True if trees were sent since the last pause.
     adaptive: True if the policy may pause drafting; then candidates of a second proposer may join its trees.
-    holding: True if the current trees follow an earlier choice, or none; then nothing is learned from the
-        worth of their nodes.
+    holding: True if the current trees follow an earlier choice, or none; then a second proposer is not asked
+        whether its candidates are worth joining the trees that a device has selected.
     likeliest_first: True if the tree of a single sequence may travel in parts, so that its likeliest nodes
         come first.
     """
@@ -169,6 +169,12 @@ class BudgetPolicy:
 
         values: Worth of each candidate, [live, n]; -inf where a candidate is barred.
         depths: Depth of each candidate, [n], at least 1.
+        """
+
+    def keep_sample(self, candidates: Candidates) -> None:
+        """Keep what is needed to learn the worth of candidates later. The base class does nothing.
+
+        candidates: Candidates of the trees of a step. Those that cannot be accepted need not be barred.
         """
 
     def start_sequences(self, num_sequences: int) -> bool:

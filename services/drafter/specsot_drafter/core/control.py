@@ -17,9 +17,9 @@ The policy takes counts, probabilities and measured seconds, and returns counts.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -63,11 +63,34 @@ POOL: Final = 8.0
 # Chosen by the gate: 0.01 is worse.
 REGRET_SHARE: Final = 0.005
 
-# Fraction. Where levels are launched at once, the last choice is made again if its expected tokens per second
-# are at least this fraction of the maximum, because a change of the tree's shape delays the step, and small
-# differences between estimates are chance. The rule applies after RECENT / 2 choices, because the first
-# choices are based on few steps. Chosen by the gate: 0.9 is worse.
+# Fraction. Where levels are launched at once, the last choice is made again if it is expected to gain and its
+# expected tokens per second are at least this fraction of the maximum, because a change of the tree's shape
+# delays the step, and small differences between estimates are chance. Chosen by the gate: 0.9 is worse.
 KEPT_RATE: Final = 0.95
+
+
+@dataclass(slots=True)
+class Choice:
+    """How much to draft with about as many trees and sequences as in the step of the choice.
+
+    levels: Number of levels of the trees. 0 before the first choice.
+    nodes: Number of nodes of each tree, without its root. 0 before the first choice.
+    rate: Highest expected tokens per second at the choice, with drafts or without.
+    stake: Extra time of a step with this choice over a step without drafts, in baseline steps.
+    safe: True if the choice was sure to gain, so that the regret budget did not have to cover it.
+    floor: The regret budget below which the choice is made anew, because it has lost too much.
+    times: Number of times that a choice was made.
+    reuses_left: Number of further steps that may reuse the choice.
+    """
+
+    levels: int = 0
+    nodes: int = 0
+    rate: float = 0.0
+    stake: float = 0.0
+    safe: bool = False
+    floor: float = 0.0
+    times: int = 0
+    reuses_left: int = 0
 
 
 class RegretBudget:
@@ -176,22 +199,17 @@ class DraftPolicy(BudgetPolicy):
         # of steps with drafts since the last look.
         self._looked = set[int]()
         self._since_look = 0
-        # Running mean of the tokens per second relative to the baseline, and the highest expected tokens per
-        # second at the last choice.
+        # Running mean of the tokens per second relative to the baseline.
         self._gain = 1.0
-        self._rate = 0.0
-        # How many further steps may reuse the last choice.
-        self._reuses_left = 0
-        # Number of choices so far. It stays 0 where growth can stop between levels.
-        self._num_choices = 0
-        # The last choice: (sequences with a tree, sequences without, levels). Zeros before the first one.
-        self._choice = (0, 0, 0)
-        # The last choice's nodes of a tree, without its root. 0 before the first one.
-        self._nodes = 0
-        # The extra time of a step with the last choice over a step without drafts, in baseline steps.
-        self._regret_stake = 0.0
-        # Whether the last choice was sure to gain, so that the regret budget did not have to cover it.
-        self._safe = False
+        # The last choices, by `size_group` of the number of trees and of that of sequences: with eight
+        # clients, one sequence or another ends in many steps, and none of these must make a new choice.
+        self._choices = defaultdict[tuple[int, int], Choice](Choice)
+        # The choice for the step that was planned last.
+        self._choice = Choice()
+        # Candidates of one tree of each recent step, all of trees with the same depths, and the number of
+        # trees that were kept so far. Empty where growth can stop between levels.
+        self._samples = deque[Candidates](maxlen=RECENT)
+        self._num_samples = 0
         # Nodes of the largest tree that came back so far, without its root.
         self._largest = 0
         # Verified trees that the acceptance rates have not been updated with.
@@ -232,6 +250,7 @@ class DraftPolicy(BudgetPolicy):
         if not live or most <= 0:
             return 0
         self._regret = self._regrets[size_group(sequences)]
+        self._choice = self._choices[size_group(live), size_group(sequences)]
         if self.looks_next(sequences):
             self._looked.add(size_group(sequences))
             self._pause(LOOK_STEPS, sequences)
@@ -239,33 +258,43 @@ class DraftPolicy(BudgetPolicy):
         if not self._reuses_choice(live, most, due) and (steps := self._choose(live, most, due)):
             self._pause(steps, sequences)
             return 0
-        return most if self._stepwise else self._choice[2]
+        return most if self._stepwise else min(self._choice.levels, most)
 
     def _reuses_choice(self, live: int, most: int, due: int) -> bool:
-        """Return whether the last choice is reused for this step. If it is, one of its remaining reuses is
-        used up, and `holding` becomes True unless growth can stop between levels.
+        """Return whether the last choice for as many trees and sequences is reused for this step. If it is,
+        one of its remaining reuses is used up, and `holding` becomes True unless growth can stop between
+        levels.
 
         live: Number of trees, at least 1.
         most: Maximum number of levels.
         due: Number of rows of committed tokens that the drafter must compute first.
 
-        The last choice is reused if all of the following conditions hold:
+        The choice is reused if all of the following conditions hold:
 
-        * The numbers of trees and of sequences are in the same groups (`size_group`) as those of the choice.
-        * The choice has at most `most` levels.
-        * At most levels + 2 rows per tree are due. If more are due, the drafter has to catch up, and only
-          `_choose` takes the cost of that into account.
         * The regret budget covers the cost of the choice, or the choice is sure to gain.
         * The last step had drafts.
         * Reuses remain. `_choose` sets their number.
+        * Where growth can stop between levels: the choice has at most `most` levels, and at most levels + 2
+          rows per tree are due. If more are due, the drafter has to catch up, and `_choose` decides whether
+          that is profitable.
+
+        Where levels are launched at once, prompts of other sequences make rows due in many steps, and near
+        the end of a sequence `most` is small. Neither may cause a new choice, because that delays the step.
+        The budget must cover catching up, too, and the cost of that is booked.
         """
-        chosen_live, chosen_others, levels = self._choice
-        numbers = (live, chosen_live), (live + self._others, chosen_live + chosen_others)
-        same_groups = all(size_group(now) == size_group(chosen) for now, chosen in numbers)
-        applies = same_groups and levels <= most and due <= live * (levels + 2)
-        is_covered = self._safe or self._regret_stake <= self._regret.available
-        is_reused = applies and is_covered and self._drafts and self._reuses_left > 0
-        self._reuses_left -= is_reused
+        choice = self._choice
+        catch_up = 0.0
+        fits = True
+        if self._stepwise:
+            fits = choice.levels <= most and due <= live * (choice.levels + 2)
+        elif due > live * (choice.levels + 2):
+            catch_up = self.costs.catch_up(due) / self.costs.baseline(live + self._others)
+        is_covered = choice.safe or choice.stake + catch_up <= self._regret.available
+        is_covered = is_covered and self._regret.available >= choice.floor
+        is_reused = fits and is_covered and self._drafts and choice.reuses_left > 0
+        if is_reused:
+            choice.reuses_left -= 1
+            self._regret.record(-catch_up, 0)
         self.holding = is_reused and not self._stepwise
         return is_reused
 
@@ -300,13 +329,16 @@ class DraftPolicy(BudgetPolicy):
         LOOK_STEPS.
 
         If a choice is made, it is stored with the number of its reuses, and the cost of computing the due
-        rows is booked in the budget. There are HELD_STEPS reuses; where levels are launched at once, half as
-        many as choices were made so far, if that is more, but at most RECENT. While the costs know fewer
-        steps with drafts than that, there are as many reuses as known steps, at least 2.
+        rows is booked in the budget. There are HELD_STEPS reuses; where levels are launched at once, the n-th
+        choice for about as many sequences since the last pause has n / 2 times as many in addition. While the
+        costs know fewer steps with drafts than that, there are as many reuses as known steps, at least 2.
         """
         self._learn_acceptance()
+        self._learn_worth()
         self.costs.learn()
         sequences = live + self._others
+        if not self._stepwise:
+            most = self._levels  # A choice that is reused must not be bounded by the end of a sequence.
         each = min(self._each, max(2 * self._largest, 1)) if self._stepwise else self._each
         # The arrays below are [levels, nodes]: row 0 is a tree of one level, column 0 a tree of one node
         # besides its root. In `cumulative_worth`, a further column before these stands for a tree of its root
@@ -346,21 +378,22 @@ class DraftPolicy(BudgetPolicy):
             return max(steps, LOOK_STEPS)
         best = np.argmax(np.where(allowed, rates, 0.0))
         level, node = np.unravel_index(best, rates.shape)
-        if not self._stepwise:
-            last = min(self._choice[-1] or most, most) - 1, min(self._nodes or each, each) - 1
-            if allowed[last] and rates[last] >= KEPT_RATE * rates[level, node]:
+        choice = self._choice
+        if not self._stepwise and choice.levels:
+            last = choice.levels - 1, choice.nodes - 1
+            if allowed[last] and rates[last] >= max(KEPT_RATE * rates[level, node], sequences / baseline):
                 level, node = last
-        self._rate = max(float(rates[level, node]), sequences / baseline)
-        self._regret_stake = float(stakes[level, node])
-        self._safe = may_borrow and bool(safe[level, node])
-        # Where levels are launched at once, the n-th choice is reused for n / 2 steps, because choosing
-        # delays the launch: on an H200, with one sequence, a step takes 2 ms, and 0.8 ms more if a choice is
-        # made for it.
-        self._num_choices += not self._stepwise
-        max_reuses = min(max(self._num_choices // 2, HELD_STEPS), RECENT)
-        self._reuses_left = min(max(self.costs.known, 2), max_reuses)
-        self._nodes = int(nodes[node])
-        self._choice = live, self._others, int(levels[level])
+        choice.rate = max(float(rates[level, node]), sequences / baseline)
+        choice.stake = float(stakes[level, node])
+        choice.safe = may_borrow and bool(safe[level, node])
+        choice.floor = self._regret.available - REGRET / 2
+        choice.levels = int(levels[level])
+        choice.nodes = int(nodes[node])
+        # Where levels are launched at once, a choice delays steps: on an H200, steps of 2.4 ms with one sequence
+        # take 2 ms more in all, and steps of 4 ms with eight sequences 5 ms. So the n-th one is reused for longer.
+        choice.times += 1
+        max_reuses = HELD_STEPS if self._stepwise else HELD_STEPS * (choice.times + 2) // 2
+        choice.reuses_left = min(max(self.costs.known, 2), max_reuses)
         self._regret.record(-self.costs.catch_up(due) / baseline, 0)
         return 0.0
 
@@ -371,6 +404,17 @@ class DraftPolicy(BudgetPolicy):
         if self._returned:
             self.acceptance.record(self._returned)
             self._returned = []
+
+    def _learn_worth(self) -> None:
+        """Update the worth of nodes with the candidates that were kept. Nothing happens if there are none."""
+        if self._samples:
+            tokens, scores, parents = (
+                np.concatenate(parts)
+                for parts in zip(*((one.tokens, one.scores, one.parents) for one in self._samples))
+            )
+            candidates = Candidates(tokens, scores, parents, self._samples[0].depths)
+            self._worth.record(self.score(candidates), candidates.depths)
+            self._samples.clear()
 
     def looks_next(self, num_sequences: int) -> bool:
         """Return whether the next step measures the baseline instead of drafting. False if the last step was
@@ -410,7 +454,7 @@ class DraftPolicy(BudgetPolicy):
         reached = np.minimum(np.cumsum(np.exp(scores), 1) * trust[depth - 1], 1.0).sum(0)
         rows = live * np.arange(1, scores.shape[1] + 1)
         seconds = costs.one_more_level(rows, live, live * depth + self._others)
-        gains = reached * chances[depth] - self._rate * seconds
+        gains = reached * chances[depth] - self._choice.rate * seconds
         best = int(np.argmax(gains))
         return best + 1 if gains[best] > 0 else 0
 
@@ -422,7 +466,7 @@ class DraftPolicy(BudgetPolicy):
         levels: Number of levels of the trees.
         most: Maximum number of nodes of all trees together, roots not counted.
         """
-        return 0 if self._stepwise else min(self._nodes, most // live)
+        return 0 if self._stepwise else min(self._choice.nodes, most // live)
 
     def score(self, offer: Candidates) -> Floats:
         """Return the chance of each candidate to be accepted, [live, n]: the head's probability, corrected by
@@ -453,7 +497,7 @@ class DraftPolicy(BudgetPolicy):
         are never selected.
         """
         live = len(values)
-        open_to = keep_best(values, min(self._each, 2 * max(self._nodes, self._largest)))
+        open_to = keep_best(values, min(self._each, 2 * max(self._choice.nodes, self._largest)))
         worth = falling(open_to)[: max(most, 0)]
         cumulative_worth = np.concatenate(([0.0], np.cumsum(worth)))
         sequences, nodes = live + self._others, np.arange(len(cumulative_worth))
@@ -462,13 +506,31 @@ class DraftPolicy(BudgetPolicy):
         return best_overall(open_to, int(np.argmax(rates)))
 
     def record_worth(self, values: Floats, depths: Ints) -> None:
-        """Learn the worth of the drafter's own candidates. Nothing is learned while a choice is only reused.
+        """Learn the worth of the drafter's own candidates. Where levels are launched at once, nothing happens,
+        because `keep_sample` is used.
 
         values: Chance of acceptance of each candidate, [live, n]; -inf where a candidate is barred.
         depths: Depth of each candidate, [n], at least 1.
         """
-        if not self.holding:
+        if self._stepwise:
             self._worth.record(values, depths)
+
+    def keep_sample(self, candidates: Candidates) -> None:
+        """Where levels are launched at once, keep the candidates of one tree, and learn their worth at the next
+        choice. The host has no time to score all trees of every step, and the candidates of a single step say
+        little: with one sequence, the tokens that a tree adds vary between 0 and all its levels.
+
+        candidates: Candidates of the trees of a step. Those that cannot be accepted need not be barred.
+
+        Steps take turns in which of their trees is kept. Trees of other depths than these are forgotten.
+        """
+        if self._stepwise:
+            return
+        tree = self._num_samples % len(candidates)
+        self._num_samples += 1
+        if self._samples and len(self._samples[0].depths) != len(candidates.depths):
+            self._samples.clear()
+        self._samples.append(candidates.only(tree))
 
     def start_sequences(self, num_sequences: int) -> bool:
         """Grant new sequences their regret budget, in the budgets of all numbers of sequences. Return whether
@@ -552,7 +614,10 @@ class DraftPolicy(BudgetPolicy):
         self._drafts = False
         self._paused = self._paused or steps > LOOK_STEPS
         self._since_look = 0
-        self._reuses_left = 0
+        self._choice.reuses_left = 0
+        # What was chosen before a long pause has lost, so that nothing favours it over other choices.
+        if steps > LOOK_STEPS:
+            self._choice.levels = self._choice.times = 0
         self.paused_trees = math.ceil(steps * sequences)
 
 

@@ -56,6 +56,14 @@ class Candidates:
         """
         return Candidates(self.tokens[::step], self.scores[::step], self.parents[::step], self.depths)
 
+    def only(self, tree: int) -> Candidates:
+        """Return the candidates of one tree, as arrays of one row.
+
+        tree: Number of the tree, from 0 on.
+        """
+        rows = slice(tree, tree + 1)
+        return Candidates(self.tokens[rows], self.scores[rows], self.parents[rows], self.depths)
+
     @property
     def levels(self) -> int:
         """The depth of the deepest candidate, at least 1."""
