@@ -104,16 +104,16 @@ class BudgetPolicy:
         """
         return None
 
-    def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
-        """Return the number of levels that trees may grow, at most `most`. Return 0 if nothing is to be
+    def plan_levels(self, num_trees: int, max_levels: int, num_due: int = 0, num_others: int = 0) -> int:
+        """Return the number of levels that trees may grow, at most `max_levels`. Return 0 if nothing is to be
         drafted; then `paused_trees` is the number of trees for which drafting is paused.
 
-        live: Number of trees.
-        most: Maximum number of levels of the deepest tree.
-        due: Number of rows of committed tokens that the drafter must compute before the trees can grow.
-        beside: Number of sequences that have no tree in this step.
+        num_trees: Number of trees.
+        max_levels: Maximum number of levels of the deepest tree.
+        num_due: Number of rows of committed tokens that the drafter must compute before the trees can grow.
+        num_others: Number of sequences that have no tree in this step.
         """
-        return most
+        return max_levels
 
     def looks_next(self, num_sequences: int) -> bool:
         """Return whether the next step runs without drafts, to measure its duration. The base class never
@@ -130,31 +130,31 @@ class BudgetPolicy:
         """
         return offer.scores
 
-    def select(self, values: Floats, levels: int, most: int) -> Flags:
-        """Return flags of the candidates to send, bool [live, n].
+    def select(self, values: Floats, levels: int, max_nodes: int) -> Flags:
+        """Return flags of the candidates to send, bool [num_trees, n].
 
-        values: Worth of each candidate, [live, n]; -inf where a candidate is barred.
+        values: Worth of each candidate, [num_trees, n]; -inf where a candidate is barred.
         levels: Number of levels of the trees.
-        most: Maximum number of candidates of all trees together, roots not counted.
+        max_nodes: Maximum number of candidates of all trees together, roots not counted.
 
-        The base class sends the same number of every tree: most / live, rounded down, or as many as the
-        tree's shape has.
+        The base class sends the same number of every tree: max_nodes / num_trees, rounded down, or as many as
+        the tree's shape has.
         """
-        return best_each(values, min(self._each, most // max(len(values), 1)))
+        return best_each(values, min(self._each, max_nodes // max(len(values), 1)))
 
-    def predict_nodes(self, live: int, levels: int, most: int) -> int:
+    def predict_nodes(self, num_trees: int, levels: int, max_nodes: int) -> int:
         """Return the number of nodes to send of each tree, without its root, if that must be fixed before the
         tree is known. Return 0 if the host selects when the candidates are known.
 
-        live: Number of trees, at least 1.
+        num_trees: Number of trees, at least 1.
         levels: Number of levels of the trees.
-        most: Maximum number of nodes of all trees together, roots not counted.
+        max_nodes: Maximum number of nodes of all trees together, roots not counted.
 
         A device can select nodes only if their number is fixed beforehand.
 
-        Never more than the shape has, nor than each tree's equal share of `most`, rounded down.
+        Never more than the shape has, nor than each tree's equal share of `max_nodes`, rounded down.
         """
-        return min(self._each, most // live)
+        return min(self._each, max_nodes // num_trees)
 
     def log_trust(self) -> Floats:
         """Return the number that is added to a candidate's log-probability at each depth, [levels].
@@ -185,11 +185,11 @@ class BudgetPolicy:
         """
         return False
 
-    def record_pause(self, trees: int, live: int) -> None:
+    def record_pause(self, num_trees: int, num_sequences: int) -> None:
         """Record that trees were not drafted during a pause. The base class does nothing.
 
-        trees: Number of these trees.
-        live: Number of sequences per step, about.
+        num_trees: Number of these trees.
+        num_sequences: Number of sequences per step, about.
         """
 
     def record_step(self, trees: Sequence[TreeOutcome], spent: StepSeconds = UNKNOWN_SECONDS) -> None:
@@ -242,15 +242,15 @@ class SeedBudget(FixedBudget):
         self.depth = SEED_FIRST_DEPTH
         self.mean = SEED_FIRST_MEAN
 
-    def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
-        """Return the present depth, or `most` if that is less; see `BudgetPolicy.plan_levels`.
+    def plan_levels(self, num_trees: int, max_levels: int, num_due: int = 0, num_others: int = 0) -> int:
+        """Return the present depth, or `max_levels` if that is less; see `BudgetPolicy.plan_levels`.
 
-        live: Number of trees.
-        most: Maximum number of levels.
-        due: Ignored.
-        beside: Ignored.
+        num_trees: Number of trees.
+        max_levels: Maximum number of levels.
+        num_due: Ignored.
+        num_others: Ignored.
         """
-        return min(self.depth, most)
+        return min(self.depth, max_levels)
 
     def record_step(self, trees: Sequence[TreeOutcome], spent: StepSeconds = UNKNOWN_SECONDS) -> None:
         """Update the running mean with the outcomes of a step, and change the depth by at most one level per

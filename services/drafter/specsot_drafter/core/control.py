@@ -227,16 +227,16 @@ class DraftPolicy(BudgetPolicy):
         """
         return self.is_deeper_profitable if self._stepwise else None
 
-    def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
+    def plan_levels(self, num_trees: int, max_levels: int, num_due: int = 0, num_others: int = 0) -> int:
         """Return the number of levels that trees may grow. Return 0 if nothing is to be drafted; then
         `paused_trees` is the number of trees for which drafting is paused.
 
-        live: Number of trees. 0: the result is 0, and nothing is paused.
-        most: Maximum number of levels of the deepest tree. 0: as for no trees.
-        due: Number of rows of committed tokens that the drafter must compute before the trees can grow.
-        beside: Number of sequences that have no tree in this step.
+        num_trees: Number of trees. 0: the result is 0, and nothing is paused.
+        max_levels: Maximum number of levels of the deepest tree. 0: as for no trees.
+        num_due: Number of rows of committed tokens that the drafter must compute before the trees can grow.
+        num_others: Number of sequences that have no tree in this step.
 
-        If growth can stop between levels, the result is `most`, and `is_deeper_profitable` stops it.
+        If growth can stop between levels, the result is `max_levels`, and `is_deeper_profitable` stops it.
         Otherwise the result is the chosen number of levels.
 
         A result of 0 with `paused_trees` set has one of two reasons: a look is due (LOOK_STEPS steps), or
@@ -245,65 +245,69 @@ class DraftPolicy(BudgetPolicy):
         """
         self.paused_trees = 0
         self.holding = False
-        self._others = beside
-        sequences = live + beside
-        if not live or most <= 0:
+        self._others = num_others
+        sequences = num_trees + num_others
+        if not num_trees or max_levels <= 0:
             return 0
         self._regret = self._regrets[size_group(sequences)]
-        self._choice = self._choices[size_group(live), size_group(sequences)]
+        self._choice = self._choices[size_group(num_trees), size_group(sequences)]
         if self.looks_next(sequences):
             self._looked.add(size_group(sequences))
             self._pause(LOOK_STEPS, sequences)
             return 0
-        if not self._reuses_choice(live, most, due) and (steps := self._choose(live, most, due)):
-            self._pause(steps, sequences)
-            return 0
-        return most if self._stepwise else min(self._choice.levels, most)
+        if not self._reuses_choice(num_trees, max_levels, num_due):
+            steps = self._choose(num_trees, max_levels, num_due)
+            if steps:
+                self._pause(steps, sequences)
+                return 0
+        return max_levels if self._stepwise else min(self._choice.levels, max_levels)
 
-    def _reuses_choice(self, live: int, most: int, due: int) -> bool:
+    def _reuses_choice(self, num_trees: int, max_levels: int, num_due: int) -> bool:
         """Return whether the last choice for as many trees and sequences is reused for this step. If it is,
         one of its remaining reuses is used up, and `holding` becomes True unless growth can stop between
         levels.
 
-        live: Number of trees, at least 1.
-        most: Maximum number of levels.
-        due: Number of rows of committed tokens that the drafter must compute first.
+        num_trees: Number of trees, at least 1.
+        max_levels: Maximum number of levels.
+        num_due: Number of rows of committed tokens that the drafter must compute first.
 
         The choice is reused if all of the following conditions hold:
 
         * The regret budget covers the cost of the choice, or the choice is sure to gain.
         * The last step had drafts.
         * Reuses remain. `_choose` sets their number.
-        * Where growth can stop between levels: the choice has at most `most` levels, and at most levels + 2
-          rows per tree are due. If more are due, the drafter has to catch up, and `_choose` decides whether
-          that is profitable.
+        * The regret budget has not fallen by more than half of REGRET since the choice.
+        * Where growth can stop between levels: the choice has at most `max_levels` levels, and at most
+          levels + 2 rows per tree are due. If more are due, the drafter has to catch up, and `_choose`
+          decides whether that is profitable.
 
         Where levels are launched at once, prompts of other sequences make rows due in many steps, and near
-        the end of a sequence `most` is small. Neither may cause a new choice, because that delays the step.
-        The budget must cover catching up, too, and the cost of that is booked.
+        the end of a sequence `max_levels` is small. Neither may cause a new choice, because that delays the
+        step. The budget must cover catching up, too, and the cost of that is booked.
         """
         choice = self._choice
         catch_up = 0.0
         fits = True
         if self._stepwise:
-            fits = choice.levels <= most and due <= live * (choice.levels + 2)
-        elif due > live * (choice.levels + 2):
-            catch_up = self.costs.catch_up(due) / self.costs.baseline(live + self._others)
-        is_covered = choice.safe or choice.stake + catch_up <= self._regret.available
-        is_covered = is_covered and self._regret.available >= choice.floor
-        is_reused = fits and is_covered and self._drafts and choice.reuses_left > 0
+            fits = choice.levels <= max_levels and num_due <= num_trees * (choice.levels + 2)
+        elif num_due > num_trees * (choice.levels + 2):
+            catch_up = self.costs.catch_up(num_due) / self.costs.baseline(num_trees + self._others)
+        available = self._regret.available
+        is_covered = choice.safe or choice.stake + catch_up <= available
+        gains = available >= choice.floor
+        is_reused = fits and is_covered and gains and self._drafts and choice.reuses_left > 0
         if is_reused:
             choice.reuses_left -= 1
             self._regret.record(-catch_up, 0)
         self.holding = is_reused and not self._stepwise
         return is_reused
 
-    def _choose(self, live: int, most: int, due: int) -> float:
+    def _choose(self, num_trees: int, max_levels: int, num_due: int) -> float:
         """Choose the levels and the nodes per tree with the most expected tokens per second.
 
-        live: Number of trees, at least 1.
-        most: Maximum number of levels, at least 1.
-        due: Number of rows of committed tokens that the drafter must compute first.
+        num_trees: Number of trees, at least 1.
+        max_levels: Maximum number of levels, at least 1.
+        num_due: Number of rows of committed tokens that the drafter must compute first.
 
         Return 0 if a choice is made. Otherwise return the number of steps to pause. Where levels are launched
         at once, the last choice may be made again although another is slightly better (KEPT_RATE). A choice
@@ -336,21 +340,23 @@ class DraftPolicy(BudgetPolicy):
         self._learn_acceptance()
         self._learn_worth()
         self.costs.learn()
-        sequences = live + self._others
+        sequences = num_trees + self._others
         if not self._stepwise:
-            most = self._levels  # A choice that is reused must not be bounded by the end of a sequence.
+            # The choice will be reused for steps in which no sequence is near its end.
+            max_levels = self._levels
         each = min(self._each, max(2 * self._largest, 1)) if self._stepwise else self._each
         # The arrays below are [levels, nodes]: row 0 is a tree of one level, column 0 a tree of one node
         # besides its root. In `cumulative_worth`, a further column before these stands for a tree of its root
         # alone.
-        levels = np.arange(1, most + 1)
+        levels = np.arange(1, max_levels + 1)
         nodes = np.arange(1, each + 1)
         baseline = self.costs.baseline(sequences)
-        cumulative_worth = self._worth.best(self._levels, self._each)[:most, : each + 1]
+        cumulative_worth = self._worth.best(self._levels, self._each)[:max_levels, : each + 1]
         worth = cumulative_worth[:, 1:]
-        seconds = self.costs.drafted(sequences, live, levels[:, None], live * nodes, cumulative_worth)
+        num_nodes = num_trees * nodes
+        seconds = self.costs.drafted(sequences, num_trees, levels[:, None], num_nodes, cumulative_worth)
         stakes = np.maximum(seconds / baseline - 1, 0.0)
-        added = live / sequences * worth
+        added = num_trees / sequences * worth
         rates = sequences * (1 + added) / seconds
         # What must remain of the budget: half of REGRET if the choice is expected to lose. Half was chosen by
         # the gate; none of REGRET and all of it are worse.
@@ -358,17 +364,17 @@ class DraftPolicy(BudgetPolicy):
         # At most one baseline step: a single first step that was slow, as one that compiles kernels is, must
         # not keep drafts away for a thousand steps.
         restart = min(self._restart, 1.0) if self._paused else 0.0
-        needed = stakes + reserve + restart + self.costs.catch_up(due) / baseline
+        needed = stakes + reserve + restart + self.costs.catch_up(num_due) / baseline
         # If another process disturbed the measurement of the curves at startup, they must not rule out drafts
         # that were never tried. So the first trees are only bounded by the budget.
         untried = self._stepwise and not self._largest
-        hopeful = untried | (stakes < live / sequences * np.minimum(levels[:, None], nodes))
-        safe = live / sequences * self.acceptance.sure_tokens()[levels - 1, None] > stakes
+        hopeful = untried | (stakes < num_trees / sequences * np.minimum(levels[:, None], nodes))
+        safe = num_trees / sequences * self.acceptance.sure_tokens()[levels - 1, None] > stakes
         # Where the host's work is most of a step, other work of the machine slows steps with and without
         # drafts alike. So the baseline is measured anew before a long pause.
         stale = not self._stepwise and self._since_look * 2 * REGRET_SHARE >= 1.0
         if not hopeful.any():
-            return LOOK_STEPS if stale or most < self._levels else 1 / REGRET_SHARE
+            return LOOK_STEPS if stale or max_levels < self._levels else 1 / REGRET_SHARE
         may_borrow = not self._stepwise and self._regret.pool > 0
         allowed = hopeful & (safe & may_borrow | (needed <= self._regret.available))
         if not allowed.any():
@@ -389,12 +395,13 @@ class DraftPolicy(BudgetPolicy):
         choice.floor = self._regret.available - REGRET / 2
         choice.levels = int(levels[level])
         choice.nodes = int(nodes[node])
-        # Where levels are launched at once, a choice delays steps: on an H200, steps of 2.4 ms with one sequence
-        # take 2 ms more in all, and steps of 4 ms with eight sequences 5 ms. So the n-th one is reused for longer.
+        # Where levels are launched at once, a choice delays steps: on an H200, steps of 2.4 ms with one
+        # sequence take 2 ms more in all, and steps of 4 ms with eight sequences 9 ms. So the n-th one is
+        # reused for longer.
         choice.times += 1
         max_reuses = HELD_STEPS if self._stepwise else HELD_STEPS * (choice.times + 2) // 2
         choice.reuses_left = min(max(self.costs.known, 2), max_reuses)
-        self._regret.record(-self.costs.catch_up(due) / baseline, 0)
+        self._regret.record(-self.costs.catch_up(num_due) / baseline, 0)
         return 0.0
 
     def _learn_acceptance(self) -> None:
@@ -437,7 +444,8 @@ class DraftPolicy(BudgetPolicy):
     def is_deeper_profitable(self, scores: Floats, depth: int) -> int:
         """Return how many nodes of each tree's frontier to expand, best first. Return 0 to stop growing.
 
-        scores: Cumulative log-probabilities of the frontier at `depth`, [live, width], falling in each row.
+        scores: Cumulative log-probabilities of the frontier at `depth`, [num_trees, width], falling in each
+            row.
         depth: Distance of the frontier from the root, at least 1.
 
         Another level is profitable if the tokens that the level is expected to add exceed the tokens that
@@ -446,27 +454,27 @@ class DraftPolicy(BudgetPolicy):
         The rate of the last choice is what would be written otherwise. At most as many nodes as the frontier
         is wide are returned.
         """
-        live = len(scores)
+        num_trees = len(scores)
         costs = self.costs
         assert isinstance(costs, StepCosts)
         trust = self.acceptance.trust()
         chances = self.acceptance.by_depth()
         reached = np.minimum(np.cumsum(np.exp(scores), 1) * trust[depth - 1], 1.0).sum(0)
-        rows = live * np.arange(1, scores.shape[1] + 1)
-        seconds = costs.one_more_level(rows, live, live * depth + self._others)
+        rows = num_trees * np.arange(1, scores.shape[1] + 1)
+        seconds = costs.one_more_level(rows, num_trees, num_trees * depth + self._others)
         gains = reached * chances[depth] - self._choice.rate * seconds
         best = int(np.argmax(gains))
         return best + 1 if gains[best] > 0 else 0
 
-    def predict_nodes(self, live: int, levels: int, most: int) -> int:
+    def predict_nodes(self, num_trees: int, levels: int, max_nodes: int) -> int:
         """Return the nodes of each tree, without its root, by the last choice. Return 0 if growth can stop
         between levels, as `select` then decides.
 
-        live: Number of trees, at least 1.
+        num_trees: Number of trees, at least 1.
         levels: Number of levels of the trees.
-        most: Maximum number of nodes of all trees together, roots not counted.
+        max_nodes: Maximum number of nodes of all trees together, roots not counted.
         """
-        return 0 if self._stepwise else min(self._choice.nodes, most // live)
+        return 0 if self._stepwise else min(self._choice.nodes, max_nodes // num_trees)
 
     def score(self, offer: Candidates) -> Floats:
         """Return the chance of each candidate to be accepted, [live, n]: the head's probability, corrected by
@@ -482,32 +490,32 @@ class DraftPolicy(BudgetPolicy):
         """
         return np.log(self.acceptance.trust())
 
-    def select(self, values: Floats, levels: int, most: int) -> Flags:
-        """Return flags of the candidates to send, bool [live, n].
+    def select(self, values: Floats, levels: int, max_nodes: int) -> Flags:
+        """Return flags of the candidates to send, bool [num_trees, n].
 
-        values: Chance of acceptance of each candidate, [live, n]; -inf where a candidate is barred.
+        values: Chance of acceptance of each candidate, [num_trees, n]; -inf where a candidate is barred.
         levels: Number of levels of the trees.
-        most: Maximum number of candidates of all trees together, roots not counted.
+        max_nodes: Maximum number of candidates of all trees together, roots not counted.
 
         The candidates of all trees compete with each other. Their number is the one with the most expected
         tokens per second, which may be 0.
 
         At most twice the chosen number of nodes, or twice the largest tree so far, are considered per tree,
-        and never more than the tree shape allows. With `most` 0 or less, no flag is set. Barred candidates
-        are never selected.
+        and never more than the tree shape allows. With `max_nodes` 0 or less, no flag is set. Barred
+        candidates are never selected.
         """
-        live = len(values)
+        num_trees = len(values)
         open_to = keep_best(values, min(self._each, 2 * max(self._choice.nodes, self._largest)))
-        worth = falling(open_to)[: max(most, 0)]
+        worth = falling(open_to)[: max(max_nodes, 0)]
         cumulative_worth = np.concatenate(([0.0], np.cumsum(worth)))
-        sequences, nodes = live + self._others, np.arange(len(cumulative_worth))
-        seconds = self.costs.drafted(sequences, live, levels, nodes, cumulative_worth)
+        sequences, nodes = num_trees + self._others, np.arange(len(cumulative_worth))
+        seconds = self.costs.drafted(sequences, num_trees, levels, nodes, cumulative_worth)
         rates = (sequences + cumulative_worth) / seconds
         return best_overall(open_to, int(np.argmax(rates)))
 
     def record_worth(self, values: Floats, depths: Ints) -> None:
-        """Learn the worth of the drafter's own candidates. Where levels are launched at once, nothing happens,
-        because `keep_sample` is used.
+        """Learn the worth of the drafter's own candidates. Nothing happens where levels are launched at once,
+        because `keep_sample` is used there.
 
         values: Chance of acceptance of each candidate, [live, n]; -inf where a candidate is barred.
         depths: Depth of each candidate, [n], at least 1.
@@ -516,9 +524,11 @@ class DraftPolicy(BudgetPolicy):
             self._worth.record(values, depths)
 
     def keep_sample(self, candidates: Candidates) -> None:
-        """Where levels are launched at once, keep the candidates of one tree, and learn their worth at the next
-        choice. The host has no time to score all trees of every step, and the candidates of a single step say
-        little: with one sequence, the tokens that a tree adds vary between 0 and all its levels.
+        """Keep the candidates of one tree, to learn their worth at the next choice. Nothing happens where
+        growth can stop between levels.
+
+        The host has no time to score all trees of every step, and the candidates of a single step say little:
+        with one sequence, the tokens that a tree adds vary between 0 and all its levels.
 
         candidates: Candidates of the trees of a step. Those that cannot be accepted need not be barred.
 
@@ -542,14 +552,14 @@ class DraftPolicy(BudgetPolicy):
             regret.begin_sequences()
         return self._regrets[size_group(num_sequences)].available > 0
 
-    def record_pause(self, trees: int, live: int) -> None:
+    def record_pause(self, num_trees: int, num_sequences: int) -> None:
         """Record that trees were not drafted during a pause; every step without drafts adds to the regret
         budget of the number of sequences with which the pause began.
 
-        trees: Number of these trees.
-        live: Number of sequences per step.
+        num_trees: Number of these trees.
+        num_sequences: Number of sequences per step.
         """
-        self._regret.record(0.0, trees / live)
+        self._regret.record(0.0, num_trees / num_sequences)
 
     def record_step(self, trees: Sequence[TreeOutcome], spent: StepSeconds = UNKNOWN_SECONDS) -> None:
         """Learn costs and acceptance from a finished step, and book its gain or loss in the regret budget.
@@ -565,30 +575,32 @@ class DraftPolicy(BudgetPolicy):
         if not trees:
             return
         self._timed = spent.computed + spent.wall > 0
-        live = len(trees)
+        num_sequences = len(trees)
         rows = sum(tree.rows for tree in trees)
         if not (drafted := [tree for tree in trees if tree.grown]):
             if spent.wall:
-                self.costs.record_baseline(live, spent)
+                self.costs.record_baseline(num_sequences, spent)
             return
         grown = drafted[0].grown
-        accepted = sum(tree.accepted for tree in drafted) / live
+        accepted = sum(tree.accepted for tree in drafted) / num_sequences
         self._largest = max(self._largest, max(tree.rows for tree in drafted) - 1)
         # The first step after a pause takes longer than the following ones and is not learned from.
-        if spent.wall and rows > live and self._drafts:
-            self.costs.record_drafted(live, len(drafted), grown, rows, spent)
+        if spent.wall and rows > num_sequences and self._drafts:
+            self.costs.record_drafted(num_sequences, len(drafted), grown, rows, spent)
             if self.costs.known <= HELD_STEPS:
                 self.costs.learn()
-        baseline = self.costs.baseline(live)
+        baseline = self.costs.baseline(num_sequences)
         cumulative_worth = self._worth.best(self._levels, self._each)[grown - 1]
-        taken = float(self.costs.drafted(live, len(drafted), grown, rows - live, cumulative_worth))
+        num_nodes = rows - num_sequences
+        seconds = self.costs.drafted(num_sequences, len(drafted), grown, num_nodes, cumulative_worth)
+        taken = float(seconds)
         stake = max(taken / baseline - 1, 0.0)
         restart = 0.0
         if not self._drafts and not self._stepwise:
             # The first step after a pause is booked at its real duration, at most REGRET above the estimate.
             restart = min(max(spent.wall / baseline - 1 - stake, 0.0), REGRET)
             self._restart = restart if spent.wall else self._restart
-        self._regrets[size_group(live)].record(accepted - stake - restart)
+        self._regrets[size_group(num_sequences)].record(accepted - stake - restart)
         self._gain += ((1 + accepted) / (1 + stake) - self._gain) / RECENT
         self._drafts = True
         self._paused = False
