@@ -46,12 +46,12 @@ def test_always_sends_the_best_nodes_of_every_tree() -> None:
     scores = np.log(np.array([[0.5, 0.3, 0.4, 0.1], [0.9, 0.1, 0.05, 0.01]]))
     offer = Candidates(np.zeros((2, 4), int), scores, np.array([[0, 0, 1, 1]] * 2), np.array([1, 1, 2, 2]))
     rule = FixedBudget(TreeShape(1, 2, 3))
-    assert rule.select(rule.score(offer), 2, most=100).tolist() == [
+    assert rule.select(rule.score(offer), 2, max_nodes=100).tolist() == [
         [True, False, True, False],
         [True, True, False, False],
     ]
-    assert rule.select(rule.score(offer), 2, most=3).sum(1).tolist() == [1, 1], "a frame's rows are shared"
-    assert not rule.select(rule.score(offer), 2, most=1).any()
+    assert rule.select(rule.score(offer), 2, 3).sum(1).tolist() == [1, 1], "a frame's rows are shared"
+    assert not rule.select(rule.score(offer), 2, max_nodes=1).any()
     assert not rule.adaptive
 
 
@@ -82,7 +82,7 @@ def test_a_tuner_foresees_as_many_nodes_of_each_tree_as_bring_most() -> None:
     depths = np.array([1, 1, 2, 2, 3, 3, 4])
     assert (rule.plan_levels(few, 4), rule.paused_trees > 0) == (0, True), "a look at plain steps"
     none = np.zeros(worth.shape, np.int64)
-    rule.keep_sample(Candidates(none, np.log(np.maximum(worth, 0.0)), none, depths))
+    rule.keep_sample(Candidates(none, np.log(worth.clip(1e-9)), none, depths))
     levels = rule.plan_levels(few, 3)
     assert levels == 3
     foreseen = rule.predict_nodes(few, levels, 100)

@@ -71,7 +71,7 @@ KEPT_RATE: Final = 0.95
 
 @dataclass(slots=True)
 class Choice:
-    """How much to draft with about as many trees and sequences as in the step of the choice.
+    """How much to draft with about as many sequences as in the step of the choice.
 
     levels: Number of levels of the trees. 0 before the first choice.
     nodes: Number of nodes of each tree, without its root. 0 before the first choice.
@@ -201,9 +201,9 @@ class DraftPolicy(BudgetPolicy):
         self._since_look = 0
         # Running mean of the tokens per second relative to the baseline.
         self._gain = 1.0
-        # The last choices, by `size_group` of the number of trees and of that of sequences: with eight
-        # clients, one sequence or another ends in many steps, and none of these must make a new choice.
-        self._choices = defaultdict[tuple[int, int], Choice](Choice)
+        # The last choices, by `size_group` of the number of sequences: with eight clients, a sequence begins
+        # or ends in many steps, and none of these must make a new choice.
+        self._choices = defaultdict[int, Choice](Choice)
         # The choice for the step that was planned last.
         self._choice = Choice()
         # Candidates of one tree of each recent step, all of trees with the same depths, and the number of
@@ -250,7 +250,7 @@ class DraftPolicy(BudgetPolicy):
         if not num_trees or max_levels <= 0:
             return 0
         self._regret = self._regrets[size_group(sequences)]
-        self._choice = self._choices[size_group(num_trees), size_group(sequences)]
+        self._choice = self._choices[size_group(sequences)]
         if self.looks_next(sequences):
             self._looked.add(size_group(sequences))
             self._pause(LOOK_STEPS, sequences)
@@ -263,9 +263,8 @@ class DraftPolicy(BudgetPolicy):
         return max_levels if self._stepwise else min(self._choice.levels, max_levels)
 
     def _reuses_choice(self, num_trees: int, max_levels: int, num_due: int) -> bool:
-        """Return whether the last choice for as many trees and sequences is reused for this step. If it is,
-        one of its remaining reuses is used up, and `holding` becomes True unless growth can stop between
-        levels.
+        """Return whether the last choice for about as many sequences is reused for this step. If it is, one
+        of its remaining reuses is used up, and `holding` becomes True unless growth can stop between levels.
 
         num_trees: Number of trees, at least 1.
         max_levels: Maximum number of levels.
