@@ -69,12 +69,13 @@ class VerifiedTrees(NamedTuple):
     tokens: the token of each node.
     parents: the number of each node's parent within its tree; a parent's number is lower than its child's,
         and the root is its own parent.
-    trees: [trees, 4]: each tree's first row, its number of nodes, the number of its sequence's tokens before
-        the root, and the root's column among the sequence's draft rows.
+    trees: [trees, 4]: each tree's first row, its number of nodes, and the number and the column of its
+        sequence's first due draft row, which is fed the root's target. With n tokens before the root, that is
+        row n of a head with features, whose row j is fed token j + 1, and row n + 1 of a language model.
     slots: [trees, n]: KV slots of the sequence's draft rows from that column on.
 
     Two trees of 3 and 2 nodes, whose sequences have 10 and 7 tokens; the second one has skipped 3 draft rows:
-    rows [r a b | r c], trees [[0, 3, 10, 10], [3, 2, 7, 4]].
+    rows [r a b | r c], trees [[0, 3, 10, 10], [3, 2, 7, 4]] for a head with features.
     """
 
     targets: Tensor

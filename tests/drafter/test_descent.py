@@ -21,7 +21,7 @@ from specsot_drafter.heads.fused import FusedHead, can_fuse
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.overlap import graph_growth
 from specsot_drafter.overlap.graph_growth import GraphInput, TreeGraphs
-from specsot_drafter.proposers import eagle
+from specsot_drafter.proposers import eagle, trees
 from specsot_model.cuda_graphs import Captured, GraphCapture, Work
 from tests.conftest import some
 from tests.drafter.heads import turn_to_eagle_1
@@ -160,6 +160,7 @@ def test_prompts_of_all_sizes_and_their_trees_were_seen_before_anybody_asks(
 
     monkeypatch.setattr(eagle, "_graphs", lambda *_: Recorded())
     monkeypatch.setattr(eagle, "compute_rows", recorded)
+    monkeypatch.setattr(trees, "compute_rows", recorded)
     head = load_head(folder / "head", folder / "base", torch.float32, "cpu")
     pages = eagle.PROMPT_ROWS // PAGE + 8
     drafter = eagle.EagleProposer(head, TreeShape(), pages, PAGE)
@@ -198,7 +199,7 @@ def test_the_device_grows_trees_after_a_verification_result_that_the_host_has_no
     fresh = fresh.to(DEVICE, KIND)
     accepted = {1: [0, 2], 2: [4]}
     segments = [TreeSegment(at, 2, committed[at], (0,), tree) for at, tree in zip(TEXTS, trees)]
-    told = there(memory.cover_trees(segments, graphs[0].async_rows))
+    told = there(memory.cover_trees(segments, graphs[0].async_rows, 0))
     early = there(graphs[0].begin_async(told, targets, fresh, 90, LEVELS))
     inputs = list[GraphInput]()
     for sequence, tokens in after.items():

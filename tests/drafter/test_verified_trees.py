@@ -34,7 +34,7 @@ def trees_of(table: PageTable, committed: Sequence[int], tree: Tree) -> FrameTre
     """One tree of each sequence, of which so many tokens are committed."""
     segments = [TreeSegment(sequence, 2, many, (0,), tree) for sequence, many in enumerate(committed)]
     placed = [table.cover(one.sequence, one.committed, one.committed + ROOM) for one in segments]
-    return FrameTrees(segments, [column for column, _ in placed], [pages for _, pages in placed])
+    return FrameTrees(segments, committed, [column for column, _ in placed], [pages for _, pages in placed])
 
 
 def numbers_of(trees: FrameTrees, rows: int = ROOM) -> list[Numbers]:

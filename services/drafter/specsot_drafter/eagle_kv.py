@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from specsot.core.frames import TreeSegment
 from specsot.core.pages import PageTable
-from specsot.errors import Overloaded, WireError
+from specsot.errors import NotFound, Overloaded, WireError
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.growth import TreeRoom, reserve_room
 from specsot_drafter.heads import DraftHead, HeadRows
@@ -55,16 +55,47 @@ class DueRows(NamedTuple):
         return self.first + len(self.tokens)
 
 
+class FollowedRows(Protocol):
+    """What a proposer knows of the draft rows of one sequence that it follows."""
+
+    @property
+    def sequence(self) -> DraftSequence:
+        """What the drafter knows of the sequence."""
+        ...
+
+    @property
+    def extended(self) -> int:
+        """The number of draft rows, from the first, that were computed or skipped."""
+        ...
+
+    @property
+    def due(self) -> int:
+        """The number of draft rows that could be computed and are not computed yet."""
+        ...
+
+    def take(self, asked: bool, rows: int | None = None) -> DueRows:
+        """Return the due rows, and count them as extended. If none is due, and no output is asked for, the
+        result has no rows.
+
+        asked: True if the output of the last row is needed. If no row is due, the last row is taken again.
+        rows: Number of due rows to take, from the first. None: all of them.
+        """
+        ...
+
+
 class FrameTrees(NamedTuple):
     """The trees with which a frame begins, which are being verified, and where they lie in the drafter's KV.
     Each field has one entry per tree, in the order of the frame.
 
     segments: The trees, as the frame has them.
-    columns: Column of each tree's root among the rows of its sequence.
+    firsts: Number of the first row of each tree's sequence that is due once the tree is verified: the row
+        that is fed the root's target token.
+    columns: Column of that row among the rows of its sequence.
     pages: Page numbers of each tree's sequence, in order, up to the page of the last reserved row.
     """
 
     segments: Sequence[TreeSegment]
+    firsts: Sequence[int]
     columns: Sequence[int]
     pages: Sequence[tuple[int, ...]]
 
@@ -196,20 +227,25 @@ class DraftPages:
         """
         return reserve_room(self.table, sequence, base, rows)
 
-    def cover_trees(self, trees: Sequence[TreeSegment], rows: int) -> FrameTrees | None:
-        """Reserve rows for the trees that grow after trees which are being verified, and return where each
-        verified tree lies. Return None if there are too few free pages. No sequence has a KV policy.
+    def cover_trees(self, trees: Sequence[TreeSegment], rows: int, shift: int) -> FrameTrees | None:
+        """Reserve rows for the trees that grow after trees which are being verified, and return where the
+        rows of each one lie. Return None if there are too few free pages, if a sequence is not open, or if a
+        sequence has a KV policy (a window), because pages of it may have been freed.
 
         trees: The trees that are being verified. At least one.
-        rows: Number of rows to reserve from each tree's root on.
+        rows: Number of rows to reserve from the first due row on.
+        shift: Number of the first due row, which is fed the root's target token, minus the root's position.
         """
-        cover = self.table.cover
+        table = self.table
+        firsts = [one.committed + shift for one in trees]
         try:
-            placed = [cover(one.sequence, one.committed, one.committed + rows) for one in trees]
-        except Overloaded:
+            if table.has_policies and any(table.policy(one.sequence) for one in trees):
+                return None
+            placed = [table.cover(one.sequence, first, first + rows) for one, first in zip(trees, firsts)]
+        except (NotFound, Overloaded):
             return None
         columns, pages = zip(*placed)
-        return FrameTrees(trees, columns, pages)
+        return FrameTrees(trees, firsts, columns, pages)
 
     def trim(self, sequence: int, first_row: int) -> None:
         """Free the pages that a window hides from all further rows. There is no mask for a window here: a row

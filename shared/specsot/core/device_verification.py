@@ -24,13 +24,13 @@ class DeviceVerification:
     epoch: epoch of the frame.
     trees: the tree segments at the beginning of the frame.
     targets: int32 [num_tokens], the target token at each node. Negative if the node's logits are not finite.
-    features: [num_tokens, width], the fused features of the frame.
+    features: [num_tokens, width], the fused features of the frame. None if no drafter reads features.
     """
 
     epoch: int
     trees: tuple[TreeSegment, ...]
     targets: Payload
-    features: Payload
+    features: Payload | None
 
 
 class DeviceTrees(Protocol):

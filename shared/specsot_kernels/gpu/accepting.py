@@ -34,7 +34,8 @@ def accept_rows(
     verified: the trees of a frame, with their targets. `verified.slots` has at least as many slots per tree
         as the largest number of due rows and the number of grown rows together.
     numbers: the arrays that are written; `places` and `depths` are read.
-    frame_features: [rows, hidden], features of the frame's rows.
+    frame_features: [rows, hidden], features of the frame's rows. If `hidden` is 0, nothing is copied, and the
+        number of rows does not matter.
     features: [slots, hidden], receives the features of accepted rows.
     num_ids: number of token ids that the head knows. A target outside of 0 .. num_ids - 1 is written to
         `numbers.due_tokens` as it is, and to the due row's token, which is fed to the head, as 0.
@@ -52,10 +53,11 @@ def accept_rows(
     hidden = frame_features.shape[1]
     num_slots = verified.slots.shape[1]
     arrays = (*verified, *numbers, frame_features, features)
-    constants = (NODES, power_of_two(num_slots), power_of_two(attending), power_of_two(hidden))
+    size = power_of_two(hidden) if hidden else 0
+    constants = (NODES, power_of_two(num_slots), power_of_two(attending), size)
     with on_device_of(frame_features):
         launch(
-            _accept, (trees, max_due, 1), (*array_specialization(*arrays), *constants),
+            _accept, (trees, max_due if hidden else 1, 1), (*array_specialization(*arrays), *constants),
             (*arrays, num_slots, max_due, numbers.due.stride(0), numbers.grown.stride(0), attending,
              num_grown, hidden, features.stride(0), frame_features.stride(0), num_ids, *constants),
             num_warps=4,
@@ -87,9 +89,9 @@ def _accept(
     targets: int32 [rows], the target token after each node; see `VerifiedTrees`.
     tokens: int32 [rows], the token of each node.
     parents: int32 [rows], the parent of each node within its tree.
-    trees: int32 [trees, 4], of each tree: the first row, the number of nodes, the number of the sequence's
-        tokens before the root, and the root's column among the sequence's draft rows.
-    slots: int32 [trees, num_slots], KV slots of each sequence's draft rows from the root's column on.
+    trees: int32 [trees, 4], of each tree: the first row, the number of nodes, and the number and the column
+        of the sequence's first due draft row, which is fed the root's target.
+    slots: int32 [trees, num_slots], KV slots of each sequence's draft rows from that column on.
     due: int32 [4, n], receives tokens, positions, KV slots and feature origins of the due rows; see
         `DueNumbers`.
     asked: int32 [trees], receives the index in `due` of each tree's last due row.
@@ -113,14 +115,14 @@ def _accept(
     nodes: nodes that are compared at a time.
     width: `num_slots`, rounded up to a power of two.
     across: `attending`, rounded up to a power of two.
-    size: `hidden`, rounded up to a power of two.
+    size: `hidden`, rounded up to a power of two; 0 if there are no features.
     """
     tree = tl.program_id(0).to(tl.int64)
     path_row = tl.program_id(1)
     first = tl.load(trees + tree * 4).to(tl.int64)
     count = tl.load(trees + tree * 4 + 1)
-    committed = tl.load(trees + tree * 4 + 2)
-    root_column = tl.load(trees + tree * 4 + 3)
+    first_due = tl.load(trees + tree * 4 + 2)
+    first_column = tl.load(trees + tree * 4 + 3)
     offset = tl.arange(0, nodes)
     node = 0
     num_due = 0
@@ -135,7 +137,7 @@ def _accept(
             slot = tl.load(slots + tree * num_slots + num_due)
             at = tree * max_due + num_due
             tl.store(due + at, token)
-            tl.store(due + due_stride + at, committed + num_due)
+            tl.store(due + due_stride + at, first_due + num_due)
             tl.store(due + 2 * due_stride + at, slot)
             tl.store(due + 3 * due_stride + at, slot)
             tl.store(due_tokens + tree * (max_due + 1) + 1 + num_due, target)
@@ -156,22 +158,24 @@ def _accept(
         number = tl.arange(0, across)
         attend = tl.minimum(num_due, attending)
         # The last `attend` due rows: row i of them sees its own column and all before it.
-        lead = tl.where(number < attend, root_column + num_due - attend + number + 1, 0)
+        lead = tl.where(number < attend, first_column + num_due - attend + number + 1, 0)
         tl.store(leads + tree * attending + number, lead, mask=number < attending)
         row = tl.arange(0, width)
         is_grown = row < num_grown
         place = tl.load(places + tree * num_grown + row, mask=is_grown, other=0)
         depth = tl.load(depths + row, mask=is_grown, other=0)
-        tl.store(grown + place, committed + num_due + depth, mask=is_grown)
+        tl.store(grown + place, first_due + num_due + depth, mask=is_grown)
         slot_of_row = tl.load(slots + tree * num_slots + num_due + row, mask=is_grown, other=-1)
         tl.store(grown + grown_stride + place, slot_of_row, mask=is_grown)
-        base = tl.full((width,), 0, tl.int32) + root_column + num_due
+        base = tl.full((width,), 0, tl.int32) + first_column + num_due
         tl.store(grown + 2 * grown_stride + place, base, mask=is_grown)
-    if own_node >= 0:
-        column = tl.arange(0, size)
-        in_feature = column < hidden
-        own_slot = tl.load(slots + tree * num_slots + path_row).to(tl.int64)
-        values = tl.load(
-            frame_features + (first + own_node) * frame_stride + column, mask=in_feature, other=0.0
-        )
-        tl.store(features + own_slot * feature_stride + column, values, mask=in_feature)
+    # Triton evaluates the first condition, which knows constants alone, when it compiles the kernel.
+    if size > 0:  # noqa: SIM102
+        if own_node >= 0:
+            column = tl.arange(0, size)
+            in_feature = column < hidden
+            own_slot = tl.load(slots + tree * num_slots + path_row).to(tl.int64)
+            values = tl.load(
+                frame_features + (first + own_node) * frame_stride + column, mask=in_feature, other=0.0
+            )
+            tl.store(features + own_slot * feature_stride + column, values, mask=in_feature)

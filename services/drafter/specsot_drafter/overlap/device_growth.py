@@ -16,7 +16,7 @@ from specsot.core.frames import FeatureBatch
 from specsot.core.overlap import OverlapEvent, OverlapState
 from specsot_drafter.core.async_growth import AsyncGrowth
 from specsot_drafter.core.selection import Candidates, Floats
-from specsot_drafter.eagle_kv import DueRows, FollowedSequence, FrameTrees
+from specsot_drafter.eagle_kv import DueRows, FollowedRows, FrameTrees
 from specsot_drafter.overlap.device_selection import MAX_CHOSEN_NODES, DeviceChoice, GrownPool
 from specsot_model.kv import Numbers, size_of
 
@@ -32,8 +32,9 @@ NOWHERE = (-1, -1)
 class DeviceGrowth(AsyncGrowth):
     """Trees that a captured graph grows from what the device itself has accepted.
 
-    places: By sequence id, the index of its tree in the frame and its number of tokens before that tree.
-    due:    Maximum number of accepted tokens of a tree for which the device stores features.
+    places: By sequence id, the index of its tree in the frame, and the number of its first due row: the draft
+            row that is fed the target token of the tree's root.
+    due:    Maximum number of accepted tokens of a tree whose rows the device computes.
     read:   Waits for the device. Returns the candidates of all trees, and the acceptance that the device
             found, int32 [trees, 1 + due]: the number of tokens that continue the sequence, then these tokens.
     pool:   The candidates on the device from which it may select nodes. None: it cannot select.
@@ -57,8 +58,8 @@ class DeviceGrowth(AsyncGrowth):
     ) -> DeviceGrowth:
         """Return a growth whose graph was just launched.
 
-        places: By sequence id, the index of its tree in the frame and its number of tokens before that tree.
-        due: Maximum number of accepted tokens of a tree for which the device stores features.
+        places: By sequence id, the index of its tree in the frame, and the number of its first due row.
+        due: Maximum number of accepted tokens of a tree whose rows the device computes.
         read: Waits for the device, see the class docstring.
         pool: Where the device may select nodes from. None: it cannot.
         """
@@ -71,7 +72,8 @@ class DeviceGrowth(AsyncGrowth):
 
         feature_batch: Committed tokens of one sequence, by the host's verification result.
 
-        The batch counts as the sequence's batch of this step from then on, whatever the result is.
+        The batch counts as the sequence's batch of this step from then on, whatever the result is. Heads
+        without features do not ask.
         """
         if feature_batch.sequence in self.observed:
             return False
@@ -81,7 +83,7 @@ class DeviceGrowth(AsyncGrowth):
         )
         return place is not None and place[1] == feature_batch.start and len(feature_batch.tokens) <= self.due
 
-    def take(self, sequences: Sequence[FollowedSequence | None]) -> list[DueRows]:
+    def take(self, sequences: Sequence[FollowedRows | None]) -> list[DueRows]:
         """Return the due rows of some sequences, if all of them continue from their trees here; the growth is
         then confirmed. Otherwise discard the growth, take nothing and return [].
 
@@ -174,9 +176,9 @@ def verified_numbers(trees: FrameTrees, room: int, rows: int, page_rows: int) ->
     tokens = list[int]()
     parents = list[int]()
     about = list[tuple[int, int, int, int]]()
-    for one, column in zip(trees.segments, trees.columns):
+    for one, first, column in zip(trees.segments, trees.firsts, trees.columns):
         own = one.tree.tokens
-        about.append((len(tokens), len(own), one.committed, column))
+        about.append((len(tokens), len(own), first, column))
         tokens += own
         parents += one.tree.parents
     if len(tokens) > MAX_VERIFIED_ROWS:
@@ -196,10 +198,9 @@ def _numbers_below(count: int) -> Numbers:
 
 
 def _slots(columns: Sequence[int], pages: Sequence[tuple[int, ...]], rows: int, page_rows: int) -> Numbers:
-    """Return the slots of `rows` adjacent draft rows per tree, from the root's column on, int32 [trees,
-    rows].
+    """Return the slots of `rows` adjacent draft rows per tree, int32 [trees, rows].
 
-    columns: Column of each tree's root.
+    columns: Column of the first of these rows of each tree.
     pages: The pages of each tree's sequence, up to that of the last of these rows.
     rows: Number of rows per tree.
     page_rows: Number of KV slots of a page.

@@ -177,10 +177,10 @@ class TreeGraphs:
             if there are many trees. None: no limit.
 
         Graphs are captured for each number of trees with each number of levels in GRAPH_LEVELS below
-        `levels`, and with `levels` itself. For heads with features, the kernels of asynchronous growth are
-        compiled, too. On a GPU, all kernels are compiled in parallel before the first capture: the same
-        object is made with `run_once` as `capture`, within `compile_ahead`, unless that was done before for
-        such a head and these arguments. As no kernel runs then, `grow` is replaced by `_grow_zeros`.
+        `levels`, and with `levels` itself. The kernels of asynchronous growth are compiled, too. On a GPU,
+        all kernels are compiled in parallel before the first capture: the same object is made with `run_once`
+        as `capture`, within `compile_ahead`, unless that was done before for such a head and these arguments.
+        As no kernel runs then, `grow` is replaced by `_grow_zeros`.
         """
         own = type(head), head.device, head.layers, head.kv_heads, head.group, pages.features.shape[1]
         kind = (*own, k, levels, tuple(trees), widths and tuple(widths), floor, level_rows)
@@ -224,16 +224,15 @@ class TreeGraphs:
             max(trees), max(sum(size.level_sizes) for size in sizes), levels, head.device
         )
         self._staging = Staging(max(one.size for one in self._graphs.values()), head.device)
-        # Heads with features can grow asynchronously: compile those kernels now, so that no request waits.
-        if width := pages.features.shape[1]:
-            num_pages = pages.table.pages_for(self.async_rows)
-            one = FrameTrees([TreeSegment(0, 1, 0, (), single(0))], [0], [(0,) * num_pages])
-            graph = self._graphs[self._trees[0], levels]
-            features = pages.features.new_zeros((1, width))
-            graph.send_and_accept(one, features.new_zeros(1, dtype=torch.int32), features, 1, self._staging)
-            for graph in self._graphs.values():
-                if grown := graph.grown(self._chooser):
-                    self._chooser.warm_up(grown)
+        # Trees can grow asynchronously: compile those kernels now, so that no request waits.
+        num_pages = pages.table.pages_for(self.async_rows)
+        one = FrameTrees([TreeSegment(0, 1, 0, (), single(0))], [0], [0], [(0,) * num_pages])
+        graph = self._graphs[self._trees[0], levels]
+        features = pages.features.new_zeros((1, pages.features.shape[1]))
+        graph.send_and_accept(one, features.new_zeros(1, dtype=torch.int32), features, 1, self._staging)
+        for graph in self._graphs.values():
+            if grown := graph.grown(self._chooser):
+                self._chooser.warm_up(grown)
 
     def run(self, inputs: Sequence[GraphInput], levels: int) -> Candidates | None:
         """Grow one tree per input and return all candidates, in the order of `TreeGrowth`. Return None if no
@@ -255,7 +254,8 @@ class TreeGraphs:
 
         trees: The trees that are being verified, with the pages of their sequences.
         targets: The base model's token after each node, int32 [num_tokens of the frame].
-        features: Features in the form that the head takes, [num_tokens of the frame, hidden].
+        features: Features in the form that the head takes, [num_tokens of the frame, hidden]. For a head
+            without features, [n, 0] with any n.
         ids: Number of token ids that may be fed; token 0 is fed instead of any other target.
         levels: Number of levels of the next trees; a deeper graph may be used.
 
@@ -268,7 +268,8 @@ class TreeGraphs:
         read = graph.begin_async(trees, targets, features, ids, self._staging) if graph else None
         if graph is None or read is None:
             return None
-        found = {tree.sequence: (place, tree.committed) for place, tree in enumerate(segments)}
+        placed = enumerate(zip(segments, trees.firsts))
+        found = {tree.sequence: (place, first) for place, (tree, first) in placed}
         return DeviceGrowth.launched(found, self.due, read, graph.grown(self._chooser))
 
     @inference_mode
@@ -496,7 +497,8 @@ class _TreeGraph:
         trees: The trees that are being verified, with the pages of their sequences.
         targets: Id of the base model's token after each node, int32 [num_tokens] on the device, at least one
             per node of the frame.
-        features: Features in the form that the head takes, [num_tokens of the frame, hidden].
+        features: Features in the form that the head takes, [num_tokens of the frame, hidden]. For a head
+            without features, [n, 0] with any n.
         ids: Number of token ids that may be fed.
         staging: Buffer by which tables are copied to the device.
 

@@ -5,26 +5,21 @@ Rows that are *due* are rows of committed tokens whose draft KV could be compute
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+import math
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from specsot.core.device_verification import DeviceVerification
 from specsot.core.frames import FeatureBatch, Features, Opening, TreeSegment
 from specsot.errors import NotFound, Overloaded
 from specsot.members import TreeShape
-from specsot_drafter.core.async_growth import AsyncGrowth
-from specsot_drafter.core.selection import Candidates, Floats, KeepGrowing, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.eagle_kv import DraftPages, DueRows, FollowedSequence, compute_rows, read_features
-from specsot_drafter.grammar import filter_candidates, make_guide
-from specsot_drafter.growth import TreeGrowth, TreeRoom
+from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import graph_head
-from specsot_drafter.overlap.device_growth import DeviceGrowth
-from specsot_drafter.overlap.graph_growth import LEVEL_ROWS, GraphInput, TreeGraphs
-from specsot_drafter.proposers import ChosenTrees, Offer, Proposer
+from specsot_drafter.overlap.graph_growth import LEVEL_ROWS, TreeGraphs
+from specsot_drafter.proposers.trees import TreeProposer
 from specsot_model.core.kv_plan import window_of
 from specsot_model.cuda_graphs import PROMPT_ROWS, Capture, GraphCapture, run_once
 from specsot_model.inference import inference_mode
@@ -33,13 +28,16 @@ from specsot_model.inference import inference_mode
 WARMUP_ROWS = (PROMPT_ROWS, 512, 128, 32, 8, 1)
 
 
-class EagleProposer(Proposer):
+class EagleProposer(TreeProposer):
     """Proposer that grows trees with an EAGLE head, in captured CUDA graphs where the head and the machine
     allow it.
 
     Rows without features are skipped, see `eagle_kv`. Once no KV page is free for the features of a sequence,
     the sequence is not followed any more.
     """
+
+    first_due = 0
+    _followed: dict[int, FollowedSequence]
 
     def __init__(
         self,
@@ -57,30 +55,17 @@ class EagleProposer(Proposer):
         page_rows: Number of KV slots of a page.
         capture: Captures functions as graphs. None: as CUDA graphs.
         """
-        self.widths = (shape.top_k,) * shape.depth
-        self.positions = head.positions
-        # Rows that growing the largest tree takes.
-        self._grown = sum(self.widths)
-        self._head = head
-        self._top_k = shape.top_k
-        self._max_nodes = shape.nodes - 1
-        self._pages = DraftPages(head, pages, page_rows)
-        self._followed: dict[int, FollowedSequence] = {}
-        # Those of them whose newest known token is no root yet, because their prompts are being processed.
+        pages_of_head = DraftPages(head, pages, page_rows)
+        widths = (shape.top_k,) * shape.depth
+        super().__init__(head, pages_of_head, shape.top_k, widths, -math.inf, shape.nodes - 1)
+        # Followed sequences whose newest known token is no root yet, because their prompts are being
+        # processed.
         self._without_root: dict[int, FollowedSequence] = {}
-        self._graphs: TreeGraphs | None = None
-        # The growth that was launched before the host has read the verification result it follows.
-        self._async_growth: DeviceGrowth | None = None
         if graphs := _graphs(head, self._pages, shape, capture):
             self._warm_up()
             self._graphs = graphs
             self.at_once = True
             self._warm_up()
-
-    @property
-    def free_pages(self) -> int:
-        """Number of free KV pages of the head."""
-        return self._pages.table.free
 
     def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
         """Return the due rows of some sequences, and of all sequences whose prompts are being processed.
@@ -219,61 +204,13 @@ class EagleProposer(Proposer):
         own = [one.take(asked=True) for one in followed]
         return own + [one.take(asked=False) for one in self._prefilling()]
 
-    def propose(
-        self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
-    ) -> Candidates | None:
-        """Return candidates for one tree per sequence, or None if there are none; see `Proposer.propose`.
+    def _compute_too_long(self, followed: Sequence[FollowedSequence]) -> None:
+        """Compute the due rows for which a graph has no room, those of sequences whose prompts are being
+        processed included: a graph has room for no other sequences' rows.
 
-        sequences: The sequences to draft for.
-        levels: Number of levels to grow.
-        keep_growing: Asked before each further level. None: all levels grow.
+        followed: Sequences whose trees grow, and which have more due rows than a graph has room for.
         """
-        return self.begin(sequences, levels, keep_growing)()
-
-    def begin(
-        self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
-    ) -> Offer:
-        """Launch the growth of one tree per sequence, and return a function that waits for the candidates.
-
-        sequences: The sequences to draft for.
-        levels: Number of levels to grow; a graph may grow more.
-        keep_growing: Asked before each further level if no graph is used. None: all levels grow.
-
-        In this order of preference: continue asynchronous growth, launch a graph, or grow level by level when
-        the returned function is called. Sequences without free KV pages get barred candidates; if no sequence
-        has pages, the function returns None.
-
-        Asynchronous growth that cannot be continued is discarded. Due rows of sequences whose prompts are
-        being processed are computed as well.
-        """
-        ahead = self._async_growth
-        self._async_growth = None
-        if ahead and (offer := self._continue(ahead, sequences, levels)):
-            return offer
-        rooms = [self._reserve(sequence) for sequence in sequences]
-        growing = [(sequence, room) for sequence, room in zip(sequences, rooms) if room]
-        if not growing:
-            return lambda: None
-        grow = self._begin_graph(growing, levels) or partial(self._grow, growing, levels, keep_growing)
-        present = [room is not None for room in rooms]
-        return grow if all(present) else lambda: pad_rows(grow(), present)
-
-    def _grow(
-        self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int, keep: KeepGrowing | None
-    ) -> Candidates:
-        """Compute the due rows, then grow the trees level by level, without a graph. Return the candidates.
-
-        growing: The sequences, each with the reserved rows of its tree.
-        levels: Number of levels to grow.
-        keep: Asked before each further level how many nodes to feed. None: all levels grow.
-
-        Sequences with a grammar are guided by it between the levels.
-        """
-        own, rooms = zip(*growing)
-        due = self._take_due([self._followed[sequence.id] for sequence in own])
-        last = compute_rows(self._head, self._pages, due)
-        guide = make_guide(self._head, own)
-        return TreeGrowth(self._head, self._pages.kv, rooms, self._top_k, guide).run(last, levels, keep)
+        self._compute_due((*followed, *self._prefilling()))
 
     @inference_mode
     def _warm_up(self) -> None:
@@ -295,135 +232,30 @@ class EagleProposer(Proposer):
                 self.propose([sequence], min(2, len(self.widths) + 1))
             self.close(sequence.id)
 
-    def _begin_graph(
-        self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int
-    ) -> Callable[[], Candidates] | None:
-        """Launch catching up and growing as one graph. Return a function that waits for the candidates, or
-        None if there are no graphs or they have no room.
+    def _catch_up_to(self, trees: Sequence[TreeSegment]) -> bool:
+        """Return whether the draft rows and features of all sequences are complete up to the roots of their
+        trees; see `TreeProposer`. If they are not, outstanding rows are computed first.
 
-        growing: The sequences, each with the reserved rows of its tree.
-        levels: Number of levels to grow; a deeper graph may be used.
-
-        The graph grows all levels without asking the policy or a grammar in between: one more level costs
-        less than asking whether the level is profitable, and a draft that a grammar forbids costs less than
-        asking the grammar. Forbidden candidates are barred afterwards.
-
-        Sequences with more due rows than the graph has room for have them computed beforehand. If the graph
-        has no room, the due rows are computed here. At most as many candidates as a tree may have nodes are
-        checked against a grammar.
+        trees: The trees that are being verified.
         """
-        if (graphs := self._graphs) is None:
-            return None
-        sequences, rooms = zip(*growing)
-        followed = [self._followed[sequence.id] for sequence in sequences]
-        too_long = (one for one in followed if one.due > graphs.due)
-        # A graph has room for `graphs.due` due rows per sequence, and for no other sequences' rows.
-        self._compute_due((*too_long, *self._prefilling()))
-        due = [one.take(asked=True) for one in followed]
-        grown = graphs.begin([GraphInput(*each) for each in zip(due, rooms)], levels)
-        if grown is None:
-            compute_rows(self._head, self._pages, due)
-            return None
-        return lambda: filter_candidates(grown(), sequences, self._max_nodes)
-
-    def _continue(self, ahead: DeviceGrowth, sequences: Sequence[DraftSequence], levels: int) -> Offer | None:
-        """Return a function that waits for the candidates of asynchronous growth, if all these sequences
-        continue from there. Otherwise discard the growth and return None. Candidates that a grammar forbids
-        are not barred, see `bar_forbidden`.
-
-        ahead: The growth that was launched before the host had read the verification result.
-        sequences: The sequences to draft for.
-        levels: Levels of the trees that grow again if the device's verification result differs from the
-            host's. The returned function finds that out, and then discards the growth.
-
-        None means that a sequence did not continue from the growth; the growth is discarded then, and the
-        caller launches another.
-        """
-        if not (due := ahead.take([self._followed.get(sequence.id) for sequence in sequences])):
-            return None
-
-        def offer() -> Candidates | None:
-            """Wait for the candidates and return them, which are never None. If the device accepted other
-            tokens than the host, they are grown again.
-            """
-            found = ahead.candidates_for(due)
-            if found is None and self._graphs:
-                rooms = [room for sequence in sequences if (room := self._reserve(sequence))]
-                found = self._graphs.run([GraphInput(*each) for each in zip(due, rooms)], levels)
-            assert found is not None, "it had room for as many"
-            return found
-
-        return offer
-
-    def bar_forbidden(self, candidates: Candidates, sequences: Sequence[DraftSequence]) -> Candidates:
-        """Return candidates of asynchronous growth with those barred that the grammars of their sequences
-        forbid; see `Proposer.bar_forbidden`.
-
-        candidates: Candidates of the grown trees.
-        sequences: The sequence of each tree.
-        """
-        return filter_candidates(candidates, sequences, self._max_nodes)
-
-    @inference_mode
-    def start_growth(self, verification: DeviceVerification, ids: int, levels: int) -> AsyncGrowth | None:
-        """Launch the growth of the next trees before the host has read the verification result of the current
-        ones; see `Proposer.start_growth`. Return None if nothing was launched.
-
-        verification: The trees that are being verified, and their results on the device.
-        ids: Number of token ids that may be fed; token 0 is fed instead of a target outside 0 .. ids - 1.
-        levels: Number of levels of the trees that grow.
-
-        Growth is launched only with graphs, and only if the rows of every sequence are complete up to its
-        tree and its pages can be reserved. Outstanding rows are computed first.
-
-        Growth that was launched before is forgotten. Features are converted as the head takes them before
-        they are used.
-        """
-        self._async_growth = None
-        graphs = self._graphs
-        head = self._head
-        if graphs is None:
-            return None
-        followed = [self._followed.get(tree.sequence) for tree in verification.trees]
-        if self._without_root or not self._are_known(followed, verification.trees):
+        followed = [self._followed.get(tree.sequence) for tree in trees]
+        if self._without_root or not self._are_known(followed, trees):
             self._compute_due((*filter(None, followed), *self._prefilling()))
-            if not self._are_known(followed, verification.trees):
-                return None
-        trees = self._pages.cover_trees(verification.trees, graphs.async_rows)
-        if trees:
-            features = head.features(verification.features.to(head.device, head.dtype))
-            targets = verification.targets.to(head.device)
-            self._async_growth = graphs.begin_async(trees, targets, features, ids, levels)
-        return self._async_growth
-
-    def select(
-        self, growth: AsyncGrowth, sequences: Sequence[int], nodes: int, max_levels: int, trust: Floats
-    ) -> ChosenTrees | None:
-        """Let the device select nodes of the trees that grow asynchronously; see `DeviceGrowth.choose`.
-        Return None if it cannot.
-
-        growth: The trees that are growing, from `start_growth`.
-        sequences: Ids of the sequences, in the order of the trees in the next frame.
-        nodes: Maximum number of nodes per tree, root included.
-        max_levels: Maximum number of levels that every sequence can have.
-        trust: What is added to a candidate's log-probability at each depth, [levels].
-        """
-        return (
-            growth.choose(sequences, nodes, max_levels, trust) if isinstance(growth, DeviceGrowth) else None
-        )
+            return self._are_known(followed, trees)
+        return True
 
     def _are_known(self, followed: Sequence[FollowedSequence | None], trees: Sequence[TreeSegment]) -> bool:
         """Return whether the draft rows and features of all sequences are complete up to the roots of their
-        trees. False if a sequence has a KV policy (a window), because pages of it may have been freed.
+        trees.
 
         followed: What is followed of each tree's sequence. None: nothing, and the result is False.
         trees: The trees that are being verified.
         """
-        for one, tree in zip(followed, trees):
-            if one is None or not one.extended == one.sequence.committed == tree.committed:
-                return False
-        table = self._pages.table
-        return not (table.has_policies and any(table.policy(tree.sequence) for tree in trees))
+        return not [
+            tree
+            for one, tree in zip(followed, trees)
+            if one is None or not one.extended == one.sequence.committed == tree.committed
+        ]
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
         """Reserve the rows of a tree after a sequence's own rows, and return where they are. Return None if

@@ -13,20 +13,18 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 
-from torch import Tensor
-
 from specsot.checkpoint.config import ModelConfig, read_config
+from specsot.core.frames import TreeSegment
 from specsot.drafting import DraftOptions
 from specsot.errors import HeadMismatch, Overloaded
 from specsot.members import TreeShape
-from specsot_drafter.core.selection import Candidates, KeepGrowing, pad_rows
+from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.eagle_kv import DraftPages, DueRows, compute_rows
-from specsot_drafter.grammar import filter_candidates, make_guide
-from specsot_drafter.growth import TreeGrowth, TreeRoom
+from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads.decoder import DecoderHead
-from specsot_drafter.overlap.graph_growth import GraphInput, TreeGraphs
-from specsot_drafter.proposers import Proposer
+from specsot_drafter.overlap.graph_growth import TreeGraphs
+from specsot_drafter.proposers.trees import TreeProposer
 from specsot_model.core.kv_plan import window_of
 from specsot_model.cuda_graphs import Capture
 
@@ -131,36 +129,57 @@ class FedTokens:
     included: int = 0
 
     @property
-    def due(self) -> list[int]:
-        """Ids of the tokens to feed, the root last; valid after `rewind`."""
-        return self.sequence.tokens[len(self.tokens) :]
+    def extended(self) -> int:
+        """The number of tokens that the model was fed."""
+        return len(self.tokens)
 
     @property
-    def due_rows(self) -> DueRows:
-        """The tokens to feed as rows of a graph, which outputs the last one; valid after `rewind`."""
-        return DueRows(self.sequence.id, len(self.tokens), tuple(self.due), 1)
+    def due(self) -> int:
+        """The number of tokens to feed, the root included; valid after `rewind`."""
+        return max(len(self.sequence.tokens) - len(self.tokens), 0)
 
-    def rewind(self) -> None:
-        """Drop the rows of tokens that the sequence did not take, and the root's row, which is always due.
+    def take(self, asked: bool, rows: int | None = None) -> DueRows:
+        """Return the next tokens to feed as rows, and count them as fed; see `FollowedRows.take`. Valid after
+        `rewind`.
+
+        asked: True if the output of the last token is needed. If no token is due, the last one is fed again.
+        rows: Number of tokens to feed. None: all that are due.
+
+        Row j is fed token j.
+        """
+        if asked and not self.due:
+            self.tokens.pop()
+        first = len(self.tokens)
+        self.tokens += self.sequence.tokens[first : None if rows is None else first + rows]
+        return DueRows(self.sequence.id, first, tuple(self.tokens[first:]), asked)
+
+    def rewind(self, length: int | None = None) -> None:
+        """Drop the rows of tokens that the sequence did not take, and those of later tokens.
+
+        length: Maximum number of tokens that stay. None: all but the root, whose row is due then.
 
         fed [a b x y], sequence [a b c] -> fed [a b]; c is the root, and due
         fed [a b c x], sequence [a b c] -> fed [a b]; c is fed again, since its output is needed
+        fed [a b c x], sequence [a b c], length 3 -> fed [a b c]
 
         Tokens that were confirmed before are not compared again. Sets `confirmed` to the number of tokens
         that stay.
         """
-        end = min(len(self.tokens), len(self.sequence.tokens) - 1)
+        end = min(len(self.tokens), len(self.sequence.tokens) - 1 if length is None else length)
         while self.confirmed < end and self.tokens[self.confirmed] == self.sequence.tokens[self.confirmed]:
             self.confirmed += 1
         self.confirmed = min(self.confirmed, end)
         del self.tokens[self.confirmed :]
 
 
-class LanguageModelProposer(Proposer):
-    """Proposer that grows trees with a small language model.
+class LanguageModelProposer(TreeProposer):
+    """Proposer that grows trees with a small language model, in captured graphs if it is `capturable`.
 
     Nothing is computed for a sequence before its first tree is requested.
     """
+
+    first_due = 1
+    _followed: dict[int, FedTokens]
 
     def __init__(
         self, head: DecoderHead, beam: BeamShape, pages: int, page_rows: int, capture: Capture | None = None
@@ -173,20 +192,12 @@ class LanguageModelProposer(Proposer):
         page_rows: Number of KV slots of a page.
         capture: Captures graphs, for a `capturable` head. None: no graphs.
         """
-        self.widths = beam.widths
-        self.positions = head.positions
-        self._head = head
-        self._beam = beam
-        self._pages = DraftPages(head, pages, page_rows)
-        self._table = self._pages.table
-        self._followed: dict[int, FedTokens] = {}
+        pages_of_model = DraftPages(head, pages, page_rows)
+        super().__init__(head, pages_of_model, beam.breadth, beam.widths, beam.floor, beam.nodes - 1)
+        self._table = pages_of_model.table
+        self._include = head.include
         self._graphs = _graphs(head, self._pages, beam, capture) if capture else None
         self.at_once = self._graphs is not None
-
-    @property
-    def free_pages(self) -> int:
-        """The number of KV pages that no sequence owns."""
-        return self._table.free
 
     def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
         """Return the number of tokens that must be fed before trees can grow, at least one for each sequence.
@@ -194,7 +205,7 @@ class LanguageModelProposer(Proposer):
         sequences: The sequences whose trees are to grow. Unknown ones count 0.
         """
         fed = [self._followed[sequence.id] for sequence in sequences if sequence.id in self._followed]
-        return sum(max(len(one.sequence.tokens) - len(one.tokens), 1) for one in fed)
+        return sum(max(one.due, 1) for one in fed)
 
     def open(self, sequence: DraftSequence) -> None:
         """Follow a sequence. Nothing is computed or shared yet, as perhaps no tree will ever be requested.
@@ -211,73 +222,61 @@ class LanguageModelProposer(Proposer):
         self._followed.pop(sequence, None)
         self._pages.close(sequence)
 
-    def propose(
-        self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
-    ) -> Candidates | None:
-        """Return candidates for one tree per sequence. Return None if no sequence has free pages.
+    def _take_due(self, followed: Sequence[FedTokens]) -> list[DueRows]:
+        """Return the due tokens of each sequence as rows, the root last, and count them as fed.
 
-        sequences: The sequences to draft for, in the order of the result.
-        levels: Number of levels to grow; a graph may grow more.
-        keep_growing: Asked before each further level if no graph is used. None: all levels grow.
+        followed: The sequences, with the tokens that were fed for them.
 
-        Sequences that are unknown or have no free pages get barred candidates.
+        A sequence with more than LONG_PROMPT_ROWS due tokens is fed all but its root beforehand, alone.
+        Raises Overloaded if no page is free for that.
         """
-        rooms = [self._reserve(sequence) for sequence in sequences]
-        growing = [(sequence, ground) for sequence, ground in zip(sequences, rooms) if ground]
-        if not growing:
-            return None
-        candidates = self._grow(growing, levels, keep_growing)
-        return pad_rows(candidates, [ground is not None for ground in rooms])
+        for fed in followed:
+            if fed.due > LONG_PROMPT_ROWS:
+                self._feed_up_to(fed, len(fed.sequence.tokens) - 1)
+        return [fed.take(asked=True) for fed in followed]
 
-    def _grow(
-        self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int, keep: KeepGrowing | None
-    ) -> Candidates:
-        """Catch up and grow: in one graph if possible, otherwise level by level with a grammar guide. Return
-        the candidates.
+    def _compute_too_long(self, followed: Sequence[FedTokens]) -> None:
+        """Feed the due tokens of sequences for which a graph has no room; see `TreeProposer`.
 
-        growing: The sequences, each with the reserved rows of its tree.
-        levels: Number of levels to grow.
-        keep: Asked before each further level how many nodes to feed. None: all levels grow.
-
-        Candidates of a graph that a grammar forbids are barred afterwards.
+        followed: The sequences, with the tokens that were fed for them.
         """
-        draft_sequences, rooms = zip(*growing)
-        fed_sequences = [self._followed[sequence.id] for sequence in draft_sequences]
-        beam = self._beam
-        if (
-            self._graphs
-            and (offer := self._grow_by_graph(self._graphs, fed_sequences, rooms, levels)) is not None
-        ):
-            return filter_candidates(offer, draft_sequences, beam.nodes - 1)
-        last = self._feed(fed_sequences)
-        guide = make_guide(self._head, draft_sequences)
-        grown = TreeGrowth(self._head, self._pages.kv, rooms, beam.breadth, guide, beam.widths, beam.floor)
-        return self._keep_chains(fed_sequences, grown.run(last, levels, keep))
+        if followed:
+            compute_rows(self._head, self._pages, self._take_due(followed))
 
-    def _grow_by_graph(
-        self, graphs: TreeGraphs, feds: Sequence[FedTokens], rooms: Sequence[TreeRoom], levels: int
-    ) -> Candidates | None:
-        """Catch up and grow in one graph, without a grammar guide. Return None if no graph has room.
+    def _catch_up_to(self, trees: Sequence[TreeSegment]) -> bool:
+        """Return whether all tokens up to the roots of these trees are fed; see `TreeProposer`. Up to
+        PREFILL_ROWS tokens that are not fed yet, of all sequences together, are fed here.
 
-        graphs: The captured graphs.
-        feds: The sequences, with the tokens that were fed for them.
-        rooms: The reserved rows of each tree.
-        levels: Number of levels to grow; a deeper graph may be used.
+        trees: The trees that are being verified.
 
-        Sequences with more due tokens than a graph has room for are fed beforehand, also if None is
-        returned. The due tokens of all sequences count as fed afterwards, and so do a chain's drafted
-        tokens.
+        Rows of drafted tokens after the roots are dropped, also if the result is False.
         """
-        if late := [fed for fed in feds if len(fed.due) > graphs.due]:
-            self._feed(late)
-            for fed in late:
-                fed.tokens.pop()  # The root's row is computed again by the graph, which needs its output.
-        offer = graphs.run([GraphInput(fed.due_rows, room) for fed, room in zip(feds, rooms)], levels)
-        if offer is None:
-            return None
-        for fed in feds:
-            fed.tokens += fed.due
-        return self._keep_chains(feds, offer)
+        followed = [self._followed[tree.sequence] for tree in trees]
+        for fed, tree in zip(followed, trees):
+            if not fed.sequence.committed == tree.committed == len(fed.sequence.tokens) - 1:
+                return False
+            fed.rewind(tree.committed + 1)
+        late = [fed for fed in followed if fed.due]
+        if sum(fed.due for fed in late) > PREFILL_ROWS:
+            return False
+        if late:
+            compute_rows(self._head, self._pages, [fed.take(asked=False) for fed in late])
+        return True
+
+    def _record_grown(self, followed: Sequence[FedTokens], candidates: Candidates) -> Candidates:
+        """Count a chain's drafted tokens as fed, all but the last one, which was not fed. Return the
+        candidates unchanged.
+
+        followed: The sequences, with the tokens that were fed for them.
+        candidates: The grown trees, one per sequence.
+
+        The rows of a chain already lie in the slots that its tokens have if they are accepted. The rows of a
+        tree with branches do not, and nothing is counted.
+        """
+        if self._top_k == 1:
+            for fed, tokens in zip(followed, candidates.tokens.tolist()):
+                fed.tokens += tokens[:-1]
+        return candidates
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
         """Reserve the rows of a tree after a sequence's tokens, and return where they are. Return None if the
@@ -290,11 +289,11 @@ class LanguageModelProposer(Proposer):
         fed = self._followed.get(sequence.id)
         if fed is None or not (sequence.id in self._table or self._start(fed)):
             return None
-        self._head.include(fed.sequence.tokens[fed.included :])
+        self._include(fed.sequence.tokens[fed.included :])
         fed.included = len(fed.sequence.tokens)
         fed.rewind()
-        self._trim(fed)
-        return self._pages.reserve_tree(sequence.id, len(sequence.tokens), sum(self.widths))
+        self._pages.trim(fed.sequence.id, fed.confirmed)
+        return self._pages.reserve_tree(sequence.id, len(sequence.tokens), self._grown)
 
     def _start(self, fed: FedTokens) -> bool:
         """Open the pages of a sequence, and return True. A fork shares the forked rows; its source is fed up
@@ -321,14 +320,6 @@ class LanguageModelProposer(Proposer):
         fed.tokens = source.tokens[: fork.length]
         return True
 
-    def _trim(self, fed: FedTokens) -> None:
-        """Free the pages that a window hides from all rows that are still to be computed. Nothing happens for
-        a sequence without a window.
-
-        fed: The sequence, with the tokens that were fed for it.
-        """
-        self._pages.trim(fed.sequence.id, fed.confirmed)
-
     def _feed_up_to(self, fed: FedTokens, stop: int) -> None:
         """Feed a sequence's tokens, PREFILL_ROWS at a time. Nothing happens if they were fed already. Raises
         Overloaded if no page is free.
@@ -339,56 +330,10 @@ class LanguageModelProposer(Proposer):
         The tokens are appended to the fed ones. Pages that a window hides are freed before each part.
         """
         for start in range(len(fed.tokens), stop, PREFILL_ROWS):
-            chunk = fed.sequence.tokens[start : min(start + PREFILL_ROWS, stop)]
-            self._trim(fed)
-            self._table.reserve(fed.sequence.id, start + len(chunk))
-            self._run([(fed, chunk)])
-
-    def _feed(self, feds: Sequence[FedTokens]) -> Tensor:
-        """Feed the due tokens of each sequence, the root last. Return the outputs at the roots, [len(feds),
-        hidden].
-
-        feds: The sequences, with the tokens that were fed for them.
-
-        A sequence with more than LONG_PROMPT_ROWS due tokens is fed all but its root beforehand, alone.
-        Raises Overloaded if no page is free for that.
-        """
-        for fed in feds:
-            if len(fed.due) > LONG_PROMPT_ROWS:
-                self._feed_up_to(fed, len(fed.sequence.tokens) - 1)
-        return self._run([(fed, fed.due) for fed in feds])
-
-    def _run(self, parts: Sequence[tuple[FedTokens, Sequence[int]]]) -> Tensor:
-        """Feed the next tokens of several sequences in one forward pass. Return the output of the last token
-        of each part, [parts, hidden].
-
-        parts: Each sequence with the tokens to feed, which are appended to its fed tokens.
-
-        For example:
-
-            # parts [a0 a1 a2 | b0 b1] -> outputs of rows [2, 4]
-
-        Keys and values are written to the sequences' slots, which must be reserved.
-        """
-        due = [DueRows(fed.sequence.id, len(fed.tokens), tuple(chunk), 1) for fed, chunk in parts]
-        for fed, chunk in parts:
-            fed.tokens += chunk
-        return compute_rows(self._head, self._pages, due)
-
-    def _keep_chains(self, feds: Sequence[FedTokens], candidates: Candidates) -> Candidates:
-        """Count a chain's drafted tokens as fed, all but the last one, which was not fed. Return the
-        candidates unchanged.
-
-        feds: The sequences, with the tokens that were fed for them.
-        candidates: The grown trees, one per sequence.
-
-        The rows of a chain already lie in the slots that its tokens have if they are accepted. The rows of a
-        tree with branches do not, and nothing is counted.
-        """
-        if self._beam.breadth == 1:
-            for fed, tokens in zip(feds, candidates.tokens.tolist()):
-                fed.tokens += tokens[:-1]
-        return candidates
+            rows = min(PREFILL_ROWS, stop - start)
+            self._pages.trim(fed.sequence.id, fed.confirmed)
+            self._table.reserve(fed.sequence.id, start + rows)
+            compute_rows(self._head, self._pages, [fed.take(asked=False, rows=rows)])
 
 
 def _graphs(head: DecoderHead, pages: DraftPages, beam: BeamShape, capture: Capture) -> TreeGraphs | None:

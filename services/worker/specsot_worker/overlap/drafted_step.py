@@ -174,23 +174,17 @@ class ColocatedDrafts:
     def start(self, frame: Frame, targets: Payload) -> None:
         """Let the drafter start from a verification whose results are still on the device.
 
-        frame: The frame that is being verified, with its fused features.
+        frame: The frame that is being verified, with its fused features if the drafter reads features.
         targets: Target token ids of its logits, int32 [num_tokens] on the device, see `DeviceVerification`.
 
-        This is done only for frames of trees followed by prompt chunks, with features, while drafting is
-        active. Otherwise nothing happens.
+        This is done only for frames of trees followed by prompt chunks, while drafting is active. Otherwise
+        nothing happens.
 
         A tree of a sequence whose next tree may not be the drafter's, or a frame without trees, is not
         started from. Drafts that were started before are forgotten.
         """
         self._handle = None
-        if (
-            self.drafter is None
-            or frame.fused is None
-            or frame.paused
-            or frame.catching_up
-            or not frame.number
-        ):
+        if self.drafter is None or frame.paused or frame.catching_up or not frame.number:
             return
         placed = zip(frame.segments, self._places(frame.segments))
         trees = [one for one, place in placed if place and isinstance(one, TreeSegment)]
