@@ -4,31 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from specsot.core.device_verification import DeviceVerification
-from specsot.core.frames import FeatureBatch, TreeSegment
+from specsot.core.frames import FeatureBatch, Open, Opening, TreeSegment
 from specsot.core.overlap import OverlapState
+from specsot.core.pages import PageTable
 from specsot.core.tree import Tree, children, single
 from specsot.drafting import DraftOptions
+from specsot.members import Configuration
 from specsot.params import Window
+from specsot_bench.eagle.generation import StepLoop
 from specsot_drafter.core.async_growth import AsyncGrowth
+from specsot_drafter.core.budget import FixedBudget
 from specsot_drafter.core.selection import Candidates, build_trees
 from specsot_drafter.core.sequences import DraftSequence, DraftSequences
+from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads.decoder import DecoderHead
 from specsot_drafter.overlap import graph_growth
 from specsot_drafter.proposers import lm
 from specsot_drafter.proposers.lm import LanguageModelProposer, beam_shape
 from specsot_model.cuda_graphs import GraphCapture
 from specsot_model.decoder import Decoder
+from specsot_worker import sampling
+from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
+from specsot_worker.core.sequencer import Sequencer
+from specsot_worker.stage import DecoderStage
+from specsot_worker.verifier import Verifier
 from tests.drafter.ring import opening
+from tests.drafter.test_async_growth import GraphSteps, Told, make_steps
 from tests.drafter.test_descent import later
 from tests.drafter.test_model_graphs import paths
+from tests.eager_steps import EagerSteps
 from tests.model.test_steps import Fused
 from tests.model.tiny import write_model
+from tests.models import Shape, write_base
 from tests.there import there
 
 if find_spec("triton") is None:
@@ -40,6 +55,8 @@ CHAIN = DraftOptions("linear", depth=3)
 TREE = DraftOptions("tree", depth=2, breadth=2, nodes=6)
 # Tokens of each sequence's prompt. The rows of the first one begin on the last slot of a page.
 PROMPTS = {1: 11, 2: 5}
+# Fraction of a matrix's standard deviation by which the small model of the ring differs from its base model.
+NOISE = 0.2
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +264,98 @@ def test_what_cannot_grow_asynchronously(small: Decoder, monkeypatch: pytest.Mon
     run.drafter.close(1)
     run.verify({1: 0})
     assert run.growth is None, "it is closed"
+
+
+# Tokens that each sequence of the ring may write. The last one ends while others continue.
+LIMITS = {1: 14, 2: 10, 3: 6}
+
+
+def write(
+    folder: Path, ahead: bool, selects: bool, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[dict[int, tuple[int, ...]]], list[dict[int, Tree]], list[bool], EagerSteps | GraphSteps]:
+    """What a ring of one stage writes in each step, with which trees, and whether the device grew them from
+    its own result.
+
+    ahead: Whether trees may grow before the host has read the result.
+    selects: Whether the device may select their nodes.
+    """
+    confirmed = list[bool]()
+
+    class Proposer(LanguageModelProposer):
+        started: AsyncGrowth | None = None
+
+        def start_growth(self, *given: Any) -> AsyncGrowth | None:
+            self.started = super().start_growth(*given) if ahead else None
+            return self.started
+
+        def begin(self, *given: Any) -> Any:
+            offer = super().begin(*given)
+            confirmed.append(self.started is not None and self.started.confirmed)
+            self.started = None
+            return offer
+
+    monkeypatch.setattr(sampling, "choose_tokens", Told(False))
+    monkeypatch.setattr(lm, "MODEL_TREES", (4,))
+    decoder = Decoder.load(folder / "base", None, torch.float16, DEVICE)
+    head = DecoderHead(Fused.load(folder / "small", None, torch.float16, DEVICE), 200, 512)
+    beam = beam_shape(CHAIN)
+    capture = GraphCapture() if DEVICE == "cuda" else later
+    proposer = Proposer(head, beam, PAGES, 16, capture)
+    shape = beam.tree_shape
+    configuration = Configuration(1, "d", (), PAGES, 16, shape.slots, 64, shape=shape)
+    engine = DraftEngine({"model": (proposer, FixedBudget(shape))}, configuration)
+    budget = FrameBudget(64, 1, shape.slots)
+    sequencer = Sequencer(1, budget, PageTable(PAGES, 16), DraftTimeout(0.0, True))
+    stage = DecoderStage(decoder, PAGES, 16)
+    steps = make_steps(decoder, stage._kv, {}, selects)
+    stage.run_by(steps)
+    loop = StepLoop(stage, Verifier(decoder.logits, lambda _: None, None, stage), sequencer, engine)
+    for sequence, limit in LIMITS.items():
+        prompt = tuple(range(7 * sequence, 7 * sequence + 5))
+        sequencer.apply_order(Open(Opening(sequence, 5, drafted=True, limit=limit), prompt, 1000))
+    written, trees = list[dict[int, tuple[int, ...]]](), list[dict[int, Tree]]()
+    left = dict(LIMITS)
+    while any(left.values()):
+        step = loop.turn()
+        written.append({one.sequence: one.tokens for one in step.result.outcomes})
+        for one in step.result.outcomes:
+            left[one.sequence] -= len(one.tokens)
+        trees.append({one: tree for one, tree in loop.trees.items() if left[one] > shape.depth + 2})
+    return written, trees, confirmed, steps
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base model, and a small model whose weights are near the base model's, so that some of its drafts are
+    accepted.
+    """
+    folder = tmp_path_factory.mktemp("pair")
+    few = Shape(layers=2, heads=1, kv_heads=1)
+    write_base(folder / "base", few)
+    small = write_base(folder / "small", few) / "model.safetensors"
+    seeded = torch.Generator().manual_seed(1)
+    tensors = load_file(small)
+    for name, tensor in tensors.items():
+        noise = torch.randn(tensor.shape, generator=seeded)
+        tensors[name] = tensor + NOISE * tensor.std() * noise.to(tensor.dtype)
+    save_file(tensors, small)
+    return folder
+
+
+def test_a_ring_writes_the_same_whichever_way_its_drafts_grow(
+    pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some drafts are accepted, others are not; sequences end meanwhile."""
+    written, trees, never, _ = write(pair, False, False, monkeypatch)
+    lengths = {len(tokens) for step in written[1:] for tokens in step.values()}
+    assert {1, 2} <= lengths
+    assert not any(never)
+    for selects in (False, True):
+        found, found_trees, confirmed, steps = write(pair, True, selects, monkeypatch)
+        assert found == written
+        assert found_trees == trees
+        assert confirmed == [False] + [True] * (len(confirmed) - 1), "all but those after prompts"
+        assert (steps.unread > 2) == selects
 
 
 def test_the_device_selects_no_nodes_of_pruned_trees(small: Decoder) -> None:
