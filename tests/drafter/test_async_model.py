@@ -226,16 +226,33 @@ def test_a_growth_is_used_for_some_of_its_sequences_and_the_others_are_fed_later
     assert there(ahead.growth).confirmed
 
 
-def test_a_sequence_grows_asynchronously_once_its_prompt_was_fed(small: Decoder) -> None:
-    run = Run(small, CHAIN, True)
-    run.verify({1: 0, 2: 0})
-    assert run.growth is None, "no prompt was fed"
-    run.draft(1)
-    run.verify({1: 1, 2: 0})
-    assert run.growth is None, "the second prompt was not fed"
-    run.draft(1, 2)
-    run.verify({1: 1, 2: 1})
-    assert run.growth
+def test_prompts_are_fed_before_trees_grow_asynchronously(
+    small: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short ones at once, those of forks too; after long ones, trees grow so in the next step."""
+    late, ahead = Run(small, CHAIN, False), Run(small, CHAIN, True)
+    for run in (late, ahead):
+        run.verify({1: 0, 2: 0})
+    assert ahead.growth
+    same(ahead.draft(1, 2), late.draft(1, 2))
+    assert ahead.growth.confirmed
+    for run in (late, ahead):
+        run.open(3, [5, 6, 7], fork=(1, run.find(1).committed - 1))
+        run.verify({1: 1, 3: 0})
+    assert ahead.growth
+    same(ahead.draft(1, 3), late.draft(1, 3))
+    assert ahead.growth.confirmed
+    monkeypatch.setattr(lm, "PREFILL_ROWS", 3)
+    late, ahead = Run(small, CHAIN, False), Run(small, CHAIN, True)
+    for run in (late, ahead):
+        run.verify({1: 0, 2: 0})
+    assert ahead.growth is None
+    same(ahead.draft(1, 2), late.draft(1, 2))
+    for run in (late, ahead):
+        run.verify({1: 1, 2: 0})
+    assert ahead.growth
+    same(ahead.draft(1, 2), late.draft(1, 2))
+    assert ahead.growth.confirmed
 
 
 def test_what_cannot_grow_asynchronously(small: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,6 +285,8 @@ def test_what_cannot_grow_asynchronously(small: Decoder, monkeypatch: pytest.Mon
 
 # Tokens that each sequence of the ring may write. The last one ends while others continue.
 LIMITS = {1: 14, 2: 10, 3: 6}
+# Step before which a sequence comes.
+COMES = {3: 2}
 
 
 def write(
@@ -310,18 +329,24 @@ def write(
     steps = make_steps(decoder, stage._kv, {}, selects)
     stage.run_by(steps)
     loop = StepLoop(stage, Verifier(decoder.logits, lambda _: None, None, stage), sequencer, engine)
-    for sequence, limit in LIMITS.items():
-        prompt = tuple(range(7 * sequence, 7 * sequence + 5))
-        sequencer.apply_order(Open(Opening(sequence, 5, drafted=True, limit=limit), prompt, 1000))
     written, trees = list[dict[int, tuple[int, ...]]](), list[dict[int, Tree]]()
     left = dict(LIMITS)
     while any(left.values()):
+        for sequence in (one for one in LIMITS if COMES.get(one, 0) == len(written)):
+            prompt = tuple(range(7 * sequence, 7 * sequence + 5))
+            opening = Opening(sequence, 5, drafted=True, limit=LIMITS[sequence])
+            sequencer.apply_order(Open(opening, prompt, 1000))
         step = loop.turn()
         written.append({one.sequence: one.tokens for one in step.result.outcomes})
         for one in step.result.outcomes:
             left[one.sequence] -= len(one.tokens)
         trees.append({one: tree for one, tree in loop.trees.items() if left[one] > shape.depth + 2})
     return written, trees, confirmed, steps
+
+
+def texts(written: list[dict[int, tuple[int, ...]]], sequence: int) -> tuple[int, ...]:
+    """All that a sequence wrote."""
+    return sum((step.get(sequence, ()) for step in written), ())
 
 
 @pytest.fixture(scope="module")
@@ -345,15 +370,18 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_ring_writes_the_same_whichever_way_its_drafts_grow(
     pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some drafts are accepted, others are not; sequences end meanwhile."""
+    """Some drafts are accepted, others are not; sequences come and end meanwhile. One that comes has its
+    first tree a step later, so that the other trees do not wait for its prompt.
+    """
     written, trees, never, _ = write(pair, False, False, monkeypatch)
     lengths = {len(tokens) for step in written[1:] for tokens in step.values()}
     assert {1, 2} <= lengths
     assert not any(never)
     for selects in (False, True):
         found, found_trees, confirmed, steps = write(pair, True, selects, monkeypatch)
-        assert found == written
-        assert found_trees == trees
+        assert [texts(found, one) for one in LIMITS] == [texts(written, one) for one in LIMITS]
+        others = [{one: tree for one, tree in step.items() if one not in COMES} for step in found_trees]
+        assert others == [{one: tree for one, tree in step.items() if one not in COMES} for step in trees]
         assert confirmed == [False] + [True] * (len(confirmed) - 1), "all but those after prompts"
         assert (steps.unread > 2) == selects
 

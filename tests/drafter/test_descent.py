@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from specsot.core.device_verification import DeviceVerification
 from specsot.core.frames import TreeSegment
 from specsot.core.overlap import OverlapState
 from specsot.core.tree import Tree
@@ -167,6 +168,7 @@ def test_prompts_of_all_sizes_and_their_trees_were_seen_before_anybody_asks(
     assert set(caught) >= set(eagle.WARMUP_ROWS)
     assert grown, "by graphs, too"
     assert max(grown) <= Recorded.due
+    assert drafter.start_growth(DeviceVerification(1, (), torch.zeros(0), None), 9, 1) is None, "no features"
     assert drafter.free_pages == pages
     assert eagle.EagleProposer(head, TreeShape(), 2, PAGE).free_pages == 2, (
         "where there is no room for such prompts"

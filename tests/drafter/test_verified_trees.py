@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from specsot.core.frames import TreeSegment
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree, chain
-from specsot_drafter.eagle_kv import FrameTrees
+from specsot_drafter.eagle_kv import DraftPages, FrameTrees
 from specsot_drafter.overlap import device_growth
 from specsot_drafter.overlap.device_growth import verified_numbers, verified_numbers_size
 from specsot_model.kv import Numbers
+from tests.there import there
 
 ROOM, TREES, PAGE = 6, 4, 4
 FORKED = Tree((7, 8, 9, 5), (0, 0, 0, 1))
@@ -52,6 +55,20 @@ def test_the_device_gets_every_tree_and_the_slots_of_its_rows(table: PageTable) 
     assert slots.tolist() == [
         [*table.slots(sequence, many, many + ROOM)] for sequence, many in enumerate((3, 8, 11))
     ]
+
+
+def test_the_device_gets_the_rows_from_the_first_due_one_on(table: PageTable) -> None:
+    """A language model's row of the root is computed already; that of a head with features is not."""
+    trees = [TreeSegment(sequence, 2, many, (0,), FORKED) for sequence, many in enumerate((3, 8, 11))]
+    pages: Any = SimpleNamespace(table=table)
+    for shift in (0, 1):
+        covered = there(DraftPages.cover_trees(pages, trees, ROOM, shift))
+        assert [*covered.firsts] == [*covered.columns] == [3 + shift, 8 + shift, 11 + shift]
+        _, _, numbers, slots = numbers_of(covered)
+        assert numbers[:, 2:].tolist() == [[first, first] for first in covered.firsts]
+        assert slots.tolist() == [
+            [*table.slots(sequence, first, first + ROOM)] for sequence, first in enumerate(covered.firsts)
+        ]
 
 
 def test_only_slots_that_are_read_are_computed(table: PageTable) -> None:

@@ -98,7 +98,7 @@ def test_after_a_prompt_its_root_is_scheduled_with_the_trees_of_others(
     near = ColocatedDrafts(stage, lambda segments: [places[one.sequence] for one in segments], lambda: True)
     near.drafter = drafter
     tree = TreeSegment(2, 4, 7, (0,), chain((1, 2)))
-    frame = Frame(1, 1, segments=(tree, chunk), fused=object())  # type: ignore[arg-type]
+    frame = Frame(1, 1, segments=(tree, chunk))
     near.start(frame, object())  # type: ignore[arg-type]
     assert grown == [(tree,)], "trees beside prompts grow early in any case"
     near.predict(frame, {2: Outcome(2, 4, (0, 1), (2, 3)), **({9: outcome} if outcome else {})})

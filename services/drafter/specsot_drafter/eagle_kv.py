@@ -27,7 +27,7 @@ from torch import Tensor
 
 from specsot.core.frames import TreeSegment
 from specsot.core.pages import PageTable
-from specsot.errors import NotFound, Overloaded, WireError
+from specsot.errors import Overloaded, WireError
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.growth import TreeRoom, reserve_room
 from specsot_drafter.heads import DraftHead, HeadRows
@@ -229,10 +229,10 @@ class DraftPages:
 
     def cover_trees(self, trees: Sequence[TreeSegment], rows: int, shift: int) -> FrameTrees | None:
         """Reserve rows for the trees that grow after trees which are being verified, and return where the
-        rows of each one lie. Return None if there are too few free pages, if a sequence is not open, or if a
-        sequence has a KV policy (a window), because pages of it may have been freed.
+        rows of each one lie. Return None if there are too few free pages, or if a sequence has a KV policy (a
+        window), because pages of it may have been freed.
 
-        trees: The trees that are being verified. At least one.
+        trees: The trees that are being verified, of open sequences. At least one.
         rows: Number of rows to reserve from the first due row on.
         shift: Number of the first due row, which is fed the root's target token, minus the root's position.
         """
@@ -242,7 +242,7 @@ class DraftPages:
             if table.has_policies and any(table.policy(one.sequence) for one in trees):
                 return None
             placed = [table.cover(one.sequence, first, first + rows) for one, first in zip(trees, firsts)]
-        except (NotFound, Overloaded):
+        except Overloaded:
             return None
         columns, pages = zip(*placed)
         return FrameTrees(trees, firsts, columns, pages)

@@ -244,20 +244,31 @@ class LanguageModelProposer(TreeProposer):
             compute_rows(self._head, self._pages, self._take_due(followed))
 
     def _catch_up_to(self, trees: Sequence[TreeSegment]) -> bool:
-        """Return whether all tokens up to the roots of these trees are fed; see `TreeProposer`. Up to
-        PREFILL_ROWS tokens that are not fed yet, of all sequences together, are fed here.
+        """Return whether all tokens up to the roots of these trees are fed; see `TreeProposer`. If they are
+        at most PREFILL_ROWS, tokens that are not fed yet are fed here, in one forward pass; short prompts,
+        too.
 
         trees: The trees that are being verified.
 
-        Rows of drafted tokens after the roots are dropped, also if the result is False.
+        Return False if there are more tokens to feed, if no page is free for them, or if a sequence has a
+        window: then the next trees do not grow asynchronously, and these tokens are fed before those trees.
+        Rows of drafted tokens after the roots are dropped in any case.
         """
-        followed = [self._followed[tree.sequence] for tree in trees]
-        for fed, tree in zip(followed, trees):
-            if not fed.sequence.committed == tree.committed == len(fed.sequence.tokens) - 1:
+        followed = list[FedTokens]()
+        for tree in trees:
+            fed = self._followed.get(tree.sequence)
+            if not (fed and fed.sequence.committed == tree.committed == len(fed.sequence.tokens) - 1):
+                return False
+            # Pages that a window hides must be freed between forward passes, see `_feed_up_to`.
+            if window_of(fed.sequence.opening):
                 return False
             fed.rewind(tree.committed + 1)
+            followed.append(fed)
+        if sum([fed.due for fed in followed]) > PREFILL_ROWS or not all(map(self._open_pages, followed)):
+            return False
         late = [fed for fed in followed if fed.due]
-        if sum(fed.due for fed in late) > PREFILL_ROWS:
+        reserve = self._pages.reserve_tree
+        if not all(reserve(fed.sequence.id, len(fed.sequence.tokens), 0) for fed in late):
             return False
         if late:
             compute_rows(self._head, self._pages, [fed.take(asked=False) for fed in late])
@@ -287,7 +298,7 @@ class LanguageModelProposer(TreeProposer):
         Rows of tokens that the sequence did not take are dropped, and pages that a window hides are freed.
         """
         fed = self._followed.get(sequence.id)
-        if fed is None or not (sequence.id in self._table or self._start(fed)):
+        if fed is None or not self._open_pages(fed):
             return None
         self._include(fed.sequence.tokens[fed.included :])
         fed.included = len(fed.sequence.tokens)
@@ -295,16 +306,19 @@ class LanguageModelProposer(TreeProposer):
         self._pages.trim(fed.sequence.id, fed.confirmed)
         return self._pages.reserve_tree(sequence.id, len(sequence.tokens), self._grown)
 
-    def _start(self, fed: FedTokens) -> bool:
-        """Open the pages of a sequence, and return True. A fork shares the forked rows; its source is fed up
-        to there first. A fork of an unknown sequence shares nothing. Return False if no page is free.
+    def _open_pages(self, fed: FedTokens) -> bool:
+        """Open the pages of a sequence unless they are open, and return True. A fork shares the forked rows;
+        its source is fed up to there first. A fork of an unknown sequence shares nothing. Return False if no
+        page is free.
 
-        fed: The sequence, for which nothing was fed yet.
+        fed: The sequence.
 
-        Afterwards a fork's forked tokens count as fed.
+        The forked tokens of a fork that is opened count as fed afterwards.
         """
         fork = fed.sequence.opening.fork
         sequence = fed.sequence.id
+        if sequence in self._table:
+            return True
         source = self._followed.get(fork.sequence) if fork else None
         if fork is None or source is None:
             self._table.open(sequence, window_of(fed.sequence.opening))
@@ -312,7 +326,7 @@ class LanguageModelProposer(TreeProposer):
         try:
             if source.sequence.id not in self._table:
                 self._table.open(source.sequence.id, window_of(source.sequence.opening))
-            source.rewind()
+            source.rewind(len(source.sequence.tokens))
             self._feed_up_to(source, fork.length)
             self._pages.share(sequence, source.sequence.id, fork.length)
         except Overloaded:

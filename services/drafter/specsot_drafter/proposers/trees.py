@@ -1,5 +1,5 @@
-"""What an EAGLE head and a small language model share as proposers: trees that grow in captured graphs, in
-time or asynchronously, and level by level where there are no graphs.
+"""The part that the proposers with an EAGLE head and with a small language model share: trees grow in
+captured graphs, also asynchronously, and level by level where there are no graphs.
 
 Rows that are *due* are rows of committed tokens whose draft KV could be computed and is not computed yet.
 """
@@ -106,8 +106,7 @@ class TreeProposer(Proposer):
         the next row is the one that is fed the root's target token. Outstanding rows may be computed for
         that. Rows after the root's are dropped, since asynchronous growth overwrites them.
 
-        trees: The trees that are being verified. Their sequences are open, and the rows of the next trees are
-            reserved.
+        trees: The trees that are being verified.
         """
 
     def _record_grown(self, followed: Sequence[Any], candidates: Candidates) -> Candidates:
@@ -264,14 +263,15 @@ class TreeProposer(Proposer):
         graphs = self._graphs
         head = self._head
         fused = verification.features
-        if graphs is None:
+        if graphs is None or (head.taps and fused is None):
             return None
-        trees = self._pages.cover_trees(verification.trees, graphs.async_rows, self.first_due)
-        # A head without features has features without columns, of which nothing is copied.
-        features = None if head.taps else self._pages.features
-        if head.taps and fused is not None:
-            features = head.features(fused.to(head.device, head.dtype))
-        if trees and features is not None and self._catch_up_to(trees.segments):
+        if not self._catch_up_to(verification.trees):
+            return None
+        if trees := self._pages.cover_trees(verification.trees, graphs.async_rows, self.first_due):
+            # The features of a head that reads none have no columns, so that nothing is copied.
+            features = self._pages.features
+            if head.taps and fused is not None:
+                features = head.features(fused.to(head.device, head.dtype))
             targets = verification.targets.to(head.device)
             self._async_growth = graphs.begin_async(trees, targets, features, ids, levels)
         return self._async_growth
