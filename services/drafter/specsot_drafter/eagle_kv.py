@@ -36,7 +36,8 @@ from specsot_model.kv import indices, untouched_zeros
 
 
 class DueRows(NamedTuple):
-    """Consecutive draft rows of one sequence that are to be computed; row j is fed token j + 1.
+    """Consecutive draft rows of one sequence that are to be computed. Row j of a head with features is fed
+    token j + 1, that of a language model token j.
 
     sequence: Id of the sequence.
     first:    Number of the first row.
