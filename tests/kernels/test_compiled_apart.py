@@ -24,7 +24,17 @@ pytestmark = pytest.mark.torch
 NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 NEEDS_NUMBA = pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
 TREES = {"_choose", "_build", "_arrange", "_verify", "_weigh", "_draw"}
-LAYERS = {"_read", "_merge", "_norm", "_multiply_one", "_gate", "_round", "_multiply", "add_parts"}
+LAYERS = {
+    "_read",
+    "_merge",
+    "_norm",
+    "_multiply_one",
+    "_gate",
+    "_round",
+    "_multiply",
+    "add_parts",
+    "_add_and_norm",
+}
 USUAL = "gfx942 32"
 MORE = "gfx942 128", "gfx950 128"  # A larger head takes longer to compile.
 

@@ -33,8 +33,17 @@ from tests.there import there
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from specsot_kernels.gpu.rows import Turning, norm_rows, turn_and_store  # noqa: E402
 from specsot_kernels.gpu.small_attention import attend_small, plan_small_step  # noqa: E402
-from specsot_kernels.gpu.small_products import SmallTile, multiply_small, small_tile_for, suits  # noqa: E402
+from specsot_kernels.gpu.small_products import (  # noqa: E402
+    SmallTile,
+    add_and_norm,
+    has_parts,
+    multiply_small,
+    small_tile_for,
+    suits,
+    sum_in_parts,
+)
 from specsot_model.graph_tables import SmallStepFrames  # noqa: E402
 from specsot_model.kv import size_of  # noqa: E402
 from tests.kernels.spans import branches  # noqa: E402
@@ -186,6 +195,130 @@ def test_a_row_of_a_product_has_the_same_bits_among_any_rows(
         chosen = torch.tensor(random.Random(seed).sample(range(MAX_SMALL_ROWS), rows), device=DEVICE)
         for found, single in zip(multiply(chosen), alone):
             assert torch.equal(found, single[chosen]), rows
+
+
+def check_added_and_normed(kind: torch.dtype, rows: int, outputs: int, inputs: int, parts: int) -> None:
+    """One kernel that adds up the parts and norms the row gives the bits of two kernels."""
+    torch.manual_seed(outputs + rows)
+    x, weight = torch.randn(rows, inputs).to(DEVICE, kind), torch.randn(outputs, inputs).to(DEVICE, kind)
+    scale, residual = torch.rand(outputs).to(DEVICE, kind), torch.randn(rows, outputs).to(DEVICE, kind)
+    tile = small_tile_for(outputs, inputs, 2, False)._replace(parts=parts)
+    wanted, found = residual.clone(), residual.clone()
+    multiply_small(x, weight, into=wanted, tile=tile)
+    normed = add_and_norm(sum_in_parts(x, weight, tile=tile), found, (scale, 1e-5))
+    assert torch.equal(found, wanted), rows
+    assert torch.equal(normed, norm_rows(wanted, scale, 1e-5)), rows
+
+
+@pytest.mark.parametrize("rows", some([1, 3, 17, 32], 1))
+@pytest.mark.parametrize(("outputs", "inputs", "parts"), [(80, 384, 3), (200, 256, 2), (64, 128, 1)])
+def test_a_product_is_added_and_normed_with_the_bits_of_two_kernels(
+    rows: int, outputs: int, inputs: int, parts: int
+) -> None:
+    check_added_and_normed(torch.float16, rows, outputs, inputs, parts)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"),
+    [
+        (896, 896), (896, 4864), (1536, 1536), (1536, 8960), (2048, 2048), (2048, 11008), (3584, 3584),
+        (3584, 18944), (4096, 4096), (4096, 14336), (1000, 1280),
+    ],
+)  # fmt: skip
+def test_products_of_real_models_are_added_and_normed_with_the_bits_of_two_kernels(
+    kind: torch.dtype, outputs: int, inputs: int
+) -> None:
+    parts = small_tile_for(outputs, inputs, 2, False).parts
+    assert parts > 1
+    for rows in ROWS:
+        check_added_and_normed(kind, rows, outputs, inputs, parts)
+
+
+def check_turned(
+    kind: torch.dtype,
+    rows: int,
+    heads: tuple[int, int],
+    dim: int,
+    sizes: tuple[int, int],
+    normed: bool,
+    biased: bool,
+) -> None:
+    """The kernel that turns heads adds up the parts of their product with the bits of a kernel before it.
+
+    heads: number of query heads and of KV heads.
+    sizes: inputs of the product, and parts.
+    """
+    queries, kv_heads = heads
+    inputs, parts = sizes
+    outputs = (queries + 2 * kv_heads) * dim
+    torch.manual_seed(outputs + rows)
+    x, weight = torch.randn(rows, inputs).to(DEVICE, kind), torch.randn(outputs, inputs).to(DEVICE, kind)
+    norm = torch.rand(inputs).to(DEVICE, kind), 1e-6
+    bias = torch.randn(outputs).to(DEVICE, kind) if biased else None
+    head_norms = (torch.rand(dim).to(DEVICE, kind), torch.rand(dim).to(DEVICE, kind)) if normed else None
+    turns = torch.linspace(1, 0.1, dim // 2).to(DEVICE)
+    turning = Turning(queries, kv_heads, turns, dim**-0.5, head_norms, 1e-6)
+    at = torch.arange(rows, device=DEVICE)
+    slots = at.clone()
+    slots[-1] = -1
+    layers = torch.zeros(2, 2, 3, kv_heads, PAGE, dim).to(DEVICE, kind)
+    tile = small_tile_for(outputs, inputs, 2, False)._replace(parts=parts)
+    wanted = multiply_small(x, weight, norm, bias, tile=tile).view(rows, -1, dim)
+    turn_and_store(wanted, at, slots, layers[0], turning)
+    found = torch.empty(rows, queries, dim, dtype=kind, device=DEVICE)
+    sums = sum_in_parts(x, weight, norm, tile)
+    turn_and_store(found, at, slots, layers[1], turning, sums=(sums, bias))
+    assert torch.equal(found, wanted[:, :queries]), rows
+    assert torch.equal(layers[1], layers[0]), rows
+    assert rows == 1 or bool(layers[0].any())
+
+
+@pytest.mark.parametrize("rows", some([1, 3, 17], 1))
+@pytest.mark.parametrize(
+    ("heads", "dim", "normed", "biased"),
+    [
+        ((6, 2), 16, False, True),
+        ((3, 1), 20, True, False),
+        ((4, 1), 24, True, True),
+        ((9, 3), 16, False, False),
+    ],
+)
+def test_heads_are_turned_with_the_bits_of_a_kernel_that_adds_up_the_parts(
+    rows: int, heads: tuple[int, int], dim: int, normed: bool, biased: bool
+) -> None:
+    check_turned(torch.float16, rows, heads, dim, (384, 3), normed, biased)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("heads", "dim", "inputs", "normed", "biased"),
+    [
+        ((14, 2), 64, 896, False, True),
+        ((12, 2), 128, 1536, False, True),
+        ((16, 2), 128, 2048, False, True),
+        ((16, 8), 128, 1024, True, False),
+        ((4, 1), 256, 1152, True, False),
+        ((5, 1), 80, 640, True, True),
+    ],
+)
+def test_heads_of_real_models_are_turned_with_the_bits_of_a_kernel_that_adds_up_the_parts(
+    kind: torch.dtype, heads: tuple[int, int], dim: int, inputs: int, normed: bool, biased: bool
+) -> None:
+    parts = small_tile_for((heads[0] + 2 * heads[1]) * dim, inputs, 2, False).parts
+    assert parts > 1
+    for rows in ROWS:
+        check_turned(kind, rows, heads, dim, (inputs, parts), normed, biased)
+
+
+def test_only_matrices_of_few_outputs_have_parts() -> None:
+    wide, narrow = (torch.empty(size, 1536, dtype=torch.bfloat16) for size in (8960, 1536))
+    assert has_parts(narrow)
+    assert not has_parts(wide)
 
 
 def test_the_tile_of_a_product_depends_on_its_matrix_alone() -> None:

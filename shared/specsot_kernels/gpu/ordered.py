@@ -368,8 +368,7 @@ def add_parts(
     sums, bias, out, outputs, wide: tl.constexpr, parts: tl.constexpr, biased: tl.constexpr,
     gated: tl.constexpr, added: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Add up the parts of some columns of one row. The loads of different parts do not wait for
-    each other.
+    """Add up the parts of some columns of one row.
 
     sums: fp32 [parts, rows, outputs, twice if gated], the sums of the parts.
     bias: [outputs], if `biased`.
@@ -392,17 +391,27 @@ def add_parts(
     await_preceding_kernel(early)
     place = sums + row * size + column
     step = tl.num_programs(0).to(tl.int64) * size
-    total = tl.load(place, mask=there, other=0.0)
-    second_half = tl.zeros((wide,), tl.float32)
-    if gated:
-        second_half = tl.load(place + outputs, mask=there, other=0.0)
-    for _ in tl.static_range(1, parts):
-        place += step
-        total += tl.load(place, mask=there, other=0.0)
-        if gated:
-            second_half += tl.load(place + outputs, mask=there, other=0.0)
+    total = sum_of_parts(place, step, there, parts)
+    second_half = sum_of_parts(place + outputs, step, there, parts) if gated else total
     addend = total
     if added:
         addend = tl.load(out + row * outputs + column, mask=there, other=0.0).to(tl.float32)
     result = _finish(total, second_half, offset, addend, biased, gated, added)
     tl.store(out + row * outputs + column, result.to(out.dtype.element_ty), mask=there)
+
+
+@kernel
+def sum_of_parts(place, step, there, parts: tl.constexpr):
+    """Return the sums of some outputs over all parts, fp32, added from the first part to the last. The loads
+    of different parts do not wait for each other.
+
+    place: addresses of the outputs' sums over the first part, of any shape.
+    step: numbers from the sums of one part to those of the next.
+    there: which outputs exist; the sums of the others are 0.
+    parts: number of parts.
+    """
+    total = tl.load(place, mask=there, other=0.0)
+    for _ in tl.static_range(1, parts):
+        place += step
+        total += tl.load(place, mask=there, other=0.0)
+    return total

@@ -8,6 +8,7 @@ The file also converts rows to 8-bit floats with one scale a row, and scales the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 import triton.language as tl
@@ -22,6 +23,7 @@ from specsot_kernels.gpu.launching import (
     pdl_options,
     power_of_two,
 )
+from specsot_kernels.gpu.ordered import sum_of_parts
 from specsot_kernels.gpu.products import LARGEST
 
 # Columns. Tile of the gate. Untuned.
@@ -33,6 +35,11 @@ MIN_SCALE = tl.constexpr(2.0**-24)
 HALF_WAY = tl.constexpr(1.5 * 2.0**23)
 # Heads of one program. Untuned.
 TOGETHER = 8
+# Heads of one program that adds up the parts of a product: a head takes as many more loads as there are
+# parts, so that more programs load them. Untuned.
+TOGETHER_IN_PARTS: Final = 2
+# Warps of a program that norms a row. Kernels with the same number add the squares of a row in one order.
+NORM_WARPS: Final = 8
 # Numbers of a KV row that one program moves. Untuned.
 MOVED = 256
 
@@ -69,6 +76,7 @@ def turn_and_store(
     kv_layer: Tensor,
     turning: Turning,
     scales: tuple[Tensor, Tensor] | None = None,
+    sums: tuple[Tensor, Tensor | None] | None = None,
 ) -> None:
     """Norm and rotate query and key heads. Queries are written back to `qkv`, keys and values to their KV
     slots.
@@ -85,6 +93,9 @@ def turn_and_store(
     turning: how queries and keys are normed, rotated and scaled.
     scales: fp32 [rows] and [outputs]; rows and columns of `qkv` are multiplied by them first. None: `qkv` is
         scaled already.
+    sums: fp32 [parts, rows, outputs] and a bias [outputs] or None. The heads are then these sums, added from
+        the first part to the last, plus the bias, and rounded to the type of `qkv`. `qkv` is not read; it
+        only receives the queries, and may be [rows, heads, head_dim]. None: the heads are read from `qkv`.
 
     Slot = page * page_rows + offset: with pages of 256 rows, slot 515 is row 3 of page 2.
     """
@@ -96,13 +107,16 @@ def turn_and_store(
     steps = kv_layer[..., dim:].view(torch.float16) if eight else kv_layer
     own, columns = scales or norms
     all_heads = turning.heads + len(kv_layer) * turning.kv_heads
+    parts, bias = sums or (None, None)
+    together = TOGETHER if parts is None else TOGETHER_IN_PARTS
     with on_device_of(qkv):
-        _turn[(rows, -(-all_heads // TOGETHER))](
+        _turn[(rows, -(-all_heads // together))](
             qkv, positions, slots, kv_layer, steps, turning.frequencies, *norms, own, columns,
-            *qkv.stride()[:2], *kv_layer.stride()[:4], turning.scale, turning.still, turned, turning.eps,
-            turning.heads, turning.kv_heads, all_heads, kv_layer.shape[3], dim // 2, power_of_two(dim // 2),
-            TOGETHER, turning.norms is not None, apart, eight, scales is not None, num_warps=2,
-            **pdl_options(qkv),
+            own if parts is None else parts, columns if bias is None else bias, *qkv.stride()[:2],
+            *kv_layer.stride()[:4], turning.scale, turning.still, turned, turning.eps, turning.heads,
+            turning.kv_heads, all_heads, kv_layer.shape[3], dim // 2, power_of_two(dim // 2), together,
+            turning.norms is not None, apart, eight, scales is not None, 0 if parts is None else len(parts),
+            bias is not None, num_warps=2, **pdl_options(qkv),
         )  # fmt: skip
 
 
@@ -119,7 +133,7 @@ def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     size = x.shape[1]
     with on_device_of(x):
         _norm[(x.shape[0],)](
-            x, weight, out, size, eps, power_of_two(size), num_warps=8, **pdl_options(x)
+            x, weight, out, size, eps, power_of_two(size), num_warps=NORM_WARPS, **pdl_options(x)
         )  # fmt: skip
     return out
 
@@ -194,17 +208,19 @@ def join_rows(
 
 @kernel
 def _turn(
-    qkv, positions, slots, kv, steps, frequencies, query_norm, key_norm, own, columns, from_row, from_head,
-    kv_half, kv_page, kv_head, kv_row, scale, still, many, eps, heads, kv_heads, all_heads, page_rows, pairs,
-    room: tl.constexpr, together: tl.constexpr, normed: tl.constexpr, apart: tl.constexpr,
-    eight: tl.constexpr, scaled: tl.constexpr, early: tl.constexpr,
+    qkv, positions, slots, kv, steps, frequencies, query_norm, key_norm, own, columns, sums, bias, from_row,
+    from_head, kv_half, kv_page, kv_head, kv_row, scale, still, many, eps, heads, kv_heads, all_heads,
+    page_rows, pairs, room: tl.constexpr, together: tl.constexpr, normed: tl.constexpr, apart: tl.constexpr,
+    eight: tl.constexpr, scaled: tl.constexpr, parts: tl.constexpr, biased: tl.constexpr,
+    early: tl.constexpr,
 ):  # fmt: skip
     """Rotate and store a few heads of one row; queries, keys and values may be among them.
 
     Nothing is stored for a row with a negative slot, but its queries are rotated. Programs beyond the last
     head write nothing.
 
-    qkv: [rows, heads + 2 * kv_heads, 2 * pairs], queries, keys and values of each row.
+    qkv: [rows, heads + 2 * kv_heads, 2 * pairs], queries, keys and values of each row, receives the queries;
+        if `parts`, it is not read.
     positions: [rows], the position of each row in its sequence.
     slots: [rows], the KV slot of each row; negative: nothing is stored.
     kv: the KV of one layer.
@@ -214,6 +230,8 @@ def _turn(
     key_norm: [2 * pairs], weights of the norm over each key head, if `normed`.
     own: fp32 [rows], scale of each row of `qkv`, if `scaled`.
     columns: fp32 [outputs], scale of each column of `qkv`, if `scaled`.
+    sums: fp32 [parts, rows, outputs], the sums of a product over each part of its inputs, if `parts`.
+    bias: [outputs], added to the sum over all parts, if `biased`.
     from_row: numbers from one row of `qkv` to the next.
     from_head: numbers from one head of `qkv` to the next.
     kv_half: numbers from the keys to the values.
@@ -235,6 +253,8 @@ def _turn(
     apart: whether pairs have two factors.
     eight: whether KV is int8.
     scaled: whether qkv still has to be scaled.
+    parts: number of parts of `sums`, whose sum is read instead of `qkv`; 0: `qkv` is read.
+    biased: whether the product has a bias; never without `parts`.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
@@ -252,14 +272,26 @@ def _turn(
     slot = tl.load(slots + row).to(tl.int64)
     place = qkv + row.to(tl.int64) * from_row + head[:, None] * from_head + 2 * pair[None, :]
     kind = qkv.dtype.element_ty
+    output = head[:, None] * (2 * pairs) + 2 * pair[None, :]
     if scaled:
-        output = columns + head[:, None] * (2 * pairs) + 2 * pair[None, :]
-        left = tl.load(output, mask=there, other=0.0)
-        right = tl.load(output + 1, mask=there, other=0.0)
+        left = tl.load(columns + output, mask=there, other=0.0)
+        right = tl.load(columns + output + 1, mask=there, other=0.0)
     # Positions and slots were written before this frame's kernels, so they may be read before this wait.
     await_preceding_kernel(early)
-    first = tl.load(place, mask=there, other=0.0).to(tl.float32)
-    second = tl.load(place + 1, mask=there, other=0.0).to(tl.float32)
+    if parts:
+        size = all_heads * (2 * pairs)
+        source = sums + row.to(tl.int64) * size + output
+        step = tl.num_programs(0).to(tl.int64) * size
+        first = sum_of_parts(source, step, there, parts)
+        second = sum_of_parts(source + 1, step, there, parts)
+        if biased:
+            first += tl.load(bias + output, mask=there, other=0.0).to(tl.float32)
+            second += tl.load(bias + output + 1, mask=there, other=0.0).to(tl.float32)
+        # Round as if the product had been stored in between.
+        first, second = first.to(kind).to(tl.float32), second.to(kind).to(tl.float32)
+    else:
+        first = tl.load(place, mask=there, other=0.0).to(tl.float32)
+        second = tl.load(place + 1, mask=there, other=0.0).to(tl.float32)
     if scaled:
         size = tl.load(own + row)
         # Round as if the scaled product had been stored in between.
@@ -340,8 +372,20 @@ def _norm(x, weight, out, size, eps, room: tl.constexpr, early: tl.constexpr):
     scale = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
     await_preceding_kernel(early)
     values = tl.load(x + row * size + column, mask=there, other=0.0).to(tl.float32)
-    values *= tl.rsqrt(tl.sum(values * values, 0) / size + eps) * scale
+    values = norm_row(values, scale, size, eps)
     tl.store(out + row * size + column, values.to(out.dtype.element_ty), mask=there)
+
+
+@kernel
+def norm_row(values, scale, size, eps):
+    """Return the RMSNorm of one row, fp32.
+
+    values: fp32, the row; numbers beyond its end are 0.
+    scale: fp32, weight of the norm.
+    size: numbers of the row.
+    eps: added to the mean square.
+    """
+    return values * (tl.rsqrt(tl.sum(values * values, 0) / size + eps) * scale)
 
 
 @kernel_for_any("pages", "page_rows")

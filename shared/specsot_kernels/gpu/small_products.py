@@ -3,8 +3,9 @@
 A small step has at most MAX_SMALL_ROWS rows. One program computes a few outputs of all rows, so that the
 products of a row are added by the same tensor-core instructions, in the same order, for one row and for 32.
 A matrix of few outputs has too few programs to keep the device's memory busy. Its inputs are divided into
-parts of equal length, whose sums a second kernel adds up in order. The number of parts depends on the matrix
-alone.
+parts of equal length, whose sums the next kernel adds up in order. The number of parts depends on the matrix
+alone. The next kernel is `add_parts`, or one that also does what follows the product: `add_and_norm`, or
+`rows.turn_and_store`. The bits are the same.
 """
 
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
@@ -24,9 +25,10 @@ from specsot_kernels.gpu.launching import (
     let_next_begin,
     on_device_of,
     pdl_options,
+    power_of_two,
 )
-from specsot_kernels.gpu.ordered import add_parts
-from specsot_kernels.gpu.rows import norm_rows
+from specsot_kernels.gpu.ordered import add_parts, sum_of_parts
+from specsot_kernels.gpu.rows import NORM_WARPS, norm_row, norm_rows
 from specsot_kernels.line_tables import MAX_SMALL_ROWS
 
 # Rows. Tiles of rows: a step runs in the smallest tile that holds it. Tiles differ in how many rows they
@@ -145,26 +147,107 @@ def multiply_small(
     (rows, inputs) = x.shape
     wanted = weight.shape[0] // 2 if gated else weight.shape[0]
     out = x.new_empty((rows, wanted), dtype=dtype) if into is None else into
-    high, wide, warps, stages, parts = tile or small_tile_for(wanted, inputs, x.itemsize, gated)
-    sums = out if parts == 1 else x.new_empty((parts, rows, wanted), dtype=torch.float32)
+    addend = out if bias is None else bias
+    tile = tile or small_tile_for(wanted, inputs, x.itemsize, gated)
+    if tile.parts == 1:
+        _launch(x, weight, addend, out, tile, bias is not None, gated, into is not None)
+        return out
+    sums = sum_in_parts(x, weight, tile=tile)
+    with on_device_of(x):
+        add_parts[(rows, -(-wanted // SUMS_AT_ONCE))](
+            sums, addend, out, wanted, SUMS_AT_ONCE, tile.parts, bias is not None, False, into is not None,
+            num_warps=4, enable_fp_fusion=False, **pdl_options(x),
+        )  # fmt: skip
+    return out
+
+
+def has_parts(weight: Tensor) -> bool:
+    """Return whether the inputs of a product that is not gated are divided into several parts.
+
+    weight: [outputs, inputs], the weight.
+    """
+    (outputs, inputs) = weight.shape
+    return small_tile_for(outputs, inputs, weight.itemsize, False).parts > 1
+
+
+def sum_in_parts(
+    x: Tensor, weight: Tensor, norm: tuple[Tensor, float] | None = None, tile: SmallTile | None = None
+) -> Tensor:
+    """Return the sums of x @ weight.T over each part of the inputs, fp32 [parts, rows, outputs].
+
+    `multiply_small` adds them from the first part to the last, then adds the bias, then what is in `into`,
+    and rounds once.
+
+    x: [rows, inputs], the numbers of a row are adjacent.
+    weight: [outputs, inputs], contiguous. Its inputs must have several parts (`has_parts`).
+    norm: weight [inputs] and epsilon of an RMSNorm of x that is applied first, in a kernel of its own; None:
+        no norm.
+    tile: overrides `small_tile_for`; None: it does not.
+    """
+    if norm:
+        x = norm_rows(x.contiguous(), *norm)
+    (outputs, inputs) = weight.shape
+    tile = tile or small_tile_for(outputs, inputs, x.itemsize, False)
+    sums = x.new_empty((tile.parts, len(x), outputs), dtype=torch.float32)
+    _launch(x, weight, sums, sums, tile)
+    return sums
+
+
+def add_and_norm(sums: Tensor, hidden: Tensor, norm: tuple[Tensor, float]) -> Tensor:
+    """Add a product to the hidden states, in place, and return their RMSNorm, [rows, size] in their type.
+
+    The bits of both are those of `multiply_small` into `hidden` and `norm_rows`.
+
+    sums: fp32 [parts, rows, size], the product as `sum_in_parts` returns it.
+    hidden: [rows, size], contiguous, the residual stream.
+    norm: weight [size] and epsilon of the RMSNorm.
+    """
+    parts, rows, size = sums.shape
+    normed = hidden.new_empty(hidden.shape)
+    with on_device_of(hidden):
+        _add_and_norm[(rows,)](
+            sums, hidden, norm[0], normed, size, norm[1], power_of_two(size), parts, num_warps=NORM_WARPS,
+            **pdl_options(hidden),
+        )  # fmt: skip
+    return normed
+
+
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    out: Tensor,
+    tile: SmallTile,
+    biased: bool = False,
+    gated: bool = False,
+    added: bool = False,
+) -> None:
+    """Launch `_multiply`.
+
+    x: [rows, inputs], the input.
+    weight: [outputs, inputs], both halves of the outputs if gated.
+    bias: [outputs], if `biased`; otherwise any tensor.
+    out: [rows, outputs], receives the product; fp32 [parts, rows, outputs] if the tile has several parts,
+        receives the sums alone.
+    tile: the tile.
+    biased: whether there is a bias.
+    gated: whether the product is gated.
+    added: whether the product is added to `out`.
+    """
+    (rows, inputs) = x.shape
+    wanted = out.shape[-1]
+    high, wide, warps, stages, parts = tile
     many = next(size for size in ROW_TILES if rows <= size)
     # Fewer stages only wait longer for loads; the order of sums stays.
     bytes_per_stage = x.itemsize * wide * (high * (1 + gated) + many)
     stages = max(min(stages, _shared_memory(x.device) // bytes_per_stage), 1)
     whole = inputs % wide == 0 and wanted % high == 0
-    addend = out if bias is None else bias
     with on_device_of(x):
         _multiply[(-(-wanted // high), parts)](
-            x, weight, addend, sums, rows, wanted, inputs, inputs // parts, x.stride(0), many, high, wide,
-            whole, bias is not None, gated, into is not None, parts > 1,
+            x, weight, bias, out, rows, wanted, inputs, inputs // parts, x.stride(0), many, high, wide,
+            whole, biased, gated, added, parts > 1,
             num_warps=warps, num_stages=stages, enable_fp_fusion=False, **pdl_options(x),
         )  # fmt: skip
-        if parts > 1:
-            add_parts[(rows, -(-wanted // SUMS_AT_ONCE))](
-                sums, addend, out, wanted, SUMS_AT_ONCE, parts, bias is not None, False, into is not None,
-                num_warps=4, enable_fp_fusion=False, **pdl_options(x),
-            )  # fmt: skip
-    return out
 
 
 @kernel_for_any("rows")
@@ -248,3 +331,36 @@ def _fetch(place, inside, whole: tl.constexpr):
     whole: whether all exist.
     """
     return tl.load(place) if whole else tl.load(place, mask=inside, other=0.0)
+
+
+@kernel
+def _add_and_norm(
+    sums, hidden, weight, normed, size, eps, room: tl.constexpr, parts: tl.constexpr, early: tl.constexpr
+):  # fmt: skip
+    """Add up the parts of one row of a product, add the result to the hidden states, and norm the row.
+
+    The row is normed as it is stored, after rounding, and in the order of sums of `norm_rows`.
+
+    sums: fp32 [parts, rows, size], the sums of the product over each part of its inputs.
+    hidden: [rows, size], the product is added to it.
+    weight: [size], weight of the norm.
+    normed: [rows, size], receives the normed rows.
+    size: numbers of a row.
+    eps: added to the mean square.
+    room: `size`, rounded up to a power of two.
+    parts: number of parts.
+    early: whether the device starts kernels early (see `launching`).
+    """
+    let_next_begin(early)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
+    there = column < size
+    scale = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
+    await_preceding_kernel(early)
+    begin = row * size
+    place = hidden + begin + column
+    total = sum_of_parts(sums + begin + column, tl.num_programs(0).to(tl.int64) * size, there, parts)
+    total += tl.load(place, mask=there, other=0.0).to(tl.float32)
+    values = total.to(hidden.dtype.element_ty)
+    tl.store(place, values, mask=there)
+    values = norm_row(values.to(tl.float32), scale, size, eps)
+    tl.store(normed + begin + column, values.to(normed.dtype.element_ty), mask=there)
