@@ -34,6 +34,12 @@ class ShortRows(NamedTuple):
     scales: Tensor
 
 
+# Rows that the preceding kernel has normed for the next product: in 8 bits, or [rows, size] in the type of
+# the residual stream. A product ignores rows of a form that it does not multiply, and norms the stream
+# itself.
+NormedRows = ShortRows | Tensor
+
+
 class Unscaled(NamedTuple):
     """A product before its scales are applied.
 
@@ -108,14 +114,14 @@ class Fp8:
 
         return self._biased(lengthen_rows(*self._multiply(x)), x.dtype)
 
-    def normed(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> Tensor:
+    def normed(self, hidden: Tensor, norm: NormWeight, rows: NormedRows | None = None) -> Tensor:
         """Return the product of the RMSNorm of the hidden states, [rows, out] in their type.
 
         A bias is added if there is one.
 
         hidden: [rows, in], not changed.
         norm: Weight [in] and epsilon of the RMSNorm.
-        rows: The normed rows in fp8, if they are computed already; None: they are computed here.
+        rows: The normed rows, used if they are in fp8 already; otherwise they are computed here.
         """
         from specsot_kernels.gpu.products import multiply_short_row
         from specsot_kernels.gpu.rows import lengthen_rows
@@ -142,7 +148,7 @@ class Fp8:
         return self._biased(lengthen_rows(*sums), torch.float32)
 
     def heads(
-        self, x: Tensor, norm: NormWeight | None = None, rows: ShortRows | None = None
+        self, x: Tensor, norm: NormWeight | None = None, rows: NormedRows | None = None
     ) -> Tensor | Unscaled:
         """Return queries, keys and values [rows, out], after a norm if one is given.
 
@@ -152,13 +158,13 @@ class Fp8:
 
         x: [rows, in], the input.
         norm: Weight [in] and epsilon of the RMSNorm; None: x is normalized already.
-        rows: The normed rows in fp8, if they are computed already; None: they are computed here.
+        rows: The normed rows, used if they are in fp8 already; otherwise they are computed here.
         """
         if len(x) > 1 and self.bias is None and _unscaled_dtype(x.dtype) == x.dtype:
             return self._multiply(x, norm, rows)
         return self(x) if norm is None else self.normed(x, norm, rows)
 
-    def gated(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> Tensor | ShortRows:
+    def gated(self, hidden: Tensor, norm: NormWeight, rows: NormedRows | None = None) -> Tensor | ShortRows:
         """Return silu(first half) * second half of what `normed` returns, [rows, out / 2], in a form that
         `add_to` takes.
 
@@ -166,7 +172,7 @@ class Fp8:
 
         hidden: [rows, in], not changed.
         norm: Weight [in] and epsilon of the RMSNorm.
-        rows: The normed rows in fp8, if they are computed already; None: they are computed here.
+        rows: The normed rows, used if they are in fp8 already; otherwise they are computed here.
         """
         from specsot_kernels.gpu.products import multiply_short_row
         from specsot_kernels.gpu.rows import shorten_gated
@@ -209,7 +215,9 @@ class Fp8:
         product = product.to(dtype)
         return product if self.bias is None else product.add_(self.bias)
 
-    def _multiply(self, x: Tensor, norm: NormWeight | None = None, rows: ShortRows | None = None) -> Unscaled:
+    def _multiply(
+        self, x: Tensor, norm: NormWeight | None = None, rows: NormedRows | None = None
+    ) -> Unscaled:
         """Multiply x, or `rows` if they are rounded already, and leave the scales to the caller.
 
         For the four matrices of an 8B layer and 8 rows on an H100, cuBLAS without scales takes 90 us, and
@@ -217,11 +225,12 @@ class Fp8:
 
         x: [rows, in], in floats; its type is that of the product.
         norm: Weight [in] and epsilon of the RMSNorm; None: x is normalized already.
-        rows: The rows in fp8, if they are computed already; None: they are computed here.
+        rows: The rows, used if they are in fp8 already; otherwise they are computed here.
         """
         from specsot_kernels.gpu.rows import shorten_rows
 
-        return self._product(*(rows or shorten_rows(x, norm)), _unscaled_dtype(x.dtype))
+        short = rows if isinstance(rows, ShortRows) else shorten_rows(x, norm)
+        return self._product(*short, _unscaled_dtype(x.dtype))
 
     def _product(self, short: Tensor, scales: Tensor, dtype: torch.dtype) -> Unscaled:
         """Multiply rows that are rounded already, and leave the scales to the caller.

@@ -21,12 +21,19 @@ from specsot.errors import InvalidRequest
 from specsot.members import KvDtype, Quantization
 from specsot_model.attention import AttentionPlan, attend
 from specsot_model.delta import DeltaBlock
-from specsot_model.fp8 import Fp8, NormWeight, ShortRows, Unscaled, runs_kernels
+from specsot_model.fp8 import Fp8, NormedRows, NormWeight, ShortRows, Unscaled, runs_kernels
 from specsot_model.fused_delta import FusedDelta
 from specsot_model.kv import KVPages
 from specsot_model.latent import fits_tiles
 from specsot_model.layers import AnyNorm, Block, Norm
-from specsot_model.linear import CapturedProduct, Linear, RowProduct, captured_product
+from specsot_model.linear import (
+    CapturedProduct,
+    Linear,
+    PartSums,
+    RowProduct,
+    SmallStepProduct,
+    captured_product,
+)
 from specsot_model.mlp import Experts, GatedMlp, GroupedExperts, UngatedMlp, can_group
 from specsot_model.rotary import frequencies, query_growth
 
@@ -39,15 +46,15 @@ class AddedProduct(Protocol):
 
     def add_to(
         self, hidden: Tensor, x: Tensor | ShortRows, next_norm: NormWeight | None = None
-    ) -> ShortRows | None:
+    ) -> NormedRows | None:
         """Add the product of x to the hidden states, in place.
 
-        Return the normed `hidden` in 8 bits for the next product, or None if this form of product does not
-        make it.
+        Return the normed `hidden` for the next product, or None if this form of product does not make it.
 
         hidden: [rows, out], the residual stream.
         x: [rows, in], in floats or rounded to 8 bits already.
-        next_norm: Weight and epsilon of the next product's norm; None: there is none. See `Fp8.add_to`.
+        next_norm: Weight and epsilon of the next product's norm; None: there is none. See `Fp8.add_to`
+            and `RowProduct.add_to`.
         """
         ...
 
@@ -91,12 +98,12 @@ class FusedBlock:
     def set_next_block(self, block: FusedBlock) -> None:
         """Connect this layer to the layer that follows.
 
-        If the next layer multiplies in fp8, this layer returns its normed rows in fp8 as well. Otherwise
-        nothing changes.
+        If the next layer multiplies in fp8, or has products of small steps, this layer returns its normed
+        rows in fp8, or in floats. Otherwise nothing changes.
 
         block: The layer that runs next.
         """
-        if isinstance(block._qkv, Fp8):
+        if isinstance(block._qkv, Fp8 | SmallStepProduct):
             self._following = block._input_norm
 
     def forward(
@@ -107,25 +114,24 @@ class FusedBlock:
         plan: AttentionPlan,
         kv: KVPages,
         layer: int,
-        rows: ShortRows | None = None,
-    ) -> ShortRows | None:
+        rows: NormedRows | None = None,
+    ) -> NormedRows | None:
         """Add this layer's attention and MLP updates to the residual stream, in place, and return the next
         layer's input.
 
         positions: [rows], the position of each row in its sequence.
         slots: [rows], the KV slot of each row; a row with a negative slot writes no KV.
         layer: Index of this layer within `kv`.
-        rows: The normed rows of `hidden` in 8 bits, if the previous layer returned them; None: they are
-            computed here.
+        rows: The normed rows of `hidden`, if the previous layer returned them; None: they are computed here.
         hidden: [rows, hidden], the residual stream.
         plan: The attention plan of the frame.
         kv: The KV cache of the layer range.
 
-        Return the normed rows for the next layer in 8 bits. Return None if the next layer does not multiply
-        in fp8, or none was connected.
+        Return the normed rows for the next layer. Return None if no layer was connected, or if the form of
+        the products does not make the rows for the next layer.
         """
         kv_heads, group = self._heads
-        heads: Tensor | Unscaled = self._qkv.heads(hidden, self._input_norm, rows)
+        heads: Tensor | Unscaled | PartSums = self._qkv.heads(hidden, self._input_norm, rows)
         heads = rotate_heads(heads, positions, slots, kv.layers[layer], self._turning, self._rope)
         queries = heads.narrow(1, 0, kv_heads * group).unflatten(1, (kv_heads, group))
         attended = attend(queries, kv.layers[layer], plan)
@@ -133,9 +139,9 @@ class FusedBlock:
 
 
 # Adds an MLP's update to the residual stream [rows, hidden], in place. Arguments: the stream, its normed rows
-# in 8 bits if they are computed already, and the norm of the next layer. Returns the rows normed for
-# the next layer in 8 bits, or None.
-AddMlp = Callable[[Tensor, ShortRows | None, NormWeight | None], ShortRows | None]
+# if they are computed already, and the norm of the next layer. Returns the rows normed for the next layer, or
+# None.
+AddMlp = Callable[[Tensor, NormedRows | None, NormWeight | None], NormedRows | None]
 
 
 def _mlp_adder(
@@ -146,8 +152,8 @@ def _mlp_adder(
     """Return a function that adds the layer's MLP update to the residual stream, as `AddedProduct.add_to`
     does.
 
-    Experts run in PyTorch's own operations. The function takes the residual stream, its normed rows in 8 bits
-    or None, and the next layer's norm or None. For experts and MLPs without a gate it always returns None.
+    Experts run in PyTorch's own operations. The function takes the residual stream, its normed rows or None,
+    and the next layer's norm or None. For experts and MLPs without a gate it always returns None.
 
     block: The layer, whose MLP and MLP norm are used.
     make_gated_product: Makes the MLP's first product, of gate and up.
@@ -157,7 +163,7 @@ def _mlp_adder(
     mlp = block.mlp
     if not isinstance(mlp, GatedMlp):
 
-        def add_experts(hidden: Tensor, rows: ShortRows | None, next_norm: NormWeight | None) -> None:
+        def add_experts(hidden: Tensor, rows: NormedRows | None, next_norm: NormWeight | None) -> None:
             """Add the update of a layer's experts to the residual stream, in place, and return None.
 
             hidden: [rows, hidden], the residual stream.
@@ -211,7 +217,7 @@ class CapturedBlock:
         plan: AttentionPlan,
         kv: KVPages,
         layer: int,
-        rows: ShortRows | None = None,
+        rows: NormedRows | None = None,
     ) -> None:
         """Add this layer's two updates to the residual stream, in place, and return None.
 
@@ -221,7 +227,7 @@ class CapturedBlock:
         plan: The attention plan of the frame.
         kv: The KV cache of the layer range.
         layer: Index of this layer within `kv`.
-        rows: Not used; fused layers take normed rows in 8 bits.
+        rows: Not used; fused layers take normed rows.
         """
 
         def rotate_and_store(heads: Tensor) -> None:
@@ -235,7 +241,7 @@ class CapturedBlock:
 
 
 def rotate_heads(
-    heads: Tensor | Unscaled,
+    heads: Tensor | Unscaled | PartSums,
     positions: Tensor,
     slots: Tensor,
     kv_layer: Tensor,
@@ -244,9 +250,11 @@ def rotate_heads(
 ) -> Tensor:
     """Rotate queries and keys in place, store keys and values in the KV cache, and return all heads.
 
-    The result is [rows, heads, head_dim], queries first. The product is overwritten.
+    The result is [rows, heads, head_dim], queries first. The product is overwritten. For `PartSums`, the
+    result holds the queries alone.
 
-    heads: The product of the query, key and value projections, perhaps without its scales.
+    heads: The product of the query, key and value projections, perhaps without its scales, or before its sums
+        are added up.
     positions: LongTensor [rows], the position of each row in its sequence.
     slots: LongTensor [rows], the KV slot of each row; a row with a negative slot writes no KV.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], one layer of the KV cache.
@@ -255,9 +263,15 @@ def rotate_heads(
     """
     from specsot_kernels.gpu.rows import turn_and_store
 
-    product, scales = (heads.product, heads[1:]) if isinstance(heads, Unscaled) else (heads, None)
-    rows = product.view(len(product), -1, 2 * len(head_turns.frequencies))
-    turn_and_store(rows, positions, slots, kv_layer, head_turns, scales)
+    head_dim = 2 * len(head_turns.frequencies)
+    if isinstance(heads, PartSums):
+        sizes = len(positions), head_turns.heads, head_dim
+        rows = heads.sums.new_empty(sizes, dtype=heads.dtype)
+        turn_and_store(rows, positions, slots, kv_layer, head_turns, sums=(heads.sums, heads.bias))
+    else:
+        product, scales = (heads.product, heads[1:]) if isinstance(heads, Unscaled) else (heads, None)
+        rows = product.view(len(product), -1, head_dim)
+        turn_and_store(rows, positions, slots, kv_layer, head_turns, scales)
     if rope and rope.slope:
         rows.narrow(1, 0, head_turns.heads).mul_(query_growth(rope, positions)[:, None, None])
     return rows

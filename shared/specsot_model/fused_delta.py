@@ -9,7 +9,7 @@ from torch import Tensor
 from specsot_model.attention import AttentionPlan
 from specsot_model.delta import DeltaBlock
 from specsot_model.delta_pages import WalkedPages
-from specsot_model.fp8 import ShortRows
+from specsot_model.fp8 import NormedRows
 from specsot_model.kv import KVPages
 from specsot_model.layers import Norm
 from specsot_model.linear import RowProduct, captured_product
@@ -49,7 +49,7 @@ class FusedDelta:
         plan: AttentionPlan,
         kv: KVPages,
         layer: int,
-        rows: ShortRows | None = None,
+        rows: NormedRows | None = None,
     ) -> None:
         """Add this layer's two updates to the residual stream, in place.
 

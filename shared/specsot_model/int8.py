@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specsot_model.decoding import Codes
-from specsot_model.fp8 import NormWeight, ShortRows, multiply_plainly, runs_kernels
+from specsot_model.fp8 import NormedRows, NormWeight, ShortRows, multiply_plainly, runs_kernels
 
 # Weights. How many are floats at a time; bounds the extra memory. Untuned.
 WEIGHTS_AT_A_TIME = 1 << 24
@@ -83,26 +83,27 @@ class Int8:
         """
         return self.heads(hidden, norm)
 
-    def heads(self, x: Tensor, norm: NormWeight | None = None, rows: ShortRows | None = None) -> Tensor:
+    def heads(self, x: Tensor, norm: NormWeight | None = None, rows: NormedRows | None = None) -> Tensor:
         """Return the product of x, after an RMSNorm if one is given: [rows, out].
 
         x: [rows, in], in floats; its type is that of the result.
         norm: Weight [in] and epsilon of the RMSNorm; None: x is normalized already.
-        rows: The normed x in int8, if it is computed already; None: it is computed here.
+        rows: The normed x, used if it is in int8 already; otherwise it is computed here.
         """
-        return self._multiply(rows or self._round(x, norm), x.dtype)
+        short = rows if isinstance(rows, ShortRows) else self._round(x, norm)
+        return self._multiply(short, x.dtype)
 
-    def gated(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> ShortRows:
+    def gated(self, hidden: Tensor, norm: NormWeight, rows: NormedRows | None = None) -> ShortRows:
         """Return silu(first half) * second half of what `normed` returns, in int8: [rows, out / 2]. A bias is
         not added.
 
         hidden: [rows, in], not changed.
         norm: Weight [in] and epsilon of the RMSNorm.
-        rows: The normed rows in int8, if they are computed already; None: they are computed here.
+        rows: The normed rows, used if they are in int8 already; otherwise they are computed here.
         """
         from specsot_kernels.gpu.whole import multiply_gated_whole
 
-        short = rows or self._round(hidden, norm)
+        short = rows if isinstance(rows, ShortRows) else self._round(hidden, norm)
         return ShortRows(*multiply_gated_whole(*short, self._int8_weight, self._scales))
 
     def add_to(self, hidden: Tensor, x: Tensor | ShortRows, next_norm: NormWeight | None = None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from specsot.errors import InvalidRequest, ModelError
 from specsot.members import QUANTIZATIONS, Quantization
 from specsot_kernels.errors import UnsupportedProcessor
 from specsot_model.decoding import Codes
-from specsot_model.fp8 import Fp8, NormWeight, ShortRows, Unscaled, multiplies_fp8
+from specsot_model.fp8 import Fp8, NormedRows, NormWeight, ShortRows, Unscaled, multiplies_fp8
 from specsot_model.gguf_tensors import StoredPart, StoredRows, decode_rows
 from specsot_model.inference import inference_mode
 from specsot_model.int8 import Int8
@@ -202,6 +202,19 @@ def _can_return_sums(device: torch.device) -> bool:
     )
 
 
+class PartSums(NamedTuple):
+    """A product of a small step before the sums over the parts of its inputs are added up.
+
+    sums: fp32 [parts, rows, out], the sums over each part; see `small_products.sum_in_parts`.
+    bias: [out], what is still to be added; None: there is no bias.
+    dtype: Type to which the product is to be rounded.
+    """
+
+    sums: Tensor
+    bias: Tensor | None
+    dtype: torch.dtype
+
+
 @dataclass(frozen=True, slots=True)
 class RowProduct:
     """A product for CUDA graphs in floats, which chooses its kernel by the number of rows.
@@ -214,14 +227,23 @@ class RowProduct:
     bias: Tensor | None = None
 
     def heads(
-        self, x: Tensor, norm: NormWeight | None = None, rows: ShortRows | None = None
-    ) -> Tensor | Unscaled:
+        self, x: Tensor, norm: NormWeight | None = None, rows: NormedRows | None = None
+    ) -> Tensor | Unscaled | PartSums:
         """Return queries, keys and values [rows, out], after an RMSNorm if one is given.
+
+        The result is `PartSums` in a small step, if the inputs of this weight are divided into parts:
+        `turn_and_store` adds them up in the same kernel.
 
         x: [rows, in], the input.
         norm: Weight [in] and epsilon of the RMSNorm; None: x is normalized already.
-        rows: Not used; 8-bit products take it.
+        rows: The normed x, used if it is in floats; otherwise it is computed here.
         """
+        from specsot_kernels.gpu import small_products
+
+        if isinstance(rows, Tensor):
+            x, norm = rows, None
+        if self._is_small(x) and small_products.has_parts(self.weight):
+            return PartSums(small_products.sum_in_parts(x, self.weight, norm), self.bias, x.dtype)
         return self._multiply(x, norm)
 
     def normed(self, hidden: Tensor, norm: NormWeight) -> Tensor:
@@ -234,15 +256,17 @@ class RowProduct:
         """
         return self._multiply(hidden, norm)
 
-    def gated(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> Tensor | ShortRows:
+    def gated(self, hidden: Tensor, norm: NormWeight, rows: NormedRows | None = None) -> Tensor | ShortRows:
         """Return silu(first half) * second half of what `normed` returns: [rows, out / 2].
 
         The product must have no bias. A single row runs in a kernel of its own.
 
         hidden: [rows, in], not changed.
         norm: Weight [in] and epsilon of the RMSNorm.
-        rows: Not used; 8-bit products take it.
+        rows: The normed rows, used if they are in floats; otherwise they are computed here.
         """
+        if isinstance(rows, Tensor):
+            return self._multiply(rows, gated=True)
         return self._multiply(hidden, norm, gated=True)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -298,17 +322,24 @@ class RowProduct:
 
     def add_to(
         self, hidden: Tensor, x: Tensor | ShortRows, next_norm: NormWeight | None = None
-    ) -> ShortRows | None:
-        """Add the product of x to the hidden states, in place, and return None. A bias is not added.
+    ) -> NormedRows | None:
+        """Add the product of x to the hidden states, in place. A bias is not added.
+
+        Return the normed `hidden`, [rows, out], in a small step, if the inputs of this weight are divided
+        into parts: one kernel adds them up and norms the rows. Otherwise, and without `next_norm`, return
+        None.
 
         hidden: [rows, out], the residual stream.
         x: [rows, in], in floats. AssertionError is raised for rows in 8 bits.
-        next_norm: Not used; 8-bit products return the normed `hidden` in 8 bits.
+        next_norm: The norm of the next product; None: nothing is normed.
         """
         from specsot_kernels.gpu import ordered, products, small_products
 
         assert isinstance(x, Tensor), "rows in 8 bits are only multiplied with weights in 8 bits"
         if self._is_small(x):
+            if next_norm and small_products.has_parts(self.weight):
+                sums = small_products.sum_in_parts(x, self.weight)
+                return small_products.add_and_norm(sums, hidden, next_norm)
             small_products.multiply_small(x, self.weight, into=hidden)
         elif self._is_single_row(x):
             products.multiply_row(x, self.weight, add=hidden, into=hidden)
@@ -316,6 +347,7 @@ class RowProduct:
             ordered.multiply_ordered(x, self.weight, into=hidden)
         else:
             hidden.addmm_(x, self.weight.t())
+        return None
 
     def _is_small(self, x: Tensor) -> bool:
         """Tell whether x runs in the kernel of small steps, which only `SmallStepProduct` uses: False.
@@ -345,7 +377,8 @@ class RowProduct:
 class SmallStepProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
     """A product that computes a row with the same bits in every step of at most MAX_SMALL_ROWS rows.
 
-    So few rows of 16-bit numbers run in one kernel, in which a row's sums have one order; see
+    So few rows of 16-bit numbers run in one kernel, in which a row's sums have one order, and the next kernel
+    adds up the sums of parts; see
     `specsot_kernels.gpu.small_products`. Other rows run as in `RowProduct`.
     """
 

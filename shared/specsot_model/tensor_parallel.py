@@ -23,7 +23,7 @@ from specsot.errors import InvalidRequest
 from specsot.members import KvDtype, Layout, Quantization
 from specsot_kernels.segments import HeadColumns
 from specsot_model.attention import AttentionPlan, RowSpan, plan_attention
-from specsot_model.fp8 import NormWeight, ShortRows, runs_kernels
+from specsot_model.fp8 import NormedRows, NormWeight, ShortRows, runs_kernels
 from specsot_model.fused import FusedBlock, can_fuse, head_turns_of
 from specsot_model.joined_pages import JoinedPages
 from specsot_model.kv import KVPages
@@ -409,8 +409,8 @@ class SummedBlock(FusedBlock):
         plan: AttentionPlan,
         kv: KVPages,
         layer: int,
-        rows: ShortRows | None = None,
-    ) -> ShortRows | None:
+        rows: NormedRows | None = None,
+    ) -> NormedRows | None:
         """Add this layer's two updates to the residual stream, in place, and return the next layer's input.
 
         In the first layer, `hidden` becomes the sum over all devices, of which only the first one has numbers
@@ -422,9 +422,9 @@ class SummedBlock(FusedBlock):
         plan: The attention plan of the frame, over this device's heads.
         kv: The KV pages of this device.
         layer: Index of this layer within `kv`.
-        rows: The normed rows of `hidden` in 8 bits, if the previous layer returned them.
+        rows: The normed rows of `hidden`, if the previous layer returned them.
 
-        Return the normed rows for the next layer in 8 bits, or None.
+        Return the normed rows for the next layer, or None.
         """
         if self._entry:
             exchange, part = self._entry

@@ -137,6 +137,8 @@ def test_products_are_those_of_rounded_rows_and_weights(rows: int) -> None:
     product = as_floats(*round_rows(hidden, (gains, 1e-5))) @ short.t()
     near = {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(held.heads(hidden, (gains, 1e-5)).double(), product, **near)
+    floats = torch.zeros_like(hidden)
+    assert torch.equal(held.heads(hidden, (gains, 1e-5), floats), held.heads(hidden, (gains, 1e-5)))
     first, second = product.chunk(2, 1)
     inner = held.gated(hidden, (gains, 1e-5))
     wanted = F.silu(first) * second

@@ -12,6 +12,7 @@ import random
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -198,6 +199,58 @@ def test_the_kernels_of_small_steps_run_only_with_draft_invariant(
     for size, kind in ((1, tables_of_small_steps), (32, tables_of_small_steps), (48, FrameTables)):
         tables = frame_tables(decoder, kv, size, short_sequences=False, hidden=False)
         assert [type(table) for table in tables] == [kind], size
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+@pytest.mark.parametrize(("rows", "family"), [(1, "qwen2"), (3, "qwen2"), (2, "qwen3")])
+def test_kernels_that_add_up_parts_and_more_give_the_bits_of_separate_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, family: str
+) -> None:
+    from specsot_kernels.gpu import rows as row_kernels
+    from specsot_kernels.gpu import small_products
+
+    monkeypatch.setattr(fused, "runs_kernels", lambda device: True)
+    sizes: dict[str, Any] = {
+        "hidden_size": 256,
+        "intermediate_size": 384,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+    }
+    write_model(tmp_path, family, num_hidden_layers=2, max_position_embeddings=256, **sizes)
+    device = "cuda" if ON_GPU else "cpu"
+    decoder = Decoder.load(tmp_path, Range(0, 2), torch.float16, device, draft_invariant=True)
+    positions = torch.arange(rows, device=device)
+    plan = decoder.plan([RowSpan(rows, 0, rows, (0, 1))], PAGE, "packed")
+
+    def run() -> tuple[torch.Tensor, ...]:
+        kv = decoder.make_kv(2, PAGE)
+        for layer in kv.layers:
+            layer.zero_()
+        hidden, _ = decoder.forward(decoder.embed(positions), positions, positions, plan, kv)
+        return hidden, decoder.logits(hidden), *kv.layers
+
+    calls = list[str]()
+
+    def record_calls(module: ModuleType, name: str) -> None:
+        call = getattr(module, name)
+
+        def record_and_call(*given: Any, **named: Any) -> Any:
+            calls.append(name + " of sums" if "sums" in named else name)
+            return call(*given, **named)
+
+        monkeypatch.setattr(module, name, record_and_call)
+
+    record_calls(small_products, "add_and_norm")
+    record_calls(row_kernels, "turn_and_store")
+    found = run()
+    of_a_layer = ["turn_and_store of sums", "add_and_norm", "add_and_norm"]
+    assert calls == [*of_a_layer, *of_a_layer[:2]], "nothing follows the last layer"
+    calls.clear()
+    monkeypatch.setattr(small_products, "has_parts", lambda weight: False)
+    for one, other in zip(found, run()):
+        assert torch.equal(one, other)
+    assert calls == ["turn_and_store"] * 2
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
