@@ -59,6 +59,11 @@ class AddedProduct(Protocol):
         ...
 
 
+# Returns queries, keys and values. Arguments: the residual stream [rows, hidden], the norm before the
+# product, and the normed rows if they are computed already.
+MakeHeads = Callable[[Tensor, NormWeight, NormedRows | None], Tensor | Unscaled | PartSums]
+
+
 class FusedBlock:
     """Runs the layer of a `Block` in fused kernels, over the same weights."""
 
@@ -89,6 +94,10 @@ class FusedBlock:
         self._rope = block.rope
         self._input_norm = _norm_weight(block.input_norm)
         self._qkv = own_product(block.qkv)
+        self._make_heads: MakeHeads = self._qkv.heads
+        if isinstance(self._qkv, RowProduct) and head_turns.norms:
+            # Norms of heads would have other bits in a kernel that also adds up the parts of the product.
+            self._make_heads = self._qkv.normed
         self._out = make_product(block.out)
         self._add_mlp = _mlp_adder(block, own_product, make_product)
         self._heads = (config.kv_heads, config.heads // config.kv_heads)
@@ -131,7 +140,7 @@ class FusedBlock:
         the products does not make the rows for the next layer.
         """
         kv_heads, group = self._heads
-        heads: Tensor | Unscaled | PartSums = self._qkv.heads(hidden, self._input_norm, rows)
+        heads = self._make_heads(hidden, self._input_norm, rows)
         heads = rotate_heads(heads, positions, slots, kv.layers[layer], self._turning, self._rope)
         queries = heads.narrow(1, 0, kv_heads * group).unflatten(1, (kv_heads, group))
         attended = attend(queries, kv.layers[layer], plan)

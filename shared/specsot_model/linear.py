@@ -232,7 +232,8 @@ class RowProduct:
         """Return queries, keys and values [rows, out], after an RMSNorm if one is given.
 
         The result is `PartSums` in a small step, if the inputs of this weight are divided into parts:
-        `turn_and_store` adds them up in the same kernel.
+        `turn_and_store` adds them up in the same kernel. It can do so only for heads without norms; use
+        `normed` if heads have norms.
 
         x: [rows, in], the input.
         norm: Weight [in] and epsilon of the RMSNorm; None: x is normalized already.
@@ -246,14 +247,17 @@ class RowProduct:
             return PartSums(small_products.sum_in_parts(x, self.weight, norm), self.bias, x.dtype)
         return self._multiply(x, norm)
 
-    def normed(self, hidden: Tensor, norm: NormWeight) -> Tensor:
+    def normed(self, hidden: Tensor, norm: NormWeight, rows: NormedRows | None = None) -> Tensor:
         """Return the product of the RMSNorm of the hidden states, [rows, out].
 
         A bias is added if there is one.
 
         hidden: [rows, in], not changed.
         norm: Weight [in] and epsilon of the RMSNorm.
+        rows: The normed rows, used if they are in floats; otherwise they are computed here.
         """
+        if isinstance(rows, Tensor):
+            return self._multiply(rows)
         return self._multiply(hidden, norm)
 
     def gated(self, hidden: Tensor, norm: NormWeight, rows: NormedRows | None = None) -> Tensor | ShortRows:

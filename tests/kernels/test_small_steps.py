@@ -243,10 +243,10 @@ def check_turned(
     heads: tuple[int, int],
     dim: int,
     sizes: tuple[int, int],
-    normed: bool,
     biased: bool,
 ) -> None:
-    """The kernel that turns heads adds up the parts of their product with the bits of a kernel before it.
+    """The kernel that turns heads without norms adds up the parts of their product with the bits of a kernel
+    before it.
 
     heads: number of query heads and of KV heads.
     sizes: inputs of the product, and parts.
@@ -258,9 +258,8 @@ def check_turned(
     x, weight = torch.randn(rows, inputs).to(DEVICE, kind), torch.randn(outputs, inputs).to(DEVICE, kind)
     norm = torch.rand(inputs).to(DEVICE, kind), 1e-6
     bias = torch.randn(outputs).to(DEVICE, kind) if biased else None
-    head_norms = (torch.rand(dim).to(DEVICE, kind), torch.rand(dim).to(DEVICE, kind)) if normed else None
     turns = torch.linspace(1, 0.1, dim // 2).to(DEVICE)
-    turning = Turning(queries, kv_heads, turns, dim**-0.5, head_norms, 1e-6)
+    turning = Turning(queries, kv_heads, turns, dim**-0.5, None, 1e-6)
     at = torch.arange(rows, device=DEVICE)
     slots = at.clone()
     slots[-1] = -1
@@ -278,41 +277,45 @@ def check_turned(
 
 @pytest.mark.parametrize("rows", some([1, 3, 17], 1))
 @pytest.mark.parametrize(
-    ("heads", "dim", "normed", "biased"),
-    [
-        ((6, 2), 16, False, True),
-        ((3, 1), 20, True, False),
-        ((4, 1), 24, True, True),
-        ((9, 3), 16, False, False),
-    ],
+    ("heads", "dim", "biased"),
+    [((6, 2), 16, True), ((3, 1), 20, False), ((4, 1), 24, True), ((9, 3), 16, False)],
 )
 def test_heads_are_turned_with_the_bits_of_a_kernel_that_adds_up_the_parts(
-    rows: int, heads: tuple[int, int], dim: int, normed: bool, biased: bool
+    rows: int, heads: tuple[int, int], dim: int, biased: bool
 ) -> None:
-    check_turned(torch.float16, rows, heads, dim, (384, 3), normed, biased)
+    check_turned(torch.float16, rows, heads, dim, (384, 3), biased)
+
+
+def test_heads_with_norms_are_not_turned_in_parts() -> None:
+    sums, weight = torch.zeros(2, 1, 3 * 16, device=DEVICE), torch.ones(16, device=DEVICE)
+    heads, kv_layer = torch.zeros(1, 1, 16, device=DEVICE), torch.zeros(2, 1, 1, PAGE, 16, device=DEVICE)
+    turning = Turning(1, 1, weight[:8], 1.0, (weight, weight), 1e-6)
+    at = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    with pytest.raises(AssertionError, match="norms have other bits"):
+        turn_and_store(heads, at, at, kv_layer, turning, sums=(sums, None))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("heads", "dim", "inputs", "normed", "biased"),
+    ("heads", "dim", "inputs", "biased"),
     [
-        ((14, 2), 64, 896, False, True),
-        ((12, 2), 128, 1536, False, True),
-        ((16, 2), 128, 2048, False, True),
-        ((16, 8), 128, 1024, True, False),
-        ((4, 1), 256, 1152, True, False),
-        ((5, 1), 80, 640, True, True),
+        ((14, 2), 64, 896, True),
+        ((12, 2), 128, 1536, True),
+        ((16, 2), 128, 2048, True),
+        ((16, 8), 128, 1024, False),
+        ((4, 1), 256, 1152, False),
+        ((5, 1), 80, 640, True),
     ],
 )
 def test_heads_of_real_models_are_turned_with_the_bits_of_a_kernel_that_adds_up_the_parts(
-    kind: torch.dtype, heads: tuple[int, int], dim: int, inputs: int, normed: bool, biased: bool
+    kind: torch.dtype, heads: tuple[int, int], dim: int, inputs: int, biased: bool
 ) -> None:
     parts = small_tile_for((heads[0] + 2 * heads[1]) * dim, inputs, 2, False).parts
     assert parts > 1
     for rows in ROWS:
-        check_turned(kind, rows, heads, dim, (inputs, parts), normed, biased)
+        check_turned(kind, rows, heads, dim, (inputs, parts), biased)
 
 
 def test_only_matrices_of_few_outputs_have_parts() -> None:

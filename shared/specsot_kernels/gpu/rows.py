@@ -95,7 +95,10 @@ def turn_and_store(
         scaled already.
     sums: fp32 [parts, rows, outputs] and a bias [outputs] or None. The heads are then these sums, added from
         the first part to the last, plus the bias, and rounded to the type of `qkv`. `qkv` is not read; it
-        only receives the queries, and may be [rows, heads, head_dim]. None: the heads are read from `qkv`.
+        only receives the queries, and may be [rows, heads, head_dim]. AssertionError is raised for a turning
+        with norms: their bits would not be those of heads that are read from `qkv`. A program that adds up
+        parts has fewer heads, so that Triton divides a head among more threads, and the squares of the head
+        are added in another order. None: the heads are read from `qkv`.
 
     Slot = page * page_rows + offset: with pages of 256 rows, slot 515 is row 3 of page 2.
     """
@@ -107,6 +110,7 @@ def turn_and_store(
     steps = kv_layer[..., dim:].view(torch.float16) if eight else kv_layer
     own, columns = scales or norms
     all_heads = turning.heads + len(kv_layer) * turning.kv_heads
+    assert not (sums and turning.norms), "norms have other bits in this layout"
     parts, bias = sums or (None, None)
     together = TOGETHER if parts is None else TOGETHER_IN_PARTS
     with on_device_of(qkv):
@@ -253,7 +257,8 @@ def _turn(
     apart: whether pairs have two factors.
     eight: whether KV is int8.
     scaled: whether qkv still has to be scaled.
-    parts: number of parts of `sums`, whose sum is read instead of `qkv`; 0: `qkv` is read.
+    parts: number of parts of `sums`, whose sum is read instead of `qkv`; 0: `qkv` is read. Always 0 if
+        `normed`.
     biased: whether the product has a bias; never without `parts`.
     early: whether the device starts kernels early (see `launching`).
     """

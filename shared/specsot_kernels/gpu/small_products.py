@@ -5,7 +5,7 @@ products of a row are added by the same tensor-core instructions, in the same or
 A matrix of few outputs has too few programs to keep the device's memory busy. Its inputs are divided into
 parts of equal length, whose sums the next kernel adds up in order. The number of parts depends on the matrix
 alone. The next kernel is `add_parts`, or one that also does what follows the product: `add_and_norm`, or
-`rows.turn_and_store`. The bits are the same.
+`rows.turn_and_store` for heads without norms. The bits are the same.
 """
 
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
@@ -204,6 +204,8 @@ def add_and_norm(sums: Tensor, hidden: Tensor, norm: tuple[Tensor, float]) -> Te
     """
     parts, rows, size = sums.shape
     normed = hidden.new_empty(hidden.shape)
+    # Multiplications and additions may be fused, as in `norm_rows`, whose bits these are. Nothing multiplies
+    # the sums of parts, which `add_parts` adds without fusing.
     with on_device_of(hidden):
         _add_and_norm[(rows,)](
             sums, hidden, norm[0], normed, size, norm[1], power_of_two(size), parts, num_warps=NORM_WARPS,
