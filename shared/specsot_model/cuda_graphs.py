@@ -141,7 +141,8 @@ def compile_steps(decoder: Decoder) -> None:
     first such frame compiles the kernels: 0.4 s (measured on an H200). `compile_ahead` says how to wait for
     the kernels.
 
-    One layer is enough, because all layers of a range run the same kernels. Nothing happens for experts and
+    One layer is enough, because all layers of a range run the same kernels. Those that norm the rows for a
+    next layer, which a single layer does not run, are compiled too. Nothing happens for experts and
     gated delta layers, whose operations depend on what their kernels write, for layers that are split over
     devices, and for layers that cannot be captured.
 
@@ -160,6 +161,7 @@ def compile_steps(decoder: Decoder) -> None:
         """Run what the graphs capture, and a frame without a graph."""
         CapturedSteps(decoder, kv, {}, run_once, BUCKETS, prompt_sizes)
         _forward(decoder, kv, _different_rows(decoder, min(kv.pages * kv.page_rows, UNCAPTURED_ROWS)))
+        decoder.run_mlp_between_layers(_different_rows(decoder, 1))
 
     compile_ahead(run_all)
 

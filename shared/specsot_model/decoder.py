@@ -24,6 +24,7 @@ from specsot_model import tensor_parallel as split
 from specsot_model.attention import AttentionPlan, RowSpan, plan_attention
 from specsot_model.delta_pages import DeltaPages, WalkedPages
 from specsot_model.fused import (
+    FusedBlock,
     check_invariant,
     fuse_blocks,
     fused_logits,
@@ -590,6 +591,17 @@ class Decoder:
                     blocks[layer].forward(hidden, table, places, plans[layer], kv, layer, layer_input)
 
         return run
+
+    @inference_mode
+    def run_mlp_between_layers(self, hidden: Tensor) -> None:
+        """Run the first layer's MLP as if another layer followed; see `FusedBlock.run_mlp_between_layers`.
+        Nothing happens if the layers are not fused.
+
+        hidden: [rows, H], the residual stream, which is changed.
+        """
+        block = self._fused_blocks[0] if self._fused_blocks else None
+        if isinstance(block, FusedBlock):
+            block.run_mlp_between_layers(hidden)
 
     def _inputs_of_layers(self, layer_inputs: LayerInputs, tokens: Tensor | None) -> Tensor:
         """Return the per-layer inputs of all layers of this range, [rows, layers, size].

@@ -115,6 +115,18 @@ class FusedBlock:
         if isinstance(block._qkv, Fp8 | SmallStepProduct):
             self._following = block._input_norm
 
+    def run_mlp_between_layers(self, hidden: Tensor) -> None:
+        """Add this layer's MLP update to the residual stream, in place, and norm the rows as for a next layer
+        of the same kind.
+
+        A range of a single layer launches no kernel that norms rows for a next layer. `compile_steps` calls
+        this method to compile that kernel too.
+
+        hidden: [rows, hidden], the residual stream.
+        """
+        following = self._input_norm if isinstance(self._qkv, Fp8 | SmallStepProduct) else None
+        self._add_mlp(hidden, None, following)
+
     def forward(
         self,
         hidden: Tensor,

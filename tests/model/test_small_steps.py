@@ -248,6 +248,11 @@ def test_kernels_that_add_up_parts_and_more_give_the_bits_of_separate_kernels(
     of_a_layer = ["turn_and_store" if normed else "turn_and_store of sums", "add_and_norm", "add_and_norm"]
     assert calls == [*of_a_layer, *of_a_layer[:2]], "nothing follows the last layer"
     calls.clear()
+    hidden = decoder.embed(positions)
+    single = Decoder.load(tmp_path, Range(1, 2), torch.float16, device, draft_invariant=True)
+    single.run_mlp_between_layers(hidden)
+    assert calls == ["add_and_norm"], "the kernel of a layer that another one follows"
+    calls.clear()
     monkeypatch.setattr(small_products, "has_parts", lambda weight: False)
     for one, other in zip(found, run()):
         assert torch.equal(one, other)
