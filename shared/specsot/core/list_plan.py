@@ -22,6 +22,11 @@ _LINE = re.compile(r"[\s*#>-]*\d{1,3}\s*[.．。、:：)）](?P<title>.*)")
 _GLUED = re.compile(r"\bvs\.(?=\w)")
 # Characters of Markdown, quotes and brackets that are removed from both ends of a title.
 _MARKS = "*_`#\"'“”„«»()"
+# Marks of bold text and of code, which are removed within a title, too. A heading has no use for them, and
+# one of a pair would be left where its other one was removed from an end.
+_INNER_MARKS = re.compile(r"\*\*|`")
+# Punctuation that is removed from the end of a title, with the marks of italics before it.
+_STOPS = " .,;:。，；、*_"
 # After one of these, a model explains its title. A colon after a number belongs to the title ("Day 1:
 # Arrival").
 _ENDS = re.compile(r"(?<![\d０-９])[:：]|\.(?=\s)|\s[-–—]\s|——")
@@ -122,14 +127,18 @@ def title_of(line: str) -> str:
     'A content delivery network (CDN)'
     >>> title_of(' Teach a command, like "sit"')
     'Teach a command, like "sit"'
+    >>> title_of(" **Performance**.")
+    'Performance'
+    >>> title_of(" Use `ls` to list files")
+    'Use ls to list files'
 
     A bracket or a quotation mark that the title opens is closed. Control characters become spaces, and the
     title has at most MAX_TITLE_BYTES bytes, before either is closed.
     """
-    visible = clean_title(line).strip(_MARKS + " ")
+    visible = clean_title(_INNER_MARKS.sub("", line)).strip(_MARKS + " ")
     title = _ENDS.split(visible, maxsplit=1)[0]
     # A full stop before a space ends a title, so that models glue the word after "vs." to it.
-    bare = _GLUED.sub("vs. ", title.strip(_MARKS + " ").rstrip(" .,;:。，；、"))
+    bare = _GLUED.sub("vs. ", title.strip(_MARKS + " ").rstrip(_STOPS))
     return _close_bracket(_pair_quotes(bare))
 
 
