@@ -77,6 +77,10 @@ SHORT_FACT = "a short fact"
 YES_OR_NO = "a yes-or-no question"
 
 
+# The places between a character of Han script and a Latin letter, figure or sign of a language's name.
+_BESIDE_HAN = re.compile(rf"(?<={router_words.HAN})(?=[A-Za-z0-9])|(?<=[A-Za-z0-9+#])(?={router_words.HAN})")
+
+
 @dataclass(frozen=True, slots=True)
 class ScorePrompt:
     """The router's prompt after which one token is scored, to learn how the model would begin its answer.
@@ -376,8 +380,10 @@ def _is_code(text: str, parts: Sequence[str]) -> bool:
         return True
     others = [part for part in parts if not _starts(router_words.ADVICE, part)]
     text = text if len(others) == len(parts) else "\n".join(others)
+    # Chinese is written without spaces around other words, so that "用Python读" has no boundary of a word.
+    apart = _BESIDE_HAN.sub(" ", text)
     return _holds(router_words.CODE_ASKED, text) or (
-        _holds(router_words.PROGRAMMING_LANGUAGES, text) and not _holds(router_words.ABOUT_LANGUAGES, text)
+        _holds(router_words.PROGRAMMING_LANGUAGES, apart) and not _holds(router_words.ABOUT_LANGUAGES, text)
     )
 
 
