@@ -243,6 +243,25 @@ def test_the_request_itself_may_decide(given: dict[str, Any], decision: Decision
 
 
 @pytest.mark.parametrize(
+    ("instructions", "reason"),
+    [
+        ("You are a helpful assistant.", "the answer has several points"),
+        ("You are a poet and love tables. Mind your manners.", "the answer has several points"),
+        ("Answer in one sentence only.", "a short answer is wanted"),
+        ("Respond only with YAML.", "a form is asked for"),
+        ("Always answer in French.", "a form is asked for"),
+        ("Write plain prose. Do not use headings or lists.", "a form is asked for"),
+        ("Answer as a table. " + "Know this fact. " * 100, "the answer has several points"),
+    ],
+)
+def test_a_system_message_may_want_all_answers_in_a_form(instructions: str, reason: str) -> None:
+    messages = (Message("system", instructions), Message("user", EXERCISE))
+    decision = decide(Ask(messages=messages), messages, taught=False)
+    assert decision.reason == reason
+    assert decision.mode == ("sot" if reason == "the answer has several points" else "direct")
+
+
+@pytest.mark.parametrize(
     ("question", "decision"),
     [
         (EXERCISE, Decision("auto", BY_ITSELF)),

@@ -75,6 +75,8 @@ CODE = "code"
 SMALL_TALK = "small talk"
 SHORT_FACT = "a short fact"
 YES_OR_NO = "a yes-or-no question"
+# Forms of `router_words.FORMS` that a system message may want all answers to have.
+INSTRUCTED_FORMS: Final = ("a short answer is wanted", "a form is asked for")
 
 
 # The places between a character of Han script and a Latin letter, figure or sign of a language's name.
@@ -199,7 +201,9 @@ def decide(ask: Ask, messages: Sequence[Message], taught: bool, threshold: float
 
 def _form_of(ask: Ask, messages: Sequence[Message]) -> str | None:
     """Return why this request should not be planned, whatever it asks; None if nothing speaks against a plan.
-    The reasons are offered tools, stop strings, and a last message that is not the user's.
+    The reasons are offered tools, stop strings, a last message that is not the user's, and a system message
+    of at most LONG_TEXT characters that wants short answers or a form. A longer one describes more than
+    forms.
 
     ask: what the client asks for.
     messages: the conversation, at least one message.
@@ -208,7 +212,23 @@ def _form_of(ask: Ask, messages: Sequence[Message]) -> str | None:
         return "tools are offered"
     if ask.stop:
         return "stop strings are given"
-    return None if messages[-1].role == "user" else "the last message is not a question"
+    if messages[-1].role != "user":
+        return "the last message is not a question"
+    instructions = (one.content for one in messages if one.role == "system" and len(one.content) <= LONG_TEXT)
+    wanted = (_instructed_form(text) for text in instructions)
+    return next((reason for reason in wanted if reason), None)
+
+
+def _instructed_form(text: str) -> str | None:
+    """Return the name of the form that a system message wants all answers to have ("Answer in one
+    sentence."), or None if it wants none.
+
+    Only INSTRUCTED_FORMS are looked for: a system message that tells the model to write texts of one kind
+    says whom the model plays.
+
+    text: the system message.
+    """
+    return next((name for name in INSTRUCTED_FORMS if _holds(router_words.FORMS[name][0], text)), None)
 
 
 def ends_loops(ask: Ask) -> bool:
