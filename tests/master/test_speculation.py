@@ -15,6 +15,7 @@ from specsot_master.core.commands import OpenAnswer, OpenBranch, OpenSkeleton
 from specsot_master.core.plans.speculation import (
     NO_BEGINNING,
     NO_ROOM,
+    OTHER_LANGUAGE,
     PLAN_ORDINAL,
     SHORT_ANSWER,
     TOO_FEW_POINTS,
@@ -198,6 +199,7 @@ def test_a_plan_that_does_not_stand_releases_the_direct_answer(plan_first: bool)
         ("Two.\n\n- Alpha\n- Beta\n- Gamma", LIST, SHORT_ANSWER),
         ("# Alpha\n\n1. Beta", LIST, NO_BEGINNING),
         (f"Here are seven letters:\n\n1. {ITEM}", LIST, TOO_FEW_POINTS),
+        (f"Das sind die Buchstaben und ihre Namen.\n\n1. {ITEM}", LIST, OTHER_LANGUAGE),
     ],
 )
 def test_an_answer_without_introduction_or_with_more_points_is_not_replaced(

@@ -20,6 +20,7 @@ from specsot_master.core.plans.guards import MIN_POINTS, are_listed
 from specsot_master.core.plans.introduction import Introduction, announced_count, find_introduction
 from specsot_master.core.plans.short_answers import ShortAnswer
 from specsot_master.core.plans.text_pieces import TextPiece
+from specsot_master.core.plans.wording import language_of
 
 # Ordinal. Of the plan's sequence while the direct answer has ordinal 0. No branch has so large an ordinal.
 PLAN_ORDINAL: Final = 1 << 16
@@ -30,6 +31,9 @@ SHORT_ANSWER: Final = "the direct answer is short"
 # The reason if the plan has fewer points than the question or the introduction asks for, or fewer than
 # MIN_POINTS.
 TOO_FEW_POINTS: Final = "the plan has too few points"
+# The reason if the introduction is in another language than the question, in whose language the plan is asked
+# for: a system message may want all answers in German.
+OTHER_LANGUAGE: Final = "the answer is in another language than the question"
 # The reason if the ring had no room for a plan beside the direct answer when the request was admitted.
 NO_ROOM: Final = "the ring had no room for a plan"
 
@@ -119,11 +123,12 @@ class Speculation:
         and the introduction are known, the form of the direct answer, and that the direct answer is not
         short.
 
-        The direct answer is used if the plan has too few points, if the direct answer has no introduction, or
-        if it is short.
+        The direct answer is used if the plan has too few points, if the direct answer has no introduction or
+        one in another language than the plan, or if it is short.
         """
         known = self.introduction
-        if self.points == () or (known.complete and not known.usable) or self._is_short:
+        unusable = known.complete and (not known.usable or self._is_in_other_language)
+        if self.points == () or unusable or self._is_short:
             return Verdict.DIRECT
         if self.points is None or not known.complete or None in (self._is_short, self.form.form):
             return Verdict.OPEN
@@ -133,6 +138,13 @@ class Speculation:
     def _is_short(self) -> bool | None:
         """Whether the direct answer is short, or None if that is not known yet."""
         return self.length.is_short(self.skeleton.written, self.points is not None)
+
+    @property
+    def _is_in_other_language(self) -> bool:
+        """True if the introduction is in German, Spanish or Chinese, and the question is not. English is what
+        `language_of` returns for a text whose language it does not know, so it says nothing here.
+        """
+        return language_of(self.introduction_text) not in ("en", language_of(self.question))
 
     @property
     def _lacks_points(self) -> bool:
@@ -149,11 +161,14 @@ class Speculation:
     @property
     def reason(self) -> str | None:
         """Why the direct answer is used although the plan may be a good one: it has no introduction
-        (NO_BEGINNING), it is short (SHORT_ANSWER), or the plan has fewer points than were asked for or
-        promised (TOO_FEW_POINTS). None in all other cases, such as a plan without points.
+        (NO_BEGINNING) or one in another language (OTHER_LANGUAGE), it is short (SHORT_ANSWER), or the plan
+        has fewer points than were asked for or promised (TOO_FEW_POINTS). None in all other cases, such as a
+        plan without points.
         """
         if self.introduction.complete and not self.introduction.usable:
             return NO_BEGINNING
+        if self.introduction.complete and self._is_in_other_language:
+            return OTHER_LANGUAGE
         if self._is_short:
             return SHORT_ANSWER
         return TOO_FEW_POINTS if self.points and self._lacks_points else None
