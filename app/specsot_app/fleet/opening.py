@@ -17,7 +17,14 @@ from specsot.members import TreeShape
 from specsot.params import Ask
 from specsot_app.fleet import demo
 from specsot_app.fleet.devices import with_device
-from specsot_app.fleet.options import FleetOptions, Models, models_of, public_name, resolved
+from specsot_app.fleet.options import (
+    FleetOptions,
+    Models,
+    models_of,
+    public_name,
+    resolved,
+    warn_of_fleet_elsewhere,
+)
 
 if TYPE_CHECKING:
     from specsot_master.core.ring.ring_state import RingOptions
@@ -99,12 +106,15 @@ def prepared(options: FleetOptions, out: TextIO) -> FleetOptions:
     """Return the options with model and device chosen, after a check of everything that can be checked before
     anything is loaded.
 
-    With a `master`, no model is looked up, and the device becomes "cpu" if it is "auto".
+    With a `master`, no model is looked up, the device becomes "cpu" if it is "auto", and a line says which
+    options have no effect on that master's fleet.
 
     options: As the user gave them.
     out: Stream that gets a line about the model or the device that was chosen.
     Raises ModelError, InvalidRequest.
     """
+    if options.master is not None:
+        warn_of_fleet_elsewhere(options)
     options = with_device(with_demo(options, out), out)
     if options.master is None:
         models_of(options)

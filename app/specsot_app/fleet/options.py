@@ -284,6 +284,24 @@ class FleetOptions(DraftModelOptions):
     client: ClientOptions = field(default_factory=ClientOptions)
 
 
+# The options that say how the members of a fleet run, and so have no effect on a fleet that is running
+# already. `model` and `drafter` are left out, as a request names them, too; and `kv_memory`, which does not
+# change an answer and is often set for all programs of a machine.
+OF_MEMBERS: Final = (
+    "draft_model",
+    "dtype",
+    "quantization",
+    "device",
+    "tensor_parallel",
+    "stages",
+    "layers",
+    "devices",
+    "transport",
+    "comm_mode",
+    "hop_dtype",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Models:
     """Model directories that exist, and what drafts.
@@ -427,6 +445,22 @@ def warn_of_processes(options: FleetOptions) -> None:
         warn_inactive(
             f"{' and '.join(parts)} {verb} no effect in one process; --fleet processes starts several"
         )
+
+
+def warn_of_fleet_elsewhere(options: FleetOptions) -> None:
+    """Warn of options that say how a fleet runs, because the fleet of a master that is running already is not
+    changed by them. Without any of OF_MEMBERS nothing happens; the device "auto" counts as not given.
+
+    options: Options of the fleet, as the user gave them, with a `master`.
+    """
+    usual = FleetOptions()
+    values = {name: getattr(options, name) for name in OF_MEMBERS}
+    given = [
+        f"{name} {value}" for name, value in values.items() if value not in (getattr(usual, name), "auto")
+    ]
+    if given:
+        verb = "has" if len(given) == 1 else "have"
+        warn_inactive(f"{', '.join(given)} {verb} no effect on the fleet of a master that is running already")
 
 
 def check_choices(options: FleetOptions) -> None:
