@@ -73,6 +73,8 @@ from tests.local_hub import point_at, use_cache
         (["infer", "Why?", "--colour"], "--colour"),
         (["infer", "Why?", "and", "how?"], "and"),
         (["serve", "--model", "no/such/where"], "no/such/where: no such file or directory"),
+        (["serve", "--port", "99999"], "port must be in 0..65535, got 99999"),
+        (["serve", "--http-port", "-1"], "http_port must be in 0..65535, got -1"),
         (["fly"], "fly"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

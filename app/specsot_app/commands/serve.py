@@ -21,6 +21,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from specsot.checkpoint.config import read_config
+from specsot.errors import InvalidRequest
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, arguments_of, option
 from specsot.service.options import OF_WORKER, LogLevel
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 
 # Default HTTP port; any free port if it is taken. Precedent: vLLM, 8000.
 HTTP_PORT = 8000
+# Port. The largest that TCP has.
+MAX_PORT = 65535
 # Host of servers that only this machine reaches.
 LOOPBACK = "127.0.0.1"
 
@@ -223,6 +226,8 @@ def serve_fleet(options: ServeOptions, prepared: PreparedProcess | None) -> None
     from specsot_app.fleet.processes import free_port
     from specsot_app.fleet.service_specs import Serving, flags_of, with_join_server, with_member_server
 
+    # Checked before a demo model is fetched or a process is started.
+    check_ports(port=options.port, http_port=options.http_port)
     rings = options.master.ring.replicas
     fleet, choice = choose_for(with_demo(options.fleet, sys.stderr), rings)
     # Devices are left out here, because some may be on other machines.
@@ -289,6 +294,16 @@ def serve_fleet(options: ServeOptions, prepared: PreparedProcess | None) -> None
             ),
             new_loop if prepared is None else lambda: prepared.loop,
         )
+
+
+def check_ports(**ports: int | None) -> None:
+    """Raise InvalidRequest, which names the option, unless every port is in 0..65535 or not given.
+
+    ports: The ports by the name of their option.
+    """
+    for name, port in ports.items():
+        if port is not None and not 0 <= port <= MAX_PORT:
+            raise InvalidRequest(f"{name} must be in 0..{MAX_PORT}, got {port}", field=name)
 
 
 def with_layer_splits(models: Models, layer_splits: str | None) -> Models:
