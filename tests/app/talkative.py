@@ -25,10 +25,11 @@ POSITIONS = 100  # characters of a conversation, that is
 class TalkativeFleet:
     """`asked`: what came. `writing`: set once a long answer has begun."""
 
-    def __init__(self, positions: int = POSITIONS) -> None:
+    def __init__(self, positions: int = POSITIONS, no_chat_template: bool = False) -> None:
         self.asked: list[Ask] = []
         self.writing, self.closed = threading.Event(), 0
         self._positions, self._cancelled = positions, asyncio.Event()
+        self._model = ModelInfo("echo", "", 1, positions, no_chat_template=no_chat_template)
 
     async def generate(self, ask: Ask) -> AsyncGenerator[Numbered]:
         question = ask.messages[-1].content
@@ -59,7 +60,7 @@ class TalkativeFleet:
         return True
 
     async def info(self) -> Info:
-        return Info(models=(ModelInfo("echo", "", 1, self._positions),))
+        return Info(models=(self._model,))
 
     async def close(self) -> None:
         self.closed += 1

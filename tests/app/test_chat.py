@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -11,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from specsot.params import Message
+from specsot.params import Ask, Message
 from specsot_app.cli import main
 from specsot_app.commands.chat import converse
+from specsot_app.commands.infer import answer
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.terminal.chat import HELP, ChatHistory, wrapped_help
 from specsot_app.terminal.show import Streams
@@ -41,9 +43,14 @@ class Script:
 
 class Session:
     def __init__(
-        self, *lines: str, meanwhile: Sequence[str] = (), positions: int = 1000, **talk: Any
+        self,
+        *lines: str,
+        meanwhile: Sequence[str] = (),
+        positions: int = 1000,
+        no_chat_template: bool = False,
+        **talk: Any,
     ) -> None:
-        self.fleet = TalkativeFleet(positions)
+        self.fleet = TalkativeFleet(positions, no_chat_template)
         out, err = io.StringIO(), io.StringIO()
 
         async def opener(wanted: FleetOptions) -> TalkativeFleet:
@@ -57,6 +64,23 @@ class Session:
 
     def sent(self, number: int) -> list[str]:
         return [message.content for message in self.fleet.asked[number].messages]
+
+
+def test_a_model_without_a_chat_template_is_announced() -> None:
+    notice = "specsot: echo has no chat template: a base model may continue the question"
+    assert Session("Why?", no_chat_template=True).err.startswith(notice)
+    assert "template" not in Session("Why?").err
+
+
+def test_one_answer_of_a_model_without_a_chat_template_is_announced() -> None:
+    streams = Streams(io.StringIO(), io.StringIO())
+
+    async def opener(wanted: FleetOptions) -> TalkativeFleet:
+        return TalkativeFleet(no_chat_template=True)
+
+    ask = Ask(messages=(Message("user", "Why?"),))
+    assert asyncio.run(answer(ask, FleetOptions(), streams, "plain", opener)) == 0
+    assert streams.err.getvalue().startswith("specsot: echo has no chat template: ")
 
 
 def test_every_question_is_sent_with_the_whole_conversation() -> None:

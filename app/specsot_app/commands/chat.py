@@ -15,7 +15,7 @@ from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, option
 from specsot_app.core.ask import AttentionOptions, RequestOptions, SamplingOptions, ask_of, asked
 from specsot_app.fleet.devices import CHOSEN_DEVICE, DEVICE_HELP
-from specsot_app.fleet.opening import Opener, has_drafter, open_fleet, prepared
+from specsot_app.fleet.opening import Opener, has_drafter, open_fleet, prepared, print_template_notice
 from specsot_app.fleet.options import FleetOptions
 
 if TYPE_CHECKING:
@@ -143,6 +143,7 @@ def converse(
         try:
             info = background.run(fleet.info())
             models = info.models
+            print_template_notice(info, streams.err)
             has_drafter_in_use = has_drafter(info) and request_options.get("drafter") != "none"
             positions = models[0].max_positions if models else None
             if sys.stdin.isatty():

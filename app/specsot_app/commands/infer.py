@@ -16,7 +16,7 @@ from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, option
 from specsot_app.core.ask import AttentionOptions, FormOptions, RequestOptions, SamplingOptions, ask_of, asked
 from specsot_app.fleet.devices import CHOSEN_DEVICE, DEVICE_HELP
-from specsot_app.fleet.opening import Opener, has_drafter, open_fleet, prepared
+from specsot_app.fleet.opening import Opener, has_drafter, open_fleet, prepared, print_template_notice
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.runtime import run_until_signal
 
@@ -186,7 +186,9 @@ async def answer(
 
     fleet = await opener(options)
     try:
-        drafter = has_drafter(await fleet.info()) and ask.drafter != "none"
+        info = await fleet.info()
+        print_template_notice(info, streams.err)
+        drafter = has_drafter(info) and ask.drafter != "none"
         first = await show_answer(ask, lambda view: summary(view, drafter))
         if compare and has_no_plan(first.finished):
             print(f"nothing to compare with: {NO_PLAN}", file=streams.err)

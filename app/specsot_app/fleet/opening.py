@@ -129,6 +129,18 @@ def has_drafter(info: Info) -> bool:
     return any(member.kind == "drafter" for member in info.members)
 
 
+def print_template_notice(info: Info, out: TextIO) -> None:
+    """Print a line if the model has no chat template, because it may then write further turns of the
+    conversation. A fleet in this process logs errors alone, so that the master's own line is not seen.
+
+    info: State of the fleet. Without a model, nothing is printed.
+    out: The stream of remarks.
+    """
+    if info.models and info.models[0].no_chat_template:
+        reason = "a base model may continue the question instead of answering it"
+        print(f"specsot: {info.models[0].name} has no chat template: {reason}", file=out, flush=True)
+
+
 # Opens the fleet that the options describe.
 Opener = Callable[[FleetOptions], Coroutine[Any, Any, FleetClient]]
 
