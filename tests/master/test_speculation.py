@@ -199,7 +199,8 @@ def test_a_plan_that_does_not_stand_releases_the_direct_answer(plan_first: bool)
         ("Two.\n\n- Alpha\n- Beta\n- Gamma", LIST, SHORT_ANSWER),
         ("# Alpha\n\n1. Beta", LIST, NO_BEGINNING),
         (f"Here are seven letters:\n\n1. {ITEM}", LIST, TOO_FEW_POINTS),
-        (f"Das sind die Buchstaben und ihre Namen.\n\n1. {ITEM}", LIST, OTHER_LANGUAGE),
+        (f"Um besser zu lesen, kannst du folgende Schritte ausführen:\n\n1. {ITEM}", LIST, OTHER_LANGUAGE),
+        (f"Para leer mejor, puedes realizar varias acciones.\n\n1. {ITEM}", LIST, OTHER_LANGUAGE),
     ],
 )
 def test_an_answer_without_introduction_or_with_more_points_is_not_replaced(

@@ -403,17 +403,20 @@ def _object(place: str, given: object, keys: Sequence[str]) -> dict[str, object]
     return found
 
 
-# Words that a question can hardly do without, none of which is a word of the other languages.
+# Words that a question, or the first sentence of an answer, can hardly do without. None of them is a word of
+# the other languages.
 _GERMAN = re.compile(
     r"ß|\b(?:der|das|und|ist|sind|eine?|einem|einen|einer|eines|wie|welche[nrms]?|warum|wozu|ich|mir|mit|für|über|nicht|bitte"
     r"|gib|nenne|dem|beim|zum|zur|vom|von|aus|auf|gegen|oder|wenn|wer|wann|wo|worauf|woran|wodurch|soll|sollte|kann|wird"
     r"|gibt|schreibe?|beschreibe?|erkläre?|zähle|vergleiche?|deine?|dich|dir|zwei|drei|vier|fünf|sechs|sieben|acht|neun"
-    r"|zehn|zwölf|tipps|vorteile|nachteile|gründe|unterschiede)\b"
+    r"|zehn|zwölf|tipps|vorteile|nachteile|gründe|unterschiede"
+    r"|zu|sie|ihre[nrms]?|ihnen|sich|hier|einige|folgende[nrms]?|kannst|können|sollten|werden)\b"
 )
 _SPANISH = re.compile(
     r"[¿¡ñ]|\b(?:el|los|las|una|qué|cómo|cuáles|cuál|por|para|con|del|sobre|dame|explica|explícame|son|es|mi|tu|yo|esta|este"
     r"|entre|algunos|algunas|dime|hazlo|compara|enumera|menciona|nombra|recomienda|sugiere|escribe|traduce|buenas|gracias"
-    r"|tres|cuatro|cinco|seis|siete|ocho|nueve|diez|doce|consejos|ventajas|razones|maneras|diferencias)\b"
+    r"|tres|cuatro|cinco|seis|siete|ocho|nueve|diez|doce|consejos|ventajas|razones|maneras|diferencias"
+    r"|puedes|puede|aquí|tienes|siguientes|debes)\b"
 )
 _ENGLISH = re.compile(
     r"\b(?:the|of|is|are|what|which|how|why|to|and|for|my|me|you|your|with|give|tell|explain|write|list)\b"
