@@ -301,7 +301,7 @@ def test_plans_with_other_budgets_share_masks_and_what_they_are_made_of() -> Non
 
 def test_lists_of_any_length_are_explored_before_the_first_request() -> None:
     vocabulary = describe([*SINGLE.bytes, b"a token of its own"])
-    prebuild(vocabulary, rest=0).result()
+    prebuild(vocabulary).result()
     for points in range(2, MAX_LIST_POINTS + 1):
         listed = PlanRules(direct=False, max_points=points, listed=True, plan_tokens=7 * points)
         assert sum(1 for _ in TokenAutomaton(vocabulary, listed, (0,)).explore()) == 0

@@ -120,7 +120,7 @@ def test_no_grammar_is_built_on_the_thread_that_asks_for_it() -> None:
 
 def test_what_most_requests_are_held_by_is_built_before_they_come() -> None:
     vocabulary = describe(SINGLE.bytes)
-    prebuild(vocabulary, rest=0).result()
+    prebuild(vocabulary).result()
     listed = rules_of(Ask("Why?"), listed=True)
     for rules in (PlanRules(True), PlanRules(False), listed):
         coming = grammar_of(vocabulary, Opening(1, 1, plan=rules))

@@ -124,7 +124,9 @@ def test_only_the_last_stage_builds_grammars_and_only_once_its_layers_are_loaded
     """They take seconds of processor time, beside which a layer would be measured too slow."""
     loaded = list[int]()
     loader = worker()
-    monkeypatch.setattr("specsot_worker.loader.prebuild", lambda vocabulary: loaded.append(loader.fetched))
+    monkeypatch.setattr(
+        "specsot_worker.loader.prebuild", lambda vocabulary, idle: loaded.append(loader.fetched)
+    )
     loader.registration()
     stage = loader.make_stage(configuration(layers), layers)
     assert not loaded

@@ -27,6 +27,7 @@ from specsot.grammar import prebuild
 from specsot.members import Configuration, Curve, Head, Registration, TreeShape
 from specsot.params import MODELLESS, DrafterName
 from specsot.phases import timed_phase
+from specsot.service.compute import idle_seconds
 from specsot.service.options import DraftModelOptions
 from specsot.transport.pending_rows import use_device
 from specsot_drafter.block_graphs import block_graph_bytes, captured_blocks
@@ -175,7 +176,7 @@ class DraftLoader:
         """
         vocabulary = self._vocabulary
         if vocabulary:
-            prebuild(vocabulary)
+            prebuild(vocabulary, idle_seconds)
         self._check_graphs(configuration)
         backends: dict[DrafterName, tuple[Proposer, BudgetPolicy]] = {}
         for name, backend in self._backends.items():

@@ -26,6 +26,7 @@ from specsot.errors import ModelError
 from specsot.grammar import Grammar, grammar_of, prebuild, sentence_ends
 from specsot.members import Configuration, Range, Registration
 from specsot.phases import add_phase, note_imported, timed_phase
+from specsot.service.compute import idle_seconds
 from specsot.service.options import ModelOptions
 from specsot.service.runtime_env import return_freed_memory
 from specsot.transport.pending_rows import use_device
@@ -466,7 +467,7 @@ class StageLoader:
         if self._has_text:
             # Only the last stage needs the tables of grammars. They take seconds of processor time, which
             # would slow down loading, and falsify the measured time of a layer, if they were begun before.
-            prebuild(self._token_bytes)
+            prebuild(self._token_bytes, idle_seconds)
         return Verifier(logits, self._find_grammar, ring, ahead, sentences)
 
     def _read_vocabulary(self) -> None:

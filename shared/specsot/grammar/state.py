@@ -39,11 +39,15 @@ MAX_CACHED_FORMS = 8
 # questions that name no number, then what questions ask for. A list of 6 points has 46 places, and all lists
 # together have 600: the longest first, the usual one would be ready last.
 LIST_LENGTHS: Final = (7, 8, 5, 3, 10, 4, 6, 2, 9, 12, 11)
-# Seconds. How long the compiler's thread rests after each place that it explores ahead of requests, so that
-# the first answers after a start keep the processor. Exploring a place takes some 8 ms. Without rests, on two
-# cores, exploring took more processor time than the first answer of 8 tokens by a 1.5B model. A place that a
-# sequence needs earlier is explored at once. Untuned.
-REST_SECONDS: Final = 0.05
+# Seconds. How long the compiler's thread rests after each place that it explores ahead of requests: while
+# nothing is computed in the process, and otherwise. Exploring a place takes 3 to 8 ms, most of it with
+# Python's lock, and the vocabulary of Qwen has 1,500 places. With rests of 50 ms at all times, a fifth of the
+# slow steps of a GPU in the first minute after a start were found beside it (64 clients, 1.5B, H200). A place
+# that a sequence needs earlier is explored at once. Untuned.
+IDLE_REST_SECONDS: Final = 0.005
+BUSY_REST_SECONDS: Final = 1.0
+# Seconds. If nothing was computed for so long, no sequence is being written. Untuned.
+QUIET_SECONDS: Final = 0.2
 # Seconds. How long `prebuild` waits before it computes anything: longer than an answer's first token takes
 # after a ring of a small model has formed on two cores (1.5B in 8 bits: about one second). The tables take a
 # second of processor time, most of it with Python's lock, so that they would double that time. Untuned.
@@ -140,24 +144,32 @@ def grammar_of(vocabulary: Vocabulary, opening: Opening, guided: bool = True) ->
 
 
 @functools.lru_cache(maxsize=MAX_CACHED_TABLES)
-def prebuild(vocabulary: Vocabulary, rest: float = REST_SECONDS) -> Future[None]:
+def prebuild(vocabulary: Vocabulary, idle_seconds: Callable[[], float] | None = None) -> Future[None]:
     """Compute what the grammars of most requests need, so that their first steps do not wait for it. Return a
     future that is done at the end.
 
-    The computation begins after BEGIN_SECONDS. The grammars can be used before the future is done: a request
-    that needs them earlier lets them be built at once. Further calls with the same `rest` return the same
-    future; a process should use one `rest`. The future is never done if the process ends before. First come
-    the tables, for all rules; then what the masks of lists of any length are made of. Of plans in markers,
-    whose lines have more places, only the first line is computed: its titles serve all lines.
+    The grammars can be used before the future is done: a request that needs them earlier lets them be built
+    at once. Further calls with the same arguments return the same future; all calls of a process should have
+    the same `idle_seconds`. The future is never done if the process ends before. First come the tables, for
+    all rules; then what the masks of lists of any length are made of. Of plans in markers, whose lines have
+    more places, only the first line is computed: its titles serve all lines.
 
     vocabulary: the bytes of every token id.
-    rest: seconds that the thread rests after each place; 0: it does not rest, and begins at once.
+    idle_seconds: returns for how long nothing was computed in this process. The computation begins after
+        BEGIN_SECONDS, and rests after each place: IDLE_REST_SECONDS while the process has been idle for
+        QUIET_SECONDS, and BUSY_REST_SECONDS otherwise. With None, it begins at once and never rests.
 
     Only tables without tools are computed. If the vocabulary cannot spell a skeleton, the future is done all
     the same.
     """
     explored: Future[None] = Future()
     places = _explore(vocabulary)
+
+    def rest_seconds() -> float:
+        """Return how long to rest now."""
+        if idle_seconds is None:
+            return 0.0
+        return IDLE_REST_SECONDS if idle_seconds() >= QUIET_SECONDS else BUSY_REST_SECONDS
 
     def explore_next() -> None:
         """Explore one more place on the compiler's thread, and submit the next call after a rest; or, if no
@@ -166,7 +178,7 @@ def prebuild(vocabulary: Vocabulary, rest: float = REST_SECONDS) -> Future[None]
         if next(places, explored) is explored:
             explored.set_result(None)
         else:
-            run_later(rest, submit_next)
+            run_later(rest_seconds(), submit_next)
 
     def submit_next() -> None:
         """Submit the next call, unless the process ends: then the pool refuses new work."""
@@ -178,7 +190,7 @@ def prebuild(vocabulary: Vocabulary, rest: float = REST_SECONDS) -> Future[None]
         with suppress(RuntimeError):
             _tables(vocabulary, ()).add_done_callback(lambda _: submit_next())
 
-    run_later(BEGIN_SECONDS if rest else 0, begin)
+    run_later(BEGIN_SECONDS if idle_seconds else 0, begin)
     return explored
 
 

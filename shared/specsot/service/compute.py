@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import math
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Executor, Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
@@ -278,6 +280,46 @@ class ComputeThread(Executor):
             self._thread.join()
 
 
+class _Activity:
+    """Counts the calls that the compute threads of this process are running."""
+
+    def __init__(self) -> None:
+        """Start without calls."""
+        self._lock = threading.Lock()
+        self._num_running = 0
+        # When the last call ended, by `time.monotonic`.
+        self._ended_at = -math.inf
+
+    @contextmanager
+    def running(self) -> Generator[None]:
+        """Return a context that counts as a running call."""
+        with self._lock:
+            self._num_running += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_running -= 1
+                self._ended_at = time.monotonic()
+
+    def idle_seconds(self) -> float:
+        """Return the seconds since the last call ended: 0 while a call runs, infinity before the first
+        call.
+        """
+        with self._lock:
+            return 0.0 if self._num_running else time.monotonic() - self._ended_at
+
+
+_activity = _Activity()
+
+
+def idle_seconds() -> float:
+    """Return for how many seconds no compute thread of this process has run a call: 0 while one runs a call,
+    and infinity before the first call. Other executors than `ComputeThread` do not count.
+    """
+    return _activity.idle_seconds()
+
+
 def _run_calls(calls: SimpleQueue[Callable[[], object] | None]) -> None:
     """Run queued calls one after another, until None is taken from the queue.
 
@@ -286,7 +328,8 @@ def _run_calls(calls: SimpleQueue[Callable[[], object] | None]) -> None:
     Returns after None, without running later calls. A call must not raise; an error would end the thread.
     """
     while call := calls.get():
-        call()
+        with _activity.running():
+            call()
         # While the thread waits for the next call, it must not keep the tensors of this one alive.
         del call
 
