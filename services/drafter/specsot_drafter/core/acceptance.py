@@ -18,7 +18,8 @@ PRIOR_TRIALS: Final = 2.0
 DECAY: Final = 0.97
 # Factor. Upper bound of the ratio between the chance of acceptance and the head's probability. Untuned.
 MAX_TRUST: Final = 1.5
-# Fraction. The weight of the newest step in the running mean of what nodes are worth. Untuned.
+# Fraction. The weight of the newest record in the running mean of what nodes are worth. A record is of one
+# step, or of sampled trees of several steps (`DraftPolicy.keep_sample`). Untuned.
 WORTH_WEIGHT: Final = 0.2
 
 
@@ -147,16 +148,18 @@ class TreeWorth:
         self._best = np.zeros((0, 0))
 
     def record(self, values: Floats, depths: Ints) -> None:
-        """Record the candidates of one step. Nothing happens if all of them are barred.
+        """Record the candidates of one step, or of sampled trees of several steps, in the running means.
+        Nothing happens if all of them are barred.
 
-        values: Worth of each candidate, [live, n], at most 1; -inf where a candidate is barred.
+        values: Worth of each candidate, [num_trees, n], at most 1; -inf where a candidate is barred.
         depths: Depth of each candidate, [n], at least 1.
 
-        Trees that do not reach the deepest level of the step are left out: those are cut because their
+        Trees that do not reach the deepest level of these trees are left out: those are cut because their
         sequences end soon, and say nothing about other sequences.
 
-        The newest step has the weight WORTH_WEIGHT in the means; a depth that grew for the first time begins
-        with the step's own values. If fewer nodes of a depth grew than before, only that many are kept.
+        The mean of these trees has the weight WORTH_WEIGHT, however many trees there are. A depth that grew
+        for the first time begins with the mean of these trees. If fewer nodes of a depth grew than before,
+        only that many are kept.
         """
         open_to = np.isfinite(values)
         if not open_to.any():

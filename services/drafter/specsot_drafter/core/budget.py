@@ -71,10 +71,11 @@ class BudgetPolicy:
     """Policy that decides how much one drafter drafts. The base class learns nothing and never pauses.
 
     paused_trees: Number of trees for which drafting is paused, after `plan_levels` returned 0.
-    drafting: True if trees were sent since the last pause.
+    drafting: True if trees were verified since the last pause began; always True in the base class.
     adaptive: True if the policy may pause drafting; then candidates of a second proposer may join its trees.
-    holding: True if the current trees follow an earlier choice, or none; then a second proposer is not asked
-        whether its candidates are worth joining the trees that a device has selected.
+    holding: True if the levels and nodes of the current trees were chosen for an earlier step, or if the
+        policy makes no choices. If a device selects the nodes, the second proposer is asked only while
+        `holding` is False whether its candidates are worth joining the next trees.
     likeliest_first: True if the tree of a single sequence may travel in parts, so that its likeliest nodes
         come first.
     """
@@ -94,7 +95,7 @@ class BudgetPolicy:
 
     @property
     def drafting(self) -> bool:
-        """True if trees were sent since the last pause."""
+        """True if trees were verified since the last pause began. The base class never pauses: True."""
         return True
 
     @property
@@ -124,9 +125,9 @@ class BudgetPolicy:
         return False
 
     def score(self, offer: Candidates) -> Floats:
-        """Return the worth of every candidate, [live, n]: here its score, a cumulative log-probability.
+        """Return the worth of every candidate, [num_trees, n]: here its score, a cumulative log-probability.
 
-        offer: Candidates of `live` trees, n each.
+        offer: Candidates of all trees, n each.
         """
         return offer.scores
 
@@ -137,8 +138,8 @@ class BudgetPolicy:
         levels: Number of levels of the trees.
         max_nodes: Maximum number of candidates of all trees together, roots not counted.
 
-        The base class sends the same number of every tree: max_nodes / num_trees, rounded down, or as many as
-        the tree's shape has.
+        The base class sends at most the same number of every tree: max_nodes / num_trees, rounded down, or as
+        many as the tree's shape has if that is fewer. Without trees, the result has no rows.
         """
         return best_each(values, min(self._each, max_nodes // max(len(values), 1)))
 
@@ -150,9 +151,8 @@ class BudgetPolicy:
         levels: Number of levels of the trees.
         max_nodes: Maximum number of nodes of all trees together, roots not counted.
 
-        A device can select nodes only if their number is fixed beforehand.
-
-        Never more than the shape has, nor than each tree's equal share of `max_nodes`, rounded down.
+        A device can select nodes only if their number is fixed beforehand. The base class returns the number
+        that the shape has, or each tree's equal share of `max_nodes`, rounded down, if that is less.
         """
         return min(self._each, max_nodes // num_trees)
 
@@ -167,14 +167,16 @@ class BudgetPolicy:
         """Learn the worth of the drafter's own candidates, without those of a second proposer. The base class
         does nothing.
 
-        values: Worth of each candidate, [live, n]; -inf where a candidate is barred.
+        values: Worth of each candidate, [num_trees, n]; -inf where a candidate is barred.
         depths: Depth of each candidate, [n], at least 1.
         """
 
     def keep_sample(self, candidates: Candidates) -> None:
-        """Keep what is needed to learn the worth of candidates later. The base class does nothing.
+        """Keep what is needed of these candidates to learn the worth of nodes later. The base class does
+        nothing.
 
-        candidates: Candidates of the trees of a step. Those that cannot be accepted need not be barred.
+        candidates: Candidates of the trees of a step, at least one tree. Those that cannot be accepted need
+            not be barred.
         """
 
     def start_sequences(self, num_sequences: int) -> bool:

@@ -63,33 +63,37 @@ POOL: Final = 8.0
 # Chosen by the gate: 0.01 is worse.
 REGRET_SHARE: Final = 0.005
 
-# Fraction. Where levels are launched at once, the last choice is made again if it is expected to gain and its
-# expected tokens per second are at least this fraction of the maximum, because a change of the tree's shape
-# delays the step, and small differences between estimates are chance. Chosen by the gate: 0.9 is worse.
+# Fraction. Where levels are launched at once, the last choice is made again if the regret budget covers it,
+# the choice is not expected to lose, and its expected tokens per second are at least this fraction of the
+# maximum. A change of the tree's shape delays the step, and small differences between estimates are chance.
+# Chosen by the gate: 0.9 is worse.
 KEPT_RATE: Final = 0.95
 
 
 @dataclass(slots=True)
 class Choice:
-    """How much to draft with about as many sequences as in the step of the choice.
+    """How much to draft in steps whose numbers of sequences are of one group (`size_group`).
 
-    levels: Number of levels of the trees. 0 before the first choice.
+    levels: Number of levels of the trees. 0 before the first choice, and after a pause that was longer than a
+        look.
     nodes: Number of nodes of each tree, without its root. 0 before the first choice.
-    rate: Highest expected tokens per second at the choice, with drafts or without.
-    stake: Extra time of a step with this choice over a step without drafts, in baseline steps.
-    safe: True if the choice was sure to gain, so that the regret budget did not have to cover it.
-    floor: The regret budget below which the choice is made anew, because it has lost too much.
-    times: Number of times that a choice was made.
+    rate: Expected tokens per second with this choice when it was made, or without drafts if that was more.
+    extra_steps: Extra time of a step with this choice over a step without drafts, in baseline steps.
+    sure_to_gain: True if the choice was sure to gain and the pool was positive, so that the regret budget did
+        not have to cover the choice.
+    min_available: If the available regret budget falls below this value, in baseline steps, the choice has
+        lost too much and is made anew.
+    num_choices: Number of choices so far, since the last pause that was longer than a look.
     reuses_left: Number of further steps that may reuse the choice.
     """
 
     levels: int = 0
     nodes: int = 0
     rate: float = 0.0
-    stake: float = 0.0
-    safe: bool = False
-    floor: float = 0.0
-    times: int = 0
+    extra_steps: float = 0.0
+    sure_to_gain: bool = False
+    min_available: float = 0.0
+    num_choices: int = 0
     reuses_left: int = 0
 
 
@@ -192,23 +196,25 @@ class DraftPolicy(BudgetPolicy):
         self._paused = False
         # The number of sequences in the step that get no tree.
         self._others = 0
-        # Whether the previous step had drafts, and whether it was timed. Steps with prompt tokens are not.
+        # True if a step with drafts has finished since the last pause began.
         self._drafts = False
+        # True if the duration of the last finished step was known. Steps with prompt tokens are not timed.
         self._timed = True
-        # Groups (`size_group`) of numbers of sequences whose baseline was measured by a look, and the number
-        # of steps with drafts since the last look.
+        # Groups (`size_group`) of numbers of sequences whose baseline was measured by a look.
         self._looked = set[int]()
+        # The number of steps with drafts since the last look or other pause.
         self._since_look = 0
         # Running mean of the tokens per second relative to the baseline.
         self._gain = 1.0
-        # The last choices, by `size_group` of the number of sequences: with eight clients, a sequence begins
-        # or ends in many steps, and none of these must make a new choice.
+        # The last choices, by `size_group` of the number of sequences. With eight clients, a sequence begins
+        # or ends in many steps. Each size has its own choice, so that these steps do not choose anew.
         self._choices = defaultdict[int, Choice](Choice)
         # The choice for the step that was planned last.
         self._choice = Choice()
-        # Candidates of one tree of each recent step, all of trees with the same depths, and the number of
-        # trees that were kept so far. Empty where growth can stop between levels.
+        # Candidates of one tree of each step since the worth was updated last, at most RECENT. All of them
+        # have equally many columns. Empty where growth can stop between levels.
         self._samples = deque[Candidates](maxlen=RECENT)
+        # The number of trees that `keep_sample` has kept so far, including those that were dropped again.
         self._num_samples = 0
         # Nodes of the largest tree that came back so far, without its root.
         self._largest = 0
@@ -217,7 +223,7 @@ class DraftPolicy(BudgetPolicy):
 
     @property
     def drafting(self) -> bool:
-        """True if the last finished step had drafts; False after a pause began."""
+        """True if a step with drafts has finished since the last pause began. False before the first one."""
         return self._drafts
 
     @property
@@ -236,12 +242,12 @@ class DraftPolicy(BudgetPolicy):
         num_due: Number of rows of committed tokens that the drafter must compute before the trees can grow.
         num_others: Number of sequences that have no tree in this step.
 
-        If growth can stop between levels, the result is `max_levels`, and `is_deeper_profitable` stops it.
-        Otherwise the result is the chosen number of levels.
+        If growth can stop between levels, the result is `max_levels`, and `is_deeper_profitable` decides
+        where growth stops. Otherwise the result is the chosen number of levels, at most `max_levels`.
 
         A result of 0 with `paused_trees` set has one of two reasons: a look is due (LOOK_STEPS steps), or
-        `_choose` found no choice that is covered. If a choice is reused, `holding` becomes True unless
-        growth can stop between levels.
+        `_choose` found no choice that can gain and that the regret budget covers. If a choice is reused,
+        `holding` becomes True unless growth can stop between levels.
         """
         self.paused_trees = 0
         self.holding = False
@@ -273,28 +279,31 @@ class DraftPolicy(BudgetPolicy):
         The choice is reused if all of the following conditions hold:
 
         * The regret budget covers the cost of the choice, or the choice is sure to gain.
-        * The last step had drafts.
+        * A step with drafts has finished since the last pause began.
         * Reuses remain. `_choose` sets their number.
         * The regret budget has not fallen by more than half of REGRET since the choice.
         * Where growth can stop between levels: the choice has at most `max_levels` levels, and at most
           levels + 2 rows per tree are due. If more are due, the drafter has to catch up, and `_choose`
           decides whether that is profitable.
 
-        Where levels are launched at once, prompts of other sequences make rows due in many steps, and near
-        the end of a sequence `max_levels` is small. Neither may cause a new choice, because that delays the
-        step. The budget must cover catching up, too, and the cost of that is booked.
+        Where levels are launched at once, the last condition does not apply: prompts of other sequences make
+        rows due in many steps, and near the end of a sequence `max_levels` is small. Neither may cause a new
+        choice, because choosing delays the step. Instead, if more than levels + 2 rows per tree are due, the
+        cost of computing them is added to the cost that the budget must cover, and it is booked in the budget
+        if the choice is reused.
         """
         choice = self._choice
+        # The extra time for computing the due rows, in baseline steps.
         catch_up = 0.0
-        fits = True
+        is_applicable = True
         if self._stepwise:
-            fits = choice.levels <= max_levels and num_due <= num_trees * (choice.levels + 2)
+            is_applicable = choice.levels <= max_levels and num_due <= num_trees * (choice.levels + 2)
         elif num_due > num_trees * (choice.levels + 2):
             catch_up = self.costs.catch_up(num_due) / self.costs.baseline(num_trees + self._others)
         available = self._regret.available
-        is_covered = choice.safe or choice.stake + catch_up <= available
-        gains = available >= choice.floor
-        is_reused = fits and is_covered and gains and self._drafts and choice.reuses_left > 0
+        is_covered = choice.sure_to_gain or choice.extra_steps + catch_up <= available
+        has_not_lost = available >= choice.min_available
+        is_reused = is_applicable and is_covered and has_not_lost and self._drafts and choice.reuses_left > 0
         if is_reused:
             choice.reuses_left -= 1
             self._regret.record(-catch_up, 0)
@@ -314,11 +323,12 @@ class DraftPolicy(BudgetPolicy):
 
         * It can gain: it would save time if a node of every level were accepted. Where growth can stop
           between levels, every choice meets this condition until a tree with draft nodes was verified.
-        * The regret budget covers the sum of the choice's cost (`stakes`), the cost of computing the due rows
-          and, after a pause longer than a look, the extra time of the last first step after a pause, at most
-          one baseline step. If the choice is expected to lose, half of REGRET is added to the sum, so that a
-          head that is seldom right is tried less often than one that was right so far. If levels are launched
-          at once and the pool is positive, a choice that is sure to gain need not be covered.
+        * The regret budget covers the sum of the choice's cost (`extra_steps`), the cost of computing the due
+          rows and, after a pause longer than a look, the extra time that the first step after the most recent
+          pause took (`_restart`), at most one baseline step. If the choice is expected to lose, half of
+          REGRET is added to the sum, so that a head that is seldom right is tried less often than one that
+          was right so far. If levels are launched at once and the pool is positive, a choice that is sure to
+          gain need not be covered.
 
         Example: a step without drafts takes 10 ms, a step with trees of 3 levels and 3 nodes 15 ms, and no
             rows are due. The cost is 15 / 10 - 1 = 0.5 baseline steps. The choice can gain, because 3
@@ -333,8 +343,9 @@ class DraftPolicy(BudgetPolicy):
 
         If a choice is made, it is stored with the number of its reuses, and the cost of computing the due
         rows is booked in the budget. There are HELD_STEPS reuses; where levels are launched at once, the n-th
-        choice for about as many sequences since the last pause has n / 2 times as many in addition. While the
-        costs know fewer steps with drafts than that, there are as many reuses as known steps, at least 2.
+        choice of this size group since the last pause that was longer than a look has n / 2 times as many in
+        addition: with HELD_STEPS = 8, the first choice has 12 reuses, the second 16 and the third 20. While
+        the costs know fewer steps with drafts than that, there are as many reuses as known steps, at least 2.
         """
         self._learn_acceptance()
         self._learn_worth()
@@ -354,7 +365,7 @@ class DraftPolicy(BudgetPolicy):
         worth = cumulative_worth[:, 1:]
         num_nodes = num_trees * nodes
         seconds = self.costs.drafted(sequences, num_trees, levels[:, None], num_nodes, cumulative_worth)
-        stakes = np.maximum(seconds / baseline - 1, 0.0)
+        extra_steps = np.maximum(seconds / baseline - 1, 0.0)
         added = num_trees / sequences * worth
         rates = sequences * (1 + added) / seconds
         # What must remain of the budget: half of REGRET if the choice is expected to lose. Half was chosen by
@@ -363,23 +374,23 @@ class DraftPolicy(BudgetPolicy):
         # At most one baseline step: a single first step that was slow, as one that compiles kernels is, must
         # not keep drafts away for a thousand steps.
         restart = min(self._restart, 1.0) if self._paused else 0.0
-        needed = stakes + reserve + restart + self.costs.catch_up(num_due) / baseline
+        needed = extra_steps + reserve + restart + self.costs.catch_up(num_due) / baseline
         # If another process disturbed the measurement of the curves at startup, they must not rule out drafts
         # that were never tried. So the first trees are only bounded by the budget.
         untried = self._stepwise and not self._largest
-        hopeful = untried | (stakes < num_trees / sequences * np.minimum(levels[:, None], nodes))
-        safe = num_trees / sequences * self.acceptance.sure_tokens()[levels - 1, None] > stakes
+        can_gain = untried | (extra_steps < num_trees / sequences * np.minimum(levels[:, None], nodes))
+        sure_to_gain = num_trees / sequences * self.acceptance.sure_tokens()[levels - 1, None] > extra_steps
         # Where the host's work is most of a step, other work of the machine slows steps with and without
         # drafts alike. So the baseline is measured anew before a long pause.
         stale = not self._stepwise and self._since_look * 2 * REGRET_SHARE >= 1.0
-        if not hopeful.any():
+        if not can_gain.any():
             return LOOK_STEPS if stale or max_levels < self._levels else 1 / REGRET_SHARE
         may_borrow = not self._stepwise and self._regret.pool > 0
-        allowed = hopeful & (safe & may_borrow | (needed <= self._regret.available))
+        allowed = can_gain & (sure_to_gain & may_borrow | (needed <= self._regret.available))
         if not allowed.any():
             if stale:
                 return LOOK_STEPS
-            steps = self._regret.steps_until(float(needed[hopeful].min()))
+            steps = self._regret.steps_until(float(needed[can_gain].min()))
             return max(steps, LOOK_STEPS)
         best = np.argmax(np.where(allowed, rates, 0.0))
         level, node = np.unravel_index(best, rates.shape)
@@ -389,16 +400,16 @@ class DraftPolicy(BudgetPolicy):
             if allowed[last] and rates[last] >= max(KEPT_RATE * rates[level, node], sequences / baseline):
                 level, node = last
         choice.rate = max(float(rates[level, node]), sequences / baseline)
-        choice.stake = float(stakes[level, node])
-        choice.safe = may_borrow and bool(safe[level, node])
-        choice.floor = self._regret.available - REGRET / 2
+        choice.extra_steps = float(extra_steps[level, node])
+        choice.sure_to_gain = may_borrow and bool(sure_to_gain[level, node])
+        choice.min_available = self._regret.available - REGRET / 2
         choice.levels = int(levels[level])
         choice.nodes = int(nodes[node])
-        # Where levels are launched at once, a choice delays steps: on an H200, steps of 2.4 ms with one
-        # sequence take 2 ms more in all, and steps of 4 ms with eight sequences 9 ms. So the n-th one is
-        # reused for longer.
-        choice.times += 1
-        max_reuses = HELD_STEPS if self._stepwise else HELD_STEPS * (choice.times + 2) // 2
+        # Where levels are launched at once, a new choice delays the following steps: on an H200, by 2 ms in
+        # all with one sequence, whose steps take 2.4 ms, and by 9 ms with eight sequences, whose steps take
+        # 4 ms. So each further choice is reused for more steps.
+        choice.num_choices += 1
+        max_reuses = HELD_STEPS if self._stepwise else HELD_STEPS * (choice.num_choices + 2) // 2
         choice.reuses_left = min(max(self.costs.known, 2), max_reuses)
         self._regret.record(-self.costs.catch_up(num_due) / baseline, 0)
         return 0.0
@@ -412,7 +423,9 @@ class DraftPolicy(BudgetPolicy):
             self._returned = []
 
     def _learn_worth(self) -> None:
-        """Update the worth of nodes with the candidates that were kept. Nothing happens if there are none."""
+        """Update the worth of nodes with the candidates that `keep_sample` has kept, as if they were of one
+        step, and drop these candidates. Nothing happens if there are none.
+        """
         if self._samples:
             tokens, scores, parents = (
                 np.concatenate(parts)
@@ -466,20 +479,21 @@ class DraftPolicy(BudgetPolicy):
         return best + 1 if gains[best] > 0 else 0
 
     def predict_nodes(self, num_trees: int, levels: int, max_nodes: int) -> int:
-        """Return the nodes of each tree, without its root, by the last choice. Return 0 if growth can stop
-        between levels, as `select` then decides.
+        """Return the number of nodes of each tree, without its root: that of the last choice, at most the
+        tree's equal share of `max_nodes`. Return 0 if growth can stop between levels, as `select` then
+        decides.
 
         num_trees: Number of trees, at least 1.
-        levels: Number of levels of the trees.
+        levels: Ignored.
         max_nodes: Maximum number of nodes of all trees together, roots not counted.
         """
         return 0 if self._stepwise else min(self._choice.nodes, max_nodes // num_trees)
 
     def score(self, offer: Candidates) -> Floats:
-        """Return the chance of each candidate to be accepted, [live, n]: the head's probability, corrected by
-        what was learned; -inf where a candidate is barred.
+        """Return the chance of each candidate to be accepted, [num_trees, n]: the head's probability,
+        corrected by what was learned; -inf where a candidate is barred.
 
-        offer: Candidates of `live` trees, n each.
+        offer: Candidates of all trees, n each.
         """
         return acceptance_chances(offer, self.acceptance.trust())
 
@@ -516,7 +530,7 @@ class DraftPolicy(BudgetPolicy):
         """Learn the worth of the drafter's own candidates. Nothing happens where levels are launched at once,
         because `keep_sample` is used there.
 
-        values: Chance of acceptance of each candidate, [live, n]; -inf where a candidate is barred.
+        values: Chance of acceptance of each candidate, [num_trees, n]; -inf where a candidate is barred.
         depths: Depth of each candidate, [n], at least 1.
         """
         if self._stepwise:
@@ -529,9 +543,12 @@ class DraftPolicy(BudgetPolicy):
         The host has no time to score all trees of every step, and the candidates of a single step say little:
         with one sequence, the tokens that a tree adds vary between 0 and all its levels.
 
-        candidates: Candidates of the trees of a step. Those that cannot be accepted need not be barred.
+        candidates: Candidates of the trees of a step, at least one tree. Those that cannot be accepted need
+            not be barred.
 
-        Steps take turns in which of their trees is kept. Trees of other depths than these are forgotten.
+        The n-th call, from 0 on, keeps tree n modulo the number of trees: three calls with two trees each
+        keep the trees 0, 1 and 0. If the trees have another number of candidates than the kept ones, the kept
+        ones are dropped first, because `_learn_worth` needs arrays of one shape.
         """
         if self._stepwise:
             return
@@ -561,15 +578,16 @@ class DraftPolicy(BudgetPolicy):
         self._regret.record(0.0, num_trees / num_sequences)
 
     def record_step(self, trees: Sequence[TreeOutcome], spent: StepSeconds = UNKNOWN_SECONDS) -> None:
-        """Learn costs and acceptance from a finished step, and book its gain or loss in the regret budget.
+        """Learn costs and acceptance from a finished step with drafts, and book its gain or loss in the
+        regret budget of its number of sequences.
 
         trees: Outcomes of the step's trees, one per sequence. Empty: nothing happens.
         spent: Duration of the step. Costs are learned only if its wall-clock seconds are known.
 
-        If no tree was grown, only the baseline is recorded (with known wall-clock seconds). The first step
-        after a pause is not learned from; where levels are launched at once, its longer duration is booked
-        in the budget, bounded by REGRET, and remembered for the next start. A step without any duration
-        counts as not timed, so that no look follows.
+        If no tree was grown, only the baseline is recorded, if the wall-clock seconds are known. The duration
+        of the first step after a pause does not change the costs; where levels are launched at once, the time
+        by which it exceeds the estimate is booked in the budget, at most REGRET, and remembered as the extra
+        time of the next start. A step without any duration counts as not timed, so that no look follows.
         """
         if not trees:
             return
@@ -583,7 +601,7 @@ class DraftPolicy(BudgetPolicy):
         grown = drafted[0].grown
         accepted = sum(tree.accepted for tree in drafted) / num_sequences
         self._largest = max(self._largest, max(tree.rows for tree in drafted) - 1)
-        # The first step after a pause takes longer than the following ones and is not learned from.
+        # The first step after a pause takes longer than the following ones, so its duration is not recorded.
         if spent.wall and rows > num_sequences and self._drafts:
             self.costs.record_drafted(num_sequences, len(drafted), grown, rows, spent)
             if self.costs.known <= HELD_STEPS:
@@ -593,14 +611,14 @@ class DraftPolicy(BudgetPolicy):
         num_nodes = rows - num_sequences
         seconds = self.costs.drafted(num_sequences, len(drafted), grown, num_nodes, cumulative_worth)
         taken = float(seconds)
-        stake = max(taken / baseline - 1, 0.0)
+        extra_steps = max(taken / baseline - 1, 0.0)
         restart = 0.0
         if not self._drafts and not self._stepwise:
             # The first step after a pause is booked at its real duration, at most REGRET above the estimate.
-            restart = min(max(spent.wall / baseline - 1 - stake, 0.0), REGRET)
+            restart = min(max(spent.wall / baseline - 1 - extra_steps, 0.0), REGRET)
             self._restart = restart if spent.wall else self._restart
-        self._regrets[size_group(num_sequences)].record(accepted - stake - restart)
-        self._gain += ((1 + accepted) / (1 + stake) - self._gain) / RECENT
+        self._regrets[size_group(num_sequences)].record(accepted - extra_steps - restart)
+        self._gain += ((1 + accepted) / (1 + extra_steps) - self._gain) / RECENT
         self._drafts = True
         self._paused = False
         self._since_look = self._since_look + 1
@@ -615,10 +633,10 @@ class DraftPolicy(BudgetPolicy):
         steps: Number of steps of the pause.
         sequences: Number of sequences per step.
 
-        If the last step had drafts, the costs forget slow steps, see `StepCosts.forget`. Where all levels are
-        launched at once, they forget nothing before a look, because there the mean duration counts, and the
-        mean of only the fastest steps would be too low. The number of steps since the last look becomes 0,
-        and the last choice is not reused.
+        If a step with drafts has finished since the previous pause, the costs forget slow steps, see
+        `StepCosts.forget`. Where all levels are launched at once, they forget nothing before a look, because
+        there the mean duration counts, and the mean of only the fastest steps would be too low. The number of
+        steps since the last look becomes 0, and the last choice for about as many sequences is not reused.
         """
         if self._drafts and (self._stepwise or steps > LOOK_STEPS):
             self.costs.forget()
@@ -626,9 +644,9 @@ class DraftPolicy(BudgetPolicy):
         self._paused = self._paused or steps > LOOK_STEPS
         self._since_look = 0
         self._choice.reuses_left = 0
-        # What was chosen before a long pause has lost, so that nothing favours it over other choices.
+        # A long pause begins because the choice has lost, so the next choice must not favour it (KEPT_RATE).
         if steps > LOOK_STEPS:
-            self._choice.levels = self._choice.times = 0
+            self._choice.levels = self._choice.num_choices = 0
         self.paused_trees = math.ceil(steps * sequences)
 
 

@@ -57,9 +57,10 @@ class Candidates:
         return Candidates(self.tokens[::step], self.scores[::step], self.parents[::step], self.depths)
 
     def only(self, tree: int) -> Candidates:
-        """Return the candidates of one tree, as arrays of one row.
+        """Return the candidates of one tree, as arrays of one row: tokens, scores and parents [1, n]. The
+        arrays are views of this object's arrays.
 
-        tree: Number of the tree, from 0 on.
+        tree: Index of the tree, 0 .. len(self) - 1. An index beyond the last tree gives arrays of no row.
         """
         rows = slice(tree, tree + 1)
         return Candidates(self.tokens[rows], self.scores[rows], self.parents[rows], self.depths)
