@@ -1,5 +1,8 @@
 """The KV cache of an EAGLE head and the base model's features, stored in the same pages.
 
+A small language model uses the same pages without features: its draft row j is fed token j. The rest of this
+text is about heads that read features.
+
 Features are stored when they arrive; the head's KV rows are computed from them when a tree is requested.
 
 Draft row j pairs the feature of position j with the token at position j + 1. With n committed tokens there
@@ -57,7 +60,9 @@ class DueRows(NamedTuple):
 
 
 class FollowedRows(Protocol):
-    """What a proposer knows of the draft rows of one sequence that it follows."""
+    """What a proposer knows of the draft rows of one sequence that it follows. An EAGLE head has a
+    `FollowedSequence`, and a language model `FedTokens`.
+    """
 
     @property
     def sequence(self) -> DraftSequence:
@@ -75,24 +80,30 @@ class FollowedRows(Protocol):
         ...
 
     def take(self, asked: bool, rows: int | None = None) -> DueRows:
-        """Return the due rows, and count them as extended. If none is due, and no output is asked for, the
-        result has no rows.
+        """Return the due rows, and count them as computed (`extended`). If no row is due, and no output is
+        asked for, the result has no rows.
 
-        asked: True if the output of the last row is needed. If no row is due, the last row is taken again.
-        rows: Number of due rows to take, from the first. None: all of them.
+        asked: True if the output of the last row is needed. If no row is due, the last row is then computed
+            again.
+        rows: Number of due rows to return, from the first one on; at most `due`. None: all of them.
         """
         ...
 
 
 class FrameTrees(NamedTuple):
-    """The trees with which a frame begins, which are being verified, and where they lie in the drafter's KV.
-    Each field has one entry per tree, in the order of the frame.
+    """The trees at the beginning of a frame that is being verified, and where the draft rows lie that are
+    computed after the verification. Each field has one entry per tree, in the order of the frame.
 
     segments: The trees, as the frame has them.
-    firsts: Number of the first row of each tree's sequence that is due once the tree is verified: the row
-        that is fed the root's target token.
-    columns: Column of that row among the rows of its sequence.
-    pages: Page numbers of each tree's sequence, in order, up to the page of the last reserved row.
+    firsts: Number of each sequence's first row that is due once its tree is verified: the row that is fed the
+        root's target token.
+    columns: Column of that row in the sequence's pages. It is less than the row's number if rows before it
+        were skipped.
+    pages: Page numbers of each sequence, in order, up to the page of the last reserved row.
+
+    Example: page_rows 4, a sequence of 6 rows in the pages [7, 2], and 4 rows reserved from row 6 on:
+
+        # firsts [6], columns [6], pages [(7, 2, p)] with a new page p
     """
 
     segments: Sequence[TreeSegment]
@@ -136,16 +147,15 @@ class FollowedSequence:
         return due if due > 0 else 0
 
     def take(self, asked: bool, rows: int | None = None) -> DueRows:
-        """Return the due rows, and count them as extended. If none is due, and no output is asked for, the
+        """Return the due rows, and count them as extended. If no row is due, and no output is asked for, the
         result has no rows.
 
         With tokens t0 .. t4, 4 committed and extended 2, the rows 2 and 3 are due, with the tokens t3 and t4.
 
-        asked: True if the output of the last row is needed. If no row is due, the last row is taken again.
-        rows: Number of due rows to take, from the first. None: all of them.
-
-        With `asked`, the last row is taken again only if the next token after the committed ones is known;
-        otherwise the result has no rows.
+        asked: True if the output of the last row is needed. If no row is due, the last row is then computed
+            again, provided that the token after the committed ones is known. Otherwise the result has no
+            rows.
+        rows: Number of due rows to return, from the first one on. None: all of them.
         """
         sequence = self.sequence
         if rows is None:
@@ -229,13 +239,17 @@ class DraftPages:
         return reserve_room(self.table, sequence, base, rows)
 
     def cover_trees(self, trees: Sequence[TreeSegment], rows: int, shift: int) -> FrameTrees | None:
-        """Reserve rows for the trees that grow after trees which are being verified, and return where the
-        rows of each one lie. Return None if there are too few free pages, or if a sequence has a KV policy (a
-        window), because pages of it may have been freed.
+        """Reserve the rows that are computed after these trees are verified: the due rows of accepted tokens,
+        then those of the next tree. Return where the rows of each sequence lie. Return None if there are too
+        few free pages, or if a sequence has a KV policy (a window), because some of its pages may have been
+        freed.
 
         trees: The trees that are being verified, of open sequences. At least one.
-        rows: Number of rows to reserve from the first due row on.
-        shift: Number of the first due row, which is fed the root's target token, minus the root's position.
+        rows: Number of rows to reserve per sequence, from its first due row on.
+        shift: Number of the first due row, which is fed the root's target token, minus the root's position;
+            see `TreeProposer.first_due`.
+
+        If there are too few free pages, sequences before the one that needs more keep what was reserved.
         """
         table = self.table
         firsts = [one.committed + shift for one in trees]

@@ -23,9 +23,9 @@ trees is launched before the host has read them (way 3 in `specsot_worker.overla
     calls on this thread; `DraftHandle.result` is `features k` and `read trees`
     (`specsot.core.device_verification`).
 
-EAGLE heads and small language models grow trees in this way if their trees grow in captured graphs
-(`specsot_drafter.proposers.trees`). An EAGLE head needs the step's features for that, which the device has
-already.
+EAGLE heads and small language models grow trees asynchronously if their trees grow in captured graphs
+(`specsot_drafter.proposers.trees`). An EAGLE head also reads the features of the step that is being verified;
+they are on the device already.
 
 `result` compares what the device accepted with the host's own verification result. If they differ, the trees
 are discarded and grown again from the host's result, so that drafts never depend on the overlap.

@@ -20,11 +20,13 @@ from specsot_drafter.eagle_kv import DueRows, FollowedRows, FrameTrees
 from specsot_drafter.overlap.device_selection import MAX_CHOSEN_NODES, DeviceChoice, GrownPool
 from specsot_model.kv import Numbers, size_of
 
-# Rows. Bounds the tree nodes of a frame after which trees grow asynchronously. Untuned.
+# Nodes. Maximum number of tree nodes of a frame that is verified on the device for asynchronous growth.
+# Untuned.
 MAX_VERIFIED_ROWS = 2048
-# Arrays. The numbers of rows of a tree differ between graphs only. Untuned.
+# Arrays. Maximum number of arrays that `_numbers_below` caches, one for each number of rows of a tree, which
+# differs between graphs only. Untuned.
 CACHED_COUNTS = 256
-# The place of a sequence that has no tree.
+# Entry of `DeviceGrowth.places` that stands for a sequence without a tree: no sequence has a row -1.
 NOWHERE = (-1, -1)
 
 
@@ -67,13 +69,13 @@ class DeviceGrowth(AsyncGrowth):
 
     def covers(self, feature_batch: FeatureBatch) -> bool:
         """Return whether the device has already stored the features of a batch. True at most once for each
-        sequence. False if the sequence is mispredicted or unknown, if the batch begins elsewhere, or if it
-        has more tokens than the device handles.
+        sequence. False if the sequence is mispredicted or unknown, if the batch does not begin with the
+        sequence's first due row, or if it has more tokens than the device handles (`due`).
 
         feature_batch: Committed tokens of one sequence, by the host's verification result.
 
-        The batch counts as the sequence's batch of this step from then on, whatever the result is. Heads
-        without features do not ask.
+        The batch counts as the sequence's batch of this step from then on, whatever the result is. This
+        method is called only for heads that read features, whose row numbers are token positions.
         """
         if feature_batch.sequence in self.observed:
             return False
@@ -84,20 +86,23 @@ class DeviceGrowth(AsyncGrowth):
         return place is not None and place[1] == feature_batch.start and len(feature_batch.tokens) <= self.due
 
     def take(self, sequences: Sequence[FollowedRows | None]) -> list[DueRows]:
-        """Return the due rows of some sequences, if all of them continue from their trees here; the growth is
-        then confirmed. Otherwise discard the growth, take nothing and return [].
+        """Return the due rows of some sequences, and confirm the growth, if the device computes exactly these
+        rows. Otherwise discard the growth, take no rows and return [].
 
         sequences: The sequences whose trees are requested. None stands for a sequence that is not followed.
 
-        The growth is also discarded if it was discarded or confirmed before, if a sequence is None, or if
-        one has no due rows or more than `due`.
+        The device computes the due rows of a sequence if the sequence has a tree in this growth, if its next
+        row is the tree's first due row, and if it has from 1 to `due` due rows. All sequences must meet these
+        conditions, and the growth must have been neither discarded nor confirmed before.
         """
         max_due = self.due
-        at = self.places
+        places = self.places
         counts = [
             due
             for one in sequences
-            if one and 0 < (due := one.due) <= max_due and at.get(one.sequence.id, NOWHERE)[1] == one.extended
+            if one
+            and 0 < (due := one.due) <= max_due
+            and places.get(one.sequence.id, NOWHERE)[1] == one.extended
         ]
         if self.state is not OverlapState.LAUNCHED or len(counts) < len(sequences):
             self.discard()
@@ -109,9 +114,7 @@ class DeviceGrowth(AsyncGrowth):
         """Wait for the candidates, and return one row for each sequence, in the order of `due`. Return None,
         and discard the growth, if the device accepted other tokens than the host for any of them.
 
-        due: What `take` returned: the rows of accepted tokens of each sequence, by the host's result.
-
-        The host waits for the device.
+        due: The result of `take`: the rows of accepted tokens of each sequence, by the host's result.
         """
         places = [self.places[one.sequence][0] for one in due]
         offer, accepted = self.read()
@@ -170,22 +173,25 @@ def verified_numbers(trees: FrameTrees, room: int, rows: int, page_rows: int) ->
     page_rows: Number of KV slots of a page.
 
     The result has four arrays of int32, the fields of `VerifiedTrees` after its targets: tokens [num_nodes],
-    parents [num_nodes], trees [trees, 4] and slots [trees, room].
+    parents [num_nodes], trees [num_trees, 4] and slots [num_trees, room].
     """
     # Python's lists are filled faster than arrays of so few numbers.
     tokens = list[int]()
     parents = list[int]()
-    about = list[tuple[int, int, int, int]]()
-    for one, first, column in zip(trees.segments, trees.firsts, trees.columns):
-        own = one.tree.tokens
-        about.append((len(tokens), len(own), first, column))
-        tokens += own
-        parents += one.tree.parents
+    # For each tree: its first node in `tokens`, its number of nodes, and the number and the column of its
+    # sequence's first due row.
+    tree_numbers = list[tuple[int, int, int, int]]()
+    for segment, first, column in zip(trees.segments, trees.firsts, trees.columns):
+        own_tokens = segment.tree.tokens
+        tree_numbers.append((len(tokens), len(own_tokens), first, column))
+        tokens += own_tokens
+        parents += segment.tree.parents
     if len(tokens) > MAX_VERIFIED_ROWS:
         return None
-    slots = np.empty((len(about), room), np.int32)
+    slots = np.empty((len(tree_numbers), room), np.int32)
     slots[:, :rows] = _slots(trees.columns, trees.pages, rows, page_rows)
-    return [np.array(tokens, np.int32), np.array(parents, np.int32), np.array(about, np.int32), slots]
+    arrays = [np.array(numbers, np.int32) for numbers in (tokens, parents, tree_numbers)]
+    return [*arrays, slots]
 
 
 @lru_cache(CACHED_COUNTS)

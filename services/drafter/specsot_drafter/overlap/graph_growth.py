@@ -224,12 +224,15 @@ class TreeGraphs:
             max(trees), max(sum(size.level_sizes) for size in sizes), levels, head.device
         )
         self._staging = Staging(max(one.size for one in self._graphs.values()), head.device)
-        # Trees can grow asynchronously: compile those kernels now, so that no request waits.
+        # Compile the kernels of asynchronous growth now, so that no request waits for them: verify a made-up
+        # tree that consists of its root.
         num_pages = pages.table.pages_for(self.async_rows)
-        one = FrameTrees([TreeSegment(0, 1, 0, (), single(0))], [0], [0], [(0,) * num_pages])
+        root = FrameTrees(
+            [TreeSegment(0, 1, 0, (), single(0))], firsts=[0], columns=[0], pages=[(0,) * num_pages]
+        )
         graph = self._graphs[self._trees[0], levels]
         features = pages.features.new_zeros((1, pages.features.shape[1]))
-        graph.send_and_accept(one, features.new_zeros(1, dtype=torch.int32), features, 1, self._staging)
+        graph.send_and_accept(root, features.new_zeros(1, dtype=torch.int32), features, 1, self._staging)
         for graph in self._graphs.values():
             if grown := graph.grown(self._chooser):
                 self._chooser.warm_up(grown)
@@ -254,8 +257,8 @@ class TreeGraphs:
 
         trees: The trees that are being verified, with the pages of their sequences.
         targets: The base model's token after each node, int32 [num_tokens of the frame].
-        features: Features in the form that the head takes, [num_tokens of the frame, hidden]. For a head
-            without features, [n, 0] with any n.
+        features: Features as the head's forward pass takes them, [num_tokens of the frame, hidden]. For a
+            head that reads no features, [n, 0] with any n.
         ids: Number of token ids that may be fed; token 0 is fed instead of any other target.
         levels: Number of levels of the next trees; a deeper graph may be used.
 
@@ -268,9 +271,9 @@ class TreeGraphs:
         read = graph.begin_async(trees, targets, features, ids, self._staging) if graph else None
         if graph is None or read is None:
             return None
-        placed = enumerate(zip(segments, trees.firsts))
-        found = {tree.sequence: (place, first) for place, (tree, first) in placed}
-        return DeviceGrowth.launched(found, self.due, read, graph.grown(self._chooser))
+        numbered = enumerate(zip(segments, trees.firsts))
+        places = {tree.sequence: (index, first) for index, (tree, first) in numbered}
+        return DeviceGrowth.launched(places, self.due, read, graph.grown(self._chooser))
 
     @inference_mode
     def begin(self, inputs: Sequence[GraphInput], levels: int) -> Grown | None:
@@ -497,8 +500,8 @@ class _TreeGraph:
         trees: The trees that are being verified, with the pages of their sequences.
         targets: Id of the base model's token after each node, int32 [num_tokens] on the device, at least one
             per node of the frame.
-        features: Features in the form that the head takes, [num_tokens of the frame, hidden]. For a head
-            without features, [n, 0] with any n.
+        features: Features as the head's forward pass takes them, [num_tokens of the frame, hidden]. For a
+            head that reads no features, [n, 0] with any n.
         ids: Number of token ids that may be fed.
         staging: Buffer by which tables are copied to the device.
 

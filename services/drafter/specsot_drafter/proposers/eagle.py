@@ -68,7 +68,8 @@ class EagleProposer(TreeProposer):
             self._warm_up()
 
     def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
-        """Return the due rows of some sequences, and of all sequences whose prompts are being processed.
+        """Return the number of due rows of some sequences, and of all sequences whose prompts are being
+        processed.
 
         sequences: The sequences whose trees are to grow. Due rows of other sequences are computed when trees
             are requested for those sequences.
@@ -82,11 +83,10 @@ class EagleProposer(TreeProposer):
     def open(self, sequence: DraftSequence) -> None:
         """Follow a sequence from its start or from its fork.
 
-        sequence: What the drafter knows of the sequence. If the rows that its fork shares are not there, they
-            are skipped. If no KV page is free, the sequence is not followed.
+        sequence: What the drafter knows of the sequence. If no KV page is free, the sequence is not followed.
 
-        If a fork's source is followed only in part, or not at all, the sequence starts anew: rows of its
-        committed tokens are skipped.
+        If the source of a fork is not followed, or not up to the fork, the sequence shares no rows: the rows
+        of its committed tokens are skipped.
         """
         try:
             self._followed[sequence.id] = self._fork(sequence)
@@ -129,8 +129,7 @@ class EagleProposer(TreeProposer):
             self._pages.store_features(slots, read_features(self._head, batch.rows, first, rows))
 
     def _record_roots(self, batch: Features) -> None:
-        """Record which followed sequences have a root after a message, so that the others are found without a
-        look at all sequences.
+        """Update `_without_root` with a message: a followed sequence without a bonus token has no root yet.
 
         batch: The message.
         """
@@ -176,15 +175,15 @@ class EagleProposer(TreeProposer):
         followed: The sequence. Its due rows before `start` are computed first.
         start: The first row that is skipped.
 
-        Without rows to skip, due rows before `start` are computed all the same.
+        Due rows before `start` are computed even if there are no rows to skip.
         """
         self._compute_before(followed, start)
         followed.extended = followed.skipped = followed.length
         self._pages.table.skip(followed.id, followed.length - start)
 
     def _compute_due(self, sequences: Iterable[FollowedSequence]) -> None:
-        """Compute the due rows of some sequences. Sequences without due rows are skipped. Growing a tree
-        computes the last row once more.
+        """Compute the due rows of some sequences, and count them as computed. Nothing happens for sequences
+        without due rows. Growing a tree computes the last row once more, because it needs the row's output.
 
         sequences: Followed sequences.
         """
@@ -205,10 +204,11 @@ class EagleProposer(TreeProposer):
         return own + [one.take(asked=False) for one in self._prefilling()]
 
     def _compute_too_long(self, followed: Sequence[FollowedSequence]) -> None:
-        """Compute the due rows for which a graph has no room, those of sequences whose prompts are being
-        processed included: a graph has room for no other sequences' rows.
+        """Compute the due rows of these sequences, and of all sequences whose prompts are being processed,
+        because a graph has room only for rows of sequences whose trees grow.
 
-        followed: Sequences whose trees grow, and which have more due rows than a graph has room for.
+        followed: Sequences whose trees grow, and which have more due rows than a graph has room for. May be
+            empty.
         """
         self._compute_due((*followed, *self._prefilling()))
 
@@ -234,9 +234,13 @@ class EagleProposer(TreeProposer):
 
     def _catch_up_to(self, trees: Sequence[TreeSegment]) -> bool:
         """Return whether the draft rows and features of all sequences are complete up to the roots of their
-        trees; see `TreeProposer`. If they are not, outstanding rows are computed first.
+        trees; see `TreeProposer`.
 
         trees: The trees that are being verified.
+
+        If rows are not complete, or if prompts of other sequences are being processed, all due rows of these
+        sequences are computed first. The result is False if a sequence is not followed, or if its features up
+        to the root have not arrived.
         """
         followed = [self._followed.get(tree.sequence) for tree in trees]
         if self._without_root or not self._are_known(followed, trees):
@@ -248,8 +252,9 @@ class EagleProposer(TreeProposer):
         """Return whether the draft rows and features of all sequences are complete up to the roots of their
         trees.
 
-        followed: What is followed of each tree's sequence. None: nothing, and the result is False.
-        trees: The trees that are being verified.
+        followed: The followed sequence of each tree. None: the tree's sequence is not followed, and the
+            result is False.
+        trees: The trees that are being verified, in the same order.
         """
         return not [
             tree
@@ -259,15 +264,12 @@ class EagleProposer(TreeProposer):
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
         """Reserve the rows of a tree after a sequence's own rows, and return where they are. Return None if
-        the sequence is not followed, or if no page is free.
+        the sequence is not followed, if no page is free, or if the newest row of the sequence was skipped.
 
         sequence: The sequence that a tree is to grow for.
-
-        None is also returned if the newest row of the sequence was skipped, because a tree grows from a true
-        feature.
         """
         followed = self._followed.get(sequence.id)
-        # A tree grows from a true feature.
+        # A tree grows from a feature of the base model, which a skipped row does not have.
         if followed is None or followed.length <= followed.skipped:
             return None
         self._pages.trim(followed.id, followed.extended)

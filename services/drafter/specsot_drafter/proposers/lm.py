@@ -40,7 +40,7 @@ class BeamShape:
 
     breadth: Number of children of every node that is fed. 1: a chain.
     widths: Maximum number of nodes of level 1, 2, ... that are fed. Empty: only the root is fed.
-    floor: Cumulative log-probability below which a node is not fed. -inf: none is left out for that.
+    floor: Cumulative log-probability below which a node is not fed. -inf: every node may be fed.
     nodes: Maximum number of nodes of a tree, its root included.
     """
 
@@ -97,9 +97,11 @@ def beam_shape(options: DraftOptions) -> BeamShape:
 PREFILL_ROWS = 512
 # Rows. A sequence with more due rows is fed alone. Untuned.
 LONG_PROMPT_ROWS = 32
-# Trees. The numbers of trees that graphs are captured for; few, as each graph has several layers. Untuned.
+# Trees. The numbers of trees that graphs are captured for. There are fewer than for EAGLE heads, because each
+# graph has all layers of the model. Untuned.
 MODEL_TREES = (1, 2, 4, 8, 16)
-# Candidates. Bounds a level of a tree, since one GPU program chooses among them. Untuned.
+# Candidates. Maximum number of candidates of a level of a tree that grows in a graph, because one GPU program
+# chooses among them. Untuned.
 MAX_GRAPH_CANDIDATES = 256
 
 
@@ -116,11 +118,12 @@ def can_capture_beam(beam: BeamShape) -> bool:
 class FedTokens:
     """A sequence, and the tokens that the model was fed for it.
 
-    sequence: What is known of the sequence.
-    tokens: The tokens whose KV rows lie in the sequence's first slots, drafted tokens of a chain included.
-    confirmed: Number of leading tokens that were compared and are the sequence's own.
-    included: Number of leading tokens of the sequence that `DecoderHead.include` was given, so that their ids
-        can be drafted.
+    sequence: What the drafter knows of the sequence.
+    tokens: The tokens whose KV rows lie in the sequence's first slots, in order. The last of them may be
+        drafted tokens of a chain, which the sequence need not contain.
+    confirmed: Number of leading `tokens` that were compared with the sequence and are equal to its tokens.
+    included: Number of leading tokens of the sequence that were passed to `DecoderHead.include`, so that
+        their ids can be drafted.
     """
 
     sequence: DraftSequence
@@ -135,17 +138,21 @@ class FedTokens:
 
     @property
     def due(self) -> int:
-        """The number of tokens to feed, the root included; valid after `rewind`."""
+        """The number of tokens of the sequence that are still to be fed, the root included. Before `rewind`
+        the number may be too small, because rejected tokens of a chain are still among the fed ones.
+        """
         return max(len(self.sequence.tokens) - len(self.tokens), 0)
 
     def take(self, asked: bool, rows: int | None = None) -> DueRows:
-        """Return the next tokens to feed as rows, and count them as fed; see `FollowedRows.take`. Valid after
-        `rewind`.
+        """Return the next tokens to feed as rows, and count them as fed; see `FollowedRows.take`. `rewind`
+        must be called first, so that no rejected token counts as fed.
 
-        asked: True if the output of the last token is needed. If no token is due, the last one is fed again.
+        asked: True if the output of the last token is needed. If no token is due, the last fed token is fed
+            again.
         rows: Number of tokens to feed. None: all that are due.
 
-        Row j is fed token j.
+        Row j is fed token j: with the sequence [a b c d] and the fed tokens [a b], the rows 2 and 3 are fed c
+        and d.
         """
         if asked and not self.due:
             self.tokens.pop()
@@ -154,16 +161,18 @@ class FedTokens:
         return DueRows(self.sequence.id, first, tuple(self.tokens[first:]), asked)
 
     def rewind(self, length: int | None = None) -> None:
-        """Drop the rows of tokens that the sequence did not take, and those of later tokens.
+        """Drop the fed tokens from the first one on that differs from the sequence's token, and all after
+        `length` tokens.
 
-        length: Maximum number of tokens that stay. None: all but the root, whose row is due then.
+        length: Maximum number of tokens that remain, at most the sequence's number of tokens. None: all but
+            the sequence's last token, which is the root, so that the root is due afterwards.
 
         fed [a b x y], sequence [a b c] -> fed [a b]; c is the root, and due
         fed [a b c x], sequence [a b c] -> fed [a b]; c is fed again, since its output is needed
         fed [a b c x], sequence [a b c], length 3 -> fed [a b c]
 
-        Tokens that were confirmed before are not compared again. Sets `confirmed` to the number of tokens
-        that stay.
+        Tokens that were confirmed before are not compared again. `confirmed` becomes the number of tokens
+        that remain.
         """
         end = min(len(self.tokens), len(self.sequence.tokens) - 1 if length is None else length)
         while self.confirmed < end and self.tokens[self.confirmed] == self.sequence.tokens[self.confirmed]:
@@ -201,6 +210,7 @@ class LanguageModelProposer(TreeProposer):
 
     def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
         """Return the number of tokens that must be fed before trees can grow, at least one for each sequence.
+        The number may be too small if the sequence has rejected tokens of a chain, see `FedTokens.due`.
 
         sequences: The sequences whose trees are to grow. Unknown ones count 0.
         """
@@ -223,7 +233,8 @@ class LanguageModelProposer(TreeProposer):
         self._pages.close(sequence)
 
     def _take_due(self, followed: Sequence[FedTokens]) -> list[DueRows]:
-        """Return the due tokens of each sequence as rows, the root last, and count them as fed.
+        """Return the due tokens of each sequence as rows, the root last, and count them as fed. If the root
+        was fed already, it is the only row of its sequence.
 
         followed: The sequences, with the tokens that were fed for them.
 
@@ -236,23 +247,25 @@ class LanguageModelProposer(TreeProposer):
         return [fed.take(asked=True) for fed in followed]
 
     def _compute_too_long(self, followed: Sequence[FedTokens]) -> None:
-        """Feed the due tokens of sequences for which a graph has no room; see `TreeProposer`.
+        """Feed the due tokens of sequences that have more of them than a graph has room for; see
+        `TreeProposer`.
 
-        followed: The sequences, with the tokens that were fed for them.
+        followed: These sequences, with the tokens that were fed for them. Empty: nothing happens.
         """
         if followed:
             compute_rows(self._head, self._pages, self._take_due(followed))
 
     def _catch_up_to(self, trees: Sequence[TreeSegment]) -> bool:
-        """Return whether all tokens up to the roots of these trees are fed; see `TreeProposer`. If they are
-        at most PREFILL_ROWS, tokens that are not fed yet are fed here, in one forward pass; short prompts,
-        too.
+        """Return whether all tokens up to the roots of these trees are fed; see `TreeProposer`. At most
+        PREFILL_ROWS tokens that are not fed yet are fed here, in one forward pass, including those of short
+        prompts.
 
         trees: The trees that are being verified.
 
-        Return False if there are more tokens to feed, if no page is free for them, or if a sequence has a
-        window: then the next trees do not grow asynchronously, and these tokens are fed before those trees.
-        Rows of drafted tokens after the roots are dropped in any case.
+        Return False if more tokens are not fed yet, if no page is free for them, if a sequence has a window,
+        or if a sequence is unknown or does not end with its tree's root. Then the next trees do not grow
+        asynchronously, and the tokens are fed before those trees grow. Rows of drafted tokens after the roots
+        may be dropped in this case, too.
         """
         followed = list[FedTokens]()
         for tree in trees:
@@ -266,23 +279,25 @@ class LanguageModelProposer(TreeProposer):
             followed.append(fed)
         if sum([fed.due for fed in followed]) > PREFILL_ROWS or not all(map(self._open_pages, followed)):
             return False
-        late = [fed for fed in followed if fed.due]
+        incomplete = [fed for fed in followed if fed.due]
         reserve = self._pages.reserve_tree
-        if not all(reserve(fed.sequence.id, len(fed.sequence.tokens), 0) for fed in late):
+        if not all(reserve(fed.sequence.id, len(fed.sequence.tokens), 0) for fed in incomplete):
             return False
-        if late:
-            compute_rows(self._head, self._pages, [fed.take(asked=False) for fed in late])
+        if incomplete:
+            compute_rows(self._head, self._pages, [fed.take(asked=False) for fed in incomplete])
         return True
 
     def _record_grown(self, followed: Sequence[FedTokens], candidates: Candidates) -> Candidates:
-        """Count a chain's drafted tokens as fed, all but the last one, which was not fed. Return the
-        candidates unchanged.
+        """If the trees are chains, count their drafted tokens as fed, except the last token of each chain,
+        which was not fed. Return the candidates unchanged.
 
         followed: The sequences, with the tokens that were fed for them.
-        candidates: The grown trees, one per sequence.
+        candidates: The candidates of the grown trees, one tree per sequence.
 
-        The rows of a chain already lie in the slots that its tokens have if they are accepted. The rows of a
-        tree with branches do not, and nothing is counted.
+        The KV rows of a chain lie in the slots that its tokens will have if they are accepted, so that these
+        rows need not be computed again. The KV rows of a tree with branches do not, and nothing is counted.
+
+            # fed [a b], chain [x y z] -> fed [a b x y]
         """
         if self._top_k == 1:
             for fed, tokens in zip(followed, candidates.tokens.tolist()):
@@ -295,7 +310,8 @@ class LanguageModelProposer(TreeProposer):
 
         sequence: The sequence. If it is drafted for the first time, it gets its pages here.
 
-        Rows of tokens that the sequence did not take are dropped, and pages that a window hides are freed.
+        Rows of rejected tokens and of the root are dropped (`FedTokens.rewind`), and pages that a window
+        hides are freed.
         """
         fed = self._followed.get(sequence.id)
         if fed is None or not self._open_pages(fed):
@@ -307,13 +323,13 @@ class LanguageModelProposer(TreeProposer):
         return self._pages.reserve_tree(sequence.id, len(sequence.tokens), self._grown)
 
     def _open_pages(self, fed: FedTokens) -> bool:
-        """Open the pages of a sequence unless they are open, and return True. A fork shares the forked rows;
-        its source is fed up to there first. A fork of an unknown sequence shares nothing. Return False if no
-        page is free.
+        """Open the pages of a sequence unless they are open, and return True. Return False if no page is free
+        for a fork.
 
         fed: The sequence.
 
-        The forked tokens of a fork that is opened count as fed afterwards.
+        A fork shares the rows of the tokens that it has in common with its source, and these tokens count as
+        fed afterwards. The source is fed up to the fork first. A fork of an unknown sequence shares nothing.
         """
         fork = fed.sequence.opening.fork
         sequence = fed.sequence.id
@@ -339,9 +355,9 @@ class LanguageModelProposer(TreeProposer):
         Overloaded if no page is free.
 
         fed: The sequence, with the tokens that were fed for it.
-        stop: Number of tokens that are to be fed in all.
+        stop: Number of tokens of the sequence that are fed afterwards, including those that were fed already.
 
-        The tokens are appended to the fed ones. Pages that a window hides are freed before each part.
+        The tokens are appended to the fed ones. Pages that a window hides are freed before each forward pass.
         """
         for start in range(len(fed.tokens), stop, PREFILL_ROWS):
             rows = min(PREFILL_ROWS, stop - start)
