@@ -33,7 +33,7 @@ from specsot_drafter.core.selection import (
     depth_masses,
     limit_depths,
 )
-from specsot_drafter.speculator import IDLE_REST_STEPS
+from specsot_drafter.speculator import IDLE_PAUSE_STEPS
 from specsot_model.cuda_graphs import BUCKETS
 
 LAYOUT = (4, 5, 4, 3, 2, 2)  # candidates kept per depth
@@ -393,7 +393,7 @@ class Replay:
             self.paused = (
                 0
                 if levels
-                else (self.policy.paused_trees or IDLE_REST_STEPS * live) + self.machine.waits * live
+                else (self.policy.paused_trees or IDLE_PAUSE_STEPS * live) + self.machine.waits * live
             )
         if levels:
             self._draft(levels, factor)

@@ -228,7 +228,7 @@ def test_with_asynchronous_growth_suffix_drafts_are_added_only_if_they_save_much
     least: float, joins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the host would choose trees that a device has chosen already."""
-    monkeypatch.setattr(speculator, "LEAST_GAIN", least)
+    monkeypatch.setattr(speculator, "MIN_BLEND_GAIN", least)
     parrot = Parrot(7)
     engine = engine_with({"eagle": (parrot, cheap())}, blend=ngrams(8))
     begin, growth = parrot.begin, AsyncGrowth(frozenset({1}))

@@ -20,7 +20,7 @@ from specsot_drafter.core.budget import ROOT_ONLY, UNKNOWN_SECONDS, BudgetPolicy
 from specsot_drafter.core.selection import graft
 from specsot_drafter.core.sequences import DraftSequence, DraftSequences
 from specsot_drafter.proposers import Proposer
-from specsot_drafter.speculator import IDLE_REST_STEPS, Clock, Growth, PendingTree, Speculator
+from specsot_drafter.speculator import IDLE_PAUSE_STEPS, Clock, Growth, PendingTree, Speculator
 from specsot_kernels.device_waits import waited_seconds
 from specsot_model.inference import inference_mode
 
@@ -224,7 +224,7 @@ class DraftEngine:
         tree and every policy may pause, return () and set `paused_trees`; but where other drafters serve the
         same ring, return the roots instead of pausing.
 
-        The pause is as long as the shortest one that a speculator asks for, or IDLE_REST_STEPS steps if none
+        The pause is as long as the shortest one that a speculator asks for, or IDLE_PAUSE_STEPS steps if none
         asks. If no tree was requested, outstanding rows of prompts are computed.
         """
         wanted = self._growing_batches
@@ -238,7 +238,7 @@ class DraftEngine:
         adaptive = all(speculator.budget.adaptive for speculator in self.speculators.values())
         if not trees and adaptive and not self._must_answer:
             rests = [speculator.paused_trees for speculator, _, _ in self._growing]
-            self.paused_trees = min(rests, default=0) or IDLE_REST_STEPS * len(wanted)
+            self.paused_trees = min(rests, default=0) or IDLE_PAUSE_STEPS * len(wanted)
             return ()
         return tuple([self._draft(feature_batch, trees) for feature_batch in wanted.values()])
 

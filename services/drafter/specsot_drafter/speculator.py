@@ -1,7 +1,7 @@
 """One way to draft: a proposer, the policy of how much to draft, and the trees that await verification.
 
 Trees may grow asynchronously: they are launched before the host has read the verification result that they
-    follow. `specsot_drafter.overlap` has the timing.
+follow. `specsot_drafter.overlap` has the timing.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from specsot_drafter.proposers import ChosenTrees, Offer, Proposer
 Clock = Callable[[], float]
 
 # Steps. How long drafting pauses where no tree can grow. Untuned.
-IDLE_REST_STEPS = 8
-# Fraction of a step's expected tokens without them. What the candidates of the second proposer must add to be
-# used where trees grow asynchronously. With these candidates the host must select nodes, and a step takes 1.4
-# times as long with one client, and 1.5 times with eight.
-# Chosen by measurement: steps of one run with and without these candidates (1.5B, H200).
-LEAST_GAIN: Final = 0.5
-# Trees. If the device selects the nodes, the host scores the candidates of at most this number of trees, to
-# learn from them after each new choice of the policy. Scoring those of 64 trees took the host 8 ms, more than
-# half of a step (1.5B, H200). Untuned.
+IDLE_PAUSE_STEPS = 8
+# Fraction of a step's expected tokens without the second proposer. Where trees grow asynchronously, the
+# second proposer's candidates are used only if they add at least this fraction. With these candidates the
+# host must select nodes, and a step takes 1.4 times as long with one client, and 1.5 times with eight. Chosen
+# by measurement: steps of one run with and without these candidates (1.5B, H200).
+MIN_BLEND_GAIN: Final = 0.5
+# Trees. If the device selects the nodes, the host scores the candidates of at most this number of trees after
+# each new choice of the policy, to find out whether the second proposer's candidates are worth joining the
+# next trees. Scoring those of 64 trees took the host 8 ms, more than half of a step (1.5B, H200). Untuned.
 SAMPLED_TREES: Final = 8
 NO_SEQUENCES = frozenset[int]()
 
@@ -153,7 +153,7 @@ class Speculator:
         # A policy that never pauses returns 0 only if no tree fits; it drafts again with the next sequence.
         if not levels and self.budget.adaptive:
             self._pause = self._pause.begin(
-                self.budget.paused_trees or IDLE_REST_STEPS * num_sequences, num_sequences
+                self.budget.paused_trees or IDLE_PAUSE_STEPS * num_sequences, num_sequences
             )
         if not levels:
             self._drop_async_growth()
@@ -318,8 +318,9 @@ class Speculator:
         A tree may have its root alone, if no node is worth sending. If the host selects, nodes deeper than a
         sequence's limit, nodes after an end of its text, and nodes that its grammar forbids are barred. If
         the device has selected, its nodes stay as they are, because the next step was launched with them
-        already. In this case, if the policy has just made a new choice, the second proposer is asked whether
-        its candidates should join the next trees, for up to SAMPLED_TREES trees.
+        already. In this case, if the policy has made a new choice for these trees, up to SAMPLED_TREES of
+        them are used to decide whether the second proposer's candidates are worth joining the next trees;
+        `select` reads the decision.
         """
         live = growth.sequences
         began = self.clock()
@@ -335,13 +336,16 @@ class Speculator:
         if numbers is not None:
             built = zip(live, *build_numbered(candidates, roots, numbers))
             own = 1 + numbers.shape[1]
-            found = {one.id: PendingTree(one.committed, tree, depth, mass, own) for one, tree, mass in built}
+            trees_by_id = {
+                one.id: PendingTree(one.committed, tree, depth, mass, own) for one, tree, mass in built
+            }
             if not self.budget.holding:
+                # Only `_blends` matters, which `_blended` sets; the joined candidates are not sent.
                 step = math.ceil(len(live) / SAMPLED_TREES)
                 sample = growth.every(step)
-                candidates = self._barred(sample, candidates.every(step))
-                self._blended(sample, candidates, self.budget.score(candidates))
-            return found
+                sampled = self._barred(sample, candidates.every(step))
+                self._blended(sample, sampled, self.budget.score(sampled))
+            return trees_by_id
         own_candidates = self._barred(growth, candidates)
         values = self._score(own_candidates)
         all_candidates, values = self._blended(growth, own_candidates, values)
@@ -408,7 +412,7 @@ class Speculator:
 
         Candidates and worth are returned unchanged if there is no second proposer, if the policy never
         pauses, or if the second proposer has no candidates. They are also unchanged if the trees grew
-        asynchronously and the second proposer adds less than LEAST_GAIN of the step's expected tokens.
+        asynchronously and the second proposer adds less than MIN_BLEND_GAIN of the step's expected tokens.
 
         `_blends` records whether the second proposer's candidates joined; it stays as it was if there is no
         second proposer or the policy never pauses.
@@ -421,7 +425,7 @@ class Speculator:
             return candidates, values
         joined, worth = merge_trees(candidates, values, others, np.exp(others.scores))
         own = _total(values)
-        if growth.overlapped and _total(worth) - own < LEAST_GAIN * (len(growth.sequences) + own):
+        if growth.overlapped and _total(worth) - own < MIN_BLEND_GAIN * (len(growth.sequences) + own):
             return candidates, values
         self._blends = True
         return joined, worth
