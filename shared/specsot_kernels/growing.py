@@ -96,7 +96,7 @@ class DueNumbers(NamedTuple):
     leads: [trees, attending]: the row sees the columns before this one.
     grown: [3, m]: positions, KV slots and bases of the rows that are grown afterwards.
     places: [trees, g]: where in `grown` the rows of each tree are.
-    depths: [g]: how far below the root's child each grown row is.
+    depths: [g]: depth of each grown row in the next tree, 0 for a child of its root.
     due_tokens: [trees, 1 + max_due]: the number of due rows of each tree, then their tokens.
     """
 

@@ -291,7 +291,7 @@ def test_heads_with_norms_are_not_turned_in_parts() -> None:
     heads, kv_layer = torch.zeros(1, 1, 16, device=DEVICE), torch.zeros(2, 1, 1, PAGE, 16, device=DEVICE)
     turning = Turning(1, 1, weight[:8], 1.0, (weight, weight), 1e-6)
     at = torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    with pytest.raises(AssertionError, match="norms have other bits"):
+    with pytest.raises(AssertionError, match="heads with norms"):
         turn_and_store(heads, at, at, kv_layer, turning, sums=(sums, None))
 
 

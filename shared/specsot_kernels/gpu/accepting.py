@@ -20,7 +20,7 @@ from specsot_kernels.gpu.launching import (
 )
 from specsot_kernels.growing import DueNumbers, VerifiedTrees
 
-# Nodes. How many nodes of a tree are compared at a time. Untuned.
+# Nodes. How many nodes of a tree are compared with a target token at a time. Untuned.
 NODES = 64
 
 
@@ -34,17 +34,17 @@ def accept_rows(
     verified: the trees of a frame, with their targets. `verified.slots` has at least as many slots per tree
         as the largest number of due rows and the number of grown rows together.
     numbers: the arrays that are written; `places` and `depths` are read.
-    frame_features: [rows, hidden], features of the frame's rows. If `hidden` is 0, nothing is copied, and the
-        number of rows does not matter.
+    frame_features: [rows, hidden], features of the frame's rows. For a head without features, `hidden` is 0;
+        then nothing is copied, and any number of rows is allowed.
     features: [slots, hidden], receives the features of accepted rows.
     num_ids: number of token ids that the head knows. A target outside of 0 .. num_ids - 1 is written to
         `numbers.due_tokens` as it is, and to the due row's token, which is fed to the head, as 0.
 
     The kernel is compiled once for each number of slots per tree, of attending rows and of hidden numbers,
-    each rounded up to a power of two.
+    each rounded up to a power of two, and once more for heads without features.
 
-    A tree [r a b c] with a and b below r and c below b, whose targets are [b, x, c, y]: accepted nodes are 0,
-    2 and 3, and the due tokens are b, c, y.
+    Example: a tree [r a b c] with a and b below r and c below b, and the targets [b, x, c, y]. The accepted
+        nodes are 0, 2 and 3, and the due tokens are b, c and y.
     """
     trees = verified.trees.shape[0]
     max_due = numbers.due_tokens.shape[1] - 1
@@ -53,11 +53,13 @@ def accept_rows(
     hidden = frame_features.shape[1]
     num_slots = verified.slots.shape[1]
     arrays = (*verified, *numbers, frame_features, features)
-    size = power_of_two(hidden) if hidden else 0
-    constants = (NODES, power_of_two(num_slots), power_of_two(attending), size)
+    hidden_block = power_of_two(hidden) if hidden else 0
+    # Without features, only the programs (tree, 0) have something to do.
+    programs_per_tree = max_due if hidden else 1
+    constants = (NODES, power_of_two(num_slots), power_of_two(attending), hidden_block)
     with on_device_of(frame_features):
         launch(
-            _accept, (trees, max_due if hidden else 1, 1), (*array_specialization(*arrays), *constants),
+            _accept, (trees, programs_per_tree, 1), (*array_specialization(*arrays), *constants),
             (*arrays, num_slots, max_due, numbers.due.stride(0), numbers.grown.stride(0), attending,
              num_grown, hidden, features.stride(0), frame_features.stride(0), num_ids, *constants),
             num_warps=4,
@@ -81,10 +83,11 @@ def _accept(
     frame_features, features,
     num_slots, max_due, due_stride, grown_stride, attending, num_grown, hidden, feature_stride, frame_stride,
     num_ids,
-    nodes: tl.constexpr, width: tl.constexpr, across: tl.constexpr, size: tl.constexpr,
+    block: tl.constexpr, slots_block: tl.constexpr, attending_block: tl.constexpr, hidden_block: tl.constexpr,
 ):  # fmt: skip
     """Follow one tree's accepted path. Program (tree, i) copies the feature of the i-th node of the path, the
-    root being node 0. Program (tree, 0) also writes the tree's numbers.
+    root being node 0. Program (tree, 0) also writes the tree's numbers. Nothing is copied if the path has
+    fewer nodes, or if `hidden_block` is 0.
 
     targets: int32 [rows], the target token after each node; see `VerifiedTrees`.
     tokens: int32 [rows], the token of each node.
@@ -98,7 +101,7 @@ def _accept(
     leads: int32 [trees, attending], receives the number of columns that each attending row sees.
     grown: int32 [3, m], receives positions, KV slots and bases of the rows that are grown afterwards.
     places: int32 [trees, num_grown], where in `grown` the rows of each tree are.
-    depths: int32 [num_grown], how far below the root's child each grown row is.
+    depths: int32 [num_grown], depth of each grown row in the next tree, 0 for a child of its root.
     due_tokens: int32 [trees, 1 + max_due], receives the number of due rows of each tree, then their tokens.
     frame_features: [rows, hidden], features of the frame's rows.
     features: [slots, hidden], receives the features of accepted rows.
@@ -112,10 +115,10 @@ def _accept(
     feature_stride: elements from one row of `features` to the next.
     frame_stride: elements from one row of `frame_features` to the next.
     num_ids: number of token ids that the head knows.
-    nodes: nodes that are compared at a time.
-    width: `num_slots`, rounded up to a power of two.
-    across: `attending`, rounded up to a power of two.
-    size: `hidden`, rounded up to a power of two; 0 if there are no features.
+    block: number of nodes that are compared at a time.
+    slots_block: `num_slots`, rounded up to a power of two.
+    attending_block: `attending`, rounded up to a power of two.
+    hidden_block: `hidden`, rounded up to a power of two; 0 if there are no features.
     """
     tree = tl.program_id(0).to(tl.int64)
     path_row = tl.program_id(1)
@@ -123,7 +126,7 @@ def _accept(
     count = tl.load(trees + tree * 4 + 1)
     first_due = tl.load(trees + tree * 4 + 2)
     first_column = tl.load(trees + tree * 4 + 3)
-    offset = tl.arange(0, nodes)
+    offset = tl.arange(0, block)
     node = 0
     num_due = 0
     own_node = -1
@@ -144,7 +147,7 @@ def _accept(
         num_due += 1
         # The number of the child whose token is the target; `count` if there is none.
         child = count
-        for start in range(0, count, nodes):
+        for start in range(0, count, block):
             in_tree = start + offset < count
             parent = tl.load(parents + first + start + offset, mask=in_tree, other=-2)
             node_token = tl.load(tokens + first + start + offset, mask=in_tree, other=-2)
@@ -155,24 +158,25 @@ def _accept(
     if path_row == 0:
         tl.store(due_tokens + tree * (max_due + 1), num_due)
         tl.store(asked + tree, (tree * max_due + num_due - 1).to(tl.int32))
-        number = tl.arange(0, across)
+        number = tl.arange(0, attending_block)
         attend = tl.minimum(num_due, attending)
         # The last `attend` due rows: row i of them sees its own column and all before it.
         lead = tl.where(number < attend, first_column + num_due - attend + number + 1, 0)
         tl.store(leads + tree * attending + number, lead, mask=number < attending)
-        row = tl.arange(0, width)
+        row = tl.arange(0, slots_block)
         is_grown = row < num_grown
         place = tl.load(places + tree * num_grown + row, mask=is_grown, other=0)
         depth = tl.load(depths + row, mask=is_grown, other=0)
         tl.store(grown + place, first_due + num_due + depth, mask=is_grown)
         slot_of_row = tl.load(slots + tree * num_slots + num_due + row, mask=is_grown, other=-1)
         tl.store(grown + grown_stride + place, slot_of_row, mask=is_grown)
-        base = tl.full((width,), 0, tl.int32) + first_column + num_due
+        base = tl.full((slots_block,), 0, tl.int32) + first_column + num_due
         tl.store(grown + 2 * grown_stride + place, base, mask=is_grown)
-    # Triton evaluates the first condition, which knows constants alone, when it compiles the kernel.
-    if size > 0:  # noqa: SIM102
+    # The two conditions are not joined: the first one has only constants, so that Triton evaluates it when it
+    # compiles the kernel. A block of 0 numbers, which Triton does not support, is then never compiled.
+    if hidden_block > 0:  # noqa: SIM102
         if own_node >= 0:
-            column = tl.arange(0, size)
+            column = tl.arange(0, hidden_block)
             in_feature = column < hidden
             own_slot = tl.load(slots + tree * num_slots + path_row).to(tl.int64)
             values = tl.load(

@@ -209,7 +209,8 @@ def _multiply(
     weight: [outputs, inputs], or a tensor descriptor of it if `blocks`.
     bias: [outputs], if `biased`.
     out: [rows, outputs], receives the product.
-    sums: fp32 [parts, rows, outputs, twice if gated], receives the sums of the parts, if `apart`.
+    sums: fp32 [parts, rows, outputs], or [parts, rows, 2 * outputs] if gated; receives the sums of the parts,
+        if `apart`.
     rows: number of rows.
     outputs: number of outputs.
     inputs: number of inputs.
@@ -368,50 +369,56 @@ def add_parts(
     sums, bias, out, outputs, wide: tl.constexpr, parts: tl.constexpr, biased: tl.constexpr,
     gated: tl.constexpr, added: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Add up the parts of some columns of one row.
+    """Add up the parts of some columns of one row, then apply the gate, the bias and the addition.
 
-    sums: fp32 [parts, rows, outputs, twice if gated], the sums of the parts.
-    bias: [outputs], if `biased`.
-    out: [rows, outputs], receives the result.
-    outputs: number of outputs.
+    Program (r, i) computes the columns from i * wide on of row r. There is one program for each row in the
+    first dimension, from which the kernel takes the number of rows.
+
+    sums: fp32, the sums of the product over each part of its inputs: [parts, rows, outputs], or [parts, rows,
+        2 * outputs] if gated, first halves followed by second halves.
+    bias: [outputs], read if `biased`.
+    out: [rows, outputs], contiguous, receives the result.
+    outputs: number of outputs of the result.
     wide: columns of one program.
-    parts: number of parts.
-    biased: whether there is a bias.
+    parts: number of parts, at least 1.
+    biased: whether `bias` is added.
     gated: whether the product is gated.
     added: whether the product is added to `out`.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
-    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * wide + tl.arange(0, wide)
-    there = column < outputs
-    size = outputs * (1 + gated)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * wide + tl.arange(0, wide)
+    mask = column < outputs
+    row_size = outputs * (1 + gated)
     offset = tl.zeros((wide,), tl.float32)
     if biased:
-        offset = tl.load(bias + column, mask=there, other=0.0).to(tl.float32)
+        offset = tl.load(bias + column, mask=mask, other=0.0).to(tl.float32)
     await_preceding_kernel(early)
-    place = sums + row * size + column
-    step = tl.num_programs(0).to(tl.int64) * size
-    total = sum_of_parts(place, step, there, parts)
-    second_half = sum_of_parts(place + outputs, step, there, parts) if gated else total
+    first_part = sums + row * row_size + column
+    part_stride = tl.num_programs(0).to(tl.int64) * row_size
+    total = sum_of_parts(first_part, part_stride, mask, parts)
+    second_half = sum_of_parts(first_part + outputs, part_stride, mask, parts) if gated else total
     addend = total
     if added:
-        addend = tl.load(out + row * outputs + column, mask=there, other=0.0).to(tl.float32)
+        addend = tl.load(out + row * outputs + column, mask=mask, other=0.0).to(tl.float32)
     result = _finish(total, second_half, offset, addend, biased, gated, added)
-    tl.store(out + row * outputs + column, result.to(out.dtype.element_ty), mask=there)
+    tl.store(out + row * outputs + column, result.to(out.dtype.element_ty), mask=mask)
 
 
 @kernel
-def sum_of_parts(place, step, there, parts: tl.constexpr):
-    """Return the sums of some outputs over all parts, fp32, added from the first part to the last. The loads
-    of different parts do not wait for each other.
+def sum_of_parts(addresses, part_stride, mask, parts: tl.constexpr):
+    """Return the sums of some outputs over all parts, fp32, in the shape of `addresses`. They are added from
+    the first part to the last. The loop is unrolled, so that the loads of different parts do not wait for
+    each other.
 
-    place: addresses of the outputs' sums over the first part, of any shape.
-    step: numbers from the sums of one part to those of the next.
-    there: which outputs exist; the sums of the others are 0.
-    parts: number of parts.
+    addresses: addresses of the outputs' sums over the first part, of any shape.
+    part_stride: numbers from the sums of one part to those of the next.
+    mask: which outputs exist; the sums of the others are 0.
+    parts: number of parts, at least 1.
     """
-    total = tl.load(place, mask=there, other=0.0)
+    total = tl.load(addresses, mask=mask, other=0.0)
     for _ in tl.static_range(1, parts):
-        place += step
-        total += tl.load(place, mask=there, other=0.0)
+        addresses += part_stride
+        total += tl.load(addresses, mask=mask, other=0.0)
     return total

@@ -33,12 +33,13 @@ MIN_SCALE = tl.constexpr(2.0**-24)
 # Adding and subtracting this number rounds an fp32 number to a whole one: a sum of this size has no fraction
 # bits.
 HALF_WAY = tl.constexpr(1.5 * 2.0**23)
-# Heads of one program. Untuned.
+# Heads. How many heads of a row one program of `_turn` rotates. Untuned.
 TOGETHER = 8
-# Heads of one program that adds up the parts of a product: a head takes as many more loads as there are
-# parts, so that more programs load them. Untuned.
+# Heads. The same number if the program also adds up the parts of a product. It is lower, because each head
+# then needs one load for every part, and more programs load more at a time. Untuned.
 TOGETHER_IN_PARTS: Final = 2
-# Warps of a program that norms a row. Kernels with the same number add the squares of a row in one order.
+# Warps. The number of warps of a program that norms a row. The order in which the squares of a row are added
+# depends on it, so kernels whose bits must agree use the same number. Untuned.
 NORM_WARPS: Final = 8
 # Numbers of a KV row that one program moves. Untuned.
 MOVED = 256
@@ -93,12 +94,11 @@ def turn_and_store(
     turning: how queries and keys are normed, rotated and scaled.
     scales: fp32 [rows] and [outputs]; rows and columns of `qkv` are multiplied by them first. None: `qkv` is
         scaled already.
-    sums: fp32 [parts, rows, outputs] and a bias [outputs] or None. The heads are then these sums, added from
-        the first part to the last, plus the bias, and rounded to the type of `qkv`. `qkv` is not read; it
-        only receives the queries, and may be [rows, heads, head_dim]. AssertionError is raised for a turning
-        with norms: their bits would not be those of heads that are read from `qkv`. A program that adds up
-        parts has fewer heads, so that Triton divides a head among more threads, and the squares of the head
-        are added in another order. None: the heads are read from `qkv`.
+    sums: the query, key and value product before its parts are added up (`small_products.sum_in_parts`), fp32
+        [parts, rows, outputs], and its bias [outputs] or None. The heads are these sums, added from the first
+        part to the last, plus the bias, rounded to the type of `qkv`. `qkv` is then not read; it only
+        receives the queries, and may be [rows, heads, head_dim]. None: the heads are read from `qkv`. Raises
+        AssertionError if `turning` has norms.
 
     Slot = page * page_rows + offset: with pages of 256 rows, slot 515 is row 3 of page 2.
     """
@@ -110,17 +110,20 @@ def turn_and_store(
     steps = kv_layer[..., dim:].view(torch.float16) if eight else kv_layer
     own, columns = scales or norms
     all_heads = turning.heads + len(kv_layer) * turning.kv_heads
-    assert not (sums and turning.norms), "norms have other bits in this layout"
-    parts, bias = sums or (None, None)
-    together = TOGETHER if parts is None else TOGETHER_IN_PARTS
+    # A program that adds up parts has fewer heads, so that Triton divides a head among more threads. A norm
+    # would then add the squares of a head in another order, and its bits would not be those of heads that are
+    # read from `qkv`.
+    assert not (sums and turning.norms), "heads with norms cannot be made from the sums of parts"
+    part_sums, bias = sums or (None, None)
+    together = TOGETHER if part_sums is None else TOGETHER_IN_PARTS
     with on_device_of(qkv):
         _turn[(rows, -(-all_heads // together))](
             qkv, positions, slots, kv_layer, steps, turning.frequencies, *norms, own, columns,
-            own if parts is None else parts, columns if bias is None else bias, *qkv.stride()[:2],
+            own if part_sums is None else part_sums, columns if bias is None else bias, *qkv.stride()[:2],
             *kv_layer.stride()[:4], turning.scale, turning.still, turned, turning.eps, turning.heads,
             turning.kv_heads, all_heads, kv_layer.shape[3], dim // 2, power_of_two(dim // 2), together,
-            turning.norms is not None, apart, eight, scales is not None, 0 if parts is None else len(parts),
-            bias is not None, num_warps=2, **pdl_options(qkv),
+            turning.norms is not None, apart, eight, scales is not None, 
+            0 if part_sums is None else len(part_sums), bias is not None, num_warps=2, **pdl_options(qkv),
         )  # fmt: skip
 
 
@@ -223,8 +226,8 @@ def _turn(
     Nothing is stored for a row with a negative slot, but its queries are rotated. Programs beyond the last
     head write nothing.
 
-    qkv: [rows, heads + 2 * kv_heads, 2 * pairs], queries, keys and values of each row, receives the queries;
-        if `parts`, it is not read.
+    qkv: [rows, heads + 2 * kv_heads, 2 * pairs], queries, keys and values of each row; receives the queries.
+        If `parts` is not 0, it is not read, and its heads may be the queries alone.
     positions: [rows], the position of each row in its sequence.
     slots: [rows], the KV slot of each row; negative: nothing is stored.
     kv: the KV of one layer.
@@ -234,7 +237,8 @@ def _turn(
     key_norm: [2 * pairs], weights of the norm over each key head, if `normed`.
     own: fp32 [rows], scale of each row of `qkv`, if `scaled`.
     columns: fp32 [outputs], scale of each column of `qkv`, if `scaled`.
-    sums: fp32 [parts, rows, outputs], the sums of a product over each part of its inputs, if `parts`.
+    sums: fp32 [parts, rows, outputs], the sums of the query, key and value product over each part of its
+        inputs; not read if `parts` is 0.
     bias: [outputs], added to the sum over all parts, if `biased`.
     from_row: numbers from one row of `qkv` to the next.
     from_head: numbers from one head of `qkv` to the next.
@@ -248,7 +252,7 @@ def _turn(
     eps: epsilon of the head norms.
     heads: number of query heads.
     kv_heads: number of KV heads.
-    all_heads: number of heads of a row of `qkv`.
+    all_heads: number of query, key and value heads together.
     page_rows: columns of a page.
     pairs: pairs of a head.
     room: `pairs`, rounded up to a power of two.
@@ -257,9 +261,9 @@ def _turn(
     apart: whether pairs have two factors.
     eight: whether KV is int8.
     scaled: whether qkv still has to be scaled.
-    parts: number of parts of `sums`, whose sum is read instead of `qkv`; 0: `qkv` is read. Always 0 if
+    parts: number of parts of `sums`, whose sum is read instead of `qkv`. 0: `qkv` is read. Always 0 if
         `normed`.
-    biased: whether the product has a bias; never without `parts`.
+    biased: whether `bias` is added. Always False if `parts` is 0.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
@@ -277,6 +281,7 @@ def _turn(
     slot = tl.load(slots + row).to(tl.int64)
     place = qkv + row.to(tl.int64) * from_row + head[:, None] * from_head + 2 * pair[None, :]
     kind = qkv.dtype.element_ty
+    # The number of the product's output that is the first number of each pair; the second one follows.
     output = head[:, None] * (2 * pairs) + 2 * pair[None, :]
     if scaled:
         left = tl.load(columns + output, mask=there, other=0.0)
@@ -284,11 +289,11 @@ def _turn(
     # Positions and slots were written before this frame's kernels, so they may be read before this wait.
     await_preceding_kernel(early)
     if parts:
-        size = all_heads * (2 * pairs)
-        source = sums + row.to(tl.int64) * size + output
-        step = tl.num_programs(0).to(tl.int64) * size
-        first = sum_of_parts(source, step, there, parts)
-        second = sum_of_parts(source + 1, step, there, parts)
+        outputs = all_heads * (2 * pairs)
+        first_part = sums + row.to(tl.int64) * outputs + output
+        part_stride = tl.num_programs(0).to(tl.int64) * outputs
+        first = sum_of_parts(first_part, part_stride, there, parts)
+        second = sum_of_parts(first_part + 1, part_stride, there, parts)
         if biased:
             first += tl.load(bias + output, mask=there, other=0.0).to(tl.float32)
             second += tl.load(bias + output + 1, mask=there, other=0.0).to(tl.float32)
@@ -383,11 +388,11 @@ def _norm(x, weight, out, size, eps, room: tl.constexpr, early: tl.constexpr):
 
 @kernel
 def norm_row(values, scale, size, eps):
-    """Return the RMSNorm of one row, fp32.
+    """Return the RMSNorm of one row, fp32 [room].
 
-    values: fp32, the row; numbers beyond its end are 0.
-    scale: fp32, weight of the norm.
-    size: numbers of the row.
+    values: fp32 [room], the row; numbers beyond its end are 0.
+    scale: fp32 [room], weight of the norm.
+    size: number of numbers of the row, at most `room`, the length of the arrays.
     eps: added to the mean square.
     """
     return values * (tl.rsqrt(tl.sum(values * values, 0) / size + eps) * scale)

@@ -1,11 +1,16 @@
-"""Matrix product of a small step: every row's sums run in one order, whatever the other rows are.
+"""Matrix product of a small step, whose result for a row has the same bits whatever the other rows are.
 
 A small step has at most MAX_SMALL_ROWS rows. One program computes a few outputs of all rows, so that the
 products of a row are added by the same tensor-core instructions, in the same order, for one row and for 32.
-A matrix of few outputs has too few programs to keep the device's memory busy. Its inputs are divided into
-parts of equal length, whose sums the next kernel adds up in order. The number of parts depends on the matrix
-alone. The next kernel is `add_parts`, or one that also does what follows the product: `add_and_norm`, or
-`rows.turn_and_store` for heads without norms. The bits are the same.
+
+A matrix of few outputs has too few programs to keep the device's memory busy. Therefore the inputs of such a
+matrix are divided into *parts* of equal length (split-K), one program computes the sums over one part, and
+the next kernel adds these sums up in order. The number of parts depends on the matrix alone. The next kernel
+is one of three, which give the same bits:
+
+    add_parts               adds up the parts, then the bias or the residual stream
+    add_and_norm            adds up the parts, then the residual stream, and norms the rows
+    rows.turn_and_store     adds up the parts, then the bias, rotates heads without norms, and stores their KV
 """
 
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
@@ -31,18 +36,19 @@ from specsot_kernels.gpu.ordered import add_parts, sum_of_parts
 from specsot_kernels.gpu.rows import NORM_WARPS, norm_row, norm_rows
 from specsot_kernels.line_tables import MAX_SMALL_ROWS
 
-# Rows. Tiles of rows: a step runs in the smallest tile that holds it. Tiles differ in how many rows they
-# hold, not in the order of a row's sums, which the tests marked `gpu` verify.
+# Rows. The possible numbers of rows of a tile: a step runs in the smallest tile that holds all of its rows.
+# Tiles differ in how many rows they hold, not in the order of a row's sums, which the tests marked `gpu`
+# verify.
 ROW_TILES: Final = (16, 32)
-# Inputs. A matrix needs a multiple of it, so that 16 bytes are loaded at a time.
+# Inputs. The number of inputs of a matrix must be a multiple of this, so that 16 bytes are loaded at a time.
 INPUT_MULTIPLE: Final = 16
-# Programs. A matrix with fewer programs is divided into parts, as long as every program has a multiprocessor
-# of its own. An H100 and an H200 have 132 multiprocessors.
+# Programs. A matrix with fewer programs is divided into as many parts as possible such that every program has
+# a multiprocessor of its own. An H100 and an H200 have 132 multiprocessors.
 MULTIPROCESSORS: Final = 132
-# Numbers. How many sums a program adds up. Chosen by measurement: with 1,024, a step of one row takes 1.02
-# times as long (1.5B, H200).
+# Outputs. For how many outputs of a row one program of `add_parts` adds up the parts. Chosen by measurement:
+# with 1,024, a step of one row takes 1.02 times as long (1.5B, H200).
 SUMS_AT_ONCE: Final = 256
-# Bytes. The shared memory that a program may use on an H200.
+# Bytes. The shared memory that a program may use on an H200. Used where kernels are interpreted.
 SHARED_MEMORY: Final = 232_448
 
 
@@ -66,9 +72,7 @@ class SmallTile(NamedTuple):
 
 def suits(x: Tensor) -> bool:
     """Return whether these rows are multiplied as those of a small step: 1 to MAX_SMALL_ROWS rows of 16-bit
-    numbers.
-
-    The number of inputs must be a multiple of INPUT_MULTIPLE.
+    numbers, with a number of inputs that is a multiple of INPUT_MULTIPLE.
 
     x: [rows, inputs], the input.
     """
@@ -78,19 +82,20 @@ def suits(x: Tensor) -> bool:
 def small_tile_for(outputs: int, inputs: int, itemsize: int, gated: bool) -> SmallTile:
     """Return the tile for a matrix. It depends on the matrix alone, never on the rows.
 
-    Chosen by a sweep over 600 tiles on an H200, with 1 and 25 rows, for the matrices of a 1.5B model, and by
-    whole steps.
+    The tiles were chosen by a sweep over 600 tiles on an H200, with 1 and 25 rows, for the matrices of a 1.5B
+    model, and by the times of whole steps.
 
-    outputs: outputs of the product, half of the matrix's if gated.
+    outputs: number of outputs of the product, half of the matrix's if gated.
     inputs: number of inputs.
     itemsize: bytes of a number.
     gated: whether the product is gated.
 
-    Inputs are not divided if the product is gated, if the numbers have 32 bits, or if the inputs are no
-    multiple of 128.
+    Inputs are not divided if the product is gated, if the numbers have 32 bits, if the number of inputs is
+    no multiple of 128, or if there are more than MULTIPROCESSORS / 2 tiles of 64 outputs.
 
-    For example, 1,536 outputs are 24 programs of 64 outputs, and 8,960 inputs are 70 blocks of 128. 5 is the
-    largest divisor of 70 with at most 132 programs (24 * 5 = 120), so that there are 5 parts.
+    Example: 1,536 outputs are 24 tiles of 64 outputs, and 8,960 inputs are 70 blocks of 128. At most
+        132 // 24 = 5 parts leave a multiprocessor for every program, and 5 divides 70, so that there are 5
+        parts of 14 blocks.
     """
     if itemsize > 2:
         return SmallTile(16, 64, 4, 2)
@@ -98,14 +103,15 @@ def small_tile_for(outputs: int, inputs: int, itemsize: int, gated: bool) -> Sma
     if gated or tiles > MULTIPROCESSORS:
         return SmallTile(64, 64, 4, 5)
     blocks, rest = divmod(inputs, 128)
-    most = MULTIPROCESSORS // tiles if rest == 0 else 1
-    return SmallTile(64, 128, 4, 6, max(parts for parts in range(1, most + 1) if blocks % parts == 0))
+    max_parts = MULTIPROCESSORS // tiles if rest == 0 else 1
+    parts = max(parts for parts in range(1, max_parts + 1) if blocks % parts == 0)
+    return SmallTile(64, 128, 4, 6, parts)
 
 
 @cache
 def _shared_memory(device: torch.device) -> int:
-    """Return the bytes of shared memory that one program may use on a device; for a CPU, where kernels are
-    interpreted, those of an H200.
+    """Return the number of bytes of shared memory that one program may use on a device. Return that of an
+    H200 for a CPU, where kernels are interpreted.
 
     device: the device.
     """
@@ -136,35 +142,37 @@ def multiply_small(
         no norm.
     bias: [outputs]; None: none is added. It is added after the gate.
     gated: the result is silu(first half) * second half, [rows, outputs / 2].
-    into: [rows, outputs], or half as many outputs if gated; the result is added to this tensor, in place.
-        None: the result is a new tensor of `dtype`.
+    into: [rows, outputs], contiguous, or half as many outputs if gated; the result is added to this tensor,
+        in place, and this tensor is returned. None: the result is a new tensor of `dtype`.
     dtype: type of a new result; None: x's type.
-    tile: overrides `small_tile_for`; None: it does not. If `gated`, its `parts` must be 1, which is not
-        checked.
+    tile: replaces the tile of `small_tile_for`; None: that one is used. If `gated`, its `parts` must be 1,
+        which is not checked.
     """
     if norm:
         x = norm_rows(x.contiguous(), *norm)
     (rows, inputs) = x.shape
-    wanted = weight.shape[0] // 2 if gated else weight.shape[0]
-    out = x.new_empty((rows, wanted), dtype=dtype) if into is None else into
-    addend = out if bias is None else bias
-    tile = tile or small_tile_for(wanted, inputs, x.itemsize, gated)
+    num_outputs = weight.shape[0] // 2 if gated else weight.shape[0]
+    out = x.new_empty((rows, num_outputs), dtype=dtype) if into is None else into
+    # Without a bias, the kernels need some tensor in its place, which they do not read.
+    bias_or_any = out if bias is None else bias
+    tile = tile or small_tile_for(num_outputs, inputs, x.itemsize, gated)
     if tile.parts == 1:
-        _launch(x, weight, addend, out, tile, bias is not None, gated, into is not None)
+        _launch(x, weight, bias_or_any, out, tile, bias is not None, gated, into is not None)
         return out
     sums = sum_in_parts(x, weight, tile=tile)
     with on_device_of(x):
-        add_parts[(rows, -(-wanted // SUMS_AT_ONCE))](
-            sums, addend, out, wanted, SUMS_AT_ONCE, tile.parts, bias is not None, False, into is not None,
-            num_warps=4, enable_fp_fusion=False, **pdl_options(x),
+        add_parts[(rows, -(-num_outputs // SUMS_AT_ONCE))](
+            sums, bias_or_any, out, num_outputs, SUMS_AT_ONCE, tile.parts, bias is not None, False,
+            into is not None, num_warps=4, enable_fp_fusion=False, **pdl_options(x),
         )  # fmt: skip
     return out
 
 
 def has_parts(weight: Tensor) -> bool:
-    """Return whether the inputs of a product that is not gated are divided into several parts.
+    """Return whether the inputs of a product with this weight are divided into several parts, if the product
+    is not gated.
 
-    weight: [outputs, inputs], the weight.
+    weight: [outputs, inputs], of the type of the product's input.
     """
     (outputs, inputs) = weight.shape
     return small_tile_for(outputs, inputs, weight.itemsize, False).parts > 1
@@ -175,14 +183,16 @@ def sum_in_parts(
 ) -> Tensor:
     """Return the sums of x @ weight.T over each part of the inputs, fp32 [parts, rows, outputs].
 
-    `multiply_small` adds them from the first part to the last, then adds the bias, then what is in `into`,
-    and rounds once.
+    A kernel that follows must add them up as `multiply_small` does: from the first part to the last, then the
+    bias, then the residual stream, with one rounding at the end.
 
-    x: [rows, inputs], the numbers of a row are adjacent.
-    weight: [outputs, inputs], contiguous. Its inputs must have several parts (`has_parts`).
+    x: [rows, inputs], the numbers of a row are adjacent. At most MAX_SMALL_ROWS rows.
+    weight: [outputs, inputs], contiguous. Its inputs must be divided into several parts (`has_parts`).
     norm: weight [inputs] and epsilon of an RMSNorm of x that is applied first, in a kernel of its own; None:
         no norm.
-    tile: overrides `small_tile_for`; None: it does not.
+    tile: replaces the tile of `small_tile_for`; None: that one is used.
+
+    Example: inputs 4, 2 parts, x [[a b c d]], weight [[1 1 1 1]] -> [[[a + b]], [[c + d]]].
     """
     if norm:
         x = norm_rows(x.contiguous(), *norm)
@@ -194,9 +204,11 @@ def sum_in_parts(
 
 
 def add_and_norm(sums: Tensor, hidden: Tensor, norm: tuple[Tensor, float]) -> Tensor:
-    """Add a product to the hidden states, in place, and return their RMSNorm, [rows, size] in their type.
+    """Add a product to the hidden states, in place, and return the RMSNorm of the result, [rows, size], in
+    the type of `hidden`.
 
-    The bits of both are those of `multiply_small` into `hidden` and `norm_rows`.
+    The hidden states have the bits that `multiply_small` into `hidden` gives, and the returned rows have the
+    bits that `norm_rows` gives for these hidden states.
 
     sums: fp32 [parts, rows, size], the product as `sum_in_parts` returns it.
     hidden: [rows, size], contiguous, the residual stream.
@@ -204,8 +216,9 @@ def add_and_norm(sums: Tensor, hidden: Tensor, norm: tuple[Tensor, float]) -> Te
     """
     parts, rows, size = sums.shape
     normed = hidden.new_empty(hidden.shape)
-    # Multiplications and additions may be fused, as in `norm_rows`, whose bits these are. Nothing multiplies
-    # the sums of parts, which `add_parts` adds without fusing.
+    # The compiler may fuse multiplications and additions (FMA) in this kernel, because it may do so in
+    # `norm_rows`, whose bits the norm must have. It may not in `add_parts`, but the bits of the sums are the
+    # same, because they are added before anything is multiplied.
     with on_device_of(hidden):
         _add_and_norm[(rows,)](
             sums, hidden, norm[0], normed, size, norm[1], power_of_two(size), parts, num_warps=NORM_WARPS,
@@ -226,113 +239,119 @@ def _launch(
 ) -> None:
     """Launch `_multiply`.
 
-    x: [rows, inputs], the input.
-    weight: [outputs, inputs], both halves of the outputs if gated.
-    bias: [outputs], if `biased`; otherwise any tensor.
-    out: [rows, outputs], receives the product; fp32 [parts, rows, outputs] if the tile has several parts,
-        receives the sums alone.
-    tile: the tile.
-    biased: whether there is a bias.
+    x: [rows, inputs], the input; the numbers of a row are adjacent.
+    weight: [outputs, inputs], contiguous; both halves of the outputs if gated.
+    bias: [outputs], if `biased`; otherwise any tensor, which is not read.
+    out: receives the product, [rows, outputs]. If the tile has several parts, it receives the sums over each
+        part instead, fp32 [parts, rows, outputs], and `biased`, `gated` and `added` must be False.
+    tile: what one program multiplies at a time.
+    biased: whether `bias` is added.
     gated: whether the product is gated.
     added: whether the product is added to `out`.
     """
     (rows, inputs) = x.shape
-    wanted = out.shape[-1]
-    high, wide, warps, stages, parts = tile
-    many = next(size for size in ROW_TILES if rows <= size)
+    num_outputs = out.shape[-1]
+    tile_outputs, tile_inputs, warps, stages, parts = tile
+    tile_rows = next(size for size in ROW_TILES if rows <= size)
     # Fewer stages only wait longer for loads; the order of sums stays.
-    bytes_per_stage = x.itemsize * wide * (high * (1 + gated) + many)
+    bytes_per_stage = x.itemsize * tile_inputs * (tile_outputs * (1 + gated) + tile_rows)
     stages = max(min(stages, _shared_memory(x.device) // bytes_per_stage), 1)
-    whole = inputs % wide == 0 and wanted % high == 0
+    unmasked = inputs % tile_inputs == 0 and num_outputs % tile_outputs == 0
     with on_device_of(x):
-        _multiply[(-(-wanted // high), parts)](
-            x, weight, bias, out, rows, wanted, inputs, inputs // parts, x.stride(0), many, high, wide,
-            whole, biased, gated, added, parts > 1,
+        _multiply[(-(-num_outputs // tile_outputs), parts)](
+            x, weight, bias, out, rows, num_outputs, inputs, inputs // parts, x.stride(0), tile_rows,
+            tile_outputs, tile_inputs, unmasked, biased, gated, added, parts > 1,
             num_warps=warps, num_stages=stages, enable_fp_fusion=False, **pdl_options(x),
         )  # fmt: skip
 
 
 @kernel_for_any("rows")
 def _multiply(
-    x, weight, bias, out, rows, outputs, inputs, length, from_x, many: tl.constexpr, high: tl.constexpr,
-    wide: tl.constexpr, whole: tl.constexpr, biased: tl.constexpr, gated: tl.constexpr, added: tl.constexpr,
-    divided: tl.constexpr, early: tl.constexpr,
+    x, weight, bias, out, rows, outputs, inputs, part_inputs, x_stride, tile_rows: tl.constexpr,
+    tile_outputs: tl.constexpr, tile_inputs: tl.constexpr, unmasked: tl.constexpr, biased: tl.constexpr,
+    gated: tl.constexpr, added: tl.constexpr, divided: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Compute `high` outputs of all rows over one part of the inputs. The first weights are loaded before the
-    preceding kernel has ended.
+    """Compute `tile_outputs` outputs of all rows over one part of the inputs. The first weights are loaded
+    before the preceding kernel has ended, because that kernel does not write weights.
+
+    Program (i, p) computes the outputs from i * tile_outputs on, over the inputs of part p. Tiles are
+    [outputs, rows]: the transposed product, so that a few rows fill the narrow side of a tensor-core
+    instruction.
 
     x: [rows, inputs], the input.
     weight: [outputs, inputs], both halves of the outputs if gated.
-    bias: [outputs], if `biased`.
-    out: [rows, outputs], receives the product; fp32 [parts, rows, outputs] if `divided`, receives the sums
-        alone.
-    rows: number of rows, at most `many`.
+    bias: [outputs], read if `biased`.
+    out: receives the product, [rows, outputs]; if `divided`, the sums over each part instead, fp32 [parts,
+        rows, outputs], without bias, gate and addition.
+    rows: number of rows, at most `tile_rows`.
     outputs: number of outputs, half of the matrix's if gated.
     inputs: number of inputs.
-    length: number of inputs of a part.
-    from_x: numbers from one row of x to the next.
-    many: rows of the tile.
-    high: outputs of the tile.
-    wide: inputs of the tile.
-    whole: whether tiles fit the matrix, so that loads of weights need no mask.
-    biased: whether there is a bias.
+    part_inputs: number of inputs of a part.
+    x_stride: numbers from one row of x to the next.
+    tile_rows: rows of the tile.
+    tile_outputs: outputs of the tile.
+    tile_inputs: inputs of the tile.
+    unmasked: whether tiles divide the matrix without a rest, so that loads of weights need no mask.
+    biased: whether `bias` is added.
     gated: whether the product is gated.
     added: whether the product is added to `out`.
     divided: whether the inputs are divided into several parts.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
-    output = tl.program_id(0) * high + tl.arange(0, high)
+    output = tl.program_id(0) * tile_outputs + tl.arange(0, tile_outputs)
     part = tl.program_id(1)
-    row = tl.arange(0, many)
-    column = tl.arange(0, wide)
-    live = row < rows
-    there = output < outputs
-    first = part * length
-    line = weight + tl.where(there, output, 0).to(tl.int64)[:, None] * inputs + (first + column)[None, :]
-    other = outputs.to(tl.int64) * inputs
-    source = x + row.to(tl.int64)[None, :] * from_x + (first + column)[:, None]
-    tile = _fetch(line, (column < length)[None, :], whole)
-    twin = _fetch(line + other, (column < length)[None, :], whole) if gated else tile
-    total = tl.zeros((high, many), tl.float32)
-    second_half = tl.zeros((high, many), tl.float32)
+    row = tl.arange(0, tile_rows)
+    column = tl.arange(0, tile_inputs)
+    row_mask = row < rows
+    output_mask = output < outputs
+    first = part * part_inputs
+    weight_row = tl.where(output_mask, output, 0).to(tl.int64)
+    weight_block = weight + weight_row[:, None] * inputs + (first + column)[None, :]
+    to_second_half = outputs.to(tl.int64) * inputs
+    x_block = x + row.to(tl.int64)[None, :] * x_stride + (first + column)[:, None]
+    first_mask = column < part_inputs
+    tile = _fetch(weight_block, first_mask[None, :], unmasked)
+    second_tile = _fetch(weight_block + to_second_half, first_mask[None, :], unmasked) if gated else tile
+    total = tl.zeros((tile_outputs, tile_rows), tl.float32)
+    second_half = tl.zeros((tile_outputs, tile_rows), tl.float32)
     await_preceding_kernel(early)
-    values = tl.load(source, mask=(column < length)[:, None] & live[None, :], other=0.0)
+    values = tl.load(x_block, mask=first_mask[:, None] & row_mask[None, :], other=0.0)
     total = tl.dot(tile, values, total, input_precision="ieee")
     if gated:
-        second_half = tl.dot(twin, values, second_half, input_precision="ieee")
-    for left in range(wide, length, wide):
-        held = left + column < length
-        values = tl.load(source + left, mask=held[:, None] & live[None, :], other=0.0)
-        tile = _fetch(line + left, held[None, :], whole)
+        second_half = tl.dot(second_tile, values, second_half, input_precision="ieee")
+    for offset in range(tile_inputs, part_inputs, tile_inputs):
+        input_mask = offset + column < part_inputs
+        values = tl.load(x_block + offset, mask=input_mask[:, None] & row_mask[None, :], other=0.0)
+        tile = _fetch(weight_block + offset, input_mask[None, :], unmasked)
         total = tl.dot(tile, values, total, input_precision="ieee")
         if gated:
-            twin = _fetch(line + other + left, held[None, :], whole)
-            second_half = tl.dot(twin, values, second_half, input_precision="ieee")
-    kept = there[:, None] & live[None, :]
+            second_tile = _fetch(weight_block + to_second_half + offset, input_mask[None, :], unmasked)
+            second_half = tl.dot(second_tile, values, second_half, input_precision="ieee")
+    mask = output_mask[:, None] & row_mask[None, :]
     if divided:
-        place = out + (part * rows + row).to(tl.int64)[None, :] * outputs + output[:, None]
-        tl.store(place, total, mask=kept)
+        addresses = out + (part * rows + row).to(tl.int64)[None, :] * outputs + output[:, None]
+        tl.store(addresses, total, mask=mask)
     else:
         if gated:
             total = total / (1 + tl.exp(-total)) * second_half
         if biased:
-            total += tl.load(bias + output, mask=there, other=0.0).to(tl.float32)[:, None]
-        place = out + row.to(tl.int64)[None, :] * outputs + output[:, None]
+            total += tl.load(bias + output, mask=output_mask, other=0.0).to(tl.float32)[:, None]
+        addresses = out + row.to(tl.int64)[None, :] * outputs + output[:, None]
         if added:
-            total += tl.load(place, mask=kept, other=0.0).to(tl.float32)
-        tl.store(place, total.to(out.dtype.element_ty), mask=kept)
+            total += tl.load(addresses, mask=mask, other=0.0).to(tl.float32)
+        tl.store(addresses, total.to(out.dtype.element_ty), mask=mask)
 
 
 @kernel
-def _fetch(place, inside, whole: tl.constexpr):
+def _fetch(addresses, mask, unmasked: tl.constexpr):
     """Load numbers, with a mask only if some are missing.
 
-    place: addresses of the numbers, of any shape.
-    inside: which of them exist; the others become 0.
-    whole: whether all exist.
+    addresses: addresses of the numbers, of any shape.
+    mask: which of the numbers exist, of a shape that broadcasts to that of `addresses`; the others become 0.
+    unmasked: whether all numbers exist, so that `mask` is ignored.
     """
-    return tl.load(place) if whole else tl.load(place, mask=inside, other=0.0)
+    return tl.load(addresses) if unmasked else tl.load(addresses, mask=mask, other=0.0)
 
 
 @kernel
@@ -341,10 +360,10 @@ def _add_and_norm(
 ):  # fmt: skip
     """Add up the parts of one row of a product, add the result to the hidden states, and norm the row.
 
-    The row is normed as it is stored, after rounding, and in the order of sums of `norm_rows`.
+    The norm is that of the stored row, after rounding. Its squares are added in the order of `norm_rows`.
 
     sums: fp32 [parts, rows, size], the sums of the product over each part of its inputs.
-    hidden: [rows, size], the product is added to it.
+    hidden: [rows, size], the residual stream, to which the product is added.
     weight: [size], weight of the norm.
     normed: [rows, size], receives the normed rows.
     size: numbers of a row.
@@ -354,15 +373,16 @@ def _add_and_norm(
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
-    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
-    there = column < size
-    scale = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, room)
+    in_row = column < size
+    scale = tl.load(weight + column, mask=in_row, other=0.0).to(tl.float32)
     await_preceding_kernel(early)
-    begin = row * size
-    place = hidden + begin + column
-    total = sum_of_parts(sums + begin + column, tl.num_programs(0).to(tl.int64) * size, there, parts)
-    total += tl.load(place, mask=there, other=0.0).to(tl.float32)
-    values = total.to(hidden.dtype.element_ty)
-    tl.store(place, values, mask=there)
-    values = norm_row(values.to(tl.float32), scale, size, eps)
-    tl.store(normed + begin + column, values.to(normed.dtype.element_ty), mask=there)
+    element = row * size + column
+    part_stride = tl.num_programs(0).to(tl.int64) * size
+    total = sum_of_parts(sums + element, part_stride, in_row, parts)
+    total += tl.load(hidden + element, mask=in_row, other=0.0).to(tl.float32)
+    stored = total.to(hidden.dtype.element_ty)
+    tl.store(hidden + element, stored, mask=in_row)
+    values = norm_row(stored.to(tl.float32), scale, size, eps)
+    tl.store(normed + element, values.to(normed.dtype.element_ty), mask=in_row)
