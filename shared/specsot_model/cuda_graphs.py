@@ -141,10 +141,11 @@ def compile_steps(decoder: Decoder) -> None:
     first such frame compiles the kernels: 0.4 s (measured on an H200). `compile_ahead` says how to wait for
     the kernels.
 
-    One layer is enough, because all layers of a range run the same kernels. Those that norm the rows for a
-    next layer, which a single layer does not run, are compiled too. Nothing happens for experts and
-    gated delta layers, whose operations depend on what their kernels write, for layers that are split over
-    devices, and for layers that cannot be captured.
+    One layer is enough, because all layers of a range run the same kernels. The only exceptions are kernels
+    that also norm the rows for a next layer: a single layer does not run these, so they are run in addition
+    (`Decoder.run_mlp_between_layers`). Nothing happens for experts and gated delta layers, whose operations
+    depend on what their kernels write, for layers that are split over devices, and for layers that cannot be
+    captured.
 
     decoder: The layer range, with its weights loaded.
     """

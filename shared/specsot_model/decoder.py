@@ -594,10 +594,10 @@ class Decoder:
 
     @inference_mode
     def run_mlp_between_layers(self, hidden: Tensor) -> None:
-        """Run the first layer's MLP as if another layer followed; see `FusedBlock.run_mlp_between_layers`.
-        Nothing happens if the layers are not fused.
+        """Run the MLP of this range's first layer as if another layer followed; see
+        `FusedBlock.run_mlp_between_layers`. Nothing happens if the layer is not a `FusedBlock`.
 
-        hidden: [rows, H], the residual stream, which is changed.
+        hidden: [rows, H], the residual stream, to which the MLP's update is added.
         """
         block = self._fused_blocks[0] if self._fused_blocks else None
         if isinstance(block, FusedBlock):

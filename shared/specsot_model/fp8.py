@@ -34,9 +34,9 @@ class ShortRows(NamedTuple):
     scales: Tensor
 
 
-# Rows that the preceding kernel has normed for the next product: in 8 bits, or [rows, size] in the type of
-# the residual stream. A product ignores rows of a form that it does not multiply, and norms the stream
-# itself.
+# The rows of the residual stream that the preceding kernel has normed for the next product: `ShortRows` in 8
+# bits, or a tensor [rows, size] in the type of the stream. A product uses only rows of the form that it
+# multiplies; if it gets another form or None, it norms the stream itself.
 NormedRows = ShortRows | Tensor
 
 

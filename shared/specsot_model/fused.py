@@ -47,20 +47,19 @@ class AddedProduct(Protocol):
     def add_to(
         self, hidden: Tensor, x: Tensor | ShortRows, next_norm: NormWeight | None = None
     ) -> NormedRows | None:
-        """Add the product of x to the hidden states, in place.
-
-        Return the normed `hidden` for the next product, or None if this form of product does not make it.
+        """Add the product of x to the hidden states, in place. Return the rows of the result normed for the
+        next product, or None if the kernel of this product does not norm them, or without `next_norm`.
 
         hidden: [rows, out], the residual stream.
         x: [rows, in], in floats or rounded to 8 bits already.
-        next_norm: Weight and epsilon of the next product's norm; None: there is none. See `Fp8.add_to`
+        next_norm: Weight and epsilon of the next product's norm; None: nothing is normed. See `Fp8.add_to`
             and `RowProduct.add_to`.
         """
         ...
 
 
-# Returns queries, keys and values. Arguments: the residual stream [rows, hidden], the norm before the
-# product, and the normed rows if they are computed already.
+# Returns the product of the query, key and value projections. Arguments: the residual stream [rows, hidden],
+# the norm before the product, and the normed rows if they are computed already, otherwise None.
 MakeHeads = Callable[[Tensor, NormWeight, NormedRows | None], Tensor | Unscaled | PartSums]
 
 
@@ -96,36 +95,38 @@ class FusedBlock:
         self._qkv = own_product(block.qkv)
         self._make_heads: MakeHeads = self._qkv.heads
         if isinstance(self._qkv, RowProduct) and head_turns.norms:
-            # Norms of heads would have other bits in a kernel that also adds up the parts of the product.
+            # `heads` may leave the parts of the product to `turn_and_store`, which then cannot norm heads.
+            # `normed` adds up the parts in a kernel of its own.
             self._make_heads = self._qkv.normed
         self._out = make_product(block.out)
         self._add_mlp = _mlp_adder(block, own_product, make_product)
         self._heads = (config.kv_heads, config.heads // config.kv_heads)
         self._mlp_norm = _norm_weight(block.mlp_norm) if isinstance(block.mlp, GatedMlp) else None
-        self._following: NormWeight | None = None
+        # The norm before attention of the next layer, if this layer is to norm rows for it.
+        self._next_norm: NormWeight | None = None
 
     def set_next_block(self, block: FusedBlock) -> None:
-        """Connect this layer to the layer that follows.
+        """Connect this layer to the layer that follows, so that the last kernel of this layer may also norm
+        the rows for the next one.
 
-        If the next layer multiplies in fp8, or has products of small steps, this layer returns its normed
-        rows in fp8, or in floats. Otherwise nothing changes.
-
-        block: The layer that runs next.
+        block: The layer that runs next. If its first product is in fp8, `forward` of this layer returns rows
+            in fp8; if the product is a `SmallStepProduct`, rows in floats. In all other cases nothing
+            changes, and `forward` returns None.
         """
         if isinstance(block._qkv, Fp8 | SmallStepProduct):
-            self._following = block._input_norm
+            self._next_norm = block._input_norm
 
     def run_mlp_between_layers(self, hidden: Tensor) -> None:
-        """Add this layer's MLP update to the residual stream, in place, and norm the rows as for a next layer
-        of the same kind.
+        """Add this layer's MLP update to the residual stream, in place, and norm the rows as if a layer of
+        the same form followed.
 
-        A range of a single layer launches no kernel that norms rows for a next layer. `compile_steps` calls
-        this method to compile that kernel too.
+        `compile_steps` calls this method: it compiles the kernels by running a single layer, which launches
+        no kernel that norms rows for a next layer.
 
-        hidden: [rows, hidden], the residual stream.
+        hidden: [rows, hidden], the residual stream, which is changed.
         """
-        following = self._input_norm if isinstance(self._qkv, Fp8 | SmallStepProduct) else None
-        self._add_mlp(hidden, None, following)
+        next_norm = self._input_norm if isinstance(self._qkv, Fp8 | SmallStepProduct) else None
+        self._add_mlp(hidden, None, next_norm)
 
     def forward(
         self,
@@ -148,20 +149,22 @@ class FusedBlock:
         plan: The attention plan of the frame.
         kv: The KV cache of the layer range.
 
-        Return the normed rows for the next layer. Return None if no layer was connected, or if the form of
-        the products does not make the rows for the next layer.
+        Return the normed rows for the next layer. Return None if no layer was connected that reads such rows,
+        or if the kernel of the MLP's last product does not norm them; then the next layer norms `hidden`
+        itself.
         """
         kv_heads, group = self._heads
         heads = self._make_heads(hidden, self._input_norm, rows)
         heads = rotate_heads(heads, positions, slots, kv.layers[layer], self._turning, self._rope)
         queries = heads.narrow(1, 0, kv_heads * group).unflatten(1, (kv_heads, group))
         attended = attend(queries, kv.layers[layer], plan)
-        return self._add_mlp(hidden, self._out.add_to(hidden, attended, self._mlp_norm), self._following)
+        mlp_rows = self._out.add_to(hidden, attended, self._mlp_norm)
+        return self._add_mlp(hidden, mlp_rows, self._next_norm)
 
 
-# Adds an MLP's update to the residual stream [rows, hidden], in place. Arguments: the stream, its normed rows
-# if they are computed already, and the norm of the next layer. Returns the rows normed for the next layer, or
-# None.
+# Adds an MLP's update to the residual stream [rows, hidden], in place. Arguments: the stream, its rows normed
+# for the MLP if they are computed already, and the norm of the next layer, or None. Returns the rows normed
+# for the next layer, or None as `AddedProduct.add_to` does.
 AddMlp = Callable[[Tensor, NormedRows | None, NormWeight | None], NormedRows | None]
 
 
@@ -269,13 +272,14 @@ def rotate_heads(
     head_turns: Turning,
     rope: Rope | None = None,
 ) -> Tensor:
-    """Rotate queries and keys in place, store keys and values in the KV cache, and return all heads.
+    """Rotate queries and keys, store keys and values in the KV cache, and return the rotated queries.
 
-    The result is [rows, heads, head_dim], queries first. The product is overwritten. For `PartSums`, the
-    result holds the queries alone.
+    The result is [rows, num_heads, head_dim]. Its first heads are the queries. The heads after them, which
+    must not be read, are those of keys and values; for `PartSums` there are none. The product itself is
+    overwritten with the result, except for `PartSums`, which stay as they are.
 
-    heads: The product of the query, key and value projections, perhaps without its scales, or before its sums
-        are added up.
+    heads: The product of the query, key and value projections: complete, without its scales (`Unscaled`), or
+        before its parts are added up (`PartSums`).
     positions: LongTensor [rows], the position of each row in its sequence.
     slots: LongTensor [rows], the KV slot of each row; a row with a negative slot writes no KV.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], one layer of the KV cache.
@@ -286,8 +290,8 @@ def rotate_heads(
 
     head_dim = 2 * len(head_turns.frequencies)
     if isinstance(heads, PartSums):
-        sizes = len(positions), head_turns.heads, head_dim
-        rows = heads.sums.new_empty(sizes, dtype=heads.dtype)
+        shape = len(positions), head_turns.heads, head_dim
+        rows = heads.sums.new_empty(shape, dtype=heads.dtype)
         turn_and_store(rows, positions, slots, kv_layer, head_turns, sums=(heads.sums, heads.bias))
     else:
         product, scales = (heads.product, heads[1:]) if isinstance(heads, Unscaled) else (heads, None)
@@ -347,12 +351,12 @@ def capture_block(block: Block, small_steps: bool = False) -> OnDevice:
 
 
 def connect_blocks(blocks: Sequence[FusedBlock]) -> tuple[FusedBlock, ...]:
-    """Connect layers that follow one another, so that each can hand normed rows to the next.
+    """Connect layers that follow one another, so that each can return normed rows for the next. Return them.
 
     blocks: The layers, in the order in which they run.
     """
-    for block, next_norm in pairwise(blocks):
-        block.set_next_block(next_norm)
+    for block, next_block in pairwise(blocks):
+        block.set_next_block(next_block)
     return tuple(blocks)
 
 

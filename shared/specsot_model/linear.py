@@ -203,10 +203,11 @@ def _can_return_sums(device: torch.device) -> bool:
 
 
 class PartSums(NamedTuple):
-    """A product of a small step before the sums over the parts of its inputs are added up.
+    """A product of a small step before the sums over the parts of its inputs are added up. The kernel that
+    reads it adds up the parts, then the bias, and rounds once.
 
     sums: fp32 [parts, rows, out], the sums over each part; see `small_products.sum_in_parts`.
-    bias: [out], what is still to be added; None: there is no bias.
+    bias: [out], still to be added; None: there is no bias.
     dtype: Type to which the product is to be rounded.
     """
 
@@ -229,15 +230,15 @@ class RowProduct:
     def heads(
         self, x: Tensor, norm: NormWeight | None = None, rows: NormedRows | None = None
     ) -> Tensor | Unscaled | PartSums:
-        """Return queries, keys and values [rows, out], after an RMSNorm if one is given.
+        """Return the product that is queries, keys and values, [rows, out], after an RMSNorm if one is given.
 
-        The result is `PartSums` in a small step, if the inputs of this weight are divided into parts:
-        `turn_and_store` adds them up in the same kernel. It can do so only for heads without norms; use
-        `normed` if heads have norms.
+        In a small step, if the inputs of this weight are divided into parts, the result is `PartSums`, and
+        `turn_and_store` adds up the parts. It cannot do so for heads with norms: call `normed` for those.
 
-        x: [rows, in], the input.
+        x: [rows, in], the input, not changed.
         norm: Weight [in] and epsilon of the RMSNorm; None: x is normalized already.
-        rows: The normed x, used if it is in floats; otherwise it is computed here.
+        rows: The normed x. It is used if it is in floats, in place of x and `norm`; rows in 8 bits and None
+            are ignored.
         """
         from specsot_kernels.gpu import small_products
 
@@ -254,7 +255,8 @@ class RowProduct:
 
         hidden: [rows, in], not changed.
         norm: Weight [in] and epsilon of the RMSNorm.
-        rows: The normed rows, used if they are in floats; otherwise they are computed here.
+        rows: The normed hidden states. They are used if they are in floats; rows in 8 bits and None are
+            ignored, and `hidden` is normed here.
         """
         if isinstance(rows, Tensor):
             return self._multiply(rows)
@@ -263,11 +265,11 @@ class RowProduct:
     def gated(self, hidden: Tensor, norm: NormWeight, rows: NormedRows | None = None) -> Tensor | ShortRows:
         """Return silu(first half) * second half of what `normed` returns: [rows, out / 2].
 
-        The product must have no bias. A single row runs in a kernel of its own.
+        The product must have no bias. A single row runs in a kernel of its own, except in a small step.
 
         hidden: [rows, in], not changed.
         norm: Weight [in] and epsilon of the RMSNorm.
-        rows: The normed rows, used if they are in floats; otherwise they are computed here.
+        rows: The normed hidden states, as for `normed`.
         """
         if isinstance(rows, Tensor):
             return self._multiply(rows, gated=True)
@@ -329,13 +331,13 @@ class RowProduct:
     ) -> NormedRows | None:
         """Add the product of x to the hidden states, in place. A bias is not added.
 
-        Return the normed `hidden`, [rows, out], in a small step, if the inputs of this weight are divided
-        into parts: one kernel adds them up and norms the rows. Otherwise, and without `next_norm`, return
-        None.
+        Return the RMSNorm of the result, [rows, out] in floats, if `next_norm` is given, x is a small step,
+        and the inputs of this weight are divided into parts: then one kernel adds up the parts and norms the
+        rows. Return None in all other cases.
 
-        hidden: [rows, out], the residual stream.
+        hidden: [rows, out], contiguous, the residual stream.
         x: [rows, in], in floats. AssertionError is raised for rows in 8 bits.
-        next_norm: The norm of the next product; None: nothing is normed.
+        next_norm: Weight [out] and epsilon of the RMSNorm before the next product; None: nothing is normed.
         """
         from specsot_kernels.gpu import ordered, products, small_products
 
@@ -381,9 +383,9 @@ class RowProduct:
 class SmallStepProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
     """A product that computes a row with the same bits in every step of at most MAX_SMALL_ROWS rows.
 
-    So few rows of 16-bit numbers run in one kernel, in which a row's sums have one order, and the next kernel
-    adds up the sums of parts; see
-    `specsot_kernels.gpu.small_products`. Other rows run as in `RowProduct`.
+    For so few rows of 16-bit numbers, a row's sums always run in one order. One kernel adds up the products
+    of each part of the inputs, and if there are several parts, the next kernel adds up their sums; see
+    `specsot_kernels.gpu.small_products`. Other inputs run as in `RowProduct`.
     """
 
     __slots__ = ()
