@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 # Default HTTP port; any free port if it is taken. Precedent: vLLM, 8000.
 HTTP_PORT = 8000
-# Port. The largest that TCP has.
+# Port number. The largest TCP port.
 MAX_PORT = 65535
 # Host of servers that only this machine reaches.
 LOOPBACK = "127.0.0.1"
@@ -226,7 +226,7 @@ def serve_fleet(options: ServeOptions, prepared: PreparedProcess | None) -> None
     from specsot_app.fleet.processes import free_port
     from specsot_app.fleet.service_specs import Serving, flags_of, with_join_server, with_member_server
 
-    # Checked before a demo model is fetched or a process is started.
+    # Check the ports before a demo model is fetched or a process is started.
     check_ports(port=options.port, http_port=options.http_port)
     rings = options.master.ring.replicas
     fleet, choice = choose_for(with_demo(options.fleet, sys.stderr), rings)
@@ -297,9 +297,9 @@ def serve_fleet(options: ServeOptions, prepared: PreparedProcess | None) -> None
 
 
 def check_ports(**ports: int | None) -> None:
-    """Raise InvalidRequest, which names the option, unless every port is in 0..65535 or not given.
+    """Raise InvalidRequest, with the option's name as its field, for the first port outside 0..MAX_PORT.
 
-    ports: The ports by the name of their option.
+    ports: The ports by the names of their options. None: the option was not given, and is not checked.
     """
     for name, port in ports.items():
         if port is not None and not 0 <= port <= MAX_PORT:

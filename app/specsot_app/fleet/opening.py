@@ -106,8 +106,8 @@ def prepared(options: FleetOptions, out: TextIO) -> FleetOptions:
     """Return the options with model and device chosen, after a check of everything that can be checked before
     anything is loaded.
 
-    With a `master`, no model is looked up, the device becomes "cpu" if it is "auto", and a line says which
-    options have no effect on that master's fleet.
+    With a `master`, no model is looked up, the device becomes "cpu" if it is "auto", and a warning names the
+    options that have no effect on that master's fleet.
 
     options: As the user gave them.
     out: Stream that gets a line about the model or the device that was chosen.
@@ -130,11 +130,12 @@ def has_drafter(info: Info) -> bool:
 
 
 def print_template_notice(info: Info, out: TextIO) -> None:
-    """Print a line if the model has no chat template, because it may then write further turns of the
-    conversation. A fleet in this process logs errors alone, so that the master's own line is not seen.
+    """Print a line if the fleet's first model has no chat template: the model is then probably a base model,
+    which may continue the question instead of answering it. The master logs this, too, but a fleet in this
+    process logs only errors.
 
     info: State of the fleet. Without a model, nothing is printed.
-    out: The stream of remarks.
+    out: The stream for notices, which is not that of the answer.
     """
     if info.models and info.models[0].no_chat_template:
         reason = "a base model may continue the question instead of answering it"

@@ -284,10 +284,10 @@ class FleetOptions(DraftModelOptions):
     client: ClientOptions = field(default_factory=ClientOptions)
 
 
-# The options that say how the members of a fleet run, and so have no effect on a fleet that is running
-# already. `model` and `drafter` are left out, as a request names them, too; and `kv_memory`, which does not
-# change an answer and is often set for all programs of a machine.
-OF_MEMBERS: Final = (
+# Names of the options that configure the members of a fleet, and so have no effect on a fleet that is running
+# already. Three such options are left out: `model` and `drafter`, which are also sent with a request, and
+# `kv_memory`, which does not change an answer and is often set for all programs of a machine.
+MEMBER_OPTIONS: Final = (
     "draft_model",
     "dtype",
     "quantization",
@@ -448,15 +448,16 @@ def warn_of_processes(options: FleetOptions) -> None:
 
 
 def warn_of_fleet_elsewhere(options: FleetOptions) -> None:
-    """Warn of options that say how a fleet runs, because the fleet of a master that is running already is not
-    changed by them. Without any of OF_MEMBERS nothing happens; the device "auto" counts as not given.
+    """Warn of options that have no effect, because they do not change the fleet of a master that is running
+    already. Nothing happens if none of MEMBER_OPTIONS is given; an option with its default or with the value
+    "auto" counts as not given.
 
     options: Options of the fleet, as the user gave them, with a `master`.
     """
-    usual = FleetOptions()
-    values = {name: getattr(options, name) for name in OF_MEMBERS}
+    defaults = FleetOptions()
+    values = {name: getattr(options, name) for name in MEMBER_OPTIONS}
     given = [
-        f"{name} {value}" for name, value in values.items() if value not in (getattr(usual, name), "auto")
+        f"{name} {value}" for name, value in values.items() if value not in (getattr(defaults, name), "auto")
     ]
     if given:
         verb = "has" if len(given) == 1 else "have"

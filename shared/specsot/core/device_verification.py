@@ -24,7 +24,8 @@ class DeviceVerification:
     epoch: epoch of the frame.
     trees: the tree segments at the beginning of the frame.
     targets: int32 [num_tokens], the target token at each node. Negative if the node's logits are not finite.
-    features: [num_tokens, width], the fused features of the frame. None if no drafter reads features.
+    features: [num_tokens, width], the features of the frame's tokens, as the stages add them up for the draft
+        head (`Frame.fused`). None if no drafter reads features.
     """
 
     epoch: int

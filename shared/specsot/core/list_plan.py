@@ -22,10 +22,11 @@ _LINE = re.compile(r"[\s*#>-]*\d{1,3}\s*[.．。、:：)）](?P<title>.*)")
 _GLUED = re.compile(r"\bvs\.(?=\w)")
 # Characters of Markdown, quotes and brackets that are removed from both ends of a title.
 _MARKS = "*_`#\"'“”„«»()"
-# Marks of bold text and of code, which are removed within a title, too. A heading has no use for them, and
-# one of a pair would be left where its other one was removed from an end.
+# Marks of bold text and of code, which are also removed within a title. A heading has no use for them, and if
+# a mark at an end of the title was removed, the mark that it belongs to must not remain.
 _INNER_MARKS = re.compile(r"\*\*|`")
-# Punctuation that is removed from the end of a title, with the marks of italics before it.
+# Characters that are removed from the end of a title: punctuation, and the marks of italics, which may come
+# before the punctuation.
 _STOPS = " .,;:。，；、*_"
 # After one of these, a model explains its title. A colon after a number belongs to the title ("Day 1:
 # Arrival").
@@ -113,9 +114,9 @@ class ListReader:
 
 
 def title_of(line: str) -> str:
-    """Return the part of a line before a colon, a dash or a full stop, without marks around it.
-
-    The title may be empty.
+    """Return the title of an item: the part of its line before a colon, a dash or a full stop. Marks of bold
+    text and of code are removed, and other marks, quotation marks and brackets at the ends. The title may be
+    empty.
 
     line: the text of an item after its number.
 

@@ -172,23 +172,24 @@ class ColocatedDrafts:
         self._handle: DraftHandle | None = None
 
     def start(self, frame: Frame, targets: Payload) -> None:
-        """Let the drafter start from a verification whose results are still on the device.
+        """Let the drafter start the next drafts from a verification whose results are still on the device.
 
         frame: The frame that is being verified, with its fused features if the drafter reads features.
         targets: Target token ids of its logits, int32 [num_tokens] on the device, see `DeviceVerification`.
 
-        This is done only for frames of trees followed by prompt chunks, while drafting is active. Otherwise
-        nothing happens.
-
-        A tree of a sequence whose next tree may not be the drafter's, or a frame without trees, is not
-        started from. Drafts that were started before are forgotten.
+        Nothing is started without a drafter on this thread, while drafting is paused or catching up, for
+        frame number 0, and unless the frame consists of at least one tree followed by prompt chunks alone.
+        Nor is anything started if the next tree of any of these sequences may not be the drafter's. Drafts
+        that were started before are dropped in any case.
         """
         self._handle = None
         if self.drafter is None or frame.paused or frame.catching_up or not frame.number:
             return
         placed = zip(frame.segments, self._places(frame.segments))
-        trees = [one for one, place in placed if place and isinstance(one, TreeSegment)]
-        if trees and all(isinstance(one, PromptChunk) for one in frame.segments[len(trees) :]):
+        trees = [segment for segment, place in placed if place and isinstance(segment, TreeSegment)]
+        # A tree that has no place is not among `trees`, so that a tree remains after the first len(trees)
+        # segments, and nothing is started.
+        if trees and all(isinstance(segment, PromptChunk) for segment in frame.segments[len(trees) :]):
             verification = DeviceVerification(frame.epoch, tuple(trees), targets, frame.fused)
             self._handle = self.drafter.start_drafts(verification)
 

@@ -75,11 +75,11 @@ CODE = "code"
 SMALL_TALK = "small talk"
 SHORT_FACT = "a short fact"
 YES_OR_NO = "a yes-or-no question"
-# Forms of `router_words.FORMS` that a system message may want all answers to have.
+# The keys of `router_words.FORMS` whose forms a system message may ask for in all answers.
 INSTRUCTED_FORMS: Final = ("a short answer is wanted", "a form is asked for")
 
-
-# The places between a character of Han script and a Latin letter, figure or sign of a language's name.
+# Matches the empty string between a character of Han script and a Latin letter or figure. The signs + and #
+# may end the name of a programming language: with spaces at the matches, "用C#写" becomes "用 C# 写".
 _BESIDE_HAN = re.compile(rf"(?<={router_words.HAN})(?=[A-Za-z0-9])|(?<=[A-Za-z0-9+#])(?={router_words.HAN})")
 
 
@@ -200,10 +200,12 @@ def decide(ask: Ask, messages: Sequence[Message], taught: bool, threshold: float
 
 
 def _form_of(ask: Ask, messages: Sequence[Message]) -> str | None:
-    """Return why this request should not be planned, whatever it asks; None if nothing speaks against a plan.
+    """Return why this request should not be planned, whatever its question is. Return None if nothing speaks
+    against a plan.
+
     The reasons are offered tools, stop strings, a last message that is not the user's, and a system message
-    of at most LONG_TEXT characters that wants short answers or a form. A longer one describes more than
-    forms.
+    that asks for short answers or for a form. System messages of more than LONG_TEXT characters are ignored:
+    they describe many things, and a form that they mention need not be that of the answers.
 
     ask: what the client asks for.
     messages: the conversation, at least one message.
@@ -220,11 +222,11 @@ def _form_of(ask: Ask, messages: Sequence[Message]) -> str | None:
 
 
 def _instructed_form(text: str) -> str | None:
-    """Return the name of the form that a system message wants all answers to have ("Answer in one
-    sentence."), or None if it wants none.
+    """Return the reason in INSTRUCTED_FORMS that applies to a system message, such as "a short answer is
+    wanted" for "Answer in one sentence.". Return None if none does.
 
-    Only INSTRUCTED_FORMS are looked for: a system message that tells the model to write texts of one kind
-    says whom the model plays.
+    The other forms of `router_words.FORMS` are not looked for: a system message such as "You write poems."
+    describes a role, and does not say that every answer is a poem.
 
     text: the system message.
     """
@@ -390,8 +392,8 @@ def _is_code(text: str, parts: Sequence[str]) -> bool:
     """Return True if code is given, or is what answers the question. If a sentence asks for advice, only the
     other sentences are searched for code that is asked for.
 
-    A program language that is named asks for code, unless the question is about languages. Sentences that ask
-    for advice in prose do not count ("How can I make a web page load faster?").
+    A programming language that is named asks for code, unless the question is about languages. Sentences that
+    ask for advice in prose do not count ("How can I make a web page load faster?").
 
     text: the question that the client asks.
     parts: its sentences, in lower case and without polite phrases.
@@ -400,10 +402,10 @@ def _is_code(text: str, parts: Sequence[str]) -> bool:
         return True
     others = [part for part in parts if not _starts(router_words.ADVICE, part)]
     text = text if len(others) == len(parts) else "\n".join(others)
-    # Chinese is written without spaces around other words, so that "用Python读" has no boundary of a word.
-    apart = _BESIDE_HAN.sub(" ", text)
+    # Chinese has no spaces around words of other scripts, so that \b does not match in "用Python读".
+    spaced = _BESIDE_HAN.sub(" ", text)
     return _holds(router_words.CODE_ASKED, text) or (
-        _holds(router_words.PROGRAMMING_LANGUAGES, apart) and not _holds(router_words.ABOUT_LANGUAGES, text)
+        _holds(router_words.PROGRAMMING_LANGUAGES, spaced) and not _holds(router_words.ABOUT_LANGUAGES, text)
     )
 
 

@@ -31,8 +31,8 @@ SHORT_ANSWER: Final = "the direct answer is short"
 # The reason if the plan has fewer points than the question or the introduction asks for, or fewer than
 # MIN_POINTS.
 TOO_FEW_POINTS: Final = "the plan has too few points"
-# The reason if the introduction is in another language than the question, in whose language the plan is asked
-# for: a system message may want all answers in German.
+# The reason if the introduction is in another language than the question, for example because a system
+# message asks for answers in German. The plan would not fit, because it is in the language of the question.
 OTHER_LANGUAGE: Final = "the answer is in another language than the question"
 # The reason if the ring had no room for a plan beside the direct answer when the request was admitted.
 NO_ROOM: Final = "the ring had no room for a plan"
@@ -119,12 +119,12 @@ class Speculation:
 
     @property
     def verdict(self) -> Verdict:
-        """What the tokens so far decide; OPEN as long as they do not decide. The plan is used once its points
-        and the introduction are known, the form of the direct answer, and that the direct answer is not
-        short.
+        """What the tokens so far decide; OPEN as long as they do not decide.
 
         The direct answer is used if the plan has too few points, if the direct answer has no introduction or
-        one in another language than the plan, or if it is short.
+        one in another language than the question, or if it is short. Otherwise the plan is used as soon as
+        four things are known: the points, the introduction, the form of the direct answer, and that the
+        direct answer is not short.
         """
         known = self.introduction
         unusable = known.complete and (not known.usable or self._is_in_other_language)
@@ -141,8 +141,9 @@ class Speculation:
 
     @property
     def _is_in_other_language(self) -> bool:
-        """True if the introduction is in German, Spanish or Chinese, and the question is not. English is what
-        `language_of` returns for a text whose language it does not know, so it says nothing here.
+        """True if the introduction is in German, Spanish or Chinese, and the question is in another language.
+        Always False for an introduction that counts as English, because `language_of` also returns English
+        for a text whose language it does not know.
         """
         return language_of(self.introduction_text) not in ("en", language_of(self.question))
 

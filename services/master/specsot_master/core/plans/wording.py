@@ -403,8 +403,8 @@ def _object(place: str, given: object, keys: Sequence[str]) -> dict[str, object]
     return found
 
 
-# Words that a question, or the first sentence of an answer, can hardly do without. None of them is a word of
-# the other languages.
+# Words that a question, or the first sentence of an answer, can hardly do without. Few of them are words of
+# the other three languages: "es" and "los" are also German, and "me" is also Spanish.
 _GERMAN = re.compile(
     r"ß|\b(?:der|das|und|ist|sind|eine?|einem|einen|einer|eines|wie|welche[nrms]?|warum|wozu|ich|mir|mit|für|über|nicht|bitte"
     r"|gib|nenne|dem|beim|zum|zur|vom|von|aus|auf|gegen|oder|wenn|wer|wann|wo|worauf|woran|wodurch|soll|sollte|kann|wird"
@@ -427,11 +427,14 @@ _LETTER = re.compile(r"[^\W\d_]")
 
 
 def language_of(question: str) -> Language:
-    """Return Chinese for a question that is mostly Han script (kana makes it Japanese), German or Spanish for
-    a question with more of their words than English words, and English otherwise. A tie with English is
-    English, and one between German and Spanish is German.
+    """Return the language of a text as far as it can be told from its script and from common words. Return
+    English if it cannot.
 
-    question: the text that the client asks.
+    The language is Chinese if more than a third of the letters are Han script and no letter is kana, which
+    Japanese has. Otherwise it is German or Spanish if the text has more of that language's words than
+    English words. A tie with English is English, and a tie between German and Spanish is German.
+
+    question: the text: a question of the client, or the introduction of an answer.
     """
     letters = len(_LETTER.findall(question))
     if letters and len(_HAN.findall(question)) * 3 > letters and not _KANA.search(question):
