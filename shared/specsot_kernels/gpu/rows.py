@@ -47,7 +47,7 @@ MOVED = 256
 
 @dataclass(frozen=True, slots=True)
 class Turning:
-    """How queries and keys are rotated and scaled (rotary embedding).
+    """How queries and keys are normed, rotated (rotary embedding) and scaled.
 
     heads: number of query heads.
     kv_heads: number of KV heads.
@@ -55,9 +55,9 @@ class Turning:
     scale: factor of the queries.
     norms: weights [head_dim] of the norms over each query and each key head; None: heads are not normed.
     eps: epsilon of these norms.
-    turned: `scale` applies to the first so many pairs only, and the others are multiplied by `still`; None:
-        all pairs.
-    still: factor of the pairs after `turned`.
+    turned: number of pairs, from the first on, to which `scale` applies; the other pairs of a query are
+        multiplied by `still`. None: `scale` applies to all pairs.
+    still: factor of the pairs after the first `turned`.
     """
 
     heads: int
@@ -104,11 +104,12 @@ def turn_and_store(
     """
     rows, _, dim = qkv.shape
     norms = turning.norms or (turning.frequencies, turning.frequencies)
-    turned = dim // 2 if turning.turned is None else turning.turned
-    apart = turned < dim // 2 and turning.still != turning.scale
-    eight = kv_layer.dtype == torch.int8
-    steps = kv_layer[..., dim:].view(torch.float16) if eight else kv_layer
-    own, columns = scales or norms
+    num_scaled = dim // 2 if turning.turned is None else turning.turned
+    two_factors = num_scaled < dim // 2 and turning.still != turning.scale
+    int8_kv = kv_layer.dtype == torch.int8
+    kv_scales = kv_layer[..., dim:].view(torch.float16) if int8_kv else kv_layer
+    # Tensors that the kernel does not read without scales, parts or bias are replaced by other ones.
+    row_scales, column_scales = scales or norms
     all_heads = turning.heads + len(kv_layer) * turning.kv_heads
     # A program that adds up parts has fewer heads, so that Triton divides a head among more threads. A norm
     # would then add the squares of a head in another order, and its bits would not be those of heads that are
@@ -118,12 +119,13 @@ def turn_and_store(
     together = TOGETHER if part_sums is None else TOGETHER_IN_PARTS
     with on_device_of(qkv):
         _turn[(rows, -(-all_heads // together))](
-            qkv, positions, slots, kv_layer, steps, turning.frequencies, *norms, own, columns,
-            own if part_sums is None else part_sums, columns if bias is None else bias, *qkv.stride()[:2],
-            *kv_layer.stride()[:4], turning.scale, turning.still, turned, turning.eps, turning.heads,
-            turning.kv_heads, all_heads, kv_layer.shape[3], dim // 2, power_of_two(dim // 2), together,
-            turning.norms is not None, apart, eight, scales is not None, 
-            0 if part_sums is None else len(part_sums), bias is not None, num_warps=2, **pdl_options(qkv),
+            qkv, positions, slots, kv_layer, kv_scales, turning.frequencies, *norms, row_scales,
+            column_scales, row_scales if part_sums is None else part_sums,
+            column_scales if bias is None else bias, *qkv.stride()[:2], *kv_layer.stride()[:4],
+            turning.scale, turning.still, num_scaled, turning.eps, turning.heads, turning.kv_heads, all_heads,
+            kv_layer.shape[3], dim // 2, power_of_two(dim // 2), together, turning.norms is not None,
+            two_factors, int8_kv, scales is not None, 0 if part_sums is None else len(part_sums),
+            bias is not None, num_warps=2, **pdl_options(qkv),
         )  # fmt: skip
 
 
@@ -215,11 +217,11 @@ def join_rows(
 
 @kernel
 def _turn(
-    qkv, positions, slots, kv, steps, frequencies, query_norm, key_norm, own, columns, sums, bias, from_row,
-    from_head, kv_half, kv_page, kv_head, kv_row, scale, still, many, eps, heads, kv_heads, all_heads,
-    page_rows, pairs, room: tl.constexpr, together: tl.constexpr, normed: tl.constexpr, apart: tl.constexpr,
-    eight: tl.constexpr, scaled: tl.constexpr, parts: tl.constexpr, biased: tl.constexpr,
-    early: tl.constexpr,
+    qkv, positions, slots, kv, kv_scales, frequencies, query_norm, key_norm, row_scales, column_scales, sums,
+    bias, from_row, from_head, kv_half, kv_page, kv_head, kv_row, scale, still, num_scaled, eps, heads,
+    kv_heads, all_heads, page_rows, pairs, room: tl.constexpr, together: tl.constexpr, normed: tl.constexpr,
+    two_factors: tl.constexpr, int8_kv: tl.constexpr, scaled: tl.constexpr, parts: tl.constexpr,
+    biased: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """Rotate and store a few heads of one row; queries, keys and values may be among them.
 
@@ -231,12 +233,12 @@ def _turn(
     positions: [rows], the position of each row in its sequence.
     slots: [rows], the KV slot of each row; negative: nothing is stored.
     kv: the KV of one layer.
-    steps: fp16, the scales of int8 KV rows, if `eight`.
+    kv_scales: fp16, the scales of int8 KV rows, if `int8_kv`.
     frequencies: fp32 [pairs], radians for each position.
     query_norm: [2 * pairs], weights of the norm over each query head, if `normed`.
     key_norm: [2 * pairs], weights of the norm over each key head, if `normed`.
-    own: fp32 [rows], scale of each row of `qkv`, if `scaled`.
-    columns: fp32 [outputs], scale of each column of `qkv`, if `scaled`.
+    row_scales: fp32 [rows], scale of each row of `qkv`, if `scaled`.
+    column_scales: fp32 [outputs], scale of each column of `qkv`, if `scaled`.
     sums: fp32 [parts, rows, outputs], the sums of the query, key and value product over each part of its
         inputs; not read if `parts` is 0.
     bias: [outputs], added to the sum over all parts, if `biased`.
@@ -246,21 +248,21 @@ def _turn(
     kv_page: numbers from one page to the next.
     kv_head: numbers from one KV head to the next.
     kv_row: numbers from one row of a page to the next.
-    scale: factor of the queries' first `many` pairs.
-    still: factor of the queries' other pairs, if `apart`.
-    many: number of pairs that `scale` applies to.
+    scale: factor of the queries' first `num_scaled` pairs.
+    still: factor of the queries' other pairs, if `two_factors`.
+    num_scaled: number of pairs that `scale` applies to.
     eps: epsilon of the head norms.
     heads: number of query heads.
     kv_heads: number of KV heads.
     all_heads: number of query, key and value heads together.
-    page_rows: columns of a page.
+    page_rows: rows of a page.
     pairs: pairs of a head.
     room: `pairs`, rounded up to a power of two.
     together: heads of one program.
     normed: whether there are head norms.
-    apart: whether pairs have two factors.
-    eight: whether KV is int8.
-    scaled: whether qkv still has to be scaled.
+    two_factors: whether the queries' pairs have two factors, `scale` and `still`.
+    int8_kv: whether KV rows are int8.
+    scaled: whether `qkv` still has to be multiplied by `row_scales` and `column_scales`.
     parts: number of parts of `sums`, whose sum is read instead of `qkv`. 0: `qkv` is read. Always 0 if
         `normed`.
     biased: whether `bias` is added. Always False if `parts` is 0.
@@ -270,75 +272,82 @@ def _turn(
     row = tl.program_id(0)
     head = tl.program_id(1) * together + tl.arange(0, together)
     pair = tl.arange(0, room)
-    inside = pair < pairs
-    there = (head < all_heads)[:, None] & inside[None, :]
-    asks = (head < heads)[:, None]
-    turns = (head < heads + kv_heads)[:, None]
-    rate = tl.load(frequencies + pair, mask=inside, other=0.0)
+    in_head = pair < pairs
+    in_row = (head < all_heads)[:, None] & in_head[None, :]
+    is_query = (head < heads)[:, None]
+    is_rotated = (head < heads + kv_heads)[:, None]
+    rate = tl.load(frequencies + pair, mask=in_head, other=0.0)
     angle = tl.load(positions + row).to(tl.float32) * rate
     cosine = tl.cos(angle)[None, :]
     sine = tl.sin(angle)[None, :]
     slot = tl.load(slots + row).to(tl.int64)
-    place = qkv + row.to(tl.int64) * from_row + head[:, None] * from_head + 2 * pair[None, :]
-    kind = qkv.dtype.element_ty
-    # The number of the product's output that is the first number of each pair; the second one follows.
+    addresses = qkv + row.to(tl.int64) * from_row + head[:, None] * from_head + 2 * pair[None, :]
+    dtype = qkv.dtype.element_ty
+    # The number of the product's output that is the first number of each pair; the next output is the second.
     output = head[:, None] * (2 * pairs) + 2 * pair[None, :]
     if scaled:
-        left = tl.load(columns + output, mask=there, other=0.0)
-        right = tl.load(columns + output + 1, mask=there, other=0.0)
+        first_scale = tl.load(column_scales + output, mask=in_row, other=0.0)
+        second_scale = tl.load(column_scales + output + 1, mask=in_row, other=0.0)
     # Positions and slots were written before this frame's kernels, so they may be read before this wait.
     await_preceding_kernel(early)
     if parts:
         outputs = all_heads * (2 * pairs)
         first_part = sums + row.to(tl.int64) * outputs + output
         part_stride = tl.num_programs(0).to(tl.int64) * outputs
-        first = sum_of_parts(first_part, part_stride, there, parts)
-        second = sum_of_parts(first_part + 1, part_stride, there, parts)
+        first = sum_of_parts(first_part, part_stride, in_row, parts)
+        second = sum_of_parts(first_part + 1, part_stride, in_row, parts)
         if biased:
-            first += tl.load(bias + output, mask=there, other=0.0).to(tl.float32)
-            second += tl.load(bias + output + 1, mask=there, other=0.0).to(tl.float32)
+            first += tl.load(bias + output, mask=in_row, other=0.0).to(tl.float32)
+            second += tl.load(bias + output + 1, mask=in_row, other=0.0).to(tl.float32)
         # Round as if the product had been stored in between.
-        first, second = first.to(kind).to(tl.float32), second.to(kind).to(tl.float32)
+        first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
     else:
-        first = tl.load(place, mask=there, other=0.0).to(tl.float32)
-        second = tl.load(place + 1, mask=there, other=0.0).to(tl.float32)
+        first = tl.load(addresses, mask=in_row, other=0.0).to(tl.float32)
+        second = tl.load(addresses + 1, mask=in_row, other=0.0).to(tl.float32)
     if scaled:
-        size = tl.load(own + row)
+        row_scale = tl.load(row_scales + row)
         # Round as if the scaled product had been stored in between.
-        first = (first * (size * left)).to(kind).to(tl.float32)
-        second = (second * (size * right)).to(kind).to(tl.float32)
+        first = (first * (row_scale * first_scale)).to(dtype).to(tl.float32)
+        second = (second * (row_scale * second_scale)).to(dtype).to(tl.float32)
     if normed:
-        power = tl.sum(first * first + second * second, 1) / (2 * pairs)
-        short = tl.rsqrt(power + eps)[:, None]
-        one = tl.where(asks, _pick(query_norm, 2 * pair, inside), _pick(key_norm, 2 * pair, inside))
-        two = tl.where(asks, _pick(query_norm, 2 * pair + 1, inside), _pick(key_norm, 2 * pair + 1, inside))
-        first = tl.where(turns, (first * short * one).to(kind).to(tl.float32), first)
-        second = tl.where(turns, (second * short * two).to(kind).to(tl.float32), second)
-    turned_first = first * cosine - second * sine
-    turned_second = first * sine + second * cosine
-    first, second = tl.where(turns, turned_first, first), tl.where(turns, turned_second, second)
-    if apart:
-        scale = tl.where(pair < many, scale, still)[None, :]
-    tl.store(place, (first * scale).to(kind), mask=there & asks)
-    tl.store(place + 1, (second * scale).to(kind), mask=there & asks)
-    held = there & (head >= heads)[:, None] & (slot >= 0)
+        mean_square = tl.sum(first * first + second * second, 1) / (2 * pairs)
+        norm_factor = tl.rsqrt(mean_square + eps)[:, None]
+        column = 2 * pair
+        first_weight = tl.where(
+            is_query, _pick(query_norm, column, in_head), _pick(key_norm, column, in_head)
+        )
+        second_weight = tl.where(
+            is_query, _pick(query_norm, column + 1, in_head), _pick(key_norm, column + 1, in_head)
+        )
+        first = tl.where(is_rotated, (first * norm_factor * first_weight).to(dtype).to(tl.float32), first)
+        second = tl.where(is_rotated, (second * norm_factor * second_weight).to(dtype).to(tl.float32), second)
+    rotated_first = first * cosine - second * sine
+    rotated_second = first * sine + second * cosine
+    first, second = tl.where(is_rotated, rotated_first, first), tl.where(is_rotated, rotated_second, second)
+    if two_factors:
+        scale = tl.where(pair < num_scaled, scale, still)[None, :]
+    tl.store(addresses, (first * scale).to(dtype), mask=in_row & is_query)
+    tl.store(addresses + 1, (second * scale).to(dtype), mask=in_row & is_query)
+    in_kv = in_row & (head >= heads)[:, None] & (slot >= 0)
+    # 0 for keys and 1 for values.
     half = (head - heads) // kv_heads
-    other = half * kv_half + (head - heads - half * kv_heads) * kv_head
-    other = other[:, None] + ((slot // page_rows) * kv_page + (slot % page_rows) * kv_row + 2 * pair)[None, :]
-    first, second = first.to(kind), second.to(kind)
-    if eight:
+    kv_offset = half * kv_half + (head - heads - half * kv_heads) * kv_head
+    row_offset = (slot // page_rows) * kv_page + (slot % page_rows) * kv_row
+    kv_offset = kv_offset[:, None] + (row_offset + 2 * pair)[None, :]
+    first, second = first.to(dtype), second.to(dtype)
+    if int8_kv:
         first, second = first.to(tl.float32), second.to(tl.float32)
         peak = tl.max(tl.maximum(tl.abs(first), tl.abs(second)), 1)
         # 0 if all numbers are finite, else NaN: then the scale is NaN too, and the error stays visible.
-        unreal = tl.sum((first - first) + (second - second), 1)
-        short = (tl.maximum(peak / 127, MIN_SCALE) + unreal).to(tl.float16)
-        step = short.to(tl.float32)[:, None]
-        first, second = _round(first / step).to(tl.int8), _round(second / step).to(tl.int8)
-        start = (half * kv_half + (head - heads - half * kv_heads) * kv_head) // 2
-        start += (slot // page_rows) * (kv_page // 2) + (slot % page_rows) * (kv_row // 2)
-        tl.store(steps + start, short, mask=(head >= heads) & (head < all_heads) & (slot >= 0))
-    tl.store(kv + other, first, mask=held)
-    tl.store(kv + other + 1, second, mask=held)
+        nan_or_zero = tl.sum((first - first) + (second - second), 1)
+        kv_scale = (tl.maximum(peak / 127, MIN_SCALE) + nan_or_zero).to(tl.float16)
+        divisor = kv_scale.to(tl.float32)[:, None]
+        first, second = _round(first / divisor).to(tl.int8), _round(second / divisor).to(tl.int8)
+        scale_offset = (half * kv_half + (head - heads - half * kv_heads) * kv_head) // 2
+        scale_offset += (slot // page_rows) * (kv_page // 2) + (slot % page_rows) * (kv_row // 2)
+        tl.store(kv_scales + scale_offset, kv_scale, mask=(head >= heads) & (head < all_heads) & (slot >= 0))
+    tl.store(kv + kv_offset, first, mask=in_kv)
+    tl.store(kv + kv_offset + 1, second, mask=in_kv)
 
 
 @kernel

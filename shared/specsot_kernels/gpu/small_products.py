@@ -378,11 +378,12 @@ def _add_and_norm(
     in_row = column < size
     scale = tl.load(weight + column, mask=in_row, other=0.0).to(tl.float32)
     await_preceding_kernel(early)
-    element = row * size + column
+    begin = row * size
+    addresses = hidden + begin + column
     part_stride = tl.num_programs(0).to(tl.int64) * size
-    total = sum_of_parts(sums + element, part_stride, in_row, parts)
-    total += tl.load(hidden + element, mask=in_row, other=0.0).to(tl.float32)
+    total = sum_of_parts(sums + begin + column, part_stride, in_row, parts)
+    total += tl.load(addresses, mask=in_row, other=0.0).to(tl.float32)
     stored = total.to(hidden.dtype.element_ty)
-    tl.store(hidden + element, stored, mask=in_row)
+    tl.store(addresses, stored, mask=in_row)
     values = norm_row(stored.to(tl.float32), scale, size, eps)
-    tl.store(normed + element, values.to(normed.dtype.element_ty), mask=in_row)
+    tl.store(normed + begin + column, values.to(normed.dtype.element_ty), mask=in_row)
