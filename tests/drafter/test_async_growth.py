@@ -481,7 +481,7 @@ def test_of_many_trees_that_a_device_selected_the_host_scores_a_few() -> None:
     tuner.holding = False
     one = np.ones((20, 1), np.int64)
     own.offer = Candidates(one, -np.arange(20.0)[:, None], 0 * one, np.array([1]))
-    lane = Speculator(own, tuner, None, lambda: 0.0)
+    lane = Speculator(own, tuner, Ahead(), lambda: 0.0)
     growth = lane.begin(lane.plan_levels([begun(number) for number in range(20)]))
     chosen: Any = SimpleNamespace(take=lambda: np.zeros((20, 1), np.int32))
     ahead = AsyncGrowth(frozenset(range(20)))

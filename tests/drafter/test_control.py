@@ -211,6 +211,41 @@ def test_choices_are_made_more_rarely_the_longer_a_gpu_drafts() -> None:
     assert late < early
 
 
+def test_the_end_of_an_answer_leaves_the_next_one_with_whole_trees() -> None:
+    """A choice that was bounded by the last tokens of an answer was reused for the next one, on an H200."""
+    one = looked(policy(FLAT, FLAT_LEVEL, stepwise=False), seconds=1e-3)
+    levels = 0
+    for max_levels in (*[8] * 40, 2, 1, *[8] * 3):
+        levels = one.plan_levels(1, max_levels)
+        assert levels <= max_levels
+        one.record_step(
+            [TreeOutcome(levels, 1 + levels, (0.9,) * levels, levels)], StepSeconds(1.5e-3, 1.5e-3)
+        )
+    assert levels == 8
+
+
+def test_prompts_of_other_sequences_cause_no_new_choice_where_levels_are_launched_at_once() -> None:
+    for stepwise in (True, False):
+        one = looked(policy(FLAT, FLAT_LEVEL, stepwise), 8, seconds=1e-3)
+        reused = list[bool]()
+        for num_due in (*[8] * 40, 300, 8, 200):
+            before = one._choice.num_choices
+            levels = one.plan_levels(8, 8, num_due)
+            reused.append(one._choice.num_choices == before)
+            tree = TreeOutcome(levels, 1 + levels, (0.9,) * levels, levels)
+            one.record_step([tree] * 8, StepSeconds(1.5e-3, 1.5e-3, 1e-5))
+        assert reused[-3] is reused[-1] is not stepwise
+
+
+def test_candidates_of_other_depths_replace_those_that_were_kept() -> None:
+    """Trees of two levels of eight sequences have as many candidates as trees of five levels of 32."""
+    one = policy(FLAT, FLAT_LEVEL, stepwise=False)
+    for depths in ([1, 1, 2, 2], [1, 1, 2, 2], [1, 2, 3, 4]):
+        none = np.zeros((2, 4), np.int64)
+        one.keep_sample(Candidates(none, np.zeros((2, 4)), none, np.array(depths)))
+    assert [kept.depths.tolist() for kept in one._samples] == [[1, 2, 3, 4]]
+
+
 @pytest.mark.parametrize(
     ("live", "beside", "held"), [(50, 1, True), (90, 0, True), (46, 0, True), (45, 0, False)]
 )

@@ -339,7 +339,7 @@ class Speculator:
             trees_by_id = {
                 one.id: PendingTree(one.committed, tree, depth, mass, own) for one, tree, mass in built
             }
-            if not self.budget.holding:
+            if self.blend and not self.budget.holding:
                 # Only `_blends` matters, which `_blended` sets; the joined candidates are not sent.
                 step = math.ceil(len(live) / SAMPLED_TREES)
                 sample = growth.every(step)

@@ -71,7 +71,7 @@ KEPT_RATE: Final = 0.95
 
 
 @dataclass(slots=True)
-class Choice:
+class DraftChoice:
     """How much to draft in steps whose numbers of sequences are of one group (`size_group`).
 
     levels: Number of levels of the trees. 0 before the first choice, and after a pause that was longer than a
@@ -208,9 +208,9 @@ class DraftPolicy(BudgetPolicy):
         self._gain = 1.0
         # The last choices, by `size_group` of the number of sequences. With eight clients, a sequence begins
         # or ends in many steps. Each size has its own choice, so that these steps do not choose anew.
-        self._choices = defaultdict[int, Choice](Choice)
+        self._choices = defaultdict[int, DraftChoice](DraftChoice)
         # The choice for the step that was planned last.
-        self._choice = Choice()
+        self._choice = DraftChoice()
         # Candidates of one tree of each step since the worth was updated last, at most RECENT. All of them
         # have equally many columns. Empty where growth can stop between levels.
         self._samples = deque[Candidates](maxlen=RECENT)
@@ -402,7 +402,6 @@ class DraftPolicy(BudgetPolicy):
         choice.rate = max(float(rates[level, node]), sequences / baseline)
         choice.extra_steps = float(extra_steps[level, node])
         choice.sure_to_gain = may_borrow and bool(sure_to_gain[level, node])
-        choice.min_available = self._regret.available - REGRET / 2
         choice.levels = int(levels[level])
         choice.nodes = int(nodes[node])
         # Where levels are launched at once, a new choice delays the following steps: on an H200, by 2 ms in
@@ -412,6 +411,7 @@ class DraftPolicy(BudgetPolicy):
         max_reuses = HELD_STEPS if self._stepwise else HELD_STEPS * (choice.num_choices + 2) // 2
         choice.reuses_left = min(max(self.costs.known, 2), max_reuses)
         self._regret.record(-self.costs.catch_up(num_due) / baseline, 0)
+        choice.min_available = self._regret.available - REGRET / 2
         return 0.0
 
     def _learn_acceptance(self) -> None:
@@ -547,14 +547,14 @@ class DraftPolicy(BudgetPolicy):
             not be barred.
 
         The n-th call, from 0 on, keeps tree n modulo the number of trees: three calls with two trees each
-        keep the trees 0, 1 and 0. If the trees have another number of candidates than the kept ones, the kept
-        ones are dropped first, because `_learn_worth` needs arrays of one shape.
+        keep the trees 0, 1 and 0. If the candidates have other depths than the kept ones, the kept ones are
+        dropped first, because `_learn_worth` takes all of them to have the same depths.
         """
         if self._stepwise:
             return
         tree = self._num_samples % len(candidates)
         self._num_samples += 1
-        if self._samples and len(self._samples[0].depths) != len(candidates.depths):
+        if self._samples and not np.array_equal(self._samples[0].depths, candidates.depths):
             self._samples.clear()
         self._samples.append(candidates.only(tree))
 
