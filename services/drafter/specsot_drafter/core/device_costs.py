@@ -265,6 +265,8 @@ class SecondsBySequences:
             negative. Groups without steps are ignored. Without groups, `at` returns 0.
         """
         self._points = [tuple(map(fmean, zip(*group))) for group in groups if group]
+        # Results of `at`: a step asks several times for the same number of sequences.
+        self._seconds = dict[int, float]()
 
     def at(self, sequences: int) -> float:
         """Return the estimated seconds of steps with some number of sequences. Return 0 if no step was
@@ -278,5 +280,9 @@ class SecondsBySequences:
 
             # 6 ms recorded for 60 sequences -> 30 sequences take 3 ms, 64 sequences take 6 ms
         """
-        nearest = min(self._points, key=lambda point: abs(math.log(point[0] / sequences)), default=(1, 0.0))
-        return nearest[1] * min(sequences / nearest[0], 1.0)
+        if sequences not in self._seconds:
+            nearest = min(
+                self._points, key=lambda point: abs(math.log(point[0] / sequences)), default=(1, 0.0)
+            )
+            self._seconds[sequences] = nearest[1] * min(sequences / nearest[0], 1.0)
+        return self._seconds[sequences]
