@@ -16,6 +16,9 @@ PRIOR_ACCEPTANCE: Final = 0.75
 PRIOR_TRIALS: Final = 2.0
 # Fraction. The weight that older trees keep with every newer tree. Untuned.
 DECAY: Final = 0.97
+# Trees. How many of the newest trees are worth recording together: older ones have a weight below
+# DECAY ** COUNTED_TREES = 0.0004.
+COUNTED_TREES: Final = 256
 # Factor. Upper bound of the ratio between the chance of acceptance and the head's probability. Untuned.
 MAX_TRUST: Final = 1.5
 # Fraction. The weight of the newest record in the running mean of what nodes are worth. A record is of one

@@ -27,7 +27,7 @@ import numpy as np
 from specsot.core.cost_curve import CostCurve
 from specsot.drafting import TunerName
 from specsot.members import Curve, TreeShape
-from specsot_drafter.core.acceptance import AcceptanceRates, TreeWorth
+from specsot_drafter.core.acceptance import COUNTED_TREES, AcceptanceRates, TreeWorth
 from specsot_drafter.core.budget import (
     UNKNOWN_SECONDS,
     BudgetPolicy,
@@ -218,8 +218,8 @@ class DraftPolicy(BudgetPolicy):
         self._num_samples = 0
         # Nodes of the largest tree that came back so far, without its root.
         self._largest = 0
-        # Verified trees that the acceptance rates have not been updated with.
-        self._returned = list[tuple[int, Sequence[float], int]]()
+        # The newest verified trees that the acceptance rates have not been updated with.
+        self._returned = deque[tuple[int, Sequence[float], int]](maxlen=COUNTED_TREES)
 
     @property
     def drafting(self) -> bool:
@@ -420,7 +420,7 @@ class DraftPolicy(BudgetPolicy):
         """
         if self._returned:
             self.acceptance.record(self._returned)
-            self._returned = []
+            self._returned.clear()
 
     def _learn_worth(self) -> None:
         """Update the worth of nodes with the candidates that `keep_sample` has kept, as if they were of one
