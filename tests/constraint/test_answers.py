@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from specsot.core.vocabulary import Vocabulary, describe, read_vocabulary
+from specsot.core.vocabulary import Vocabulary, describe, read_vocabulary, spelling_of
 from specsot.errors import InvalidRequest
-from specsot.grammar import SpellingHabits
+from specsot.grammar import SpellingHabits, fewest_tokens
 from specsot.grammar.answers import STACK, AnswerAutomaton, MatcherNode, compile_form, run_on_stack
 from specsot.grammar.reasons import UNKNOWN, reason_in
 from specsot.params import Form
@@ -164,16 +165,99 @@ def test_an_object_has_declared_keys_once_each_unless_its_schema_says_more(
     assert (place is not None and place.walker.accepts(place)) is fits
 
 
+def led_tokens(machine: AnswerAutomaton) -> int:
+    """The tokens within which masks lead an answer to its end, its end token included."""
+    if machine._choices:
+        return machine._choices.min_tokens() + 1
+    return len(there(there(machine._closing).search_ending(machine.start(), 1000))) + 1
+
+
 @pytest.mark.parametrize("name", ["object", "person", "tree", "pattern", "choice"])
 def test_no_answer_is_led_to_its_end_in_fewer_tokens_than_the_fewest(name: str) -> None:
     end = next(one for one, text in enumerate(DEMO.bytes) if text is None)
     machine = AnswerAutomaton(DEMO, FORMS[name], (end,))
-    least = there(machine.min_tokens(100))
+    least = led_tokens(machine)
     tokens = write(machine, 0, limit=least, end=end)
     assert len(tokens) < least, "one is left for the end"
     assert has_form(FORMS[name], text_of(DEMO, tokens))
-    assert machine.min_tokens(least - 2) is None or name == "choice"
-    assert AnswerAutomaton(DEMO, FORMS["date"]).min_tokens(100) is None, "not known of a regex"
+
+
+def bound(vocabulary: Vocabulary, form: Form) -> int:
+    return there(fewest_tokens(vocabulary, form, ()))
+
+
+@pytest.mark.parametrize("words", VOCABULARIES)
+@pytest.mark.parametrize("name", FORMS)
+def test_no_answer_has_fewer_tokens_than_every_answer_of_its_form_needs(name: str, words: str) -> None:
+    vocabulary = VOCABULARIES[words]
+    if FORMS[name].kind == "regex":
+        assert fewest_tokens(vocabulary, FORMS[name], ()) is None
+        return
+    machine = AnswerAutomaton(vocabulary, FORMS[name])
+    for seed in range(examples(20)):
+        assert len(write(machine, seed)) + 1 >= bound(vocabulary, FORMS[name])
+
+
+@pytest.mark.parametrize("name", ["person", "tree", "pattern", "any of"])
+def test_nor_has_one_whose_text_is_joined_to_tokens_at_will(name: str) -> None:
+    machine = AnswerAutomaton(SINGLE, FORMS[name])
+    for seed in range(examples(20)):
+        dice = random.Random(seed)
+        text = text_of(SINGLE, write(machine, seed)).encode()
+        cuts = sorted(dice.choices(range(len(text) + 1), k=dice.randrange(1, 60)))
+        joined = {text[begin:end] for begin, end in pairwise(cuts) if begin < end}
+        words = describe([*SINGLE.bytes, *sorted(joined)])
+        assert spelling_of(words).count(text, len(text)) + 1 >= bound(words, FORMS[name])
+
+
+TEXT = {"type": "string"}
+LONG = {**TEXT, "minLength": 300}
+
+
+def record(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        ({"const": "abab"}, 4),
+        ({"const": "xyz"}, 5),
+        ({"enum": ["xyz", "abab", 7]}, 0),
+        ({"enum": ["xyz", "abab"]}, 4),
+        (LONG, 150),
+        (record(x=LONG), 3 + 150),
+        (record(x={"anyOf": [LONG, {"const": "xyz"}]}), 3 + 5),
+        (record(x={"type": ["string", "null"], "minLength": 300}), 3),
+        ({**record(x=LONG), "required": []}, 0),
+        ({"type": "array", "items": {"const": "xyz"}, "minItems": 4}, 20),
+        ({"type": "array", "prefixItems": [LONG], "items": {"const": "z"}, "minItems": 3}, 150 + 6),
+        ({"$ref": "#/$defs/a", "$defs": {"a": record(x={"$ref": "#/$defs/a"}, y={"const": "z"})}}, 9),
+        ({"allOf": [{"const": "z"}, LONG]}, 150),
+        ({"type": "integer"}, 0),
+        (True, 0),
+    ],
+)
+def test_what_every_answer_needs_counts_the_longest_tokens_and_the_shortest_alternatives(
+    given: Any, tokens: int
+) -> None:
+    """With tokens of two letters, a string of 300 characters needs 150 tokens, and "abab" in quotes 4."""
+    words = describe([*SINGLE.bytes, b"ab", b"ba"])
+    assert bound(words, schema(given)) == max(tokens, 1) + 1
+
+
+def test_tokens_that_reach_beyond_a_name_count_once() -> None:
+    """The token `{"x` begins before the name, so that only the rest of the name needs a token of its own."""
+    form = schema(record(xy={"type": "integer"}))
+    assert bound(describe([*SINGLE.bytes]), form) == 4 + 1
+    assert bound(describe([*SINGLE.bytes, b'{"x']), form) == 2 + 1
+    assert bound(describe([*SINGLE.bytes, b'{"x', b'y":']), form) == 1 + 1
+    assert bound(describe([*SINGLE.bytes, b'{"xy":']), form) == 1 + 1
+
+
+def test_a_choice_needs_the_tokens_of_its_shortest_text() -> None:
+    assert bound(SINGLE, FORMS["choice"]) == 2 + 1
+    assert bound(describe([*SINGLE.bytes, b"no", b"yes"]), FORMS["choice"]) == 1 + 1
 
 
 @pytest.mark.parametrize(

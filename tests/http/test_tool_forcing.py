@@ -13,6 +13,7 @@ import pytest
 
 from specsot.core.frames import Opening
 from specsot.core.vocabulary import Vocabulary, describe
+from specsot.grammar import fewest_tokens
 from specsot.grammar.answers import AnswerAutomaton
 from specsot.grammar.state import grammar_of
 from specsot.params import Form
@@ -319,7 +320,10 @@ def test_a_forced_call_is_complete_whatever_the_budget(name: str) -> None:
     form = form_of(name)
     use = ToolUse(form, SCHEMAS, named="note")
     given = use.forced_form(FUNCTIONS)
-    least = there(automaton(given, words_of(form)).min_tokens(LIMIT)) - 1
+    machine = automaton(given, words_of(form))
+    least = len(there(there(machine._closing).search_ending(machine.start(), LIMIT)))
+    needed = there(fewest_tokens(words_of(form), given, ()))
+    assert needed - 1 <= least
     for limit in range(least, least + 60, 1 if is_full() else 13):
         ((called, arguments),) = read(use.reader(), written(given, limit, words_of(form), limit))
         assert called == "note"

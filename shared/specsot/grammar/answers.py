@@ -437,21 +437,6 @@ class AnswerAutomaton:
         longest = max(texts, key=len, default=b"")
         return (texts[longest],) if texts and all(map(longest.startswith, texts)) else ()
 
-    def min_tokens(self, max_tokens: int) -> int | None:
-        """Return the number of tokens of the shortest known answer, its end token included.
-
-        Returns None if no answer of JSON with at most `max_tokens` tokens before its end token is known, for
-        regular expressions, and if the automaton is not guided.
-
-        max_tokens: bounds the search, in tokens. Of a choice, the shortest text counts whatever its length.
-
-        Of a choice, a text that the vocabulary cannot spell counts with one token more than it has bytes.
-        """
-        if self._choices:
-            return self._choices.min_tokens() + 1
-        ending = self._closing.search_ending(self.start(), max_tokens) if self._closing else None
-        return None if ending is None else len(ending) + 1
-
     def _allowed(self, place: MatcherNode) -> Mask:
         """Return the tokens that the form allows, regardless of budgets and without end tokens: [vocabulary
         size].

@@ -120,8 +120,8 @@ def _are_apart(first: Json, second: Json) -> bool:
     Keywords other than types, constants, properties and required names are ignored. Types decide first: True
     if they differ. Then, if both schemas list their values, these alone decide; otherwise the properties do.
     """
-    types = _types(first)
-    second_types = _types(second)
+    types = types_of(first)
+    second_types = types_of(second)
     if types and second_types and not types & second_types and {"integer", "number"} != types | second_types:
         return True
     values, second_values = values_of(first), values_of(second)
@@ -136,7 +136,7 @@ def _are_apart(first: Json, second: Json) -> bool:
     return any(isinstance(a, dict) and isinstance(b, dict) and _are_apart(a, b) for a, b in parts)
 
 
-def _types(schema: Json) -> set[str]:
+def types_of(schema: Json) -> set[str]:
     """Return the types that a schema declares; empty if it declares none.
 
     schema: the schema.

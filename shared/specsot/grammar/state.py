@@ -19,11 +19,14 @@ import numpy as np
 from specsot.core.frames import Opening
 from specsot.core.skeleton import MAX_LIST_POINTS, PlanRules
 from specsot.core.vocabulary import Vocabulary
-from specsot.errors import ModelError
-from specsot.grammar.answers import COMPILER, AnswerAutomaton, Mask
+from specsot.errors import InvalidRequest, ModelError
+from specsot.grammar.answers import COMPILER, AnswerAutomaton, Choices, Mask
 from specsot.grammar.automaton import MAX_CACHED_TABLES, PlanTables, TokenAutomaton, tables_of
+from specsot.grammar.lower_bound import LowerBound
+from specsot.grammar.name_patterns import read_enforceable
 from specsot.grammar.paths import PathCheck
 from specsot.grammar.sentences import sentence_ends
+from specsot.grammar.structural_tag import extended, read_tag
 from specsot.grammar.tag_automaton import TagAutomaton
 from specsot.params import Form
 
@@ -275,27 +278,37 @@ def _compiling(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], guided
     return COMPILER.submit(kind, vocabulary, form, ends, guided)
 
 
-def fewest_tokens(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], max_tokens: int) -> int | None:
-    """Return the number of tokens of the shortest answer of a form, its end token included.
+@functools.lru_cache(maxsize=MAX_CACHED_FORMS)
+def fewest_tokens(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...]) -> int | None:
+    """Return a number of tokens, an end token included, which every answer of a form needs at least.
 
-    Returns None if no answer of at most `max_tokens` tokens is known, and if the form cannot be compiled in
-    this process. Blocks while the form is compiled, so it must not be called on an event loop.
+    Returns None if nothing is known, which is so for regular expressions, and if the form is invalid. Takes
+    up to a second for the largest forms, so it must not be called on an event loop.
 
     vocabulary: the bytes of every token id.
     form: the constraint on the answer.
     ends: tokens that may end the answer.
-    max_tokens: bounds the search, in tokens before the end token.
 
-    None also for a regular expression, whose endings are never known. Of a choice, the shortest text counts
-    whatever its length. KeyboardInterrupt and SystemExit are raised.
+    The shortest answer may need more tokens, except of a choice, whose texts are known. A text that the
+    vocabulary cannot spell counts with one token more than it has bytes.
     """
     try:
-        built = _compiling(vocabulary, form, ends, True).result()
-        return built.min_tokens(max_tokens) if isinstance(built, AnswerAutomaton) else None
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException:  # A panic of the library is not an Exception.
+        match form.kind:
+            case "choice":
+                return Choices(vocabulary, form.texts).min_tokens() + 1
+            case "json_object":
+                bound = 1
+            case "json_schema":
+                bound = LowerBound(vocabulary).of_schema(read_enforceable(form.texts[0]))
+            case "structural_tag":
+                tag = read_tag(form.texts[0])
+                tokens = {token: text for token, text in tag.tokens.items() if token not in ends}
+                bound = LowerBound(extended(vocabulary, tokens)).of_parts(tag.parts)
+            case _:
+                return None
+    except (InvalidRequest, RecursionError, UnicodeError):
         return None
+    return max(bound, 1) + 1
 
 
 class IsolatedGrammar:

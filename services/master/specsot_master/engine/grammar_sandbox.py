@@ -23,8 +23,7 @@ from specsot.params import Form, refuse
 MAX_CACHED_CHECKS = 256
 # Forms. How many may wait for a trial; a form for which two clients wait counts twice. Untuned.
 MAX_WAITING_FORMS = 16
-# Tokens. Up to this max_new_tokens, the length of the form's shortest answer is checked too, which requires
-# compiling the form in this process. Untuned.
+# Tokens. Up to this max_new_tokens, it is also checked whether an answer of the form may fit. Untuned.
 MAX_MEASURED_TOKENS = 512
 # Seconds of wall time after which a trial is killed. The trial itself ends after 4 s of CPU time. Untuned.
 TRIAL_SECONDS = 30.0
@@ -42,7 +41,7 @@ _CRASHES = {
 
 # Compiles a form. Returns what is wrong with the form, or "".
 Trial = Callable[[Form], str]
-# Returns the number of tokens of a form's shortest answer, or None if unknown. Called in a thread.
+# Returns how many tokens every answer of a form needs at least, or None if unknown. Called in a thread.
 Measure = Callable[[Form], int | None]
 
 
@@ -57,7 +56,8 @@ class GrammarSandbox:
 
         trial: compiles a form, and returns what is wrong with it, or ""; None for a compilation in a
             subprocess.
-        measure: returns the number of tokens of a form's shortest answer; None to leave lengths unchecked.
+        measure: returns how many tokens every answer of a form needs at least; None to leave lengths
+            unchecked.
         """
         self._trial = trial or compile_in_subprocess
         self._fewest = measure
@@ -68,7 +68,7 @@ class GrammarSandbox:
         self._now: tuple[Form, asyncio.Task[str]] | None = None
 
     async def check(self, form: Form, client: str = "", budget: int | None = None) -> None:
-        """Check that a form compiles, and that its shortest answer fits the budget. Return if both hold. The
+        """Check that a form compiles, and that some answer may fit the budget. Return if both hold. The
         length is checked only if the sandbox measures lengths and the budget is at most MAX_MEASURED_TOKENS;
         a form of unknown length passes.
 
@@ -206,8 +206,8 @@ def compile_in_subprocess(form: Form) -> str:
 
 
 def measure_with(base: Path, width: int, ends: tuple[int, ...]) -> Measure:
-    """Return a function that computes the number of tokens of a form's shortest answer. The function returns
-    None if the vocabulary cannot be read. Forms are measured up to MAX_MEASURED_TOKENS.
+    """Return a function that computes how many tokens every answer of a form needs at least. The function
+    returns None if the vocabulary cannot be read.
 
     base: the model's directory, whose vocabulary is read when the first form is measured.
     width: the number of logits of the model, which bounds its token ids.
@@ -224,7 +224,7 @@ def measure_with(base: Path, width: int, ends: tuple[int, ...]) -> Measure:
             return None
 
     def measure(form: Form) -> int | None:
-        """Return the number of tokens of the form's shortest answer, or None if unknown.
+        """Return how many tokens every answer of the form needs at least, or None if unknown.
 
         form: the form that a client gave for its answer.
         """
@@ -232,6 +232,6 @@ def measure_with(base: Path, width: int, ends: tuple[int, ...]) -> Measure:
         from specsot.grammar import fewest_tokens
 
         known = vocabulary()
-        return fewest_tokens(known, form, ends, MAX_MEASURED_TOKENS) if known else None
+        return fewest_tokens(known, form, ends) if known else None
 
     return measure
