@@ -237,8 +237,10 @@ def test_a_direct_answer_and_a_plan_that_are_written_together_are_both_shown() -
 
 
 def test_what_stays_of_an_answer_that_broke_has_its_introduction_and_a_closing_without_heading() -> None:
-    panels = (Panel(Point(1, 9, "Alpha"), "First."), Panel(Point(2, 0, ""), "So there is one."))
+    alpha, empty = Panel(Point(2, 9, "Alpha"), "First."), Panel(Point(1, 9, "Nothing"))
+    panels = (empty, alpha, Panel(Point(3, 0, ""), "So there is one."))
     view = View(merged="Letters are signs.", introduced=18, planned=True, panels=panels)
     left = render(interrupted_picture(view), SIZES[0])
-    assert left.index("Letters are signs.") < left.index("Alpha") < left.index("So there is one.")
+    assert "Nothing" not in left
+    assert left.index("Letters are signs.") < left.index("1. Alpha") < left.index("So there is one.")
     assert "closing" in render(draw(view, SIZES[0]), SIZES[0])

@@ -53,7 +53,8 @@ async def test_invariant_14_the_kth_point_fails(failing: int, seed: int) -> None
     assert {id for id, reason in reasons.items() if reason is Reason.STOP} == set(BODIES) - lost
     text = finished(events).text
     assert text == "".join(event.text for event in of(MergedText, events))
-    whole = [f"## {id}. Point {id}\n{body}" for id, body in BODIES.items() if id not in lost]
+    shown = [id for id in BODIES if id not in lost]
+    whole = [f"## {number}. Point {id}\n{BODIES[id]}" for number, id in enumerate(shown, 1)]
     places = [text.find(part) for part in whole]
     assert -1 not in places, "the others are whole"
     assert places == sorted(places), "in the plan's order"

@@ -10,6 +10,7 @@ ring that nobody hurts is complete, 14 points do not spoil each other.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -35,6 +36,7 @@ __all__ = ["HARMLESS", "check", "tell"]
 
 _WELL = (Reason.STOP, Reason.LENGTH)
 HEADING = "\n\n## "  # between two points of an answer
+_NUMBER = re.compile(r"(?:## )?(\d+)\. ")  # of a heading, after HEADING or at the beginning of an answer
 
 
 @dataclass(slots=True)
@@ -135,15 +137,19 @@ def _same(story: Story, answers: Mapping[Ask, str]) -> Iterable[str]:
 
 def begins_each_point(whole: str, cut: str) -> bool:
     """Return whether an answer that was cut short has points of the whole one in their order, and of each the
-    heading and the beginning of its text.
+    heading and the beginning of its text. Headings count from 1 in each answer.
 
-        # whole "## 1. A\nab\n\n## 2. B\ncd": "## 1. A\na\n\n## 2. B\nc" -> True, "## 2. B\nd" -> False
+        # whole "## 1. A\nab\n\n## 2. B\ncd": "## 1. A\na\n\n## 2. B\nc" -> True, "## 1. B\nd" -> False
 
     whole: the answer to which nothing happened.
     cut: the answer that was cut short. An answer without headings is one point.
     """
-    parts = iter(whole.split(HEADING))
-    return all(any(part.startswith(piece) for part in parts) for piece in cut.split(HEADING))
+    pieces = cut.split(HEADING)
+    numbers = [int(match[1]) for piece in pieces if (match := _NUMBER.match(piece))]
+    parts = (_NUMBER.sub("", part) for part in whole.split(HEADING))
+    return numbers == [*range(1, len(numbers) + 1)] and all(
+        any(part.startswith(_NUMBER.sub("", piece)) for part in parts) for piece in pieces
+    )
 
 
 def _points(story: Story, answers: Mapping[Ask, str]) -> Iterable[str]:
@@ -173,7 +179,8 @@ def _points(story: Story, answers: Mapping[Ask, str]) -> Iterable[str]:
     end = story.finished
     if end and points and end.reason in _WELL:
         whole = {id: body + marks.get(id, "") for id, body in bodies.items() if body}
-        parts = [f"## {one.id}. {one.title}\n{whole[one.id]}" for one in points if one.id in whole]
+        shown = [one for one in points if one.id in whole]
+        parts = [f"## {number}. {one.title}\n{whole[one.id]}" for number, one in enumerate(shown, 1)]
         if end.text != "\n\n".join(parts):
             yield "14 the answer is not its points in the plan's order"
 

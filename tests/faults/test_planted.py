@@ -115,11 +115,12 @@ WHOLE = "## 1. One\nab\n\n## 2. Two\ncd\n\n## 3. Three\nef"
     [
         ("", True),
         ("## 1. One\na\n\n## 2. Two\nc", True),
-        ("## 1. One\na\n\n## 3. Three\ne", True),
+        ("## 1. One\na\n\n## 2. Three\ne", True),
+        ("## 1. One\na\n\n## 3. Three\ne", False),
         ("## 1. One\nb", False),
         ("## 1. One\na\n\n## 2. Two\nd", False),
-        ("## 2. Two\nc\n\n## 1. One\na", False),
-        ("## 1. One\na\n\n## 1. One\na", False),
+        ("## 1. Two\nc\n\n## 2. One\na", False),
+        ("## 1. One\na\n\n## 2. One\na", False),
         ("## 1. One\nab\n\n## 2. Two\ncdx", False),
     ],
 )

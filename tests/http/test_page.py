@@ -83,6 +83,19 @@ async def test_a_question_is_planned_written_side_by_side_and_folded_into_the_an
         await shoot(page, "answer")
 
 
+async def test_headings_count_as_in_the_answer_without_a_point_that_ends_without_text() -> None:
+    async with served({**SAYS, "Write point 2": ""}) as house, opened(house) as page:
+        sent: list[Any] = []
+        page.on("request", lambda asked: asked.post_data and sent.append(asked.post_data_json))
+        await ask(page, LETTERS, "sot")
+        await done(page, "stop")
+        assert await all_of(page, ".part h3") == ["1. Alpha", "Beta 你好", "2. Gamma 🎉"]
+        await ask(page, "What is it?", "direct")
+        await done(page, "stop")
+        told = sent[-1]["messages"][1]["content"]
+        assert told == "## 1. Alpha\nAlpha is the first letter.\n\n## 2. Gamma 🎉\nGamma follows alpha."
+
+
 async def test_the_ring_is_a_drawer_with_its_times(house: Served) -> None:
     w0, w1, d0 = INFO.members
     known = {"device": "AMD EPYC, 2 cores", "memory": 8 << 30, "dtype": "float32", "host": "vm"}

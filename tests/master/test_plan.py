@@ -88,6 +88,19 @@ def test_dependent_branches_see_their_parents_text() -> None:
     assert [(point.title, text) for point, text in order.parents] == [("Light", "one"), ("Deep", "two")]
 
 
+def test_headings_count_without_a_point_that_ends_without_text() -> None:
+    play = Play("sot").planned("[PLAN]\n1.<9><None>[-]Air\n2.<9><None>[-]Bees\n3.<9><None>[-]Cats\n[END]")
+    play.open_ready()
+    play.write(3, "Cats purr.")
+    play.end(2)
+    play.write(1, "Air is thin.")
+    play.end(1)
+    play.end(3)
+    assert [e.branch for e in play.tell() if isinstance(e, BranchFinished)] == [2, 1, 3]
+    assert play.finished.text == "## 1. Air\nAir is thin.\n\n## 2. Cats\nCats purr."
+    play.check_stream()
+
+
 @pytest.mark.parametrize("end", [End.FAILED, End.CANCELLED])
 def test_a_failed_parent_ends_its_children(end: End) -> None:
     play = Play("sot").planned()
@@ -437,6 +450,7 @@ def test_the_merged_answer_does_not_depend_on_the_interleaving(
         play.end(id)
     bodies = {id: "".join(text for one, text in writes if one == id).strip() for id in (1, 2, 3)}
     titles = {1: "Air", 2: "Bees", 3: "Cats"}
-    expected = [f"## {id}. {titles[id]}\n{body}" for id, body in bodies.items() if body]
+    shown = [id for id, body in bodies.items() if body]
+    expected = [f"## {number}. {titles[id]}\n{bodies[id]}" for number, id in enumerate(shown, 1)]
     assert play.finished.text == "\n\n".join(expected)
     play.check_stream()

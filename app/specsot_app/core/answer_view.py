@@ -337,19 +337,21 @@ def interrupted_picture(view: View) -> RenderableType:
     """
     text = view.merged
     if not is_merging(view):
-        texts = (_headed(panel) for panel in view.panels if panel.text)
+        written = [panel for panel in view.panels if panel.text]
+        texts = (_headed(panel, number) for number, panel in enumerate(written, 1))
         text = "\n\n".join(filter(None, (view.merged[: view.introduced], *texts)))
     return answer(text) if text else Group()
 
 
-def _headed(panel: Panel) -> str:
+def _headed(panel: Panel, number: int) -> str:
     """Return the text of a branch below its heading. A closing has no heading, and its text is returned
     alone.
 
     panel: The branch.
+    number: The number in the heading, which counts only branches with text, as in a complete answer.
     """
     title = panel.point.title
-    return f"## {panel.point.id}. {title}\n{panel.text}" if title else panel.text
+    return f"## {number}. {title}\n{panel.text}" if title else panel.text
 
 
 class _Title(Heading):

@@ -11,13 +11,14 @@ from specsot.events import TokenLogprobs
 GAP = "\n\n"
 
 
-def heading_of(point: Point) -> str:
+def heading_of(point: Point, number: int | None = None) -> str:
     """Return the heading that separates a point's text from the text before it. At the beginning of the
     answer the leading blank line is left out.
 
     point: a point of the plan, with a title.
+    number: the number in the heading; None for the point's id.
     """
-    return f"{GAP}## {point.id}. {point.title}\n"
+    return f"{GAP}## {number or point.id}. {point.title}\n"
 
 
 class MergedAnswer:
@@ -28,7 +29,8 @@ class MergedAnswer:
         write(1, "A")  -> "## 1. First\nA"
         finish(1)      -> "\n\n## 2. Second\nB"
 
-    A branch without text gets no heading. `headed` lists the points whose headings were released.
+    A branch without text gets no heading, and headings count without it: after points 1 and 3 of three, the
+    last heading is "## 2. Third". `headed` lists the points whose headings were released.
     """
 
     def __init__(
@@ -139,5 +141,5 @@ class MergedAnswer:
         if point.id not in self._titled_ids:
             return body
         self.headed.append(point.id)
-        heading = heading_of(point)
+        heading = heading_of(point, len(self.headed))
         return (heading.removeprefix(GAP) if first else heading) + body

@@ -21,7 +21,8 @@ function cutShort(turn, state) {
   turn.state = state;
   turn.parts = turn.parts.filter((one) => textOf(one) || !OPEN.includes(one.state));
   for (const one of turn.parts) if (OPEN.includes(one.state)) one.state = state;
-  turn.content = turn.parts.filter(textOf).map((one) => one.title ? `## ${one.id}. ${one.title}\n${textOf(one)}` : textOf(one)).join("\n\n");
+  let headings = 0;
+  turn.content = turn.parts.filter(textOf).map((one) => one.title ? `## ${++headings}. ${one.title}\n${textOf(one)}` : textOf(one)).join("\n\n");
 }
 
 // A section of the answer. Its record has the id: 0 for a direct answer or the introduction of a plan, otherwise that of a
@@ -33,6 +34,7 @@ class Part {
     this.meta = make("p", {class: "meta"});
     this.head = make("h3");
     this.shown = false;  // whether the user opened the section before its turn
+    this.number = record.id;  // in the heading, which Answer.turnOver counts; 0 for a section that has ended without text
     const now = make("button", {type: "button", class: "quiet now", title: "Show this section before its turn"}, "Read now");
     now.addEventListener("click", () => { this.shown = true; this.box.classList.remove("ahead"); });
     this.box = make("section", {class: "part", "data-branch": record.id}, ...(record.id ? [this.head, this.meta, now] : []), this.body);
@@ -62,7 +64,7 @@ class Part {
     const {id, title, state, tokens, steps, needs} = this.record;
     this.box.dataset.is = state;
     this.body.classList.toggle("cut", state === "length" && !SENTENCE_END.test(this.record.runs.at(-1)?.[0] ?? "."));
-    this.head.textContent = title ? `${id}. ${title}` : "";
+    this.head.textContent = title && this.number ? `${this.number}. ${title}` : title;
     this.head.hidden = !title;
     const pace = steps && tokens / steps > NOTHING_NEW ? ` · ${(tokens / steps).toFixed(1)} a step` : "";
     const after = state === "waiting" && needs.length ? ` for ${needs.join(", ")}` : "";
@@ -116,11 +118,14 @@ class Answer {
     return part;
   }
 
-  // Folds the sections after the first unfinished one, except those that the user opened.
+  // Folds the sections after the first unfinished one, except those that the user opened. Numbers the headings as in the
+  // answer's text: a section that has ended without text does not count.
   turnOver() {
-    let ahead = false;
+    let ahead = false, headings = 0;
     for (const box of this.list.children) {
-      const part = this.parts.get(Number(box.dataset.branch));
+      const part = this.parts.get(Number(box.dataset.branch)), {title, runs, state} = part.record;
+      part.number = title && (runs.length || OPEN.includes(state)) ? ++headings : 0;
+      part.showState();
       box.classList.toggle("ahead", ahead && this.turn.state === "writing" && !part.shown);
       ahead ||= part.record.id > 0 && OPEN.includes(part.record.state);
     }
