@@ -183,3 +183,19 @@ def test_a_branch_that_repeats_itself_ends_and_its_tokens_match_its_text() -> No
         f"## 1. Better sleep\n{sentence} So run.\n\n## 2. More energy\n{sentence} It is so."
     )
     play.check_stream()
+
+
+def test_an_item_that_a_limit_ends_while_it_comes_again_and_again_is_shown_once() -> None:
+    item = "- Open the windows for ten minutes\n"
+    play = Play("sot", told=TOLD, max_new_tokens=1600)
+    play.write(0, " Better sleep\n2. More energy")
+    play.end(0)
+    play.open_ready()
+    play.write(1, f"In the evening:\n- Shut the door\n{item}{item}- Open")
+    play.end(1, End.LENGTH)
+    play.write(2, "It is so.")
+    play.end(2)
+    text = f"In the evening:\n- Shut the door\n{item}"
+    assert play.finished.text == f"## 1. Better sleep\n{text}\n## 2. More energy\nIt is so."
+    assert play.finished.reason is Reason.STOP
+    play.check_stream()

@@ -17,6 +17,8 @@ def shown(text: str, size: int, rule: LoopRule = BRANCH_LOOPS) -> tuple[str, boo
 
 SLEEP = "定期运动可以帮助人们保持健康的体重，并且改善每天晚上的睡眠质量。"
 PRODUCE = "* Buy in the produce:\n"
+COOL = "- Automatisierung der Kühlung"
+HEAT = "- Automatisierung der Heizung und Klimaanlagen"
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
@@ -33,6 +35,9 @@ PRODUCE = "* Buy in the produce:\n"
         ("".join(f"{n}. **Buy fruit**\n" for n in range(1, 9)), "1. **Buy fruit**"),
         ("* Fish\n" + "- A pack\n- A bottle with a cap\n" * 3, "* Fish\n- A pack\n- A bottle with a cap"),
         ("Take a jacket, 20g, 20g, 20g, 20g, 20g, 20g, 20g, 20g, 20g, 20g.", "Take a jacket, 20g,"),
+        (f"So:\n{COOL}\n{HEAT}\n{HEAT}\n", f"So:\n{COOL}\n{HEAT}"),
+        (f"So:\n{COOL}\n{HEAT}\n{HEAT}\n- Auto", f"So:\n{COOL}\n{HEAT}"),
+        (f"So:\n{COOL}\n{HEAT}\n{COOL}\n{HEAT}", f"So:\n{COOL}\n{HEAT}"),
         ("睡眠，" * 20, "睡眠，"),
         (f"这是{'高级' * 90}", f"这是{'高级' * 12}"),
         ("It is " + "very " * 90, "It is " + ("very " * 6).strip()),
@@ -65,6 +70,8 @@ TIMES = "Warm up.\n1. Ten squats\n2. Rest for thirty seconds before you go on\n"
         "It is far, far away, and on and on and on it goes again and again and again, again.",
         f"A third is 0.{'3' * 60} of it.",
         "Day 1:\n* Breakfast\n* Lunch\n* Dinner\n\nDay 2:\n* Breakfast\n* Lunch\n* Dinner\n",
+        f"{HEAT}\n{HEAT}\n```\n- Auto",
+        f"{HEAT}\n{COOL}\n{HEAT}\n{HEAT}\n- And one more",
         "1. True\n2. False\n3. True\n4. True\n5. False\n6. False\n7. True\n",
         "1. ",
         "",
@@ -103,8 +110,14 @@ def test_a_direct_answer_ends_where_it_goes_on_and_on(text: str, cut: str, size:
         "".join(f"{n}. Step {n} is new. {CLOSING}\n" for n in range(1, 5)) + "Good luck.",
         "word " * 90,
         f"{LOOP}. {LOOP}. Done.",
+        f"{HEAT}\n" * 3,
     ],
-    ids=["a sentence that ends four items", "a word that was asked for", "a sentence said twice"],
+    ids=[
+        "a sentence that ends four items",
+        "a word that was asked for",
+        "a sentence said twice",
+        "a line said three times",
+    ],
 )
 def test_a_direct_answer_may_say_a_sentence_more_than_once(text: str, size: int) -> None:
     assert shown(text, size, DIRECT_LOOPS) == (text, False)

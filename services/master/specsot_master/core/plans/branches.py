@@ -272,8 +272,9 @@ class PlanBranch:
         """
         # A loop that ends a sentence which has waited is found after the sequence's end.
         full = self.full or self.answer.stopped or (self.shortened and self._received >= self.budget)
-        # A closing is shown as a whole or not at all.
-        whole = self.closing_rule is not None or (self.buffer.whole and not open_fence(self.answer.text))
+        # A closing is shown as a whole or not at all. A loop is left out with the sentence that it begins.
+        at_end = self.buffer.whole or self.answer.stopped
+        whole = self.closing_rule is not None or (at_end and not open_fence(self.answer.text))
         return Reason.STOP if reason is Reason.LENGTH and full and whole else reason
 
     @property

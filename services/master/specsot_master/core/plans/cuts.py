@@ -204,10 +204,15 @@ class LoopWatch:
     def flush(self) -> str:
         """Return the text that was held back, as no more text comes; "" if none was, or once the text repeats
         itself. The beginning of a further repetition is left out. A sentence that is a beginning of one that
-        has come often enough counts as a repetition, if it is long enough.
+        has come often enough counts as a repetition, if it is long enough. At the end, a line or a series of
+        clauses that has come in a row as often as a sentence may is a loop too, because the text may have
+        been cut off before it came more often.
         """
         if self.repeats:
             return ""
+        repeated = None if self._fenced else self._count_repeated()
+        if repeated is not None:
+            return self._cut(repeated)
         begun = self._sentence + self._letters()
         looped = len(begun) >= _LEAST and self._is_begun(begun, self._rule.sentences - 1)
         return self._cut(self._parts) if looped else self._release()
@@ -341,6 +346,26 @@ class LoopWatch:
             if count >= (self._rule.cycles - 1) * period and sum(map(len, self._clauses[-count:])) >= _LEAST:
                 return count - self._num_shown(period)
         return 0
+
+    def _count_repeated(self) -> int | None:
+        """Return how many finished clauses at the end of the text are repetitions, which are left out with
+        the unfinished clause; None if there is no loop. The unfinished clause must be the beginning of a
+        further repetition, or empty.
+
+            sentences 2, shown 1, clauses [a b b], unfinished "" (long enough) -> 1
+            sentences 2, shown 1, clauses [a b a], unfinished b (long enough)  -> 1
+            sentences 5                                                        -> None
+        """
+        letters = self._letters()
+        for period in range(1, min(len(self._clauses), _LONGEST_PERIOD) + 1):
+            same = self._matches[period]
+            run = self._clauses[len(self._clauses) - same :]
+            if letters == self._clauses[-period]:
+                run.append(letters)
+            is_loop = len(run) >= (self._rule.sentences - 1) * period and sum(map(len, run)) >= _LEAST
+            if is_loop and self._clauses[-period].startswith(letters):
+                return max(same - self._num_shown(period), 0)
+        return None
 
     def _count_written(self, clause: str) -> int:
         """Return the number of clauses of the sentence that ends here, if the sentence has come too often;
