@@ -11,6 +11,7 @@ import pytest
 
 from specsot.checkpoint.cache import cache_folder
 from specsot.errors import Unavailable
+from specsot_app.cli import main
 from specsot_app.fleet import demo, opening
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_master.prompts import read_parts, read_threshold
@@ -60,6 +61,28 @@ def test_what_was_fetched_answers_with_the_head_that_is_shipped(cached: Path) ->
 )
 def test_what_is_named_is_left_alone(given: FleetOptions, cached: Path) -> None:
     assert opening.with_demo(given, Terminal()) is given
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve", "--stages", "0"], "stages must be > 0, got 0"),
+        (["serve", "--layers", "4:2"], "layers must be ranges that follow each other from 0"),
+        (["serve", "--devices", "here"], "devices must be HOST#GPU or HOST#cpu"),
+        (["serve", "--token-file", "no/such/file"], "no/such/file"),
+        (["infer", "Why?", "--stages", "0"], "stages must be > 0, got 0"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_served_is_refused_before_anything_is_fetched(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    fetched: list[Path] = []
+    monkeypatch.setattr(demo, "fetch", lambda folder, out: fetched.append(folder))
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
+    assert not fetched
 
 
 @pytest.mark.usefixtures("offline")

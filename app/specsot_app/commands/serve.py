@@ -228,6 +228,8 @@ def serve_fleet(options: ServeOptions, prepared: PreparedProcess | None) -> None
 
     # Check the ports before a demo model is fetched or a process is started.
     check_ports(port=options.port, http_port=options.http_port)
+    if options.master.token_file:
+        first_token(options.master.token_file)
     rings = options.master.ring.replicas
     fleet, choice = choose_for(with_demo(options.fleet, sys.stderr), rings)
     # Devices are left out here, because some may be on other machines.
@@ -251,9 +253,6 @@ def serve_fleet(options: ServeOptions, prepared: PreparedProcess | None) -> None
         certificates=options.certificates,
         token_file=master.token_file,
     )
-    if master.token_file:
-        # An unreadable token file is reported before any process is started.
-        first_token(master.token_file)
     stages = len(models.layers) or fleet_options.stages
     if options.share:
         serving = with_join_server(serving, stages, fleet_options.device, master.fleet_listen)

@@ -20,6 +20,7 @@ from specsot_app.fleet.devices import with_device
 from specsot_app.fleet.options import (
     FleetOptions,
     Models,
+    check_without_model,
     models_of,
     public_name,
     resolved,
@@ -87,12 +88,14 @@ def with_demo(options: FleetOptions, out: TextIO) -> FleetOptions:
 
     options: As the user gave them.
     out: Stream that gets a line if SmolLM2 is being fetched, or cannot be fetched.
+    Raises what `check_without_model` raises, before anything is fetched.
     """
     from specsot_app.runtime import log_to_stderr
 
     log_to_stderr()
     if options.master is not None or options.model is not None or options.demo == "small":
         return options
+    check_without_model(options)
     try:
         model = demo.fetch(cache_folder(), out)
     except (SpecsotError, OSError) as error:

@@ -364,12 +364,8 @@ def models_of(options: FleetOptions) -> Models:
     options: Options of the fleet.
     Raises ModelError, InvalidRequest.
     """
-    require_torch()
-    check_choices(options)
-    check_stage_count(options.stages)
+    check_without_model(options)
     warn_of_processes(options)
-    if options.drafter in (None, "eagle", "mtp"):
-        options.drafting.shape()
     base = resolve_model(options.model) if options.model else small_pair() / "base"
     layers = layers_of(options, base)
     draft = draft_of(options, base)
@@ -380,6 +376,23 @@ def models_of(options: FleetOptions) -> Models:
     if not places:
         require_quantizer(options.stored_form, options.device)
     return Models(base, draft, layers, drafter_for(options, draft), places)
+
+
+def check_without_model(options: FleetOptions) -> None:
+    """Check the options as far as that is possible before a model is known, so that none is fetched in vain.
+
+    options: Options of the fleet.
+    Raises ModelError if torch is missing, InvalidRequest for an option with an impossible value.
+    """
+    require_torch()
+    check_choices(options)
+    check_stage_count(options.stages)
+    if options.layers is not None:
+        check_order(options.layers)
+    if options.devices:
+        parse_devices(options.devices)
+    if options.drafter in (None, "eagle", "mtp"):
+        options.drafting.shape()
 
 
 def drafter_for(options: FleetOptions, draft: Path | None) -> DrafterName | None:
