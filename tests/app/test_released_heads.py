@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from specsot.checkpoint import released_heads
+from specsot.checkpoint import released_heads, resolving
 from specsot.checkpoint.cache import cache_folder
 from specsot.checkpoint.released_heads import HeadFile, HeadList, ReleasedHead, fetch_head, head_called
 from specsot.errors import ModelError
@@ -79,7 +79,7 @@ def assets(tmp_path: Path, head: ReleasedHead) -> Generator[Assets]:
 def release(monkeypatch: pytest.MonkeyPatch, assets: Assets, head: ReleasedHead) -> Generator[HeadList]:
     """This copy is from a release that has the head."""
     listed = HeadList(assets.address, {head.name: head})
-    for module in (released_heads, bundled_heads):
+    for module in (released_heads, bundled_heads, resolving):
         monkeypatch.setattr(module, "released_heads", lambda: listed)
     bundled_heads._fetched_or_none.cache_clear()
     yield listed
@@ -129,6 +129,17 @@ def test_every_program_knows_the_name(release: HeadList, head: ReleasedHead) -> 
     assert fleet_options.named_head(FleetOptions(draft_model="tiny-1.5b")) == head.folder
     assert fleet_options.named_head(FleetOptions(draft_model="tiny-1.5b", drafter="model")) is None
     assert head_called("tiny-7b", release) is None
+
+
+@pytest.mark.usefixtures("release")
+def test_an_unknown_name_is_refused_with_the_names_of_all_heads(demo_model: Path) -> None:
+    said = "^tiny-7b: no such file or directory, and no head of SpecSoT, which has: tiny-1.5b$"
+    with pytest.raises(ModelError, match=said):
+        _ = DraftModelOptions(draft_model="tiny-7b").draft
+    with pytest.raises(ModelError, match=said):
+        fleet_options.draft_of(FleetOptions(draft_model="tiny-7b"), demo_model / "base")
+    with pytest.raises(ModelError, match=r"^tiny-7b: no such file or directory, and no name on the hub"):
+        fleet_options.draft_of(FleetOptions(draft_model="tiny-7b", drafter="model"), demo_model / "base")
 
 
 @pytest.mark.usefixtures("release")

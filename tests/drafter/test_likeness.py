@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from specsot.checkpoint.gguf.finding import POINTER
+from specsot.checkpoint.gguf.layout import Place
 from specsot.errors import HeadMismatch
 from specsot.service.options import DraftModelOptions
 from specsot_app.fleet.fitting import plan_fleet
@@ -41,6 +44,14 @@ def test_a_token_that_means_something_else_is_named(demo_model: Path, tmp_path: 
         HeadMismatch, match=r"not the base's tokenizer: its token \d+ is b'b', the base's b'a'"
     ):
         check_tokenizers(base, 8192, other, 8192)
+
+
+def test_the_file_that_the_user_named_is_named_and_not_the_cache_s(demo_model: Path, tmp_path: Path) -> None:
+    other = changed(demo_model / "base", tmp_path / "cached", swap=("a", "b"))
+    place = asdict(Place("/home/me/small.gguf", 0, (1,), 0, 4))
+    (other / POINTER).write_text(json.dumps({"model.norm.weight": place}))
+    with pytest.raises(HeadMismatch, match=r"^/home/me/small\.gguf: not the base's tokenizer: its token"):
+        check_tokenizers(demo_model / "base", 8192, other, 8192)
 
 
 def test_without_tokenizers_the_numbers_of_ids_must_agree(demo_model: Path, tmp_path: Path) -> None:

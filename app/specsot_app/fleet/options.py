@@ -13,7 +13,7 @@ from specsot.checkpoint.config import ModelConfig, read_config, require_quantize
 from specsot.checkpoint.draft_kind import is_language_model
 from specsot.checkpoint.gguf.finding import POINTER
 from specsot.checkpoint.released_heads import fetch_head, head_called
-from specsot.checkpoint.resolving import address_of_model, resolve_model
+from specsot.checkpoint.resolving import address_of_model, resolve_draft, resolve_model
 from specsot.errors import InvalidRequest
 from specsot.members import CommMode, HopDtype, Layout, Range, Transport
 from specsot.params import MODELLESS, DrafterName, PlanStyle
@@ -514,7 +514,8 @@ def draft_of(options: FleetOptions, base: Path) -> Path | None:
     if options.drafter in MODELLESS:
         return None
     if options.draft_model:
-        return named_head(options) or resolve_model(options.draft_model)
+        resolve = resolve_model if options.drafter in ("model", "mtp") else resolve_draft
+        return named_head(options) or resolve(options.draft_model)
     if options.drafter == "mtp":
         return base
     if options.model is None and options.drafter != "model":

@@ -18,7 +18,7 @@ from specsot.checkpoint.borrowed import borrowed_of
 from specsot.checkpoint.config import read_config
 from specsot.checkpoint.fingerprint import fingerprint
 from specsot.checkpoint.kept_vocabulary import vocabulary_of
-from specsot.checkpoint.resolving import name_of_model
+from specsot.checkpoint.resolving import address_of_model, name_of_model
 from specsot.core.frames import FeatureBatch, Features, Opening
 from specsot.core.vocabulary import Vocabulary
 from specsot.drafting import PAST_TOKENS
@@ -371,7 +371,7 @@ def _require(holds: bool, draft: Path, reason: str) -> None:
     reason: Why the tokenizers differ, for the message.
     """
     if not holds:
-        raise HeadMismatch(f"{draft}: not the base's tokenizer: {reason}")
+        raise HeadMismatch(f"{address_of_model(draft)}: not the base's tokenizer: {reason}")
 
 
 # Tokens. The most that an n-gram drafter suggests by default. Untuned.

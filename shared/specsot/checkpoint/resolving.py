@@ -7,7 +7,8 @@ from pathlib import Path
 from specsot.checkpoint.config import require_model_directory
 from specsot.checkpoint.gguf.finding import POINTER, find_gguf
 from specsot.checkpoint.hub import HubName, fetch_description, fetch_model, hub_name, snapshot_of
-from specsot.checkpoint.released_heads import fetch_head, head_called
+from specsot.checkpoint.released_heads import fetch_head, head_called, released_heads
+from specsot.errors import ModelError
 
 
 def resolve_model(model_name: str | Path) -> Path:
@@ -55,9 +56,14 @@ def resolve_draft(name: str | Path) -> Path:
 
     name: the text of --draft-model, or a path. A local path wins over the name of a head.
 
-    Raises ModelError, in one line, as `resolve_model` does, and if the head cannot be fetched.
+    Raises ModelError, in one line, as `resolve_model` does, and if the head cannot be fetched. A name that is
+    neither a path nor one on the hub is refused with the names of the released heads.
     """
-    head = None if Path(name).expanduser().exists() else head_called(str(name))
+    is_name = not Path(name).expanduser().exists() and "/" not in str(name)
+    head = head_called(str(name)) if is_name else None
+    if is_name and head is None:
+        known = ", ".join(released_heads().heads)
+        raise ModelError(f"{name}: no such file or directory, and no head of SpecSoT, which has: {known}")
     return resolve_model(name) if head is None else fetch_head(head)
 
 
