@@ -33,7 +33,7 @@ from specsot.service.command import (
     write_list,
 )
 from specsot.service.option_table import InactiveOption, Option
-from specsot.service.runtime_env import INTERRUPTED, set_runtime_defaults
+from specsot.service.runtime_env import INTERRUPTED, TERMINATED, Terminated, set_runtime_defaults
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -328,9 +328,9 @@ def run(words: list[str], only: click.Command | None = None) -> int:
     """Run one command; return the exit status, and print an error as one line on stderr.
 
     The status is what the command returns, 0 if it returns nothing, WRONG_INPUT for unusable arguments or
-    models, INTERRUPTED after Ctrl-C or a cancelled call, and FAILED for other known errors. An unknown
-    exception is passed on. If the environment variable COMPLETE is set, completions for the shell are printed
-    instead.
+    models, INTERRUPTED after Ctrl-C or a cancelled call, TERMINATED after SIGTERM, and FAILED for other known
+    errors. An unknown exception is passed on. If the environment variable COMPLETE is set, completions for
+    the shell are printed instead.
 
     An OSError is printed with its file's name, if it has one. A command that was called without its
     arguments prints its help on stderr and gives WRONG_INPUT. A result that is no whole number counts as 0.
@@ -345,8 +345,8 @@ def run(words: list[str], only: click.Command | None = None) -> int:
             return shell_complete(command, {}, "specsot", COMPLETE, os.environ[COMPLETE])
         result: Any = command(args=words, prog_name="specsot", standalone_mode=False)
     # click turns KeyboardInterrupt into Abort.
-    except (KeyboardInterrupt, click.Abort):
-        return INTERRUPTED
+    except (KeyboardInterrupt, click.Abort) as error:
+        return TERMINATED if isinstance(error.__cause__ or error, Terminated) else INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message(), file=sys.stderr)
         return WRONG_INPUT

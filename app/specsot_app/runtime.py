@@ -16,6 +16,8 @@ from typing import Any, TypeVar, cast
 import structlog
 import uvloop
 
+from specsot.service.runtime_env import Terminated
+
 T = TypeVar("T")
 
 # Makes an event loop of uvloop.
@@ -31,16 +33,18 @@ def run_until_signal(
 
     coroutine: The coroutine to run; Ctrl-C and the first SIGTERM cancel it.
     make_loop: Makes the event loop.
-    Raises KeyboardInterrupt if a signal ended the coroutine, and what the coroutine raises.
+    Raises KeyboardInterrupt if a signal ended the coroutine (Terminated for SIGTERM), and what the coroutine
+    raises.
     """
+    terminated: list[bool] = []
     try:
         with asyncio.Runner(loop_factory=make_loop) as runner:
-            return runner.run(guarded(coroutine))
+            return runner.run(guarded(coroutine, lambda: terminated.append(True)))
     except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+        raise (Terminated if terminated else KeyboardInterrupt) from None
 
 
-async def guarded(coroutine: Coroutine[Any, Any, T]) -> T:
+async def guarded(coroutine: Coroutine[Any, Any, T], on_terminated: Callable[[], None]) -> T:
     """Return the coroutine's result; the first SIGTERM cancels it, and later ones are ignored so that they do
     not interrupt the cleanup.
 
@@ -49,12 +53,14 @@ async def guarded(coroutine: Coroutine[Any, Any, T]) -> T:
     Raises CancelledError after the SIGTERM, and what the coroutine raises.
 
     coroutine: The coroutine to run.
+    on_terminated: Called at the first SIGTERM.
     """
     task, loop = asyncio.ensure_future(coroutine), asyncio.get_running_loop()
 
     def cancel_once() -> None:
         """Cancel the coroutine, and ignore every further SIGTERM."""
         loop.add_signal_handler(signal.SIGTERM, lambda: None)
+        on_terminated()
         task.cancel()
 
     loop.add_signal_handler(signal.SIGTERM, cancel_once)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import io
 import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -142,6 +144,25 @@ def test_ctrl_c_is_no_mistake(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys.stdin, "read", interrupted, raising=False)
     assert main(["infer"]) == 130
     assert capsys.readouterr() == ("", "\n")
+
+
+def test_an_answer_that_sigterm_ends_has_the_status_of_that_signal(monkeypatch, capsys) -> None:
+    """At once and again, as `timeout` sends it."""
+
+    async def answer(*_: object) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(60)
+        return 0
+
+    module = import_module("specsot_app.commands.infer")
+    monkeypatch.setattr(module, "prepared", lambda options, out: options)
+    monkeypatch.setattr(module, "answer", answer)
+    try:
+        assert main(["infer", "Why?"]) == 143
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_missing_head_is_reported_in_one_line(demo_model, capsys) -> None:

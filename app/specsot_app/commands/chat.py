@@ -13,6 +13,7 @@ from specsot.checkpoint.cache import state_folder
 from specsot.params import Ask
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, option
+from specsot.service.runtime_env import TERMINATED
 from specsot_app.core.ask import AttentionOptions, RequestOptions, SamplingOptions, ask_of, asked
 from specsot_app.fleet.devices import CHOSEN_DEVICE, DEVICE_HELP
 from specsot_app.fleet.opening import Opener, has_drafter, open_fleet, prepared, print_template_notice
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from specsot_app.terminal.chat import ChatHistory
     from specsot_app.terminal.line_input import LineInput
     from specsot_app.terminal.show import Streams
-
-# Exit status after SIGTERM: 128 + 15.
-TERMINATED = 143
 
 
 # The options of a fleet that a chat offers.

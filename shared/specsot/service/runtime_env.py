@@ -40,6 +40,12 @@ _SETTINGS = {
 
 # Exit status of a program that Ctrl-C ended.
 INTERRUPTED = 130
+# Exit status of a program that SIGTERM ended, as shells report it.
+TERMINATED = 143
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM ended a program that cleans up after Ctrl-C and SIGTERM alike."""
 
 
 def interruptible(program: Callable[[], int]) -> int:
