@@ -24,7 +24,7 @@ import structlog
 from specsot._version import __version__
 from specsot.checkpoint import hub
 from specsot.errors import Overloaded
-from specsot.params import Ask
+from specsot.params import Ask, Message
 from specsot_app.cli import main
 from specsot_app.commands.infer import answer
 from specsot_app.fleet.options import FleetOptions
@@ -163,6 +163,24 @@ def test_an_answer_that_sigterm_ends_has_the_status_of_that_signal(monkeypatch, 
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     assert capsys.readouterr().out == ""
+
+
+def test_a_system_message_may_come_before_the_question(monkeypatch) -> None:
+    asks: list[Ask] = []
+
+    async def answer(ask: Ask, *_: object) -> int:
+        asks.append(ask)
+        return 0
+
+    module = import_module("specsot_app.commands.infer")
+    monkeypatch.setattr(module, "prepared", lambda options, out: options)
+    monkeypatch.setattr(module, "answer", answer)
+    assert main(["infer", "Why?", "--system-prompt", "Be short."]) == 0
+    assert main(["infer", "Why?"]) == 0
+    assert [(ask.prompt, ask.messages) for ask in asks] == [
+        (None, (Message("system", "Be short."), Message("user", "Why?"))),
+        ("Why?", ()),
+    ]
 
 
 def test_a_missing_head_is_reported_in_one_line(demo_model, capsys) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 from specsot.errors import InvalidRequest
 from specsot.events import NO_PLAN, Numbered, Reason
-from specsot.params import MAX_FORM_BYTES, Ask, refuse
+from specsot.params import MAX_FORM_BYTES, Ask, Message, refuse
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, option
 from specsot_app.core.ask import AttentionOptions, FormOptions, RequestOptions, SamplingOptions, ask_of, asked
@@ -38,6 +38,7 @@ class InferOptions:
     question: The question; None or "-": it is read from stdin.
     json: True: print one JSON object for each event.
     compare: True: afterwards, answer the other way, with or without a plan.
+    system_prompt: System message before the question; empty: none.
     request: Options of the request.
     sampling: Sampling options of the request.
     attention: KV policy of the request.
@@ -58,6 +59,7 @@ class InferOptions:
         "Then answer the other way as well, with or without a plan, and print both times.",
         tier="expert",
     )
+    system_prompt: str = option("", "System message, before the question.", tier="expert")
     request: RequestOptions = field(default_factory=RequestOptions)
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     attention: AttentionOptions = field(default_factory=AttentionOptions)
@@ -95,7 +97,8 @@ def infer(options: InferOptions) -> int:
     question = options.question if options.question not in (None, "-") else read_question()
     if not question.strip():
         raise InvalidRequest(NO_QUESTION, field="prompt")
-    ask = ask_of(question, **keywords)
+    messages = (Message("system", options.system_prompt), Message("user", question))
+    ask = ask_of(messages if options.system_prompt else question, **keywords)
     if options.compare:
         with_other_mode(ask)
     fleet = prepared(fleet, sys.stderr)
