@@ -10,8 +10,9 @@ in a row repeat the titles of earlier items, because a model that repeats two ti
 from __future__ import annotations
 
 import re
+from typing import Final
 
-from specsot.core.skeleton import MAX_LIST_POINTS, Kind, PlanRules, Point, clean_title
+from specsot.core.skeleton import MAX_LIST_POINTS, MAX_TITLE_BYTES, Kind, PlanRules, Point, clean_title
 
 # The prompt ends with this text, which is also the beginning of the list.
 LIST_HEAD = "1."
@@ -22,12 +23,25 @@ _LINE = re.compile(r"[\s*#>-]*\d{1,3}\s*[.．。、:：)）](?P<title>.*)")
 _GLUED = re.compile(r"\bvs\.(?=\w)")
 # Characters of Markdown, quotes and brackets that are removed from both ends of a title.
 _MARKS = "*_`#\"'“”„«»()"
-# Marks of bold text and of code, which are also removed within a title. A heading has no use for them, and if
-# a mark at an end of the title was removed, the mark that it belongs to must not remain.
-_INNER_MARKS = re.compile(r"\*\*|`")
+# A pair of marks around italic or bold text, nearly as Markdown reads it. The marks are removed, also within
+# a title, because a heading has no use for them. The stars of "2**n" are no opening marks, because they
+# follow a letter or figure, and those of "*args and **kwargs" are no closing ones, because they begin a word.
+# Closing marks within a word stand between letters ("**S**pecific").
+_EMPHASIS = re.compile(
+    r"(?<![0-9A-Za-z_*])(?P<marks>\*{1,3})(?![\s*])"
+    r"(?P<text>(?:`[^`]+`|[^`])+?)"
+    r"(?:(?<=[^\W\d_])(?P=marks)(?=[^\W\d_])|(?<=[^\s*])(?P=marks)(?![\w*]))"
+)
+# A pair of marks around code, which are removed as well.
+_CODE = re.compile(r"`(?P<text>[^`]+)`")
+# A title whose first star belongs to the first word, because a later word begins with stars, too.
+_STARRED = re.compile(r"\*+\w.*\s\*+\w")
 # Characters that are removed from the end of a title: punctuation, and the marks of italics, which may come
 # before the punctuation.
 _STOPS = " .,;:。，；、*_"
+# Characters. Only so many of a line are searched for pairs of marks, because the search takes quadratic time.
+# The title is cut to MAX_TITLE_BYTES afterwards. Untuned.
+_MAX_LINE: Final = 4 * MAX_TITLE_BYTES
 # After one of these, a model explains its title. A colon after a number belongs to the title ("Day 1:
 # Arrival").
 _ENDS = re.compile(r"(?<![\d０-９])[:：]|\.(?=\s)|\s[-–—]\s|——")
@@ -114,9 +128,9 @@ class ListReader:
 
 
 def title_of(line: str) -> str:
-    """Return the title of an item: the part of its line before a colon, a dash or a full stop. Marks of bold
-    text and of code are removed, and other marks, quotation marks and brackets at the ends. The title may be
-    empty.
+    """Return the title of an item: the part of its line before a colon, a dash or a full stop. Pairs of marks
+    of italics, bold text and code are removed, and any marks, quotation marks and brackets at the ends. The
+    title may be empty.
 
     line: the text of an item after its number.
 
@@ -132,15 +146,30 @@ def title_of(line: str) -> str:
     'Performance'
     >>> title_of(" Use `ls` to list files")
     'Use ls to list files'
+    >>> title_of(" *args and **kwargs")
+    '*args and **kwargs'
 
     A bracket or a quotation mark that the title opens is closed. Control characters become spaces, and the
     title has at most MAX_TITLE_BYTES bytes, before either is closed.
     """
-    visible = clean_title(_INNER_MARKS.sub("", line)).strip(_MARKS + " ")
+    without_pairs = _CODE.sub(r"\g<text>", _EMPHASIS.sub(r"\g<text>", line[:_MAX_LINE]))
+    visible = _strip_marks(clean_title(without_pairs))
     title = _ENDS.split(visible, maxsplit=1)[0]
     # A full stop before a space ends a title, so that models glue the word after "vs." to it.
-    bare = _GLUED.sub("vs. ", title.strip(_MARKS + " ").rstrip(_STOPS))
+    bare = _GLUED.sub("vs. ", _strip_marks(title).rstrip(_STOPS))
     return _close_bracket(_pair_quotes(bare))
+
+
+def _strip_marks(title: str) -> str:
+    """Return a title without spaces, marks, quotation marks and brackets at its ends. Stars that belong to
+    the first word are kept.
+
+        '**Sleep" ' -> 'Sleep';   '*args and **kwargs' -> '*args and **kwargs'
+
+    title: the title, without pairs of marks.
+    """
+    title = title.strip()
+    return title.rstrip(_MARKS + " ") if _STARRED.match(title) else title.strip(_MARKS + " ")
 
 
 def _close_bracket(title: str) -> str:
