@@ -247,7 +247,11 @@ def test_the_request_itself_may_decide(given: dict[str, Any], decision: Decision
     [
         ("You are a helpful assistant.", "the answer has several points"),
         ("You are a poet and love tables. Mind your manners.", "the answer has several points"),
+        ("You help people with JSON and XML tables.", "the answer has several points"),
         ("Answer in one sentence only.", "a short answer is wanted"),
+        ("Your answers must be in JSON format.", "a form is asked for"),
+        ("You are a tutor who answers in French.", "a form is asked for"),
+        ("只输出JSON", "a form is asked for"),
         ("Respond only with YAML.", "a form is asked for"),
         ("Always answer in French.", "a form is asked for"),
         ("Write plain prose. Do not use headings or lists.", "a form is asked for"),

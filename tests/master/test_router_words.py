@@ -7,7 +7,7 @@ import re
 import pytest
 
 from specsot_master.core.plans import router_words
-from specsot_master.core.plans.router import decide_question, points_asked
+from specsot_master.core.plans.router import Decision, decide_question, points_asked
 
 GROUPS = sorted({group for language in router_words.LANGUAGES for group in language} - {"numbers"})
 
@@ -61,6 +61,71 @@ def test_a_group_that_no_language_has_is_an_error() -> None:
 def test_questions_of_every_language_are_decided_by_their_form(question: str, mode: str, reason: str) -> None:
     decision = decide_question(question)
     assert (decision.mode, decision.reason) == (mode, reason)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "What are the advantages of the JSON format over XML?",
+        "What are the best ways to sort data in a table?",
+        "How do I make a table",
+        "How do I present results as a table?",
+        "How can I learn to speak fluently in Italian?",
+        "What are the advantages of writing notes in bullet points?",
+        "How can I work without formatting my notes?",
+        "Explain how to sort data in a table.",
+        "Explain the benefits of writing notes in bullet points.",
+        "What are the differences between YAML, XML and JSON?",
+        "What are the differences between XML, and JSON?",
+        "How do I collect, sort and present results as a table?",
+        "Was sind die Vorteile einer Tabelle?",
+        "Wie kann ich meine Notizen in einer Tabelle sortieren?",
+        "Warum mögen Menschen keine Listen?",
+        "Wie kann ich gut auf Französisch schreiben?",
+        "¿Qué trabajos puedo conseguir sin títulos?",
+        "¿Qué trabajos puedo conseguir en España, sin títulos?",
+        "¿Cómo puedo escribir sin listas?",
+        "怎么用Excel做表格？",
+        "怎么用 Excel 做表格？",
+        "如何用表格整理数据？",
+        "为什么不要用标题？",
+        "用表格展示数据的方法有哪些？",
+    ],
+)
+def test_a_question_about_forms_is_planned(question: str) -> None:
+    assert decide_question(question).mode == "sot"
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "What are the benefits of tea? In bullet points, please.",
+        "What are the benefits of tea, as a table?",
+        "What are the benefits of tea (in bullet points)?",
+        "What are the benefits of tea in bullet points?",
+        "What are the benefits of tea? Present them in a table.",
+        "What are the benefits of tea? Use a table.",
+        "What are the benefits of tea? Don't use bullet points.",
+        "What are the benefits of tea? Write in prose, without headings.",
+        "What are the benefits of tea? In French, please.",
+        "Using a table, compare renting and buying.",
+        "Can you compare renting and buying in a table with two columns?",
+        "Explain how tides work in bullet points.",
+        "Wie kann ich Strom sparen? Bitte in Stichpunkten.",
+        "Wie kann ich Strom sparen? Antworte ohne Überschriften und Listen.",
+        "Wie kann ich Strom sparen? Antworte bitte auf Französisch.",
+        "Stelle Tee und Kaffee tabellarisch gegenüber.",
+        "¿Cómo puedo ahorrar electricidad? Usa una tabla.",
+        "¿Cómo puedo ahorrar electricidad? Responde sin títulos ni listas.",
+        "Explica las ventajas del té en forma de tabla.",
+        "请用表格比较茶和咖啡",
+        "列出茶的好处并用表格展示",
+        "怎样节约用电？不要用列表",
+        "怎样节约用电？请用法语回答",
+    ],
+)
+def test_a_form_of_the_answer_is_recognised_in_every_language(question: str) -> None:
+    assert decide_question(question) == Decision("direct", "a form is asked for")
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,8 @@ def _instructed_form(text: str) -> str | None:
 
     text: the system message.
     """
-    return next((name for name in INSTRUCTED_FORMS if _holds(router_words.FORMS[name][0], text)), None)
+    parts = _sentences(text)
+    return next((name for name in INSTRUCTED_FORMS if _has_form(name, text, parts)), None)
 
 
 def ends_loops(ask: Ask) -> bool:
@@ -307,7 +308,7 @@ def _decide_short(text: str, later: bool) -> Decision:
     text: the question, without white space around it.
     later: True if the conversation already has an answer, so that the question may refer back to it.
     """
-    parts = tuple(_bare(part) for part in re.split(router_words.SPLIT, text) if part.strip())
+    parts = _sentences(text)
     if not parts:
         return Decision("direct", NO_WORDS)
     asked = _without_thanks(parts)
@@ -348,6 +349,14 @@ def points_asked(question: str) -> int | None:
     return int(count) if count.isdecimal() else router_words.NUMBERS[count]
 
 
+def _sentences(text: str) -> tuple[str, ...]:
+    """Return the sentences of a text, as `_bare` returns each.
+
+    text: the question, or a system message.
+    """
+    return tuple(_bare(part) for part in re.split(router_words.SPLIT, text.strip()) if part.strip())
+
+
 def _bare(part: str) -> str:
     """Return the sentence in lower case without polite phrases: "Could you please tell me how ..." -> "how
     ...".
@@ -369,8 +378,7 @@ def compares(question: str) -> bool:
     question: the text that the client asks.
     """
     anywhere, first = router_words.COMPARING
-    parts = (_bare(part) for part in re.split(router_words.SPLIT, question.strip()) if part.strip())
-    return _holds(anywhere, question) or any(_starts(first, part) for part in parts)
+    return _holds(anywhere, question) or any(_starts(first, part) for part in _sentences(question))
 
 
 def asks_for_things(question: str) -> bool:
@@ -384,8 +392,7 @@ def asks_for_things(question: str) -> bool:
     """
     if decide_question(question).mode != "sot" or compares(question):
         return False
-    parts = (_bare(part) for part in re.split(router_words.SPLIT, question.strip()) if part.strip())
-    return not any(_starts(router_words.EXPLAINING, part) for part in parts)
+    return not any(_starts(router_words.EXPLAINING, part) for part in _sentences(question))
 
 
 def _is_code(text: str, parts: Sequence[str]) -> bool:
@@ -439,10 +446,18 @@ def _form_in(text: str, parts: Sequence[str]) -> str | None:
     text: the question that the client asks.
     parts: its sentences, in lower case and without polite phrases.
     """
-    for name, (anywhere, first) in router_words.FORMS.items():
-        if _holds(anywhere, text) or any(_starts(first, part) for part in parts):
-            return name
-    return None
+    return next((name for name in router_words.FORMS if _has_form(name, text, parts)), None)
+
+
+def _has_form(name: str, text: str, parts: Sequence[str]) -> bool:
+    """Return True if the text contains a form of one answer, or a sentence of it begins with the form.
+
+    name: a key of `router_words.FORMS`.
+    text: the question, or a system message.
+    parts: its sentences, in lower case and without polite phrases.
+    """
+    anywhere, first = router_words.FORMS[name]
+    return _holds(anywhere, text) or any(_starts(first, part) for part in parts)
 
 
 def _last_form(part: str) -> str | None:

@@ -91,7 +91,7 @@ PRONOUNS = expression("pronouns")
 FORMS: dict[str, tuple[str, str]] = {
     "a short answer is wanted": (expression("short_answer"), NOTHING),
     "one text is to be written": (expression("text_to_write"), expression("text_to_write_first")),
-    "a form is asked for": (expression("form_wanted"), NOTHING),
+    "a form is asked for": (expression("form_wanted"), expression("form_wanted_first")),
     "a text is to be worked on": (expression("text_to_edit"), expression("text_to_edit_first")),
     "one thing is asked for": (NOTHING, expression("one_thing_first")),
 }
