@@ -425,6 +425,14 @@ def test_the_prompt_of_a_model_that_writes_markers_gives_the_limits_of_the_plan(
         ("Wie lerne ich schnell Spanisch?", "de"),
         ("¿Cuáles son los beneficios del ejercicio?", "es"),
         ("Explica las causas de la Revolución Francesa", "es"),
+        ("Geht es los?", "de"),
+        ("Es regnet, was tun?", "de"),
+        ("Was ist in Los Angeles los?", "de"),
+        ("Es importante dormir bien.", "es"),
+        ("¿Qué ofrece Los Ángeles?", "es"),
+        ("Los Angeles offers great beaches:", "en"),
+        ("El Niño effects", "en"),
+        ("Die Hard has several memorable scenes:", "en"),
         ("Explain 光合作用 in simple terms, please", "en"),
         ("What does the German word über mean, and how is it used?", "en"),
         ("Give me tips for a trip to El Salvador and Los Angeles.", "en"),
@@ -436,6 +444,25 @@ def test_the_prompt_of_a_model_that_writes_markers_gives_the_limits_of_the_plan(
 )
 def test_the_language_follows_the_question(question: str, language: Language) -> None:
     assert language_of(question) == language
+
+
+@pytest.mark.parametrize(
+    ("text", "unclear", "language"),
+    [
+        ("Los Angeles:", "de", "de"),
+        ("Los Angeles offers great beaches:", "zh", "zh"),
+        ("Python, JavaScript:", "zh", "zh"),
+        ("Hier sind die Vorteile:", "es", "de"),
+        ("Here are the advantages:", "de", "en"),
+        ("Das Boot, the film", "de", "de"),
+        ("Das Boot, the film", "en", "en"),
+        ("以下是几点建议：", "en", "zh"),
+    ],
+)
+def test_a_text_without_clear_evidence_has_the_expected_language(
+    text: str, unclear: Language, language: Language
+) -> None:
+    assert language_of(text, unclear) == language
 
 
 class TestTheDemoModel:

@@ -219,6 +219,27 @@ def test_an_answer_without_introduction_or_with_more_points_is_not_replaced(
         play.check_stream()
 
 
+@pytest.mark.parametrize(
+    ("question", "introduction", "way"),
+    [
+        ("Which places are there?", "Los Angeles offers great beaches:", "planned"),
+        ("Which places are there?", "El Niño has several effects on weather.", "planned"),
+        ("Welche Orte gibt es?", "Los Angeles, Las Vegas, Santa Fe:", "planned"),
+        ("Welche Orte gibt es?", "Here are some of the places:", f"direct: {OTHER_LANGUAGE}"),
+        ("Which places are there?", "Estos son los lugares más importantes:", f"direct: {OTHER_LANGUAGE}"),
+    ],
+)
+def test_names_in_the_introduction_tell_no_language(question: str, introduction: str, way: str) -> None:
+    play = begin_with(question, f"{introduction}\n\n1. {ITEM}\n2. Beta is the second.", LIST, plan_first=True)
+    if way == "planned":
+        assert merged(play) == introduction
+        write_branches(play)
+    else:
+        play.end(0)
+        assert play.finished.statistics.decision == way
+    assert play.finished.text.startswith(introduction)
+
+
 def begin_with(question: str, answer: str, plan: str, plan_first: bool) -> Play:
     """A speculative plan whose direct answer to this question is read up to `answer`."""
     play = Play("auto", told=TOLD, speculates=True, prompt=question, max_new_tokens=600)

@@ -141,11 +141,12 @@ class Speculation:
 
     @property
     def _is_in_other_language(self) -> bool:
-        """True if the introduction is in German, Spanish or Chinese, and the question is in another language.
-        Always False for an introduction that counts as English, because `language_of` also returns English
-        for a text whose language it does not know.
+        """True if the introduction is clearly in another language than the question. An introduction whose
+        language cannot be told, for example because it has no common words, counts as one in the question's
+        language.
         """
-        return language_of(self.introduction_text) not in ("en", language_of(self.question))
+        asked_in = language_of(self.question)
+        return language_of(self.introduction_text, unclear=asked_in) != asked_in
 
     @property
     def _lacks_points(self) -> bool:

@@ -403,48 +403,97 @@ def _object(place: str, given: object, keys: Sequence[str]) -> dict[str, object]
     return found
 
 
-# Words that a question, or the first sentence of an answer, can hardly do without. Few of them are words of
-# the other three languages: "es" and "los" are also German, and "me" is also Spanish.
-_GERMAN = re.compile(
-    r"ß|\b(?:der|das|und|ist|sind|eine?|einem|einen|einer|eines|wie|welche[nrms]?|warum|wozu|ich|mir|mit|für|über|nicht|bitte"
-    r"|gib|nenne|dem|beim|zum|zur|vom|von|aus|auf|gegen|oder|wenn|wer|wann|wo|worauf|woran|wodurch|soll|sollte|kann|wird"
-    r"|gibt|schreibe?|beschreibe?|erkläre?|zähle|vergleiche?|deine?|dich|dir|zwei|drei|vier|fünf|sechs|sieben|acht|neun"
-    r"|zehn|zwölf|tipps|vorteile|nachteile|gründe|unterschiede"
-    r"|zu|sie|ihre[nrms]?|ihnen|sich|hier|einige|folgende[nrms]?|kannst|können|sollten|werden)\b"
-)
-_SPANISH = re.compile(
-    r"[¿¡ñ]|\b(?:el|los|las|una|qué|cómo|cuáles|cuál|por|para|con|del|sobre|dame|explica|explícame|son|es|mi|tu|yo|esta|este"
-    r"|entre|algunos|algunas|dime|hazlo|compara|enumera|menciona|nombra|recomienda|sugiere|escribe|traduce|buenas|gracias"
-    r"|tres|cuatro|cinco|seis|siete|ocho|nueve|diez|doce|consejos|ventajas|razones|maneras|diferencias"
-    r"|puedes|puede|aquí|tienes|siguientes|debes)\b"
-)
-_ENGLISH = re.compile(
-    r"\b(?:the|of|is|are|what|which|how|why|to|and|for|my|me|you|your|with|give|tell|explain|write|list)\b"
-)
+# Words that a question, or the first sentence of an answer, can hardly do without. A word that is common in
+# several languages is in the list of each: "es" and "los" are German and Spanish.
+_ENGLISH: Final = """
+the of is are what which how why to and for my me you your with give tell explain write list has have can
+some several many here there it its this these that but on by from as or be not should do does such their
+they we our when if where was
+"""
+_GERMAN: Final = """
+der die das den dem des und ist sind war ein eine einem einen einer eines wie was welche welchen welcher
+welches welchem warum wozu ich man es mir mit für über nicht bitte gib nenne beim zum zur vom von aus auf
+gegen oder wenn wer wann wo worauf woran wodurch soll sollte sollten kann kannst können wird werden gibt
+geht los tun hat haben auch bei durch im um viele schreib schreibe beschreib beschreibe erklär erkläre zähle
+vergleich vergleiche dein deine dich dir zwei drei vier fünf sechs sieben acht neun zehn zwölf tipps
+vorteile nachteile gründe unterschiede zu sie ihr ihre ihren ihrer ihres ihrem ihnen sich hier einige
+folgende folgenden folgender folgendes folgendem
+"""
+_SPANISH: Final = """
+el la los las un una de en y que se lo su sus al del qué cómo cuáles cuál por para con sobre hay más como
+son es mi me tu yo esta este entre algunos algunas varios varias dame dime hazlo explica explícame compara
+enumera menciona nombra recomienda sugiere escribe traduce buenas gracias tres cuatro cinco seis siete ocho
+nueve diez doce consejos ventajas razones maneras diferencias puedes puede aquí tienes siguientes debes
+importante importantes bien beneficios
+"""
+# Chinese is told by its script.
+_COMMON_WORDS: Final[Mapping[Language, frozenset[str]]] = {
+    "en": frozenset(_ENGLISH.split()),
+    "de": frozenset(_GERMAN.split()),
+    "es": frozenset(_SPANISH.split()),
+}
+# Common words of one language that texts in others have as well, as parts of names ("Charles de Gaulle")
+# or as rarer words ("die", "con").
+_FOREIGN: Final = """
+el la las un de del en al lo se su y des von war hat die den man con son
+"""
+# Words that give one point of evidence instead of two.
+_WEAK_WORDS: Final = frozenset(_FOREIGN.split()) | {
+    word
+    for words in _COMMON_WORDS.values()
+    for word in words
+    if sum(word in others for others in _COMMON_WORDS.values()) > 1
+}
+# Points of evidence. At least so many tell a language: those of one word that no other language has, or of
+# two weak words. Untuned.
+_CLEAR_EVIDENCE: Final = 2
+_WORD = re.compile(r"[^\W\d_]+")
+# Names that begin with a Spanish word, such as "Los Angeles" and "El Niño". Spanish nouns have small letters.
+_SPANISH_NAME = re.compile(r"\b(?:[Ee]l|[Ll]a|[Ll]os|[Ll]as|[Dd]el?)\s+[A-ZÁÉÍÓÚÑ]\w*")
+# Characters that only one language has, each with its points of evidence. An "ñ" may be a part of a name.
+_CHARACTERS: Final[Mapping[Language, Mapping[str, int]]] = {"de": {"ß": 2}, "es": {"¿": 2, "¡": 2, "ñ": 1}}
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
 _KANA = re.compile(r"[\u3040-\u30ff]")
 _LETTER = re.compile(r"[^\W\d_]")
 
 
-def language_of(question: str) -> Language:
+def language_of(text: str, unclear: Language = "en") -> Language:
     """Return the language of a text as far as it can be told from its script and from common words. Return
-    English if it cannot.
+    `unclear` if it cannot.
 
     The language is Chinese if more than a third of the letters are Han script and no letter is kana, which
-    Japanese has. Otherwise it is German or Spanish if the text has more of that language's words than
-    English words. A tie with English is English, and a tie between German and Spanish is German.
+    Japanese has. Otherwise it is the language with the most points of evidence, if these are at least
+    _CLEAR_EVIDENCE and more than those of `unclear`. A common word gives two points, and one if texts
+    in other languages have it as well. A tie between German and Spanish is German.
 
-    question: the text: a question of the client, or the introduction of an answer.
+        "Los Angeles offers beaches" -> no point, because "los" is a part of a name -> unclear
+        "Geht es los?" -> four points for German, two for Spanish -> "de"
+
+    text: a question of the client, or the introduction of an answer.
+    unclear: the language of a text without clear evidence.
     """
-    letters = len(_LETTER.findall(question))
-    if letters and len(_HAN.findall(question)) * 3 > letters and not _KANA.search(question):
+    letters = len(_LETTER.findall(text))
+    if letters and len(_HAN.findall(text)) * 3 > letters and not _KANA.search(text):
         return "zh"
-    text = question.lower()
-    german = len(_GERMAN.findall(text))
-    spanish = len(_SPANISH.findall(text))
-    if max(german, spanish) <= len(_ENGLISH.findall(text)):
-        return "en"
-    return "de" if german >= spanish else "es"
+    points = _points_of_evidence(_SPANISH_NAME.sub(" ", text).lower())
+    best = max(points, key=points.__getitem__)
+    is_clear = points[best] >= _CLEAR_EVIDENCE and points[best] > points.get(unclear, 0)
+    return best if is_clear else unclear
+
+
+def _points_of_evidence(text: str) -> dict[Language, int]:
+    """Return the points of evidence for each language but Chinese, see `language_of`. A word counts once,
+    however often the text has it.
+
+    text: the text, in lower case and without Spanish names.
+    """
+    words = set(_WORD.findall(text))
+    points: dict[Language, int] = {}
+    for language, common in _COMMON_WORDS.items():
+        found = words & common
+        points[language] = 2 * len(found) - len(found & _WEAK_WORDS)
+        points[language] += sum(each for one, each in _CHARACTERS.get(language, {}).items() if one in text)
+    return points
 
 
 def kind_of(question: str) -> QuestionKind:
