@@ -10,7 +10,7 @@ import pytest
 from specsot.members import Curve
 from specsot_drafter.core.acceptance import PRIOR_ACCEPTANCE, AcceptanceRates, TreeWorth
 from specsot_drafter.core.budget import ROOT_ONLY, StepSeconds, TreeOutcome
-from specsot_drafter.core.control import POOL, REGRET, REGRET_SHARE, DraftPolicy, RegretBudget
+from specsot_drafter.core.control import POOL, REGRET, REGRET_SHARE, DraftPolicy, RegretBudget, RegretPool
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.step_costs import HELD_STEPS, LOOK_STEPS
 from tests.drafter.curves import BF16, BF16_HEAD, DEAR, DEMO, LARGE, QUICK_HEAD, SHAPE, SLOW_HEAD, STEEP
@@ -109,7 +109,7 @@ def test_what_would_lose_even_if_all_of_it_were_accepted_is_tried_once() -> None
 
 
 def test_a_pause_lasts_until_the_next_step_with_drafts_is_paid_for() -> None:
-    budget = RegretBudget()
+    budget = RegretBudget(RegretPool())
     budget.record(-REGRET)
     steps = budget.steps_until(2.0)
     budget.record(0.0, steps)
@@ -118,7 +118,7 @@ def test_a_pause_lasts_until_the_next_step_with_drafts_is_paid_for() -> None:
 
 
 def test_new_sequences_may_lose_what_others_did_not_and_no_more_than_is_in_the_pool() -> None:
-    budget = RegretBudget()
+    budget = RegretBudget(RegretPool())
     budget.record(-REGRET)
     budget.begin_sequences()
     assert budget.available == pytest.approx(REGRET, rel=0.01)
@@ -127,10 +127,19 @@ def test_new_sequences_may_lose_what_others_did_not_and_no_more_than_is_in_the_p
     assert budget.available < 0
 
 
+def test_all_numbers_of_sequences_share_what_future_ones_may_lose() -> None:
+    pool = RegretPool()
+    few, many = RegretBudget(pool), RegretBudget(pool)
+    many.record(-POOL * REGRET)
+    few.record(-REGRET)
+    few.begin_sequences()
+    assert few.available < 0.1
+
+
 def test_what_64_sequences_lost_does_not_stop_drafts_for_one() -> None:
     one = looked(policy(FLAT, FLAT_LEVEL, stepwise=False), 64, seconds=1e-3)
     assert one.plan_levels(64, 8)
-    one._regret.available = one._regret.pool = -REGRET
+    one._regret.available = one._pool.left = -REGRET
     assert one.plan_levels(64, 8) == 0
     assert one.paused_trees > 64 * REGRET / REGRET_SHARE
     looked(one, 1, seconds=1e-3)
@@ -145,7 +154,7 @@ def test_after_a_pause_the_budget_covers_one_step_for_a_start() -> None:
     one = looked(policy(FLAT, FLAT_LEVEL, stepwise=False), seconds=1e-3)
     assert one.plan_levels(1, 8)
     one.record_step([TreeOutcome(8, 9, (0.7,) * 8, 8)], StepSeconds(5e-3, 5e-3))
-    one._regret.available = one._regret.pool = -1.0
+    one._regret.available = one._pool.left = -1.0
     assert one.plan_levels(1, 8) == 0
     assert one.paused_trees > LOOK_STEPS
     for available, drafts in ((0.5, False), (1.5, True)):
@@ -163,7 +172,7 @@ def test_what_is_expected_to_lose_leaves_half_of_the_budget(stepwise: bool) -> N
         offer_chains(one, worth)
         one._choice.reuses_left = 0
         one._regret.available = REGRET / 2
-        one._regret.pool = 0.0
+        one._pool.left = 0.0
         assert bool(one.plan_levels(1, 8)) is (worth > 0.5)
 
 

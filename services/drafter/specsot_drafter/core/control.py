@@ -9,7 +9,7 @@ A regret budget bounds the time that drafting may lose compared with the baselin
 step adds a little to the budget, a step with drafts adds what it gained or subtracts what it lost. When the
 budget cannot cover the next step with drafts, drafting pauses until enough has been added. There is one
 budget for each group of numbers of sequences (`size_group`), because drafts that lose with 64 sequences may
-gain with one.
+gain with one; what future sequences are granted comes from one pool.
 
 The policy takes counts, probabilities and measured seconds, and returns counts.
 """
@@ -56,8 +56,8 @@ from specsot_drafter.core.step_costs import HELD_STEPS, LOOK_STEPS, RECENT, Step
 # Baseline steps. How much drafting may lose on the sequences that are being written: 2.5 % of the steps of
 # 200 tokens. Chosen by the gate, from 4 to 6.
 REGRET: Final = 5.0
-# Multiple of REGRET. How much drafting may lose on future sequences; gains refill it up to this limit.
-# Chosen by the gate.
+# Multiple of REGRET. How much drafting may lose on future sequences, with all numbers of sequences together;
+# gains refill it up to this limit. Chosen by the gate.
 POOL: Final = 8.0
 # Fraction of baseline time. The loss that is always allowed, however long drafting is not profitable.
 # Chosen by the gate: 0.01 is worse.
@@ -97,35 +97,56 @@ class DraftChoice:
     reuses_left: int = 0
 
 
+@dataclass(slots=True)
+class RegretPool:
+    """The loss that drafting may still cause on future sequences, with all numbers of sequences together.
+
+    The pool is shared, because a server that gets busy passes through many numbers of sequences: with a pool
+    for each, drafts that are not profitable could lose many times as much.
+
+    left: Baseline steps that may be lost, from which every new set of sequences is granted up to REGRET.
+    """
+
+    left: float = POOL * REGRET
+
+    def record(self, more: float) -> None:
+        """Add a gain or a loss. The pool is bounded above by POOL * REGRET and below by -REGRET.
+
+        more: Baseline steps; negative for a loss.
+        """
+        self.left = min(max(self.left + more, -REGRET), POOL * REGRET)
+
+
 class RegretBudget:
     """The loss that drafting may still cause with the numbers of sequences of one group (`size_group`), in
     baseline steps (the time of one step without drafts).
 
     available: Budget for the sequences that are being written, in baseline steps. Negative after a loss that
         was larger than expected.
-    pool: Larger budget across sequences, in baseline steps, from which every new set of sequences is granted
-        up to REGRET.
     """
 
-    def __init__(self) -> None:
-        """Start with a full budget: REGRET for the present sequences, and the whole pool for future ones."""
+    def __init__(self, pool: RegretPool) -> None:
+        """Start with the budget of new sequences, REGRET.
+
+        pool: The budget of future sequences, which all groups share.
+        """
         self.available = REGRET
-        self.pool = POOL * REGRET
+        self._pool = pool
 
     def record(self, gained: float, steps: float = 1.0) -> None:
-        """Book the result of drafting. The budget is bounded above by 2 * REGRET, the pool by POOL * REGRET.
-        Both are bounded below by -REGRET, so that one bad phase does not end drafting for good.
+        """Book the result of drafting, in the pool, too. The budget is bounded above by 2 * REGRET and below
+        by -REGRET, so that one bad phase does not end drafting for good.
 
         gained: Baseline steps that drafting saved; negative if drafting cost time.
         steps: Number of steps that passed. Each adds REGRET_SHARE to the budget.
         """
         more = gained + REGRET_SHARE * steps
         self.available = min(max(self.available + more, -REGRET), 2 * REGRET)
-        self.pool = min(max(self.pool + more, -REGRET), POOL * REGRET)
+        self._pool.record(more)
 
     def begin_sequences(self) -> None:
         """Grant the budget of new sequences, which have lost nothing yet: up to REGRET, out of the pool."""
-        self.available = max(self.available, min(self.pool, REGRET))
+        self.available = max(self.available, min(self._pool.left, REGRET))
 
     def steps_until(self, needed: float) -> float:
         """Return the number of steps without drafts after which the budget covers a loss. Return 0 if it
@@ -184,8 +205,9 @@ class DraftPolicy(BudgetPolicy):
         self.acceptance = AcceptanceRates(self._levels)
         self.likeliest_first = overlapping_stages > 1
         self._worth = TreeWorth(self.acceptance)
-        # The budgets, by `size_group` of the number of sequences.
-        self._regrets = defaultdict[int, RegretBudget](RegretBudget)
+        # The budget of future sequences, and the budgets by `size_group` of the number of sequences.
+        self._pool = RegretPool()
+        self._regrets = defaultdict[int, RegretBudget](lambda: RegretBudget(self._pool))
         # The budget for the number of sequences of the step that was planned last.
         self._regret = self._regrets[0]
         self._stepwise = stepwise
@@ -385,7 +407,7 @@ class DraftPolicy(BudgetPolicy):
         stale = not self._stepwise and self._since_look * 2 * REGRET_SHARE >= 1.0
         if not can_gain.any():
             return LOOK_STEPS if stale or max_levels < self._levels else 1 / REGRET_SHARE
-        may_borrow = not self._stepwise and self._regret.pool > 0
+        may_borrow = not self._stepwise and self._pool.left > 0
         allowed = can_gain & (sure_to_gain & may_borrow | (needed <= self._regret.available))
         if not allowed.any():
             if stale:
