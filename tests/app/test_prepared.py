@@ -29,6 +29,13 @@ ENVIRONMENT = (("OMP_NUM_THREADS", "1"), ("COLOUR", "green"))
 
 
 @pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let processes that are started fail to import torch, since importing it takes two seconds."""
+    (tmp_path / "torch.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), *sys.path)))
+
+
+@pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[PreparedProcess]:
     monkeypatch.chdir(request.config.rootpath)
     process = PreparedProcess(ENVIRONMENT)
@@ -67,6 +74,7 @@ def test_it_runs_the_first_service_with_its_environment(prepared: PreparedProces
     prepared.loop.run_until_complete(run())
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_it_ends_like_any_other_child(prepared: PreparedProcess) -> None:
     async def run() -> None:
         ear = Ear()
@@ -79,6 +87,7 @@ def test_it_ends_like_any_other_child(prepared: PreparedProcess) -> None:
     prepared.loop.run_until_complete(run())
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_it_is_ended_if_nothing_was_given_to_it(prepared: PreparedProcess) -> None:
     pid = pid_of(prepared)
     assert is_running(pid)
@@ -86,6 +95,7 @@ def test_it_is_ended_if_nothing_was_given_to_it(prepared: PreparedProcess) -> No
     assert not is_running(pid)
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_if_it_has_died_the_service_has(prepared: PreparedProcess) -> None:
     os.kill(pid_of(prepared), signal.SIGKILL)
 
@@ -96,6 +106,7 @@ def test_if_it_has_died_the_service_has(prepared: PreparedProcess) -> None:
     assert prepared.loop.run_until_complete(run()) == "little-0: ended by signal 9"
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_without_a_parent_that_writes_it_ends() -> None:
     command = [sys.executable, "-m", "specsot_app.fleet.die_with_parent", str(os.getpid())]
     ended = subprocess.run(command, input=b"", capture_output=True, check=False)
