@@ -1,21 +1,24 @@
 """Runs products as they are compiled for another processor, whose instructions are spelled out in plain LLVM
 code, and prints a digest of the results of each format of weights.
 
-python -m tests.model.emulated avx512vnni     # or avxvnni, amx, own (this processor's kernel)
+python -m tests.model.emulated avx512vnni          # or avxvnni, amx
+python -m tests.model.emulated avx512vnni whole    # the whole kernel, not only products: takes twice as long
+
+Imported as a module, it emulates nothing: `digests` then describes this processor's kernel.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from specsot_kernels.cpu import layout
 
-KIND = sys.argv[1]
+KIND, *PARTS = sys.argv[1:] if __name__ == "__main__" else ("own",)
 if KIND != "own":
     layout.INSTRUCTIONS = "avx512vnni" if KIND == "amx" else KIND
     layout.AMX = KIND == "amx"
@@ -81,8 +84,23 @@ class Matrices:
         return tiles.operation(tiles.types.void, (v.INT,) * 15, code)
 
 
+def multiply(tables):
+    """Run a product as `steps._run` does. Numba compiles this function, so it has no types."""
+    frame, product = v.get_long(tables), v.get_long(tables + 8)
+    stride = v.get_long(product + steps.INPUTS) * 4
+    x, norm, out = (
+        v.get_long(frame + steps.X),
+        v.get_long(frame + steps.NORM),
+        v.get_long(frame + steps.OUTPUT),
+    )
+    thread, threads = steps.team(frame)
+    steps.project(thread, threads, frame, product, x, stride, norm, out)
+
+
 def emulate() -> None:
     """Let the kernel be compiled with emulated instructions, and not be kept."""
+    if "whole" not in PARTS:
+        steps._run = multiply
     tiles.call_named = emulated_call(tiles.call_named)
     kernel._object_file = lambda: None
     steps.source_digest = lambda folder=kernel.FOLDER: f"emulated_{KIND}"
@@ -110,13 +128,18 @@ def weight(bits: int, drawn: torch.Generator) -> running.PackedWeight:
     return running.PackedWeight.of_arrays(shape, running.PackedArrays(codes, *arrays), bits)
 
 
-if __name__ == "__main__":
-    if KIND != "own":
-        emulate()
+def digests() -> Iterator[str]:
+    """Yield the number of bits of each format, and a digest of a product's results."""
     drawn = torch.Generator().manual_seed(0)
     for bits in tiles.FORMATS:
         held, x = weight(bits, drawn), torch.randn(64, 1536, generator=drawn)
         found = running.multiply(x, held)
         for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 22, 31):
             assert torch.equal(running.multiply(x[-rows:].clone(), held), found[-rows:]), (bits, rows)
-        print(bits, hashlib.sha256(found.numpy().tobytes()).hexdigest())
+        yield f"{bits} {hashlib.sha256(found.numpy().tobytes()).hexdigest()}"
+
+
+if __name__ == "__main__":
+    emulate()
+    for digest in digests():
+        print(digest)
