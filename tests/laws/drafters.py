@@ -21,6 +21,9 @@ from specsot.transport.links import Arrival, Link
 
 TAPS = 0, 2, 3  # layers that a base of four has, too
 
+# Nodes of a chain that is longer than any tree that a drafter may be asked for, and than Python may recurse.
+DEEP = 1100
+
 Vary = Callable[[random.Random, Draft, int], list[Draft]]  # dice, a right draft, the vocabulary's size
 
 
@@ -55,7 +58,7 @@ def _spoil(most: int, rng: random.Random, draft: Draft, vocabulary: int) -> list
     """What comes in place of one right draft, in any order."""
     sequence, draft_round, tree = draft.sequence, draft.draft_round, draft.tree
     root, wrong = tree.tokens[0], vocabulary + rng.randrange(1 << 20)
-    deep = chain([root, *(rng.randrange(vocabulary) for _ in range(3000))])
+    deep = chain([root, *(rng.randrange(vocabulary) for _ in range(DEEP))])
     spoilt = {
         "beyond": Tree((*tree.tokens, wrong), (*tree.parents, 0)),
         "beyond by one": Tree((*tree.tokens, vocabulary), (*tree.parents, 0)),
