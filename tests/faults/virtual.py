@@ -74,7 +74,8 @@ class _Jumping(selectors.DefaultSelector):
         self.now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if ready := super().select(0):
+        # The loop's own socket is always registered. It wakes the loop for threads, of which there are none.
+        if len(self.get_map()) > 1 and (ready := super().select(0)):
             return ready
         if timeout is None:
             raise Stuck
