@@ -6,17 +6,21 @@ The tree is checked against brute force, the ledger against a real page table.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specsot.core.pages import PageTable
+from specsot.members import Curve
 from specsot_master.core.ring.admission import (
+    MIN_PREFIX_TOKENS,
     MIN_SHARED_TOKENS,
     PageLedger,
     PromptPrefix,
     admission_options,
+    min_prefix_tokens,
     own_pages,
     pages_for,
     shared_pages,
@@ -178,6 +182,27 @@ class TestWays:
         # 50 tokens are 7 pages of 8 rows, 24 tokens 3.
         assert ways(24) == [(0, 24, 20 + 4, 3 + 4), opened]
         assert ways(50) == [(0, 50, 20, 3), opened]
+
+    def test_where_many_tokens_take_as_long_as_one_only_long_beginnings_are_kept_for_later(self) -> None:
+        """A step of 100 tokens takes twice as long as one of a token; sizes are multiples of 32."""
+        gpu = replace(PLAIN, curve=((1, 1.0), (50, 1.0), (150, 3.0)))
+        assert min_prefix_tokens(gpu) == 128
+        assert self.ways_of(127, PrefixMatch(), False, gpu) == [(0, 0, 0)]
+        assert self.ways_of(128, PrefixMatch(), False, gpu) == [(0, 128, 16), (0, 0, 0)]
+        assert self.ways_of(50, PrefixMatch(), True, gpu) == [(0, 50, 7)], "sequences wait for it now"
+
+    @pytest.mark.parametrize(
+        ("curve", "rows", "wanted"),
+        [
+            ((), 512, MIN_PREFIX_TOKENS),
+            (((1, 1.0), (8, 4.0)), 512, MIN_PREFIX_TOKENS),
+            (((1, 1.0), (512, 1.5)), 512, 512),
+            (((1, 1.0), (512, 1.5)), 8, MIN_PREFIX_TOKENS),
+        ],
+        ids=["not measured", "a CPU", "flat", "small frames"],
+    )
+    def test_how_much_a_prefix_adds_at_least(self, curve: Curve, rows: int, wanted: int) -> None:
+        assert min_prefix_tokens(replace(PLAIN, curve=curve, rows=rows)) == wanted
 
     def test_where_pages_are_tight_nothing_else_is_held(self) -> None:
         tight = RingState(epoch=1, pages=10, page_rows=8, slots=3, max_positions=1000)

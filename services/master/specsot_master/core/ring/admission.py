@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
+from specsot.core.cost_curve import CostCurve
 from specsot.core.pages import Policy, max_held_pages
 from specsot.core.skeleton import MAX_TITLE_BYTES
 from specsot.errors import ContextLengthExceeded, InvalidRequest, TooLarge
+from specsot.members import Curve
 from specsot.params import MAX_TOKENS, Ask, Window
 from specsot_master.core.limits import plan_limit, skeleton_limit
 from specsot_master.core.ring.prefix_tree import PrefixMatch
@@ -19,8 +22,37 @@ from specsot_master.core.ring.ring_state import RingState
 
 # Tokens. A direct answer forks a cached prefix only if they share at least this many. Untuned.
 MIN_SHARED_TOKENS = 16
-# Tokens. A prefix is opened for later requests only if it adds at least this many. Untuned.
+# Tokens. A prefix is opened for later requests only if it adds at least this many, and more where a step takes
+# about as long for many tokens as for one (`min_prefix_tokens`). Untuned.
 MIN_PREFIX_TOKENS = 32
+
+
+def min_prefix_tokens(ring: RingState) -> int:
+    """Return how many tokens a prefix must add, so that it is opened although no request waits for it.
+
+    A prefix is computed in a step before that of the first token. So computing its tokens must take at least
+    as long as that step: a step of so many tokens takes twice as long as a step of one token. A GPU computes
+    a few hundred tokens in that time, and a CPU fewer than MIN_PREFIX_TOKENS, which is returned at least. The
+    result is at most a frame's tokens.
+
+        step of 1 token 1.2 ms, of 256 tokens 2.2 ms, of 512 tokens 3.0 ms -> 320 tokens (2.4 ms)
+
+    ring: sizes and limits of the ring, with its measured curve. MIN_PREFIX_TOKENS is returned without one.
+    """
+    return _min_prefix_tokens(ring.curve, ring.rows)
+
+
+@lru_cache(maxsize=8)
+def _min_prefix_tokens(curve: Curve, most: int) -> int:
+    """Return the result of `min_prefix_tokens`, a multiple of MIN_PREFIX_TOKENS unless it is `most`.
+
+    curve: (tokens, seconds) of a step.
+    most: the maximum result, unless it is below MIN_PREFIX_TOKENS.
+    """
+    step = CostCurve(curve)
+    sizes = range(MIN_PREFIX_TOKENS, most, MIN_PREFIX_TOKENS)
+    worth = (tokens for tokens in sizes if step.at(tokens) >= 2 * step.at(1))
+    return next(worth, max(most, MIN_PREFIX_TOKENS))
 
 
 def pages_for(num_slots: int, slots_per_page: int) -> int:
@@ -238,9 +270,9 @@ def admission_options(
     the list.
 
     A beginning that the request needs is opened as far as the prefix cache lacks it; with `later`, it is not
-    opened if the cache lacks less than MIN_PREFIX_TOKENS. If such a beginning and the request together
+    opened if the cache lacks less than `min_prefix_tokens`. If such a beginning and the request together
     need all pages of the ring, no cached prefix is forked, as its pages would have to stay. A beginning that
-    only later requests may use is opened if it adds at least MIN_PREFIX_TOKENS, and only while an eighth of
+    only later requests may use is opened if it adds at least `min_prefix_tokens`, and only while an eighth of
     the ring's pages stays free.
 
     prompt_prefix: the common beginning of the request's prompts, and what the request needs in addition.
@@ -262,7 +294,7 @@ def admission_options(
         return [unforked] if tight else [enter(prompt_prefix, one, ring) for one in routes]
     found: list[AdmissionOption] = []
     for one in routes:
-        if may_keep and len(tokens) - one.length >= MIN_PREFIX_TOKENS:
+        if may_keep and len(tokens) - one.length >= min_prefix_tokens(ring):
             found.append(replace(_opened(prompt_prefix, one, ring), slack=ring.pages // 8))
         found.append(AdmissionOption(one, (), 0, prompt_prefix.grants(one.length)))
     return found
@@ -285,7 +317,7 @@ def _opened(prompt_prefix: PromptPrefix, route: PrefixMatch, ring: RingState) ->
 
 def _begun(prompt_prefix: PromptPrefix, route: PrefixMatch, ring: RingState) -> AdmissionOption:
     """Return the option of a request that begins with a single sequence. If the cache lacks less than
-    MIN_PREFIX_TOKENS of its beginning, nothing is opened: the first sequence and the plan compute these
+    `min_prefix_tokens` of its beginning, nothing is opened: the first sequence and the plan compute these
     tokens themselves, so that neither waits for a step of the beginning. The lacking pages are granted to
     both.
 
@@ -297,7 +329,7 @@ def _begun(prompt_prefix: PromptPrefix, route: PrefixMatch, ring: RingState) -> 
     ring: sizes and limits of the ring.
     """
     length = len(prompt_prefix.tokens)
-    if not 0 < length - route.length < MIN_PREFIX_TOKENS:
+    if not 0 < length - route.length < min_prefix_tokens(ring):
         return _opened(prompt_prefix, route, ring)
     lacking = pages_for(length, ring.page_rows) - shared_pages(route.length, ring)
     grant = prompt_prefix.grants(route.length) + lacking
