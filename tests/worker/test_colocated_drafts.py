@@ -40,6 +40,20 @@ def test_stage_0_receives_the_drafts_after_the_result(drafts: Any, posted: list[
     assert said == [*(("0", one) for one in posted), ("m", RESULT)]
 
 
+def test_where_stage_0_is_this_worker_the_master_receives_the_result_before_trees_are_drafted() -> None:
+    events = list[Any]()
+    master: Any = SimpleNamespace(post=events.append)
+    links = RingLinks(None, None, {}, master, master)
+
+    def verify(frame: str, announce: Any) -> VerifiedFrame:
+        announce(RESULT)
+        events.append(f"drafts after {frame}")
+        return VerifiedFrame(RESULT, {}, (DRAFTS,))
+
+    assert reporting(links, verify)("the frame").drafts == (DRAFTS,)  # type: ignore[arg-type]
+    assert events == [RESULT, "drafts after the frame"]
+
+
 @pytest.mark.parametrize(
     ("told", "near"),
     [

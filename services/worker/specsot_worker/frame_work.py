@@ -85,6 +85,8 @@ def reporting(links: RingLinks, verify: Verify) -> Verify:
     links: Links of this stage. A receiver that is not linked is skipped.
     verify: `Verifier.verify`, which is given a frame, or `Verifier.verify_pending`, which is given nothing.
 
+    If stage 0 is this worker, the master is sent the result before the next trees are drafted. Otherwise both
+    are sent it afterwards: stage 0, whose next step waits for result and trees, comes first.
     """
 
     def verify_and_report(*frame: Frame) -> VerifiedFrame:
@@ -92,6 +94,8 @@ def reporting(links: RingLinks, verify: Verify) -> Verify:
 
         frame: One frame that has passed every layer, or nothing for held-back segments.
         """
+        if links.sequencer is None and links.results:
+            return verify(*frame, announce=links.results.post)
         verified = verify(*frame)
         report(links, verified)
         return verified

@@ -57,6 +57,7 @@ from specsot_worker.sampling import (
 log = structlog.get_logger()
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
+Announce = Callable[[Result], None]
 FindGrammar = Callable[[Opening], Grammar | Future[Grammar] | None]
 
 
@@ -216,13 +217,17 @@ class Verifier:
         return bool(self._pending.ready)
 
     @inference_mode
-    def verify(self, frame: Frame, logits: torch.Tensor | None = None) -> VerifiedFrame:
+    def verify(
+        self, frame: Frame, logits: torch.Tensor | None = None, announce: Announce | None = None
+    ) -> VerifiedFrame:
         """Verify a frame: return the outcomes of its decoding segments, and the features of what was
         committed.
 
         frame: A frame that has passed every layer, with the hidden states of the last layer.
         logits: Logits [n, vocab] of the first n tokens. They may end before the last nodes of a tree that
             acceptance does not reach. None: computed here.
+        announce: Called with the result before a drafter on this thread drafts, so that the result's tokens
+            do not wait for the next trees. None: nothing is called.
 
         Segments of sequences whose grammar is still being compiled are held back; `verify_pending` verifies
         them.
@@ -247,6 +252,8 @@ class Verifier:
         now = time.perf_counter()
         spent = _add_verify_time(frame, now - began)
         result = _result(spent, tuple(outcomes.values()), self._prefix_progress(frame))
+        if announce:
+            announce(result)
         features = self._features.advance(spent if verifiable is frame else verifiable, outcomes, now)
         drafts = self.colocated.draft(_for_sole_drafter(features), predicted_step)
         self._forget(frame, outcomes)
@@ -371,9 +378,11 @@ class Verifier:
         return self._features.copies(asked)
 
     @inference_mode
-    def verify_pending(self) -> VerifiedFrame:
+    def verify_pending(self, announce: Announce | None = None) -> VerifiedFrame:
         """Verify the held-back segments whose grammar has been compiled, and return their outcomes and
         features. Call it only while `pending_ready` is True.
+
+        announce: Called with the result before a drafter on this thread drafts. None: nothing is called.
 
         The result has frame number 0, because no step belongs to it.
 
@@ -384,10 +393,12 @@ class Verifier:
         for sequence, found in grammars.items():
             self._decoding[sequence].set_grammar(IsolatedGrammar(found.result))
         outcomes = self._outcomes(frame)
+        result = Result(frame.epoch, frame.number, tuple(outcomes.values()))
+        if announce:
+            announce(result)
         features = self._features.advance(frame, outcomes, time.perf_counter())
         drafts = self.colocated.draft(_for_sole_drafter(features))
         self._forget(frame, outcomes)
-        result = Result(frame.epoch, frame.number, tuple(outcomes.values()))
         return VerifiedFrame(result, with_gathered_rows(features) if drafts is None else {}, drafts)
 
     def _open(self, opening: Opening) -> None:
