@@ -52,6 +52,12 @@ def test_a_pause_of_many_sequences_is_as_many_steps_of_few() -> None:
     assert pause.state is PauseState.CATCHING_UP
 
 
+def test_the_steps_that_are_left_are_rounded_up() -> None:
+    pause = DraftPause().begin(10, sequences=4)
+    assert [pause.whole_steps_left, pause.passed(4, sequences=4).whole_steps_left] == [3, 2]
+    assert pause.end().whole_steps_left == DraftPause().whole_steps_left == 0
+
+
 @pytest.mark.parametrize(("left", "paused"), [(63, True), (32, True), (31, False), (1, False)])
 def test_a_pause_does_not_outlast_most_of_its_sequences(left: int, paused: bool) -> None:
     """Drafts that lose with 64 clients may gain with the last one, of which 64,000 trees are many steps."""

@@ -316,13 +316,13 @@ LIST = PlanRules(direct=False, listed=True)
 class Ring:
     """A stage 0 whose frames' results this test makes up."""
 
-    def __init__(self, curve: Curve) -> None:
-        waits = DraftTimeout(0.0, present=False)
+    def __init__(self, curve: Curve, present: bool = False) -> None:
+        self.drafting = DraftTimeout(0.0, present)
         self.sequencer = Sequencer(
             1,
             FrameBudget(64, 1, MAX_PASSES),
             PageTable(PAGES, PAGE),
-            waits,
+            self.drafting,
             PipelineDepth(1, curve),
             runs_ahead=lambda: True,
         )
@@ -404,6 +404,17 @@ def test_more_than_few_sequences_take_several_passes_beside_a_plan(monkeypatch: 
     ring = Ring(QUICK)
     ring.open_plan()
     assert [ring.step() for _ in range(5)][-2:] == ["8 x tree 1, tree 3"] * 2
+
+
+def test_passes_neither_exceed_a_pause_of_drafting_nor_delay_the_trees_after_it() -> None:
+    """A pause of ten trees of one sequence, and then of two: the drafter catches up while one more pass runs."""
+    ring = Ring(QUICK, present=True)
+    for sequences in (1, 2):
+        ring.sequencer.apply_order(opened(sequences, drafted=True))
+        ring.step()
+        ring.drafting.start_pause(10 * sequences, sequences)
+        trees = ", ".join(f"tree {one}" for one in range(1, 1 + sequences))
+        assert [ring.step() for _ in range(3)] == [f"8 x {trees}", f"2 x {trees}", f"1 x {trees}"]
 
 
 def test_long_prompts_and_passes_take_turns() -> None:

@@ -16,6 +16,7 @@ pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -127,6 +128,11 @@ class DraftPause:
     def paused(self) -> bool:
         """True while the drafter is sent nothing."""
         return self.state is PauseState.PAUSED
+
+    @property
+    def whole_steps_left(self) -> int:
+        """Number of steps that the pause still lasts, rounded up; 0 outside a pause."""
+        return math.ceil(self.steps_left - STEP_EPSILON) if self.paused else 0
 
     def on(self, event: PauseEvent) -> DraftPause:
         """Return the value after an event that changes only the state, not the length of the pause.

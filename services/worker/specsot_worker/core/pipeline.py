@@ -527,6 +527,14 @@ class DraftTimeout:
         """
         return self._pause.state is PauseState.CATCHING_UP
 
+    @property
+    def max_passes(self) -> int:
+        """How many passes without trees a frame of drafted sequences may take, at least 1: as many as the pause
+        still has steps, so that it is not exceeded. 1 while drafting, and while drafting is resuming: then
+        trees are expected after the next pass.
+        """
+        return max(self._pause.whole_steps_left, 1)
+
     def _backoff_of(self, drafter: str) -> _Backoff:
         """Return the misses of a drafter, which are created if there are none. If it is the only drafter,
         they are stored under the name "".

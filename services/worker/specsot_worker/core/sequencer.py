@@ -26,7 +26,7 @@ from specsot.core.frames import (
     num_tokens_of,
 )
 from specsot.core.pages import PageTable, max_held_pages
-from specsot.core.run_ahead import FEW_SEQUENCES, MAX_SECONDS, feeds_forced_tokens, num_passes
+from specsot.core.run_ahead import FEW_SEQUENCES, MAX_PASSES, MAX_SECONDS, feeds_forced_tokens, num_passes
 from specsot.core.tree import chain
 from specsot.errors import SpecsotError
 from specsot_model.core.kv_plan import open_sequence, policy_of
@@ -130,7 +130,8 @@ class Sequencer:
         if drafts are awaited, if one of the sequences cannot run ahead, if no sequence decodes, or if at most
         FEW_SEQUENCES decode while a plan is written or its branches begin (`_shapes_plan`). All passes
         together fit into the token budget of a frame, and into the slots that a tree may take of a sequence.
-        No sequence takes more than its `max_passes` and its `pass_limit`.
+        No sequence takes more than its `max_passes` and its `pass_limit`, and drafted ones no more than a
+        pause of drafting has steps left.
 
         The stage may launch these passes before the next result is applied, and `compose` then is given their
         number.
@@ -138,8 +139,9 @@ class Sequencer:
         if self._budget.max_in_flight > 1 or not self._runs_ahead():
             return 1
         decoding = [one for one in self._sequences.values() if one.opening.decodes and one.prefilled]
-        drafts = not (self._draft_timeout.paused or self._draft_timeout.catching_up)
-        if not decoding or any(drafts and state.opening.drafted for state in decoding):
+        drafted = any(state.opening.drafted for state in decoding)
+        most = self._draft_timeout.max_passes if drafted else MAX_PASSES
+        if not decoding or most == 1:
             return 1
         if len(decoding) <= FEW_SEQUENCES and self._shapes_plan():
             return 1
@@ -148,6 +150,7 @@ class Sequencer:
             self._budget.max_tree_nodes,
             self._budget.rows // len(decoding),
             *[min(state.max_passes, state.pass_limit) for state in decoding],
+            most,
         )
         return max(min(num_passes(seconds), *limits), 1)
 
