@@ -59,7 +59,8 @@ class EagleProposer(TreeProposer):
         widths = (shape.top_k,) * shape.depth
         super().__init__(head, pages_of_head, shape.top_k, widths, -math.inf, shape.nodes - 1)
         # Followed sequences whose newest known token is no root yet, because their prompts are being
-        # processed.
+        # processed. `_prefilling` removes those without due rows until their next batch. Prefixes, of which
+        # there may be many more than sequences that decode, never have a root.
         self._without_root: dict[int, FollowedSequence] = {}
         if graphs := _graphs(head, self._pages, shape, capture):
             self._warm_up()
@@ -191,8 +192,15 @@ class EagleProposer(TreeProposer):
             compute_rows(self._head, self._pages, due)
 
     def _prefilling(self) -> list[FollowedSequence]:
-        """Return the sequences with due rows whose prompts are not complete yet; [] if there are none."""
-        return [one for one in self._without_root.values() if one.due]
+        """Return the sequences with due rows whose prompts are not complete yet; [] if there are none.
+
+        The other sequences are removed from `_without_root`: they get due rows only by a further batch, which
+        adds them again.
+        """
+        without_root = self._without_root
+        for sequence in [sequence for sequence, one in without_root.items() if not one.due]:
+            del without_root[sequence]
+        return list(without_root.values())
 
     def _take_due(self, followed: Sequence[FollowedSequence]) -> list[DueRows]:
         """Return the due rows of some sequences, then those of all sequences whose prompts are being
