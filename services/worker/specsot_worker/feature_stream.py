@@ -94,6 +94,9 @@ class _Receiver:
 
     sent: By sequence, how many tokens the drafter has. It has the sequences that it drafts for, and those
         from which one of them forks. None: the drafter was not even sent the opening.
+    lagging: Ids of the sequences of which the drafter may lack tokens. Most sequences of `sent` are prefixes
+        that it has completely, so a step does not look at all of them. A sequence whose opening was not sent
+        yet may be missing; it is added with its opening.
     unsent_closings: By closed sequence, how many tokens the drafter has. It was not sent that these sequences
         closed.
     unsent_trees: Number of draft rounds (one for each tree and each pass of its frame) that were verified
@@ -101,8 +104,18 @@ class _Receiver:
     """
 
     sent: dict[int, int | None] = field(default_factory=dict[int, int | None])
+    lagging: set[int] = field(default_factory=set[int])
     unsent_closings: dict[int, int] = field(default_factory=dict[int, int])
     unsent_trees: int = 0
+
+    def record_opening(self, sequence: int, num_tokens: int) -> None:
+        """Record that the drafter is sent the opening of a sequence.
+
+        sequence: Id of the sequence.
+        num_tokens: Number of tokens that the drafter has with the opening: those of the fork, or 0.
+        """
+        self.sent[sequence] = num_tokens
+        self.lagging.add(sequence)
 
     def drafted_trees(self, frame: Frame) -> int:
         """Return how many trees of a frame belong to this drafter's sequences. Every pass of a frame of
@@ -505,6 +518,9 @@ class FeatureStream:
         else:
             nodes = range(len(segment.tokens))
         drafted.committed += len(nodes)
+        for receiver in self._receivers.values():
+            if segment.sequence in receiver.sent:
+                receiver.lagging.add(segment.sequence)
         if self._ring:
             if drafted.numbers and drafted.numbers[0] < self._ring.oldest:
                 drafted.forget_before(self._ring.oldest)
@@ -526,6 +542,7 @@ class FeatureStream:
         self.migrated.drop(sequence, features=True)
         self._sequences.pop(sequence, None)
         for receiver in self._receivers.values():
+            receiver.lagging.discard(sequence)
             sent = receiver.sent.pop(sequence, None)
             if sent is not None:
                 receiver.unsent_closings[sequence] = sent
@@ -626,11 +643,11 @@ class FeatureStream:
         if fork:
             num_known = sent[fork.sequence] if source else receiver.unsent_closings.get(fork.sequence)
         if fork is None or (num_known is not None and num_known >= fork.length):
-            sent[sequence] = fork.length if fork else 0
+            receiver.record_opening(sequence, fork.length if fork else 0)
             return drafted.opening
         if source and not source.ended:
             return None
-        sent[sequence] = 0
+        receiver.record_opening(sequence, 0)
         return replace(drafted.opening, fork=None)
 
     def _pop_ranges_to_send(
@@ -653,8 +670,12 @@ class FeatureStream:
         give no range. With max_features 0 or less, both lists are []. A range is cut where the maximum is
         reached; its remaining positions stay unsent.
         """
-        order = dict.fromkeys([one.sequence for one in frame.segments]) | self._sequences
         sent = receiver.sent
+        lagging = receiver.lagging
+        order = [one for one in dict.fromkeys([one.sequence for one in frame.segments]) if one in lagging]
+        if len(order) < len(lagging):
+            others = lagging.difference(order)
+            order += [sequence for sequence in self._sequences if sequence in others]
         # Lag, id and state of every sequence of which the drafter lacks tokens.
         lags = [
             (drafted.committed - num_sent, sequence, drafted)
@@ -666,6 +687,7 @@ class FeatureStream:
         ]
         if sum([lag for lag, _, _ in lags]) > max_features:
             lags.sort(key=itemgetter(0))
+        receiver.lagging = {sequence for _, sequence, _ in lags}
         lost: list[TokenRange] = []
         parts: list[TokenRange] = []
         ring = self._ring
@@ -680,6 +702,8 @@ class FeatureStream:
             if stop - first > max_features:
                 stop = first + max_features
             sent[sequence] = stop
+            if stop == drafted.committed:
+                receiver.lagging.discard(sequence)
             if first < stop:
                 parts.append((sequence, first, stop))
                 max_features -= stop - first
