@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 
@@ -23,9 +22,6 @@ from specsot_model.kv import Numbers, size_of
 # Nodes. Maximum number of tree nodes of a frame that is verified on the device for asynchronous growth.
 # Untuned.
 MAX_VERIFIED_ROWS = 2048
-# Arrays. Maximum number of arrays that `_numbers_below` caches, one for each number of rows of a tree, which
-# differs between graphs only. Untuned.
-CACHED_COUNTS = 256
 # Entry of `DeviceGrowth.places` that stands for a sequence without a tree: no sequence has a row -1.
 NOWHERE = (-1, -1)
 
@@ -194,15 +190,6 @@ def verified_numbers(trees: FrameTrees, room: int, rows: int, page_rows: int) ->
     return [*arrays, slots]
 
 
-@lru_cache(CACHED_COUNTS)
-def _numbers_below(count: int) -> Numbers:
-    """Return the numbers 0 .. count - 1, int32. The array must not be changed.
-
-    count: How many numbers.
-    """
-    return np.arange(count, dtype=np.int32)
-
-
 def _slots(columns: Sequence[int], pages: Sequence[tuple[int, ...]], rows: int, page_rows: int) -> Numbers:
     """Return the slots of `rows` adjacent draft rows per tree, int32 [trees, rows].
 
@@ -216,15 +203,21 @@ def _slots(columns: Sequence[int], pages: Sequence[tuple[int, ...]], rows: int, 
 
         # pages [7 2 5] of 4 rows, column 6, 3 rows -> columns [6 7 8] -> slots [10 11 20]
     """
-    below = _numbers_below(rows)
-    # The rows of most trees lie on one page.
-    firsts = [
-        own_pages[column // page_rows] * page_rows + column % page_rows
-        for column, own_pages in zip(columns, pages)
-    ]
-    slots = np.add.outer(np.array(firsts, np.int32), below)
-    for tree, column in enumerate(columns):
-        if column % page_rows + rows > page_rows:
-            places, offsets = np.divmod(column + below, page_rows)
-            slots[tree] = np.array(pages[tree], np.int32)[places] * page_rows + offsets
-    return slots
+    # Runs of adjacent slots, one for each page of each tree. The rows of most trees lie on one page.
+    starts = list[int]()
+    counts = list[int]()
+    for column, own_pages in zip(columns, pages):
+        page, offset = divmod(column, page_rows)
+        num_left = rows
+        while num_left > 0:
+            count = min(num_left, page_rows - offset)
+            starts.append(own_pages[page] * page_rows + offset)
+            counts.append(count)
+            num_left -= count
+            page += 1
+            offset = 0
+    # Runs that start at slots [10 20] and have [2 1] slots -> flat numbers [0 1 2] + shifts [10 10 18].
+    run_counts = np.array(counts)
+    shifts = np.array(starts) - (run_counts.cumsum() - run_counts)
+    slots = np.arange(rows * len(columns)) + shifts.repeat(run_counts)
+    return slots.astype(np.int32).reshape(len(columns), rows)
