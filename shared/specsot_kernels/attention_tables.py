@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import numpy as np
@@ -253,12 +253,14 @@ class TableRoom:
 
         piece_tables: the pieces of one frame.
         """
-        shapes = self.shapes[0], *self.shapes[4:]
-        if any(not _fits(part.shape, shape) for part, shape in zip(piece_tables, shapes)):
+        pieces, starts, slots, pages = piece_tables
+        limits = self.pieces, self.rows + 1, self.slots, self.pages
+        if any(len(part) > limit for part, limit in zip(piece_tables, limits)):
             return None
-        pieces, starts, slots = (zero_padded(part, shape) for part, shape in zip(piece_tables, shapes[:-1]))
-        starts[len(piece_tables.starts) :] = piece_tables.starts[-1]
-        return [pieces, starts, slots, piece_tables.pages]
+        padded_starts = np.full(self.rows + 1, starts[-1], np.int32)
+        padded_starts[: len(starts)] = starts
+        padded_pieces = zero_padded(pieces, (self.pieces, 7))
+        return [padded_pieces, padded_starts, zero_padded(slots, (self.slots,)), pages]
 
     def fill_sights(self, sights: RowSights) -> list[Numbers]:
         """Return leads, bases and bits padded to `shapes`.
@@ -326,15 +328,6 @@ def num_head_blocks(heads_per_kv: int) -> int:
     """
     numbers = range(1, heads_per_kv + 1)
     return next(one for one in numbers if heads_per_kv % one == 0 and heads_per_kv // one <= QUERIES)
-
-
-def _fits(inner: tuple[int, ...], outer: tuple[int, ...]) -> bool:
-    """Return whether an array fits into another one: whether no size is larger.
-
-    inner: shape of the array.
-    outer: shape of the other array, with as many dimensions.
-    """
-    return all(size <= limit for size, limit in zip(inner, outer))
 
 
 def zero_padded(part: Numbers, shape: tuple[int, ...]) -> Numbers:
@@ -416,21 +409,25 @@ def cut_pieces(
     num_ranges = -(-columns // columns_per_piece)
     pieces_of_run = num_ranges * num_tiles
     run_of = np.arange(len(first)).repeat(pieces_of_run)
-    place = np.arange(len(run_of)) - (pieces_of_run.cumsum() - pieces_of_run)[run_of]
+    first_pieces = pieces_of_run.cumsum() - pieces_of_run
+    first_pages = held.cumsum() - held
+    # The numbers of each piece's page run. One array is repeated faster than seven.
+    runs = np.array((first, rows, at, columns, num_tiles, first_pieces, first_pages))
+    first_of, rows_of, at_of, columns_of, down, first_piece, first_page = runs.repeat(pieces_of_run, axis=1)
     # Piece `place` of a page run is tile place % down of column range place // down.
-    first_column = place // num_tiles[run_of] * columns_per_piece
-    row_in_run = place % num_tiles[run_of] * tile_rows
-    first_row = first[run_of] + row_in_run
-    rows_of_piece = np.minimum(rows[run_of] - row_in_run, tile_rows)
-    first_page = (held.cumsum() - held)[run_of] + first_column // page_rows
-    columns_of_piece = np.minimum(columns[run_of] - first_column, columns_per_piece)
+    place = np.arange(len(run_of)) - first_piece
+    first_column = place // down * columns_per_piece
+    row_in_run = place % down * tile_rows
+    first_row = first_of + row_in_run
+    rows_of_piece = np.minimum(rows_of - row_in_run, tile_rows)
+    first_page += first_column // page_rows
+    columns_of_piece = np.minimum(columns_of - first_column, columns_per_piece)
     # Within one sequence, no row has a smaller lead than the row before, so the first row's is the smallest.
     lead = _smallest_leads(leads, first_row, rows_of_piece) if shared else leads[first_row]
     if anchored:
         lead[run_of >= num_visible] = ANCHORED
     first_slot = rows_of_piece.cumsum() - rows_of_piece
-    starts_at = at[run_of] + first_column
-    fields = first_row, rows_of_piece, first_page, columns_of_piece, starts_at, lead, first_slot
+    fields = first_row, rows_of_piece, first_page, columns_of_piece, at_of + first_column, lead, first_slot
     pieces = np.array(fields, np.int32).T.copy()
     # If no run is cut between columns, every row reads exactly one piece, and slot r belongs to row r.
     if not shared and len(run_of) == num_tiles.sum():
@@ -480,7 +477,8 @@ def page_runs_unshared(
         return None
     held = np.array([len(pages_of) for pages_of in pages])
     counts = np.array(rows)
-    all_pages = np.array([page for pages_of in pages for page in pages_of], np.int32)
+    # Faster than an array of a list, and most of the time is spent here.
+    all_pages = np.fromiter(chain.from_iterable(pages), np.int32)
     return PageRuns(
         counts.cumsum() - counts,
         counts,
