@@ -328,7 +328,9 @@ def compute_rows(head: DraftHead, pages: DraftPages, due: Sequence[DueRows]) -> 
     fed = [token for rows_due in due for token in rows_due.tokens]
     at = [row for s in due for row in range(s.first, s.stop)]
     slots, tokens, positions = indices((_slots(pages, due), fed, at), head.device)
-    asked = indices(_asked_rows(due), head.device)
+    asked_rows = _asked_rows(due)
+    # Rows of prompts are mostly computed for their KV alone; then there is nothing to copy to the device.
+    asked = indices(asked_rows, head.device) if asked_rows else slots[:0]
     features = pages.features[slots]
     if not head.asks_alone:
         plan = _plan(head, pages, [_span_of(pages, rows_due, rows_due.first) for rows_due in due])

@@ -436,8 +436,10 @@ class HeadLayer:
         slots = rows.slots
         if asked is not None and len(asked) < len(inputs):
             self.remember(inputs, positions, slots, kv)
-            inputs = inputs[asked]
             residual = residual[asked]
+            if rows.plan is None:
+                return residual
+            inputs = inputs[asked]
             positions = positions[asked]
             slots = slots[asked]
         plan = (rows.plan.sliding or rows.plan) if rows.plan and self.near else rows.plan
