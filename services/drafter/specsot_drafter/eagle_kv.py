@@ -29,7 +29,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from specsot.core.frames import TreeSegment
-from specsot.core.pages import PageTable
+from specsot.core.pages import PageCopy, PageTable
 from specsot.errors import Overloaded, WireError
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.growth import TreeRoom, reserve_room
@@ -205,12 +205,33 @@ class DraftPages:
 
         The new sequence then has `rows` rows.
         """
+        if copy := self._share_kv(sequence, source, rows):
+            page_rows = self.table.page_rows
+            self._copy_features(copy.source * page_rows, copy.target * page_rows, copy.rows)
+
+    def _share_kv(self, sequence: int, source: int, rows: int) -> PageCopy | None:
+        """Open a sequence that shares the KV of rows with another one, but not the features of a last partial
+        page. Return the page that was copied. Return None if only whole pages are shared.
+
+        sequence: Id of the new sequence.
+        source: Id of the other one.
+        rows: Number of rows that are shared, from the first.
+
+        Raises what `share` raises.
+        """
         copy = self.table.fork(sequence, source, rows)
         if copy is not None:
             self.kv.copy_page(copy.source, copy.target, copy.rows)
-            to = copy.target * self.table.page_rows
-            origin = copy.source * self.table.page_rows
-            self.features[to : to + copy.rows] = self.features[origin : origin + copy.rows]
+        return copy
+
+    def _copy_features(self, source: int, target: int, rows: int) -> None:
+        """Copy the features of adjacent slots.
+
+        source: The first slot that is read.
+        target: The first slot that is written.
+        rows: Number of slots.
+        """
+        self.features[target : target + rows] = self.features[source : source + rows]
 
     def fork(self, sequence: int, source: int, length: int) -> None:
         """Open a sequence that forks another one.
@@ -223,10 +244,16 @@ class DraftPages:
         pairs with a token that the source does not have, and is computed again. Raises NotFound if the source
         does not have these rows, and Overloaded if no page is free.
         """
-        self.share(sequence, source, length - 1)
-        self.table.reserve(sequence, length)
-        origin, own = (self.table.slots(owner, length - 1, length)[0] for owner in (source, sequence))
-        self.features[own] = self.features[origin]
+        table = self.table
+        copy = self._share_kv(sequence, source, length - 1)
+        table.reserve(sequence, length)
+        if copy:
+            # The feature of row length - 1 follows those of the partial page.
+            page_rows = table.page_rows
+            self._copy_features(copy.source * page_rows, copy.target * page_rows, copy.rows + 1)
+        else:
+            origin, own = (table.slots(owner, length - 1, length)[0] for owner in (source, sequence))
+            self._copy_features(origin, own, 1)
 
     def reserve_tree(self, sequence: int, base: int, rows: int) -> TreeRoom | None:
         """Reserve rows for growing a tree, and return where they are. Return None if there are too few free
