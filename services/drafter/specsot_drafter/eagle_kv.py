@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from specsot.core.frames import TreeSegment
@@ -322,7 +323,35 @@ class DraftPages:
         self.features[indices(slots, self.features.device)] = features.to(self.features.dtype)
 
 
-def read_features(head: DraftHead, fused: Tensor | None, num_fused: int, rows: Sequence[int]) -> Tensor:
+class UngatheredRows(Protocol):
+    """Fused rows of a message from the last stage on the same thread, which stand for a tensor. They are some
+    rows of a larger tensor, and are gathered only if they are asked for.
+    """
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the tensor: (num_fused, width)."""
+        ...
+
+    def to(self, *, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Return all rows as a tensor.
+
+        device: Device of the result.
+        dtype: Type of the result.
+        """
+        ...
+
+    def rows_at(self, places: Sequence[int]) -> Tensor:
+        """Return some of the rows, [len(places), width].
+
+        places: Their indices.
+        """
+        ...
+
+
+def read_features(
+    head: DraftHead, fused: Tensor | UngatheredRows | None, num_fused: int, rows: Sequence[int]
+) -> Tensor:
     """Convert fused rows of a message to features, [len(rows), hidden], on the head's device and in its type.
 
     head: The draft head.
@@ -335,7 +364,10 @@ def read_features(head: DraftHead, fused: Tensor | None, num_fused: int, rows: S
     shape = None if fused is None else tuple(fused.shape)
     if fused is None or shape != (num_fused, head.width):
         raise WireError(f"features have shape {shape}, their feature batches need {(num_fused, head.width)}")
-    chosen = fused if len(rows) == num_fused else fused[indices(rows, fused.device)]
+    chosen = fused
+    if len(rows) < num_fused:
+        is_tensor = isinstance(fused, Tensor)
+        chosen = fused[indices(rows, fused.device)] if is_tensor else fused.rows_at(rows)
     return head.features(chosen.to(device=head.device, dtype=head.dtype))
 
 

@@ -47,12 +47,13 @@ class StepFeatures:
         """Return the number of appended features."""
         return self.features.shape[0] if self.rows is None else len(self.rows)
 
-    def __getitem__(self, rows: Tensor) -> Tensor:
-        """Return some of the appended features.
+    def rows_at(self, places: Sequence[int]) -> Tensor:
+        """Return some of the appended features, [len(places), width]. The others are not gathered.
 
-        rows: Their indices, [n].
+        places: Indices of the features among the appended ones.
         """
-        return self.gathered()[rows]
+        rows = places if self.rows is None else [self.rows[place] for place in places]
+        return self.features.index_select(0, indices(rows, self.features.device))
 
     def to(self, *form: Any, **named_form: Any) -> Tensor:
         """Return the appended features, converted as `Tensor.to` does.
@@ -150,7 +151,7 @@ class FeatureRing:
             return self.newest.gathered()
         device = self._rows.device
         if min(numbers) >= first:
-            return self.newest[indices([number - first for number in numbers], device)]
+            return self.newest.rows_at([number - first for number in numbers])
         self._write()
         size = len(self._rows)
         return self._rows[indices([number % size for number in numbers], device)]
