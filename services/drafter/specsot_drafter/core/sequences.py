@@ -201,13 +201,14 @@ class DraftSequences:
         self._vocabulary = vocabulary
         self._sentences = sentence_ends(vocabulary) if vocabulary else None
         self._sequences: dict[int, DraftSequence] = {}
+        # Ids of the sequences that decode and are drafted for. The others are prefixes, mostly.
+        self._drafted = set[int]()
         self.find: Callable[[int], DraftSequence | None] = self._sequences.get
 
     @property
     def drafted(self) -> int:
         """Number of sequences that decode and are drafted for."""
-        openings = [one.opening for one in self._sequences.values()]
-        return sum([one.drafted and one.decodes for one in openings])
+        return len(self._drafted)
 
     def open(self, opening: Opening) -> DraftSequence:
         """Follow a sequence from its start or from its fork, and return it.
@@ -228,7 +229,10 @@ class DraftSequences:
             opened.tokens = source.tokens[: opened.committed]
         opened.compiling = grammar_of(self._vocabulary, opening, guided=False) if self._vocabulary else None
         opened.sentences = self._sentences if opening.soft_end else None
+        self.close(opening.sequence)
         self._sequences[opening.sequence] = opened
+        if opening.drafted and opening.decodes:
+            self._drafted.add(opening.sequence)
         return opened
 
     def observe(self, feature_batches: Sequence[FeatureBatch]) -> list[int]:
@@ -254,6 +258,7 @@ class DraftSequences:
         sequence: Id of the sequence.
         """
         self._sequences.pop(sequence, None)
+        self._drafted.discard(sequence)
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
