@@ -94,6 +94,8 @@ class _Receiver:
 
     sent: By sequence, how many tokens the drafter has. It has the sequences that it drafts for, and those
         from which one of them forks. None: the drafter was not even sent the opening.
+    unopened: The sequences of `sent` whose opening the drafter was not sent, in the same order. All values
+        are None.
     lagging: Ids of the sequences of which the drafter may lack tokens. Most sequences of `sent` are prefixes
         that it has completely, so a step does not look at all of them. A sequence whose opening was not sent
         yet may be missing; it is added with its opening.
@@ -104,9 +106,31 @@ class _Receiver:
     """
 
     sent: dict[int, int | None] = field(default_factory=dict[int, int | None])
+    unopened: dict[int, None] = field(default_factory=dict[int, None])
     lagging: set[int] = field(default_factory=set[int])
     unsent_closings: dict[int, int] = field(default_factory=dict[int, int])
     unsent_trees: int = 0
+
+    def add(self, sequence: int) -> None:
+        """Record that the drafter is to be sent a sequence. Nothing happens if that is recorded already.
+
+        sequence: Id of the sequence.
+        """
+        if sequence not in self.sent:
+            self.sent[sequence] = None
+            self.unopened[sequence] = None
+
+    def remove(self, sequence: int) -> None:
+        """Record that a sequence is closed. The drafter has to be sent that if it was sent the opening.
+        Nothing happens if the drafter was not to be sent the sequence.
+
+        sequence: Id of the sequence.
+        """
+        self.unopened.pop(sequence, None)
+        self.lagging.discard(sequence)
+        num_sent = self.sent.pop(sequence, None)
+        if num_sent is not None:
+            self.unsent_closings[sequence] = num_sent
 
     def record_opening(self, sequence: int, num_tokens: int) -> None:
         """Record that the drafter is sent the opening of a sequence.
@@ -115,6 +139,7 @@ class _Receiver:
         num_tokens: Number of tokens that the drafter has with the opening: those of the fork, or 0.
         """
         self.sent[sequence] = num_tokens
+        self.unopened.pop(sequence, None)
         self.lagging.add(sequence)
 
     def drafted_trees(self, frame: Frame) -> int:
@@ -371,7 +396,7 @@ class FeatureStream:
 
         receiver: What the drafter has been sent.
         """
-        return [self._sequences[sequence] for sequence, sent in receiver.sent.items() if sent is None]
+        return [self._sequences[sequence] for sequence in receiver.unopened]
 
     # --- which drafter a sequence belongs to ---
 
@@ -394,14 +419,14 @@ class FeatureStream:
         drafted.drafter = self._least_loaded(source.drafter if source else None)
         if drafted.drafter is None:
             return
-        sent = self._receivers[drafted.drafter].sent
+        receiver = self._receivers[drafted.drafter]
         chain = [drafted]
-        while source and not source.opening.decodes and source.opening.sequence not in sent:
+        while source and not source.opening.decodes and source.opening.sequence not in receiver.sent:
             chain.append(source)
             source = self._source_of(source)
         for one in reversed(chain):
             # The drafter may have been sent a lost drafter's prefix already.
-            sent.setdefault(one.opening.sequence, None)
+            receiver.add(one.opening.sequence)
 
     def _source_of(self, drafted: _DraftedSequence) -> _DraftedSequence | None:
         """Return the sequence from which a sequence forks. None if it does not fork, or if the source is not
@@ -542,10 +567,7 @@ class FeatureStream:
         self.migrated.drop(sequence, features=True)
         self._sequences.pop(sequence, None)
         for receiver in self._receivers.values():
-            receiver.lagging.discard(sequence)
-            sent = receiver.sent.pop(sequence, None)
-            if sent is not None:
-                receiver.unsent_closings[sequence] = sent
+            receiver.remove(sequence)
 
     # --- what is sent ---
 
