@@ -390,7 +390,8 @@ class Staging:
             start = -(-stop // ALIGNED) * ALIGNED
         target[:start].copy_(self._host[:start], non_blocking=True)
         if self._sent:
-            self._sent.record()
+            # Without a stream, torch first asks the driver whether there are devices.
+            self._sent.record(torch.cuda.current_stream(target.device))
 
 
 def indices(
