@@ -24,6 +24,7 @@ from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.loader import make_engine
+from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_model.attention import RowSpan, plan_attention
 from tests.drafter.curves import SLOW_HEAD, STEEP
 from tests.drafter.ring import configuration, drafts_of, opening
@@ -187,6 +188,34 @@ def test_the_first_trees_compute_the_prompts_of_their_sequences_alone(text: Text
     assert proposer.due_rows([first, second]) > 40
     assert all(len(draft.tree) > 1 for draft in drafts_of(engine))
     assert (proposer.due_rows([first, second]), proposer.due_rows([third])) == (0, 0)
+
+
+def test_prompts_without_due_rows_are_not_looked_at_in_every_step(text: Text, head: DraftHead) -> None:
+    """Prefixes never get a root, and there may be many of them."""
+    engine = make(head)
+    proposer = engine.speculators["eagle"].proposer
+    assert isinstance(proposer, EagleProposer)
+    open_with(engine, opening(1, 40, decodes=False))
+    for start, stop, num_due in ((0, 8, 7), (8, 40, 32)):
+        engine.observe(text.feature_batch(1, start, stop))
+        # The row of a feature needs the token after it.
+        assert proposer.due_rows([]) == num_due
+        proposer.catch_up()
+        assert proposer.due_rows([]) == 0
+        assert not proposer._without_root
+
+
+def test_drafted_sequences_are_counted_as_they_open_and_close(engine: DraftEngine) -> None:
+    sequences = engine._sequences
+    prefix, undrafted = opening(1, 9, decodes=False), opening(2, 9, drafted=False)
+    open_with(engine, prefix, undrafted, opening(3, 9), opening(4, 9))
+    assert sequences.drafted == 2
+    sequences.open(opening(4, 9))
+    sequences.close(3)
+    sequences.close(99)
+    assert sequences.drafted == 1
+    sequences.open(opening(4, 9, decodes=False))
+    assert sequences.drafted == 0
 
 
 def test_sequences_it_never_saw_open_get_their_root_back(text: Text, engine: DraftEngine) -> None:

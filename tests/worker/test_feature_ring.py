@@ -59,3 +59,10 @@ def test_features_that_nobody_reads_are_not_gathered() -> None:
     ring.append(numbered(20, 3), [0])
     assert not ring._unwritten, "nine features were in memory, the ring has room for eight"
     assert ring.load([0, 1, 2, 3])[:, 0].tolist() == [0, 2, 11, 20]
+
+
+def test_some_features_of_a_step_are_loaded_without_gathering_the_others() -> None:
+    ring = FeatureRing(1, torch.float32, "cpu", 8, unwritten=4)
+    ring.append(numbered(0, 6), [0, 2, 5])
+    assert ring.load([2, 1])[:, 0].tolist() == [5, 2]
+    assert ring.newest.rows == [0, 2, 5]

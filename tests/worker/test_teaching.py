@@ -206,6 +206,22 @@ def test_a_known_sequence_closed_during_a_pause_is_reported_before_others_are_op
     assert ([one.sequence for one in told.feature_batches], told.closings) == ([2], ())
 
 
+def test_a_step_looks_at_no_sequence_that_the_drafter_has_completely():
+    """Most known sequences are prefixes. Of a tree that was paused, tokens are still to be sent."""
+    script = Script()
+    script.advance(script.chunk(1, 5), openings=(Opening(1, 5),))
+    for prefix in range(10, 20):
+        script.advance(script.chunk(prefix, 4, final=False), openings=(Opening(prefix, 4, decodes=False),))
+    (receiver,) = script.teaching._receivers.values()
+    assert not receiver.lagging
+    assert not receiver.unopened
+    script.advance(script.grow(1), paused=True)
+    script.teaching.catch_up()
+    assert receiver.lagging == {1}
+    check(script.tell()[-1], 1, 5, 6, 2)
+    assert not receiver.lagging
+
+
 def test_forks_of_a_late_sent_prefix_are_sent_after_it():
     """This holds even if the prefix is closed by then."""
     script = Script()
