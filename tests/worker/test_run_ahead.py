@@ -407,7 +407,7 @@ def test_more_than_few_sequences_take_several_passes_beside_a_plan(monkeypatch: 
 
 
 def test_passes_neither_exceed_a_pause_of_drafting_nor_delay_the_trees_after_it() -> None:
-    """A pause of ten trees of one sequence, and then of two: the drafter catches up while one more pass runs."""
+    """Pauses of ten steps, of one sequence and of two. One more pass runs while the drafter catches up."""
     ring = Ring(QUICK, present=True)
     for sequences in (1, 2):
         ring.sequencer.apply_order(opened(sequences, drafted=True))

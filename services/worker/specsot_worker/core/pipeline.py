@@ -529,9 +529,9 @@ class DraftTimeout:
 
     @property
     def max_passes(self) -> int:
-        """How many passes without trees a frame of drafted sequences may take, at least 1: as many as the pause
-        still has steps, so that it is not exceeded. 1 while drafting, and while drafting is resuming: then
-        trees are expected after the next pass.
+        """How many passes without trees a frame of drafted sequences may take, at least 1: as many as the
+        pause still has steps, so that it is not exceeded. 1 while drafting, and while drafting is resuming:
+        then trees are expected after the next pass.
         """
         return max(self._pause.whole_steps_left, 1)
 

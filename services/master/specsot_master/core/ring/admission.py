@@ -22,8 +22,8 @@ from specsot_master.core.ring.ring_state import RingState
 
 # Tokens. A direct answer forks a cached prefix only if they share at least this many. Untuned.
 MIN_SHARED_TOKENS = 16
-# Tokens. A prefix is opened for later requests only if it adds at least this many, and more where a step takes
-# about as long for many tokens as for one (`min_prefix_tokens`). Untuned.
+# Tokens. A prefix is opened for later requests only if it adds at least this many, and more where a step
+# takes about as long for many tokens as for one (`min_prefix_tokens`). Untuned.
 MIN_PREFIX_TOKENS = 32
 
 
