@@ -247,7 +247,8 @@ class TableRoom:
         return (self.pieces, 7), (rows,), (rows,), (rows, words), (rows + 1,), (self.slots,), (self.pages,)
 
     def fill_pieces(self, piece_tables: PieceTables) -> list[Numbers] | None:
-        """Return pieces, starts, slots and pages padded to `shapes`, or None if they do not fit.
+        """Return pieces, starts and slots padded to `shapes`, and the pages as they are, or None if they do
+        not fit.
 
         Entries of `starts` after the frame's rows repeat the last one, so that those rows have no piece.
 

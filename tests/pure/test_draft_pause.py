@@ -54,8 +54,8 @@ def test_a_pause_of_many_sequences_is_as_many_steps_of_few() -> None:
 
 def test_the_steps_that_are_left_are_rounded_up() -> None:
     pause = DraftPause().begin(10, sequences=4)
-    assert [pause.whole_steps_left, pause.passed(4, sequences=4).whole_steps_left] == [3, 2]
-    assert pause.end().whole_steps_left == DraftPause().whole_steps_left == 0
+    assert [pause.max_steps_left, pause.passed(4, sequences=4).max_steps_left] == [3, 2]
+    assert pause.end().max_steps_left == DraftPause().max_steps_left == 0
 
 
 @pytest.mark.parametrize(("left", "paused"), [(63, True), (32, True), (31, False), (1, False)])

@@ -21,8 +21,9 @@ MAX_UNWRITTEN = 16
 
 @dataclass(slots=True)
 class StepFeatures:
-    """The features that one step has appended: some rows of those of all its tokens. They are gathered only
-    if they are asked for, because a drafter on the same device has stored most of them already.
+    """The features that were appended to the ring at once: a selection of the rows of one tensor, mostly the
+    features of a step's accepted tokens. They are gathered only if they are asked for, because a drafter on
+    the same device has stored most of them already.
 
     It stands for a tensor in messages to a drafter on the same thread; `gathered` returns the tensor.
 

@@ -683,8 +683,9 @@ class FeatureStream:
         frame: The verified frame.
         max_features: Maximum number of features, that is of positions in all ranges of the second list.
 
-        The ranges are in the order of the frame, in which the features were appended. If the features are too
-        many, sequences that lack the fewest are first.
+        The ranges are in the order of the frame, in which the features were appended; sequences that are not
+        in the frame follow. If the sequences lack more than `max_features` tokens in all, those that lack the
+        fewest are first.
 
             # the drafter has 4 tokens of 9, and the ring holds the last 3 -> [4, 6) is lost, [6, 9) is sent
 

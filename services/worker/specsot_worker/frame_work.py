@@ -79,14 +79,15 @@ def run_and_verify_part(
 
 
 def reporting(links: RingLinks, verify: Verify) -> Verify:
-    """Return a function that calls `verify` with its arguments, sends the result from the thread that has it,
-    and returns it.
+    """Return a function that calls `verify` with its arguments, sends the frame's result from the same
+    thread, and returns the verified frame.
 
     links: Links of this stage. A receiver that is not linked is skipped.
     verify: `Verifier.verify`, which is given a frame, or `Verifier.verify_pending`, which is given nothing.
 
-    If stage 0 is this worker, the master is sent the result before the next trees are drafted. Otherwise both
-    are sent it afterwards: stage 0, whose next step waits for result and trees, comes first.
+    If stage 0 is this worker (there is no link to it), the master is sent the result by `announce` of
+    `verify`, before the next trees are drafted. Otherwise the result is sent after drafting: to stage 0 first,
+    whose next step waits for result and trees, and then to the master.
     """
 
     def verify_and_report(*frame: Frame) -> VerifiedFrame:

@@ -137,7 +137,8 @@ class Verifier:
     """Verifier of the last stage: verifies frames that have passed every layer, and remembers the tokens of
     every sequence.
 
-    near: The drafter on this worker's compute thread, if there is one, and the launches that need its trees.
+    colocated: The drafter on this worker's compute thread, if there is one, and the launches that need its
+        trees.
     quiet: Returns True if no message or prompt has arrived that would change the next frame, so that the next
         step may be launched before its frame is composed. The worker sets it; until then it always returns
         True.
@@ -224,16 +225,16 @@ class Verifier:
         committed.
 
         frame: A frame that has passed every layer, with the hidden states of the last layer.
-        logits: Logits [n, vocab] of the first n tokens. They may end before the last nodes of a tree that
-            acceptance does not reach. None: computed here.
+        logits: Logits [n, vocab] of the first n tokens. They may leave out the last nodes of a tree, if
+            acceptance cannot reach these. None: computed here.
         announce: Called with the result before a drafter on this thread drafts, so that the result's tokens
             do not wait for the next trees. None: nothing is called.
 
         Segments of sequences whose grammar is still being compiled are held back; `verify_pending` verifies
         them.
 
-        `features` of the result is {} and `drafts` is set if a drafter on this worker's thread has drafted
-        already. Sequences that the frame closes are forgotten.
+        Of the returned frame, `features` is {} and `drafts` is set if a drafter on this worker's thread has
+        drafted already. Sequences that the frame closes are forgotten.
         """
         began = time.perf_counter()
         if frame.replay:

@@ -130,8 +130,8 @@ class DraftPause:
         return self.state is PauseState.PAUSED
 
     @property
-    def whole_steps_left(self) -> int:
-        """Number of steps that the pause still lasts, rounded up; 0 outside a pause."""
+    def max_steps_left(self) -> int:
+        """Number of steps that the pause lasts at most, rounded up; 0 outside a pause."""
         return math.ceil(self.steps_left - STEP_EPSILON) if self.paused else 0
 
     def on(self, event: PauseEvent) -> DraftPause:

@@ -99,12 +99,13 @@ class DraftChoice:
 
 @dataclass(slots=True)
 class RegretPool:
-    """The loss that drafting may still cause on future sequences, with all numbers of sequences together.
+    """The loss that drafting may still cause on future sequences: one limit for the budgets of all groups of
+    numbers of sequences.
 
-    The pool is shared, because a server that gets busy passes through many numbers of sequences: with a pool
-    for each, drafts that are not profitable could lose many times as much.
+    The pool is shared, because a server that gets busy passes through many of these groups: with a pool for
+    each, drafts that are not profitable could lose many times as much.
 
-    left: Baseline steps that may be lost, from which every new set of sequences is granted up to REGRET.
+    left: Baseline steps that may be lost. Only gains and losses change it, not what a budget is granted.
     """
 
     left: float = POOL * REGRET
@@ -126,9 +127,9 @@ class RegretBudget:
     """
 
     def __init__(self, pool: RegretPool) -> None:
-        """Start with the budget of new sequences, REGRET.
+        """Start with REGRET, whatever the pool has left, so that each number of sequences is tried once.
 
-        pool: The budget of future sequences, which all groups share.
+        pool: The limit for future sequences, which all groups share.
         """
         self.available = REGRET
         self._pool = pool
@@ -145,7 +146,9 @@ class RegretBudget:
         self._pool.record(more)
 
     def begin_sequences(self) -> None:
-        """Grant the budget of new sequences, which have lost nothing yet: up to REGRET, out of the pool."""
+        """Raise the budget for new sequences, which have lost nothing yet: to REGRET, or to what the pool has
+        left if that is less. A larger budget is kept, and the pool stays as it is.
+        """
         self.available = max(self.available, min(self._pool.left, REGRET))
 
     def steps_until(self, needed: float) -> float:

@@ -191,15 +191,15 @@ def verified_numbers(trees: FrameTrees, room: int, rows: int, page_rows: int) ->
 
 
 def _slots(columns: Sequence[int], pages: Sequence[tuple[int, ...]], rows: int, page_rows: int) -> Numbers:
-    """Return the slots of `rows` adjacent draft rows per tree, int32 [trees, rows].
+    """Return the slots of `rows` adjacent draft rows per tree, int32 [trees, rows]. There must be at least one
+    tree and one row.
 
     columns: Column of the first of these rows of each tree.
     pages: The pages of each tree's sequence, up to that of the last of these rows.
     rows: Number of rows per tree.
     page_rows: Number of KV slots of a page.
 
-    A row at column c lies in its sequence's page number c // page_rows, and its slot is
-    page * page_rows + c % page_rows.
+    The slot of a row at column c of a sequence is pages[c // page_rows] * page_rows + c % page_rows.
 
         # pages [7 2 5] of 4 rows, column 6, 3 rows -> columns [6 7 8] -> slots [10 11 20]
     """

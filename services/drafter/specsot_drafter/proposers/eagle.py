@@ -192,10 +192,10 @@ class EagleProposer(TreeProposer):
             compute_rows(self._head, self._pages, due)
 
     def _prefilling(self) -> list[FollowedSequence]:
-        """Return the sequences with due rows whose prompts are not complete yet; [] if there are none.
+        """Remove sequences without due rows from `_without_root`, and return the remaining ones: sequences
+        whose prompts are being processed, and prefixes. [] if there are none.
 
-        The other sequences are removed from `_without_root`: they get due rows only by a further batch, which
-        adds them again.
+        A removed sequence gets due rows only by a further batch, which adds it again.
         """
         without_root = self._without_root
         for sequence in [sequence for sequence, one in without_root.items() if not one.due]:

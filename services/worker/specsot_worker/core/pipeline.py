@@ -529,11 +529,11 @@ class DraftTimeout:
 
     @property
     def max_passes(self) -> int:
-        """How many passes without trees a frame of drafted sequences may take, at least 1: as many as the
-        pause still has steps, so that it is not exceeded. 1 while drafting, and while drafting is resuming:
-        then trees are expected after the next pass.
+        """Maximum number of forward passes of a frame with a drafted sequence: as many as a pause of drafting
+        has steps left, rounded up, so that the pause is not exceeded. 1 outside a pause: while drafting, while
+        the drafter catches up, and without a drafter.
         """
-        return max(self._pause.whole_steps_left, 1)
+        return max(self._pause.max_steps_left, 1)
 
     def _backoff_of(self, drafter: str) -> _Backoff:
         """Return the misses of a drafter, which are created if there are none. If it is the only drafter,

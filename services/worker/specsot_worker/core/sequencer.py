@@ -127,10 +127,11 @@ class Sequencer:
 
     def passes_ahead(self) -> int:
         """Return how many forward passes the next frame without prompts may take: as `num_passes` says, or 1
-        if drafts are awaited, if one of the sequences cannot run ahead, if no sequence decodes, or if at most
-        FEW_SEQUENCES decode while a plan is written or its branches begin (`_shapes_plan`). All passes
-        together fit into the token budget of a frame, and into the slots that a tree may take of a sequence.
-        No sequence takes more than its `max_passes` and its `pass_limit`, and drafted ones no more than a
+        if drafts are awaited, if one of the sequences cannot run ahead, if no sequence decodes, if the stage
+        cannot run ahead or several frames may be in flight, or if at most FEW_SEQUENCES decode while a plan
+        is written or its branches begin (`_shapes_plan`). All passes together fit into the token budget of a
+        frame, and into the slots that a tree may take of a sequence. No sequence takes more than its
+        `max_passes` and its `pass_limit`. If any of the sequences is drafted, the frame takes no more than a
         pause of drafting has steps left.
 
         The stage may launch these passes before the next result is applied, and `compose` then is given their

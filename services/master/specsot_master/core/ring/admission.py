@@ -20,20 +20,22 @@ from specsot_master.core.limits import plan_limit, skeleton_limit
 from specsot_master.core.ring.prefix_tree import PrefixMatch
 from specsot_master.core.ring.ring_state import RingState
 
-# Tokens. A direct answer forks a cached prefix only if they share at least this many. Untuned.
+# Tokens. A sequence that could compute its whole prompt itself forks a cached prefix only if they share at
+# least this many. Untuned.
 MIN_SHARED_TOKENS = 16
-# Tokens. A prefix is opened for later requests only if it adds at least this many, and more where a step
-# takes about as long for many tokens as for one (`min_prefix_tokens`). Untuned.
+# Tokens. A prefix that no sequence has to wait for is opened only if it adds at least this many, and more
+# where a step takes about as long for many tokens as for one (`min_prefix_tokens`). A beginning that all
+# sequences of a request wait for forks a cached prefix only if they share at least this many. Untuned.
 MIN_PREFIX_TOKENS = 32
 
 
 def min_prefix_tokens(ring: RingState) -> int:
-    """Return how many tokens a prefix must add, so that it is opened although no request waits for it.
+    """Return how many tokens a prefix must add to be worth a step of its own, which the first token of the
+    request waits for. At least MIN_PREFIX_TOKENS, and otherwise at most `ring.rows`.
 
-    A prefix is computed in a step before that of the first token. So computing its tokens must take at least
-    as long as that step: a step of so many tokens takes twice as long as a step of one token. A GPU computes
-    a few hundred tokens in that time, and a CPU fewer than MIN_PREFIX_TOKENS, which is returned at least. The
-    result is at most a frame's tokens.
+    Computing the tokens again for a later request must take at least as long as that further step. So a step
+    of so many tokens must take at least twice as long as a step of one token. A GPU computes a few hundred
+    tokens in that time, and a CPU fewer than MIN_PREFIX_TOKENS.
 
         step of 1 token 1.2 ms, of 256 tokens 2.2 ms, of 512 tokens 3.0 ms -> 320 tokens (2.4 ms)
 
@@ -44,10 +46,10 @@ def min_prefix_tokens(ring: RingState) -> int:
 
 @lru_cache(maxsize=8)
 def _min_prefix_tokens(curve: Curve, most: int) -> int:
-    """Return the result of `min_prefix_tokens`, a multiple of MIN_PREFIX_TOKENS unless it is `most`.
+    """Return the result of `min_prefix_tokens`: a multiple of MIN_PREFIX_TOKENS, or `most`.
 
-    curve: (tokens, seconds) of a step.
-    most: the maximum result, unless it is below MIN_PREFIX_TOKENS.
+    curve: (tokens, seconds) of a step. MIN_PREFIX_TOKENS is returned for an empty curve.
+    most: the result if no smaller number of tokens is worth a step; MIN_PREFIX_TOKENS if that is larger.
     """
     step = CostCurve(curve)
     sizes = range(MIN_PREFIX_TOKENS, most, MIN_PREFIX_TOKENS)
@@ -271,7 +273,8 @@ def admission_options(
 
     A beginning that the request needs is opened as far as the prefix cache lacks it; with `later`, it is not
     opened if the cache lacks less than `min_prefix_tokens`. If such a beginning and the request together
-    need all pages of the ring, no cached prefix is forked, as its pages would have to stay. A beginning that
+    need all pages of the ring or more, the beginning is always opened, and no cached prefix is forked, as its
+    pages would have to stay. A beginning that
     only later requests may use is opened if it adds at least `min_prefix_tokens`, and only while an eighth of
     the ring's pages stays free.
 
@@ -316,8 +319,8 @@ def _opened(prompt_prefix: PromptPrefix, route: PrefixMatch, ring: RingState) ->
 
 
 def _begun(prompt_prefix: PromptPrefix, route: PrefixMatch, ring: RingState) -> AdmissionOption:
-    """Return the option of a request that begins with a single sequence. If the cache lacks less than
-    `min_prefix_tokens` of its beginning, nothing is opened: the first sequence and the plan compute these
+    """Return the option of a request with a speculative plan and without a KV policy, which begins with a
+    single sequence. If the cache lacks less than `min_prefix_tokens` of its beginning, nothing is opened: the first sequence and the plan compute these
     tokens themselves, so that neither waits for a step of the beginning. The lacking pages are granted to
     both.
 
