@@ -191,8 +191,8 @@ def verified_numbers(trees: FrameTrees, room: int, rows: int, page_rows: int) ->
 
 
 def _slots(columns: Sequence[int], pages: Sequence[tuple[int, ...]], rows: int, page_rows: int) -> Numbers:
-    """Return the slots of `rows` adjacent draft rows per tree, int32 [trees, rows]. There must be at least one
-    tree and one row.
+    """Return the slots of `rows` adjacent draft rows per tree, int32 [trees, rows]. There must be at least
+    one tree and one row.
 
     columns: Column of the first of these rows of each tree.
     pages: The pages of each tree's sequence, up to that of the last of these rows.

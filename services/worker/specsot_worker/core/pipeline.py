@@ -530,8 +530,8 @@ class DraftTimeout:
     @property
     def max_passes(self) -> int:
         """Maximum number of forward passes of a frame with a drafted sequence: as many as a pause of drafting
-        has steps left, rounded up, so that the pause is not exceeded. 1 outside a pause: while drafting, while
-        the drafter catches up, and without a drafter.
+        has steps left, rounded up, so that the pause is not exceeded. 1 outside a pause: while drafting,
+        while the drafter catches up, and without a drafter.
         """
         return max(self._pause.max_steps_left, 1)
 

@@ -320,9 +320,9 @@ def _opened(prompt_prefix: PromptPrefix, route: PrefixMatch, ring: RingState) ->
 
 def _begun(prompt_prefix: PromptPrefix, route: PrefixMatch, ring: RingState) -> AdmissionOption:
     """Return the option of a request with a speculative plan and without a KV policy, which begins with a
-    single sequence. If the cache lacks less than `min_prefix_tokens` of its beginning, nothing is opened: the first sequence and the plan compute these
-    tokens themselves, so that neither waits for a step of the beginning. The lacking pages are granted to
-    both.
+    single sequence. If the cache lacks less than `min_prefix_tokens` of its beginning, nothing is opened: the
+    first sequence and the plan compute these tokens themselves, so that neither waits for a step of the
+    beginning. The lacking pages are granted to both.
 
         page_rows 16, beginning of 40 tokens, 24 of them cached, grant 20, plan 3
         -> lacking ceil(40 / 16) - 24 // 16 = 3 - 1 = 2 pages: grant 20 + 2, plan 3 + 2
