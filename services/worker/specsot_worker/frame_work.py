@@ -86,8 +86,8 @@ def reporting(links: RingLinks, verify: Verify) -> Verify:
     verify: `Verifier.verify`, which is given a frame, or `Verifier.verify_pending`, which is given nothing.
 
     If stage 0 is this worker (there is no link to it), the master is sent the result by `announce` of
-    `verify`, before the next trees are drafted. Otherwise the result is sent after drafting: to stage 0 first,
-    whose next step waits for result and trees, and then to the master.
+    `verify`, before the next trees are drafted. Otherwise the result is sent after drafting: to stage 0
+    first, whose next step waits for result and trees, and then to the master.
     """
 
     def verify_and_report(*frame: Frame) -> VerifiedFrame:
