@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from specsot.core.frames import Close, End, Features, Fork, Open, Opening, Result, tokens_of
+from specsot.core.frames import (
+    Close,
+    End,
+    Features,
+    Fork,
+    Frame,
+    Open,
+    Opening,
+    PromptChunk,
+    Result,
+    tokens_of,
+)
 from specsot.core.overlap import OverlapState
 from specsot.core.pages import PageTable
 from specsot.errors import ModelError
@@ -117,6 +128,20 @@ class Near:
         self._error_text += features
         meanwhile()
         return ()
+
+
+def test_a_result_is_announced_before_a_drafter_on_this_thread_drafts() -> None:
+    provider, events = Provider(None), AnswerMessage()
+    stage = provider.make_stage(CONFIGURATION, Range(0, 1))
+    verifier = provider.make_verifier(stage, CONFIGURATION)
+    verifier.colocated.drafter = Near(events)  # type: ignore[assignment]
+    prompt = PromptChunk(HELD, 0, (1, 2), True)
+    frame = stage.run(Frame(1, 1, (Opening(HELD, 2, limit=9, drafted=True),), (prompt,)))
+    verified = verifier.verify(frame, announce=events.append)
+    assert verified.drafts == ()
+    announced, features = events
+    assert announced is verified.result
+    assert features.feature_batches
 
 
 class Lone:
