@@ -145,6 +145,14 @@ def test_a_drafter_that_does_not_come_is_not_waited_for():
     run(without())
 
 
+@pytest.mark.parametrize(("gpus", "wanted"), [(("A",), True), ((), False)])
+async def test_the_engine_knows_whether_every_stage_computes_on_a_gpu(gpus, wanted):
+    """A drafter does not count."""
+    stand = await stand_with(drafter(), worker("a", gpus=("A",)), worker("b", gpus=gpus))
+    stand.all_ready(1, "a", "b", "d")
+    assert stand.fleet.state().on_gpus is wanted
+
+
 async def test_a_lost_drafter_interrupts_no_request():
     stand = await stand_with(drafter(), worker("a"), worker("b"))
     stand.all_ready(1, "a", "b", "d")

@@ -185,8 +185,9 @@ class TestWays:
 
     def test_where_many_tokens_take_as_long_as_one_only_long_beginnings_are_kept_for_later(self) -> None:
         """A step of 100 tokens takes twice as long as one of a token; sizes are multiples of 32."""
-        gpu = replace(PLAIN, curve=((1, 1.0), (50, 1.0), (150, 3.0)))
+        gpu = replace(PLAIN, on_gpus=True, curve=((1, 1.0), (50, 1.0), (150, 3.0)))
         assert min_prefix_tokens(gpu) == 128
+        assert min_prefix_tokens(replace(gpu, on_gpus=False)) == MIN_PREFIX_TOKENS, "on a CPU"
         assert self.ways_of(127, PrefixMatch(), False, gpu) == [(0, 0, 0)]
         assert self.ways_of(128, PrefixMatch(), False, gpu) == [(0, 128, 16), (0, 0, 0)]
         assert self.ways_of(50, PrefixMatch(), True, gpu) == [(0, 50, 7)], "sequences wait for it now"
@@ -199,10 +200,10 @@ class TestWays:
             (((1, 1.0), (512, 1.5)), 512, 512),
             (((1, 1.0), (512, 1.5)), 8, MIN_PREFIX_TOKENS),
         ],
-        ids=["not measured", "a CPU", "flat", "small frames"],
+        ids=["not measured", "steep", "flat", "small frames"],
     )
     def test_how_much_a_prefix_adds_at_least(self, curve: Curve, rows: int, wanted: int) -> None:
-        assert min_prefix_tokens(replace(PLAIN, curve=curve, rows=rows)) == wanted
+        assert min_prefix_tokens(replace(PLAIN, on_gpus=True, curve=curve, rows=rows)) == wanted
 
     def test_where_pages_are_tight_nothing_else_is_held(self) -> None:
         tight = RingState(epoch=1, pages=10, page_rows=8, slots=3, max_positions=1000)

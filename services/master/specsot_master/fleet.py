@@ -139,6 +139,7 @@ class Fleet:
 
         configuration: the configuration of any one member; those of all members hold the same sizes.
         """
+        stages = {stage.name for stage in configuration.stages}
         return RingState(
             epoch=configuration.epoch,
             pages=configuration.pages,
@@ -149,6 +150,7 @@ class Fleet:
             has_drafter=configuration.drafted,
             drafters=self._drafters,
             curve=configuration.curve,
+            on_gpus=all(one.gpus for one in self.registrations if one.name in stages),
             kept=self._handover.migrated_rows(configuration.epoch),
             replays=self._handover.replays(configuration.epoch),
         )

@@ -28,6 +28,7 @@ class RingState:
     rows: the maximum number of tokens in one frame.
     curve: seconds of compute of one step by tokens in its batch, as the stages measured them, as (tokens,
         seconds) in ascending order; empty if they measured nothing in common.
+    on_gpus: True if every stage computes on a GPU.
     kept: by the id of a sequence of the previous epoch, how many of its first KV rows every stage still has;
         empty if nothing was migrated.
     replays: True if a stage was lost with its part of these rows, so that frames with `replay` compute it
@@ -43,6 +44,7 @@ class RingState:
     drafters: tuple[DrafterName, ...] = ()
     rows: int = 512
     curve: Curve = ()
+    on_gpus: bool = False
     kept: Mapping[int, int] = field(default_factory=dict[int, int])
     replays: bool = False
 
