@@ -16,9 +16,6 @@ PRIOR_ACCEPTANCE: Final = 0.75
 PRIOR_TRIALS: Final = 2.0
 # Fraction. The weight that older trees keep with every newer tree. Untuned.
 DECAY: Final = 0.97
-# Trees. How many of the newest trees are worth recording together: older ones have a weight below
-# DECAY ** COUNTED_TREES = 0.0004.
-COUNTED_TREES: Final = 256
 # Factor. Upper bound of the ratio between the chance of acceptance and the head's probability. Untuned.
 MAX_TRUST: Final = 1.5
 # Fraction. The weight of the newest record in the running mean of what nodes are worth. A record is of one
@@ -74,9 +71,10 @@ class AcceptanceRates:
         masses[sent] = np.fromiter(chain.from_iterable(all_masses), float, sum(lengths))
         weights = DECAY ** np.arange(len(trees))[::-1]
         reached = depths < deep
-        self._decay(DECAY ** len(trees))
         tried = (depths <= deep) & (depths < grown)
+        self._counts *= DECAY ** len(trees)
         self._counts += [weights @ one for one in (reached & tried, tried, masses, reached & sent)]
+        self._chances = self._factors = None
 
     def by_depth(self) -> list[float]:
         """Return the chance that each depth is accepted, given that the depth above was: a list of `levels`
@@ -120,14 +118,6 @@ class AcceptanceRates:
             factors.append(least)
         self._factors = np.array(factors)
         return self._factors
-
-    def _decay(self, factor: float) -> None:
-        """Multiply all counts by a factor, and drop the cached results.
-
-        factor: Weight that older trees keep, in (0, 1].
-        """
-        self._counts *= factor
-        self._chances = self._factors = None
 
 
 class TreeWorth:

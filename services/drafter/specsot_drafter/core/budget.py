@@ -71,7 +71,10 @@ class BudgetPolicy:
     """Policy that decides how much one drafter drafts. The base class learns nothing and never pauses.
 
     paused_trees: Number of trees for which drafting is paused, after `plan_levels` returned 0.
-    drafting: True if trees were verified since the last pause began; always True in the base class.
+    drafting: True if a step with drafts has finished since the last pause began; always True in the base
+        class.
+    keep_growing: The function that is asked before each level is grown how many nodes to feed. None: all
+        levels are grown, as in the base class.
     adaptive: True if the policy may pause drafting; then candidates of a second proposer may join its trees.
     holding: True if the levels and nodes of the current trees were chosen for an earlier step, or if the
         policy makes no choices. If a device selects the nodes, the second proposer is asked only while
@@ -81,6 +84,8 @@ class BudgetPolicy:
     """
 
     paused_trees = 0
+    drafting = True
+    keep_growing: KeepGrowing | None = None
     likeliest_first = False
     adaptive = False
     holding = True
@@ -92,18 +97,6 @@ class BudgetPolicy:
         """
         self._each = shape.nodes - 1
         self._levels = shape.depth + 1
-
-    @property
-    def drafting(self) -> bool:
-        """True if trees were verified since the last pause began. The base class never pauses: True."""
-        return True
-
-    @property
-    def keep_growing(self) -> KeepGrowing | None:
-        """The function that is asked before each level is grown how many nodes to feed. None: all levels are
-        grown.
-        """
-        return None
 
     def plan_levels(self, num_trees: int, max_levels: int, num_due: int = 0, num_others: int = 0) -> int:
         """Return the number of levels that trees may grow, at most `max_levels`. Return 0 if nothing is to be

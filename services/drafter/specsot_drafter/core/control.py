@@ -27,7 +27,7 @@ import numpy as np
 from specsot.core.cost_curve import CostCurve
 from specsot.drafting import TunerName
 from specsot.members import Curve, TreeShape
-from specsot_drafter.core.acceptance import COUNTED_TREES, AcceptanceRates, TreeWorth
+from specsot_drafter.core.acceptance import AcceptanceRates, TreeWorth
 from specsot_drafter.core.budget import (
     UNKNOWN_SECONDS,
     BudgetPolicy,
@@ -168,6 +168,8 @@ class DraftPolicy(BudgetPolicy):
     Only choices whose cost the regret budget covers are considered. If there is none, drafting is paused.
     From time to time the policy looks: it pauses for LOOK_STEPS steps to measure steps without drafts.
 
+    drafting: False before the first step with drafts.
+    keep_growing: None if all levels are launched at once.
     costs: Model of the seconds of steps, learned from finished steps.
     acceptance: How likely drafts are accepted by depth, learned from verified trees.
     """
@@ -221,8 +223,8 @@ class DraftPolicy(BudgetPolicy):
         self._paused = False
         # The number of sequences in the step that get no tree.
         self._others = 0
-        # True if a step with drafts has finished since the last pause began.
-        self._drafts = False
+        self.drafting = False
+        self.keep_growing = self.is_deeper_profitable if stepwise else None
         # True if the duration of the last finished step was known. Steps with prompt tokens are not timed.
         self._timed = True
         # Groups (`size_group`) of numbers of sequences whose baseline was measured by a look.
@@ -243,20 +245,8 @@ class DraftPolicy(BudgetPolicy):
         self._num_samples = 0
         # Nodes of the largest tree that came back so far, without its root.
         self._largest = 0
-        # The newest verified trees that the acceptance rates have not been updated with.
-        self._returned = deque[tuple[int, Sequence[float], int]](maxlen=COUNTED_TREES)
-
-    @property
-    def drafting(self) -> bool:
-        """True if a step with drafts has finished since the last pause began. False before the first one."""
-        return self._drafts
-
-    @property
-    def keep_growing(self) -> KeepGrowing | None:
-        """The function that is asked before each level is grown how many nodes to feed. None if all levels
-        are launched at once.
-        """
-        return self.is_deeper_profitable if self._stepwise else None
+        # The verified trees that the acceptance rates have not been updated with.
+        self._returned = list[tuple[int, Sequence[float], int]]()
 
     def plan_levels(self, num_trees: int, max_levels: int, num_due: int = 0, num_others: int = 0) -> int:
         """Return the number of levels that trees may grow. Return 0 if nothing is to be drafted; then
@@ -324,11 +314,11 @@ class DraftPolicy(BudgetPolicy):
         if self._stepwise:
             is_applicable = choice.levels <= max_levels and num_due <= num_trees * (choice.levels + 2)
         elif num_due > num_trees * (choice.levels + 2):
-            catch_up = self.costs.catch_up(num_due) / self.costs.baseline(num_trees + self._others)
+            catch_up = self.costs.growth.catch_up(num_due) / self.costs.baseline(num_trees + self._others)
         available = self._regret.available
         is_covered = choice.sure_to_gain or choice.extra_steps + catch_up <= available
         has_not_lost = available >= choice.min_available
-        is_reused = is_applicable and is_covered and has_not_lost and self._drafts and choice.reuses_left > 0
+        is_reused = is_applicable and is_covered and has_not_lost and self.drafting and choice.reuses_left > 0
         if is_reused:
             choice.reuses_left -= 1
             self._regret.record(-catch_up, 0)
@@ -399,7 +389,7 @@ class DraftPolicy(BudgetPolicy):
         # At most one baseline step: a single first step that was slow, as one that compiles kernels is, must
         # not keep drafts away for a thousand steps.
         restart = min(self._restart, 1.0) if self._paused else 0.0
-        needed = extra_steps + reserve + restart + self.costs.catch_up(num_due) / baseline
+        needed = extra_steps + reserve + restart + self.costs.growth.catch_up(num_due) / baseline
         # If another process disturbed the measurement of the curves at startup, they must not rule out drafts
         # that were never tried. So the first trees are only bounded by the budget.
         untried = self._stepwise and not self._largest
@@ -436,7 +426,7 @@ class DraftPolicy(BudgetPolicy):
         choice.num_choices += 1
         max_reuses = HELD_STEPS if self._stepwise else HELD_STEPS * (choice.num_choices + 2) // 2
         choice.reuses_left = min(max(self.costs.known, 2), max_reuses)
-        self._regret.record(-self.costs.catch_up(num_due) / baseline, 0)
+        self._regret.record(-self.costs.growth.catch_up(num_due) / baseline, 0)
         choice.min_available = self._regret.available - REGRET / 2
         return 0.0
 
@@ -444,9 +434,8 @@ class DraftPolicy(BudgetPolicy):
         """Update the acceptance rates with the verified trees that were collected. Nothing happens if there
         are none.
         """
-        if self._returned:
-            self.acceptance.record(self._returned)
-            self._returned.clear()
+        self.acceptance.record(self._returned)
+        self._returned.clear()
 
     def _learn_worth(self) -> None:
         """Update the worth of nodes with the candidates that `keep_sample` has kept, as if they were of one
@@ -628,7 +617,7 @@ class DraftPolicy(BudgetPolicy):
         accepted = sum(tree.accepted for tree in drafted) / num_sequences
         self._largest = max(self._largest, max(tree.rows for tree in drafted) - 1)
         # The first step after a pause takes longer than the following ones, so its duration is not recorded.
-        if spent.wall and rows > num_sequences and self._drafts:
+        if spent.wall and rows > num_sequences and self.drafting:
             self.costs.record_drafted(num_sequences, len(drafted), grown, rows, spent)
             if self.costs.known <= HELD_STEPS:
                 self.costs.learn()
@@ -639,13 +628,13 @@ class DraftPolicy(BudgetPolicy):
         taken = float(seconds)
         extra_steps = max(taken / baseline - 1, 0.0)
         restart = 0.0
-        if not self._drafts and not self._stepwise:
+        if not self.drafting and not self._stepwise:
             # The first step after a pause is booked at its real duration, at most REGRET above the estimate.
             restart = min(max(spent.wall / baseline - 1 - extra_steps, 0.0), REGRET)
             self._restart = restart if spent.wall else self._restart
         self._regrets[size_group(num_sequences)].record(accepted - extra_steps - restart)
         self._gain += ((1 + accepted) / (1 + extra_steps) - self._gain) / RECENT
-        self._drafts = True
+        self.drafting = True
         self._paused = False
         self._since_look = self._since_look + 1
         self._returned += observations_of(drafted)
@@ -664,9 +653,9 @@ class DraftPolicy(BudgetPolicy):
         there the mean duration counts, and the mean of only the fastest steps would be too low. The number of
         steps since the last look becomes 0, and the last choice for about as many sequences is not reused.
         """
-        if self._drafts and (self._stepwise or steps > LOOK_STEPS):
+        if self.drafting and (self._stepwise or steps > LOOK_STEPS):
             self.costs.forget()
-        self._drafts = False
+        self.drafting = False
         self._paused = self._paused or steps > LOOK_STEPS
         self._since_look = 0
         self._choice.reuses_left = 0

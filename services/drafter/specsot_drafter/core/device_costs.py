@@ -89,7 +89,7 @@ class DeviceCosts:
         Until steps are recorded, all estimates are those of the curves.
         """
         self._step = CostCurve(step) or UNIT_CURVE
-        self._growth = GrowthSeconds(level, widths)
+        self.growth = GrowthSeconds(level, widths)
         # Recent steps without drafts as (sequences, seconds), by `size_group`.
         self._baseline = defaultdict[int, deque[Point]](lambda: deque(maxlen=LOOK_STEPS))
         # Recent steps with drafts, by `size_group`.
@@ -150,15 +150,8 @@ class DeviceCosts:
         and the shape of the result are those of `drafted`.
         """
         offset, slope = self._growth_line
-        growth = offset + slope * self._growth.levels(grown)[np.asarray(levels) - 1]
+        growth = offset + slope * self.growth.levels(grown)[np.asarray(levels) - 1]
         return growth + self._step.at_each(np.asarray(sequences + nodes))
-
-    def catch_up(self, rows: int) -> float:
-        """Return the estimated seconds of feeding committed tokens that the drafter has not seen; 0 for none.
-
-        rows: Number of these tokens.
-        """
-        return self._growth.catch_up(rows)
 
     def record_baseline(self, sequences: int, spent: StepSeconds) -> None:
         """Record a step without drafts. `learn` must run before estimates change.
@@ -192,7 +185,7 @@ class DeviceCosts:
         )
         wall = min(spent.wall, 2 * expected)
         if spent.waited is None and spent.growing:
-            by_curve = float(self._growth.levels(grown)[levels - 1])
+            by_curve = float(self.growth.levels(grown)[levels - 1])
             self._grown.append((by_curve, min(spent.growing, 2 * expected)))
         waited = computed if spent.waited is None else min(spent.waited, wall)
         # If other processes slowed down the measurement of the curves at startup, `computed` may exceed the

@@ -72,11 +72,9 @@ class GrowthSeconds:
             # 2 trees and widths (1, 4, 4): the levels compute 2, 8 and 8 rows
             # -> [at(2), at(2) + at(8), at(2) + 2 * at(8)]
         """
-        found = self._levels.get(grown)
-        if found is None:
-            rows = grown * np.array(self._widths)
-            found = self._levels[grown] = np.cumsum(self.curve.at_each(rows))
-        return found
+        if grown not in self._levels:
+            self._levels[grown] = np.cumsum(self.curve.at_each(grown * np.array(self._widths)))
+        return self._levels[grown]
 
     def catch_up(self, rows: int) -> float:
         """Return the seconds of feeding committed tokens that the drafter has not seen; 0 for none.
@@ -125,7 +123,7 @@ class StepCosts:
         Until steps are recorded, all estimates are those of the curves.
         """
         self._step = CostCurve(step) or UNIT_CURVE
-        self._growth = GrowthSeconds(level, widths)
+        self.growth = GrowthSeconds(level, widths)
         self._parts = PartCosts(self._step, overlapping_stages)
         # Steps without drafts as (sequences, seconds), by `size_group`.
         self._baseline = defaultdict[int, deque[Point]](lambda: deque(maxlen=LOOK_STEPS))
@@ -199,7 +197,7 @@ class StepCosts:
         The result has the broadcast shape of `levels` and `nodes`. Levels beyond the widths are not allowed.
         """
         offset, slope = self._growth_line
-        growth = offset + slope * self._growth.levels(grown)[np.asarray(levels) - 1]
+        growth = offset + slope * self.growth.levels(grown)[np.asarray(levels) - 1]
         rows = self._drafted_curve.at_each(self._whole_rows(sequences, np.asarray(nodes), worth))
         return self.hops + growth + rows
 
@@ -214,7 +212,7 @@ class StepCosts:
         """
         before, after = self._whole_rows(sequences, np.array([nodes, nodes + sequences]))
         more = self._drafted_curve.at(after) - self._drafted_curve.at(before)
-        return self._growth_line[1] * self._growth.curve.at_each(rows) + more
+        return self._growth_line[1] * self.growth.curve.at_each(rows) + more
 
     def _whole_rows(self, sequences: int, nodes: Ints, worth: Floats | None = None) -> Floats:
         """Return how many rows a step has that passes through the stages in one part and takes as long as
@@ -228,13 +226,6 @@ class StepCosts:
         if sequences > 1 or not self._parts.overlap:
             return np.asarray(sequences + nodes, float)
         return self._parts.whole_rows(nodes, worth)
-
-    def catch_up(self, rows: int) -> float:
-        """Return the estimated seconds of feeding committed tokens that the drafter has not seen; 0 for none.
-
-        rows: Number of these tokens.
-        """
-        return self._growth.catch_up(rows)
 
     def record_baseline(self, sequences: int, spent: StepSeconds) -> None:
         """Record a step without drafts. `learn` must run before estimates change, except that of `hops`.
@@ -262,7 +253,7 @@ class StepCosts:
         spent: Duration of the step, its wall-clock seconds as if all parts of a cut tree had been awaited. If
             the seconds of growth are 0, they are unknown, and all seconds are attributed to the rows.
         """
-        passes = float(self._growth.levels(grown)[levels - 1])
+        passes = float(self.growth.levels(grown)[levels - 1])
         growing = spent.growing
         self._record_away(spent)
         (offset, slope), curve = self._bound
