@@ -297,23 +297,18 @@ class DraftPolicy(BudgetPolicy):
         * A step with drafts has finished since the last pause began.
         * Reuses remain. `_choose` sets their number.
         * The regret budget has not fallen by more than half of REGRET since the choice.
-        * Where growth can stop between levels: the choice has at most `max_levels` levels, and at most
-          levels + 2 rows per tree are due. If more are due, the drafter has to catch up, and `_choose`
-          decides whether that is profitable.
+        * Where growth can stop between levels: the choice has at most `max_levels` levels. Where levels are
+          launched at once, choosing delays the step, and `max_levels` is small near the end of every
+          sequence.
 
-        Where levels are launched at once, the last condition does not apply: prompts of other sequences make
-        rows due in many steps, and near the end of a sequence `max_levels` is small. Neither may cause a new
-        choice, because choosing delays the step. Instead, if more than levels + 2 rows per tree are due, the
-        cost of computing them is added to the cost that the budget must cover, and it is booked in the budget
-        if the choice is reused.
+        If more than levels + 2 rows per tree are due, the cost of computing them is added to the cost that
+        the budget must cover, and it is booked in the budget if the choice is reused.
         """
         choice = self._choice
         # The extra time for computing the due rows, in baseline steps.
         catch_up = 0.0
-        is_applicable = True
-        if self._stepwise:
-            is_applicable = choice.levels <= max_levels and num_due <= num_trees * (choice.levels + 2)
-        elif num_due > num_trees * (choice.levels + 2):
+        is_applicable = not self._stepwise or choice.levels <= max_levels
+        if num_due > num_trees * (choice.levels + 2):
             catch_up = self.costs.growth.catch_up(num_due) / self.costs.baseline(num_trees + self._others)
         available = self._regret.available
         is_covered = choice.sure_to_gain or choice.extra_steps + catch_up <= available
@@ -352,9 +347,8 @@ class DraftPolicy(BudgetPolicy):
             0.3 are expected, the budget must be at least 0.5 + REGRET / 2 = 3.
 
         The pause has LOOK_STEPS steps if the baseline is to be measured anew, or if no choice can gain but
-        fewer levels than the deepest were allowed. Otherwise, it has 1 / REGRET_SHARE steps if no choice can
-        gain, and else as many as it takes until the budget covers the cheapest choice that can gain, at least
-        LOOK_STEPS.
+        fewer levels than the deepest were allowed. Otherwise, it has as many as it takes until the budget
+        covers the cheapest choice that can gain, at least LOOK_STEPS and at most 1 / REGRET_SHARE.
 
         If a choice is made, it is stored with the number of its reuses, and the cost of computing the due
         rows is booked in the budget. There are HELD_STEPS reuses; where levels are launched at once, the n-th
@@ -398,15 +392,14 @@ class DraftPolicy(BudgetPolicy):
         # Where the host's work is most of a step, other work of the machine slows steps with and without
         # drafts alike. So the baseline is measured anew before a long pause.
         stale = not self._stepwise and self._since_look * 2 * REGRET_SHARE >= 1.0
-        if not can_gain.any():
-            return LOOK_STEPS if stale or max_levels < self._levels else 1 / REGRET_SHARE
         may_borrow = not self._stepwise and self._pool.left > 0
         allowed = can_gain & (sure_to_gain & may_borrow | (needed <= self._regret.available))
         if not allowed.any():
-            if stale:
+            if stale or (max_levels < self._levels and not can_gain.any()):
                 return LOOK_STEPS
-            steps = self._regret.steps_until(float(needed[can_gain].min()))
-            return max(steps, LOOK_STEPS)
+            # One more baseline step than now is the longest pause.
+            cheapest = needed[can_gain].min(initial=self._regret.available + 1)
+            return max(self._regret.steps_until(float(cheapest)), LOOK_STEPS)
         best = np.argmax(np.where(allowed, rates, 0.0))
         level, node = np.unravel_index(best, rates.shape)
         choice = self._choice
