@@ -43,11 +43,11 @@ from specsot_drafter.core.selection import (
     Flags,
     Floats,
     Ints,
-    KeepGrowing,
     acceptance_chances,
     best_overall,
     falling,
     keep_best,
+    stacked,
 )
 from specsot_drafter.core.step_costs import HELD_STEPS, LOOK_STEPS, RECENT, StepCosts, size_group
 
@@ -63,19 +63,12 @@ POOL: Final = 8.0
 # Chosen by the gate: 0.01 is worse.
 REGRET_SHARE: Final = 0.005
 
-# Fraction. Where levels are launched at once, the last choice is made again if the regret budget covers it,
-# the choice is not expected to lose, and its expected tokens per second are at least this fraction of the
-# maximum. A change of the tree's shape delays the step, and small differences between estimates are chance.
-# Chosen by the gate: 0.9 is worse.
-KEPT_RATE: Final = 0.95
-
 
 @dataclass(slots=True)
 class DraftChoice:
     """How much to draft in steps whose numbers of sequences are of one group (`size_group`).
 
-    levels: Number of levels of the trees. 0 before the first choice, and after a pause that was longer than a
-        look.
+    levels: Number of levels of the trees. 0 before the first choice.
     nodes: Number of nodes of each tree, without its root. 0 before the first choice.
     rate: Expected tokens per second with this choice when it was made, or without drafts if that was more.
     extra_steps: Extra time of a step with this choice over a step without drafts, in baseline steps.
@@ -193,8 +186,8 @@ class DraftPolicy(BudgetPolicy):
         level: (rows, seconds) points of one forward pass of the draft head, see `StepCosts`.
         widths: Rows per tree that the head computes for levels 2, 3, ...; they also bound the depth.
         stepwise: True if growth can stop between levels. Then trees start small, and at most double from the
-            largest so far, because every node adds to the cost of a step. False if all levels are launched at
-            once. Then the host may take most of a step, whatever the size of the trees, and `costs` is a
+            largest so far, because every node adds to the cost of a step. False if all levels are launched at once.
+            Then the host may take most of a step, whatever the size of the trees, and `costs` is a
             `DeviceCosts`.
         overlapping_stages: Number of stages that may compute at the same time, see `StepCosts`. If `stepwise`
             is False, costs do not depend on this number.
@@ -219,8 +212,6 @@ class DraftPolicy(BudgetPolicy):
         # The time by which the last first step after a pause exceeded the estimate of a step with drafts, in
         # baseline steps. It stays 0 where growth can stop between levels.
         self._restart = 0.0
-        # True after a pause that was longer than a look, until a step has drafts again.
-        self._paused = False
         # The number of sequences in the step that get no tree.
         self._others = 0
         self.drafting = False
@@ -241,8 +232,6 @@ class DraftPolicy(BudgetPolicy):
         # Candidates of one tree of each step since the worth was updated last, at most RECENT. All of them
         # have equally many columns. Empty where growth can stop between levels.
         self._samples = deque[Candidates](maxlen=RECENT)
-        # The number of trees that `keep_sample` has kept so far, including those that were dropped again.
-        self._num_samples = 0
         # Nodes of the largest tree that came back so far, without its root.
         self._largest = 0
         # The verified trees that the acceptance rates have not been updated with.
@@ -327,15 +316,14 @@ class DraftPolicy(BudgetPolicy):
         max_levels: Maximum number of levels, at least 1.
         num_due: Number of rows of committed tokens that the drafter must compute first.
 
-        Return 0 if a choice is made. Otherwise return the number of steps to pause. Where levels are launched
-        at once, the last choice may be made again although another is slightly better (KEPT_RATE). A choice
-        must meet two conditions:
+        Return 0 if a choice is made. Otherwise return the number of steps to pause. A choice must meet two
+        conditions:
 
         * It can gain: it would save time if a node of every level were accepted. Where growth can stop
           between levels, every choice meets this condition until a tree with draft nodes was verified.
         * The regret budget covers the sum of the choice's cost (`extra_steps`), the cost of computing the due
-          rows and, after a pause longer than a look, the extra time that the first step after the most recent
-          pause took (`_restart`), at most one baseline step. If the choice is expected to lose, half of
+          rows and the extra time that the first step after the most recent pause took (`_restart`), at most
+          one baseline step. If the choice is expected to lose, half of
           REGRET is added to the sum, so that a head that is seldom right is tried less often than one that
           was right so far. If levels are launched at once and the pool is positive, a choice that is sure to
           gain need not be covered.
@@ -347,8 +335,9 @@ class DraftPolicy(BudgetPolicy):
             0.3 are expected, the budget must be at least 0.5 + REGRET / 2 = 3.
 
         The pause has LOOK_STEPS steps if the baseline is to be measured anew, or if no choice can gain but
-        fewer levels than the deepest were allowed. Otherwise, it has as many as it takes until the budget
-        covers the cheapest choice that can gain, at least LOOK_STEPS and at most 1 / REGRET_SHARE.
+        fewer levels than the deepest were allowed. Otherwise, it has 1 / REGRET_SHARE steps if no choice can
+        gain, and else as many as it takes until the budget covers the cheapest choice that can gain, at least
+        LOOK_STEPS.
 
         If a choice is made, it is stored with the number of its reuses, and the cost of computing the due
         rows is booked in the budget. There are HELD_STEPS reuses; where levels are launched at once, the n-th
@@ -375,14 +364,13 @@ class DraftPolicy(BudgetPolicy):
         num_nodes = num_trees * nodes
         seconds = self.costs.drafted(sequences, num_trees, levels[:, None], num_nodes, cumulative_worth)
         extra_steps = np.maximum(seconds / baseline - 1, 0.0)
-        added = num_trees / sequences * worth
-        rates = sequences * (1 + added) / seconds
+        rates = (sequences + num_trees * worth) / seconds
         # What must remain of the budget: half of REGRET if the choice is expected to lose. Half was chosen by
         # the gate; none of REGRET and all of it are worse.
         reserve = np.where(rates > sequences / baseline, 0.0, REGRET / 2)
         # At most one baseline step: a single first step that was slow, as one that compiles kernels is, must
         # not keep drafts away for a thousand steps.
-        restart = min(self._restart, 1.0) if self._paused else 0.0
+        restart = min(self._restart, 1.0)
         needed = extra_steps + reserve + restart + self.costs.growth.catch_up(num_due) / baseline
         # If another process disturbed the measurement of the curves at startup, they must not rule out drafts
         # that were never tried. So the first trees are only bounded by the budget.
@@ -397,16 +385,11 @@ class DraftPolicy(BudgetPolicy):
         if not allowed.any():
             if stale or (max_levels < self._levels and not can_gain.any()):
                 return LOOK_STEPS
-            # One more baseline step than now is the longest pause.
-            cheapest = needed[can_gain].min(initial=self._regret.available + 1)
+            cheapest = needed[can_gain].min() if can_gain.any() else self._regret.available + 1
             return max(self._regret.steps_until(float(cheapest)), LOOK_STEPS)
         best = np.argmax(np.where(allowed, rates, 0.0))
         level, node = np.unravel_index(best, rates.shape)
         choice = self._choice
-        if not self._stepwise and choice.levels:
-            last = choice.levels - 1, choice.nodes - 1
-            if allowed[last] and rates[last] >= max(KEPT_RATE * rates[level, node], sequences / baseline):
-                level, node = last
         choice.rate = max(float(rates[level, node]), sequences / baseline)
         choice.extra_steps = float(extra_steps[level, node])
         choice.sure_to_gain = may_borrow and bool(sure_to_gain[level, node])
@@ -435,11 +418,7 @@ class DraftPolicy(BudgetPolicy):
         step, and drop these candidates. Nothing happens if there are none.
         """
         if self._samples:
-            tokens, scores, parents = (
-                np.concatenate(parts)
-                for parts in zip(*((one.tokens, one.scores, one.parents) for one in self._samples))
-            )
-            candidates = Candidates(tokens, scores, parents, self._samples[0].depths)
+            candidates = stacked(self._samples)
             self._worth.record(self.score(candidates), candidates.depths)
             self._samples.clear()
 
@@ -458,8 +437,8 @@ class DraftPolicy(BudgetPolicy):
         if not self._timed:
             return False
         lost = LOOK_STEPS * (1 - 1 / max(self._gain, 1.0)) + self._restart
-        looked = size_group(num_sequences) in self._looked
-        return not looked or self._since_look * 2 * REGRET_SHARE >= max(lost, 1.0)
+        is_unknown = size_group(num_sequences) not in self._looked
+        return is_unknown or self._since_look * 2 * REGRET_SHARE >= max(lost, 1.0)
 
     def is_deeper_profitable(self, scores: Floats, depth: int) -> int:
         """Return how many nodes of each tree's frontier to expand, best first. Return 0 to stop growing.
@@ -554,14 +533,13 @@ class DraftPolicy(BudgetPolicy):
         candidates: Candidates of the trees of a step, at least one tree. Those that cannot be accepted need
             not be barred.
 
-        The n-th call, from 0 on, keeps tree n modulo the number of trees: three calls with two trees each
+        With n kept candidates, the tree n modulo the number of trees is kept: three calls with two trees each
         keep the trees 0, 1 and 0. If the candidates have other depths than the kept ones, the kept ones are
         dropped first, because `_learn_worth` takes all of them to have the same depths.
         """
         if self._stepwise:
             return
-        tree = self._num_samples % len(candidates)
-        self._num_samples += 1
+        tree = len(self._samples) % len(candidates)
         if self._samples and not np.array_equal(self._samples[0].depths, candidates.depths):
             self._samples.clear()
         self._samples.append(candidates.only(tree))
@@ -616,19 +594,17 @@ class DraftPolicy(BudgetPolicy):
                 self.costs.learn()
         baseline = self.costs.baseline(num_sequences)
         cumulative_worth = self._worth.best(self._levels, self._each)[grown - 1]
-        num_nodes = rows - num_sequences
-        seconds = self.costs.drafted(num_sequences, len(drafted), grown, num_nodes, cumulative_worth)
-        taken = float(seconds)
-        extra_steps = max(taken / baseline - 1, 0.0)
+        seconds = self.costs.drafted(
+            num_sequences, len(drafted), grown, rows - num_sequences, cumulative_worth
+        )
+        extra_steps = max(float(seconds) / baseline - 1, 0.0)
         restart = 0.0
-        if not self.drafting and not self._stepwise:
+        if spent.wall and not (self.drafting or self._stepwise):
             # The first step after a pause is booked at its real duration, at most REGRET above the estimate.
-            restart = min(max(spent.wall / baseline - 1 - extra_steps, 0.0), REGRET)
-            self._restart = restart if spent.wall else self._restart
+            self._restart = restart = min(max(spent.wall / baseline - 1 - extra_steps, 0.0), REGRET)
         self._regrets[size_group(num_sequences)].record(accepted - extra_steps - restart)
         self._gain += ((1 + accepted) / (1 + extra_steps) - self._gain) / RECENT
         self.drafting = True
-        self._paused = False
         self._since_look = self._since_look + 1
         self._returned += observations_of(drafted)
         # Where all levels are launched at once, the host has no time here, and learns when it chooses next.
@@ -649,12 +625,10 @@ class DraftPolicy(BudgetPolicy):
         if self.drafting and (self._stepwise or steps > LOOK_STEPS):
             self.costs.forget()
         self.drafting = False
-        self._paused = self._paused or steps > LOOK_STEPS
         self._since_look = 0
         self._choice.reuses_left = 0
-        # A long pause begins because the choice has lost, so the next choice must not favour it (KEPT_RATE).
         if steps > LOOK_STEPS:
-            self._choice.levels = self._choice.num_choices = 0
+            self._choice.num_choices = 0
         self.paused_trees = math.ceil(steps * sequences)
 
 

@@ -194,8 +194,7 @@ class DeviceCosts:
         overlap = computed - waited
         if spent.waited is not None and waited < MIN_WAIT_SHARE * wall:
             overlap = max(overlap, host)
-        step = DeviceStep(sequences, host, overlap)
-        self._drafted[size_group(sequences)].append(step)
+        self._drafted[size_group(sequences)].append(DeviceStep(sequences, host, overlap))
 
     def learn(self) -> None:
         """Fit the host's seconds, the overlap and the line of growth to the recorded steps. The host's
@@ -224,8 +223,11 @@ class DeviceCosts:
         self._overlap = SecondsBySequences(
             [(step.sequences, step.overlap) for step in steps] for steps in groups
         )
-        host = SecondsBySequences([(step.sequences, step.host) for step in steps] for steps in groups)
-        self._drafted_host = host if groups else self._baseline_host
+        self._drafted_host = (
+            SecondsBySequences([(step.sequences, step.host) for step in steps] for steps in groups)
+            if groups
+            else self._baseline_host
+        )
         self._growth_line = fit_line(self._grown)
         if self.known >= HELD_STEPS:
             self._bound = self._drafted_host, self._overlap

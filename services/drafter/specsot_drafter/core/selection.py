@@ -102,6 +102,17 @@ class Nodes:
         return len(self.tokens)
 
 
+def stacked(offers: Sequence[Candidates]) -> Candidates:
+    """Return the trees of several candidates as one, first to last.
+
+    offers: The candidates. At least one; all must have the same depths.
+    """
+    tokens, scores, parents = (
+        np.concatenate(parts) for parts in zip(*((one.tokens, one.scores, one.parents) for one in offers))
+    )
+    return Candidates(tokens, scores, parents, offers[0].depths)
+
+
 def pad_rows(candidates: Candidates, present: Sequence[bool]) -> Candidates:
     """Return the candidates with a row added for every tree that is not present. All candidates of added rows
     are barred. If every tree is present, the candidates are returned unchanged.

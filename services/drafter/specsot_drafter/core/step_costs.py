@@ -254,14 +254,13 @@ class StepCosts:
             the seconds of growth are 0, they are unknown, and all seconds are attributed to the rows.
         """
         passes = float(self.growth.levels(grown)[levels - 1])
-        growing = spent.growing
         self._record_away(spent)
         (offset, slope), curve = self._bound
         whole = float(self._whole_rows(sequences, np.array(rows - sequences)))
         computing = max(curve.at(whole), self._baseline_curve.at(whole))
-        if growing:
-            self._grown.append((passes, min(growing, 2 * (offset + slope * passes + computing))))
-        computing = min(max(spent.wall - self.hops - growing, 0.0), 2 * computing)
+        if spent.growing:
+            self._grown.append((passes, min(spent.growing, 2 * (offset + slope * passes + computing))))
+        computing = min(max(spent.wall - self.hops - spent.growing, 0.0), 2 * computing)
         self._drafted.append((whole, computing))
 
     def learn(self) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from specsot.core.frames import TreeSegment
 from specsot.core.tree import single
-from specsot_drafter.core.selection import Candidates
+from specsot_drafter.core.selection import Candidates, stacked
 from specsot_drafter.eagle_kv import DraftPages, DueRows, FrameTrees
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads import GraphHead, HeadRows
@@ -303,7 +303,7 @@ class TreeGraphs:
             if first + max_trees < len(inputs):
                 run = partial(_same, run())
             grown.append(run)
-        return grown[0] if len(grown) == 1 else lambda: _stacked([one() for one in grown])
+        return grown[0] if len(grown) == 1 else lambda: stacked([one() for one in grown])
 
 
 def _skip(work: Work) -> Captured:
@@ -349,17 +349,6 @@ def _same(offer: Candidates) -> Candidates:
     offer: The candidates.
     """
     return offer
-
-
-def _stacked(offers: Sequence[Candidates]) -> Candidates:
-    """Return the trees of several candidates as one, first to last.
-
-    offers: The candidates. At least one; all must have the same depths.
-    """
-    tokens, scores, parents = (
-        np.concatenate(parts) for parts in zip(*((one.tokens, one.scores, one.parents) for one in offers))
-    )
-    return Candidates(tokens, scores, parents, offers[0].depths)
 
 
 def max_due_rows(k: int, levels: int) -> int:
