@@ -37,6 +37,7 @@ from specsot_drafter.growth import TreeRoom, reserve_room
 from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_model.attention import AttentionPlan, RowSpan
 from specsot_model.kv import indices, untouched_zeros
+from specsot_model.step_rows import StepRows
 
 
 class DueRows(NamedTuple):
@@ -396,6 +397,18 @@ def compute_rows(head: DraftHead, pages: DraftPages, due: Sequence[DueRows]) -> 
         return head.forward(tokens, features, HeadRows(positions, slots, plan, pages.kv))[asked]
     plan = _plan(head, pages, [_span_of(pages, s, s.stop - s.asked) for s in due if s.asked])
     return head.forward(tokens, features, HeadRows(positions, slots, plan, pages.kv, asked))
+
+
+def step_rows(pages: DraftPages, due: Sequence[DueRows]) -> StepRows:
+    """Return due rows as a frame for the captured graphs of a language model.
+
+    pages: The KV pages of the model. The rows must have slots already.
+    due: The rows to compute, of one or more sequences.
+    """
+    tokens = [token for rows_due in due for token in rows_due.tokens]
+    positions = [row for s in due for row in range(s.first, s.stop)]
+    spans = [_span_of(pages, rows_due, rows_due.first) for rows_due in due]
+    return StepRows(tokens, positions, _slots(pages, due), spans)
 
 
 def _slots(pages: DraftPages, due: Sequence[DueRows]) -> list[int]:

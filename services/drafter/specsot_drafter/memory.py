@@ -13,7 +13,7 @@ from specsot_drafter.heads.decoder import small_quantization
 from specsot_drafter.heads.eagle import can_pack
 from specsot_drafter.heads.loading import EMBEDDING, MASK, fusion_norms, rope_of, taps_of
 from specsot_drafter.overlap.graph_growth import max_due_rows, tree_graph_bytes
-from specsot_drafter.proposers.lm import MODEL_TREES, BeamShape, can_capture_beam
+from specsot_drafter.proposers.lm import MODEL_TREES, PREFILL_ROWS, BeamShape, can_capture_beam
 from specsot_model.fused import can_capture
 from specsot_model.linear import stored_bytes
 from specsot_model.loaded_parts import AbsentWeights
@@ -184,7 +184,10 @@ def beam_graph_bytes(config: ModelConfig, itemsize: int, beam: BeamShape) -> int
     shape = HeadShape(config.hidden, config.hidden, *heads, config.intermediate, config.vocab, config.layers)
     levels = len(beam.widths) + 1
     rows = max((max_due_rows(beam.breadth, levels), *beam.widths))
-    return tree_graph_bytes(shape, itemsize, rows, levels, max(MODEL_TREES))
+    trees = tree_graph_bytes(shape, itemsize, rows, levels, max(MODEL_TREES))
+    # Graphs for prompts compute no logits. They reuse the memory of the graphs for trees, or the other way
+    # around.
+    return max(trees, tree_graph_bytes(replace(shape, vocab=0), itemsize, PREFILL_ROWS, levels, trees=1))
 
 
 def _fused(head: Checkpoint, config: ModelConfig, overrides: Overrides) -> Head:

@@ -2,7 +2,7 @@
 
 The model's KV cache is kept from one draft round to the next and rewound by index: of the tokens that the
 model was fed, as many rows stay as agree with the sequence. On a GPU, catching up and growing run as captured
-graphs; segments that are too long for a graph are fed before it.
+graphs; tokens that are too many for these, such as prompts, are fed before, in graphs of their own.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from specsot.errors import HeadMismatch, Overloaded
 from specsot.members import TreeShape
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequence
-from specsot_drafter.eagle_kv import DraftPages, DueRows, compute_rows
+from specsot_drafter.eagle_kv import DraftPages, DueRows, compute_rows, step_rows
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads.decoder import DecoderHead
 from specsot_drafter.overlap.graph_growth import TreeGraphs
 from specsot_drafter.proposers.trees import TreeProposer
 from specsot_model.core.kv_plan import window_of
-from specsot_model.cuda_graphs import Capture
+from specsot_model.cuda_graphs import Capture, CapturedSteps
 
 # Tokens, children per node, and nodes. The defaults of a tree's depth, breadth and size. Untuned.
 DEFAULT_DEPTH = 5
@@ -95,6 +95,8 @@ def beam_shape(options: DraftOptions) -> BeamShape:
 # Rows. The rows of one forward pass over uncached tokens, as many as a frame has by default (`--rows`).
 # Untuned.
 PREFILL_ROWS = 512
+# Rows. Sizes of graphs for the tokens of prompts, which need no logits. Untuned.
+PROMPT_SIZES = (64, 128, 256, PREFILL_ROWS)
 # Rows. A sequence with more due rows is fed alone. Untuned.
 LONG_PROMPT_ROWS = 32
 # Trees. The numbers of trees that graphs are captured for. There are fewer than for EAGLE heads, because each
@@ -207,6 +209,12 @@ class LanguageModelProposer(TreeProposer):
         self._include = head.include
         self._graphs = _graphs(head, self._pages, beam, capture) if capture else None
         self.at_once = self._graphs is not None
+        # Graphs for prompts. None if the model cannot be captured.
+        self._prompts = (
+            CapturedSteps(head.decoder, self._pages.kv, {}, capture, PROMPT_SIZES, short_sizes=())
+            if capture
+            else None
+        )
 
     def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
         """Return the number of tokens that must be fed before trees can grow, at least one for each sequence.
@@ -253,7 +261,7 @@ class LanguageModelProposer(TreeProposer):
         followed: These sequences, with the tokens that were fed for them. Empty: nothing happens.
         """
         if followed:
-            compute_rows(self._head, self._pages, self._take_due(followed))
+            self._feed(self._take_due(followed))
 
     def _catch_up_to(self, trees: Sequence[TreeSegment]) -> bool:
         """Return whether all tokens up to the roots of these trees are fed; see `TreeProposer`. At most
@@ -284,7 +292,7 @@ class LanguageModelProposer(TreeProposer):
         if not all(reserve(fed.sequence.id, len(fed.sequence.tokens), 0) for fed in incomplete):
             return False
         if incomplete:
-            compute_rows(self._head, self._pages, [fed.take(asked=False) for fed in incomplete])
+            self._feed([fed.take(asked=False) for fed in incomplete])
         return True
 
     def _record_grown(self, followed: Sequence[FedTokens], candidates: Candidates) -> Candidates:
@@ -363,7 +371,15 @@ class LanguageModelProposer(TreeProposer):
             rows = min(PREFILL_ROWS, stop - start)
             self._pages.trim(fed.sequence.id, fed.confirmed)
             self._table.reserve(fed.sequence.id, start + rows)
-            compute_rows(self._head, self._pages, [fed.take(asked=False, rows=rows)])
+            self._feed([fed.take(asked=False, rows=rows)])
+
+    def _feed(self, due: Sequence[DueRows]) -> None:
+        """Compute the KV of due rows: in a captured graph if one fits, else kernel by kernel.
+
+        due: The rows to compute, at least one. They must have slots already.
+        """
+        if not (self._prompts and self._prompts.run(step_rows(self._pages, due))):
+            compute_rows(self._head, self._pages, due)
 
 
 def _graphs(head: DecoderHead, pages: DraftPages, beam: BeamShape, capture: Capture) -> TreeGraphs | None:
