@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from specsot.core.frames import End, Opening, PromptChunk, TreeSegment
-from specsot.core.tree import Tree, chain
+from specsot.core.frames import End, Opening
+from specsot.core.tree import Tree, chain, single
 from specsot.grammar import SpellingHabits
 from specsot_worker.core.accept import DecodeState, accept_prompt, accept_tree, grammar_masks
 
@@ -111,11 +111,11 @@ def test_the_grammars_end_ends_the_sequence_and_a_broken_rule_fails_it():
 
 def test_every_node_is_masked_by_its_own_state():
     grammar = written(limit=4, grammar=Countdown(6))
-    (first,) = grammar_masks(PromptChunk(3, 0, (1, 2), True), grammar)
+    (first,) = grammar_masks(single(2), grammar)
     assert first.nonzero()[0].tolist() == [6]
     grammar.write((6,))
     tree = Tree((6, 5, 9, 4, 3), (0, 0, 0, 1, 3))
-    masks = grammar_masks(TreeSegment(3, 1, 2, (), tree), grammar)
+    masks = grammar_masks(tree, grammar)
     allowed = [None if mask is None else mask.nonzero()[0].tolist() for mask in masks]
     assert allowed == [[5], [4], None, [3], None]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from specsot.core.frames import Opening, TreeSegment
+from specsot.core.frames import Opening
 from specsot.core.tree import Tree
 from specsot.core.vocabulary import Vocabulary, describe
 from specsot_worker.core.accept import DecodeState, grammar_masks
@@ -35,9 +35,9 @@ class Counting:
         return np.arange(4) > state
 
 
-def tree_of(*nodes: tuple[int, int]) -> TreeSegment:
+def tree_of(*nodes: tuple[int, int]) -> Tree:
     tokens, parents = zip(*nodes)
-    return TreeSegment(1, 1, 5, (), Tree(tokens, parents))
+    return Tree(tokens, parents)
 
 
 def written(grammar: Counting, limit: int = 9) -> DecodeState:

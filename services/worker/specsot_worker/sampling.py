@@ -371,10 +371,10 @@ def find_targets(
     called only if `meanwhile` was.
     """
     at_once = logits.is_cuda if at_once is None else at_once
+    # How each row's token is drawn. Empty: the argmax of every row.
+    requests = list[DrawRequest]()
     # Walks by number of the query.
-    requests = [ARGMAX] * logits.shape[0]
     walks = dict[int, _PathWalk]()
-    drawn = False
     for number, one in enumerate(queries):
         if one.state.takes_argmax and not one.masks:
             continue
@@ -382,23 +382,22 @@ def find_targets(
         if not ((greedy or (at_once and not one.state.processed)) and one.unmasked):
             walks[number] = _PathWalk(one)
         elif not greedy:
-            requests[one.row : one.row + len(one.tree)], drawn = one.draw_requests(), True
+            requests = requests or [ARGMAX] * logits.shape[0]
+            requests[one.row : one.row + len(one.tree)] = one.draw_requests()
     greedily = [walk for walk in walks.values() if walk.query.state.greedy]
     known = len(walks) == len(queries) and not greedily
     alone = meanwhile if len(greedily) == len(walks) else None
-    best = [] if known else choose_tokens(logits, requests if drawn else (), alone)
+    best = [] if known else choose_tokens(logits, requests, alone)
     for walk in greedily:
         walk.best = best
     asked = _walk(logits, list(walks.values()))
     for walk in asked if alone else ():
         mispredicted(walk.query.state.opening.sequence)
-    found = [
-        walks[number].targets if number in walks else best[one.row : one.row + len(one.tree.tokens)]
-        for number, one in enumerate(queries)
-    ]
-    for number, one in enumerate(queries):
-        if one.state.soft_end is None:
-            continue
+    found = [best[row : row + len(tree.tokens)] for _, row, tree, _, _ in queries]
+    for number, walk in walks.items():
+        found[number] = walk.targets
+    for number in [number for number, one in enumerate(queries) if one.state.soft_end]:
+        one = queries[number]
         softly = end_softly(one, found[number])
         # The rule returns the same list if it changes no target.
         if alone and softly is not found[number]:

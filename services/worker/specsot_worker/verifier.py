@@ -312,8 +312,9 @@ class Verifier:
         if state is None or state.soft_end or parts[0].is_cuda:
             return False
         logits = torch.cat([*parts])
-        known = segment.with_tree(first_nodes(segment.tree, len(logits)))
-        (targets,) = find_targets(logits, [_target_query(known, state, 0)])
+        known = first_nodes(segment.tree, len(logits))
+        masks = grammar_masks(known, state) if state.grammar else ()
+        (targets,) = find_targets(logits, [TargetQuery(state, 0, known, segment.committed + 1, masks)])
         return is_decided(segment.tree, targets)
 
     def _run_passes(self, frame: Frame) -> Frame:
@@ -449,20 +450,6 @@ class Verifier:
         compiling.set_result(found)
         return compiling
 
-    def _append_prompt(self, frame: Frame) -> None:
-        """Append the prompt tokens of a frame to the tokens of their sequences. A frame without prompt chunks
-        changes nothing.
-
-        frame: The frame that is being verified.
-
-        For a decoding sequence, the tokens are also recorded in its state, see `DecodeState.read_prompt`.
-        """
-        for segment in frame.segments:
-            if isinstance(segment, PromptChunk):
-                self._tokens[segment.sequence] += segment.tokens
-                if state := self._decoding.get(segment.sequence):
-                    state.read_prompt(segment.start, segment.tokens)
-
     def _outcomes(self, frame: Frame, logits: torch.Tensor | None = None) -> dict[int, Outcome]:
         """Return the outcome of each decoding segment, by sequence. Return {} if no segment decodes. If
         possible, launch the next frame meanwhile.
@@ -475,65 +462,74 @@ class Verifier:
             # a tree of 3 nodes, a final prompt chunk of 4 tokens, and one of 2 tokens that is not final:
             # tokens of the frame [t0 t1 t2 | p0 p1 p2 p3 | q0 q1] -> logits of tokens [0, 1, 2, 6]
 
-        Tokens of prompt chunks are recorded first. Targets are those of `find_targets`; log-probabilities
-        are added for sequences that ask for them. The next step is launched here only if every sequence
-        certainly feeds its one new token and `quiet` returns True.
+        Tokens of prompt chunks are recorded first: appended to the tokens of their sequences, and for
+        decoding sequences also in their states, see `DecodeState.read_prompt`. Targets are those of
+        `find_targets`; log-probabilities are added for sequences that ask for them. The next step is launched
+        here only if every sequence certainly feeds its one new token and `quiet` returns True.
         """
-        self._append_prompt(frame)
         self._scores.read(frame)
-        # Numbers of the tokens whose logits are needed, one range per segment after which a token is chosen.
-        needed = list[range]()
-        # Number of tokens in `needed`.
-        num_needed = 0
-        # Segments after which a token is chosen, with the state of the sequence and the first of their rows.
-        decoding = list[tuple[Segment, DecodeState, int]]()
+        # Segments after which a token is chosen, and their queries.
+        decoding = list[Segment]()
+        queries = list[TargetQuery]()
+        # Numbers of the tokens whose logits are not needed.
+        unneeded = list[int]()
         first = 0
         for segment in frame.segments:
             state = self._decoding.get(segment.sequence)
             if isinstance(segment, TreeSegment):
-                stop = first + len(segment.tree.tokens)
+                tree = segment.tree
+                position = segment.committed + 1
                 start = first
+                first += len(tree.tokens)
             else:
-                stop = first + len(segment.tokens)
-                start = stop - 1
+                self._tokens[segment.sequence] += segment.tokens
+                if state:
+                    state.read_prompt(segment.start, segment.tokens)
                 # After another chunk than the final one, no token is chosen.
                 state = state if segment.final else None
-            if state:
-                decoding.append((segment, state, num_needed))
-                needed.append(range(start, stop))
-                num_needed += stop - start
-            first = stop
-        if not needed:
+                tree = single(segment.tokens[-1])
+                position = segment.start + len(segment.tokens)
+                unneeded += range(first, first + len(segment.tokens) - 1)
+                first += len(segment.tokens)
+                start = first - 1
+            if state is None:
+                unneeded += range(start, first)
+                continue
+            masks = grammar_masks(tree, state) if state.grammar else ()
+            decoding.append(segment)
+            queries.append(TargetQuery(state, start - len(unneeded), tree, position, masks))
+        if not queries:
             return {}
         next_step = self._next_step
         if frame.extra_passes and next_step and next_step.chosen:
-            return self._outcomes_of_passes(frame, decoding, next_step, next_step.chosen)
+            return self._outcomes_of_passes(frame, decoding, queries, next_step, next_step.chosen)
         if logits is None:
             hidden = frame.hidden
             assert hidden is not None
-            if num_needed < first:
-                hidden = hidden[indices([row for rows in needed for row in rows], hidden.device)]
+            if unneeded:
+                needed = sorted({*range(first)}.difference(unneeded))
+                hidden = hidden[indices(needed, hidden.device)]
             logits = self._logits(hidden)
         # The device computes the logits meanwhile.
-        questions = [_target_query(*each) for each in decoding]
-        steady = next_step is not None and self._steady(frame, questions)
+        steady = next_step is not None and self._steady(frame, queries)
         meanwhile = None if self._pending else partial(self.colocated.start, frame)
-        found = find_targets(logits, questions, meanwhile=meanwhile, mispredicted=self.colocated.discard)
-        if next_step and steady and self.quiet() and not self._feeds_forced(questions, found):
+        found = find_targets(logits, queries, meanwhile=meanwhile, mispredicted=self.colocated.discard)
+        if next_step and steady and self.quiet() and not self._feeds_forced(queries, found):
             # A first token does not wait until several passes have been launched.
             begins = any(isinstance(one, PromptChunk) for one in frame.segments)
-            self._launch_next(next_step, questions, found, 1 if begins else self.passes())
+            self._launch_next(next_step, queries, found, 1 if begins else self.passes())
         rests = frame.paused or frame.catching_up
         outcomes = [
-            self._outcome(segment, state, targets, rests)
-            for (segment, state, _), targets in zip(decoding, found)
+            self._outcome(segment, query.state, targets, rests)
+            for segment, query, targets in zip(decoding, queries, found)
         ]
-        return {one.sequence: one for one in add_logprobs(outcomes, questions, logits)}
+        return {one.sequence: one for one in add_logprobs(outcomes, queries, logits)}
 
     def _outcomes_of_passes(
         self,
         frame: Frame,
-        decoding: Sequence[tuple[Segment, DecodeState, int]],
+        decoding: Sequence[Segment],
+        roots: Sequence[TargetQuery],
         step: NextStep,
         chosen: ChosenTokens,
     ) -> dict[int, Outcome]:
@@ -541,7 +537,8 @@ class Verifier:
         the next step if the frame is steady, `quiet` returns True and no grammar forces a token.
 
         frame: The frame, see `Frame.extra_passes`. All of its segments decode.
-        decoding: Its segments, with the state of the sequence and the first of their rows.
+        decoding: Its segments.
+        roots: Queries of the segments, whose trees have unknown tokens after the roots.
         step: Launches the next step.
         chosen: The target tokens that the device has chosen.
 
@@ -556,20 +553,20 @@ class Verifier:
         """
         found: list[Targets] = chosen.read()
         queries = list[TargetQuery]()
-        for (segment, state, row), targets in zip(decoding, found):
-            assert isinstance(segment, TreeSegment)
-            fed = chain((segment.tree.tokens[0], *[token or 0 for token in targets[:-1]]))
-            masks = grammar_masks(segment.with_tree(fed), state) if state.grammar else ()
-            queries.append(TargetQuery(state, row, fed, segment.committed + 1, masks))
+        for root, targets in zip(roots, found):
+            state = root.state
+            fed = chain((root.tree.tokens[0], *[token or 0 for token in targets[:-1]]))
+            masks = grammar_masks(fed, state) if state.grammar else ()
+            queries.append(TargetQuery(state, root.row, fed, root.position, masks))
         found = [*map(end_softly, queries, found)]
         found = self._verified_chains(frame, queries, found)
         rests = frame.paused or frame.catching_up
         if self._steady(frame, queries) and self.quiet() and not self._feeds_forced(queries, found):
             self._launch_next(step, queries, found, self.passes())
         outcomes = list[Outcome]()
-        for (segment, state, _), query, targets in zip(decoding, queries, found):
+        for segment, query, targets in zip(decoding, queries, found):
             assert isinstance(segment, TreeSegment)
-            outcome = self._outcome(segment.with_tree(query.tree), state, targets, rests)
+            outcome = self._outcome(segment.with_tree(query.tree), query.state, targets, rests)
             outcomes.append(replace(outcome, extra_passes=frame.extra_passes))
         return {one.sequence: one for one in outcomes}
 
@@ -666,8 +663,8 @@ class Verifier:
 
         segments: Segments of the frame that is being verified.
         """
-        states = [self._decoding.get(one.sequence) for one in segments]
-        return [state.place if state else None for state in states]
+        find = self._decoding.get
+        return [state.place if (state := find(one.sequence)) else None for one in segments]
 
     def _prefix_progress(self, frame: Frame) -> tuple[PrefixProgress, ...]:
         """Return how far each prefix of a frame has been computed: one value per prompt chunk of a sequence
@@ -731,26 +728,6 @@ def _for_sole_drafter(features: Mapping[str, tuple[Features, ...]]) -> tuple[Fea
     features: Messages by name of the drafter.
     """
     return next(iter(features.values()), ())
-
-
-def _target_query(segment: Segment, state: DecodeState, row: int) -> TargetQuery:
-    """Return the query for a segment's target tokens.
-
-    segment: A tree, or a final prompt chunk, which counts as a tree of one node, its last token.
-    state: What is remembered of the segment's sequence.
-    row: Number of the tree's root among the logits of the frame.
-
-    For a chunk, the position is that of the first token after the prompt. Without a grammar there are no
-    masks.
-    """
-    masks = grammar_masks(segment, state) if state.grammar else ()
-    if isinstance(segment, PromptChunk):
-        tree = single(segment.tokens[-1])
-        position = segment.start + len(segment.tokens)
-    else:
-        tree = segment.tree
-        position = segment.committed + 1
-    return TargetQuery(state, row, tree, position, masks)
 
 
 def _add_verify_time(frame: Frame, seconds: float) -> Frame:

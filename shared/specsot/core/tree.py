@@ -211,14 +211,19 @@ def accept(tree: Tree, targets: Sequence[int | None]) -> tuple[int, ...]:
     If no child of the root is accepted, the result is (0,). Acceptance follows one path from the root, and
     ends at the first node whose target is no child's token.
     """
+    tokens = tree.tokens
+    parents = tree.parents
     accepted = [0]
     newest = 0
-    target = targets[0]
-    parents = tree.parents
-    # One pass is enough, because the children of the newest accepted node come after it.
-    for node, token in enumerate(tree.tokens):
-        if token == target and parents[node] == newest and node:
-            accepted.append(node)
-            newest = node
-            target = targets[node]
+    # `in` and `index` take less time than a loop over the nodes, of which few are accepted.
+    while (target := targets[newest]) in tokens:
+        # The children of the newest accepted node come after it.
+        try:
+            child = tokens.index(target, newest + 1)
+            while parents[child] != newest:
+                child = tokens.index(target, child + 1)
+        except ValueError:
+            break
+        accepted.append(child)
+        newest = child
     return tuple(accepted)

@@ -15,8 +15,8 @@ from typing import overload
 
 import numpy as np
 
-from specsot.core.frames import End, Opening, Outcome, PromptChunk, TreeSegment
-from specsot.core.tree import Tree, accept, shape_of, single
+from specsot.core.frames import End, Opening, Outcome
+from specsot.core.tree import Tree, accept, shape_of
 from specsot.grammar import LONGEST_FORCED_RUN, Grammar, IsolatedGrammar, SpellingHabits
 from specsot_worker.core.pipeline import place_of
 from specsot_worker.core.soft_end import SoftEndRule
@@ -115,6 +115,7 @@ class DecodeState:
         them.
     retried: True if the logits of the newest token were not finite and the token is being fed once more.
     soft_end: Ends the sequence after a sentence, once it is nearly long enough. None if it has no soft end.
+    stop_ids: The opening's `stop_ids`.
     processed: True if penalties or biases change the logits before a token is chosen.
     greedy: True if the target tokens are the argmax of unchanged logits, except where that is one of the
         `lowered` tokens.
@@ -136,6 +137,7 @@ class DecodeState:
     state: object | None = None
     retried: bool = False
     soft_end: SoftEndRule | None = None
+    stop_ids: frozenset[int] = field(init=False)
     processed: bool = field(init=False)
     greedy: bool = field(init=False)
     lowered: frozenset[int] = field(init=False)
@@ -149,6 +151,7 @@ class DecodeState:
 
         A drafted sequence has a `place` until a grammar takes it away, see `set_grammar`.
         """
+        self.stop_ids = frozenset(self.opening.stop_ids)
         sampling = self.opening.sampling
         biases = sampling.logit_bias
         self.processed = sampling.penalises or bool(biases)
@@ -247,9 +250,8 @@ class DecodeState:
         The reasons are those of `_end_at`. A grammar that does not allow a token ends the sequence with
         FAILED, after that token was appended.
         """
-        left = self.opening.limit - len(self.tokens)
-        check_each = self.grammar or self.history or len(tokens) >= left
-        if not check_each and set(tokens).isdisjoint(self.opening.stop_ids):
+        check_each = self.grammar or self.history or len(tokens) >= self.remaining
+        if not check_each and self.stop_ids.isdisjoint(tokens):
             self.tokens += tokens
             return None
         for token in tokens:
@@ -301,7 +303,7 @@ class DecodeState:
         For a grammar, the spelling of the token is recorded in `habits`. A stop id is not read by the
         grammar. None is returned if no reason applies.
         """
-        if token in self.opening.stop_ids:
+        if token in self.stop_ids:
             return End.STOP
         if self.grammar:
             self.habits.record(self.grammar, self.state, token)
@@ -367,6 +369,7 @@ def accept_tree(
         return Outcome(sequence, draft_round, (0,), (), End.FAILED, draft_paused=draft_paused)
     state.retried = False
     num_previous = len(state.tokens)
+    # The token of each accepted node but the root is the target at its parent.
     tokens = (*[tree.tokens[node] for node in accepted[1:]], bonus)
     if end := state.write(tokens):
         tokens = tuple(state.tokens[num_previous:])
@@ -378,12 +381,12 @@ def accept_tree(
 Masks = Sequence[np.ndarray | None]
 
 
-def grammar_masks(segment: PromptChunk | TreeSegment, state: DecodeState) -> Masks:
-    """Return the mask of each node of the segment's tree: bool [vocab], True for tokens that may follow the
-    node, or None if every token may. The masks are built when they are read.
+def grammar_masks(tree: Tree, state: DecodeState) -> Masks:
+    """Return the mask of each node of a tree: bool [vocab], True for tokens that may follow the node, or None
+    if every token may. The masks are built when they are read.
 
-    segment: A tree, or a final prompt chunk, which counts as a tree of one node, its last token.
-    state: What is remembered of the segment's sequence, before the tree is accepted.
+    tree: The tree. The last token of a prompt is a tree of one node.
+    state: What is remembered of the tree's sequence, before the tree is accepted.
 
     Return () without a grammar, or if the grammar does not allow the tokens so far.
 
@@ -391,7 +394,6 @@ def grammar_masks(segment: PromptChunk | TreeSegment, state: DecodeState) -> Mas
     """
     if state.grammar is None or state.state is None:
         return ()
-    tree = single(segment.tokens[-1]) if isinstance(segment, PromptChunk) else segment.tree
     return TreeMasks(state.grammar, state.state, state.remaining, tree)
 
 
