@@ -29,7 +29,6 @@ from specsot.core.frames import (
     Opening,
     Outcome,
     Payload,
-    Segment,
     TreeSegment,
     num_tokens_of,
 )
@@ -41,11 +40,7 @@ from specsot_worker.migrated_kv import MigratedKV
 log = structlog.get_logger()
 
 
-# (sequence, start, stop): positions start .. stop - 1 of one sequence.
-TokenRange = tuple[int, int, int]
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _DraftedSequence:
     """State of one drafted sequence: what has been committed, and which drafter drafts for it.
 
@@ -56,8 +51,11 @@ class _DraftedSequence:
     forced: Ids of the tokens after the newest token that the grammar leaves no choice about. Empty if nothing
         is forced.
     ended: True if the sequence has ended. Then its drafter is sent nothing more about it but that it closed.
+    source: The sequence from which it forks, until `numbers` has those of the source's features that it
+        shares. None without a fork, and if features between the fork and its own tokens are missing.
     numbers: Numbers in the ring of the features of the newest committed tokens, ascending; the last one
-        belongs to position committed - 1. Empty if the drafters read no features.
+        belongs to position committed - 1. Empty if the drafters read no features. Read them by
+        `FeatureStream._numbers_of`, which first adds what has not been added yet.
     """
 
     opening: Opening
@@ -66,6 +64,7 @@ class _DraftedSequence:
     draft_round: int | None = None
     forced: tuple[int, ...] = ()
     ended: bool = False
+    source: _DraftedSequence | None = None
     numbers: deque[int] = field(default_factory=deque[int])
 
     def forget_before(self, oldest: int) -> None:
@@ -77,15 +76,9 @@ class _DraftedSequence:
         while numbers and numbers[0] < oldest:
             numbers.popleft()
 
-    def numbers_of(self, start: int, stop: int) -> list[int]:
-        """Return the numbers of the features of the positions start .. stop - 1.
 
-        start: The first position; not before the first one that has a number.
-        stop: The position after the last one; at most `committed`.
-        """
-        # Counted from the end: mostly the newest positions are asked for, and a deque is read fastest there.
-        numbers = self.numbers
-        return [numbers[index] for index in range(start - self.committed, stop - self.committed)]
+# (sequence, start, stop): positions start .. stop - 1 of one sequence.
+TokenRange = tuple[_DraftedSequence, int, int]
 
 
 @dataclass(slots=True)
@@ -179,6 +172,12 @@ class FeatureStream:
         self._ring = ring
         self._sequences: dict[int, _DraftedSequence] = {}
         self._receivers = {name: _Receiver() for name in drafters}
+        # What was appended to the ring last: the number of its first feature, and the ranges of the features,
+        # in order.
+        self._newest: tuple[int, list[TokenRange]] = (0, [])
+        # The same of every frame whose features may be in the ring but are not in `numbers` of their
+        # sequences yet. Most features are never asked for by number, but sent as they were appended.
+        self._unnumbered = deque[tuple[int, list[TokenRange]]]()
         # Verified frames and their outcomes that are not recorded yet.
         self._deferred: list[tuple[Frame, Mapping[int, Outcome]]] = []
         self._step_timer = StepTimer()
@@ -197,9 +196,10 @@ class FeatureStream:
         found = list[Tensor | None]()
         for request in requests:
             drafted = self._sequences.get(request.sequence)
-            available = drafted and self._first_available(drafted, request.first) == request.first
-            part = request.sequence, request.first, request.last
-            rows = self._load([part]) if available and request.last <= drafted.committed else None
+            first, last = request.first, request.last
+            rows = None
+            if drafted and last <= drafted.committed and self._first_available(drafted, first) == first:
+                rows = self._load([(drafted, first, last)])
             found.append(None if rows is None else rows.to("cpu"))
         return found
 
@@ -241,9 +241,11 @@ class FeatureStream:
             self._deferred.append((replace(frame, hidden=None), outcomes))
             return {}
         self.catch_up()
-        self._record_frame(frame, outcomes)
+        committed = self._record_frame(frame, outcomes)
         fed = num_tokens_of(frame.segments)
-        messages = {name: self._begin_messages(one, frame, fed) for name, one in self._receivers.items()}
+        messages = {
+            name: self._begin_messages(one, frame, committed, fed) for name, one in self._receivers.items()
+        }
         for sequence in frame.closings:
             self._close(sequence)
         ended = dict[str, tuple[Features, ...]]()
@@ -290,12 +292,15 @@ class FeatureStream:
             num_tokens = num_tokens_of(continuing or counted)
         return num_tokens // (1 + frame.extra_passes)
 
-    def _begin_messages(self, receiver: _Receiver, frame: Frame, num_tokens: int) -> list[Features]:
+    def _begin_messages(
+        self, receiver: _Receiver, frame: Frame, committed: list[TokenRange], num_tokens: int
+    ) -> list[Features]:
         """Return what one drafter is sent about a frame, before the frame's closings are applied. [] if
         nothing.
 
         receiver: What the drafter has been sent. It is updated.
         frame: The verified frame.
+        committed: What it has committed, from `_record_frame`.
         num_tokens: Number of its tokens. At least MAX_ROWS_PER_STEP features may be sent, or this number if
             it is larger.
 
@@ -304,7 +309,14 @@ class FeatureStream:
         """
         receiver.unsent_trees += receiver.drafted_trees(frame) if frame.catching_up else 0
         first_closings = self._pop_closings(receiver)
-        messages = self._messages(receiver, frame, max(MAX_ROWS_PER_STEP, num_tokens))
+        own = [one for one in committed if one[0].opening.sequence in receiver.sent]
+        if receiver.lagging or receiver.unopened:
+            receiver.lagging.update([drafted.opening.sequence for drafted, _, _ in own])
+            messages = self._messages(receiver, frame, max(MAX_ROWS_PER_STEP, num_tokens))
+        else:
+            # The drafter lacks nothing else.
+            receiver.sent.update([(drafted.opening.sequence, stop) for drafted, _, stop in own])
+            messages = [self._message(frame, (), own, self._load(own))] if own else []
         if first_closings:
             messages.insert(0, Features(frame.epoch, frame.number, closings=first_closings))
         return messages
@@ -365,10 +377,11 @@ class FeatureStream:
         later = self._deferred
         self._deferred = []
         for frame, outcomes in later:
-            self._record_frame(frame, outcomes)
+            committed = {drafted.opening.sequence for drafted, _, _ in self._record_frame(frame, outcomes)}
             for sequence in frame.closings:
                 self._close(sequence)
             for receiver in self._receivers.values():
+                receiver.lagging |= committed & receiver.sent.keys()
                 receiver.unsent_trees += receiver.drafted_trees(frame)
 
     def _pop_closings(self, receiver: _Receiver) -> tuple[int, ...]:
@@ -453,36 +466,71 @@ class FeatureStream:
 
     # --- what frames committed ---
 
-    def _record_frame(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> None:
+    def _record_frame(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> list[TokenRange]:
         """Record what a verified frame opened and committed, and append the features of committed tokens to
-        the ring.
+        the ring. Return the positions whose features are final now, in the order of the frame; no range is
+        empty.
 
         frame: The frame, with its fused features.
-        outcomes: Its outcomes by sequence.
+        outcomes: Its outcomes by sequence. There is none for a prompt chunk that is not final.
 
         For example:
 
             # tokens [t0 t1 t2 | p0 p1], accepted nodes (0, 2) -> features of tokens [0, 2, 3, 4] are appended
 
-        Openings that are not drafted are skipped. Segments of sequences that are not drafted, or that have
-        ended, append nothing. Nothing is appended without a ring.
+        Openings that are not drafted are skipped. Segments of sequences that are not drafted, that have ended
+        or that end now commit nothing; the latter are marked as ended. With an outcome, the wanted draft
+        round becomes the outcome's plus one and its forced tokens are remembered. Of a tree without an
+        outcome, the root is committed. Nothing is appended without a ring.
         """
         for opening in frame.openings:
             migrated_features = self.migrated.rows(opening) if opening.reused else None
             if opening.drafted:
                 self._open(opening, migrated_features)
-        if not self._sequences:
-            return
-        appended = self._ring.appended if self._ring else 0
+        committed = list[TokenRange]()
         rows = list[int]()
         first = 0
         for segment in frame.segments:
-            nodes = self._record_segment(segment, outcomes.get(segment.sequence), appended + len(rows))
-            rows += [first + node for node in nodes]
-            first += len(segment.tree.tokens if isinstance(segment, TreeSegment) else segment.tokens)
+            drafted = self._sequences.get(segment.sequence)
+            outcome = outcomes.get(segment.sequence)
+            if isinstance(segment, TreeSegment):
+                nodes = outcome.accepted if outcome else (0,)
+                num_tokens = len(segment.tree.tokens)
+            else:
+                num_tokens = len(segment.tokens)
+                nodes = range(num_tokens)
+            if drafted and not drafted.ended:
+                if outcome:
+                    drafted.ended = outcome.end is not None
+                    drafted.draft_round = outcome.draft_round + 1
+                    drafted.forced = outcome.forced
+                if nodes and not drafted.ended:
+                    start = drafted.committed
+                    drafted.committed = start + len(nodes)
+                    committed.append((drafted, start, drafted.committed))
+                    rows += [first + node for node in nodes]
+            first += num_tokens
         if self._ring and rows:
             assert frame.fused is not None
-            self._ring.append(frame.fused, None if len(rows) == first else rows)
+            self._append(self._ring, committed, frame.fused, None if len(rows) == first else rows)
+        return committed
+
+    def _append(
+        self, ring: FeatureRing, ranges: list[TokenRange], features: Tensor, rows: list[int] | None = None
+    ) -> None:
+        """Append features to the ring, and remember whose they are as long as they may be in the ring.
+
+        ring: The ring.
+        ranges: Positions of the appended features, in their order.
+        features: [n, feature_size].
+        rows: Which rows of `features` are appended. None: all.
+        """
+        self._newest = ring.appended, ranges
+        self._unnumbered.append(self._newest)
+        ring.append(features, rows)
+        # The first features are overwritten if the next ones are.
+        while len(self._unnumbered) > 1 and self._unnumbered[1][0] <= ring.oldest:
+            self._unnumbered.popleft()
 
     def _open(self, opening: Opening, migrated_features: Tensor | None) -> None:
         """Start to draft for a sequence. Nothing happens if it forks from an unknown sequence.
@@ -493,8 +541,8 @@ class FeatureStream:
 
         If the opening reuses tokens from the previous epoch but their features are missing, the sequence
         starts without any features in the ring, and this is logged. A fork shares those features of its
-        source that are still numbered and lie before the fork's length. Without a ring, no features are
-        recorded.
+        source that lie before the fork's length and are still in the ring when they are asked for. Without a
+        ring, no features are recorded.
         """
         fork = opening.fork
         if fork and fork.sequence not in self._sequences:
@@ -507,53 +555,10 @@ class FeatureStream:
         if opening.reused and migrated_features is None:
             log.info("features not migrated, drafts follow later", sequence=opening.sequence)
             return
-        if fork:
-            source = self._sequences[fork.sequence]
-            # The first position whose feature may still be in the ring.
-            first_numbered = source.committed - len(source.numbers)
-            num_shared = max(fork.length - first_numbered, 0)
-            drafted.numbers.extend(islice(source.numbers, num_shared))
+        drafted.source = self._source_of(drafted)
         if migrated_features is not None:
-            first = self._ring.appended
-            self._ring.append(migrated_features)
-            drafted.numbers.extend(range(first, self._ring.appended))
-
-    def _record_segment(self, segment: Segment, outcome: Outcome | None, number: int) -> Sequence[int]:
-        """Record what a segment committed, and return the numbers of its committed tokens within the segment.
-
-        segment: A segment of a verified frame.
-        outcome: Outcome of its sequence in this frame. None: the segment is a prompt chunk that is not final,
-            or a tree whose outcome is not known.
-        number: Number that the feature of its first committed token will have in the ring.
-
-        Returns () if the sequence is not drafted or has ended.
-
-        If the outcome ends the sequence, the sequence is marked as ended and () is returned. Otherwise the
-        committed count grows by the number of returned tokens; with an outcome, the wanted draft round
-        becomes the outcome's plus one and its forced tokens are remembered.
-        """
-        drafted = self._sequences.get(segment.sequence)
-        if drafted is None or drafted.ended:
-            return ()
-        if outcome and outcome.end:
-            drafted.ended = True
-            return ()
-        if isinstance(segment, TreeSegment):
-            nodes = outcome.accepted if outcome else (0,)
-        else:
-            nodes = range(len(segment.tokens))
-        drafted.committed += len(nodes)
-        for receiver in self._receivers.values():
-            if segment.sequence in receiver.sent:
-                receiver.lagging.add(segment.sequence)
-        if self._ring:
-            if drafted.numbers and drafted.numbers[0] < self._ring.oldest:
-                drafted.forget_before(self._ring.oldest)
-            drafted.numbers.extend(range(number, number + len(nodes)))
-        if outcome:
-            drafted.draft_round = outcome.draft_round + 1
-            drafted.forced = outcome.forced
-        return nodes
+            stop = drafted.committed
+            self._append(self._ring, [(drafted, stop - len(migrated_features), stop)], migrated_features)
 
     def _close(self, sequence: int) -> None:
         """Forget a sequence. The next message to each drafter that has it says that it closed. An unknown
@@ -616,7 +621,7 @@ class FeatureStream:
         feature_batches = tuple([self._feature_batch(part, not frame.catching_up) for part in parts])
         return Features(frame.epoch, frame.number, openings, feature_batches, (), rows)
 
-    def _load(self, parts: Sequence[TokenRange]) -> Tensor | StepFeatures | None:
+    def _load(self, parts: list[TokenRange]) -> Tensor | StepFeatures | None:
         """Return the features of all parts, one after the other: [num_tokens, feature_size]. None if there
         are no parts, or if the drafters read no features. If the parts are what was appended last, the
         features are not gathered yet.
@@ -626,20 +631,14 @@ class FeatureStream:
         if self._ring is None or not parts:
             return None
         # Mostly the parts are exactly what was appended last. Then the numbers of single features are not
-        # needed: a part whose first feature was appended last was appended in one piece.
-        number = self._ring.appended - len(self._ring.newest)
-        sequences = self._sequences
-        for sequence, start, stop in parts:
-            drafted = sequences[sequence]
-            if drafted.numbers[start - drafted.committed] != number:
-                break
-            number += stop - start
-        else:
-            if number == self._ring.appended:
-                return self._ring.newest
+        # needed.
+        if self._newest == (self._ring.appended - len(self._ring.newest), parts):
+            return self._ring.newest
         numbers = list[int]()
-        for sequence, start, stop in parts:
-            numbers += sequences[sequence].numbers_of(start, stop)
+        for drafted, start, stop in parts:
+            # Counted from the end, where a deque is read fastest.
+            own = self._numbers_of(drafted)
+            numbers += [own[place] for place in range(start - drafted.committed, stop - drafted.committed)]
         return self._ring.load(numbers)
 
     def _opening_to_send(self, receiver: _Receiver, drafted: _DraftedSequence) -> Opening | None:
@@ -713,22 +712,24 @@ class FeatureStream:
         receiver.lagging = {sequence for _, sequence, _ in lags}
         lost: list[TokenRange] = []
         parts: list[TokenRange] = []
-        ring = self._ring
+        # The first of the newest features of each sequence, which are in the ring in any case.
+        newest = {drafted.opening.sequence: start for drafted, start, _ in self._newest[1]}
         for lag, sequence, drafted in lags:
             if max_features <= 0:
                 break
             stop = drafted.committed
             first = start = stop - lag
-            if ring and (len(drafted.numbers) < lag or drafted.numbers[-lag] < ring.oldest):
+            if start < newest.get(sequence, stop):
                 first = self._first_available(drafted, start)
-                lost.append((sequence, start, first))
+            if first > start:
+                lost.append((drafted, start, first))
             if stop - first > max_features:
                 stop = first + max_features
             sent[sequence] = stop
             if stop == drafted.committed:
                 receiver.lagging.discard(sequence)
             if first < stop:
-                parts.append((sequence, first, stop))
+                parts.append((drafted, first, stop))
                 max_features -= stop - first
         return lost, parts
 
@@ -739,12 +740,34 @@ class FeatureStream:
         drafted: The sequence.
         start: The first position that the drafter lacks.
         """
-        if self._ring is None:
-            return start
-        if drafted.numbers and drafted.numbers[0] < self._ring.oldest:
-            drafted.forget_before(self._ring.oldest)
-        first_numbered = drafted.committed - len(drafted.numbers)
-        return first_numbered if first_numbered > start else start
+        first_numbered = drafted.committed - len(self._numbers_of(drafted)) if self._ring else start
+        return max(first_numbered, start)
+
+    def _numbers_of(self, drafted: _DraftedSequence) -> deque[int]:
+        """Return the numbers in the ring of the features of a sequence's newest committed tokens, ascending,
+        as far as they have not been overwritten. Features of all sequences that were appended since the last
+        call are numbered first, and then those that the sequence shares with the source of its fork.
+
+        drafted: The sequence. There must be a ring.
+
+            # appended from number 7 on: positions 4 .. 6 of a, and 9 .. 10 of b -> a: 7 8 9, b: 10 11
+        """
+        oldest = self._ring.oldest if self._ring else 0
+        for number, ranges in self._unnumbered:
+            for one, start, stop in ranges:
+                one.forget_before(oldest)
+                one.numbers.extend(range(number, number + stop - start))
+                number += stop - start
+        self._unnumbered.clear()
+        drafted.forget_before(oldest)
+        fork = drafted.opening.fork
+        source = drafted.source
+        drafted.source = None
+        if fork and source and drafted.committed - len(drafted.numbers) == fork.length:
+            shared = self._numbers_of(source)
+            num_shared = max(fork.length - source.committed + len(shared), 0)
+            drafted.numbers.extendleft(reversed([*islice(shared, num_shared)]))
+        return drafted.numbers
 
     def _feature_batch(self, part: TokenRange, asks_for_tree: bool) -> FeatureBatch:
         """Return one feature batch: the tokens of one range of positions, and, if the range ends with the
@@ -763,8 +786,8 @@ class FeatureStream:
         resuming, a batch up to the newest committed token has a `bonus` and the forced tokens but no draft
         round.
         """
-        sequence, start, stop = part
-        drafted = self._sequences[sequence]
+        drafted, start, stop = part
+        sequence = drafted.opening.sequence
         tokens = self._tokens[sequence]
         own_tokens = tuple(tokens[start:stop])
         if drafted.draft_round is None or stop < drafted.committed:

@@ -759,8 +759,12 @@ class StepTimer:
         such trees is added to them (see `baseline_step`) if drafting was paused in the previous frame of all
         its sequences, or if it has several passes, as steps have only during pauses.
         """
-        previous = [self._verified.get(segment.sequence) for segment in frame.segments]
-        self._record_verified(frame, now)
+        sequences = [segment.sequence for segment in frame.segments]
+        # The sequences of a frame were mostly verified together.
+        previous = {*map(self._verified.get, sequences)}
+        self._verified.update(dict.fromkeys(sequences, (now, frame.paused)))
+        for sequence in frame.closings:
+            self._verified.pop(sequence, None)
         passes = 1 + frame.extra_passes
         # Nodes of each tree in one pass. A frame of several passes has a chain of one node for each pass.
         tree_sizes = [
@@ -768,7 +772,7 @@ class StepTimer:
             for segment in frame.segments
             if isinstance(segment, TreeSegment)
         ]
-        known = [verified for verified in previous if verified is not None]
+        known = [verified for verified in previous if verified]
         stages = frame.seconds or (0.0,)
         # The seconds that the parts that were not awaited would have added. They count as if these parts had
         # been awaited, because the number of awaited parts depends on which tokens were accepted.
@@ -784,14 +788,3 @@ class StepTimer:
         if passes > 1 or all(draft_paused for _, draft_paused in known):
             self._baseline.extend([BaselineStep(len(tree_sizes), computed, wall)] * passes)
         return computed, 0.0
-
-    def _record_verified(self, frame: Frame, now: float) -> None:
-        """Record when each sequence of a frame was verified and whether drafting was paused for it. Remove
-        the sequences that the frame closes.
-
-        frame: The verified frame.
-        now: Time in seconds.
-        """
-        self._verified |= dict.fromkeys([segment.sequence for segment in frame.segments], (now, frame.paused))
-        for sequence in frame.closings:
-            self._verified.pop(sequence, None)
