@@ -242,7 +242,7 @@ class FeatureStream:
             return {}
         self.catch_up()
         committed = self._record_frame(frame, outcomes)
-        fed = num_tokens_of(frame.segments)
+        fed = frame.num_tokens
         messages = {
             name: self._begin_messages(one, frame, committed, fed) for name, one in self._receivers.items()
         }

@@ -9,7 +9,7 @@ from dataclasses import replace
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from specsot.core.frames import Frame, Result, num_tokens_of
+from specsot.core.frames import Frame, Result
 from specsot.core.tree_parts import path_seconds
 from specsot.members import Configuration
 from specsot.service.telemetry import STEP_BUCKETS, Observation, PolledCollector, epoch_gauges
@@ -124,7 +124,7 @@ class WorkerTelemetry(WorkerObserver):
         histogram.
         """
         self._frames.inc()
-        self._rows.inc(num_tokens_of(frame.segments))
+        self._rows.inc(frame.num_tokens)
         self._compute.observe(seconds)
 
     def returned(self, result: Result, now: float) -> None:
@@ -173,8 +173,11 @@ class WorkerTelemetry(WorkerObserver):
         contexts = list(dict.fromkeys(context for context in carried.values() if context))
         if not contexts:
             return None
-        rows = num_tokens_of(frame.segments)
-        about = {"specsot.frame": frame.number, "specsot.rows": rows, "specsot.sequences": len(carried)}
+        about = {
+            "specsot.frame": frame.number,
+            "specsot.rows": frame.num_tokens,
+            "specsot.sequences": len(carried),
+        }
         return self._tracer.begin("step", contexts[0], contexts[1:], about)
 
     def _collect(self) -> Iterator[Metric]:

@@ -24,7 +24,6 @@ from specsot.core.frames import (
     Result,
     Segment,
     TreeSegment,
-    num_tokens_of,
 )
 from specsot.core.overlap import OverlapState
 from specsot.core.run_ahead import feeds_forced_tokens
@@ -672,10 +671,11 @@ class Verifier:
 
         frame: The verified frame.
         """
+        chunks = [one for one in frame.segments if isinstance(one, PromptChunk)]
         return tuple(
-            PrefixProgress(segment.sequence, segment.start + len(segment.tokens))
-            for segment in frame.segments
-            if isinstance(segment, PromptChunk) and segment.sequence not in self._decoding
+            PrefixProgress(chunk.sequence, chunk.start + len(chunk.tokens))
+            for chunk in chunks
+            if chunk.sequence not in self._decoding
         )
 
     def _outcome(self, segment: Segment, state: DecodeState, targets: Targets, paused: bool) -> Outcome:
@@ -754,9 +754,8 @@ def _result(frame: Frame, outcomes: tuple[Outcome, ...], prefixes: tuple[PrefixP
     passes nothing is drafted. Of a frame in parts, the counts are those of the whole tree, and
     `verified_part` is `frame.part`, with which the frame was verified.
     """
-    rows = num_tokens_of(frame.segments) // (1 + frame.extra_passes)
-    trees = [one.tree for one in frame.segments if isinstance(one, TreeSegment)]
-    drafted = [len(tree.tokens) - 1 - frame.extra_passes for tree in trees]
-    drafts = len(drafted) - drafted.count(0)
-    counts = rows, drafts, sum(drafted)
+    passes = 1 + frame.extra_passes
+    sizes = [len(one.tree.tokens) for one in frame.segments if isinstance(one, TreeSegment)]
+    drafts = len(sizes) - sizes.count(passes)
+    counts = frame.num_tokens // passes, drafts, sum(sizes) - passes * len(sizes)
     return Result(frame.epoch, frame.number, outcomes, frame.seconds, *counts, prefixes, frame.part)

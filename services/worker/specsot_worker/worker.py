@@ -15,7 +15,7 @@ import structlog
 
 from specsot.core.deadline import Deadline
 from specsot.core.device_verification import ColocatedDrafter
-from specsot.core.frames import Close, Drafts, Frame, Lease, Open, Result, num_tokens_of
+from specsot.core.frames import Close, Drafts, Frame, Lease, Open, Result
 from specsot.core.pages import PageTable
 from specsot.core.tree_parts import cut_frame
 from specsot.errors import SpecsotError, Unavailable
@@ -650,7 +650,7 @@ class Worker:
         frame: The frame that was computed.
         seconds: Seconds that this stage computed it.
         """
-        active.deadline.record(num_tokens_of(frame.segments), seconds)
+        active.deadline.record(frame.num_tokens, seconds)
         self._observer.computed(frame, seconds)
 
     async def _send_result(self, active: _WorkerEpoch, verified: VerifiedFrame) -> None:
@@ -919,4 +919,4 @@ def _time_limit(active: _WorkerEpoch, frame: Frame) -> float:
     active: The current epoch, which has recorded the times of earlier frames.
     frame: The frame, whose number of tokens counts.
     """
-    return active.deadline.seconds(num_tokens_of(frame.segments))
+    return active.deadline.seconds(frame.num_tokens)

@@ -350,6 +350,17 @@ class Frame:
     replay: bool = False
     part: int = 0
     last_part: int = 0
+    # `num_tokens` once it has been asked for.
+    _num_tokens: int | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the batch, those of all passes included. Counted once, because every step asks
+        for it several times.
+        """
+        if self._num_tokens is None:
+            self._num_tokens = num_tokens_of(self.segments)
+        return self._num_tokens
 
     def with_outputs(
         self, hidden: Payload | None, fused: Payload | None, seconds: tuple[float, ...]
@@ -361,7 +372,7 @@ class Frame:
         fused: features, see `fused`.
         seconds: compute time of each stage.
         """
-        return Frame(
+        frame = Frame(
             self.epoch,
             self.number,
             self.openings,
@@ -378,6 +389,8 @@ class Frame:
             self.part,
             self.last_part,
         )
+        frame._num_tokens = self._num_tokens
+        return frame
 
 
 @dataclass(frozen=True, slots=True)

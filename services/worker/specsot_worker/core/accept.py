@@ -250,7 +250,8 @@ class DecodeState:
         The reasons are those of `_end_at`. A grammar that does not allow a token ends the sequence with
         FAILED, after that token was appended.
         """
-        check_each = self.grammar or self.history or len(tokens) >= self.remaining
+        left = self.opening.limit - len(self.tokens)
+        check_each = self.grammar or self.history or len(tokens) >= left
         if not check_each and self.stop_ids.isdisjoint(tokens):
             self.tokens += tokens
             return None
@@ -359,9 +360,10 @@ def accept_tree(
     """
     sequence = state.opening.sequence
     accepted = accept(tree, targets)
-    if len(accepted) > 1 and targets[accepted[-1]] is None:
-        accepted = accepted[:-1]
-    if (bonus := targets[accepted[-1]]) is None:
+    # The token of an accepted node is the target at its parent, so only the last target may be None.
+    tokens = tuple([token for node in accepted if (token := targets[node]) is not None])
+    accepted = accepted[: len(tokens)]
+    if not tokens:
         first_failure = not state.retried
         state.retried = True
         if first_failure:
@@ -369,8 +371,6 @@ def accept_tree(
         return Outcome(sequence, draft_round, (0,), (), End.FAILED, draft_paused=draft_paused)
     state.retried = False
     num_previous = len(state.tokens)
-    # The token of each accepted node but the root is the target at its parent.
-    tokens = (*[tree.tokens[node] for node in accepted[1:]], bonus)
     if end := state.write(tokens):
         tokens = tuple(state.tokens[num_previous:])
         accepted = accepted[: len(tokens)]

@@ -132,6 +132,11 @@ class SequenceState:
         return opening.soft_end is not None and generated < OPENING_TOKENS
 
     @property
+    def decoding(self) -> bool:
+        """True if the sequence decodes and its whole prompt has been composed into frames."""
+        return self.opening.decodes and self.prefilled
+
+    @property
     def prefilled(self) -> bool:
         """True once every prompt token has been composed into a frame."""
         return self.fed == self.opening.prompt

@@ -139,10 +139,14 @@ class Sequencer:
         """
         if self._budget.max_in_flight > 1 or not self._runs_ahead():
             return 1
-        decoding = [one for one in self._sequences.values() if one.opening.decodes and one.prefilled]
-        drafted = any(state.opening.drafted for state in decoding)
-        most = self._draft_timeout.max_passes if drafted else MAX_PASSES
-        if not decoding or most == 1:
+        states = self._sequences.values()
+        most = self._draft_timeout.max_passes
+        # The first drafted sequence decides this, in every step with drafts.
+        if most == 1 and any(one.opening.drafted and one.decoding for one in states):
+            return 1
+        decoding = [one for one in states if one.decoding]
+        most = most if any(state.opening.drafted for state in decoding) else MAX_PASSES
+        if not decoding:
             return 1
         if len(decoding) <= FEW_SEQUENCES and self._shapes_plan():
             return 1
@@ -252,8 +256,10 @@ class Sequencer:
         self._draft_timeout.record_drafter_message(drafts.drafter)
         # Arrival times of the results for which a tree has come.
         answered = set[float | None]()
-        # One look at the ids of all trees takes much less time than a look at those of each tree.
-        all_valid = self._valid_ids([token for draft in drafts.drafts for token in draft.tree.tokens])
+        # One look at the least and greatest ids of all trees takes much less time than a look at those of
+        # each tree.
+        trees = [draft.tree.tokens for draft in drafts.drafts]
+        all_valid = self._valid_ids([*map(min, trees), *map(max, trees)])
         for draft in drafts.drafts:
             if (state := self._sequences.get(draft.sequence)) is None:
                 continue
@@ -261,8 +267,9 @@ class Sequencer:
             state.drafter = drafts.drafter
             # A tree that grows from an unverified node needs a second tree frame in flight.
             unverified = draft.parent is not None
-            valid_ids = all_valid or self._valid_ids(draft.tree.tokens)
-            if unverified or not valid_ids or state.has_wrong_root(draft):
+            tokens = draft.tree.tokens
+            valid_ids = all_valid or self._valid_ids(tokens)
+            if unverified or not valid_ids or (tokens[0] != state.root and state.has_wrong_root(draft)):
                 self._stop_waiting(state, draft.draft_round)
             elif state.offer_tree(draft.draft_round, draft.tree):
                 if now is not None and since is not None:
@@ -418,8 +425,9 @@ class Sequencer:
         """
         if self._prompts_alone:
             return False
-        prompts_ride = self._prompts_take_turns() and self.passes_ahead() == 1
-        return prompts_ride or not (message_waits or self.prompt_tokens_due)
+        if not (message_waits or self.prompt_tokens_due):
+            return True
+        return self._prompts_take_turns() and self.passes_ahead() == 1
 
     def _prompts_had_turn(self, now: float) -> bool:
         """Return whether the newest frame with prompts is less than MAX_SECONDS old.
@@ -792,7 +800,8 @@ class Sequencer:
             # sequences get one token each.
             share = max_tokens - num_later if max_tokens > num_later else min(max_tokens, 1)
             max_nodes = slots if plenty else min(table.reservable_rows(sequence, state.committed), slots)
-            if (rows := min(share, max_nodes)) < 1:
+            rows = max_nodes if max_nodes < share else share
+            if rows < 1:
                 continue
             # The sequence's draft timeout has passed.
             if state.waiting_since is not None and state.tree is None:
@@ -806,8 +815,14 @@ class Sequencer:
                 state.turn = self._turns
             segments[sequence] = segment = state.next_tree_segment(rows)
             num_nodes = len(segment.tree.tokens)
-            table.reserve(sequence, state.committed + num_nodes)
+            if not plenty:
+                table.reserve(sequence, state.committed + num_nodes)
             max_tokens -= num_nodes
+        if plenty:
+            # Most sequences have their pages already, and are not looked at one by one.
+            ends = {one.sequence: one.committed + len(one.tree.tokens) for one in segments.values()}
+            for sequence, _ in table.missing_pages(ends.items()):
+                table.reserve(sequence, ends[sequence])
         placed = [segments.get(state.opening.sequence) for state in ready]
         return [segment for segment in placed if segment]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import le
 from typing import Any, Protocol
 
 from specsot.core.device_verification import ColocatedDrafter, DeviceTrees, DeviceVerification, DraftHandle
@@ -130,22 +131,31 @@ class DraftedStep:
         """
         following = list[TreeSegment]()
         places = list[Any]()
+        find_outcome = self._outcomes.get
         for segment, place in zip(self._frame.segments, places_of_segments):
-            outcome = self._outcomes.get(segment.sequence)
+            outcome = find_outcome(segment.sequence)
             tree = isinstance(segment, TreeSegment)
-            if outcome is None and not tree:
+            if outcome is None:
+                if tree:
+                    return []
                 continue
-            if outcome is not None and outcome.end:
+            if outcome.end:
                 continue
-            if outcome is None or not outcome.tokens:
+            if not outcome.tokens:
                 return []
+            accepted = outcome.accepted
             committed = segment.committed if tree else segment.start + len(segment.tokens)
-            committed = committed + len(outcome.accepted)
-            draft_round = outcome.draft_round + 1
-            root = single(outcome.tokens[-1])
-            following.append(TreeSegment(segment.sequence, draft_round, committed, outcome.accepted, root))
+            following.append(
+                TreeSegment(
+                    segment.sequence,
+                    outcome.draft_round + 1,
+                    committed + len(accepted),
+                    accepted,
+                    single(outcome.tokens[-1]),
+                )
+            )
             places.append(place)
-        return following if places == sorted(places) else []
+        return following if all(map(le, places, places[1:])) else []
 
 
 class ColocatedDrafts:
@@ -170,6 +180,18 @@ class ColocatedDrafts:
         # The drafts that follow the frame that is being verified, if they were started before the host has
         # read the result.
         self._handle: DraftHandle | None = None
+        # The segments for which `_places` was called last, and what it returned.
+        self._placed: tuple[Sequence[Segment], Sequence[tuple[int, int] | None]] = ((), ())
+
+    def _places_of(self, segments: Sequence[Segment]) -> Sequence[tuple[int, int] | None]:
+        """Return what `places` returns. Of the frame that is being verified, whose places stay as they are
+        meanwhile, the places are looked up once.
+
+        segments: All segments of the frame that is being verified.
+        """
+        if self._placed[0] is not segments:
+            self._placed = segments, self._places(segments)
+        return self._placed[1]
 
     def start(self, frame: Frame, targets: Payload) -> None:
         """Let the drafter start the next drafts from a verification whose results are still on the device.
@@ -185,7 +207,7 @@ class ColocatedDrafts:
         self._handle = None
         if self.drafter is None or frame.paused or frame.catching_up or not frame.number:
             return
-        placed = zip(frame.segments, self._places(frame.segments))
+        placed = zip(frame.segments, self._places_of(frame.segments))
         trees = [segment for segment, place in placed if place and isinstance(segment, TreeSegment)]
         # A tree that has no place is not among `trees`, so that a tree remains after the first len(trees)
         # segments, and nothing is started.
@@ -216,8 +238,8 @@ class ColocatedDrafts:
         step = self._stage.next_step if self._stage else None
         if not (frame.number and step and self.drafter and self._is_quiet()):
             return None
-        places = self._places(frame.segments)
-        if any(
+        places = self._places_of(frame.segments)
+        if not all(places) and any(
             place is None and (segment.sequence in outcomes or isinstance(segment, TreeSegment))
             for segment, place in zip(frame.segments, places)
         ):
