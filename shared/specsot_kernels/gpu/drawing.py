@@ -9,7 +9,10 @@ same parts, and sums in float64. So the token is the same in any tree and any ba
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from threading import get_ident
 
+import numpy as np
 import torch
 import triton.language as tl
 from torch import Tensor
@@ -50,15 +53,58 @@ def choose_tokens(
     """
     tokens = choose_on_device(logits, settings)
     if meanwhile is not None and logits.is_cuda:
-        host_tokens = torch.empty(len(tokens), dtype=torch.int32, pin_memory=True)
-        host_tokens.copy_(tokens, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record(torch.cuda.current_stream(logits.device))
+        memory = _host_tokens(logits.device, get_ident())
+        memory.start_copy(tokens)
         meanwhile(tokens)
-        wait_for(copied)
-        tokens = host_tokens
-    chosen = tokens.tolist()
-    return chosen if min(chosen, default=0) >= 0 else [None if token < 0 else token for token in chosen]
+        numbers = memory.read()
+    else:
+        numbers = tokens.cpu().numpy()
+    chosen = numbers.tolist()
+    if numbers.min(initial=0) >= 0:
+        return chosen
+    return [None if token < 0 else token for token in chosen]
+
+
+class _HostTokens:
+    """Pinned memory for tokens that are read from one GPU, and the event that they have arrived. Both are
+    used for every call, because making them takes the host longer than a copy.
+    """
+
+    def __init__(self) -> None:
+        """Start without memory for tokens."""
+        self._copied = torch.cuda.Event()
+        # The memory, and the part of it that the newest copy fills.
+        self._memory = self._tokens = torch.empty(0, dtype=torch.int32)
+
+    def start_copy(self, tokens: Tensor) -> None:
+        """Start to copy tokens to the host. What was copied before is overwritten.
+
+        tokens: int32 [rows] on the GPU.
+        """
+        rows = len(tokens)
+        if len(self._memory) < rows:
+            # A tensor that is made in inference mode could not be written outside of it.
+            with torch.inference_mode(False):
+                self._memory = torch.empty(power_of_two(rows), dtype=torch.int32, pin_memory=True)
+        if len(self._tokens) != rows:
+            self._tokens = self._memory[:rows]
+        self._tokens.copy_(tokens, non_blocking=True)
+        self._copied.record(torch.cuda.current_stream(tokens.device))
+
+    def read(self) -> np.ndarray:
+        """Wait for the copy, and return its tokens, int32 [rows], which the next copy overwrites."""
+        wait_for(self._copied)
+        return self._tokens.numpy()
+
+
+@cache
+def _host_tokens(device: torch.device, thread: int) -> _HostTokens:
+    """Return the memory for tokens of a device that a thread reads.
+
+    device: a GPU.
+    thread: identifier of the thread, from `get_ident`.
+    """
+    return _HostTokens()
 
 
 def choose_on_device(logits: Tensor, settings: Sequence[Setting]) -> Tensor:
