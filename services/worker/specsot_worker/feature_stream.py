@@ -309,7 +309,9 @@ class FeatureStream:
         """
         receiver.unsent_trees += receiver.drafted_trees(frame) if frame.catching_up else 0
         first_closings = self._pop_closings(receiver)
-        own = [one for one in committed if one[0].opening.sequence in receiver.sent]
+        own = committed
+        if len(self._receivers) > 1:
+            own = [one for one in committed if one[0].opening.sequence in receiver.sent]
         if receiver.lagging or receiver.unopened:
             receiver.lagging.update([drafted.opening.sequence for drafted, _, _ in own])
             messages = self._messages(receiver, frame, max(MAX_ROWS_PER_STEP, num_tokens))
@@ -618,7 +620,7 @@ class FeatureStream:
         parts: The positions of the batches.
         rows: Their features, [num_tokens, feature_size]. None: there are none.
         """
-        feature_batches = tuple([self._feature_batch(part, not frame.catching_up) for part in parts])
+        feature_batches = tuple(self._feature_batches(parts, not frame.catching_up))
         return Features(frame.epoch, frame.number, openings, feature_batches, (), rows)
 
     def _load(self, parts: list[TokenRange]) -> Tensor | StepFeatures | None:
@@ -769,11 +771,11 @@ class FeatureStream:
             drafted.numbers.extendleft(reversed([*islice(shared, num_shared)]))
         return drafted.numbers
 
-    def _feature_batch(self, part: TokenRange, asks_for_tree: bool) -> FeatureBatch:
-        """Return one feature batch: the tokens of one range of positions, and, if the range ends with the
-        newest committed token, the token after it and the draft round of the wanted tree.
+    def _feature_batches(self, parts: Sequence[TokenRange], asks_for_tree: bool) -> list[FeatureBatch]:
+        """Return a feature batch for each part: the tokens of one range of positions, and, if the range ends
+        with the newest committed token, the token after it and the draft round of the wanted tree.
 
-        part: The sequence and its range of positions.
+        parts: The sequences and their ranges of positions.
         asks_for_tree: False while drafting is resuming, when no tree is asked for.
 
         A tree is asked for only with the newest committed token; a batch that ends before it has no `bonus`.
@@ -786,14 +788,19 @@ class FeatureStream:
         resuming, a batch up to the newest committed token has a `bonus` and the forced tokens but no draft
         round.
         """
-        drafted, start, stop = part
-        sequence = drafted.opening.sequence
-        tokens = self._tokens[sequence]
-        own_tokens = tuple(tokens[start:stop])
-        if drafted.draft_round is None or stop < drafted.committed:
-            return FeatureBatch(sequence, start, own_tokens, None, None)
-        draft_round = drafted.draft_round if asks_for_tree else None
-        return FeatureBatch(sequence, start, own_tokens, tokens[stop], draft_round, drafted.forced)
+        batches = list[FeatureBatch]()
+        for drafted, start, stop in parts:
+            sequence = drafted.opening.sequence
+            tokens = self._tokens[sequence]
+            bonus = draft_round = None
+            forced: tuple[int, ...] = ()
+            if drafted.draft_round is not None and stop == drafted.committed:
+                bonus = tokens[stop]
+                draft_round = drafted.draft_round if asks_for_tree else None
+                forced = drafted.forced
+            own_tokens = tuple(tokens[start:stop])
+            batches.append(FeatureBatch(sequence, start, own_tokens, bonus, draft_round, forced))
+        return batches
 
 
 def with_gathered_rows(messages: Mapping[str, tuple[Features, ...]]) -> Mapping[str, tuple[Features, ...]]:

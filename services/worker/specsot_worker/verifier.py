@@ -473,8 +473,9 @@ class Verifier:
         # Numbers of the tokens whose logits are not needed.
         unneeded = list[int]()
         first = 0
+        find_state = self._decoding.get
         for segment in frame.segments:
-            state = self._decoding.get(segment.sequence)
+            state = find_state(segment.sequence)
             if isinstance(segment, TreeSegment):
                 tree = segment.tree
                 position = segment.committed + 1

@@ -358,9 +358,10 @@ class Frame:
         """Number of tokens of the batch, those of all passes included. Counted once, because every step asks
         for it several times.
         """
-        if self._num_tokens is None:
-            self._num_tokens = num_tokens_of(self.segments)
-        return self._num_tokens
+        if (counted := self._num_tokens) is None:
+            counted = num_tokens_of(self.segments)
+            object.__setattr__(self, "_num_tokens", counted)
+        return counted
 
     def with_outputs(
         self, hidden: Payload | None, fused: Payload | None, seconds: tuple[float, ...]
@@ -389,7 +390,7 @@ class Frame:
             self.part,
             self.last_part,
         )
-        frame._num_tokens = self._num_tokens
+        object.__setattr__(frame, "_num_tokens", self._num_tokens)
         return frame
 
 

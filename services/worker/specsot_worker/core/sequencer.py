@@ -359,7 +359,7 @@ class Sequencer:
         max_in_flight = self._max_in_flight()
         if len(self._in_flight) >= max_in_flight or (max_in_flight == 1 and self._waiting_families(now)):
             return None
-        if replay := self._compose_replay(now):
+        if self._unfed and (replay := self._compose_replay(now)):
             return replay
         passes = launched or self.passes_ahead()
         prompts_wait = self.prompt_tokens_due > 0
@@ -381,7 +381,7 @@ class Sequencer:
             num_reserved = self._tokens_reserved_for_prompts() if same_pass else 0
             growths = self._compose_trees(now, self._budget.rows - num_reserved)
         num_tokens = num_tokens_of(growths)
-        if prompts_ride or not (take_turns and (growths or chunks or openings)):
+        if self._unfed and (prompts_ride or not (take_turns and (growths or chunks or openings))):
             openings, chunks = self._compose_prompts(num_tokens, own_pass=prompts_ride)
         if chunks:
             self._prompts_at = now
