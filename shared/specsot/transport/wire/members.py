@@ -39,7 +39,7 @@ from specsot.transport.wire.schema import (
     repeated,
     require,
 )
-from specsot.transport.wire.values import OPENING
+from specsot.transport.wire.values import OPENING, write_result
 from specsot.v1 import fleet_pb2, values_pb2
 
 # A message of a member to the master.
@@ -173,7 +173,20 @@ _DOWNWARD = OneOf[Downward, fleet_pb2.JoinResponse](
     fleet_pb2.JoinResponse, "message", "the master cannot send a member a"
 )
 
-encode_upward = _UPWARD.encode
+
+def encode_upward(message: Upward) -> fleet_pb2.JoinRequest:
+    """Return the message of what a member sends to the master. Raises WireError for other values.
+
+    message: the value. A result, which every step sends, is written directly into the message.
+    """
+    if isinstance(message, Result):
+        request = fleet_pb2.JoinRequest()
+        request.result.SetInParent()
+        write_result(message, request.result)
+        return request
+    return _UPWARD.encode(message)
+
+
 decode_upward = _UPWARD.decode
 encode_downward = _DOWNWARD.encode
 decode_downward = _DOWNWARD.decode

@@ -293,11 +293,11 @@ class Schema(Generic[T, TMessage]):
         """Return the codecs of the fields. Created at first use, when the codecs of nested messages are
         registered.
 
-        The fields in `without` are left out.
+        The fields in `without`, and those that the constructor does not take, are left out.
         """
         table = _Table()
         for each in fields(cast(Any, self.kind)):
-            if each.name not in self._without:
+            if each.init and each.name not in self._without:
                 self._add_field(table, each.name, default_of(each))
         return table
 
