@@ -105,6 +105,8 @@ class FeatureRing:
         on_gpu = torch.device(device).type == "cuda"
         self._max_unwritten = (MAX_UNWRITTEN if on_gpu else 1) if unwritten is None else unwritten
         self._rows = untouched_zeros((size, width), dtype, device)
+        self._width = width
+        self._size = size
         # Features of the last steps that are not in the ring yet.
         self._unwritten: list[StepFeatures] = []
         # Number of features of all tokens of these steps, which stay in memory.
@@ -124,18 +126,16 @@ class FeatureRing:
         `oldest` moves on if the ring is full. Features may be written later, together with those of the next
         steps; they can be loaded all the same. Appended are the rows in the given order.
         """
-        if features.shape[1] != self._rows.shape[1]:
-            raise WireError(
-                f"received features of {features.shape[1]} numbers, this stage has {self._rows.shape[1]}"
-            )
+        num_features, width = features.shape
+        if width != self._width:
+            raise WireError(f"received features of {width} numbers, this stage has {self._width}")
         self.newest = StepFeatures(features.to(self._rows), rows)
         self._unwritten.append(self.newest)
         num_appended = len(self.newest)
-        size = self._rows.shape[0]
         self.appended += num_appended
-        self._num_unwritten += features.shape[0]
-        self.oldest = max(self.appended - max(size, num_appended), 0)
-        if len(self._unwritten) >= self._max_unwritten or self._num_unwritten >= size:
+        self._num_unwritten += num_features
+        self.oldest = max(self.appended - max(self._size, num_appended), 0)
+        if len(self._unwritten) >= self._max_unwritten or self._num_unwritten >= self._size:
             self._write()
 
     def load(self, numbers: Sequence[int]) -> Tensor:
@@ -154,7 +154,7 @@ class FeatureRing:
         if min(numbers) >= first:
             return self.newest.rows_at([number - first for number in numbers])
         self._write()
-        size = len(self._rows)
+        size = self._size
         return self._rows[indices([number % size for number in numbers], device)]
 
     def _write(self) -> None:
@@ -166,7 +166,7 @@ class FeatureRing:
         """
         if not self._unwritten:
             return
-        size = len(self._rows)
+        size = self._size
         features = _gather_all(self._unwritten)[-size:]
         self._unwritten = []
         self._num_unwritten = 0
