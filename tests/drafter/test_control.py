@@ -243,7 +243,7 @@ def test_prompts_of_other_sequences_cause_no_new_choice() -> None:
             reused.append(one._choice.num_choices == before)
             tree = TreeOutcome(levels, 1 + levels, (0.9,) * levels, levels)
             one.record_step([tree] * 8, StepSeconds(1.5e-3, 1.5e-3, 1e-5))
-        assert reused[-3] and reused[-1]
+        assert [reused[-3], reused[-1]] == [True, True]
 
 
 def test_candidates_of_other_depths_replace_those_that_were_kept() -> None:

@@ -186,8 +186,8 @@ class DraftPolicy(BudgetPolicy):
         level: (rows, seconds) points of one forward pass of the draft head, see `StepCosts`.
         widths: Rows per tree that the head computes for levels 2, 3, ...; they also bound the depth.
         stepwise: True if growth can stop between levels. Then trees start small, and at most double from the
-            largest so far, because every node adds to the cost of a step. False if all levels are launched at once.
-            Then the host may take most of a step, whatever the size of the trees, and `costs` is a
+            largest so far, because every node adds to the cost of a step. False if all levels are launched at
+            once. Then the host may take most of a step, whatever the size of the trees, and `costs` is a
             `DeviceCosts`.
         overlapping_stages: Number of stages that may compute at the same time, see `StepCosts`. If `stepwise`
             is False, costs do not depend on this number.
