@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -631,12 +632,18 @@ class Decoder:
         if self._norm is None or self._lm_head is None:
             raise ModelError(f"layers {self.layers} hold no lm_head")
         cap = self.config.logit_softcap
-        kernel_logits = self._split_head(hidden) if self._split_head else None
-        if self._fused_blocks:
-            options = self.batch_invariant, self.runs_small_steps
-            kernel_logits = fused_logits(self._lm_head, self._norm, hidden, *options)
-        logits = logits_of(self._lm_head, self._norm, hidden) if kernel_logits is None else kernel_logits
+        compute = self._fused_logits if self._fused_blocks else self._split_head
+        logits = compute(hidden) if compute else logits_of(self._lm_head, self._norm, hidden)
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    @cached_property
+    def _fused_logits(self) -> Callable[[Tensor], Tensor] | None:
+        """Return the function with which kernels compute logits; see `fused_logits`. It is made at its first
+        use, because making it in every step would take longer than a kernel launch.
+        """
+        options = self.batch_invariant, self.runs_small_steps
+        norm = present(self._norm, "final norm")
+        return fused_logits(present(self._lm_head, "lm_head"), norm, *options)
 
     @inference_mode
     def best_tokens(self, hidden: Tensor, count: int, num_ids: int) -> tuple[Tensor, Tensor] | None:

@@ -361,23 +361,22 @@ def connect_blocks(blocks: Sequence[FusedBlock]) -> tuple[FusedBlock, ...]:
 
 
 def fused_logits(
-    head: Linear, norm: AnyNorm, hidden: Tensor, invariant: bool, small_steps: bool = False
-) -> Tensor | None:
-    """Return the fp32 logits [rows, V] of hidden states [rows, H].
+    head: Linear, norm: AnyNorm, invariant: bool, small_steps: bool = False
+) -> Callable[[Tensor], Tensor] | None:
+    """Return a function that computes the fp32 logits [rows, V] of hidden states [rows, H].
 
     Return None if there is no kernel for this norm and lm_head. There is one for an RMSNorm and an lm_head
     that `captured_product` accepts.
 
     head: The lm_head, [hidden] -> vocab.
     norm: The norm before the lm_head.
-    hidden: [rows, H], the output of the last layer.
     invariant: True if the product must be batch-invariant.
     small_steps: True if the product must keep the bits of a row in small steps (`SmallStepProduct`).
     """
     product = captured_product(head, invariant, small_steps)
     if product is None or not isinstance(norm, Norm):
         return None
-    return product.wide(hidden, (norm.weight, norm.eps))
+    return partial(product.wide, norm=(norm.weight, norm.eps))
 
 
 def can_fuse(config: ModelConfig, experts: bool = False) -> bool:

@@ -15,9 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from specsot_kernels.gpu.launching import (
+    array_specialization,
     await_preceding_kernel,
     kernel,
     kernel_for_any,
+    launch,
     let_next_begin,
     on_device_of,
     pdl_options,
@@ -139,10 +141,14 @@ def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     eps: added to the mean square.
     """
     out = x.new_empty(x.shape)
-    size = x.shape[1]
+    rows, size = x.shape
+    room = power_of_two(size)
+    options = pdl_options(x)
+    early = options.pop("early")
     with on_device_of(x):
-        _norm[(x.shape[0],)](
-            x, weight, out, size, eps, power_of_two(size), num_warps=NORM_WARPS, **pdl_options(x)
+        launch(
+            _norm, (rows, 1, 1), (*array_specialization(x, weight, out), size),
+            (x, weight, out, size, eps, room, early), num_warps=NORM_WARPS, **options,
         )  # fmt: skip
     return out
 

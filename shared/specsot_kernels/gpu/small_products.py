@@ -24,9 +24,11 @@ import triton.language as tl
 from torch import Tensor
 
 from specsot_kernels.gpu.launching import (
+    array_specialization,
     await_preceding_kernel,
     kernel,
     kernel_for_any,
+    launch,
     let_next_begin,
     on_device_of,
     pdl_options,
@@ -257,11 +259,17 @@ def _launch(
     bytes_per_stage = x.itemsize * tile_inputs * (tile_outputs * (1 + gated) + tile_rows)
     stages = max(min(stages, _shared_memory(x.device) // bytes_per_stage), 1)
     unmasked = inputs % tile_inputs == 0 and num_outputs % tile_outputs == 0
+    arrays = x, weight, bias, out
+    sizes = num_outputs, inputs, inputs // parts, x.stride(0)
+    options = pdl_options(x)
+    early = options.pop("early")
+    constants = tile_rows, tile_outputs, tile_inputs, unmasked, biased, gated, added, parts > 1, early
     with on_device_of(x):
-        _multiply[(-(-num_outputs // tile_outputs), parts)](
-            x, weight, bias, out, rows, num_outputs, inputs, inputs // parts, x.stride(0), tile_rows,
-            tile_outputs, tile_inputs, unmasked, biased, gated, added, parts > 1,
-            num_warps=warps, num_stages=stages, enable_fp_fusion=False, **pdl_options(x),
+        launch(
+            _multiply, (-(-num_outputs // tile_outputs), parts, 1),
+            (*array_specialization(*arrays), *sizes, *constants, warps, stages),
+            (*arrays, rows, *sizes, *constants),
+            num_warps=warps, num_stages=stages, enable_fp_fusion=False, **options,
         )  # fmt: skip
 
 
