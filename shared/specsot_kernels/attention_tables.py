@@ -43,8 +43,8 @@ PROMPT_QUERIES = 128
 
 # A table of int32 numbers, as kernels read it.
 Numbers = NDArray[np.int32]
-# Shapes of trees whose bits are kept. Trees that the host has not read have one shape for each number of
-# nodes. Untuned.
+# Entries of each cache of what follows from the shapes of trees, or from numbers of rows and columns. Trees
+# that the host has not read have one shape for each number of nodes. Untuned.
 CACHED_SHAPES = 256
 # Numbers of 64 bits, for sums that may exceed 32 bits.
 Ints = NDArray[np.int64]
@@ -240,11 +240,16 @@ class TableRoom:
         return cut + (3 + self.anchored) * self.rows
 
     @property
+    def words(self) -> int:
+        """Return how many words the bits of a row take."""
+        return (min(self.rows, MAX_SHORT_ROWS) if self.short else self.rows) // WORD + 1
+
+    @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Return the shapes of pieces, leads, bases, bits, starts, slots and pages."""
         rows = self.rows
-        words = (min(rows, MAX_SHORT_ROWS) if self.short else rows) // WORD + 1
-        return (self.pieces, 7), (rows,), (rows,), (rows, words), (rows + 1,), (self.slots,), (self.pages,)
+        bits = rows, self.words
+        return (self.pieces, 7), (rows,), (rows,), bits, (rows + 1,), (self.slots,), (self.pages,)
 
     def fill_pieces(self, piece_tables: PieceTables) -> list[Numbers] | None:
         """Return pieces, starts and slots padded to `shapes`, and the pages as they are, or None if they do
@@ -272,7 +277,7 @@ class TableRoom:
         both = np.zeros((2, self.rows), np.int32)
         both[0, :rows] = sights.leads
         both[1, :rows] = sights.bases
-        return [*both, zero_padded(sights.bits, self.shapes[3])]
+        return [*both, zero_padded(sights.bits, (self.rows, self.words))]
 
 
 def room_for(
@@ -401,48 +406,88 @@ def cut_pieces(
     if not isinstance(page_runs, PageRuns):
         page_runs = as_arrays((*page_runs, *anchored))
     first, rows, at, columns, held, pages, shared = page_runs
-    num_visible = len(first) - len(anchored)
-    first = first * times
-    rows = rows * times
-    num_tiles = -(-rows // tile_rows)
-    columns_per_piece = _piece_columns(columns, num_tiles, page_rows, tile_rows, places)
-    # A page run is cut into a grid of `down` tiles of rows by `across` ranges of columns.
+    if times > 1:
+        first = first * times
+        rows = rows * times
+    columns_per_piece = _piece_columns(columns, -(-rows // tile_rows), page_rows, tile_rows, places)
     num_ranges = -(-columns // columns_per_piece)
-    pieces_of_run = num_ranges * num_tiles
-    run_of = np.arange(len(first)).repeat(pieces_of_run)
-    first_pieces = pieces_of_run.cumsum() - pieces_of_run
-    first_pages = held.cumsum() - held
-    # The numbers of each piece's page run. One array is repeated faster than seven.
-    runs = np.array((first, rows, at, columns, num_tiles, first_pieces, first_pages))
-    first_of, rows_of, at_of, columns_of, down, first_piece, first_page = runs.repeat(pieces_of_run, axis=1)
-    # Piece `place` of a page run is tile place % down of column range place // down.
-    place = np.arange(len(run_of)) - first_piece
-    first_column = place // down * columns_per_piece
-    row_in_run = place % down * tile_rows
-    first_row = first_of + row_in_run
-    rows_of_piece = np.minimum(rows_of - row_in_run, tile_rows)
-    first_page += first_column // page_rows
-    columns_of_piece = np.minimum(columns_of - first_column, columns_per_piece)
+    grids = first.tobytes(), rows.tobytes(), num_ranges.tobytes()
+    cut = _cut_grids(*grids, columns_per_piece, page_rows, tile_rows, len(leads))
+    run_of = cut.run_of
+    pieces = cut.pieces.copy()
+    first_row, rows_of_piece, first_page, columns_of_piece, first_column, lead, _ = pieces.T
+    first_page += (held.cumsum() - held)[run_of]
+    columns_of_piece[:] = np.minimum(columns[run_of] - first_column, columns_per_piece)
     # Within one sequence, no row has a smaller lead than the row before, so the first row's is the smallest.
-    lead = _smallest_leads(leads, first_row, rows_of_piece) if shared else leads[first_row]
+    lead[:] = _smallest_leads(leads, first_row, rows_of_piece) if shared else leads[first_row]
+    first_column += at[run_of]
     if anchored:
-        lead[run_of >= num_visible] = ANCHORED
+        lead[run_of >= len(first) - len(anchored)] = ANCHORED
+    return PieceTables(pieces, cut.starts, cut.slots, pages)
+
+
+class CutGrids(NamedTuple):
+    """What pieces have in common with those of other frames whose page runs are cut in the same way.
+
+    pieces: int32 [pieces, 7], as in `AttentionTables`, except that pages and columns are counted from the
+        beginning of the page run, and that the numbers of columns and of commonly visible columns are 0.
+    run_of: the page run of each piece, [pieces].
+    starts: as in `PieceTables`.
+    slots: as in `PieceTables`.
+    """
+
+    pieces: Numbers
+    run_of: Ints
+    starts: Numbers
+    slots: Numbers
+
+
+@lru_cache(CACHED_SHAPES)
+def _cut_grids(
+    first_rows: bytes,
+    rows_of_run: bytes,
+    ranges_of_run: bytes,
+    columns_per_piece: int,
+    page_rows: int,
+    tile_rows: int,
+    num_rows: int,
+) -> CutGrids:
+    """Cut each page run into a grid of tiles of rows by ranges of columns. The sequences of most steps are
+    those of the step before, and their page runs are then cut in the same way, so that the result is cached.
+    Its arrays must not be changed.
+
+    first_rows: the bytes of an int64 array [runs], the first row of each page run.
+    rows_of_run: the same for the number of rows of each page run.
+    ranges_of_run: the same for the number of column ranges that each page run is cut into.
+    columns_per_piece: columns of a range, a multiple of `page_rows`.
+    page_rows: columns of a page.
+    tile_rows: largest number of rows of a piece.
+    num_rows: number of rows of the frame.
+    """
+    runs = np.frombuffer(first_rows + rows_of_run + ranges_of_run, np.int64).reshape(3, -1)
+    num_tiles = -(-runs[1] // tile_rows)
+    pieces_of_run = runs[2] * num_tiles
+    run_of = np.arange(len(pieces_of_run)).repeat(pieces_of_run)
+    first, rows, _ = runs[:, run_of]
+    # Piece `place` of a page run is tile place % tiles of column range place // tiles.
+    place = np.arange(len(run_of)) - (pieces_of_run.cumsum() - pieces_of_run)[run_of]
+    range_number, tile = np.divmod(place, num_tiles[run_of])
+    first_column = range_number * columns_per_piece
+    first_row = first + tile * tile_rows
+    rows_of_piece = np.minimum(first + rows - first_row, tile_rows)
+    nothing = np.zeros_like(first)
     first_slot = rows_of_piece.cumsum() - rows_of_piece
-    fields = first_row, rows_of_piece, first_page, columns_of_piece, at_of + first_column, lead, first_slot
+    fields = first_row, rows_of_piece, first_column // page_rows, nothing, first_column, nothing, first_slot
     pieces = np.array(fields, np.int32).T.copy()
-    # If no run is cut between columns, every row reads exactly one piece, and slot r belongs to row r.
-    if not shared and len(run_of) == num_tiles.sum():
-        slots = np.arange(len(leads) + 1, dtype=np.int32)
-        return PieceTables(pieces, slots, slots[:-1], pages)
-    return PieceTables(pieces, *_slots_by_row(first_row, rows_of_piece, len(leads)), pages)
+    return CutGrids(pieces, run_of, *_slots_by_row(first_row, rows_of_piece, num_rows))
 
 
-def _smallest_leads(leads: Numbers, firsts: Ints, counts: Ints) -> Numbers:
+def _smallest_leads(leads: Numbers, firsts: Numbers, counts: Numbers) -> Numbers:
     """Return the smallest lead of the rows of each piece, int32 [pieces].
 
     leads: int32 [rows], as in `AttentionTables`.
-    firsts: int64 [pieces], first row of each piece.
-    counts: int64 [pieces], number of rows of each piece, at least 1.
+    firsts: int32 [pieces], first row of each piece.
+    counts: int32 [pieces], number of rows of each piece, at least 1.
 
         # leads [5 7 6 9], pieces of rows 0..1 and 2..3 -> [5 6]
     """
@@ -476,7 +521,7 @@ def page_runs_unshared(
     """
     if len({pages_of[0] for pages_of in pages}) < len(pages):
         return None
-    held = np.array([len(pages_of) for pages_of in pages])
+    held = np.array([*map(len, pages)])
     counts = np.array(rows)
     # Faster than an array of a list, and most of the time is spent here.
     all_pages = np.fromiter(chain.from_iterable(pages), np.int32)
@@ -555,12 +600,7 @@ def _piece_columns(columns: Ints, tiles: Ints, page_rows: int, tile_rows: int, p
     tile_rows: largest number of rows of a piece.
     """
     min_columns = MIN_PIECE_COLUMNS if tile_rows < WIDE_TILE_ROWS else 2 * MIN_PIECE_COLUMNS
-    max_columns = int(columns.max())
-    # More pieces than this would all have `min_columns` columns, like the last candidate.
-    max_pieces = min(max(-(-max_columns // min_columns), 1), MAX_PIECES)
-    candidates = [max(-(-max_columns // number), min_columns) for number in range(1, max_pieces + 1)]
-    # Each size once, largest first.
-    sizes = list(dict.fromkeys([-(-candidate // page_rows) * page_rows for candidate in candidates]))
+    sizes = _piece_sizes(int(columns.max()), min_columns, page_rows)
     pieces_of_size = (-(-columns // np.array(sizes)[:, None]) @ tiles).tolist()
     # `TableRoom.pieces` keeps memory for so many pieces and no more.
     max_total = int(tiles.sum()) + MAX_EXTRA_WAVES * places
@@ -572,6 +612,20 @@ def _piece_columns(columns: Ints, tiles: Ints, page_rows: int, tile_rows: int, p
             waves = -(-(work + pieces * PIECE_OVERHEAD_COLUMNS) // (places * cost_of_piece))
             seconds[size] = waves * cost_of_piece
     return min(seconds, key=seconds.__getitem__)
+
+
+@lru_cache(CACHED_SHAPES)
+def _piece_sizes(max_columns: int, min_columns: int, page_rows: int) -> tuple[int, ...]:
+    """Return the columns of a piece that `_piece_columns` considers, each size once, largest first.
+
+    max_columns: columns of the longest page run.
+    min_columns: smallest piece that is considered, before it is rounded up to whole pages.
+    page_rows: columns of a page.
+    """
+    # More pieces than this would all have `min_columns` columns, like the last candidate.
+    max_pieces = min(max(-(-max_columns // min_columns), 1), MAX_PIECES)
+    candidates = [max(-(-max_columns // number), min_columns) for number in range(1, max_pieces + 1)]
+    return tuple(dict.fromkeys([-(-candidate // page_rows) * page_rows for candidate in candidates]))
 
 
 def page_runs_of(
@@ -711,16 +765,15 @@ def sights_of(spans: Sequence[RowSpan], window: int | None = None) -> RowSights:
         before `base` are cut by `sinces_of` instead.)
     spans: one span per segment of the frame, in row order.
     """
-    counts = [span.rows for span in spans]
-    bases = numbers([span.base for span in spans]).repeat(counts)
+    bases = numbers([span.base for span in spans])
+    seen = spans[0].visible if spans else None
+    if seen and window is None and [span.visible for span in spans].count(seen) == len(spans):
+        # All are trees of one shape.
+        bases = bases.repeat(len(seen))
+        return RowSights(bases, bases, _words_of_shape(seen, len(spans)))
+    bases = bases.repeat([span.rows for span in spans])
     leads = bases.copy()
     rows = list[int]()
-    seen = spans[0].visible if spans else None
-    if seen and window is None and all(span.visible is seen for span in spans):  # trees of one shape
-        words = _words_of_shape(seen)
-        if len(spans) > 1:
-            words = words[None].repeat(len(spans), 0).reshape(-1, words.shape[1])
-        return RowSights(leads, bases, words)
     for span in spans:
         if span.visible is None:
             leads[len(rows) : len(rows) + span.rows] += np.arange(1, span.rows + 1, dtype=np.int32)
@@ -731,12 +784,13 @@ def sights_of(spans: Sequence[RowSpan], window: int | None = None) -> RowSights:
 
 
 @lru_cache(CACHED_SHAPES)
-def _words_of_shape(rows: tuple[int, ...]) -> Numbers:
-    """Return what `_words_of` returns for the rows of a tree. The array must not be changed.
+def _words_of_shape(rows: tuple[int, ...], num_trees: int) -> Numbers:
+    """Return what `_words_of` returns for the rows of some trees of one shape. The array must not be changed.
 
-    rows: the bits of each row.
+    rows: the bits of each row of one tree.
+    num_trees: number of trees.
     """
-    words = _words_of(rows)
+    words = np.tile(_words_of(rows), (num_trees, 1))
     words.flags.writeable = False
     return words
 

@@ -147,7 +147,8 @@ class FrameTables:
         rows = [span.rows for span in spans]
         bases = [span.base // page_size * page_size for span in spans]
         pages = [span.pages[: -(-(span.base + span.tail) // page_size)] for span in spans]
-        key = rows, bases, pages, firsts, anchors
+        # The lists that differ first come first.
+        key = bases, pages, rows, firsts, anchors
 
         def make_tables() -> list[Numbers] | None:
             """Return the tables of pieces, slots and pages, or None if the graph has no room for them."""
