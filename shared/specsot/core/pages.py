@@ -304,13 +304,20 @@ class PageTable:
         The slots are a range if all rows lie on one page, otherwise a list. After Overloaded, no page is
         allocated.
         """
-        column, pages = self.cover(sequence, start, stop)
+        held = self._held[sequence]
+        size = self.page_rows
+        column = start - held.absent
+        end = stop - held.absent
+        pages = held.listed
+        # This is what `cover` does first. A step places rows of every sequence, mostly on known pages.
+        if len(pages) != -(-end // size):
+            column, pages = self.cover(sequence, start, stop)
         # Most trees lie on a single page, and a range costs less than a list.
         last = len(pages) - 1
-        if last >= 0 and column // self.page_rows == last:
-            shift = (pages[last] - last) * self.page_rows + column
-            return column, pages, range(shift, shift + stop - start)
-        return column, pages, self._slots_of_columns(pages, column, column + stop - start)
+        if last >= 0 and column // size == last:
+            shift = (pages[last] - last) * size
+            return column, pages, range(shift + column, shift + end)
+        return column, pages, self._slots_of_columns(pages, column, end)
 
     def cover(self, sequence: int, start: int, stop: int) -> tuple[int, tuple[int, ...]]:
         """Reserve pages for the rows up to stop - 1, and return the column of row `start` and the sequence's
@@ -560,12 +567,12 @@ class PageTable:
             # pages of 8 rows, sequences 1 and 2 hold two each: rows (1, 16), (2, 17) -> [(2, 1)]
         """
         size = self.page_rows
-        found = list[tuple[int, int]]()
-        for sequence, num_rows in rows:
-            held = self._held[sequence]
-            if (missing := -(-(num_rows - held.absent) // size) - len(held.pages)) > 0:
-                found.append((sequence, missing))
-        return found
+        found = self._held
+        return [
+            (sequence, missing)
+            for sequence, num_rows in rows
+            if (missing := -(-(num_rows - (held := found[sequence]).absent) // size) - len(held.pages)) > 0
+        ]
 
     def _slots_at(self, held: _Held, columns: Sequence[int]) -> list[int]:
         """Return the slot of each column, in the order of `columns`.

@@ -19,7 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from operator import or_
 
 from specsot.core.frames import Frame, Opening, PromptChunk, Segment, TreeSegment
@@ -150,8 +150,7 @@ def plan_frame(table: PageTable, frame: Frame, trees: Sequence[Tree] = ()) -> Kv
     # shape is then computed once.
     shape_parents: tuple[int, ...] = ()
     shape = Shape((), ())
-    for place, segment in enumerate(frame.segments):
-        sequence = segment.sequence
+    for segment, tree in zip_longest(frame.segments, trees):
         visible = None
         earlier = 0
         # Positions, not columns. Rows of a prompt chunk follow each other; nodes of a tree sit at the depth
@@ -161,7 +160,7 @@ def plan_frame(table: PageTable, frame: Frame, trees: Sequence[Tree] = ()) -> Kv
             if segment.parent or segment.scratch or segment.freed:
                 check_supported(segment)
             base = segment.committed
-            parents = trees[place].parents if trees else segment.tree.parents
+            parents = (tree or segment.tree).parents
             if parents is not shape_parents:
                 shape_parents = parents
                 shape = shape_of(parents)
@@ -175,10 +174,16 @@ def plan_frame(table: PageTable, frame: Frame, trees: Sequence[Tree] = ()) -> Kv
             keep = segment.keep
             if keep and keep[-1] + 1 != len(keep) and not earlier:
                 moves += accepted_moves(table, segment)
-            row_positions = [base + depth for depth in depths]
+            # The nodes of a chain, whose last node is the deepest possible one, follow each other.
+            row_positions = (
+                range(base + earlier, base + earlier + len(depths))
+                if shape.depths[-1] + 1 == len(parents)
+                else [base + depth for depth in depths]
+            )
         else:
             base = segment.start
             row_positions = range(base, base + len(segment.tokens))
+        sequence = segment.sequence
         policy = table.policy(sequence) if has_policies else None
         if policy:
             prunings.append(table.prune(sequence, base))
