@@ -20,7 +20,7 @@ from specsot.params import Window
 from specsot_kernels.device_waits import wait_for
 from specsot_model.core.kv_plan import plan_frame
 from specsot_model.inference import inference_mode
-from specsot_model.kv import KVPages, indices
+from specsot_model.kv import KVPages
 from specsot_model.step_rows import FilledStep, Outputs, StepRows
 
 # Trees. The trees of a step have few different numbers of nodes. Untuned.
@@ -194,13 +194,12 @@ class SpeculativeStep(OverlappedWork):
         if self.chosen:
             sequences = [one.sequence for one in self.segments]
             self.chosen.keep([n for n, sequence in enumerate(sequences) if sequence not in closed])
-        rows = [row for _, tree, first in remaining for row in range(first, first + len(tree))]
         self.segments = [one for one, _, _ in remaining]
         self.trees = [tree for _, tree, _ in remaining]
-        self.tokens = self.tokens and [self.tokens[row] for row in rows]
+        runs = _runs([(first, first + len(tree)) for _, tree, first in remaining])
+        self.tokens = self.tokens and [token for start, stop in runs for token in self.tokens[start:stop]]
         hidden, fused = self.outputs
-        kept_rows = indices(rows, hidden.device)
-        self.outputs = hidden[kept_rows], None if fused is None else fused[kept_rows]
+        self.outputs = _rows_of(hidden, runs), None if fused is None else _rows_of(fused, runs)
 
     def is_for(self, frame: Frame) -> bool:
         """Return whether the step can be used for a frame. Return False for a step that could not be
@@ -365,12 +364,16 @@ class NextStep:
         trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
         allowed = bool(frame.segments) and self._policies_allow(frame.segments)
         self._trees_continue = bool(trees) and allowed
-        all_continue = allowed and all(isinstance(one, TreeSegment) or one.final for one in frame.segments)
         single_nodes = bool(frame.extra_passes) or all(len(one.tree.tokens) == 1 for one in trees)
         draft_paused = frame.paused or frame.catching_up
         # After a pause of drafting, trees may follow.
         self._single_nodes = single_nodes and not draft_paused
-        if single_nodes and (had_single_nodes or draft_paused or not trees) and all_continue:
+        if (
+            allowed
+            and single_nodes
+            and (had_single_nodes or draft_paused or not trees)
+            and all(isinstance(one, TreeSegment) or one.final for one in frame.segments)
+        ):
             segments = [*map(_following, frame.segments)]
             self._prepare(segments, [one.tree for one in segments])
 
@@ -612,7 +615,7 @@ class NextStep:
         """
         table = self._table
         needed = table.missing_pages(
-            (one.sequence, one.committed + len(tree.tokens)) for one, tree in zip(segments, trees)
+            [(one.sequence, one.committed + len(tree.tokens)) for one, tree in zip(segments, trees)]
         )
         if sum([pages for _, pages in needed]) > table.free:
             return None
@@ -727,6 +730,32 @@ def unknown_chain(root: int, num_nodes: int) -> Tree:
     num_nodes: Number of nodes, which is the number of passes.
     """
     return chain((root, *(0,) * (num_nodes - 1)))
+
+
+def _runs(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ranges of numbers (start, stop), of which those that follow each other are joined.
+
+    parts: Ascending ranges (start, stop). Empty: the result is one empty range.
+
+        # (0, 3), (3, 5), (6, 8) -> [(0, 5), (6, 8)]
+    """
+    runs = list[tuple[int, int]]()
+    for start, stop in parts:
+        if runs and start == runs[-1][1]:
+            start, _ = runs.pop()
+        runs.append((start, stop))
+    return runs or [(0, 0)]
+
+
+def _rows_of(values: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
+    """Return some rows of a tensor, [num_rows, width]. The rows of a single range are not copied. Unlike
+    indices, slices need not be sent to the device first.
+
+    values: Rows of all tokens, [num_tokens, width].
+    runs: The rows, as ranges (start, stop), at least one.
+    """
+    parts = [values[start:stop] for start, stop in runs]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _join(outputs: Sequence[Outputs]) -> Outputs:
