@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from heapq import heappop, heappush
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsot.core.tree import Tree, children
+from specsot.values import value
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
@@ -23,7 +25,7 @@ Flags = NDArray[np.bool_]
 KeepGrowing = Callable[[Floats, int], int]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Candidates:
     """All candidates of B trees that were grown together: n per tree, parents before children.
 
@@ -325,23 +327,37 @@ def build_numbered(
     numbers: Numbers of the chosen candidates, ascending in each tree, [B, k]; the parent of every chosen
         candidate is chosen, too.
 
-        # numbers [0 2 3], parents [0 0 1 3] -> ranks [0 | 1 0 2 3], parents of the nodes [0 0 1 2]
+        # candidates [a b c d] with parents [0 0 1 3], numbers [0 2 3]: a is node 1, c node 2 and d node 3;
+        # below each parent's number [0 1 3] are [0 1 2] of the chosen numbers -> parents [0 1 2] of the nodes
     """
     num_trees, num_nodes = numbers.shape
     width = candidates.tokens.shape[1]
-    trees = np.arange(num_trees)[:, None]
-    places = numbers + trees * width
+    firsts = _firsts(num_trees, width)
+    # Numbers among the candidates of all trees, ascending.
+    places = numbers + firsts
     tokens = candidates.tokens.take(places).tolist()
-    # For each candidate the number of its node in the built tree; column 0 is the root.
-    ranks = np.zeros((num_trees, width + 1), np.int64)
-    ranks[trees, numbers + 1] = np.arange(1, num_nodes + 1)
-    parents = ranks.take(candidates.parents.take(places) + trees * (width + 1)).tolist()
-    built = [Tree((root, *own), (0, *above)) for root, own, above in zip(roots, tokens, parents)]
+    below = places.ravel().searchsorted(candidates.parents.take(places) + firsts)
+    parents = (below - _firsts(num_trees, num_nodes)).tolist()
+    built = [Tree.of_ordered((root, *own), (0, *above)) for root, own, above in zip(roots, tokens, parents)]
     levels = candidates.levels
-    bins = candidates.depths.take(numbers) + (trees * levels - 1)
+    # Bin 0 is empty, since depths begin at 1.
+    bins = candidates.depths.take(numbers) + _firsts(num_trees, levels)
     chances = np.exp(candidates.scores.take(places))
-    masses = np.bincount(bins.ravel(), chances.ravel(), num_trees * levels)
+    masses = np.bincount(bins.ravel(), chances.ravel(), 1 + num_trees * levels)[1:]
     return built, masses.reshape(num_trees, levels).tolist()
+
+
+@lru_cache
+def _firsts(num_trees: int, count: int) -> Ints:
+    """Return the index of the first entry of each tree in arrays of `count` entries per tree, [num_trees, 1].
+    The array is shared between calls and must not be changed.
+
+    num_trees: Number of trees.
+    count: Number of entries per tree.
+
+        # 3 trees with 4 entries each -> [[0] [4] [8]]
+    """
+    return count * np.arange(num_trees)[:, None]
 
 
 def likeliest_first(tree: Tree, worth: Floats) -> Tree:
