@@ -31,6 +31,7 @@ def test_seconds_between_and_outside_of_the_measured_points(
     curve = CostCurve(points)
     assert curve.at(tokens) == pytest.approx(seconds)
     assert curve.at_each([[tokens], [tokens]]) == pytest.approx(np.full((2, 1), seconds))
+    assert curve.at_each(tokens) == curve.at_each([tokens])[0]
     assert bool(curve) == bool(points)
 
 

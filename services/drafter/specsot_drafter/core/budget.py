@@ -7,12 +7,12 @@ the ring.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from specsot.members import TreeShape
+from specsot.values import value
 from specsot_drafter.core.selection import Candidates, Flags, Floats, Ints, KeepGrowing, best_each
 
 
@@ -46,7 +46,7 @@ def observations_of(trees: Sequence[TreeOutcome]) -> list[tuple[int, Sequence[fl
 ROOT_ONLY = TreeOutcome(0, 1, (), 0)  # The outcome of a tree that consists of its root.
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepSeconds:
     """The duration of one step, in seconds; 0 where a duration is unknown.
 

@@ -579,14 +579,14 @@ class DraftPolicy(BudgetPolicy):
             return
         self._timed = spent.computed + spent.wall > 0
         num_sequences = len(trees)
-        rows = sum(tree.rows for tree in trees)
+        rows = sum([tree.rows for tree in trees])
         if not (drafted := [tree for tree in trees if tree.grown]):
             if spent.wall:
                 self.costs.record_baseline(num_sequences, spent)
             return
         grown = drafted[0].grown
-        accepted = sum(tree.accepted for tree in drafted) / num_sequences
-        self._largest = max(self._largest, max(tree.rows for tree in drafted) - 1)
+        accepted = sum([tree.accepted for tree in drafted]) / num_sequences
+        self._largest = max(self._largest, max([tree.rows for tree in drafted]) - 1)
         # The first step after a pause takes longer than the following ones, so its duration is not recorded.
         if spent.wall and rows > num_sequences and self.drafting:
             self.costs.record_drafted(num_sequences, len(drafted), grown, rows, spent)

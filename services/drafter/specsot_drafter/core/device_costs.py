@@ -150,8 +150,8 @@ class DeviceCosts:
         and the shape of the result are those of `drafted`.
         """
         offset, slope = self._growth_line
-        growth = offset + slope * self.growth.levels(grown)[np.asarray(levels) - 1]
-        return growth + self._step.at_each(np.asarray(sequences + nodes))
+        growth = offset + slope * self.growth.levels(grown)[levels - 1]
+        return growth + self._step.at_each(sequences + nodes)
 
     def record_baseline(self, sequences: int, spent: StepSeconds) -> None:
         """Record a step without drafts. `learn` must run before estimates change.
