@@ -143,11 +143,14 @@ class DraftEngine:
             self._close(sequence)
         for drafter in self._proposers:
             drafter.observe(batch)
-        for feature_batch in batch.feature_batches:
-            if feature_batch.draft_round is not None and feature_batch.bonus is not None:
-                sequence_state = self._sequences.find(feature_batch.sequence)
-                if sequence_state is None or sequence_state.opening.drafted:
-                    self._requested[feature_batch.sequence] = feature_batch
+        find = self._sequences.find
+        self._requested |= {
+            one.sequence: one
+            for one in batch.feature_batches
+            if one.draft_round is not None
+            and one.bonus is not None
+            and ((known := find(one.sequence)) is None or known.opening.drafted)
+        }
         for sequence in batch.closings:
             self._requested.pop(sequence, None)
             self._close(sequence)
@@ -232,15 +235,21 @@ class DraftEngine:
         if not wanted:
             self._catch_up()
             return ()
-        trees = dict[int, Tree]()
+        trees = dict[int, PendingTree]()
         for speculator, sequences, growth in self._growing:
             trees |= self._grow(speculator, sequences, growth, wanted) if growth else {}
-        adaptive = all(speculator.budget.adaptive for speculator in self.speculators.values())
-        if not trees and adaptive and not self._must_answer:
+        self._pending |= trees
+        if not (trees or self._must_answer) and all(one.budget.adaptive for one in self.speculators.values()):
             rests = [speculator.paused_trees for speculator, _, _ in self._growing]
             self.paused_trees = min(rests, default=0) or IDLE_PAUSE_STEPS * len(wanted)
             return ()
-        return tuple([self._draft(feature_batch, trees) for feature_batch in wanted.values()])
+        drafts = list[Draft]()
+        for sequence, request in wanted.items():
+            assert request.draft_round is not None
+            grown = trees.get(sequence)
+            tree = grown.tree if grown else self._root(request)
+            drafts.append(Draft(sequence, request.draft_round, tree))
+        return tuple(drafts)
 
     def _open(self, opening: Opening) -> None:
         """Follow a new sequence from now on. Nothing happens for a fork whose source is not known up to the
@@ -303,13 +312,11 @@ class DraftEngine:
 
         Speculators without a requested tree are skipped.
         """
-        own = {id(speculator): list[DraftSequence]() for speculator in self.speculators.values()}
-        for request in requests:
-            if sequence := self._sequences.find(request):
-                own[id(self._speculator_by_id[request])].append(sequence)
+        sequences = [*map(self._sequences.find, requests)]
+        lanes = [*map(self._speculator_by_id.get, requests)]
         for speculator in self.speculators.values():
-            if sequences := own[id(speculator)]:
-                yield speculator, sequences
+            if own := [one for one, lane in zip(sequences, lanes) if one and lane is speculator]:
+                yield speculator, own
 
     def _grow(
         self,
@@ -317,7 +324,7 @@ class DraftEngine:
         sequences: list[DraftSequence],
         growth: Growth,
         requests: Mapping[int, FeatureBatch],
-    ) -> dict[int, Tree]:
+    ) -> dict[int, PendingTree]:
         """Wait for the trees of one speculator, and return them by sequence id, with forced tokens added.
         Sequences without a grown tree are left out; {} if no tree has grown.
 
@@ -326,8 +333,6 @@ class DraftEngine:
         growth: The growing trees, from `Speculator.begin`.
         requests: The feature batches that request the trees, by sequence id.
 
-        Each tree is kept in `_pending` until its verification result arrives.
-
         At most as many forced tokens are added as the sequence may still generate before its last token, and
         as the tree has slots left. For the step that verifies the trees, the seconds of growth are added up,
         and `_overlapped` records whether the trees grew asynchronously.
@@ -335,31 +340,21 @@ class DraftEngine:
         pending = speculator.finish(growth, self._rows - (len(sequences) - len(growth.sequences)))
         self._growing_seconds += speculator.growing_seconds
         self._overlapped = growth.overlapped
-        trees: dict[int, Tree] = {}
-        for sequence in sequences:
-            if (pending_tree := pending.get(sequence.id)) is not None:
-                if forced := requests[sequence.id].forced:
-                    max_forced = max(min(sequence.remaining - 1, self._slots - len(pending_tree.tree)), 0)
-                    pending_tree = pending_tree._replace(
-                        tree=graft(pending_tree.tree, forced[:max_forced]), forced=forced
-                    )
-                trees[sequence.id], self._pending[sequence.id] = pending_tree.tree, pending_tree
-        return trees
+        for sequence in growth.sequences:
+            if (forced := requests[sequence.id].forced) and (grown := pending.get(sequence.id)):
+                max_forced = max(min(sequence.remaining - 1, self._slots - len(grown.tree)), 0)
+                tree = graft(grown.tree, forced[:max_forced])
+                pending[sequence.id] = grown._replace(tree=tree, forced=forced)
+        return pending
 
-    def _draft(self, feature_batch: FeatureBatch, trees: Mapping[int, Tree]) -> Draft:
-        """Return the answer to a request: its grown tree, or its root and as many forced tokens as fit.
+    def _root(self, feature_batch: FeatureBatch) -> Tree:
+        """Return the answer to a request without a grown tree: its root and as many forced tokens as fit, up
+        to one less than the number of tree slots.
 
-        feature_batch: The request, with draft round and bonus token.
-        trees: The grown trees by sequence id.
-
-        Forced tokens fit up to one less than the number of tree slots. The batch must have a draft round and
-        a bonus token.
+        feature_batch: The request, with a bonus token.
         """
-        assert feature_batch.draft_round is not None
         assert feature_batch.bonus is not None
-        if (tree := trees.get(feature_batch.sequence)) is None:
-            tree = graft(single(feature_batch.bonus), feature_batch.forced[: self._slots - 1])
-        return Draft(feature_batch.sequence, feature_batch.draft_round, tree)
+        return graft(single(feature_batch.bonus), feature_batch.forced[: self._slots - 1])
 
     def _catch_up(self) -> None:
         """Compute outstanding rows of prompts, since no sequence waits for a tree. Nothing happens if no rows
@@ -397,7 +392,11 @@ class DraftEngine:
                 speculator.record_pause(batch.paused_trees, live)
             self._record_baseline_step(batch, feature_batches)
             return
-        trees = {feature_batch.sequence: self._resolve(feature_batch) for feature_batch in feature_batches}
+        pop = self._pending.pop
+        trees = {
+            one.sequence: tree.resolve(one) if (tree := pop(one.sequence, None)) else ROOT_ONLY
+            for one in feature_batches
+        }
         rows = sum([tree.rows for tree in trees.values()])
         # If the frame had fewer rows than the trees, some trees arrived too late or were truncated. It is
         # unknown which, so that no outcome can be learned from.
@@ -410,15 +409,6 @@ class DraftEngine:
         self._waited_before = total_waited
         spent = duration if rows == batch.fed else UNKNOWN_SECONDS
         self._record_steps(trees, spent)
-
-    def _resolve(self, feature_batch: FeatureBatch) -> TreeOutcome:
-        """Return the outcome of the tree that was sent for a sequence, and forget the tree. Return ROOT_ONLY
-        if no tree was sent.
-
-        feature_batch: The tokens that the verification has committed.
-        """
-        pending = self._pending.pop(feature_batch.sequence, None)
-        return pending.resolve(feature_batch) if pending else ROOT_ONLY
 
     def _record_baseline_step(self, batch: Features, feature_batches: Sequence[FeatureBatch]) -> None:
         """Record a typical step of a pause, in which no sequence had a tree. The seconds of growth are
@@ -446,11 +436,8 @@ class DraftEngine:
 
         Speculators without a tree in the step record nothing.
         """
-        lanes = self._speculator_by_id
         default = self.speculators[self._default]
-        own = {id(lane): list[TreeOutcome]() for lane in self.speculators.values()}
-        for sequence, tree in trees.items():
-            own[id(lanes.get(sequence, default))].append(tree)
+        lanes = [self._speculator_by_id.get(sequence, default) for sequence in trees]
         for lane in self.speculators.values():
-            if own_trees := own[id(lane)]:
-                lane.record_step(own_trees, spent if len(own_trees) == len(trees) else UNKNOWN_SECONDS)
+            if own := [tree for tree, own_lane in zip(trees.values(), lanes) if own_lane is lane]:
+                lane.record_step(own, spent if len(own) == len(trees) else UNKNOWN_SECONDS)

@@ -14,6 +14,7 @@ from specsot.errors import SpecsotError
 from specsot.members import Configuration
 from specsot.service.compute import allow, explain_failure
 from specsot.transport.links import Link
+from specsot.values import value
 from specsot_drafter.engine import DraftEngine
 
 
@@ -103,7 +104,7 @@ class DrafterEpoch:
         return KeptFailure(self)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KeptFailure:
     """The context of `DrafterEpoch.keep_failure`. A generator would take the host twice as long, in every
     step three times.

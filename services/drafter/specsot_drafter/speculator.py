@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from specsot.core.device_verification import DeviceTrees, DeviceVerification
 from specsot.core.draft_pause import DraftPause, PauseEvent, PauseState
 from specsot.core.frames import FeatureBatch
 from specsot.core.tree import Tree, children
+from specsot.values import value
 from specsot_drafter.core.async_growth import AsyncGrowth
 from specsot_drafter.core.budget import ROOT_ONLY, BudgetPolicy, StepSeconds, TreeOutcome
 from specsot_drafter.core.selection import (
@@ -140,7 +141,7 @@ class Speculator:
         own = [sequence for sequence, _ in planned]
         limits = [most for _, most in planned]
         self._planned = own, limits, self.proposer.due_rows(own)
-        self._start_families([sequence.family for sequence in sequences])
+        self._start_families(sequences)
         if self.paused_trees and not self.record_pause(len(sequences), len(sequences)):
             return 0
         num_sequences = self._count(len(sequences), num_drafted)
@@ -159,20 +160,21 @@ class Speculator:
             self._drop_async_growth()
         return levels
 
-    def _start_families(self, families: Sequence[int]) -> None:
+    def _start_families(self, sequences: Sequence[DraftSequence]) -> None:
         """Inform the policy if all sequences are of new requests, that is, if none of their families ran when
         the last new set began. A pause may end for new requests. The branches of a plan are no new request:
         drafting that was not profitable for one or two sequences is hardly profitable for more of them.
 
-        families: The family of each sequence that requests a tree; at least one.
+        sequences: The sequences that request a tree; at least one.
 
         Nothing happens while the speculator catches up. Recorded steps are passed on to the policy first.
         """
+        families = map(attrgetter("family"), sequences)
         if self._pause.state is PauseState.CATCHING_UP or not self._families.isdisjoint(families):
             return
-        self._families = frozenset(families)
+        self._families = frozenset(map(attrgetter("family"), sequences))
         self._learn()
-        if self.budget.start_sequences(len(families)) and self._pause.paused:
+        if self.budget.start_sequences(len(sequences)) and self._pause.paused:
             self._resume(self._pause.end(), 1)
 
     def _count(self, num_requests: int, num_drafted: int) -> int:
@@ -235,9 +237,8 @@ class Speculator:
         chosen = self._chosen
         self._async_growth = self._chosen = None
         offer = self.proposer.begin(live, levels, self.budget.keep_growing)
-        if chosen and not (
-            ahead and ahead.confirmed and chosen.sequences == tuple(sequence.id for sequence in live)
-        ):
+        confirmed = ahead is not None and ahead.confirmed
+        if chosen and not (confirmed and chosen.sequences == tuple([sequence.id for sequence in live])):
             chosen = None
         return Growth(live, limits, due, offer, self.clock() - began, ahead, chosen)
 
@@ -328,16 +329,17 @@ class Speculator:
         candidates = growth.offer()
         if candidates is None:
             return {}
-        depth = candidates.levels
         self.budget.keep_sample(candidates)
         self.growing_seconds = growth.seconds + self.clock() - began
         roots = [sequence.tokens[-1] for sequence in live]
         numbers = growth.chosen.take() if growth.chosen and growth.overlapped else None
         if numbers is not None:
-            built = zip(live, *build_numbered(candidates, roots, numbers))
+            trees, masses = build_numbered(candidates, roots, numbers)
+            depth = len(masses[0])
             own = 1 + numbers.shape[1]
             trees_by_id = {
-                one.id: PendingTree(one.committed, tree, depth, mass, own) for one, tree, mass in built
+                one.id: PendingTree(one.committed, tree, depth, mass, own)
+                for one, tree, mass in zip(live, trees, masses)
             }
             if self.blend and not self.budget.holding:
                 # Only `_blends` matters, which `_blended` sets; the joined candidates are not sent.
@@ -346,6 +348,7 @@ class Speculator:
                 sampled = self._barred(sample, candidates.every(step))
                 self._blended(sample, sampled, self.budget.score(sampled))
             return trees_by_id
+        depth = candidates.levels
         own_candidates = self._barred(growth, candidates)
         values = self._score(own_candidates)
         all_candidates, values = self._blended(growth, own_candidates, values)
@@ -439,7 +442,7 @@ def _total(chances: Floats) -> float:
     return float(chances[np.isfinite(chances)].sum())
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Growth:
     """Trees that are growing.
 

@@ -68,6 +68,7 @@ class DraftSequence:
     sentences: Finds the ends of sentences. None if the sequence has no soft end.
     id:        Id of the sequence.
     end:       Length at which the sequence reaches its limit, prompt included.
+    family:    The family that all sequences of one request share. Its own id if the opening names none.
     _grammar_state: The compiled grammar with its state. None before the grammar is compiled, or without one.
     _prose:    What the sequence has written itself, as far as it was read.
     _num_read: Number of tokens, of `tokens`, that were read into `_prose`.
@@ -80,20 +81,17 @@ class DraftSequence:
     sentences: SentenceEnds | None = None
     id: int = field(init=False)
     end: int = field(init=False)
+    family: int = field(init=False)
     _grammar_state: GrammarState | None = None
     _prose: Prose = field(default_factory=Prose)
     _num_read: int = 0
 
     def __post_init__(self) -> None:
-        """Derive the id and the end from the opening."""
+        """Derive the id, the end and the family from the opening."""
         opening = self.opening
         self.id = opening.sequence
         self.end = opening.limit + opening.prompt - opening.generated
-
-    @property
-    def family(self) -> int:
-        """The family of the sequence, which all sequences of one request share; its own id if none is set."""
-        return self.id if self.opening.family is None else self.opening.family
+        self.family = opening.sequence if opening.family is None else opening.family
 
     @property
     def grammar_state(self) -> GrammarState | None:
