@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from specsot.core.device_verification import DeviceTrees, DeviceVerification
 from specsot.core.frames import Draft, FeatureBatch, Features, Opening, TreeSegment
@@ -344,7 +345,7 @@ class DraftEngine:
             if (forced := requests[sequence.id].forced) and (grown := pending.get(sequence.id)):
                 max_forced = max(min(sequence.remaining - 1, self._slots - len(grown.tree)), 0)
                 tree = graft(grown.tree, forced[:max_forced])
-                pending[sequence.id] = grown._replace(tree=tree, forced=forced)
+                pending[sequence.id] = replace(grown, tree=tree, forced=forced)
         return pending
 
     def _root(self, feature_batch: FeatureBatch) -> Tree:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -477,7 +477,8 @@ class Growth:
         return self.ahead is not None and self.ahead.confirmed
 
 
-class PendingTree(NamedTuple):
+@value
+class PendingTree:
     """A tree that was sent and is not verified yet.
 
     committed: Number of the sequence's tokens before the tree's root.

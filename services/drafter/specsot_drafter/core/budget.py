@@ -7,7 +7,6 @@ the ring.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +15,8 @@ from specsot.values import value
 from specsot_drafter.core.selection import Candidates, Flags, Floats, Ints, KeepGrowing, best_each
 
 
-class TreeOutcome(NamedTuple):
+@value
+class TreeOutcome:
     """The verification result of one tree.
 
     grown:    Number of levels that were grown for the tree; 0 if only its root was sent.

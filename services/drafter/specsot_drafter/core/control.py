@@ -540,7 +540,11 @@ class DraftPolicy(BudgetPolicy):
         if self._stepwise:
             return
         tree = len(self._samples) % len(candidates)
-        if self._samples and not np.array_equal(self._samples[0].depths, candidates.depths):
+        # The trees of one graph share the array of their depths.
+        if self._samples and not (
+            self._samples[0].depths is candidates.depths
+            or np.array_equal(self._samples[0].depths, candidates.depths)
+        ):
             self._samples.clear()
         self._samples.append(candidates.only(tree))
 
