@@ -41,13 +41,10 @@ class _FollowedTokens:
 
     sequence: What the drafter knows of the sequence.
     log: The sequence's tokens as an array, which is brought up to date only when a suggestion is looked for.
-    suggested: The number of known tokens when the last tree was suggested, and the tree. None before the
-        first suggestion, and once the tree has been compared with what was written.
     """
 
     sequence: DraftSequence
     log: SeenTokens = field(default_factory=SeenTokens)
-    suggested: tuple[int, SuffixTree] | None = None
 
     def repeats(self, size: int) -> bool:
         """Return whether the sequence's last `size` tokens have occurred in it before.
@@ -90,6 +87,9 @@ class SuffixProposer(Proposer):
         # Acceptance of suggestions by the bit length of their number of matching tokens: 1, 2-3, 4-7, 8.
         self._trusts = [AcceptanceRates(shape.levels) for _ in range(MAX_MATCH.bit_length() + 1)]
         self._followed: dict[int, _FollowedTokens] = {}
+        # The number of known tokens when a sequence's last tree was suggested, and the tree, by sequence id.
+        # Sequences whose tree has been compared with what they wrote are left out.
+        self._suggested = dict[int, tuple[int, SuffixTree]]()
 
     @property
     def free_pages(self) -> int:
@@ -105,6 +105,7 @@ class SuffixProposer(Proposer):
         knows of it.
         """
         self._followed[sequence.id] = _FollowedTokens(sequence)
+        self._suggested.pop(sequence.id, None)
 
     def observe(self, batch: Features) -> None:
         """Compare the last suggestion of each sequence with what the sequence wrote, and learn from it.
@@ -115,13 +116,13 @@ class SuffixProposer(Proposer):
         How deep the suggestion was right is counted for suggestions with about as many matching tokens. The
         suggestion is then forgotten.
         """
-        for feature_batch in batch.feature_batches:
-            followed = self._followed.get(feature_batch.sequence)
-            if followed and followed.suggested:
-                before, tree = followed.suggested
-                right, num_known = tree.walk(followed.sequence.tokens[before:])
+        # Where a device selects the nodes of trees, hardly any step has a suggestion.
+        for feature_batch in batch.feature_batches if self._suggested else ():
+            if suggested := self._suggested.pop(feature_batch.sequence, None):
+                before, tree = suggested
+                written = self._followed[feature_batch.sequence].sequence.tokens[before:]
+                right, num_known = tree.walk(written)
                 self._trust(tree).record([(num_known, (), right)])
-                followed.suggested = None
 
     def close(self, sequence: int) -> None:
         """Forget a sequence, and keep its tokens for later ones. An unknown sequence is ignored.
@@ -133,6 +134,7 @@ class SuffixProposer(Proposer):
 
         Nothing is kept if the proposer keeps no past tokens.
         """
+        self._suggested.pop(sequence, None)
         followed = self._followed.pop(sequence, None)
         if followed and self._shape.past:
             fork = followed.sequence.opening.fork
@@ -172,7 +174,7 @@ class SuffixProposer(Proposer):
         tree = grow_suffixes(token_arrays, levels, shape.nodes, shape.places, shape.min_match)
         if tree.tokens:
             tree.trust(self._trust(tree).by_depth())
-            followed.suggested = (len(sequence.tokens), tree)
+            self._suggested[sequence.id] = (len(sequence.tokens), tree)
         return tree
 
     def _trust(self, tree: SuffixTree) -> AcceptanceRates:
