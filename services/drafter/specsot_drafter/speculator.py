@@ -137,7 +137,7 @@ class Speculator:
         """
         live = self._draftable(sequences)
         ahead_of = self._async_sequences
-        planned = [(sequence, most) for sequence, most in live if sequence.id in ahead_of] or live
+        planned = [each for each in live if each[0].id in ahead_of] or live
         own = [sequence for sequence, _ in planned]
         limits = [most for _, most in planned]
         self._planned = own, limits, self.proposer.due_rows(own)
@@ -426,9 +426,14 @@ class Speculator:
         self._blends = False
         if others is None:
             return candidates, values
-        joined, worth = merge_trees(candidates, values, others, np.exp(others.scores))
+        chances = np.exp(others.scores)
         own = _total(values)
-        if growth.overlapped and _total(worth) - own < MIN_BLEND_GAIN * (len(growth.sequences) + own):
+        min_gain = MIN_BLEND_GAIN * (len(growth.sequences) + own) if growth.overlapped else -math.inf
+        # Joined trees gain at most what all of the second proposer's candidates are worth.
+        if _total(chances) < min_gain:
+            return candidates, values
+        joined, worth = merge_trees(candidates, values, others, chances)
+        if _total(worth) - own < min_gain:
             return candidates, values
         self._blends = True
         return joined, worth
