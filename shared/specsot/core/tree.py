@@ -119,7 +119,7 @@ def single(token: int) -> Tree:
 
     token: token id of the root, which is the newest token of the sequence.
     """
-    return Tree((token,), (0,))
+    return Tree.of_ordered((token,), (0,))
 
 
 def chain(tokens: Sequence[int]) -> Tree:

@@ -183,9 +183,9 @@ class Proposer(ABC):
         """
         if not self.follows(sequence.id):
             return 0
-        # Every step asks this for every sequence, so `levels_at` is not called.
+        # Every step asks this for every sequence, so no further method is called.
         end = sequence.end - 1
-        positions = sequence.max_tokens(self.positions)
+        positions = MAX_TOKENS if sequence.opening.window else self.positions
         left = (end if end < positions else positions) - sequence.committed - 1
         levels = len(self.widths) + 1
         return levels if levels <= left else max(left, 0)
