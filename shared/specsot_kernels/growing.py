@@ -66,23 +66,26 @@ class VerifiedTrees(NamedTuple):
     """The trees of a frame, whose rows are concatenated; int32, [rows] or [trees, n].
 
     targets: the target token after each node; negative if the node's logits are not finite numbers.
+    windows: [trees, 1 + n]: a column of each tree's sequence, at which a page begins, and the numbers of the
+        pages from there on. The page of the first due draft row is one of them.
+    trees: [4, trees]: each tree's first row, its number of nodes, and the number and the column of its
+        sequence's first due draft row, which is fed the root's target. With n tokens before the root, that is
+        row n of a head with features, whose row j is fed token j + 1, and row n + 1 of a language model.
     tokens: the token of each node.
     parents: the number of each node's parent within its tree; a parent's number is lower than its child's,
         and the root is its own parent.
-    trees: [trees, 4]: each tree's first row, its number of nodes, and the number and the column of its
-        sequence's first due draft row, which is fed the root's target. With n tokens before the root, that is
-        row n of a head with features, whose row j is fed token j + 1, and row n + 1 of a language model.
-    slots: [trees, n]: KV slots of the sequence's draft rows from that column on.
 
-    Two trees of 3 and 2 nodes, whose sequences have 10 and 7 tokens; the second one has skipped 3 draft rows:
-    rows [r a b | r c], trees [[0, 3, 10, 10], [3, 2, 7, 4]] for a head with features.
+    Two trees of 3 and 2 nodes, whose sequences have 10 and 7 tokens; the second one has skipped 3 draft rows.
+    A page has 4 rows, and the sequences have the pages (5, 2, 7, 1) and (4, 6, 3): rows [r a b | r c],
+    windows [[8, 7, 1], [4, 6, 3]], trees [[0, 3], [3, 2], [10, 7], [10, 4]] for a head with features. The
+    slot of the first sequence's column 10 is 7 * 4 + 2.
     """
 
     targets: Tensor
+    windows: Tensor
+    trees: Tensor
     tokens: Tensor
     parents: Tensor
-    trees: Tensor
-    slots: Tensor
 
 
 class DueNumbers(NamedTuple):

@@ -283,6 +283,10 @@ def test_what_cannot_grow_asynchronously(small: Decoder, monkeypatch: pytest.Mon
     run.verify({1: 1, 2: 1})
     assert run.growth is None
     run = Run(small, CHAIN)
+    table = run.drafter._pages.table
+    table.open(9)
+    # So few pages are free that none is reserved before it is needed.
+    table.reserve(9, PAGE * (table.free - 12))
     run.open(3, [5, 6, 7])
     run.draft(1, 2, 3)
     run.verify({1: 1, 2: 1, 3: 1})
@@ -291,9 +295,8 @@ def test_what_cannot_grow_asynchronously(small: Decoder, monkeypatch: pytest.Mon
     run.verify({1: 0, 2: 0})
     assert run.growth is None, "four tokens are due"
     run.draft(1, 2)
-    table = run.drafter._pages.table
-    table.open(9)
-    table.reserve(9, PAGE * table.free)
+    table.open(10)
+    table.reserve(10, PAGE * table.free)
     run.verify({1: 0, 2: 0})
     assert run.growth is None, "no page is free"
     run.drafter.close(9)

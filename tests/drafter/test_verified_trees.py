@@ -13,7 +13,7 @@ from specsot.core.pages import PageTable
 from specsot.core.tree import Tree, chain
 from specsot_drafter.eagle_kv import DraftPages, FrameTrees
 from specsot_drafter.overlap import device_growth
-from specsot_drafter.overlap.device_growth import verified_numbers, verified_numbers_size
+from specsot_drafter.overlap.device_growth import page_windows, verified_numbers, verified_numbers_size
 from specsot_model.kv import Numbers
 from tests.there import there
 
@@ -40,21 +40,36 @@ def trees_of(table: PageTable, committed: Sequence[int], tree: Tree) -> FrameTre
     return FrameTrees(segments, committed, [column for column, _ in placed], [pages for _, pages in placed])
 
 
-def numbers_of(trees: FrameTrees, rows: int = ROOM) -> list[Numbers]:
-    numbers = verified_numbers(trees, ROOM, rows, PAGE)
+def numbers_of(trees: FrameTrees) -> list[Numbers]:
+    numbers = verified_numbers(trees)
     assert numbers is not None
-    assert sum(one.size for one in numbers) <= verified_numbers_size(ROOM, TREES)
     return numbers
 
 
-def test_the_device_gets_every_tree_and_the_slots_of_its_rows(table: PageTable) -> None:
-    tokens, parents, numbers, slots = numbers_of(trees_of(table, (3, 8, 11), FORKED))
+def slots_of(trees: FrameTrees, num_pages: int) -> list[list[int]]:
+    """The slots that a device finds in the windows, as `accept_rows` does."""
+    starts = [column // PAGE * PAGE for column in trees.columns]
+    windows = page_windows(starts, trees.pages, num_pages, PAGE)
+    size = windows.size + sum(one.size for one in numbers_of(trees))
+    assert size <= verified_numbers_size(num_pages, TREES)
+    assert windows[:, 0].tolist() == starts
+    return [
+        [
+            int(own[1 + row // PAGE]) * PAGE + row % PAGE
+            for row in range(column - start, column - start + ROOM)
+        ]
+        for own, column, start in zip(windows, trees.columns, starts)
+    ]
+
+
+def test_the_device_gets_every_tree_and_the_pages_of_its_rows(table: PageTable) -> None:
+    trees = trees_of(table, (3, 8, 11), FORKED)
+    numbers, tokens, parents = numbers_of(trees)
     assert tokens.tolist() == [*FORKED.tokens] * 3
     assert parents.tolist() == [*FORKED.parents] * 3
-    assert numbers.tolist() == [[0, 4, 3, 3], [4, 4, 8, 8], [8, 4, 11, 11]]
-    assert slots.tolist() == [
-        [*table.slots(sequence, many, many + ROOM)] for sequence, many in enumerate((3, 8, 11))
-    ]
+    assert numbers.tolist() == [[0, 4, 8], [4, 4, 4], [3, 8, 11], [3, 8, 11]]
+    wanted = [[*table.slots(sequence, many, many + ROOM)] for sequence, many in enumerate((3, 8, 11))]
+    assert slots_of(trees, 3) == slots_of(trees, 4) == wanted
 
 
 def test_the_device_gets_the_rows_from_the_first_due_one_on(table: PageTable) -> None:
@@ -64,18 +79,30 @@ def test_the_device_gets_the_rows_from_the_first_due_one_on(table: PageTable) ->
     for shift in (0, 1):
         covered = there(DraftPages.cover_trees(pages, trees, ROOM, shift))
         assert [*covered.firsts] == [*covered.columns] == [3 + shift, 8 + shift, 11 + shift]
-        _, _, numbers, slots = numbers_of(covered)
-        assert numbers[:, 2:].tolist() == [[first, first] for first in covered.firsts]
-        assert slots.tolist() == [
+        numbers, _, _ = numbers_of(covered)
+        assert numbers[2:].tolist() == [[*covered.firsts]] * 2
+        assert slots_of(covered, 3) == [
             [*table.slots(sequence, first, first + ROOM)] for sequence, first in enumerate(covered.firsts)
         ]
 
 
-def test_only_slots_that_are_read_are_computed(table: PageTable) -> None:
-    trees = trees_of(table, (3, 8, 11), FORKED)
-    few, every = (numbers_of(trees, rows)[3] for rows in (2, ROOM))
-    assert few.shape == every.shape
-    assert few[:, :2].tolist() == every[:, :2].tolist()
+def test_pages_stay_the_same_until_a_sequence_needs_more() -> None:
+    table = PageTable(64, PAGE)
+    pages: Any = SimpleNamespace(table=table)
+    for sequence in range(TREES):
+        table.open(sequence)
+
+    def covered(*committed: int) -> FrameTrees:
+        trees = [TreeSegment(one, 2, many, (0,), FORKED) for one, many in enumerate(committed)]
+        return there(DraftPages.cover_trees(pages, trees, ROOM, 0))
+
+    first = covered(3, 8, 11)
+    assert [len(own) for own in first.pages] == [4, 5, 6], "a page more than the rows need"
+    assert covered(7, 12, 14).pages == first.pages
+    further = covered(7, 15, 14)
+    assert [len(own) for own in further.pages] == [5, 7, 6], "every sequence has a page more again"
+    table.reserve(3, 33 * PAGE)
+    assert [len(own) for own in covered(15, 15, 17).pages] == [6, 6, 6], "pages are scarce"
 
 
 def test_more_nodes_than_there_is_room_for_are_not_sent(
@@ -83,6 +110,6 @@ def test_more_nodes_than_there_is_room_for_are_not_sent(
 ) -> None:
     trees = trees_of(table, (5, 6), chain((1, 2)))
     monkeypatch.setattr(device_growth, "MAX_VERIFIED_ROWS", 4)
-    assert verified_numbers(trees, ROOM, ROOM, PAGE) is not None
+    assert verified_numbers(trees) is not None
     monkeypatch.setattr(device_growth, "MAX_VERIFIED_ROWS", 3)
-    assert verified_numbers(trees, ROOM, ROOM, PAGE) is None
+    assert verified_numbers(trees) is None

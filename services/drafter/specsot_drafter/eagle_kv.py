@@ -101,7 +101,8 @@ class FrameTrees(NamedTuple):
         root's target token.
     columns: Column of that row in the sequence's pages. It is less than the row's number if rows before it
         were skipped.
-    pages: Page numbers of each sequence, in order, up to the page of the last reserved row.
+    pages: Page numbers of each sequence, in order, at least up to the page of the last reserved row. They are
+        those of the previous step if these suffice for every sequence.
 
     Example: page_rows 4, a sequence of 6 rows in the pages [7, 2], and 4 rows reserved from row 6 on:
 
@@ -278,17 +279,25 @@ class DraftPages:
         shift: Number of the first due row, which is fed the root's target token, minus the root's position;
             see `TreeProposer.first_due`.
 
-        If there are too few free pages, sequences before the one that needs more keep what was reserved.
+        While at least half of all pages are free, a page more is reserved per sequence: what depends on the
+        pages is then computed once in many steps. If there are too few free pages, sequences before the one
+        that needs more keep what was reserved.
         """
         table = self.table
+        sequences = [one.sequence for one in trees]
         firsts = [one.committed + shift for one in trees]
-        try:
-            if table.has_policies and any(table.policy(one.sequence) for one in trees):
-                return None
-            placed = [table.cover(one.sequence, first, first + rows) for one, first in zip(trees, firsts)]
-        except Overloaded:
+        if table.has_policies and any(map(table.policy, sequences)):
             return None
-        columns, pages = zip(*placed)
+        page_rows = table.page_rows
+        columns, pages = table.covered(sequences, firsts)
+        if [1 for column, own in zip(columns, pages) if len(own) * page_rows < column + rows]:
+            reserved = rows + page_rows if 2 * table.free >= table.count else rows
+            try:
+                for sequence, first in zip(sequences, firsts):
+                    table.cover(sequence, first, first + reserved)
+            except Overloaded:
+                return None
+            columns, pages = table.covered(sequences, firsts)
         return FrameTrees(trees, firsts, columns, pages)
 
     def trim(self, sequence: int, first_row: int) -> None:

@@ -340,6 +340,21 @@ class PageTable:
             self.reserve(sequence, stop)
         return start - held.absent, held.first_pages(count)
 
+    def covered(
+        self, sequences: Sequence[int], starts: Sequence[int]
+    ) -> tuple[list[int], list[tuple[int, ...]]]:
+        """Return the column of a row of each of several sequences, and the pages that `cover` or `place`
+        returned last for each sequence. Nothing is reserved, so that the row may lie after these pages.
+
+        sequences: ids of the sequences. Raises NotFound if one is not open.
+        starts: a row of each sequence, after the returned pages.
+
+        A sequence whose pages were never returned, or that has released pages since, has the pages ().
+        """
+        held = [self._held[sequence] for sequence in sequences]
+        columns = [start - one.absent for start, one in zip(starts, held)]
+        return columns, [one.listed for one in held]
+
     def unreserve(self, sequence: int, pages: int) -> tuple[int, ...]:
         """Release the pages that a sequence reserved last, and return those that no sequence owns now.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specsot_kernels.gpu.launching import (
     array_specialization,
+    kernel,
     kernel_for_any,
     launch,
     on_device_of,
@@ -25,49 +26,57 @@ NODES = 64
 
 
 def accept_rows(
-    verified: VerifiedTrees, numbers: DueNumbers, frame_features: Tensor, features: Tensor, num_ids: int
+    verified: VerifiedTrees,
+    numbers: DueNumbers,
+    frame_features: Tensor,
+    features: Tensor,
+    num_ids: int,
+    page_rows: int,
 ) -> None:
     """Write the numbers of all trees in `verified`, and copy the features of accepted rows to their slots.
 
     Numbers of trees beyond those in `verified` keep their value.
 
-    verified: the trees of a frame, with their targets. `verified.slots` has at least as many slots per tree
-        as the largest number of due rows and the number of grown rows together.
+    verified: the trees of a frame, with their targets. The pages of `verified.windows` have rows for the
+        largest number of due rows and the number of grown rows together, from the first due row on.
     numbers: the arrays that are written; `places` and `depths` are read.
     frame_features: [rows, hidden], features of the frame's rows. For a head without features, `hidden` is 0;
         then nothing is copied, and any number of rows is allowed.
     features: [slots, hidden], receives the features of accepted rows.
     num_ids: number of token ids that the head knows. A target outside of 0 .. num_ids - 1 is written to
         `numbers.due_tokens` as it is, and to the due row's token, which is fed to the head, as 0.
+    page_rows: number of KV slots of a page.
 
-    The kernel is compiled once for each number of slots per tree, of attending rows and of hidden numbers,
+    The kernel is compiled once for each number of rows of a window, of attending rows and of hidden numbers,
     each rounded up to a power of two, and once more for heads without features.
 
     Example: a tree [r a b c] with a and b below r and c below b, and the targets [b, x, c, y]. The accepted
         nodes are 0, 2 and 3, and the due tokens are b, c and y.
     """
-    trees = verified.trees.shape[0]
+    trees = verified.trees.shape[1]
     max_due = numbers.due_tokens.shape[1] - 1
     attending = numbers.leads.numel() // numbers.asked.numel()
     num_grown = numbers.depths.numel()
     hidden = frame_features.shape[1]
-    num_slots = verified.slots.shape[1]
+    num_pages = verified.windows.shape[1] - 1
     arrays = (*verified, *numbers, frame_features, features)
     hidden_block = power_of_two(hidden) if hidden else 0
     # Without features, only the programs (tree, 0) have something to do.
     programs_per_tree = max_due if hidden else 1
-    constants = (NODES, power_of_two(num_slots), power_of_two(attending), hidden_block)
+    constants = (NODES, power_of_two(num_pages * page_rows), power_of_two(attending), hidden_block)
     with on_device_of(frame_features):
         launch(
             _accept, (trees, programs_per_tree, 1), (*array_specialization(*arrays), *constants),
-            (*arrays, num_slots, max_due, numbers.due.stride(0), numbers.grown.stride(0), attending,
-             num_grown, hidden, features.stride(0), frame_features.stride(0), num_ids, *constants),
+            (*arrays, trees, num_pages, page_rows, max_due, numbers.due.stride(0), numbers.grown.stride(0),
+             attending, num_grown, hidden, features.stride(0), frame_features.stride(0), num_ids, *constants),
             num_warps=4,
         )  # fmt: skip
 
 
 @kernel_for_any(
-    "num_slots",
+    "num_trees",
+    "num_pages",
+    "page_rows",
     "max_due",
     "due_stride",
     "grown_stride",
@@ -79,22 +88,22 @@ def accept_rows(
     "num_ids",
 )
 def _accept(
-    targets, tokens, parents, trees, slots, due, asked, leads, grown, places, depths, due_tokens,
+    targets, windows, trees, tokens, parents, due, asked, leads, grown, places, depths, due_tokens,
     frame_features, features,
-    num_slots, max_due, due_stride, grown_stride, attending, num_grown, hidden, feature_stride, frame_stride,
-    num_ids,
-    block: tl.constexpr, slots_block: tl.constexpr, attending_block: tl.constexpr, hidden_block: tl.constexpr,
+    num_trees, num_pages, page_rows, max_due, due_stride, grown_stride, attending, num_grown, hidden,
+    feature_stride, frame_stride, num_ids,
+    block: tl.constexpr, rows_block: tl.constexpr, attending_block: tl.constexpr, hidden_block: tl.constexpr,
 ):  # fmt: skip
     """Follow one tree's accepted path. Program (tree, i) copies the feature of the i-th node of the path, the
     root being node 0. Program (tree, 0) also writes the tree's numbers. Nothing is copied if the path has
     fewer nodes, or if `hidden_block` is 0.
 
     targets: int32 [rows], the target token after each node; see `VerifiedTrees`.
+    windows: int32 [num_trees, 1 + num_pages], a column of each tree's sequence and the pages from there on.
+    trees: int32 [4, num_trees], of each tree: the first row, the number of nodes, and the number and the
+        column of the sequence's first due draft row, which is fed the root's target.
     tokens: int32 [rows], the token of each node.
     parents: int32 [rows], the parent of each node within its tree.
-    trees: int32 [trees, 4], of each tree: the first row, the number of nodes, and the number and the column
-        of the sequence's first due draft row, which is fed the root's target.
-    slots: int32 [trees, num_slots], KV slots of each sequence's draft rows from that column on.
     due: int32 [4, n], receives tokens, positions, KV slots and feature origins of the due rows; see
         `DueNumbers`.
     asked: int32 [trees], receives the index in `due` of each tree's last due row.
@@ -105,7 +114,10 @@ def _accept(
     due_tokens: int32 [trees, 1 + max_due], receives the number of due rows of each tree, then their tokens.
     frame_features: [rows, hidden], features of the frame's rows.
     features: [slots, hidden], receives the features of accepted rows.
-    num_slots: number of KV slots of a tree, at least max_due + num_grown.
+    num_trees: number of trees.
+    num_pages: number of pages of a window; together they have rows for max_due + num_grown rows from the
+        first due row on.
+    page_rows: number of KV slots of a page.
     max_due: largest number of due rows of a tree.
     due_stride: elements from one row of `due` to the next.
     grown_stride: elements from one row of `grown` to the next.
@@ -116,16 +128,19 @@ def _accept(
     frame_stride: elements from one row of `frame_features` to the next.
     num_ids: number of token ids that the head knows.
     block: number of nodes that are compared at a time.
-    slots_block: `num_slots`, rounded up to a power of two.
+    rows_block: number of rows of a window, rounded up to a power of two.
     attending_block: `attending`, rounded up to a power of two.
     hidden_block: `hidden`, rounded up to a power of two; 0 if there are no features.
     """
     tree = tl.program_id(0).to(tl.int64)
     path_row = tl.program_id(1)
-    first = tl.load(trees + tree * 4).to(tl.int64)
-    count = tl.load(trees + tree * 4 + 1)
-    first_due = tl.load(trees + tree * 4 + 2)
-    first_column = tl.load(trees + tree * 4 + 3)
+    first = tl.load(trees + tree).to(tl.int64)
+    count = tl.load(trees + num_trees + tree)
+    first_due = tl.load(trees + 2 * num_trees + tree)
+    first_column = tl.load(trees + 3 * num_trees + tree)
+    window = windows + tree * (1 + num_pages)
+    # Row of the window in which the first due row lies.
+    first_in_window = first_column - tl.load(window)
     offset = tl.arange(0, block)
     node = 0
     num_due = 0
@@ -137,7 +152,7 @@ def _accept(
         if path_row == 0:
             # The due row of an accepted node has the node's target as its token and the node's feature.
             token = tl.where((target >= 0) & (target < num_ids), target, 0)
-            slot = tl.load(slots + tree * num_slots + num_due)
+            slot = _slot(window, first_in_window + num_due, page_rows, True)
             at = tree * max_due + num_due
             tl.store(due + at, token)
             tl.store(due + due_stride + at, first_due + num_due)
@@ -163,14 +178,14 @@ def _accept(
         # The last `attend` due rows: row i of them sees its own column and all before it.
         lead = tl.where(number < attend, first_column + num_due - attend + number + 1, 0)
         tl.store(leads + tree * attending + number, lead, mask=number < attending)
-        row = tl.arange(0, slots_block)
+        row = tl.arange(0, rows_block)
         is_grown = row < num_grown
         place = tl.load(places + tree * num_grown + row, mask=is_grown, other=0)
         depth = tl.load(depths + row, mask=is_grown, other=0)
         tl.store(grown + place, first_due + num_due + depth, mask=is_grown)
-        slot_of_row = tl.load(slots + tree * num_slots + num_due + row, mask=is_grown, other=-1)
+        slot_of_row = _slot(window, first_in_window + num_due + row, page_rows, is_grown)
         tl.store(grown + grown_stride + place, slot_of_row, mask=is_grown)
-        base = tl.full((slots_block,), 0, tl.int32) + first_column + num_due
+        base = tl.full((rows_block,), 0, tl.int32) + first_column + num_due
         tl.store(grown + 2 * grown_stride + place, base, mask=is_grown)
     # The two conditions are not joined: the first one has only constants, so that Triton evaluates it when it
     # compiles the kernel. A block of 0 numbers, which Triton does not support, is then never compiled.
@@ -178,8 +193,23 @@ def _accept(
         if own_node >= 0:
             column = tl.arange(0, hidden_block)
             in_feature = column < hidden
-            own_slot = tl.load(slots + tree * num_slots + path_row).to(tl.int64)
+            own_slot = _slot(window, first_in_window + path_row, page_rows, True).to(tl.int64)
             values = tl.load(
                 frame_features + (first + own_node) * frame_stride + column, mask=in_feature, other=0.0
             )
             tl.store(features + own_slot * feature_stride + column, values, mask=in_feature)
+
+
+@kernel
+def _slot(window, row, page_rows, exists):
+    """Return the KV slots of rows of a window.
+
+    window: a column, and the numbers of the pages from that column on.
+    row: numbers of the rows, from that column on.
+    page_rows: number of KV slots of a page.
+    exists: which of the rows lie in the window; the slots of the others are undefined.
+
+        # pages [7 2] of 4 rows, rows [1 6] -> slots [29 10]
+    """
+    page = tl.load(window + 1 + row // page_rows, mask=exists, other=0)
+    return page * page_rows + row % page_rows

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, chain
 
 import numpy as np
 
@@ -148,76 +149,55 @@ class DeviceGrowth(AsyncGrowth):
         return DeviceChoice(tuple(sequences), nodes, places, self.pool, trust) if nodes > 1 else None
 
 
-def verified_numbers_size(room: int, trees: int) -> int:
-    """Return how many int32 numbers of a buffer the arrays of `verified_numbers` take at most, if each array
-    begins at an aligned place.
+def verified_numbers_size(pages: int, trees: int) -> int:
+    """Return how many int32 numbers of a buffer the arrays of `page_windows` and `verified_numbers` take at
+    most, if each array begins at an aligned place.
 
-    room: Number of slots per tree, see `verified_numbers`.
+    pages: Number of pages of a window, see `page_windows`.
     trees: Maximum number of trees of a frame.
     """
-    return size_of(((MAX_VERIFIED_ROWS,), (MAX_VERIFIED_ROWS,), (trees, 4), (trees, room)))
+    return size_of(((trees, 1 + pages), (4, trees), (MAX_VERIFIED_ROWS,), (MAX_VERIFIED_ROWS,)))
 
 
-def verified_numbers(trees: FrameTrees, room: int, rows: int, page_rows: int) -> list[Numbers] | None:
+def verified_numbers(trees: FrameTrees) -> list[Numbers] | None:
     """Return what a device must know of the trees with which a frame begins, so that it can find out which
     nodes were accepted. Return None if the trees have more than MAX_VERIFIED_ROWS nodes together.
 
-    trees: The trees in the order of the frame, with the pages of their sequences.
-    room: Number of slots per tree that the result has room for.
-    rows: Number of slots per tree that are filled in: those of the accepted tokens, and of the rows of the
-        tree that grows next. At most `room`; the slots after them are undefined.
-    page_rows: Number of KV slots of a page.
+    trees: The trees in the order of the frame. At least one.
 
-    The result has four arrays of int32, the fields of `VerifiedTrees` after its targets: tokens [num_nodes],
-    parents [num_nodes], trees [num_trees, 4] and slots [num_trees, room].
+    The result has three arrays of int32, the last fields of `VerifiedTrees`: trees [4, num_trees], tokens
+    [num_nodes] and parents [num_nodes].
     """
-    # Python's lists are filled faster than arrays of so few numbers.
-    tokens = list[int]()
-    parents = list[int]()
-    # For each tree: its first node in `tokens`, its number of nodes, and the number and the column of its
-    # sequence's first due row.
-    tree_numbers = list[tuple[int, int, int, int]]()
-    for segment, first, column in zip(trees.segments, trees.firsts, trees.columns):
-        own_tokens = segment.tree.tokens
-        tree_numbers.append((len(tokens), len(own_tokens), first, column))
-        tokens += own_tokens
-        parents += segment.tree.parents
-    if len(tokens) > MAX_VERIFIED_ROWS:
+    grown = [segment.tree for segment in trees.segments]
+    tokens = [tree.tokens for tree in grown]
+    counts = [*map(len, tokens)]
+    num_nodes = sum(counts)
+    if num_nodes > MAX_VERIFIED_ROWS:
         return None
-    slots = np.empty((len(tree_numbers), room), np.int32)
-    slots[:, :rows] = _slots(trees.columns, trees.pages, rows, page_rows)
-    arrays = [np.array(numbers, np.int32) for numbers in (tokens, parents, tree_numbers)]
-    return [*arrays, slots]
+    first_nodes = [*accumulate(counts[:-1], initial=0)]
+    return [
+        np.array((first_nodes, counts, trees.firsts, trees.columns), np.int32),
+        np.fromiter(chain.from_iterable(tokens), np.int32, num_nodes),
+        np.fromiter(chain.from_iterable([tree.parents for tree in grown]), np.int32, num_nodes),
+    ]
 
 
-def _slots(columns: Sequence[int], pages: Sequence[tuple[int, ...]], rows: int, page_rows: int) -> Numbers:
-    """Return the slots of `rows` adjacent draft rows per tree, int32 [trees, rows]. There must be at least
-    one tree and one row.
+def page_windows(
+    starts: Sequence[int], pages: Sequence[tuple[int, ...]], num_pages: int, page_rows: int
+) -> Numbers:
+    """Return the pages by which a device finds the slots of a sequence's draft rows from a column on, int32
+    [trees, 1 + num_pages]: the field `windows` of `VerifiedTrees`.
 
-    columns: Column of the first of these rows of each tree.
-    pages: The pages of each tree's sequence, up to that of the last of these rows.
-    rows: Number of rows per tree.
+    starts: For each tree, the column at which the window begins, a multiple of page_rows.
+    pages: The pages of each tree's sequence.
+    num_pages: Number of pages of a window. Windows of sequences that have fewer are padded with 0.
     page_rows: Number of KV slots of a page.
 
-    The slot of a row at column c of a sequence is pages[c // page_rows] * page_rows + c % page_rows.
-
-        # pages [7 2 5] of 4 rows, column 6, 3 rows -> columns [6 7 8] -> slots [10 11 20]
+        # pages [7 2 5] of 4 rows, start 4, num_pages 3 -> [4 2 5 0]
     """
-    # Runs of adjacent slots, one for each page of each tree. The rows of most trees lie on one page.
-    starts = list[int]()
-    counts = list[int]()
-    for column, own_pages in zip(columns, pages):
-        page, offset = divmod(column, page_rows)
-        num_left = rows
-        while num_left > 0:
-            count = min(num_left, page_rows - offset)
-            starts.append(own_pages[page] * page_rows + offset)
-            counts.append(count)
-            num_left -= count
-            page += 1
-            offset = 0
-    # Runs that start at slots [10 20] and have [2 1] slots -> flat numbers [0 1 2] + shifts [10 10 18].
-    run_counts = np.array(counts)
-    shifts = np.array(starts) - (run_counts.cumsum() - run_counts)
-    slots = np.arange(rows * len(columns)) + shifts.repeat(run_counts)
-    return slots.astype(np.int32).reshape(len(columns), rows)
+    padding = (0,) * num_pages
+    windows = [
+        (start, *own_pages[start // page_rows :], *padding)[: 1 + num_pages]
+        for start, own_pages in zip(starts, pages)
+    ]
+    return np.fromiter(chain.from_iterable(windows), np.int32).reshape(len(windows), -1)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from operator import le
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,12 @@ from specsot_drafter.eagle_kv import DraftPages, DueRows, FrameTrees
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads import GraphHead, HeadRows
 from specsot_drafter.heads.checkpoint import HeadShape
-from specsot_drafter.overlap.device_growth import DeviceGrowth, verified_numbers, verified_numbers_size
+from specsot_drafter.overlap.device_growth import (
+    DeviceGrowth,
+    page_windows,
+    verified_numbers,
+    verified_numbers_size,
+)
 from specsot_drafter.overlap.device_selection import GrownPool, TreeChooser
 from specsot_kernels.attention_tables import (
     as_arrays,
@@ -233,9 +239,10 @@ class TreeGraphs:
         graph = self._graphs[self._trees[0], levels]
         features = pages.features.new_zeros((1, pages.features.shape[1]))
         graph.send_and_accept(root, features.new_zeros(1, dtype=torch.int32), features, 1, self._staging)
-        for graph in self._graphs.values():
-            if grown := graph.grown(self._chooser):
-                self._chooser.warm_up(grown)
+        # The candidates from which the device may select nodes, by graph.
+        self._pools = {graph: graph.grown(self._chooser) for graph in self._graphs.values()}
+        for pool in filter(None, self._pools.values()):
+            self._chooser.warm_up(pool)
 
     def run(self, inputs: Sequence[GraphInput], levels: int) -> Candidates | None:
         """Grow one tree per input and return all candidates, in the order of `TreeGrowth`. Return None if no
@@ -271,9 +278,8 @@ class TreeGraphs:
         read = graph.begin_async(trees, targets, features, ids, self._staging) if graph else None
         if graph is None or read is None:
             return None
-        numbered = enumerate(zip(segments, trees.firsts))
-        places = {tree.sequence: (index, first) for index, (tree, first) in numbered}
-        return DeviceGrowth.launched(places, self.due, read, graph.grown(self._chooser))
+        places = dict(zip([one.sequence for one in segments], enumerate(trees.firsts)))
+        return DeviceGrowth.launched(places, self.due, read, self._pools[graph])
 
     @inference_mode
     def begin(self, inputs: Sequence[GraphInput], levels: int) -> Grown | None:
@@ -380,6 +386,28 @@ def tree_graph_bytes(
     return graph_bytes(trees * k, heads, columns, itemsize)
 
 
+class AsyncTables(NamedTuple):
+    """Tables of asynchronous growth that stay the same for many steps.
+
+    pages: The pages of each tree's sequence.
+    starts: For each tree, the column at which its window begins. All rows attend to the columns before it.
+    numbers: The tables as one array. None if the trees have too many pages.
+    """
+
+    pages: Sequence[tuple[int, ...]]
+    starts: Sequence[int]
+    numbers: Numbers | None
+
+    def hold(self, columns: Sequence[int], max_offset: int) -> bool:
+        """Return whether the first due rows of all trees lie in their windows.
+
+        columns: Column of the first due row of each tree.
+        max_offset: Maximum number of columns between the beginning of the window and that column.
+        """
+        stops = [start + max_offset for start in self.starts]
+        return all(map(le, self.starts, columns)) and all(map(le, columns, stops))
+
+
 class _TreeGraph:
     """One captured graph, with the index tables that it reads and the candidates that it writes.
 
@@ -405,8 +433,8 @@ class _TreeGraph:
         size: The fixed sizes of the graph.
         capture: Captures a function as a graph.
         grow: Chooses a level's candidates and frontier.
-        async_rows: Number of slots per tree that the device is sent for asynchronous growth. All graphs have
-            the same number, because the kernel that reads the slots is compiled for it.
+        async_rows: Number of rows per tree whose pages the device is sent for asynchronous growth. All graphs
+            have the same number, because the kernel that reads the pages is compiled for it.
         """
         self._head = head
         self._pages = pages
@@ -423,11 +451,11 @@ class _TreeGraph:
         self._places_in_all = sum(rows)
         own = (4, aligned(trees * size.due)), (trees,), (trees * size.attending,), (3, self._places_in_all)
         shapes = (*own, *read, (num_trees,))
-        # Place of the page numbers in the buffer. In asynchronous growth, the numbers of the trees that are
-        # being verified follow the page numbers of the step, which are fewer than there is room for.
-        self._pages_at = size_of(shapes[:-1])
-        self._async_rows = async_rows
-        self.size = size_of(shapes) + verified_numbers_size(async_rows, trees)
+        # The pages on which the rows of asynchronous growth lie, wherever on the first page they begin, and
+        # one more, so that windows stay the same for at least as many rows as a page has.
+        self._window_pages = pages.table.pages_for(async_rows - 1) + 2
+        self._max_offset = self._window_pages * pages.table.page_rows - async_rows
+        self.size = size_of(shapes) + verified_numbers_size(self._window_pages, trees)
         self._numbers = torch.zeros(self.size, dtype=torch.int32, device=head.device)
         due, self._asked, self._leads, grown, *tables, self._named = views(self._numbers, shapes)
         self._due = due[:, : trees * size.due]
@@ -471,10 +499,8 @@ class _TreeGraph:
         self._without_due = np.zeros(size_of(own), np.int32)
         for part, numbers in zip(views(torch.from_numpy(self._without_due), own), self._no_due_numbers()):
             part.copy_(torch.from_numpy(numbers).view(part.shape))
-        # The page tables that were sent last for asynchronous growth, and what precedes the verified trees in
-        # the buffer: `_without_due` and these tables, as one array.
-        self._async_tables: list[Numbers] | None = None
-        self._async_head = self._without_due
+        # The tables that were sent last for asynchronous growth.
+        self._async_tables = AsyncTables([], [], None)
         # Views of the verified trees in the buffer, and where they begin, for how many trees and nodes.
         self._verified_at = (0, 0, 0)
         self._verified = list[Tensor]()
@@ -513,24 +539,43 @@ class _TreeGraph:
         """
         from specsot_kernels.gpu.accepting import accept_rows
 
-        size = self._size
-        rows = self._pages.table.page_rows
-        tables = self._tables([column // rows * rows for column in trees.columns], trees.pages)
-        numbers = verified_numbers(trees, self._async_rows, size.due + size.grown, rows)
+        tables = self._tables_of(trees)
+        numbers = verified_numbers(trees)
         if tables is None or numbers is None:
             return False
-        if tables is not self._async_tables:
-            self._async_tables = tables
-            self._async_head = joined((self._without_due, *tables))
-        staging.send([self._async_head, *numbers], self._numbers)
+        staging.send([tables, *numbers], self._numbers)
         # Trees of the same numbers of nodes lie at the same places as those of the step before.
-        place = self._pages_at + aligned(len(tables[-1])), len(trees.segments), len(numbers[0])
+        place = len(tables), len(trees.segments), len(numbers[-1])
         if place != self._verified_at:
             self._verified_at = place
-            self._verified = views(self._numbers[place[0] :], [one.shape for one in numbers])
+            windows = place[1], 1 + self._window_pages
+            shapes = windows, *[one.shape for one in numbers]
+            self._verified = views(self._numbers[place[0] - size_of([windows]) :], shapes)
         verified = VerifiedTrees(targets, *self._verified)
-        accept_rows(verified, self._due_numbers, features, self._pages.features, ids)
+        pages = self._pages
+        accept_rows(verified, self._due_numbers, features, pages.features, ids, pages.table.page_rows)
         return True
+
+    def _tables_of(self, trees: FrameTrees) -> Numbers | None:
+        """Return what precedes the verified trees in the buffer as one array: `_without_due`, the tables of
+        pages, and the windows of `page_windows`. Return None if the trees have too many pages.
+
+        trees: The trees that are being verified, with the pages of their sequences.
+
+        The result is that of the previous call while the pages are the same, and while the due rows of every
+        tree begin at most `_max_offset` columns after its window.
+        """
+        columns, pages = trees.columns, trees.pages
+        cached = self._async_tables
+        if pages != cached.pages or not cached.hold(columns, self._max_offset):
+            page_rows = self._pages.table.page_rows
+            starts = [column // page_rows * page_rows for column in columns]
+            numbers = None
+            if tables := self._tabulate(starts, pages):
+                windows = page_windows(starts, pages, self._window_pages, page_rows)
+                numbers = joined((self._without_due, *tables, windows))
+            cached = self._async_tables = AsyncTables(pages, starts, numbers)
+        return cached.numbers
 
     def grown(self, chooser: TreeChooser) -> GrownPool | None:
         """Return the candidates on the device, from which nodes can be selected. Return None for graphs with
