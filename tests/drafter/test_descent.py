@@ -18,6 +18,7 @@ from specsot.members import TreeShape
 from specsot_drafter.eagle_kv import DraftPages, DueRows, compute_rows
 from specsot_drafter.growth import TreeGrowth
 from specsot_drafter.heads import DraftHead
+from specsot_drafter.heads import eagle as heads_of_eagle
 from specsot_drafter.heads.fused import FusedHead, can_fuse
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.overlap import graph_growth
@@ -173,6 +174,22 @@ def test_prompts_of_all_sizes_and_their_trees_were_seen_before_anybody_asks(
     assert eagle.EagleProposer(head, TreeShape(), 2, PAGE).free_pages == 2, (
         "where there is no room for such prompts"
     )
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="heads on a GPU always store by kernels")
+@torch.inference_mode()
+def test_kernels_store_the_rows_of_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the rounding of numbers in 16 bits, these are the rows that torch computes."""
+    found = list[torch.Tensor]()
+    for runs in (False, True):
+        monkeypatch.setattr(heads_of_eagle, "runs_kernels", lambda device, runs=runs: runs)
+        head = load_head(folder / "head", folder / "base", KIND, DEVICE)
+        memory, due = remembering(head, {1: (19, 3), 2: (12, 2)})
+        assert compute_rows(head, memory, [one._replace(asked=0) for one in due]).shape == (0, head.hidden)
+        slots = [slot for one in due for slot in memory.table.slots(one.sequence, 0, one.stop)]
+        found.append(memory.kv.rows_at(0, slots))
+    assert found[0].abs().sum(1).min() > 0
+    torch.testing.assert_close(*found, rtol=0, atol=4 * torch.finfo(KIND).eps)
 
 
 def test_only_heads_as_published_are_fused(folder: Path) -> None:

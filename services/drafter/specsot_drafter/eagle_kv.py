@@ -24,9 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specsot.core.frames import TreeSegment
@@ -394,12 +397,13 @@ def compute_rows(head: DraftHead, pages: DraftPages, due: Sequence[DueRows]) -> 
 
     The rows must have slots already.
     """
-    fed = [token for rows_due in due for token in rows_due.tokens]
-    at = [row for s in due for row in range(s.first, s.stop)]
-    slots, tokens, positions = indices((_slots(pages, due), fed, at), head.device)
+    slots, tokens, positions = indices(_numbers(pages, due), head.device)
     asked_rows = _asked_rows(due)
-    # Rows of prompts are mostly computed for their KV alone; then there is nothing to copy to the device.
-    asked = indices(asked_rows, head.device) if asked_rows else slots[:0]
+    # Rows of prompts are mostly computed for their KV alone.
+    if not asked_rows and head.asks_alone:
+        head.store(tokens, pages.features, HeadRows(positions, slots, None, pages.kv, slots[:0]))
+        return pages.features[:0]
+    asked = indices(asked_rows, head.device)
     features = pages.features[slots]
     if not head.asks_alone:
         plan = _plan(head, pages, [_span_of(pages, rows_due, rows_due.first) for rows_due in due])
@@ -428,6 +432,18 @@ def _slots(pages: DraftPages, due: Sequence[DueRows]) -> list[int]:
     """
     table = pages.table
     return [slot for s in due for slot in table.slots(s.sequence, s.first, s.stop)]
+
+
+def _numbers(pages: DraftPages, due: Sequence[DueRows]) -> NDArray[np.int64]:
+    """Return the KV slots, the tokens and the positions of due rows, in order, [3, rows].
+
+    pages: The KV pages of the head.
+    due: The rows to compute.
+    """
+    tokens = [one.tokens for one in due]
+    positions = [range(one.first, one.stop) for one in due]
+    columns = chain.from_iterable((_slots(pages, due), *tokens, *positions))
+    return np.fromiter(columns, np.int64).reshape(3, -1)
 
 
 def _asked_rows(due: Sequence[DueRows]) -> list[int]:

@@ -19,6 +19,7 @@ from specsot_kernels.gpu.launching import (
     await_preceding_kernel,
     kernel,
     kernel_for_any,
+    kernel_of_any,
     launch,
     let_next_begin,
     on_device_of,
@@ -221,7 +222,8 @@ def join_rows(
     return inputs, plain
 
 
-@kernel
+# Numbers of rows that are not even must not compile the kernel once more, so that alignments are ignored.
+@kernel_of_any("positions", "slots", numbers=())
 def _turn(
     qkv, positions, slots, kv, kv_scales, frequencies, query_norm, key_norm, row_scales, column_scales, sums,
     bias, from_row, from_head, kv_half, kv_page, kv_head, kv_row, scale, still, num_scaled, eps, heads,
@@ -453,7 +455,7 @@ def _move(
     tl.store(base + goal[:, None] + d[None, :], rows, mask=there)
 
 
-@kernel
+@kernel_of_any("tokens", "origins", numbers=())
 def _join(
     tokens, table, features, origins, token_norm, feature_norm, inputs, plain, size, eps,
     room: tl.constexpr, normed: tl.constexpr, early: tl.constexpr,

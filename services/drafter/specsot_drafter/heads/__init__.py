@@ -117,6 +117,15 @@ class DraftHead(ABC):
         rows: Positions, slots and attention of the rows.
         """
 
+    def store(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> None:
+        """Write the KV of rows whose outputs are not needed. Call it only if `asks_alone` is True.
+
+        tokens: Token ids, [rows].
+        features: Features by slot, [slots, hidden]. The feature of a row is in the row's own slot.
+        rows: Positions and slots of the rows. No rows are asked, and the plan is None.
+        """
+        self.forward(tokens, features[rows.slots], rows)
+
     @abstractmethod
     def logits(self, outputs: Tensor) -> Tensor:
         """Return the logits of outputs, [rows, draft vocabulary].

@@ -26,6 +26,8 @@ from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.heads.checkpoint import Checkpoint, HeadShape, Kind
 from specsot_kernels.segments import look_back
 from specsot_model.attention import AttentionPlan, RowSpan, attend
+from specsot_model.fp8 import runs_kernels
+from specsot_model.fused import rotate_heads
 from specsot_model.kv import KVPages
 from specsot_model.layers import AnyNorm, Norm, fetch_head_norms, unchanged
 from specsot_model.linear import Linear, Packed, ProjectedTable, Table, look_up
@@ -258,6 +260,26 @@ class Eagle3Head(EagleHead):
         outputs = self.decoder.forward(inputs, residual, rows)
         return self.norm(outputs) if self.norm_output else outputs
 
+    def store(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> None:
+        """Write the KV of rows whose outputs are not needed; see `DraftHead.store`. On a GPU, two kernels and
+        one product do this: prompts arrive one after the other, and the host would launch two dozen kernels
+        for each.
+
+        tokens: Token ids, [rows].
+        features: Features by slot, [slots, hidden].
+        rows: Positions and slots of the rows.
+
+        A head whose table is not a tensor runs `forward`.
+        """
+        if self.decoder.first.runs_kernels and isinstance(self.table, Tensor):
+            from specsot_kernels.gpu.rows import join_rows
+
+            norms = self.token_norm.weight, self.feature_norm.weight
+            inputs, _ = join_rows(tokens, self.table, features, rows.slots, norms, self.token_norm.eps)
+            self.decoder.first.remember(inputs, rows.positions, rows.slots, rows.kv)
+        else:
+            super().store(tokens, features, rows)
+
     def logits(self, outputs: Tensor) -> Tensor:
         """Return the logits of outputs, [rows, draft vocabulary]. The norm is applied here unless the outputs
         are normed already.
@@ -378,6 +400,7 @@ class HeadLayer:
 
     packed: Runs the whole layer in CPU kernels. None if these do not support the layer.
     near: True if the layer has an attention window.
+    runs_kernels: True if the kernels for GPUs run on the layer's device.
     shape: Sizes of the head.
     rotary: Rotary embedding of queries and keys.
     qkv: Projections of queries, keys and values, as one matrix product.
@@ -407,6 +430,7 @@ class HeadLayer:
         self._index = index
         self.shape = shape
         self.rotary = rotary
+        self.runs_kernels = runs_kernels(rotary.frequencies.device)
         self.qkv, self._kv = _projections(fetch, f"{prefix}.self_attn", shape, index)
         has_norms = f"{prefix}.self_attn.q_norm.weight" in fetch
         self.head_norms = (
@@ -481,18 +505,35 @@ class HeadLayer:
         kv: The KV pages.
 
         Keys are normed, if the layer has norms for heads, and rotated. With packed layers, CPU kernels do
-        the same.
+        the same, and one kernel on a GPU.
         """
         if self.packed:
             self.packed.store_kv(inputs, self._index, positions, slots, kv)
             return
+        product = self._kv(inputs)
+        if self.runs_kernels:
+            rotate_heads(product, positions, slots, kv.layers[self._index], self.turning(0))
+            return
         pairs = self.shape.kv_heads
-        parts = self._kv(inputs).view(inputs.shape[0], -1, self.shape.head_dim)
+        parts = product.view(inputs.shape[0], -1, self.shape.head_dim)
         keys = parts.narrow(1, 0, pairs)
         if self.head_norms:
             keys.copy_(self.head_norms[1](keys))
         rotate(keys, self.rotary.table(positions)[:, -pairs:])
         kv.write(self._index, slots, parts.unflatten(1, (2, pairs)))
+
+    def turning(self, heads: int) -> Any:
+        """Return how kernels norm, rotate and scale the heads of a product: a `specsot_kernels` `Turning`.
+
+        heads: Number of query heads of the product; 0 for keys and values alone.
+        """
+        from specsot_kernels.gpu.rows import Turning
+
+        weights = [norm.weight for norm in self.head_norms]
+        norms = (weights[0], weights[1]) if weights else None
+        turns = self.rotary.frequencies, self.rotary.scale
+        # All norms of a layer have the same epsilon.
+        return Turning(heads, self.shape.kv_heads, *turns, norms, self.mlp_norm.eps)
 
 
 def fetch_norm(fetch: Fetch, name: str, size: int, eps: float) -> Norm:

@@ -42,11 +42,8 @@ class FusedHead:
         Asserts that each of the head's matrices has a product that can be captured. Without norms for heads
         in the layer, none are used.
         """
-        from specsot_kernels.gpu.rows import Turning
-
-        shape = head.shape
         layer = head.decoder.first
-        self.shape = shape
+        self.shape = head.shape
         self.head = head
         self.offsets = head.offsets
         self.dtype = head.dtype
@@ -58,11 +55,7 @@ class FusedHead:
         self._down = _product(layer.down)
         self._lm_head = _product(head.lm_head)
         self._mlp_norm = layer.mlp_norm
-        norms = (layer.head_norms[0].weight, layer.head_norms[1].weight) if layer.head_norms else None
-        turns = layer.rotary.frequencies
-        scale = layer.rotary.scale
-        eps = layer.head_norms[0].eps if layer.head_norms else 0.0
-        self._turning = Turning(shape.heads, shape.kv_heads, turns, scale, norms, eps)
+        self._turning = layer.turning(head.shape.heads)
 
     @property
     def kv_heads(self) -> int:
