@@ -282,9 +282,9 @@ class DraftPages:
         shift: Number of the first due row, which is fed the root's target token, minus the root's position;
             see `TreeProposer.first_due`.
 
-        While at least half of all pages are free, a page more is reserved per sequence: what depends on the
-        pages is then computed once in many steps. If there are too few free pages, sequences before the one
-        that needs more keep what was reserved.
+        If some sequence needs another page while at least half of all pages are free, every sequence gets a
+        page more than it needs: what depends on the pages is then computed once in many steps. If there are
+        too few free pages, sequences before the one that needs more keep what was reserved.
         """
         table = self.table
         sequences = [one.sequence for one in trees]
@@ -296,8 +296,9 @@ class DraftPages:
         if [1 for column, own in zip(columns, pages) if len(own) * page_rows < column + rows]:
             reserved = rows + page_rows if 2 * table.free >= table.count else rows
             try:
-                for sequence, first in zip(sequences, firsts):
-                    table.cover(sequence, first, first + reserved)
+                for sequence, first, column, own in zip(sequences, firsts, columns, pages):
+                    if len(own) * page_rows < column + reserved:
+                        table.cover(sequence, first, first + reserved)
             except Overloaded:
                 return None
             columns, pages = table.covered(sequences, firsts)
