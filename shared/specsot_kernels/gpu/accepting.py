@@ -35,7 +35,8 @@ def accept_rows(
 ) -> None:
     """Write the numbers of all trees in `verified`, and copy the features of accepted rows to their slots.
 
-    Numbers of trees beyond those in `verified` keep their value.
+    Numbers of trees beyond those in `verified` keep their value. Places of due rows that a tree does not need
+    get the slot -1; their other numbers keep their value.
 
     verified: the trees of a frame, with their targets. The pages of `verified.windows` have rows for the
         largest number of due rows and the number of grown rows together, from the first due row on.
@@ -104,8 +105,8 @@ def _accept(
         column of the sequence's first due draft row, which is fed the root's target.
     tokens: int32 [rows], the token of each node.
     parents: int32 [rows], the parent of each node within its tree.
-    due: int32 [4, n], receives tokens, positions, KV slots and feature origins of the due rows; see
-        `DueNumbers`.
+    due: int32 [4, n], receives tokens, positions, KV slots and feature origins of the due rows, and the KV
+        slots -1 of the places after them; see `DueNumbers`.
     asked: int32 [trees], receives the index in `due` of each tree's last due row.
     leads: int32 [trees, attending], receives the number of columns that each attending row sees.
     grown: int32 [3, m], receives positions, KV slots and bases of the rows that are grown afterwards.
@@ -179,6 +180,9 @@ def _accept(
         lead = tl.where(number < attend, first_column + num_due - attend + number + 1, 0)
         tl.store(leads + tree * attending + number, lead, mask=number < attending)
         row = tl.arange(0, rows_block)
+        # The slots of an earlier step that had more due rows must not be written again.
+        is_unused = (row >= num_due) & (row < max_due)
+        tl.store(due + 2 * due_stride + tree * max_due + row, -1, mask=is_unused)
         is_grown = row < num_grown
         place = tl.load(places + tree * num_grown + row, mask=is_grown, other=0)
         depth = tl.load(depths + row, mask=is_grown, other=0)

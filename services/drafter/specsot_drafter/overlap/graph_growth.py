@@ -501,9 +501,13 @@ class _TreeGraph:
             part.copy_(torch.from_numpy(numbers).view(part.shape))
         # The tables that were sent last for asynchronous growth.
         self._async_tables = AsyncTables([], [], None)
-        # Views of the verified trees in the buffer, and where they begin, for how many trees and nodes.
+        # The tables of asynchronous growth that the device has. None: it has others.
+        self._sent_tables: Numbers | None = None
+        # Views of the verified trees in the buffer, and of all that follows the tables; and where these
+        # begin, for how many trees and nodes.
         self._verified_at = (0, 0, 0)
         self._verified = list[Tensor]()
+        self._after_tables = self._numbers
         self._replay, _ = capture(lambda: (self._grow_trees(), None))
 
     def begin_async(
@@ -534,8 +538,9 @@ class _TreeGraph:
         """Send the trees and the tables of their pages, and launch the verification on the device. Return
         True. If there is no room for these trees, do nothing and return False.
 
-        The arguments are those of `begin_async`. The tables are sent without due and grown rows. The kernel
-        `accept_rows` verifies the trees, fills in these rows, and stores the accepted features.
+        The arguments are those of `begin_async`. The tables are sent without due and grown rows, and only if
+        the device does not have them already. The kernel `accept_rows` verifies the trees, fills in these
+        rows, and stores the accepted features.
         """
         from specsot_kernels.gpu.accepting import accept_rows
 
@@ -543,7 +548,6 @@ class _TreeGraph:
         numbers = verified_numbers(trees)
         if tables is None or numbers is None:
             return False
-        staging.send([tables, *numbers], self._numbers)
         # Trees of the same numbers of nodes lie at the same places as those of the step before.
         place = len(tables), len(trees.segments), len(numbers[-1])
         if place != self._verified_at:
@@ -551,6 +555,12 @@ class _TreeGraph:
             windows = place[1], 1 + self._window_pages
             shapes = windows, *[one.shape for one in numbers]
             self._verified = views(self._numbers[place[0] - size_of([windows]) :], shapes)
+            self._after_tables = self._numbers[place[0] :]
+        if tables is self._sent_tables:
+            staging.send(numbers, self._after_tables)
+        else:
+            staging.send([tables, *numbers], self._numbers)
+            self._sent_tables = tables
         verified = VerifiedTrees(targets, *self._verified)
         pages = self._pages
         accept_rows(verified, self._due_numbers, features, pages.features, ids, pages.table.page_rows)
@@ -621,6 +631,7 @@ class _TreeGraph:
         if filled is None:
             return None
         staging.send(filled, self._numbers)
+        self._sent_tables = None
         self._run()
         return partial(self._read_candidates, len(inputs))
 
