@@ -246,15 +246,15 @@ class EagleProposer(TreeProposer):
 
         trees: The trees that are being verified.
 
-        If rows are not complete, or if prompts of other sequences are being processed, all due rows of these
-        sequences are computed first. The result is False if a sequence is not followed, or if its features up
-        to the root have not arrived.
+        If rows are not complete, all due rows of these sequences are computed first; due rows of other
+        sequences whose prompts are being processed are computed in any case. The result is False if a
+        sequence is not followed, or if its features up to the root have not arrived.
         """
         followed = [self._followed.get(tree.sequence) for tree in trees]
-        if self._without_root or not self._are_known(followed, trees):
-            self._compute_due((*filter(None, followed), *self._prefilling()))
-            return self._are_known(followed, trees)
-        return True
+        known = self._are_known(followed, trees)
+        if self._without_root or not known:
+            self._compute_due((*(() if known else filter(None, followed)), *self._prefilling()))
+        return known or self._are_known(followed, trees)
 
     def _are_known(self, followed: Sequence[FollowedSequence | None], trees: Sequence[TreeSegment]) -> bool:
         """Return whether the draft rows and features of all sequences are complete up to the roots of their
