@@ -369,6 +369,10 @@ class Staging:
         self._host = torch.empty(size, dtype=torch.int32, pin_memory=on_gpu)
         self._numbers: Numbers = self._host.numpy()
         self._sent = torch.cuda.Event() if on_gpu else None
+        # The last target, and the parts of the target and of the buffer that were copied. Those of the next
+        # transfer are mostly the same.
+        self._target: Tensor | None = None
+        self._copied = self._host, self._host
 
     def send(self, parts: Sequence[Numbers], target: Tensor) -> None:
         """Copy arrays to a device in one transfer, one after another, each from an aligned place on.
@@ -388,7 +392,10 @@ class Staging:
             stop = start + part.size
             numbers[start:stop] = part.reshape(-1)
             start = -(-stop // ALIGNED) * ALIGNED
-        target[:start].copy_(self._host[:start], non_blocking=True)
+        if target is not self._target or start != len(self._copied[0]):
+            self._target = target
+            self._copied = target[:start], self._host[:start]
+        self._copied[0].copy_(self._copied[1], non_blocking=True)
         if self._sent:
             # Without a stream, torch first asks the driver whether there are devices.
             self._sent.record(torch.cuda.current_stream(target.device))
