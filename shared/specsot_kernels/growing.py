@@ -65,7 +65,6 @@ class LevelFrontier:
 class VerifiedTrees(NamedTuple):
     """The trees of a frame, whose rows are concatenated; int32, [rows] or [trees, n].
 
-    targets: the target token after each node; negative if the node's logits are not finite numbers.
     windows: [trees, 1 + n]: a column of each tree's sequence, at which a page begins, and the numbers of the
         pages from there on. The page of the first due draft row is one of them.
     trees: [4, trees]: each tree's first row, its number of nodes, and the number and the column of its
@@ -81,7 +80,6 @@ class VerifiedTrees(NamedTuple):
     slot of the first sequence's column 10 is 7 * 4 + 2.
     """
 
-    targets: Tensor
     windows: Tensor
     trees: Tensor
     tokens: Tensor

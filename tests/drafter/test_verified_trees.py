@@ -47,7 +47,7 @@ def numbers_of(trees: FrameTrees) -> list[Numbers]:
 
 
 def slots_of(trees: FrameTrees, num_pages: int) -> list[list[int]]:
-    """The slots that a device finds in the windows, as `accept_rows` does."""
+    """The slots that a device finds in the windows, as the kernel that accepts rows does."""
     starts = [column // PAGE * PAGE for column in trees.columns]
     windows = page_windows(starts, trees.pages, num_pages, PAGE)
     size = windows.size + sum(one.size for one in numbers_of(trees))

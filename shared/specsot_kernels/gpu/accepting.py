@@ -8,6 +8,8 @@ each node to the child whose token is the node's target token, until there is no
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import triton.language as tl
 from torch import Tensor
 
@@ -25,28 +27,31 @@ from specsot_kernels.growing import DueNumbers, VerifiedTrees
 NODES = 64
 
 
-def accept_rows(
-    verified: VerifiedTrees,
-    numbers: DueNumbers,
-    frame_features: Tensor,
-    features: Tensor,
-    num_ids: int,
-    page_rows: int,
-) -> None:
-    """Write the numbers of all trees in `verified`, and copy the features of accepted rows to their slots.
+# Launches the kernel for the target after each node, [rows], the features of the frame's rows, [rows,
+# hidden], and the number of token ids that the head knows.
+AcceptRows = Callable[[Tensor, Tensor, int], None]
+
+
+def prepare_accept_rows(
+    verified: VerifiedTrees, numbers: DueNumbers, features: Tensor, page_rows: int
+) -> AcceptRows:
+    """Return a function that writes the numbers of all trees in `verified`, and copies the features of
+    accepted rows to their slots. What a launch needs to know of the given arrays is found here, because the
+    trees of many steps lie in the same arrays.
 
     Numbers of trees beyond those in `verified` keep their value. Places of due rows that a tree does not need
     get the slot -1; their other numbers keep their value.
 
-    verified: the trees of a frame, with their targets. The pages of `verified.windows` have rows for the
+    verified: the arrays in which the trees of a frame lie. The pages of `verified.windows` have rows for the
         largest number of due rows and the number of grown rows together, from the first due row on.
     numbers: the arrays that are written; `places` and `depths` are read.
-    frame_features: [rows, hidden], features of the frame's rows. For a head without features, `hidden` is 0;
-        then nothing is copied, and any number of rows is allowed.
-    features: [slots, hidden], receives the features of accepted rows.
-    num_ids: number of token ids that the head knows. A target outside of 0 .. num_ids - 1 is written to
-        `numbers.due_tokens` as it is, and to the due row's token, which is fed to the head, as 0.
+    features: [slots, hidden], receives the features of accepted rows. For a head without features, `hidden`
+        is 0; then nothing is copied, and the function takes features of any number of rows.
     page_rows: number of KV slots of a page.
+
+    A target is negative if the node's logits are not finite numbers. A target outside of 0 .. number of token
+    ids - 1 is written to `numbers.due_tokens` as it is, and to the due row's token, which is fed to the head,
+    as 0.
 
     The kernel is compiled once for each number of rows of a window, of attending rows and of hidden numbers,
     each rounded up to a power of two, and once more for heads without features.
@@ -57,21 +62,36 @@ def accept_rows(
     trees = verified.trees.shape[1]
     max_due = numbers.due_tokens.shape[1] - 1
     attending = numbers.leads.numel() // numbers.asked.numel()
-    num_grown = numbers.depths.numel()
-    hidden = frame_features.shape[1]
+    hidden = features.shape[1]
     num_pages = verified.windows.shape[1] - 1
-    arrays = (*verified, *numbers, frame_features, features)
     hidden_block = power_of_two(hidden) if hidden else 0
-    # Without features, only the programs (tree, 0) have something to do.
-    programs_per_tree = max_due if hidden else 1
     constants = (NODES, power_of_two(num_pages * page_rows), power_of_two(attending), hidden_block)
-    with on_device_of(frame_features):
-        launch(
-            _accept, (trees, programs_per_tree, 1), (*array_specialization(*arrays), *constants),
-            (*arrays, trees, num_pages, page_rows, max_due, numbers.due.stride(0), numbers.grown.stride(0),
-             attending, num_grown, hidden, features.stride(0), frame_features.stride(0), num_ids, *constants),
-            num_warps=4,
-        )  # fmt: skip
+    sizes = (
+        *(trees, num_pages, page_rows, max_due, numbers.due.stride(0), numbers.grown.stride(0)),
+        *(attending, numbers.depths.numel(), hidden, features.stride(0)),
+    )
+    # Without features, only the programs (tree, 0) have something to do.
+    grid = (trees, max_due if hidden else 1, 1)
+    arrays = (*verified, *numbers, features)
+    specialization = (*array_specialization(*arrays), *constants)
+    addresses = [array.data_ptr() for array in arrays]
+
+    def accept_rows(targets: Tensor, frame_features: Tensor, num_ids: int) -> None:
+        """Launch the kernel.
+
+        targets: int32 [rows], the target after each node.
+        frame_features: [rows, hidden], features of the frame's rows.
+        num_ids: number of token ids that the head knows.
+        """
+        given = targets, frame_features
+        with on_device_of(targets):
+            launch(
+                _accept, grid, (*array_specialization(*given), *specialization),
+                (*given, *arrays, *sizes, frame_features.stride(0), num_ids, *constants),
+                (targets.data_ptr(), frame_features.data_ptr(), *addresses), num_warps=4,
+            )  # fmt: skip
+
+    return accept_rows
 
 
 @kernel_for_any(
@@ -89,8 +109,8 @@ def accept_rows(
     "num_ids",
 )
 def _accept(
-    targets, windows, trees, tokens, parents, due, asked, leads, grown, places, depths, due_tokens,
-    frame_features, features,
+    targets, frame_features, windows, trees, tokens, parents, due, asked, leads, grown, places, depths,
+    due_tokens, features,
     num_trees, num_pages, page_rows, max_due, due_stride, grown_stride, attending, num_grown, hidden,
     feature_stride, frame_stride, num_ids,
     block: tl.constexpr, rows_block: tl.constexpr, attending_block: tl.constexpr, hidden_block: tl.constexpr,
@@ -99,7 +119,8 @@ def _accept(
     root being node 0. Program (tree, 0) also writes the tree's numbers. Nothing is copied if the path has
     fewer nodes, or if `hidden_block` is 0.
 
-    targets: int32 [rows], the target token after each node; see `VerifiedTrees`.
+    targets: int32 [rows], the target token after each node.
+    frame_features: [rows, hidden], features of the frame's rows.
     windows: int32 [num_trees, 1 + num_pages], a column of each tree's sequence and the pages from there on.
     trees: int32 [4, num_trees], of each tree: the first row, the number of nodes, and the number and the
         column of the sequence's first due draft row, which is fed the root's target.
@@ -113,7 +134,6 @@ def _accept(
     places: int32 [trees, num_grown], where in `grown` the rows of each tree are.
     depths: int32 [num_grown], depth of each grown row in the next tree, 0 for a child of its root.
     due_tokens: int32 [trees, 1 + max_due], receives the number of due rows of each tree, then their tokens.
-    frame_features: [rows, hidden], features of the frame's rows.
     features: [slots, hidden], receives the features of accepted rows.
     num_trees: number of trees.
     num_pages: number of pages of a window; together they have rows for max_due + num_grown rows from the

@@ -254,6 +254,8 @@ def launch(
     grid: tuple[int, int, int],
     specialization: tuple[Any, ...],
     arguments: tuple[Any, ...],
+    addresses: tuple[int, ...] = (),
+    /,
     **options: int,
 ) -> None:
     """Launch a kernel on the current device, and remember the compiled kernel by its specialization. If the
@@ -270,13 +272,15 @@ def launch(
         specialization. If something is missing here, a kernel that was compiled for other arguments is
         launched.
     arguments: the kernel's arguments in order, constants included.
+    addresses: the addresses of the first arguments, which are arrays. Empty: Triton asks each array for its
+        address, and the driver whether the device can read there.
     options: Triton's launch options, such as `num_warps`. They are used only at the first launch of a
         specialization, so that they must follow from the specialization.
     """
     key = (run.fn, *specialization)
     compiled = None if _only_compiles.get() else _compiled.get(key)
     if compiled is not None:
-        compiled[grid](*arguments)
+        compiled[grid](*addresses, *arguments[len(addresses) :])
         return
     launched = run[grid](*arguments, **options)
     # Triton's interpreter returns no compiled kernel.

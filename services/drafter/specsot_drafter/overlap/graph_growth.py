@@ -503,10 +503,10 @@ class _TreeGraph:
         self._async_tables = AsyncTables([], [], None)
         # The tables of asynchronous growth that the device has. None: it has others.
         self._sent_tables: Numbers | None = None
-        # Views of the verified trees in the buffer, and of all that follows the tables; and where these
-        # begin, for how many trees and nodes.
+        # Where the verified trees begin in the buffer, for how many trees and nodes; the launch for trees in
+        # that place, and the buffer from there on.
         self._verified_at = (0, 0, 0)
-        self._verified = list[Tensor]()
+        self._accept_rows: Callable[[Tensor, Tensor, int], None]
         self._after_tables = self._numbers
         self._replay, _ = capture(lambda: (self._grow_trees(), None))
 
@@ -539,10 +539,10 @@ class _TreeGraph:
         True. If there is no room for these trees, do nothing and return False.
 
         The arguments are those of `begin_async`. The tables are sent without due and grown rows, and only if
-        the device does not have them already. The kernel `accept_rows` verifies the trees, fills in these
-        rows, and stores the accepted features.
+        the device does not have them already. The kernel of `prepare_accept_rows` verifies the trees, fills
+        in these rows, and stores the accepted features.
         """
-        from specsot_kernels.gpu.accepting import accept_rows
+        from specsot_kernels.gpu.accepting import prepare_accept_rows
 
         tables = self._tables_of(trees)
         numbers = verified_numbers(trees)
@@ -554,16 +554,20 @@ class _TreeGraph:
             self._verified_at = place
             windows = place[1], 1 + self._window_pages
             shapes = windows, *[one.shape for one in numbers]
-            self._verified = views(self._numbers[place[0] - size_of([windows]) :], shapes)
+            arrays = views(self._numbers[place[0] - size_of([windows]) :], shapes)
+            self._accept_rows = prepare_accept_rows(
+                VerifiedTrees(*arrays),
+                self._due_numbers,
+                self._pages.features,
+                self._pages.table.page_rows,
+            )
             self._after_tables = self._numbers[place[0] :]
         if tables is self._sent_tables:
             staging.send(numbers, self._after_tables)
         else:
             staging.send([tables, *numbers], self._numbers)
             self._sent_tables = tables
-        verified = VerifiedTrees(targets, *self._verified)
-        pages = self._pages
-        accept_rows(verified, self._due_numbers, features, pages.features, ids, pages.table.page_rows)
+        self._accept_rows(targets, features, ids)
         return True
 
     def _tables_of(self, trees: FrameTrees) -> Numbers | None:
