@@ -74,8 +74,8 @@ class DeviceCosts:
         # -> trees for which the device computes 5 ms take 6 ms
 
     The host's seconds and the overlap are learned from recent steps, by the number of sequences. A line from
-    the measured to the observed seconds of growth is learned from steps whose trees did not grow
-    asynchronously. No time is added for hops, because the stages of a GPU's ring are close to each other.
+    the measured to the observed seconds of growth is learned where trees do not grow asynchronously. No time
+    is added for hops, because the stages of a GPU's ring are close to each other.
     """
 
     def __init__(self, step: Curve, level: Curve, widths: Sequence[int]) -> None:
@@ -94,8 +94,8 @@ class DeviceCosts:
         self._baseline = defaultdict[int, deque[Point]](lambda: deque(maxlen=LOOK_STEPS))
         # Recent steps with drafts, by `size_group`.
         self._drafted = defaultdict[int, deque[DeviceStep]](lambda: deque(maxlen=RECENT))
-        # Growth of trees that did not grow asynchronously, as (seconds by the measured curve, observed
-        # seconds).
+        # Growth of trees since the last step whose trees grew asynchronously, as (seconds by the measured
+        # curve, observed seconds).
         self._grown = deque[Point](maxlen=RECENT)
         # Offset and slope of the line from measured to observed seconds of growth.
         self._growth_line = 0.0, 1.0
@@ -175,7 +175,7 @@ class DeviceCosts:
         spent: Duration of the step. If the seconds for which the host waited for the device (`waited`) are
             unknown, the host is taken to wait for as long as the device computes by the curves, so that
             nothing overlaps. In this case, the trees did not grow asynchronously, and the seconds of growth
-            are recorded, too, if they are known.
+            are recorded, too, if they are known. A step with known waits drops all such records.
         """
         computed = float(self._computed(sequences, grown, levels, rows - sequences))
         bound_host, bound_overlap = self._bound
@@ -184,9 +184,13 @@ class DeviceCosts:
             self._step.at(rows) + self._baseline_host.at(sequences),
         )
         wall = min(spent.wall, 2 * expected)
-        if spent.waited is None and spent.growing:
-            by_curve = float(self.growth.levels(grown)[levels - 1])
-            self._grown.append((by_curve, min(spent.growing, 2 * expected)))
+        if spent.waited is not None:
+            # Trees grow asynchronously in most steps. The few others catch up, and take longer for that.
+            self._grown.clear()
+        elif spent.growing:
+            self._grown.append(
+                (float(self.growth.levels(grown)[levels - 1]), min(spent.growing, 2 * expected))
+            )
         waited = computed if spent.waited is None else min(spent.waited, wall)
         # If other processes slowed down the measurement of the curves at startup, `computed` may exceed the
         # whole step. This must not make the host's seconds negative.
@@ -218,8 +222,9 @@ class DeviceCosts:
         )
         # Groups of few steps are ignored, because the first steps with drafts of a new number of sequences
         # compile kernels and capture graphs.
-        recorded = [*self._drafted.values()]
-        groups = [steps for steps in recorded if len(steps) >= HELD_STEPS] or recorded
+        groups = [steps for steps in self._drafted.values() if len(steps) >= HELD_STEPS] or [
+            *self._drafted.values()
+        ]
         self._overlap = SecondsBySequences(
             [(step.sequences, step.overlap) for step in steps] for steps in groups
         )
