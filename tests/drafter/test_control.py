@@ -426,3 +426,11 @@ def test_a_busy_start_does_not_rule_drafts_out(factor: int) -> None:
         tree = TreeOutcome(3, 4, (0.9, 0.8, 0.7), 3)
         one.record_step([tree], StepSeconds(BF16[1][1], BF16[1][1] + growing, growing))
     assert drafted >= 20
+
+
+def test_nodes_that_have_no_room_in_a_step_are_not_chosen() -> None:
+    """512 rows are a root and 7 nodes for each of 64 sequences."""
+    one = DraftPolicy(SHAPE, FLAT, FLAT_LEVEL, (10,) * SHAPE.depth, stepwise=False, max_rows=512)
+    looked(one, 64, seconds=1e-3)
+    assert one.plan_levels(64, 8)
+    assert one.predict_nodes(64, 8, 10_000) == 7

@@ -268,7 +268,9 @@ class DraftLoader:
         curve = self._backends[name].curve
         step, stages = configuration.curve, configuration.overlapping_stages
         sizes = BUCKETS if drafter.at_once else ()
-        return make_budget(tuner, own, step, curve, drafter.widths, drafter.at_once, stages, sizes)
+        return make_budget(
+            tuner, own, step, curve, drafter.widths, drafter.at_once, stages, sizes, configuration.rows
+        )
 
 
 def make_engine(

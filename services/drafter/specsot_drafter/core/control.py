@@ -17,6 +17,7 @@ The policy takes counts, probabilities and measured seconds, and returns counts.
 from __future__ import annotations
 
 import math
+import sys
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -178,6 +179,7 @@ class DraftPolicy(BudgetPolicy):
         widths: Sequence[int],
         stepwise: bool = True,
         overlapping_stages: int = 1,
+        max_rows: int = sys.maxsize,
     ) -> None:
         """Start without observations.
 
@@ -191,6 +193,8 @@ class DraftPolicy(BudgetPolicy):
             `DeviceCosts`.
         overlapping_stages: Number of stages that may compute at the same time, see `StepCosts`. If `stepwise`
             is False, costs do not depend on this number.
+        max_rows: Maximum number of rows of a step: one root per sequence, and all draft nodes. Nodes for
+            which a step has no room are not considered.
 
         The depth of the shape is cut to the number of widths.
         """
@@ -209,6 +213,7 @@ class DraftPolicy(BudgetPolicy):
         # The budget for the number of sequences of the step that was planned last.
         self._regret = self._regrets[0]
         self._stepwise = stepwise
+        self._max_rows = max_rows
         # The time by which the last first step after a pause exceeded the estimate of a step with drafts, in
         # baseline steps. It stays 0 where growth can stop between levels.
         self._restart = 0.0
@@ -352,7 +357,11 @@ class DraftPolicy(BudgetPolicy):
         if not self._stepwise:
             # The choice will be reused for steps in which no sequence is near its end.
             max_levels = self._levels
-        each = min(self._each, max(2 * self._largest, 1)) if self._stepwise else self._each
+        each = min(
+            self._each,
+            max((self._max_rows - sequences) // num_trees, 1),
+            max(2 * self._largest, 1) if self._stepwise else self._each,
+        )
         # The arrays below are [levels, nodes]: row 0 is a tree of one level, column 0 a tree of one node
         # besides its root. In `cumulative_worth`, a further column before these stands for a tree of its root
         # alone.
@@ -361,8 +370,9 @@ class DraftPolicy(BudgetPolicy):
         baseline = self.costs.baseline(sequences)
         cumulative_worth = self._worth.best(self._levels, self._each)[:max_levels, : each + 1]
         worth = cumulative_worth[:, 1:]
-        num_nodes = num_trees * nodes
-        seconds = self.costs.drafted(sequences, num_trees, levels[:, None], num_nodes, cumulative_worth)
+        seconds = self.costs.drafted(
+            sequences, num_trees, levels[:, None], num_trees * nodes, cumulative_worth
+        )
         extra_steps = np.maximum(seconds / baseline - 1, 0.0)
         rates = (sequences + num_trees * worth) / seconds
         # What must remain of the budget: half of REGRET if the choice is expected to lose. Half was chosen by
@@ -645,6 +655,7 @@ def make_budget(
     at_once: bool = False,
     overlapping_stages: int = 1,
     graph_rows: Sequence[int] = (),
+    max_rows: int = sys.maxsize,
 ) -> BudgetPolicy:
     """Return the policy that the tuner option names. A fixed tree shape always gets `FixedBudget`.
 
@@ -658,6 +669,7 @@ def make_budget(
     graph_rows: Numbers of rows for which the stages have captured graphs. A step is counted as the next
         larger of them: with (256, 384), one of 320 rows takes as long as one of 384. Empty: every number of
         rows has its own time.
+    max_rows: Maximum number of rows of a step, see `DraftPolicy`.
 
     The name `seed` gives `SeedBudget`, and every other name `DraftPolicy`.
     """
@@ -667,4 +679,4 @@ def make_budget(
         return SeedBudget(shape)
     in_graphs = CostCurve(step).in_sizes(graph_rows)
     rows_curve = tuple((int(rows), seconds) for rows, seconds in in_graphs.points)
-    return DraftPolicy(shape, rows_curve, level, widths, not at_once, overlapping_stages)
+    return DraftPolicy(shape, rows_curve, level, widths, not at_once, overlapping_stages, max_rows)
