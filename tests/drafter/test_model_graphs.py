@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from specsot.checkpoint.config import read_config
 from specsot.core.frames import FeatureBatch
 from specsot.drafting import DraftOptions
 from specsot.params import Window
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequences
 from specsot_drafter.heads.decoder import DecoderHead
+from specsot_drafter.memory import beam_graph_bytes
 from specsot_drafter.proposers import lm
 from specsot_drafter.proposers.lm import LanguageModelProposer, beam_shape, can_capture_beam
-from specsot_model.cuda_graphs import GraphCapture
+from specsot_model.cuda_graphs import Captured, GraphCapture, Work
 from specsot_model.decoder import Decoder
 from tests.drafter.ring import opening
 from tests.drafter.test_descent import later
@@ -82,7 +84,7 @@ def paths(offer: Candidates, row: int) -> dict[tuple[int, ...], float]:
 def test_a_graph_drafts_what_is_drafted_without(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, form: str, window: Window | None
 ) -> None:
-    """Prompts are fed in graphs, too."""
+    """The prompts are fed in graphs as well: `compute_rows`, which feeds them without, is removed before."""
     layers = 1 if form == "pruned" else 2
     write_model(tmp_path, kind, num_hidden_layers=layers, num_attention_heads=HEADS, num_key_value_heads=1)
     plain, fused = (each.load(tmp_path, None, KIND, DEVICE) for each in (Plain, Fused))
@@ -99,3 +101,21 @@ def test_levels_with_too_many_candidates_grow_without() -> None:
     assert can_capture_beam(beam_shape(DraftOptions(depth=1)))
     assert can_capture_beam(beam_shape(DraftOptions("tree", depth=5, breadth=2)))
     assert not can_capture_beam(beam_shape(DraftOptions("tree", depth=5, breadth=5, nodes=500)))
+
+
+def test_the_graphs_of_prompts_are_counted_where_trees_have_none(tmp_path: Path) -> None:
+    """The graphs that feed prompts are captured even if the levels of the trees are too large for graphs."""
+    write_model(tmp_path, "gpt_neox", num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1)
+    config = read_config(tmp_path)
+    wide = beam_shape(DraftOptions("tree", depth=5, breadth=5, nodes=500))
+    assert not can_capture_beam(wide)
+    head = DecoderHead(Fused.load(tmp_path, None, KIND, DEVICE), 90, 64)
+    drafter = LanguageModelProposer(head, wide, 8, PAGE, GraphCapture() if DEVICE == "cuda" else _uncaptured)
+    assert drafter._graphs is None
+    assert drafter._prompts is not None
+    assert beam_graph_bytes(config, 2, wide) > 0
+
+
+def _uncaptured(work: Work) -> Captured:
+    """Return a graph that does nothing, so that no pass is interpreted when the proposer is created."""
+    return lambda: None, (torch.empty(0), None)

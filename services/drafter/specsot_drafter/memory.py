@@ -170,24 +170,25 @@ def mtp_graph_bytes(config: ModelConfig, itemsize: int, tree: TreeShape) -> int:
 
 
 def beam_graph_bytes(config: ModelConfig, itemsize: int, beam: BeamShape) -> int:
-    """Return an upper bound of the bytes of a small model's graphs; 0 if its trees cannot be captured.
+    """Return an upper bound of the bytes of a small model's graphs: those for trees, and those for prompts.
 
     config: Config of the model.
     itemsize: Bytes of one number of the computation.
     beam: The shape of its trees.
 
-    The trees cannot be captured if a level has too many candidates, see `can_capture_beam`.
+    If a level of the trees has too many candidates for a graph (`can_capture_beam`), there are only graphs
+    for prompts.
     """
-    if not can_capture_beam(beam):
-        return 0
     heads = config.heads, config.kv_heads, config.head_dim
     shape = HeadShape(config.hidden, config.hidden, *heads, config.intermediate, config.vocab, config.layers)
     levels = len(beam.widths) + 1
+    # Graphs for prompts compute no logits, so that their rows count without a vocabulary.
+    prompts = tree_graph_bytes(replace(shape, vocab=0), itemsize, PREFILL_ROWS, levels, trees=1)
+    if not can_capture_beam(beam):
+        return prompts
     rows = max((max_due_rows(beam.breadth, levels), *beam.widths))
-    trees = tree_graph_bytes(shape, itemsize, rows, levels, max(MODEL_TREES))
-    # Graphs for prompts compute no logits. They reuse the memory of the graphs for trees, or the other way
-    # around.
-    return max(trees, tree_graph_bytes(replace(shape, vocab=0), itemsize, PREFILL_ROWS, levels, trees=1))
+    # All graphs share one memory pool, whose size is that of the larger kind.
+    return max(tree_graph_bytes(shape, itemsize, rows, levels, max(MODEL_TREES)), prompts)
 
 
 def _fused(head: Checkpoint, config: ModelConfig, overrides: Overrides) -> Head:
