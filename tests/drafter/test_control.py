@@ -234,6 +234,7 @@ def test_the_end_of_an_answer_leaves_the_next_one_with_whole_trees() -> None:
 
 
 def test_prompts_of_other_sequences_cause_no_new_choice() -> None:
+    """A choice is reused although 300 or 200 rows of prompts are due in the step."""
     for stepwise in (True, False):
         one = looked(policy(FLAT, FLAT_LEVEL, stepwise), 8, seconds=1e-3)
         reused = list[bool]()

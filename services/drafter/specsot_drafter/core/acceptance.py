@@ -59,7 +59,8 @@ class AcceptanceRates:
         """
         if not trees:
             return
-        # Hundreds of trees may be recorded together, so the arrays are filled without a loop over trees.
+        # Hundreds of trees may be recorded together, so the arrays are filled without a loop over trees. The
+        # arrays below are [num_trees, depths]; column 0 is depth 1.
         depths = np.arange(self._counts.shape[1])
         all_levels, all_masses, all_accepted = zip(*trees)
         lengths = [*map(len, all_masses)]

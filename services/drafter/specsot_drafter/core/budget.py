@@ -73,8 +73,8 @@ class BudgetPolicy:
     paused_trees: Number of trees for which drafting is paused, after `plan_levels` returned 0.
     drafting: True if a step with drafts has finished since the last pause began; always True in the base
         class.
-    keep_growing: The function that is asked before each level is grown how many nodes to feed. None: all
-        levels are grown, as in the base class.
+    keep_growing: The function that is called before each further level is grown, and returns how many nodes
+        of each tree to feed for it. None, as in the base class: all levels are grown.
     adaptive: True if the policy may pause drafting; then candidates of a second proposer may join its trees.
     holding: True if the levels and nodes of the current trees were chosen for an earlier step, or if the
         policy makes no choices. If a device selects the nodes, the second proposer is asked only while

@@ -162,8 +162,8 @@ class DraftPolicy(BudgetPolicy):
     Only choices whose cost the regret budget covers are considered. If there is none, drafting is paused.
     From time to time the policy looks: it pauses for LOOK_STEPS steps to measure steps without drafts.
 
-    drafting: False before the first step with drafts.
-    keep_growing: None if all levels are launched at once.
+    drafting: True if a step with drafts has finished since the last pause began. False before the first one.
+    keep_growing: `is_deeper_profitable`. None if all levels are launched at once, so that growth cannot stop.
     costs: Model of the seconds of steps, learned from finished steps.
     acceptance: How likely drafts are accepted by depth, learned from verified trees.
     """
@@ -221,11 +221,11 @@ class DraftPolicy(BudgetPolicy):
         self._others = 0
         self.drafting = False
         self.keep_growing = self.is_deeper_profitable if stepwise else None
-        # True if the duration of the last finished step was known. Steps with prompt tokens are not timed.
+        # True if the duration of the last recorded step was known. Steps with prompt tokens are not timed.
         self._timed = True
-        # Groups (`size_group`) of numbers of sequences whose baseline was measured by a look.
+        # Groups (`size_group`) of numbers of sequences for which a look was begun, to measure the baseline.
         self._looked = set[int]()
-        # The number of steps with drafts since the last look or other pause.
+        # The number of finished steps with drafts since the last look or other pause began.
         self._since_look = 0
         # Running mean of the tokens per second relative to the baseline.
         self._gain = 1.0
@@ -235,11 +235,11 @@ class DraftPolicy(BudgetPolicy):
         # The choice for the step that was planned last.
         self._choice = DraftChoice()
         # Candidates of one tree of each step since the worth was updated last, at most RECENT. All of them
-        # have equally many columns. Empty where growth can stop between levels.
+        # have the same depths. Empty where growth can stop between levels.
         self._samples = deque[Candidates](maxlen=RECENT)
-        # Nodes of the largest tree that came back so far, without its root.
+        # Number of nodes, without the root, of the largest grown tree that was verified so far.
         self._largest = 0
-        # The verified trees that the acceptance rates have not been updated with.
+        # Observations of verified trees, oldest first, that the acceptance rates have not been updated with.
         self._returned = list[tuple[int, Sequence[float], int]]()
 
     def plan_levels(self, num_trees: int, max_levels: int, num_due: int = 0, num_others: int = 0) -> int:
@@ -292,8 +292,8 @@ class DraftPolicy(BudgetPolicy):
         * Reuses remain. `_choose` sets their number.
         * The regret budget has not fallen by more than half of REGRET since the choice.
         * Where growth can stop between levels: the choice has at most `max_levels` levels. Where levels are
-          launched at once, choosing delays the step, and `max_levels` is small near the end of every
-          sequence.
+          launched at once, this is no condition: `plan_levels` cuts the choice to `max_levels` for this step.
+          Near the end of every sequence `max_levels` is small, and a new choice would delay the step.
 
         If more than levels + 2 rows per tree are due, the cost of computing them is added to the cost that
         the budget must cover, and it is booked in the budget if the choice is reused.
@@ -327,11 +327,11 @@ class DraftPolicy(BudgetPolicy):
         * It can gain: it would save time if a node of every level were accepted. Where growth can stop
           between levels, every choice meets this condition until a tree with draft nodes was verified.
         * The regret budget covers the sum of the choice's cost (`extra_steps`), the cost of computing the due
-          rows and the extra time that the first step after the most recent pause took (`_restart`), at most
-          one baseline step. If the choice is expected to lose, half of
-          REGRET is added to the sum, so that a head that is seldom right is tried less often than one that
-          was right so far. If levels are launched at once and the pool is positive, a choice that is sure to
-          gain need not be covered.
+          rows, and the extra time that the first step after the most recent pause took (`_restart`), at most
+          one baseline step. The extra time is part of the sum even if no pause precedes this step. If the
+          choice is expected to lose, half of REGRET is added to the sum, so that a head that is seldom right
+          is tried less often than one that was right so far. If levels are launched at once and the pool is
+          positive, a choice that is sure to gain need not be covered.
 
         Example: a step without drafts takes 10 ms, a step with trees of 3 levels and 3 nodes 15 ms, and no
             rows are due. The cost is 15 / 10 - 1 = 0.5 baseline steps. The choice can gain, because 3
@@ -395,6 +395,7 @@ class DraftPolicy(BudgetPolicy):
         if not allowed.any():
             if stale or (max_levels < self._levels and not can_gain.any()):
                 return LOOK_STEPS
+            # If no choice can gain, 1 more than is available is asked for: a pause of 1 / REGRET_SHARE steps.
             cheapest = needed[can_gain].min() if can_gain.any() else self._regret.available + 1
             return max(self._regret.steps_until(float(cheapest)), LOOK_STEPS)
         best = np.argmax(np.where(allowed, rates, 0.0))
@@ -438,8 +439,9 @@ class DraftPolicy(BudgetPolicy):
 
         num_sequences: Number of sequences in the step.
 
-        A look is due if the baseline of about as many sequences is unknown, or if the time that a look loses
-        is small compared with the steps that were drafted since the last look.
+        A look is due if there was none with about as many sequences yet, or if the time that a look loses is
+        small compared with the steps with drafts since the last pause: at most 2 * REGRET_SHARE of them, and
+        1 baseline step counts as the least loss. A look that loses nothing is due after 100 such steps.
 
         The loss of a look is estimated from the mean gain of drafting so far and the extra time of the last
         first step after a pause.
@@ -447,8 +449,8 @@ class DraftPolicy(BudgetPolicy):
         if not self._timed:
             return False
         lost = LOOK_STEPS * (1 - 1 / max(self._gain, 1.0)) + self._restart
-        is_unknown = size_group(num_sequences) not in self._looked
-        return is_unknown or self._since_look * 2 * REGRET_SHARE >= max(lost, 1.0)
+        is_first = size_group(num_sequences) not in self._looked
+        return is_first or self._since_look * 2 * REGRET_SHARE >= max(lost, 1.0)
 
     def is_deeper_profitable(self, scores: Floats, depth: int) -> int:
         """Return how many nodes of each tree's frontier to expand, best first. Return 0 to stop growing.
@@ -543,14 +545,17 @@ class DraftPolicy(BudgetPolicy):
         candidates: Candidates of the trees of a step, at least one tree. Those that cannot be accepted need
             not be barred.
 
-        With n kept candidates, the tree n modulo the number of trees is kept: three calls with two trees each
-        keep the trees 0, 1 and 0. If the candidates have other depths than the kept ones, the kept ones are
-        dropped first, because `_learn_worth` takes all of them to have the same depths.
+        If n candidates are kept so far, the tree n modulo the number of trees is kept: three calls with two
+        trees each keep the trees 0, 1 and 0. If the candidates have other depths than the n kept ones, those
+        are then dropped, because `_learn_worth` takes all of them to have the same depths. If RECENT
+        candidates are kept, each call drops the oldest ones; n stays the same then, and so does the index of
+        the tree.
         """
         if self._stepwise:
             return
         tree = len(self._samples) % len(candidates)
-        # The trees of one graph share the array of their depths.
+        # Trees that the same graph has grown share the array of their depths. Looking at the arrays' identity
+        # first saves comparing their contents in most steps.
         if self._samples and not (
             self._samples[0].depths is candidates.depths
             or np.array_equal(self._samples[0].depths, candidates.depths)
@@ -619,7 +624,7 @@ class DraftPolicy(BudgetPolicy):
         self._regrets[size_group(num_sequences)].record(accepted - extra_steps - restart)
         self._gain += ((1 + accepted) / (1 + extra_steps) - self._gain) / RECENT
         self.drafting = True
-        self._since_look = self._since_look + 1
+        self._since_look += 1
         self._returned += observations_of(drafted)
         # Where all levels are launched at once, the host has no time here, and learns when it chooses next.
         if self._stepwise:
@@ -634,7 +639,9 @@ class DraftPolicy(BudgetPolicy):
         If a step with drafts has finished since the previous pause, the costs forget slow steps, see
         `StepCosts.forget`. Where all levels are launched at once, they forget nothing before a look, because
         there the mean duration counts, and the mean of only the fastest steps would be too low. The number of
-        steps since the last look becomes 0, and the last choice for about as many sequences is not reused.
+        steps since the last look becomes 0, and the last choice for about as many sequences is not reused. A
+        pause that is longer than a look also lets the number of choices for about as many sequences begin
+        with 0 again, so that the next choices are reused for fewer steps.
         """
         if self.drafting and (self._stepwise or steps > LOOK_STEPS):
             self.costs.forget()

@@ -73,6 +73,8 @@ class DeviceCosts:
         # host 6 ms, of which it waits 0 ms; device 2 ms -> overlap 6 ms
         # -> trees for which the device computes 5 ms take 6 ms
 
+    growth: Seconds of growth and of catching up, by the measured curve of the draft head.
+
     The host's seconds and the overlap are learned from recent steps, by the number of sequences. A line from
     the measured to the observed seconds of growth is learned where trees do not grow asynchronously. No time
     is added for hops, because the stages of a GPU's ring are close to each other.
@@ -175,7 +177,8 @@ class DeviceCosts:
         spent: Duration of the step. If the seconds for which the host waited for the device (`waited`) are
             unknown, the host is taken to wait for as long as the device computes by the curves, so that
             nothing overlaps. In this case, the trees did not grow asynchronously, and the seconds of growth
-            are recorded, too, if they are known. A step with known waits drops all such records.
+            are recorded, too, if they are known. If the wait is known, the trees grew asynchronously, and all
+            recorded seconds of growth are dropped.
         """
         computed = float(self._computed(sequences, grown, levels, rows - sequences))
         bound_host, bound_overlap = self._bound
@@ -185,7 +188,8 @@ class DeviceCosts:
         )
         wall = min(spent.wall, 2 * expected)
         if spent.waited is not None:
-            # Trees grow asynchronously in most steps. The few others catch up, and take longer for that.
+            # Where trees grow asynchronously, they do so in most steps. In the few other steps, the drafter
+            # also catches up, so that the seconds of growth of these steps would be too high for the others.
             self._grown.clear()
         elif spent.growing:
             self._grown.append(
@@ -220,7 +224,7 @@ class DeviceCosts:
             [(sequences, seconds - self._step.at(sequences)) for sequences, seconds in steps]
             for steps in self._baseline.values()
         )
-        # Groups of few steps are ignored, because the first steps with drafts of a new number of sequences
+        # Groups of few steps are left out, because the first steps with drafts of a new number of sequences
         # compile kernels and capture graphs.
         groups = [steps for steps in self._drafted.values() if len(steps) >= HELD_STEPS] or [
             *self._drafted.values()

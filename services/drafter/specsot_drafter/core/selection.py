@@ -105,9 +105,10 @@ class Nodes:
 
 
 def stacked(offers: Sequence[Candidates]) -> Candidates:
-    """Return the trees of several candidates as one, first to last.
+    """Return the trees of several `Candidates` objects as one object, in the given order: with B1, B2, ...
+    trees, the result has B1 + B2 + ... trees.
 
-    offers: The candidates. At least one; all must have the same depths.
+    offers: The objects. At least one; all must have the same depths.
     """
     tokens, scores, parents = (
         np.concatenate(parts) for parts in zip(*((one.tokens, one.scores, one.parents) for one in offers))
@@ -319,28 +320,31 @@ def build_numbered(
     candidates: Candidates, roots: Sequence[int], numbers: Integers
 ) -> tuple[list[Tree], list[list[float]]]:
     """Return what `build_trees` and `depth_masses` return for candidates that are given by their numbers: one
-    tree per root, and the head's probability of its nodes, summed per depth. Without flags for all
-    candidates, that takes half the time.
+    tree per root, and for each tree the head's probability of its nodes, summed per depth: a list with an
+    entry for each level of the candidates. Numbers take half the time that flags for all candidates take.
 
     candidates: Candidates of B trees, n each.
     roots: The token id of each tree's root.
     numbers: Numbers of the chosen candidates, ascending in each tree, [B, k]; the parent of every chosen
-        candidate is chosen, too.
+        candidate is chosen, too. Neither is checked, and barred candidates must not be chosen.
 
-        # candidates [a b c d] with parents [0 0 1 3], numbers [0 2 3]: a is node 1, c node 2 and d node 3;
-        # below each parent's number [0 1 3] are [0 1 2] of the chosen numbers -> parents [0 1 2] of the nodes
+        # candidates [a b c d] with parents [0 0 1 3], numbers [0 2 3]: a is node 1, c node 2 and d node 3.
+        # Their parents are 0, 1 and 3, that is the root, a (candidate 0) and c (candidate 2). The node number
+        # of a parent p is the count of chosen numbers that are less than p -> parents [0 1 2] of the nodes.
     """
     num_trees, num_nodes = numbers.shape
     width = candidates.tokens.shape[1]
     firsts = _firsts(num_trees, width)
-    # Numbers among the candidates of all trees, ascending.
+    # The index of each chosen candidate among the candidates of all trees, ascending, so that one search
+    # counts the chosen numbers below the parents of all trees.
     places = numbers + firsts
     tokens = candidates.tokens.take(places).tolist()
     below = places.ravel().searchsorted(candidates.parents.take(places) + firsts)
     parents = (below - _firsts(num_trees, num_nodes)).tolist()
     built = [Tree.of_ordered((root, *own), (0, *above)) for root, own, above in zip(roots, tokens, parents)]
     levels = candidates.levels
-    # Bin 0 is empty, since depths begin at 1.
+    # One bin per (tree, depth): tree 1 at depth 2 of 3 levels has bin 1 * 3 + 2 = 5. No candidate has bin 0,
+    # because depths begin at 1.
     bins = candidates.depths.take(numbers) + _firsts(num_trees, levels)
     chances = np.exp(candidates.scores.take(places))
     masses = np.bincount(bins.ravel(), chances.ravel(), 1 + num_trees * levels)[1:]

@@ -68,7 +68,8 @@ class DraftSequence:
     sentences: Finds the ends of sentences. None if the sequence has no soft end.
     id:        Id of the sequence.
     end:       Length at which the sequence reaches its limit, prompt included.
-    family:    The family that all sequences of one request share. Its own id if the opening names none.
+    family:    The family, which all sequences of one request share. If the opening names no family, it is the
+               id of the sequence.
     _grammar_state: The compiled grammar with its state. None before the grammar is compiled, or without one.
     _prose:    What the sequence has written itself, as far as it was read.
     _num_read: Number of tokens, of `tokens`, that were read into `_prose`.

@@ -101,6 +101,8 @@ class StepCosts:
     `hops` is subtracted from every recorded duration and added to every estimate, so that the curve of rows
     is not scaled by the time of hops.
 
+    growth: Seconds of growth and of catching up, by the measured curve of the draft head.
+
     Where stages compute at the same time, the tree of a single sequence may travel in parts. Such a step is
     recorded and estimated as one with the rows of a smaller tree that travels whole (`PartCosts`).
     """
