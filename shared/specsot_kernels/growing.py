@@ -63,16 +63,17 @@ class LevelFrontier:
 
 
 class VerifiedTrees(NamedTuple):
-    """The trees of a frame, whose rows are concatenated; int32, [rows] or [trees, n].
+    """The trees of a frame, whose rows are concatenated, as int32 arrays.
 
-    windows: [trees, 1 + n]: a column of each tree's sequence, at which a page begins, and the numbers of the
-        pages from there on. The page of the first due draft row is one of them.
+    windows: [trees, 1 + n]: a column of each tree's sequence, at which a page begins, and the numbers of n
+        pages from there on, padded with 0. The pages of the first due draft row, and of all rows that are
+        computed after it, are among them.
     trees: [4, trees]: each tree's first row, its number of nodes, and the number and the column of its
         sequence's first due draft row, which is fed the root's target. With n tokens before the root, that is
         row n of a head with features, whose row j is fed token j + 1, and row n + 1 of a language model.
-    tokens: the token of each node.
-    parents: the number of each node's parent within its tree; a parent's number is lower than its child's,
-        and the root is its own parent.
+    tokens: [rows]: the token of each node.
+    parents: [rows]: the number of each node's parent within its tree; a parent's number is lower than its
+        child's, and the root is its own parent.
 
     Two trees of 3 and 2 nodes, whose sequences have 10 and 7 tokens; the second one has skipped 3 draft rows.
     A page has 4 rows, and the sequences have the pages (5, 2, 7, 1) and (4, 6, 3): rows [r a b | r c],

@@ -41,13 +41,19 @@ def trees_of(table: PageTable, committed: Sequence[int], tree: Tree) -> FrameTre
 
 
 def numbers_of(trees: FrameTrees) -> list[Numbers]:
+    """Return what `verified_numbers` gives for trees that it has room for."""
     numbers = verified_numbers(trees)
     assert numbers is not None
     return numbers
 
 
 def slots_of(trees: FrameTrees, num_pages: int) -> list[list[int]]:
-    """The slots that a device finds in the windows, as the kernel that accepts rows does."""
+    """Return the KV slots of ROOM rows of each tree from its first due row on, as the kernel of
+    `prepare_accept_rows` computes them from the windows of pages.
+
+    trees: The trees that are verified.
+    num_pages: Number of pages of a window.
+    """
     starts = [column // PAGE * PAGE for column in trees.columns]
     windows = page_windows(starts, trees.pages, num_pages, PAGE)
     size = windows.size + sum(one.size for one in numbers_of(trees))
@@ -87,12 +93,14 @@ def test_the_device_gets_the_rows_from_the_first_due_one_on(table: PageTable) ->
 
 
 def test_pages_stay_the_same_until_a_sequence_needs_more() -> None:
+    """A sequence that needs a page causes all to get a page more, as long as half of all pages are free."""
     table = PageTable(64, PAGE)
     pages: Any = SimpleNamespace(table=table)
     for sequence in range(TREES):
         table.open(sequence)
 
     def covered(*committed: int) -> FrameTrees:
+        """Return where the next rows of sequences 0, 1, ... lie, which have so many committed tokens."""
         trees = [TreeSegment(one, 2, many, (0,), FORKED) for one, many in enumerate(committed)]
         return there(DraftPages.cover_trees(pages, trees, ROOM, 0))
 

@@ -27,17 +27,21 @@ from specsot_kernels.growing import DueNumbers, VerifiedTrees
 NODES = 64
 
 
-# Launches the kernel for the target after each node, [rows], the features of the frame's rows, [rows,
-# hidden], and the number of token ids that the head knows.
+# Launches the kernel for one frame, see `prepare_accept_rows`. Arguments: the target after each node, int32
+# [rows]; the features of the frame's rows, [rows, hidden]; the number of token ids that the head knows.
 AcceptRows = Callable[[Tensor, Tensor, int], None]
 
 
 def prepare_accept_rows(
     verified: VerifiedTrees, numbers: DueNumbers, features: Tensor, page_rows: int
 ) -> AcceptRows:
-    """Return a function that writes the numbers of all trees in `verified`, and copies the features of
-    accepted rows to their slots. What a launch needs to know of the given arrays is found here, because the
-    trees of many steps lie in the same arrays.
+    """Return a function that verifies the trees in `verified`, writes their due rows to `numbers`, and copies
+    the features of accepted rows to their slots.
+
+    The trees of many steps lie in the same arrays. So the addresses, types and alignments of these arrays,
+    which a launch needs, are looked up here once. The function may be called again after the contents of the
+    arrays have changed. If one of them lies at another address or has another shape, prepare another
+    function.
 
     Numbers of trees beyond those in `verified` keep their value. Places of due rows that a tree does not need
     get the slot -1; their other numbers keep their value.
@@ -53,8 +57,8 @@ def prepare_accept_rows(
     ids - 1 is written to `numbers.due_tokens` as it is, and to the due row's token, which is fed to the head,
     as 0.
 
-    The kernel is compiled once for each number of rows of a window, of attending rows and of hidden numbers,
-    each rounded up to a power of two, and once more for heads without features.
+    The kernel is compiled once for each number of rows of a window, of attending rows, and of numbers of a
+    feature, each rounded up to a power of two, and once more for heads without features.
 
     Example: a tree [r a b c] with a and b below r and c below b, and the targets [b, x, c, y]. The accepted
         nodes are 0, 2 and 3, and the due tokens are b, c and y.
@@ -77,10 +81,10 @@ def prepare_accept_rows(
     addresses = [array.data_ptr() for array in arrays]
 
     def accept_rows(targets: Tensor, frame_features: Tensor, num_ids: int) -> None:
-        """Launch the kernel.
+        """Launch the kernel, without waiting for it.
 
-        targets: int32 [rows], the target after each node.
-        frame_features: [rows, hidden], features of the frame's rows.
+        targets: int32 [rows], the base model's target token after each node.
+        frame_features: [rows, hidden], features of the frame's rows; with `hidden` 0, of any number of rows.
         num_ids: number of token ids that the head knows.
         """
         given = targets, frame_features

@@ -165,8 +165,8 @@ def verified_numbers(trees: FrameTrees) -> list[Numbers] | None:
 
     trees: The trees in the order of the frame. At least one.
 
-    The result has three arrays of int32, the last fields of `VerifiedTrees`: trees [4, num_trees], tokens
-    [num_nodes] and parents [num_nodes].
+    The result has three arrays of int32, the last three fields of `VerifiedTrees`: trees [4, num_trees],
+    tokens [num_nodes] and parents [num_nodes]. The first field is the result of `page_windows`.
     """
     grown = [segment.tree for segment in trees.segments]
     tokens = [tree.tokens for tree in grown]
@@ -189,7 +189,7 @@ def page_windows(
     [trees, 1 + num_pages]: the field `windows` of `VerifiedTrees`.
 
     starts: For each tree, the column at which the window begins, a multiple of page_rows.
-    pages: The pages of each tree's sequence.
+    pages: The pages of each tree's sequence, from column 0 on.
     num_pages: Number of pages of a window. Windows of sequences that have fewer are padded with 0.
     page_rows: Number of KV slots of a page.
 

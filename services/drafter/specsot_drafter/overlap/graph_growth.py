@@ -390,8 +390,10 @@ class AsyncTables(NamedTuple):
     """Tables of asynchronous growth that stay the same for many steps.
 
     pages: The pages of each tree's sequence.
-    starts: For each tree, the column at which its window begins. All rows attend to the columns before it.
-    numbers: The tables as one array. None if the trees have too many pages.
+    starts: For each tree, the column at which its window begins, which is also the beginning of a page. All
+        rows attend to the columns before the window.
+    numbers: The tables as one array, see `_TreeGraph._tables_of`. None if the trees have too many pages for
+        the graph.
     """
 
     pages: Sequence[tuple[int, ...]]
@@ -399,10 +401,12 @@ class AsyncTables(NamedTuple):
     numbers: Numbers | None
 
     def hold(self, columns: Sequence[int], max_offset: int) -> bool:
-        """Return whether the first due rows of all trees lie in their windows.
+        """Return whether the tables can be used again for trees on the same pages: whether the first due row
+        of each tree lies at most `max_offset` columns after the beginning of its window, and not before it.
 
         columns: Column of the first due row of each tree.
-        max_offset: Maximum number of columns between the beginning of the window and that column.
+        max_offset: Maximum number of columns between the beginning of the window and the first due row, with
+            which all rows of the next tree lie in the window, too.
         """
         stops = [start + max_offset for start in self.starts]
         return all(map(le, self.starts, columns)) and all(map(le, columns, stops))
@@ -441,18 +445,21 @@ class _TreeGraph:
         self._size = size
         self._grow = grow
         trees = size.trees
-        num_trees = pages.kv.pages + size.trees * max(size.passes)
+        # Maximum number of page numbers in the tables of one forward pass.
+        max_pages = pages.kv.pages + size.trees * max(size.passes)
         self._rooms = {
-            width: room_for(trees * width, num_trees, head.group, kv_heads=head.kv_heads)
+            width: room_for(trees * width, max_pages, head.group, kv_heads=head.kv_heads)
             for width in size.passes
         }
+        # Of `TableRoom.shapes`, each pass has pieces, starts and slots of its own; the pages are shared.
         read = [room.shapes[at] for room in self._rooms.values() for at in (0, 4, 5)]
         self._places, rows = _places(size)
         self._places_in_all = sum(rows)
         own = (4, aligned(trees * size.due)), (trees,), (trees * size.attending,), (3, self._places_in_all)
-        shapes = (*own, *read, (num_trees,))
-        # The pages on which the rows of asynchronous growth lie, wherever on the first page they begin, and
-        # one more, so that windows stay the same for at least as many rows as a page has.
+        shapes = (*own, *read, (max_pages,))
+        # The number of pages of a window: those on which the rows of asynchronous growth lie, wherever on the
+        # first page they begin, and one more, so that a window stays the same until at least as many tokens
+        # were accepted as a page has rows.
         self._window_pages = pages.table.pages_for(async_rows - 1) + 2
         self._max_offset = self._window_pages * pages.table.page_rows - async_rows
         self.size = size_of(shapes) + verified_numbers_size(self._window_pages, trees)
@@ -464,7 +471,7 @@ class _TreeGraph:
         self._grown = [part[:, : trees * width] for part, width in zip(grown.split(rows, 1), size.widths)]
         self._read = dict(zip(self._rooms, zip(tables[::3], tables[1::3], tables[2::3])))
         self._nothing = grown.new_zeros((trees * size.attending, 1))
-        self._below = np.repeat(np.arange(size.levels - 1), size.widths)
+        self._grown_depths = np.repeat(np.arange(size.levels - 1), size.widths)
         self._pooled = aligned(trees * sum(size.level_sizes) * 5)
         due_size = trees * (1 + size.due)
         self._flat = torch.zeros(self._pooled + due_size, dtype=torch.int32, device=head.device)
@@ -472,14 +479,14 @@ class _TreeGraph:
         depths = np.arange(1, size.levels + 1, dtype=np.int32)
         self._depths = torch.from_numpy(depths.repeat(size.level_sizes)).to(head.device)
         places = torch.from_numpy(self._places.astype(np.int32)).to(head.device)
-        below = torch.from_numpy(self._below.astype(np.int32)).to(head.device)
+        grown_depths = torch.from_numpy(self._grown_depths.astype(np.int32)).to(head.device)
         self._due_numbers = DueNumbers(
             self._due,
             self._asked,
             self._leads,
             grown,
             places,
-            below,
+            grown_depths,
             self._flat[self._pooled :].view(trees, -1),
         )
         on_gpu = head.device.type == "cuda"
@@ -494,19 +501,22 @@ class _TreeGraph:
         # What the device accepted, in the same buffer.
         self._host_accepted: Numbers = self._host[self._pooled :].view(trees, -1).numpy()
         self._cached_tables: tuple[object, list[Numbers] | None] = ((), None)
-        # The tables without due and grown rows, which are sent for asynchronous growth, as one array. It is
-        # never written to after this.
+        # The tables of due and grown rows without any such row, as one array. They are sent for asynchronous
+        # growth, for which the device fills in the rows. The array is never written to after this.
         self._without_due = np.zeros(size_of(own), np.int32)
         for part, numbers in zip(views(torch.from_numpy(self._without_due), own), self._no_due_numbers()):
             part.copy_(torch.from_numpy(numbers).view(part.shape))
-        # The tables that were sent last for asynchronous growth.
+        # The tables of asynchronous growth that `_tables_of` computed last.
         self._async_tables = AsyncTables([], [], None)
-        # The tables of asynchronous growth that the device has. None: it has others.
+        # The tables of asynchronous growth that lie in the buffer of the device. None: none lie there, as
+        # nothing was sent yet, or `begin` has overwritten them.
         self._sent_tables: Numbers | None = None
-        # Where the verified trees begin in the buffer, for how many trees and nodes; the launch for trees in
-        # that place, and the buffer from there on.
+        # The layout of the trees that were verified last in the buffer: the index at which they begin, the
+        # number of trees and the number of nodes.
         self._verified_at = (0, 0, 0)
+        # Launches the verification of trees with that layout (`AcceptRows`). Set by the first verification.
         self._accept_rows: Callable[[Tensor, Tensor, int], None]
+        # The buffer from the index on at which these trees begin.
         self._after_tables = self._numbers
         self._replay, _ = capture(lambda: (self._grow_trees(), None))
 
@@ -539,8 +549,12 @@ class _TreeGraph:
         True. If there is no room for these trees, do nothing and return False.
 
         The arguments are those of `begin_async`. The tables are sent without due and grown rows, and only if
-        the device does not have them already. The kernel of `prepare_accept_rows` verifies the trees, fills
-        in these rows, and stores the accepted features.
+        the device does not have them already; the trees are sent in every step. The kernel of
+        `prepare_accept_rows` verifies the trees, fills in these rows, and stores the accepted features. The
+        launch of the kernel is prepared anew if the number of trees or of their nodes has changed.
+
+            # buffer: [due | asked | leads | grown | page tables | windows | trees | tokens | parents]
+            # the first six parts are `tables`, the last three are `numbers`
         """
         from specsot_kernels.gpu.accepting import prepare_accept_rows
 
@@ -548,12 +562,13 @@ class _TreeGraph:
         numbers = verified_numbers(trees)
         if tables is None or numbers is None:
             return False
-        # Trees of the same numbers of nodes lie at the same places as those of the step before.
+        # As many trees with as many nodes lie at the same addresses as those of the step before.
         place = len(tables), len(trees.segments), len(numbers[-1])
         if place != self._verified_at:
             self._verified_at = place
             windows = place[1], 1 + self._window_pages
             shapes = windows, *[one.shape for one in numbers]
+            # The windows are the last of the tables.
             arrays = views(self._numbers[place[0] - size_of([windows]) :], shapes)
             self._accept_rows = prepare_accept_rows(
                 VerifiedTrees(*arrays),
@@ -576,8 +591,8 @@ class _TreeGraph:
 
         trees: The trees that are being verified, with the pages of their sequences.
 
-        The result is that of the previous call while the pages are the same, and while the due rows of every
-        tree begin at most `_max_offset` columns after its window.
+        The same array is returned as by the previous call if the sequences have the same pages, and if
+        `AsyncTables.hold` allows that for their first due rows.
         """
         columns, pages = trees.columns, trees.pages
         cached = self._async_tables
@@ -756,7 +771,7 @@ class _TreeGraph:
         asked[:num_trees] = np.arange(num_trees) * size.due + count[:, 0] - 1
         visible = first + count - position + base - attend + number[: size.attending] + 1
         leads[:num_trees] = np.where(number[: size.attending] < attend, visible, 0)
-        grown[0, places], grown[2, places] = position + self._below, base
+        grown[0, places], grown[2, places] = position + self._grown_depths, base
         grown[1, places] = np.reshape(grown_slots, places.shape)
         return [due, asked, leads, grown, *tables]
 
