@@ -179,7 +179,10 @@ def test_prompts_of_all_sizes_and_their_trees_were_seen_before_anybody_asks(
 @pytest.mark.skipif(DEVICE == "cuda", reason="heads on a GPU always store by kernels")
 @torch.inference_mode()
 def test_kernels_store_the_rows_of_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within the rounding of numbers in 16 bits, these are the rows that torch computes."""
+    """The KV rows that the kernels store are those that torch stores, within the rounding of 16-bit numbers.
+    The features of a prompt's rows are read by slot in both cases.
+    """
+    # KV rows stored by torch, then by the kernels.
     found = list[torch.Tensor]()
     for runs in (False, True):
         monkeypatch.setattr(heads_of_eagle, "runs_kernels", lambda device, runs=runs: runs)
@@ -188,7 +191,7 @@ def test_kernels_store_the_rows_of_prompts(folder: Path, monkeypatch: pytest.Mon
         assert compute_rows(head, memory, [one._replace(asked=0) for one in due]).shape == (0, head.hidden)
         slots = [slot for one in due for slot in memory.table.slots(one.sequence, 0, one.stop)]
         found.append(memory.kv.rows_at(0, slots))
-    assert found[0].abs().sum(1).min() > 0
+    assert found[0].abs().sum(1).min() > 0, "every row was stored"
     torch.testing.assert_close(*found, rtol=0, atol=4 * torch.finfo(KIND).eps)
 
 

@@ -104,8 +104,8 @@ class FrameTrees(NamedTuple):
         root's target token.
     columns: Column of that row in the sequence's pages. It is less than the row's number if rows before it
         were skipped.
-    pages: Page numbers of each sequence, in order, at least up to the page of the last reserved row. They are
-        those of the previous step if these suffice for every sequence.
+    pages: Page numbers of each sequence, in order, at least up to the page of the last reserved row. If the
+        pages of the previous step suffice for every sequence, they are returned again.
 
     Example: page_rows 4, a sequence of 6 rows in the pages [7, 2], and 4 rows reserved from row 6 on:
 
@@ -283,8 +283,9 @@ class DraftPages:
             see `TreeProposer.first_due`.
 
         If some sequence needs another page while at least half of all pages are free, every sequence gets a
-        page more than it needs: what depends on the pages is then computed once in many steps. If there are
-        too few free pages, sequences before the one that needs more keep what was reserved.
+        page more than it needs, so that the pages of all sequences stay the same for many steps: page tables
+        and windows, which depend on them, are then computed seldom. If there are too few free pages, even for
+        the additional ones, sequences before the one that gets none keep what was reserved.
         """
         table = self.table
         sequences = [one.sequence for one in trees]
@@ -293,7 +294,8 @@ class DraftPages:
             return None
         page_rows = table.page_rows
         columns, pages = table.covered(sequences, firsts)
-        if [1 for column, own in zip(columns, pages) if len(own) * page_rows < column + rows]:
+        # A list takes less time here than a generator, which `any` would need.
+        if [own for column, own in zip(columns, pages) if len(own) * page_rows < column + rows]:
             reserved = rows + page_rows if 2 * table.free >= table.count else rows
             try:
                 for sequence, first, column, own in zip(sequences, firsts, columns, pages):
@@ -398,9 +400,9 @@ def compute_rows(head: DraftHead, pages: DraftPages, due: Sequence[DueRows]) -> 
 
     The rows must have slots already.
     """
-    slots, tokens, positions = indices(_numbers(pages, due), head.device)
+    slots, tokens, positions = indices(_row_inputs(pages, due), head.device)
     asked_rows = _asked_rows(due)
-    # Rows of prompts are mostly computed for their KV alone.
+    # Rows of prompts are mostly computed for their KV alone: then no plan and no outputs are needed.
     if not asked_rows and head.asks_alone:
         head.store(tokens, pages.features, HeadRows(positions, slots, None, pages.kv, slots[:0]))
         return pages.features[:0]
@@ -414,10 +416,11 @@ def compute_rows(head: DraftHead, pages: DraftPages, due: Sequence[DueRows]) -> 
 
 
 def step_rows(pages: DraftPages, due: Sequence[DueRows]) -> StepRows:
-    """Return due rows as a frame for the captured graphs of a language model.
+    """Return due rows as a frame for the captured graphs of a language model (`CapturedSteps`). Every row is
+    fed its token at its position, and attends to itself and to all rows of its sequence before it.
 
     pages: The KV pages of the model. The rows must have slots already.
-    due: The rows to compute, of one or more sequences.
+    due: The rows to compute, of one or more sequences. Which of them are asked for is ignored.
     """
     tokens = [token for rows_due in due for token in rows_due.tokens]
     positions = [row for s in due for row in range(s.first, s.stop)]
@@ -435,16 +438,17 @@ def _slots(pages: DraftPages, due: Sequence[DueRows]) -> list[int]:
     return [slot for s in due for slot in table.slots(s.sequence, s.first, s.stop)]
 
 
-def _numbers(pages: DraftPages, due: Sequence[DueRows]) -> NDArray[np.int64]:
-    """Return the KV slots, the tokens and the positions of due rows, in order, [3, rows].
+def _row_inputs(pages: DraftPages, due: Sequence[DueRows]) -> NDArray[np.int64]:
+    """Return the KV slots, the tokens and the positions of due rows, in order, [3, rows]: one array, which is
+    copied to the device at once.
 
     pages: The KV pages of the head.
     due: The rows to compute.
     """
     tokens = [one.tokens for one in due]
     positions = [range(one.first, one.stop) for one in due]
-    columns = chain.from_iterable((_slots(pages, due), *tokens, *positions))
-    return np.fromiter(columns, np.int64).reshape(3, -1)
+    numbers = chain.from_iterable((_slots(pages, due), *tokens, *positions))
+    return np.fromiter(numbers, np.int64).reshape(3, -1)
 
 
 def _asked_rows(due: Sequence[DueRows]) -> list[int]:

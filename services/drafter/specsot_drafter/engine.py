@@ -241,8 +241,8 @@ class DraftEngine:
             trees |= self._grow(speculator, sequences, growth, wanted) if growth else {}
         self._pending |= trees
         if not (trees or self._must_answer) and all(one.budget.adaptive for one in self.speculators.values()):
-            rests = [speculator.paused_trees for speculator, _, _ in self._growing]
-            self.paused_trees = min(rests, default=0) or IDLE_PAUSE_STEPS * len(wanted)
+            pauses = [speculator.paused_trees for speculator, _, _ in self._growing]
+            self.paused_trees = min(pauses, default=0) or IDLE_PAUSE_STEPS * len(wanted)
             return ()
         drafts = list[Draft]()
         for sequence, request in wanted.items():
@@ -314,9 +314,9 @@ class DraftEngine:
         Speculators without a requested tree are skipped.
         """
         sequences = [*map(self._sequences.find, requests)]
-        lanes = [*map(self._speculator_by_id.get, requests)]
+        owners = [*map(self._speculator_by_id.get, requests)]
         for speculator in self.speculators.values():
-            if own := [one for one, lane in zip(sequences, lanes) if one and lane is speculator]:
+            if own := [one for one, owner in zip(sequences, owners) if one and owner is speculator]:
                 yield speculator, own
 
     def _grow(
@@ -327,7 +327,7 @@ class DraftEngine:
         requests: Mapping[int, FeatureBatch],
     ) -> dict[int, PendingTree]:
         """Wait for the trees of one speculator, and return them by sequence id, with forced tokens added.
-        Sequences without a grown tree are left out; {} if no tree has grown.
+        Sequences for which no tree was grown are left out. Return {} if no tree was grown at all.
 
         speculator: The speculator that has launched the growth.
         sequences: All sequences for which the speculator was asked for trees.
@@ -349,10 +349,10 @@ class DraftEngine:
         return pending
 
     def _root(self, feature_batch: FeatureBatch) -> Tree:
-        """Return the answer to a request without a grown tree: its root and as many forced tokens as fit, up
-        to one less than the number of tree slots.
+        """Return the tree that answers a request for which no tree was grown: the root and, below it, as many
+        forced tokens as fit, which is one less than the number of tree slots.
 
-        feature_batch: The request, with a bonus token.
+        feature_batch: The request. It must have a bonus token, which is the root.
         """
         assert feature_batch.bonus is not None
         return graft(single(feature_batch.bonus), feature_batch.forced[: self._slots - 1])
@@ -377,6 +377,9 @@ class DraftEngine:
         speculators record it, and the step counts as one without trees. If the frame had fewer rows than the
         trees, every tree counts as a root alone; if it had another number of rows than the trees, the step's
         duration counts as unknown. Trees of draft round 1 are not recorded.
+
+        Outside of pauses, each tree is removed from `_pending`. A sequence to which no tree was sent counts
+        as one with a root alone.
         """
         # Without rows the message describes no step, for example because it only closes sequences.
         if not batch.fed:
@@ -394,8 +397,9 @@ class DraftEngine:
             self._record_baseline_step(batch, feature_batches)
             return
         pop = self._pending.pop
+        # The outcome of each sequence's tree.
         trees = {
-            one.sequence: tree.resolve(one) if (tree := pop(one.sequence, None)) else ROOT_ONLY
+            one.sequence: pending.resolve(one) if (pending := pop(one.sequence, None)) else ROOT_ONLY
             for one in feature_batches
         }
         rows = sum([tree.rows for tree in trees.values()])
@@ -423,9 +427,9 @@ class DraftEngine:
         self._growing_seconds = 0.0
         default = self.speculators[self._default]
         speculators = [self._speculator_by_id.get(one.sequence, default) for one in feature_batches]
-        lanes = {id(lane): lane for lane in speculators or [default]}
-        for lane in lanes.values():
-            lane.record_step([ROOT_ONLY] * batch.fed, StepSeconds(batch.seconds, batch.wall))
+        distinct = {id(speculator): speculator for speculator in speculators or [default]}
+        for speculator in distinct.values():
+            speculator.record_step([ROOT_ONLY] * batch.fed, StepSeconds(batch.seconds, batch.wall))
 
     def _record_steps(self, trees: Mapping[int, TreeOutcome], spent: StepSeconds) -> None:
         """Record the outcomes with the speculator of each sequence; outcomes of unknown sequences go to the
@@ -438,7 +442,7 @@ class DraftEngine:
         Speculators without a tree in the step record nothing.
         """
         default = self.speculators[self._default]
-        lanes = [self._speculator_by_id.get(sequence, default) for sequence in trees]
-        for lane in self.speculators.values():
-            if own := [tree for tree, own_lane in zip(trees.values(), lanes) if own_lane is lane]:
-                lane.record_step(own, spent if len(own) == len(trees) else UNKNOWN_SECONDS)
+        owners = [self._speculator_by_id.get(sequence, default) for sequence in trees]
+        for speculator in self.speculators.values():
+            if own := [tree for tree, owner in zip(trees.values(), owners) if owner is speculator]:
+                speculator.record_step(own, spent if len(own) == len(trees) else UNKNOWN_SECONDS)

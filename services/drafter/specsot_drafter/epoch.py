@@ -106,8 +106,8 @@ class DrafterEpoch:
 
 @value
 class KeptFailure:
-    """The context of `DrafterEpoch.keep_failure`. A generator would take the host twice as long, in every
-    step three times.
+    """The context of `DrafterEpoch.keep_failure`. It is a class, because a generator with
+    `contextlib.contextmanager` would take the host twice as long, and every step enters three such contexts.
 
     epoch: The epoch that keeps the error.
     """
@@ -120,7 +120,9 @@ class KeptFailure:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        """Keep an error of the body. Return whether there was one; what is no Exception is raised again.
+        """Keep an error of the body as the epoch's failure. Return True if there was one, so that Python does
+        not raise it. Return False if there was none, or if it is no Exception (such as KeyboardInterrupt),
+        which Python then raises.
 
         kind: Type of the error. None if the body has raised nothing.
         error: The error.

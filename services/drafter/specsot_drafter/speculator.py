@@ -139,18 +139,18 @@ class Speculator:
         ahead_of = self._async_sequences
         planned = [each for each in live if each[0].id in ahead_of] or live
         own = [sequence for sequence, _ in planned]
-        limits = [most for _, most in planned]
+        limits = [max_levels for _, max_levels in planned]
         self._planned = own, limits, self.proposer.due_rows(own)
         self._start_families(sequences)
         if self.paused_trees and not self.record_pause(len(sequences), len(sequences)):
             return 0
         num_sequences = self._count(len(sequences), num_drafted)
-        most = max(limits, default=0)
+        max_levels = max(limits, default=0)
         due = self._planned[-1]
         num_trees, others = len(own), num_sequences - len(sequences) + len(live) - len(own)
         if num_trees and self._pause.state is PauseState.CATCHING_UP:
             num_trees, others = num_trees + others, 0
-        levels = self.budget.plan_levels(num_trees, most, due, others)
+        levels = self.budget.plan_levels(num_trees, max_levels, due, others)
         # A policy that never pauses returns 0 only if no tree fits; it drafts again with the next sequence.
         if not levels and self.budget.adaptive:
             self._pause = self._pause.begin(
@@ -169,6 +169,8 @@ class Speculator:
 
         Nothing happens while the speculator catches up. Recorded steps are passed on to the policy first.
         """
+        # Mostly the family of the first sequence is known. Then no other family is looked at, because `map`
+        # yields them one by one.
         families = map(attrgetter("family"), sequences)
         if self._pause.state is PauseState.CATCHING_UP or not self._families.isdisjoint(families):
             return
@@ -429,7 +431,8 @@ class Speculator:
         chances = np.exp(others.scores)
         own = _total(values)
         min_gain = MIN_BLEND_GAIN * (len(growth.sequences) + own) if growth.overlapped else -math.inf
-        # Joined trees gain at most what all of the second proposer's candidates are worth.
+        # The joined trees are expected to add at most what all of the second proposer's candidates are worth.
+        # If that is too little, merging, which takes the host much longer, is left out.
         if _total(chances) < min_gain:
             return candidates, values
         joined, worth = merge_trees(candidates, values, others, chances)

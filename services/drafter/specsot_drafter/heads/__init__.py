@@ -118,7 +118,8 @@ class DraftHead(ABC):
         """
 
     def store(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> None:
-        """Write the KV of rows whose outputs are not needed. Call it only if `asks_alone` is True.
+        """Write the KV of rows whose outputs are not needed. Call this only if `asks_alone` is True: in other
+        heads, the KV of a row in a layer depends on the attention in the layers before.
 
         tokens: Token ids, [rows].
         features: Features by slot, [slots, hidden]. The feature of a row is in the row's own slot.

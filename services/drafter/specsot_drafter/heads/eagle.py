@@ -269,7 +269,7 @@ class Eagle3Head(EagleHead):
         features: Features by slot, [slots, hidden].
         rows: Positions and slots of the rows.
 
-        A head whose table is not a tensor runs `forward`.
+        On a CPU, and if the embedding table is not a tensor (as where it is quantized), `forward` is run.
         """
         if self.decoder.first.runs_kernels and isinstance(self.table, Tensor):
             from specsot_kernels.gpu.rows import join_rows
@@ -504,8 +504,8 @@ class HeadLayer:
         slots: KV slot of each row, LongTensor [rows].
         kv: The KV pages.
 
-        Keys are normed, if the layer has norms for heads, and rotated. With packed layers, CPU kernels do
-        the same, and one kernel on a GPU.
+        Keys are normed, if the layer has norms for heads, and rotated. Packed layers do this in CPU kernels.
+        On a GPU, one kernel does this after the product.
         """
         if self.packed:
             self.packed.store_kv(inputs, self._index, positions, slots, kv)
@@ -523,16 +523,18 @@ class HeadLayer:
         kv.write(self._index, slots, parts.unflatten(1, (2, pairs)))
 
     def turning(self, heads: int) -> Any:
-        """Return how kernels norm, rotate and scale the heads of a product: a `specsot_kernels` `Turning`.
+        """Return how GPU kernels norm, rotate and scale the heads of a product, a
+        `specsot_kernels.gpu.rows.Turning`. The result is not annotated as one, because that module can only
+        be imported where Triton is installed.
 
-        heads: Number of query heads of the product; 0 for keys and values alone.
+        heads: Number of query heads of the product. 0 if the product has keys and values alone.
         """
         from specsot_kernels.gpu.rows import Turning
 
         weights = [norm.weight for norm in self.head_norms]
-        norms = (weights[0], weights[1]) if weights else None
+        norms = (weights[0], weights[1]) if weights else None  # of query heads and of key heads
         turns = self.rotary.frequencies, self.rotary.scale
-        # All norms of a layer have the same epsilon.
+        # All norms of a layer have the same epsilon, also those of heads.
         return Turning(heads, self.shape.kv_heads, *turns, norms, self.mlp_norm.eps)
 
 

@@ -183,7 +183,8 @@ class Proposer(ABC):
         """
         if not self.follows(sequence.id):
             return 0
-        # Every step asks this for every sequence, so no further method is called.
+        # Every step calls this for every sequence, so `levels_at` and `DraftSequence.max_tokens` are written
+        # out here instead of being called.
         end = sequence.end - 1
         positions = MAX_TOKENS if sequence.opening.window else self.positions
         left = (end if end < positions else positions) - sequence.committed - 1

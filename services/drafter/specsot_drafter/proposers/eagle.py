@@ -246,14 +246,15 @@ class EagleProposer(TreeProposer):
 
         trees: The trees that are being verified.
 
-        If rows are not complete, all due rows of these sequences are computed first; due rows of other
+        If they are not complete, all due rows of these sequences are computed first. Due rows of other
         sequences whose prompts are being processed are computed in any case. The result is False if a
         sequence is not followed, or if its features up to the root have not arrived.
         """
         followed = [self._followed.get(tree.sequence) for tree in trees]
         known = self._are_known(followed, trees)
-        if self._without_root or not known:
-            self._compute_due((*(() if known else filter(None, followed)), *self._prefilling()))
+        # Sequences whose rows are complete have no due rows, so they are not looked at.
+        incomplete = () if known else filter(None, followed)
+        self._compute_due((*incomplete, *self._prefilling()))
         return known or self._are_known(followed, trees)
 
     def _are_known(self, followed: Sequence[FollowedSequence | None], trees: Sequence[TreeSegment]) -> bool:

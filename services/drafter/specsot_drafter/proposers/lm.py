@@ -2,7 +2,8 @@
 
 The model's KV cache is kept from one draft round to the next and rewound by index: of the tokens that the
 model was fed, as many rows stay as agree with the sequence. On a GPU, catching up and growing run as captured
-graphs; tokens that are too many for these, such as prompts, are fed before, in graphs of their own.
+graphs. If more tokens are due than such a graph has room for, as those of a prompt, they are fed before it,
+in graphs of their own.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def beam_shape(options: DraftOptions) -> BeamShape:
 # Rows. The rows of one forward pass over uncached tokens, as many as a frame has by default (`--rows`).
 # Untuned.
 PREFILL_ROWS = 512
-# Rows. Sizes of graphs for the tokens of prompts, which need no logits. Untuned.
+# Rows. Sizes of the graphs that feed due tokens without growing a tree, such as the tokens of prompts. These
+# graphs compute no logits. Untuned.
 PROMPT_SIZES = (64, 128, 256, PREFILL_ROWS)
 # Rows. A sequence with more due rows is fed alone. Untuned.
 LONG_PROMPT_ROWS = 32
@@ -209,7 +211,7 @@ class LanguageModelProposer(TreeProposer):
         self._include = head.include
         self._graphs = _graphs(head, self._pages, beam, capture) if capture else None
         self.at_once = self._graphs is not None
-        # Graphs for prompts. None if the model cannot be captured.
+        # Graphs that feed due tokens, see PROMPT_SIZES. None if the model cannot be captured.
         self._prompts = (
             CapturedSteps(head.decoder, self._pages.kv, {}, capture, PROMPT_SIZES, short_sizes=())
             if capture
@@ -374,7 +376,8 @@ class LanguageModelProposer(TreeProposer):
             self._feed([fed.take(asked=False, rows=rows)])
 
     def _feed(self, due: Sequence[DueRows]) -> None:
-        """Compute the KV of due rows: in a captured graph if one fits, else kernel by kernel.
+        """Compute the KV of due rows: in a captured graph if one fits, else kernel by kernel. Outputs are not
+        returned, even if they are asked for.
 
         due: The rows to compute, at least one. They must have slots already.
         """

@@ -87,8 +87,9 @@ class SuffixProposer(Proposer):
         # Acceptance of suggestions by the bit length of their number of matching tokens: 1, 2-3, 4-7, 8.
         self._trusts = [AcceptanceRates(shape.levels) for _ in range(MAX_MATCH.bit_length() + 1)]
         self._followed: dict[int, _FollowedTokens] = {}
-        # The number of known tokens when a sequence's last tree was suggested, and the tree, by sequence id.
-        # Sequences whose tree has been compared with what they wrote are left out.
+        # By sequence id, the last suggested tree, and before it the number of tokens that were known of the
+        # sequence when the tree was suggested. The entry is removed once the tree has been compared with what
+        # the sequence wrote, and when the sequence is closed.
         self._suggested = dict[int, tuple[int, SuffixTree]]()
 
     @property
@@ -116,11 +117,12 @@ class SuffixProposer(Proposer):
         How deep the suggestion was right is counted for suggestions with about as many matching tokens. The
         suggestion is then forgotten.
         """
-        # Where a device selects the nodes of trees, hardly any step has a suggestion.
+        # Where a device selects the nodes of trees, hardly any step has a suggestion. Then the loop over the
+        # feature batches is skipped.
         for feature_batch in batch.feature_batches if self._suggested else ():
             if suggested := self._suggested.pop(feature_batch.sequence, None):
-                before, tree = suggested
-                written = self._followed[feature_batch.sequence].sequence.tokens[before:]
+                num_before, tree = suggested
+                written = self._followed[feature_batch.sequence].sequence.tokens[num_before:]
                 right, num_known = tree.walk(written)
                 self._trust(tree).record([(num_known, (), right)])
 
