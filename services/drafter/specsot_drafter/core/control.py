@@ -545,15 +545,14 @@ class DraftPolicy(BudgetPolicy):
         candidates: Candidates of the trees of a step, at least one tree. Those that cannot be accepted need
             not be barred.
 
-        If n candidates are kept so far, the tree n modulo the number of trees is kept: three calls with two
-        trees each keep the trees 0, 1 and 0. If the candidates have other depths than the n kept ones, those
-        are then dropped, because `_learn_worth` takes all of them to have the same depths. If RECENT
-        candidates are kept, each call drops the oldest ones; n stays the same then, and so does the index of
-        the tree.
+        Steps take turns: after n steps with drafts since the last look, the tree n modulo the number of trees
+        is kept. If the candidates have other depths than the kept ones, those are dropped, because
+        `_learn_worth` takes all of them to have the same depths. If RECENT candidates are kept, the oldest
+        ones are dropped.
         """
         if self._stepwise:
             return
-        tree = len(self._samples) % len(candidates)
+        tree = self._since_look % len(candidates)
         # Trees that the same graph has grown share the array of their depths. Looking at the arrays' identity
         # first saves comparing their contents in most steps.
         if self._samples and not (
