@@ -245,6 +245,12 @@ def test_features_of_a_finished_sequence_stay_until_the_sequences_that_reuse_the
     assert not stage.held._rows
 
 
+def test_there_are_no_features_of_an_empty_range() -> None:
+    stage = LastStage()
+    stage.run(1, PromptChunk(99, 4, (4,), True), openings=(BEGINNING,))
+    assert stage.stream.copies([RowsOf(99, 2, 2), RowsOf(99, 5, 5)]) == [None, None]
+
+
 def test_a_sequence_without_migrated_features_is_drafted_from_its_first_own_token() -> None:
     """Also a message says so: the tokens before have no features."""
     stage = LastStage()

@@ -198,7 +198,8 @@ class FeatureStream:
             drafted = self._sequences.get(request.sequence)
             first, last = request.first, request.last
             rows = None
-            if drafted and last <= drafted.committed and self._first_available(drafted, first) == first:
+            is_committed = drafted is not None and first < last <= drafted.committed
+            if drafted and is_committed and self._first_available(drafted, first) == first:
                 rows = self._load([(drafted, first, last)])
             found.append(None if rows is None else rows.to("cpu"))
         return found
