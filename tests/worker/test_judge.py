@@ -1,4 +1,4 @@
-"""Verdicts: acceptance along the targets, cuts behind the first end, and grammars."""
+"""Outcomes of segments: acceptance along the targets, cuts after the first end, and grammars."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Masks of a tree's nodes: made where somebody looks, once, from the state of the parent."""
+"""Masks of a tree's nodes: each is made once, when it is read, from the state of the node's parent."""
 
 from __future__ import annotations
 

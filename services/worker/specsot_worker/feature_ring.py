@@ -105,6 +105,7 @@ class FeatureRing:
         on_gpu = torch.device(device).type == "cuda"
         self._max_unwritten = (MAX_UNWRITTEN if on_gpu else 1) if unwritten is None else unwritten
         self._rows = untouched_zeros((size, width), dtype, device)
+        # The shape of `_rows`, which torch would make anew at each call.
         self._width = width
         self._size = size
         # Features of the last steps that are not in the ring yet.

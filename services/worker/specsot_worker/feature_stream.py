@@ -44,6 +44,8 @@ log = structlog.get_logger()
 class _DraftedSequence:
     """State of one drafted sequence: what has been committed, and which drafter drafts for it.
 
+    Two of these values are equal only if they are the same object, so that token ranges are compared fast.
+
     opening: What every stage knows about the sequence.
     committed: Number of tokens whose features are final.
     drafter: Name of the sequence's drafter. None if no drafter is present.
@@ -51,11 +53,12 @@ class _DraftedSequence:
     forced: Ids of the tokens after the newest token that the grammar leaves no choice about. Empty if nothing
         is forced.
     ended: True if the sequence has ended. Then its drafter is sent nothing more about it but that it closed.
-    source: The sequence from which it forks, until `numbers` has those of the source's features that it
-        shares. None without a fork, and if features between the fork and its own tokens are missing.
+    source: The sequence from which this one forks, until `FeatureStream._numbers_of` has added the numbers of
+        the shared features to `numbers`. None after that, without a fork, and if the features of reused
+        tokens, which lie between the shared tokens and the sequence's own, were not migrated.
     numbers: Numbers in the ring of the features of the newest committed tokens, ascending; the last one
-        belongs to position committed - 1. Empty if the drafters read no features. Read them by
-        `FeatureStream._numbers_of`, which first adds what has not been added yet.
+        belongs to position committed - 1. Empty if the drafters read no features. Read the numbers with
+        `FeatureStream._numbers_of`, because the newest ones are added only there.
     """
 
     opening: Opening
@@ -172,11 +175,12 @@ class FeatureStream:
         self._ring = ring
         self._sequences: dict[int, _DraftedSequence] = {}
         self._receivers = {name: _Receiver() for name in drafters}
-        # What was appended to the ring last: the number of its first feature, and the ranges of the features,
-        # in order.
+        # The newest append to the ring: the number of its first feature, and the token ranges of all its
+        # features, in the order in which they were appended.
         self._newest: tuple[int, list[TokenRange]] = (0, [])
-        # The same of every frame whose features may be in the ring but are not in `numbers` of their
-        # sequences yet. Most features are never asked for by number, but sent as they were appended.
+        # Appends, as in `_newest` and oldest first, whose features are not in `numbers` of their sequences
+        # yet. Most features are sent as they were appended and never loaded by number, so `_numbers_of` adds
+        # the numbers when they are needed. Appends that the ring has overwritten completely are removed.
         self._unnumbered = deque[tuple[int, list[TokenRange]]]()
         # Verified frames and their outcomes that are not recorded yet.
         self._deferred: list[tuple[Frame, Mapping[int, Outcome]]] = []
@@ -301,9 +305,9 @@ class FeatureStream:
 
         receiver: What the drafter has been sent. It is updated.
         frame: The verified frame.
-        committed: What it has committed, from `_record_frame`.
-        num_tokens: Number of its tokens. At least MAX_ROWS_PER_STEP features may be sent, or this number if
-            it is larger.
+        committed: The token ranges that the frame has committed, from `_record_frame`.
+        num_tokens: Number of the frame's tokens. If the drafter lacks more than what the frame has committed,
+            MAX_ROWS_PER_STEP features are sent at most, or `num_tokens` if that is larger.
 
         Trees of a frame during resuming are counted. Closings that were not sent so far come first, in a
         message of their own.
@@ -317,7 +321,7 @@ class FeatureStream:
             receiver.lagging.update([drafted.opening.sequence for drafted, _, _ in own])
             messages = self._messages(receiver, frame, max(MAX_ROWS_PER_STEP, num_tokens))
         else:
-            # The drafter lacks nothing else.
+            # The drafter lacks only what this frame has committed, which is mostly so.
             receiver.sent.update([(drafted.opening.sequence, stop) for drafted, _, stop in own])
             messages = [self._message(frame, (), own, self._load(own))] if own else []
         if first_closings:
@@ -521,17 +525,18 @@ class FeatureStream:
     def _append(
         self, ring: FeatureRing, ranges: list[TokenRange], features: Tensor, rows: list[int] | None = None
     ) -> None:
-        """Append features to the ring, and remember whose they are as long as they may be in the ring.
+        """Append features to the ring, and remember to which token ranges they belong, in `_newest` and in
+        `_unnumbered`.
 
         ring: The ring.
-        ranges: Positions of the appended features, in their order.
+        ranges: The token ranges of the appended features, in the order of the features.
         features: [n, feature_size].
-        rows: Which rows of `features` are appended. None: all.
+        rows: Which rows of `features` are appended, in this order. None: all.
         """
         self._newest = ring.appended, ranges
         self._unnumbered.append(self._newest)
         ring.append(features, rows)
-        # The first features are overwritten if the next ones are.
+        # All features of an entry have smaller numbers than the first feature of the entry after it.
         while len(self._unnumbered) > 1 and self._unnumbered[1][0] <= ring.oldest:
             self._unnumbered.popleft()
 
@@ -639,7 +644,8 @@ class FeatureStream:
             return self._ring.newest
         numbers = list[int]()
         for drafted, start, stop in parts:
-            # Counted from the end, where a deque is read fastest.
+            # Positions are counted from the end, because mostly the newest are asked for, and a deque is read
+            # fastest near its ends.
             own = self._numbers_of(drafted)
             numbers += [own[place] for place in range(start - drafted.committed, stop - drafted.committed)]
         return self._ring.load(numbers)
@@ -715,7 +721,8 @@ class FeatureStream:
         receiver.lagging = {sequence for _, sequence, _ in lags}
         lost: list[TokenRange] = []
         parts: list[TokenRange] = []
-        # The first of the newest features of each sequence, which are in the ring in any case.
+        # By sequence, the first position of the newest append, whose features can always be loaded. Features
+        # have to be looked up by number only for earlier positions.
         newest = {drafted.opening.sequence: start for drafted, start, _ in self._newest[1]}
         for lag, sequence, drafted in lags:
             if max_features <= 0:
@@ -749,9 +756,10 @@ class FeatureStream:
     def _numbers_of(self, drafted: _DraftedSequence) -> deque[int]:
         """Return the numbers in the ring of the features of a sequence's newest committed tokens, ascending,
         as far as they have not been overwritten. Features of all sequences that were appended since the last
-        call are numbered first, and then those that the sequence shares with the source of its fork.
+        call are numbered first, and then those that the sequence shares with the source of its fork. Empty if
+        the drafters read no features.
 
-        drafted: The sequence. There must be a ring.
+        drafted: The sequence. The result is its own `numbers`, which the next call may change.
 
             # appended from number 7 on: positions 4 .. 6 of a, and 9 .. 10 of b -> a: 7 8 9, b: 10 11
         """

@@ -385,22 +385,25 @@ def find_targets(
             requests = requests or [ARGMAX] * logits.shape[0]
             requests[one.row : one.row + len(one.tree)] = one.draw_requests()
     greedily = [walk for walk in walks.values() if walk.query.state.greedy]
-    known = len(walks) == len(queries) and not greedily
-    alone = meanwhile if len(greedily) == len(walks) else None
-    best = [] if known else choose_tokens(logits, requests, alone)
+    # No row's argmax or draw is needed if every query is walked with more than the argmax.
+    all_walked = len(walks) == len(queries) and not greedily
+    # If other walks than greedy ones follow, the targets on the device would be wrong.
+    early_work = meanwhile if len(greedily) == len(walks) else None
+    best = [] if all_walked else choose_tokens(logits, requests, early_work)
     for walk in greedily:
         walk.best = best
     asked = _walk(logits, list(walks.values()))
-    for walk in asked if alone else ():
+    for walk in asked if early_work else ():
         mispredicted(walk.query.state.opening.sequence)
     found = [best[row : row + len(tree.tokens)] for _, row, tree, _, _ in queries]
     for number, walk in walks.items():
         found[number] = walk.targets
-    for number in [number for number, one in enumerate(queries) if one.state.soft_end]:
+    soft_ends = [number for number, one in enumerate(queries) if one.state.soft_end]
+    for number in soft_ends:
         one = queries[number]
         softly = end_softly(one, found[number])
         # The rule returns the same list if it changes no target.
-        if alone and softly is not found[number]:
+        if early_work and softly is not found[number]:
             mispredicted(one.state.opening.sequence)
         found[number] = softly
     return found

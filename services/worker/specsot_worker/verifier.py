@@ -470,8 +470,9 @@ class Verifier:
         # Segments after which a token is chosen, and their queries.
         decoding = list[Segment]()
         queries = list[TargetQuery]()
-        # Numbers of the tokens whose logits are not needed.
+        # Numbers of the tokens of the frame whose logits are not needed.
         unneeded = list[int]()
+        # Number of the segment's first token, then of the token after its last one.
         first = 0
         find_state = self._decoding.get
         for segment in frame.segments:
@@ -497,6 +498,7 @@ class Verifier:
                 continue
             masks = grammar_masks(tree, state) if state.grammar else ()
             decoding.append(segment)
+            # All tokens in `unneeded` come before `start`, and have no row among the logits.
             queries.append(TargetQuery(state, start - len(unneeded), tree, position, masks))
         if not queries:
             return {}
@@ -516,11 +518,11 @@ class Verifier:
         found = find_targets(logits, queries, meanwhile=meanwhile, mispredicted=self.colocated.discard)
         if next_step and steady and self.quiet() and not self._feeds_forced(queries, found):
             # A first token does not wait until several passes have been launched.
-            begins = any(isinstance(one, PromptChunk) for one in frame.segments)
-            self._launch_next(next_step, queries, found, 1 if begins else self.passes())
-        rests = frame.paused or frame.catching_up
+            has_first_tokens = any(isinstance(one, PromptChunk) for one in frame.segments)
+            self._launch_next(next_step, queries, found, 1 if has_first_tokens else self.passes())
+        draft_paused = frame.paused or frame.catching_up
         outcomes = [
-            self._outcome(segment, query.state, targets, rests)
+            self._outcome(segment, query.state, targets, draft_paused)
             for segment, query, targets in zip(decoding, queries, found)
         ]
         return {one.sequence: one for one in add_logprobs(outcomes, queries, logits)}
@@ -537,8 +539,9 @@ class Verifier:
         the next step if the frame is steady, `quiet` returns True and no grammar forces a token.
 
         frame: The frame, see `Frame.extra_passes`. All of its segments decode.
-        decoding: Its segments.
-        roots: Queries of the segments, whose trees have unknown tokens after the roots.
+        decoding: The segments of the frame.
+        roots: Queries of the segments. Only the root of each query's tree is a known token, see
+            `unknown_chain`.
         step: Launches the next step.
         chosen: The target tokens that the device has chosen.
 
@@ -560,13 +563,13 @@ class Verifier:
             queries.append(TargetQuery(state, root.row, fed, root.position, masks))
         found = [*map(end_softly, queries, found)]
         found = self._verified_chains(frame, queries, found)
-        rests = frame.paused or frame.catching_up
+        draft_paused = frame.paused or frame.catching_up
         if self._steady(frame, queries) and self.quiet() and not self._feeds_forced(queries, found):
             self._launch_next(step, queries, found, self.passes())
         outcomes = list[Outcome]()
         for segment, query, targets in zip(decoding, queries, found):
             assert isinstance(segment, TreeSegment)
-            outcome = self._outcome(segment.with_tree(query.tree), query.state, targets, rests)
+            outcome = self._outcome(segment.with_tree(query.tree), query.state, targets, draft_paused)
             outcomes.append(replace(outcome, extra_passes=frame.extra_passes))
         return {one.sequence: one for one in outcomes}
 
@@ -608,10 +611,10 @@ class Verifier:
         """
         if not frame.number or len(queries) < len(frame.segments) or self._pending:
             return False
-        rests = frame.paused or frame.catching_up
+        draft_paused = frame.paused or frame.catching_up
         for one in queries:
             drafted = len(one.tree.tokens) > 1 + frame.extra_passes
-            if drafted or not one.state.will_continue(rests):
+            if drafted or not one.state.will_continue(draft_paused):
                 return False
         places = [one.state.order for one in queries]
         return places == sorted(places)
@@ -647,7 +650,7 @@ class Verifier:
         if any(None in targets for targets in found):
             return
         continues = any(
-            one.state.remaining > len(targets) and set(targets).isdisjoint(one.state.opening.stop_ids)
+            one.state.remaining > len(targets) and one.state.stop_ids.isdisjoint(targets)
             for one, targets in zip(queries, found)
         )
         tokens = [token for targets in found if (token := targets[-1]) is not None]

@@ -115,7 +115,7 @@ class DecodeState:
         them.
     retried: True if the logits of the newest token were not finite and the token is being fed once more.
     soft_end: Ends the sequence after a sentence, once it is nearly long enough. None if it has no soft end.
-    stop_ids: The opening's `stop_ids`.
+    stop_ids: The opening's `stop_ids` as a set, because every step looks up the tokens of every sequence.
     processed: True if penalties or biases change the logits before a token is chosen.
     greedy: True if the target tokens are the argmax of unchanged logits, except where that is one of the
         `lowered` tokens.

@@ -758,9 +758,12 @@ class StepTimer:
         A step with trees of more than one node also discards the measured steps without trees. A step without
         such trees is added to them (see `baseline_step`) if drafting was paused in the previous frame of all
         its sequences, or if it has several passes, as steps have only during pauses.
+
+        Sequences that the frame closes are forgotten.
         """
         sequences = [segment.sequence for segment in frame.segments]
-        # The sequences of a frame were mostly verified together.
+        # Most sequences of a frame were verified together in the frame before, so this set of (time, paused)
+        # is small. It contains None if a sequence was never verified.
         previous = {*map(self._verified.get, sequences)}
         self._verified.update(dict.fromkeys(sequences, (now, frame.paused)))
         for sequence in frame.closings:

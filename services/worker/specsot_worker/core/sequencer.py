@@ -140,14 +140,17 @@ class Sequencer:
         if self._budget.max_in_flight > 1 or not self._runs_ahead():
             return 1
         states = self._sequences.values()
-        most = self._draft_timeout.max_passes
-        # The first drafted sequence decides this, in every step with drafts.
-        if most == 1 and any(one.opening.drafted and one.decoding for one in states):
+        max_passes = self._draft_timeout.max_passes
+        # Every step with drafts returns here. The search ends at the first drafted sequence, so that the
+        # other sequences need not be looked at.
+        if max_passes == 1 and any(one.opening.drafted and one.decoding for one in states):
             return 1
         decoding = [one for one in states if one.decoding]
-        most = most if any(state.opening.drafted for state in decoding) else MAX_PASSES
         if not decoding:
             return 1
+        # A pause of drafting does not limit sequences that have no drafter.
+        if not any(state.opening.drafted for state in decoding):
+            max_passes = MAX_PASSES
         if len(decoding) <= FEW_SEQUENCES and self._shapes_plan():
             return 1
         seconds = self._depth.step_seconds(len(decoding)) if self._depth else 0.0
@@ -155,7 +158,7 @@ class Sequencer:
             self._budget.max_tree_nodes,
             self._budget.rows // len(decoding),
             *[min(state.max_passes, state.pass_limit) for state in decoding],
-            most,
+            max_passes,
         )
         return max(min(num_passes(seconds), *limits), 1)
 
@@ -256,8 +259,8 @@ class Sequencer:
         self._draft_timeout.record_drafter_message(drafts.drafter)
         # Arrival times of the results for which a tree has come.
         answered = set[float | None]()
-        # One look at the least and greatest ids of all trees takes much less time than a look at those of
-        # each tree.
+        # Checking the smallest and largest ids of all trees in one call takes much less time than checking
+        # the ids of each tree. Each tree is checked alone only if that call finds an invalid id.
         trees = [draft.tree.tokens for draft in drafts.drafts]
         all_valid = self._valid_ids([*map(min, trees), *map(max, trees)])
         for draft in drafts.drafts:
@@ -269,6 +272,7 @@ class Sequencer:
             unverified = draft.parent is not None
             tokens = draft.tree.tokens
             valid_ids = all_valid or self._valid_ids(tokens)
+            # Most roots are right. They are compared here to save the call of `has_wrong_root`.
             if unverified or not valid_ids or (tokens[0] != state.root and state.has_wrong_root(draft)):
                 self._stop_waiting(state, draft.draft_round)
             elif state.offer_tree(draft.draft_round, draft.tree):
@@ -788,8 +792,8 @@ class Sequencer:
         table = self._table
         queue = sorted(ready, key=attrgetter("turn"))
         slots = max(self._budget.max_tree_nodes, 1)
-        # The table is asked only if the free pages might not hold the largest trees of all sequences. A tree
-        # may begin on any row of a page.
+        # True if the free pages hold the largest trees of all sequences. Then no tree has to be cut to the
+        # pages that its sequence can have. A tree may begin on any row of a page.
         plenty = table.free >= len(queue) * table.pages_for(table.page_rows - 1 + slots)
         num_later = len(queue)
         has_policies = table.has_policies
@@ -819,7 +823,7 @@ class Sequencer:
                 table.reserve(sequence, state.committed + num_nodes)
             max_tokens -= num_nodes
         if plenty:
-            # Most sequences have their pages already, and are not looked at one by one.
+            # Most sequences have enough pages already, so `reserve` is called only for the others.
             ends = {one.sequence: one.committed + len(one.tree.tokens) for one in segments.values()}
             for sequence, _ in table.missing_pages(ends.items()):
                 table.reserve(sequence, ends[sequence])

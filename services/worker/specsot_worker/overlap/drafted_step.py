@@ -180,14 +180,17 @@ class ColocatedDrafts:
         # The drafts that follow the frame that is being verified, if they were started before the host has
         # read the result.
         self._handle: DraftHandle | None = None
-        # The segments for which `_places` was called last, and what it returned.
+        # The segments for which `_places` was called last, and what it returned; see `_places_of`.
         self._placed: tuple[Sequence[Segment], Sequence[tuple[int, int] | None]] = ((), ())
 
     def _places_of(self, segments: Sequence[Segment]) -> Sequence[tuple[int, int] | None]:
-        """Return what `places` returns. Of the frame that is being verified, whose places stay as they are
-        meanwhile, the places are looked up once.
+        """Return what the constructor's `places` returns for these segments. The result is cached until other
+        segments are asked for, because `start` and `predict` ask for those of the same frame. It stays valid
+        that long, because places change only between the verifications of two frames: when a grammar is set,
+        and when a sequence is opened or forgotten.
 
-        segments: All segments of the frame that is being verified.
+        segments: All segments of the frame that is being verified: the tuple itself, because the cached
+            segments are recognised by identity.
         """
         if self._placed[0] is not segments:
             self._placed = segments, self._places(segments)

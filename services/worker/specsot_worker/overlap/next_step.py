@@ -733,9 +733,11 @@ def unknown_chain(root: int, num_nodes: int) -> Tree:
 
 
 def _runs(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ranges of numbers (start, stop), of which those that follow each other are joined.
+    """Return ranges of numbers (start, stop), in which each range that begins where another one stops is
+    joined to it.
 
-    parts: Ascending ranges (start, stop). Empty: the result is one empty range.
+    parts: Ascending ranges (start, stop). Without ranges, the result is one empty range, because torch cannot
+        concatenate no tensors.
 
         # (0, 3), (3, 5), (6, 8) -> [(0, 5), (6, 8)]
     """
@@ -748,8 +750,8 @@ def _runs(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _rows_of(values: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
-    """Return some rows of a tensor, [num_rows, width]. The rows of a single range are not copied. Unlike
-    indices, slices need not be sent to the device first.
+    """Return some rows of a tensor, [num_rows, width]. They are sliced, because indices would have to be sent
+    to the device first. The rows of a single range are a view of `values`.
 
     values: Rows of all tokens, [num_tokens, width].
     runs: The rows, as ranges (start, stop), at least one.
