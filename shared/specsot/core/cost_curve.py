@@ -77,11 +77,11 @@ class CostCurve:
         tokens: numbers of tokens, an array of any shape, or one number, for which the shape is (). If the
             curve is empty, the result consists of zeros.
 
-        Each entry is what `at` returns for the number, but for rounding.
+        Each entry is what `at` returns for the number, up to rounding errors.
         """
         if not self._tokens:
             return np.zeros(np.shape(tokens))
-        # For one number, Python takes a tenth of the time of numpy.
+        # For a single number, Python's `max` takes a tenth of the time of numpy's.
         beyond = (
             max(tokens - self._tokens[-1], 0.0)
             if isinstance(tokens, int)

@@ -350,13 +350,14 @@ class Frame:
     replay: bool = False
     part: int = 0
     last_part: int = 0
-    # `num_tokens` once it has been asked for.
+    # The value of `num_tokens`, or None until it is read for the first time. `dataclasses.replace` does not
+    # copy it, so that a frame with other segments counts its own tokens.
     _num_tokens: int | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of the batch, those of all passes included. Counted once, because every step asks
-        for it several times.
+        """Number of tokens of the batch, those of all passes included. The number is cached, because every
+        step reads it several times.
         """
         if (counted := self._num_tokens) is None:
             counted = num_tokens_of(self.segments)
@@ -366,8 +367,8 @@ class Frame:
     def with_outputs(
         self, hidden: Payload | None, fused: Payload | None, seconds: tuple[float, ...]
     ) -> Frame:
-        """Return the same frame with other outputs. `dataclasses.replace` takes three times as long, and is
-        needed twice in every step.
+        """Return the same frame with other outputs. Every step calls this twice, and `dataclasses.replace`
+        takes three times as long. A cached number of tokens is copied, because the segments stay the same.
 
         hidden: residual stream, see `hidden`.
         fused: features, see `fused`.

@@ -309,7 +309,9 @@ class PageTable:
         column = start - held.absent
         end = stop - held.absent
         pages = held.listed
-        # This is what `cover` does first. A step places rows of every sequence, mostly on known pages.
+        # `cover` would return `held.listed` as well if the number of pages is the same. This is checked here
+        # to save the call, because a step places rows of every sequence, mostly on the pages of the step
+        # before.
         if len(pages) != -(-end // size):
             column, pages = self.cover(sequence, start, stop)
         # Most trees lie on a single page, and a range costs less than a list.
@@ -343,13 +345,14 @@ class PageTable:
     def covered(
         self, sequences: Sequence[int], starts: Sequence[int]
     ) -> tuple[list[int], list[tuple[int, ...]]]:
-        """Return the column of a row of each of several sequences, and the pages that `cover` or `place`
-        returned last for each sequence. Nothing is reserved, so that the row may lie after these pages.
+        """Return the column of one row of each of several sequences, and the pages that `cover`, `place` or
+        `pages` returned last for each sequence. Nothing is reserved: the row may lie after these pages, and
+        the caller has to compare.
 
         sequences: ids of the sequences. Raises NotFound if one is not open.
         starts: a row of each sequence, after the returned pages.
 
-        A sequence whose pages were never returned, or that has released pages since, has the pages ().
+        For a sequence whose pages were never returned, or that has released pages since, the pages are ().
         """
         held = [self._held[sequence] for sequence in sequences]
         columns = [start - one.absent for start, one in zip(starts, held)]
@@ -582,11 +585,11 @@ class PageTable:
             # pages of 8 rows, sequences 1 and 2 hold two each: rows (1, 16), (2, 17) -> [(2, 1)]
         """
         size = self.page_rows
-        found = self._held
+        held_of = self._held
         return [
             (sequence, missing)
             for sequence, num_rows in rows
-            if (missing := -(-(num_rows - (held := found[sequence]).absent) // size) - len(held.pages)) > 0
+            if (missing := -(-(num_rows - (held := held_of[sequence]).absent) // size) - len(held.pages)) > 0
         ]
 
     def _slots_at(self, held: _Held, columns: Sequence[int]) -> list[int]:

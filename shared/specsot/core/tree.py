@@ -46,12 +46,13 @@ class Tree:
 
     @classmethod
     def of_ordered(cls, tokens: tuple[int, ...], parents: tuple[int, ...]) -> Tree:
-        """Return the tree with these nodes without checking the parents. The check computes the shape of the
-        tree, which takes thirty times as long, and nothing else reads the shape of a tree that a GPU has
-        selected.
+        """Return the tree with these nodes without checking them, for callers that have made the nodes in
+        order. The check of the constructor computes the shape of the tree, which takes thirty times as long,
+        and a step that was launched with trees selected on the GPU needs their shapes nowhere else.
 
         tokens: token id of each node, at least one.
-        parents: node number of each node's parent, which is known to precede the node; as many as tokens.
+        parents: node number of each node's parent, as many as tokens. Every parent precedes its children, and
+            the root is its own parent.
         """
         tree = cls.__new__(cls)
         tree.tokens = tokens  # pyrefly: ignore[read-only]
@@ -229,7 +230,8 @@ def accept(tree: Tree, targets: Sequence[int | None]) -> tuple[int, ...]:
     parents = tree.parents
     accepted = [0]
     newest = 0
-    # `in` and `index` take less time than a loop over the nodes, of which few are accepted.
+    # Few nodes are accepted, so `in` and `index` take less time than a Python loop over all nodes. `index`
+    # raises ValueError if no further node has the target token.
     while (target := targets[newest]) in tokens:
         # The children of the newest accepted node come after it.
         try:

@@ -175,13 +175,14 @@ _DOWNWARD = OneOf[Downward, fleet_pb2.JoinResponse](
 
 
 def encode_upward(message: Upward) -> fleet_pb2.JoinRequest:
-    """Return the message of what a member sends to the master. Raises WireError for other values.
+    """Return the protobuf message of a value that a member sends to the master. Raises WireError for a value
+    of another type.
 
-    message: the value. A result, which every step sends, is written directly into the message.
+    message: the value. A result, which every step sends, is written directly into the request, because a
+        result's message that is made first would be copied into the request.
     """
     if isinstance(message, Result):
         request = fleet_pb2.JoinRequest()
-        request.result.SetInParent()
         write_result(message, request.result)
         return request
     return _UPWARD.encode(message)

@@ -375,7 +375,8 @@ def decode_outcome(message: ring_pb2.Outcome) -> frames.Outcome:
 
 
 def write_result(result: frames.Result, message: ring_pb2.Result) -> None:
-    """Write a result into an empty message.
+    """Write a result into an empty message. Every field of `Result` must be written here, because
+    `ResultSchema` does not encode fields by itself.
 
     result: the result of one frame.
     message: the message, none of whose fields is set.
@@ -398,8 +399,8 @@ def write_result(result: frames.Result, message: ring_pb2.Result) -> None:
 
 
 class ResultSchema(Schema[frames.Result, ring_pb2.Result]):
-    """The schema of results. Every step sends one result, with an outcome for each of its sequences, so that
-    encoding must be fast.
+    """The schema of results, which encodes them with `write_result`. Every step sends one result, with an
+    outcome for each of its sequences, so that encoding must be fast. Decoding is that of `Schema`.
     """
 
     def encode(self, value: frames.Result) -> ring_pb2.Result:
