@@ -43,8 +43,8 @@ PROMPT_QUERIES = 128
 
 # A table of int32 numbers, as kernels read it.
 Numbers = NDArray[np.int32]
-# Entries of each cache of what follows from the shapes of trees, or from numbers of rows and columns. Trees
-# that the host has not read have one shape for each number of nodes. Untuned.
+# Entries. Bounds each cache of this file, whose results follow from the shapes of trees or from numbers of
+# rows and columns. Trees that the host has not read have one shape for each number of nodes. Untuned.
 CACHED_SHAPES = 256
 # Numbers of 64 bits, for sums that may exceed 32 bits.
 Ints = NDArray[np.int64]
@@ -241,7 +241,7 @@ class TableRoom:
 
     @property
     def words(self) -> int:
-        """Return how many words the bits of a row take."""
+        """Return how many int32 words hold the bits of one row, see `AttentionTables.bits`."""
         return (min(self.rows, MAX_SHORT_ROWS) if self.short else self.rows) // WORD + 1
 
     @property
@@ -387,13 +387,14 @@ def cut_pieces(
     """Return page runs cut into pieces, tile by tile and column range by column range.
 
     All pieces of a frame have the same number of columns, except the last one of a run. A piece of an
-    anchored run has ANCHORED in the place of its common columns.
+    anchored run has ANCHORED in the place of its common columns. `starts` and `slots` of the result must not
+    be changed, because they are cached.
 
     page_runs: in row order. If they are given as `PageRuns`, `anchored` must already be their last entries.
         At least one.
     leads: [rows] as in `AttentionTables`. For page runs that are not shared (`PageRuns.shared`), every row
         must belong to a run, and leads must not fall from one row of a run to the next.
-    times: each row of a page run stands for so many rows of the frame; 1 for one.
+    times: number of rows of the frame for which each row of a page run stands.
     places: pieces that run at once under each KV head; see `places_of`.
     page_rows: columns of a page.
     tile_rows: largest number of rows of a piece.
@@ -414,6 +415,7 @@ def cut_pieces(
     grids = first.tobytes(), rows.tobytes(), num_ranges.tobytes()
     cut = _cut_grids(*grids, columns_per_piece, page_rows, tile_rows, len(leads))
     run_of = cut.run_of
+    # The grids are cached, so a copy receives what differs between frames: pages, columns and leads.
     pieces = cut.pieces.copy()
     first_row, rows_of_piece, first_page, columns_of_piece, first_column, lead, _ = pieces.T
     first_page += (held.cumsum() - held)[run_of]
@@ -427,11 +429,13 @@ def cut_pieces(
 
 
 class CutGrids(NamedTuple):
-    """What pieces have in common with those of other frames whose page runs are cut in the same way.
+    """The part of a frame's pieces that is the same in all frames whose page runs have the same rows and are
+    cut into the same grids.
 
-    pieces: int32 [pieces, 7], as in `AttentionTables`, except that pages and columns are counted from the
-        beginning of the page run, and that the numbers of columns and of commonly visible columns are 0.
-    run_of: the page run of each piece, [pieces].
+    pieces: int32 [pieces, 7], as in `AttentionTables`, except that the index of the first page and the first
+        column are counted from the beginning of the page run, and that the numbers of columns and of commonly
+        visible columns are 0.
+    run_of: int64 [pieces], the number of the page run of each piece.
     starts: as in `PieceTables`.
     slots: as in `PieceTables`.
     """
@@ -452,13 +456,18 @@ def _cut_grids(
     tile_rows: int,
     num_rows: int,
 ) -> CutGrids:
-    """Cut each page run into a grid of tiles of rows by ranges of columns. The sequences of most steps are
-    those of the step before, and their page runs are then cut in the same way, so that the result is cached.
-    Its arrays must not be changed.
+    """Cut each page run into a grid of tiles of rows by ranges of columns, and return the pieces. Most steps
+    have the sequences of the step before, and their page runs are then cut in the same way, so the result is
+    cached. Its arrays must not be changed. Arrays are given as bytes, because the cache needs hashable
+    arguments.
 
-    first_rows: the bytes of an int64 array [runs], the first row of each page run.
-    rows_of_run: the same for the number of rows of each page run.
-    ranges_of_run: the same for the number of column ranges that each page run is cut into.
+    first_rows: int64 [runs], the first row of each page run.
+    rows_of_run: int64 [runs], the number of rows of each page run.
+    ranges_of_run: int64 [runs], the number of column ranges that each page run is cut into.
+
+        # a run of 6 rows and 2 ranges, tiles of 4 rows, pieces of 512 columns -> first rows [0 4 0 4],
+        # rows [4 2 4 2], first columns [0 0 512 512]
+
     columns_per_piece: columns of a range, a multiple of `page_rows`.
     page_rows: columns of a page.
     tile_rows: largest number of rows of a piece.
@@ -759,7 +768,8 @@ def sights_of(spans: Sequence[RowSpan], window: int | None = None) -> RowSights:
     """Return what each row sees, in row order.
 
     A causal row's lead is its column + 1, with no bits; a tree row's lead is its span's base. Without spans
-    all arrays are empty.
+    all arrays are empty. The arrays must not be changed: the bits may be cached, and leads and bases may be
+    one array.
 
     window: a tree row's bits keep only the last `window` positions of its path; None keeps all. (Columns
         before `base` are cut by `sinces_of` instead.)
@@ -768,7 +778,7 @@ def sights_of(spans: Sequence[RowSpan], window: int | None = None) -> RowSights:
     bases = numbers([span.base for span in spans])
     seen = spans[0].visible if spans else None
     if seen and window is None and [span.visible for span in spans].count(seen) == len(spans):
-        # All are trees of one shape.
+        # All spans are trees of one shape, whose rows all have the base as their lead.
         bases = bases.repeat(len(seen))
         return RowSights(bases, bases, _words_of_shape(seen, len(spans)))
     bases = bases.repeat([span.rows for span in spans])
@@ -785,7 +795,8 @@ def sights_of(spans: Sequence[RowSpan], window: int | None = None) -> RowSights:
 
 @lru_cache(CACHED_SHAPES)
 def _words_of_shape(rows: tuple[int, ...], num_trees: int) -> Numbers:
-    """Return what `_words_of` returns for the rows of some trees of one shape. The array must not be changed.
+    """Return what `_words_of` returns for the rows of some trees of one shape, one tree after the other. The
+    array is cached and read-only.
 
     rows: the bits of each row of one tree.
     num_trees: number of trees.

@@ -48,8 +48,8 @@ def choose_tokens(
         key. A top_p of 1 and a min_p of 0 cut nothing, and neither does a top_k of at least V. Empty: argmax
         in every row.
     meanwhile: work that the host does while the device computes. On a GPU, it is called before the wait, with
-        the tokens on the device: int32 [rows], negative for None. On a CPU it is not called. None: nothing is
-        called.
+        the tokens on the device: int32 [rows], negative for None; it must not call `choose_tokens` itself. On
+        a CPU it is not called. None: nothing is called.
     """
     tokens = choose_on_device(logits, settings)
     if meanwhile is not None and logits.is_cuda:
@@ -66,8 +66,9 @@ def choose_tokens(
 
 
 class _HostTokens:
-    """Pinned memory for tokens that are read from one GPU, and the event that they have arrived. Both are
-    used for every call, because making them takes the host longer than a copy.
+    """Pinned memory into which the tokens of one GPU are copied, and the event after which they can be read.
+    Every call of `choose_tokens` uses the same memory and event, because making them takes the host longer
+    than a copy. The tokens of one copy must be read before the next copy starts.
     """
 
     def __init__(self) -> None:
@@ -83,7 +84,8 @@ class _HostTokens:
         """
         rows = len(tokens)
         if len(self._memory) < rows:
-            # A tensor that is made in inference mode could not be written outside of it.
+            # A tensor that is made in inference mode cannot be written outside of it, and later calls may be
+            # outside.
             with torch.inference_mode(False):
                 self._memory = torch.empty(power_of_two(rows), dtype=torch.int32, pin_memory=True)
         if len(self._tokens) != rows:
@@ -99,7 +101,8 @@ class _HostTokens:
 
 @cache
 def _host_tokens(device: torch.device, thread: int) -> _HostTokens:
-    """Return the memory for tokens of a device that a thread reads.
+    """Return the memory into which the tokens of a device are copied for a thread. Every thread has its own,
+    so that threads do not overwrite each other's tokens. It is kept until the process ends.
 
     device: a GPU.
     thread: identifier of the thread, from `get_ident`.

@@ -272,8 +272,9 @@ def launch(
         specialization. If something is missing here, a kernel that was compiled for other arguments is
         launched.
     arguments: the kernel's arguments in order, constants included.
-    addresses: the addresses of the first arguments, which are arrays. Empty: Triton asks each array for its
-        address, and the driver whether the device can read there.
+    addresses: the addresses of the arrays with which `arguments` begins, as many as the caller knows; they
+        spare a remembered kernel's launch the question for each address. Empty: Triton asks each array for
+        its address, and the driver whether the device can read there.
     options: Triton's launch options, such as `num_warps`. They are used only at the first launch of a
         specialization, so that they must follow from the specialization.
     """

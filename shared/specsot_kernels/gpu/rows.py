@@ -145,6 +145,7 @@ def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     rows, size = x.shape
     room = power_of_two(size)
     options = pdl_options(x)
+    # `launch` takes the kernel's arguments by position, and `early` is the last of them.
     early = options.pop("early")
     with on_device_of(x):
         launch(
@@ -222,7 +223,8 @@ def join_rows(
     return inputs, plain
 
 
-# Numbers of rows that are not even must not compile the kernel once more, so that alignments are ignored.
+# Positions and slots are often rows of one array [n, num_rows], in which a row begins at a multiple of 16
+# bytes or not, depending on `num_rows`. Their alignments are ignored, so that the kernel is compiled once.
 @kernel_of_any("positions", "slots", numbers=())
 def _turn(
     qkv, positions, slots, kv, kv_scales, frequencies, query_norm, key_norm, row_scales, column_scales, sums,
@@ -455,6 +457,7 @@ def _move(
     tl.store(base + goal[:, None] + d[None, :], rows, mask=there)
 
 
+# As in `_turn`: tokens and origins are often rows of one array.
 @kernel_of_any("tokens", "origins", numbers=())
 def _join(
     tokens, table, features, origins, token_norm, feature_norm, inputs, plain, size, eps,

@@ -262,6 +262,7 @@ def _launch(
     arrays = x, weight, bias, out
     sizes = num_outputs, inputs, inputs // parts, x.stride(0)
     options = pdl_options(x)
+    # `launch` takes the kernel's arguments by position, and `early` is the last of them.
     early = options.pop("early")
     constants = tile_rows, tile_outputs, tile_inputs, unmasked, biased, gated, added, parts > 1, early
     with on_device_of(x):
