@@ -575,8 +575,10 @@ class _CapturedStep:
 
         @cache
         def first_outputs(count: int) -> Outputs:
-            """Return the first rows of the outputs. The views are cached, because steps have few different
-            numbers of rows, and cutting a tensor takes half as long as copying it.
+            """Return the first rows of the outputs, as views of the tensors that every launch overwrites. The
+            views are cached, because steps have few different numbers of rows, and making a view takes half
+            as long as copying the rows. They stay valid as long as the graph, which always writes the same
+            tensors.
 
             count: Number of rows.
             """
@@ -669,7 +671,7 @@ class _CapturedStep:
             return self._no_moves
         table = self._no_moves.copy()
         if len(moves) <= self._moves:
-            # An array of pairs takes twice as long as one of numbers.
+            # Making an array from a list of pairs takes twice as long as from single numbers.
             slots = np.fromiter(chain.from_iterable(moves), np.int32, 2 * len(moves))
             table[:, : len(moves)] = slots.reshape(-1, 2).T
         else:

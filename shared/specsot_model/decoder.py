@@ -638,8 +638,9 @@ class Decoder:
 
     @cached_property
     def _fused_logits(self) -> Callable[[Tensor], Tensor] | None:
-        """Return the function with which kernels compute logits; see `fused_logits`. It is made at its first
-        use, because making it in every step would take longer than a kernel launch.
+        """The function with which kernels compute logits, see `fused_logits`. None if there are no such
+        kernels. It is made at its first use and kept, because making it in every step would take longer than
+        a kernel launch. The norm, the lm_head and the options that it is made of do not change after loading.
         """
         options = self.batch_invariant, self.runs_small_steps
         norm = present(self._norm, "final norm")

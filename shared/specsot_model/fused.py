@@ -366,7 +366,7 @@ def fused_logits(
     """Return a function that computes the fp32 logits [rows, V] of hidden states [rows, H].
 
     Return None if there is no kernel for this norm and lm_head. There is one for an RMSNorm and an lm_head
-    that `captured_product` accepts.
+    that `captured_product` accepts. Keep the function for all steps: making it takes longer than a launch.
 
     head: The lm_head, [hidden] -> vocab.
     norm: The norm before the lm_head.

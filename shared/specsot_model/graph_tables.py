@@ -147,7 +147,8 @@ class FrameTables:
         rows = [span.rows for span in spans]
         bases = [span.base // page_size * page_size for span in spans]
         pages = [span.pages[: -(-(span.base + span.tail) // page_size)] for span in spans]
-        # The lists that differ first come first.
+        # A comparison of keys ends at the first list that differs. Bases and pages come first, because they
+        # change more often from frame to frame than the other lists.
         key = bases, pages, rows, firsts, anchors
 
         def make_tables() -> list[Numbers] | None:

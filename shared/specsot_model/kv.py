@@ -369,10 +369,11 @@ class Staging:
         self._host = torch.empty(size, dtype=torch.int32, pin_memory=on_gpu)
         self._numbers: Numbers = self._host.numpy()
         self._sent = torch.cuda.Event() if on_gpu else None
-        # The last target, and the parts of the target and of the buffer that were copied. Those of the next
-        # transfer are mostly the same.
+        # The target of the last transfer, and the parts of the target and of the buffer between which numbers
+        # were copied. Most transfers have the same target and length as the one before, so these views need
+        # not be made again.
         self._target: Tensor | None = None
-        self._copied = self._host, self._host
+        self._target_part = self._host_part = self._host
 
     def send(self, parts: Sequence[Numbers], target: Tensor) -> None:
         """Copy arrays to a device in one transfer, one after another, each from an aligned place on.
@@ -392,10 +393,11 @@ class Staging:
             stop = start + part.size
             numbers[start:stop] = part.reshape(-1)
             start = -(-stop // ALIGNED) * ALIGNED
-        if target is not self._target or start != len(self._copied[0]):
+        if target is not self._target or start != len(self._target_part):
             self._target = target
-            self._copied = target[:start], self._host[:start]
-        self._copied[0].copy_(self._copied[1], non_blocking=True)
+            self._target_part = target[:start]
+            self._host_part = self._host[:start]
+        self._target_part.copy_(self._host_part, non_blocking=True)
         if self._sent:
             # Without a stream, torch first asks the driver whether there are devices.
             self._sent.record(torch.cuda.current_stream(target.device))

@@ -141,8 +141,8 @@ def test_a_step_is_the_same_bit_for_bit_wherever_its_run_began(
 def test_steps_in_graphs_are_what_layers_do_one_by_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A prompt by chunks, trees whose kept rows the graph moves, a row alone, and two texts. The model has no
-    experts, which no graph captures in fp32.
+    """The steps are a prompt in chunks, trees whose accepted rows the graph moves, a single row, and two
+    sequences. The model has no experts, because no graph captures experts in fp32.
     """
     for module in (replays, walks):
         monkeypatch.setattr(module, "CHUNKED_ROWS", 9)

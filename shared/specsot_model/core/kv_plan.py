@@ -150,6 +150,7 @@ def plan_frame(table: PageTable, frame: Frame, trees: Sequence[Tree] = ()) -> Kv
     # shape is then computed once.
     shape_parents: tuple[int, ...] = ()
     shape = Shape((), ())
+    # Without `trees`, `tree` is None for every segment.
     for segment, tree in zip_longest(frame.segments, trees):
         visible = None
         earlier = 0
@@ -174,7 +175,8 @@ def plan_frame(table: PageTable, frame: Frame, trees: Sequence[Tree] = ()) -> Kv
             keep = segment.keep
             if keep and keep[-1] + 1 != len(keep) and not earlier:
                 moves += accepted_moves(table, segment)
-            # The nodes of a chain, whose last node is the deepest possible one, follow each other.
+            # A tree of n nodes is a chain if its last node has depth n - 1. The positions of a chain are
+            # consecutive, and a range costs less than a list.
             row_positions = (
                 range(base + earlier, base + earlier + len(depths))
                 if shape.depths[-1] + 1 == len(parents)
