@@ -422,20 +422,9 @@ def step_rows(pages: DraftPages, due: Sequence[DueRows]) -> StepRows:
     pages: The KV pages of the model. The rows must have slots already.
     due: The rows to compute, of one or more sequences. Which of them are asked for is ignored.
     """
-    tokens = [token for rows_due in due for token in rows_due.tokens]
-    positions = [row for s in due for row in range(s.first, s.stop)]
+    slots, tokens, positions = _row_inputs(pages, due).tolist()
     spans = [_span_of(pages, rows_due, rows_due.first) for rows_due in due]
-    return StepRows(tokens, positions, _slots(pages, due), spans)
-
-
-def _slots(pages: DraftPages, due: Sequence[DueRows]) -> list[int]:
-    """Return the KV slot of each due row, in order.
-
-    pages: The KV pages of the head.
-    due: The rows to compute.
-    """
-    table = pages.table
-    return [slot for s in due for slot in table.slots(s.sequence, s.first, s.stop)]
+    return StepRows(tokens, positions, slots, spans)
 
 
 def _row_inputs(pages: DraftPages, due: Sequence[DueRows]) -> NDArray[np.int64]:
@@ -445,9 +434,10 @@ def _row_inputs(pages: DraftPages, due: Sequence[DueRows]) -> NDArray[np.int64]:
     pages: The KV pages of the head.
     due: The rows to compute.
     """
+    slots = [pages.table.slots(one.sequence, one.first, one.stop) for one in due]
     tokens = [one.tokens for one in due]
     positions = [range(one.first, one.stop) for one in due]
-    numbers = chain.from_iterable((_slots(pages, due), *tokens, *positions))
+    numbers = chain.from_iterable((*slots, *tokens, *positions))
     return np.fromiter(numbers, np.int64).reshape(3, -1)
 
 
