@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from specsot.core.run_ahead import (
     OPENING_PASSES,
     OPENING_TOKENS,
     next_max_passes,
+    num_passes,
 )
 from specsot.core.skeleton import PlanRules
 from specsot.core.soft_end import SoftEnd
@@ -24,6 +27,8 @@ from specsot.members import Configuration, Curve, Range, Stage
 from specsot.params import Form, Sampling
 from specsot_bench.eagle.generation import StepLoop
 from specsot_model.decoder import Decoder
+from specsot_model.step_rows import FilledStep, Outputs
+from specsot_worker import stage_timers, verifier
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDepth
 from specsot_worker.core.sequencer import Sequencer
 from specsot_worker.stage import DecoderStage
@@ -296,6 +301,33 @@ def test_outcomes_count_their_passes(decoder: Decoder) -> None:
     assert all(passes == num_tokens for passes, num_tokens in results)
 
 
+def test_a_frame_is_not_charged_for_the_passes_that_are_launched_before_its_result(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host waits for the device when it launches passes, 1 second for each here, and nowhere else."""
+    now, launch = [0.0], EagerSteps.launch
+
+    def launch_slowly(self: EagerSteps, filled: FilledStep, entry: Any) -> Outputs:
+        now[0] += 1.0
+        return launch(self, filled, entry)
+
+    monkeypatch.setattr(EagerSteps, "launch", launch_slowly)
+    for module in (stage_timers, verifier):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    results, turn = list[Result](), StepLoop.turn
+    monkeypatch.setattr(StepLoop, "turn", lambda loop: results.append((step := turn(loop)).result) or step)
+    write(decoder, True, {0: [opened(1), opened(3)]}, passes=True)
+    assert max(one.passes for one in results) == MAX_PASSES
+    assert [sum(one.seconds) for one in results if one.rows] == [one.passes for one in results if one.rows]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "passes"), [(0.0, MAX_PASSES), (1e-4, MAX_PASSES), (0.00152, 7), (0.00228, 5), (0.05, 1)]
+)
+def test_passes_take_about_as_long_whatever_the_model(seconds: float, passes: int) -> None:
+    assert num_passes(seconds) == passes
+
+
 def test_slots_for_passes_do_not_count_as_a_drafter() -> None:
     """A single stage reserves slots for the tokens of several passes, whether or not something is drafted."""
     alone = Configuration(1, "w", (Stage("w", "w", Range(0, 4)),), PAGES, PAGE, slots=1)
@@ -423,11 +455,11 @@ def test_long_prompts_and_passes_take_turns() -> None:
     assert [ring.step() for _ in range(7)] == [
         "1 x prompt 1",
         "1 x prompt 2",
-        "4 x tree 1",
+        "2 x tree 1",
         "1 x prompt 2",
-        "4 x tree 1",
+        "2 x tree 1",
         "1 x prompt 3",
-        "4 x tree 1",
+        "2 x tree 1",
     ]
 
 

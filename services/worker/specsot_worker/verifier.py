@@ -182,6 +182,8 @@ class Verifier:
         self.quiet = lambda: True
         # Returns how many forward passes the next step may take.
         self.passes: Callable[[], int] = lambda: 1
+        # Time in seconds at which the newest step was launched before the result of the step before it.
+        self._launched_at = float("-inf")
 
     @property
     def next_confirmed(self) -> bool:
@@ -250,7 +252,10 @@ class Verifier:
             None if self._pending or self.next_confirmed else self.colocated.predict(frame, outcomes)
         )
         now = time.perf_counter()
-        spent = _add_verify_time(frame, now - began)
+        # A step that was launched meanwhile has its own time since then. Launching takes long if it has
+        # several passes, because the host is at most a few passes ahead of the device.
+        ended = self._launched_at if self._launched_at >= began else now
+        spent = _add_verify_time(frame, ended - began)
         result = _result(spent, tuple(outcomes.values()), self._prefix_progress(frame))
         if announce:
             announce(result)
@@ -654,8 +659,10 @@ class Verifier:
             for one, targets in zip(queries, found)
         )
         tokens = [token for targets in found if (token := targets[-1]) is not None]
+        began = time.perf_counter()
         if not (continues and step.launch(tokens)):
             return
+        self._launched_at = began
         if passes > 1:
             states = [one.state for one in queries]
             step.run_ahead(self._chooser(states, [one.position + len(one.tree) for one in queries]), passes)

@@ -29,8 +29,12 @@ from specsot.core.frames import Opening
 # Forward passes. Chosen by measurement: with 64 clients (1.5B, H200), 1, 4 and 8 passes give 11,600, 13,700
 # and 15,500 tokens/s (mean of two rounds).
 MAX_PASSES: Final = 8
-# Seconds. All passes of a frame together take about so long at most, because a new prompt waits for them, and
-# a client gets their tokens at once. A frame of prompts alone takes no longer either. Untuned.
+# Seconds. All passes of a frame together take about so long, because a new prompt waits for them, and a
+# client gets their tokens at once. Chosen such that 8 and 64 sequences, whose passes take 1.52 and 2.28 ms
+# (1.5B, H200), get 7 and 5 passes.
+PASSES_SECONDS: Final = 0.011
+# Seconds. A turn of prompts takes about so long at most, and a turn of trees of one pass at least. A plan
+# that has ended has so long to open its branches before frames take several passes. Untuned.
 MAX_SECONDS: Final = 0.02
 # Sequences. While at most so many decode, frames have one pass as long as a plan is written or its branches
 # begin, because several passes save little then. Chosen by measurement (lab/results/h200-passes.json): 8
@@ -47,11 +51,14 @@ OPENING_PASSES: Final = 4
 
 
 def num_passes(seconds: float) -> int:
-    """Return how many forward passes a frame takes, at least 1.
+    """Return how many forward passes a frame takes: as many as take about PASSES_SECONDS, at least 1 and at
+    most MAX_PASSES.
 
     seconds: Seconds that one pass takes. 0 if unknown: MAX_PASSES is returned then.
+
+        # 1.5 ms -> 7; 2.3 ms -> 5; 10 ms -> 1
     """
-    return max(1, min(MAX_PASSES, int(MAX_SECONDS / seconds))) if seconds > 0 else MAX_PASSES
+    return max(1, min(MAX_PASSES, round(PASSES_SECONDS / seconds))) if seconds > 0 else MAX_PASSES
 
 
 def next_max_passes(max_passes: int, passes: int, num_tokens: int) -> int:
