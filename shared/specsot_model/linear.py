@@ -215,6 +215,12 @@ class PartSums(NamedTuple):
     bias: Tensor | None
     dtype: torch.dtype
 
+    def total(self) -> Tensor:
+        """Add up the parts, and return the product [rows, out] in `dtype`."""
+        from specsot_kernels.gpu.small_products import add_up
+
+        return add_up(self.sums, self.sums.new_empty(self.sums.shape[1:], dtype=self.dtype), self.bias)
+
 
 @dataclass(frozen=True, slots=True)
 class RowProduct:
@@ -355,6 +361,26 @@ class RowProduct:
             hidden.addmm_(x, self.weight.t())
         return None
 
+    def plus(self, earlier: Tensor | PartSums | None, x: Tensor) -> Tensor | PartSums:
+        """Return the product of x plus the sum of earlier products, each [rows, out]. A bias is not added.
+
+        In a small step, if the inputs of this weight are divided into parts, the result is `PartSums`. So the
+        parts of several products are added up by one kernel, at the end (`PartSums.total`).
+
+        earlier: What this method has returned for a weight of the same shape and for as many rows, or a sum
+            [rows, out], contiguous. It is changed in place. None: the sum is zero.
+        x: [rows, in], in floats.
+        """
+        from specsot_kernels.gpu import small_products
+
+        if isinstance(earlier, Tensor):
+            self.add_to(earlier, x)
+            return earlier
+        if not (self._is_small(x) and small_products.has_parts(self.weight)):
+            return self._multiply(x)
+        sums = small_products.sum_in_parts(x, self.weight, into=earlier.sums if earlier else None)
+        return PartSums(sums, None, x.dtype)
+
     def _is_small(self, x: Tensor) -> bool:
         """Tell whether x runs in the kernel of small steps, which only `SmallStepProduct` uses: False.
 
@@ -442,9 +468,22 @@ def captured_product(
         return linear.multiply if linear.multiply.capturable and exact else None
     if linear.weight is None:
         return None
+    return row_product(linear.weight, linear.bias, invariant, small_steps)
+
+
+def row_product(
+    weight: Tensor, bias: Tensor | None = None, invariant: bool = False, small_steps: bool = False
+) -> RowProduct:
+    """Return the form for CUDA graphs of a product in floats.
+
+    weight: [out, in], contiguous.
+    bias: [out]; None: no bias is added.
+    invariant: True if the product must be batch-invariant.
+    small_steps: True if the product must be a `SmallStepProduct`. Not used if `invariant` is true.
+    """
     if invariant:
-        return InvariantRowProduct(linear.weight, linear.bias)
-    return (SmallStepProduct if small_steps else RowProduct)(linear.weight, linear.bias)
+        return InvariantRowProduct(weight, bias)
+    return (SmallStepProduct if small_steps else RowProduct)(weight, bias)
 
 
 # The dtypes that --dtype names.

@@ -17,7 +17,7 @@ from specsot_kernels.gpu.ordered import multiply_ordered
 from specsot_kernels.gpu.products import multiply_row
 from specsot_kernels.gpu.rows import gate, norm_rows
 from specsot_kernels.gpu.small_attention import attend_small, plan_small_step
-from specsot_kernels.gpu.small_products import add_and_norm, multiply_small, sum_in_parts
+from specsot_kernels.gpu.small_products import add_and_norm, add_up, multiply_small, sum_in_parts
 from specsot_kernels.gpu.whole import multiply_whole, round_rows
 from tests.kernels.drafting import VOCABULARY, draft, lists_of
 from tests.kernels.spans import PAGE, PAGES, branches
@@ -84,7 +84,9 @@ def launch_all(head_dim: int) -> None:
     gate(row)
     multiply_ordered(row.expand(2, -1), weight, parts=2)
     multiply_small(row, weight, (weight[0], 1e-5))
-    add_and_norm(sum_in_parts(row, weight), weight[:1, :64].contiguous(), (weight[0], 1e-5))
+    sums = sum_in_parts(row, weight)
+    add_and_norm(sums, weight[:1, :64].contiguous(), (weight[0], 1e-5))
+    add_up(sum_in_parts(row, weight, into=sums), weight[:1, :64].contiguous())
     small_plan = plan_small_step(branches(random.Random(2), 2, 5, 6), PAGE, 2, torch.device("cpu"))
     attend_small(queries.bfloat16(), kv.bfloat16(), small_plan)
     scales, counts = weight.new_zeros(64, dtype=torch.float32), weight.new_zeros(64, dtype=torch.int32)

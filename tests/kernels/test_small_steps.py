@@ -46,6 +46,12 @@ from specsot_kernels.gpu.small_products import (  # noqa: E402
 )
 from specsot_model.graph_tables import SmallStepFrames  # noqa: E402
 from specsot_model.kv import size_of  # noqa: E402
+from specsot_model.linear import (  # noqa: E402
+    InvariantRowProduct,
+    PartSums,
+    RowProduct,
+    SmallStepProduct,
+)
 from tests.kernels.spans import branches  # noqa: E402
 from tests.kernels.test_attention import KINDS, NEAR, written_out  # noqa: E402
 
@@ -143,6 +149,30 @@ def test_it_is_the_product(rows: int, outputs: int, inputs: int, parts: int, gat
     into = residual.clone()
     assert multiply_small(x, weight, into=into, tile=tile) is into
     assert torch.equal(into.double(), wanted + residual)
+
+
+@pytest.mark.parametrize(("rows", "inputs"), [(3, 384), (17, 384), (3, 272), (MAX_SMALL_ROWS + 1, 384)])
+@pytest.mark.parametrize("kind", [SmallStepProduct, RowProduct, InvariantRowProduct])
+@pytest.mark.parametrize("earlier", [False, True], ids=["alone", "added"])
+def test_products_are_added(kind: type[RowProduct], rows: int, inputs: int, earlier: bool) -> None:
+    """In a small step of three parts: in three kernels, and one that adds up the parts."""
+    seeded = torch.Generator().manual_seed(rows)
+
+    def whole(*shape: int) -> Tensor:
+        return torch.randint(-2, 3, shape, generator=seeded).to(DEVICE, torch.float16)
+
+    sums: Tensor | PartSums | None = whole(rows, 48) if earlier else None
+    given, wanted = sums, sums.double() if isinstance(sums, Tensor) else torch.zeros(rows, 48).to(DEVICE)
+    for _ in range(3):
+        x, weight = whole(rows, inputs), whole(48, inputs)
+        wanted = wanted + x.double() @ weight.double().T
+        sums = kind(weight).plus(sums, x)
+    apart = kind is SmallStepProduct and rows <= MAX_SMALL_ROWS and inputs % 128 == 0 and not earlier
+    assert isinstance(sums, PartSums) == apart
+    found = sums.total() if isinstance(sums, PartSums) else there(sums)
+    assert not earlier or found is given
+    assert found.dtype == torch.float16
+    assert torch.equal(found.double(), wanted)
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.float32])

@@ -260,6 +260,55 @@ def test_kernels_that_add_up_parts_and_more_give_the_bits_of_separate_kernels(
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+@pytest.mark.parametrize("rows", [1, 3, MAX_SMALL_ROWS + 1])
+@torch.inference_mode()
+def test_taps_of_layers_in_kernels_add_the_inputs_of_their_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """Of a small step, one kernel adds up the parts of all taps; and one row has the same bits alone."""
+    from specsot_kernels.gpu import small_products
+
+    monkeypatch.setattr(fused, "runs_kernels", lambda device: True)
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4}
+    write_model(tmp_path, "qwen2", num_hidden_layers=2, max_position_embeddings=256, **sizes)
+    device = "cuda" if ON_GPU else "cpu"
+    decoder = Decoder.load(tmp_path, Range(0, 2), torch.float16, device, draft_invariant=True)
+    seeded = torch.Generator().manual_seed(1)
+    taps = {layer: decoder.hold_tap(torch.randn(256, 48, generator=seeded).t()) for layer in range(3)}
+
+    def run(rows: int, earlier: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        positions = torch.arange(rows, device=device)
+        plan = decoder.plan([RowSpan(rows, 0, rows, (0, 1, 2))], PAGE, "packed")
+        given = positions, positions, plan, decoder.make_kv(3, PAGE)
+        hidden = decoder.embed(positions)
+        wanted = torch.zeros(rows, 48, device=device) if earlier is None else earlier.float()
+        for layer, tap in taps.items():
+            assert isinstance(tap, torch.Tensor)
+            wanted = wanted + hidden.float() @ tap.float().t()
+            if layer < 2:
+                decoder.run_layers(Range(layer, layer + 1), hidden, *given)
+        inputs = decoder.embed(positions), *given[:3], decoder.make_kv(3, PAGE)
+        last, features = decoder.forward(*inputs, taps, earlier)
+        torch.testing.assert_close(last, hidden, rtol=1e-2, atol=1e-2)
+        assert features is not None
+        assert features.dtype == torch.float16
+        torch.testing.assert_close(features.float(), wanted, rtol=1e-2, atol=2e-2 * float(wanted.abs().max()))
+        return last, features
+
+    added = list[torch.Tensor]()
+    add_up = small_products.add_up
+    monkeypatch.setattr(
+        small_products, "add_up", lambda sums, *more: added.append(sums) or add_up(sums, *more)
+    )
+    _, found = run(rows)
+    assert sum(sums.shape[-1] == 48 for sums in added) == (rows <= MAX_SMALL_ROWS)
+    if ON_GPU:
+        assert rows > MAX_SMALL_ROWS or torch.equal(found[:1], run(1)[1])
+    earlier = torch.ones(rows, 48, dtype=torch.float16, device=device)
+    assert run(rows, earlier)[1] is earlier
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 @pytest.mark.parametrize(
     ("quantization", "kv_dtype", "tensor_parallel", "why"),
     [

@@ -161,11 +161,23 @@ def multiply_small(
     if tile.parts == 1:
         _launch(x, weight, bias_or_any, out, tile, bias is not None, gated, into is not None)
         return out
-    sums = sum_in_parts(x, weight, tile=tile)
-    with on_device_of(x):
+    return add_up(sum_in_parts(x, weight, tile=tile), out, bias, into is not None)
+
+
+def add_up(sums: Tensor, out: Tensor, bias: Tensor | None = None, added: bool = False) -> Tensor:
+    """Add up the parts of a product from the first to the last, then the bias, round once, and return `out`,
+    which receives the result.
+
+    sums: fp32 [parts, rows, outputs], the product as `sum_in_parts` returns it.
+    out: [rows, outputs], contiguous.
+    bias: [outputs]; None: none is added.
+    added: whether the result is added to `out`.
+    """
+    parts, rows, num_outputs = sums.shape
+    with on_device_of(sums):
         add_parts[(rows, -(-num_outputs // SUMS_AT_ONCE))](
-            sums, bias_or_any, out, num_outputs, SUMS_AT_ONCE, tile.parts, bias is not None, False,
-            into is not None, num_warps=4, enable_fp_fusion=False, **pdl_options(x),
+            sums, out if bias is None else bias, out, num_outputs, SUMS_AT_ONCE, parts, bias is not None,
+            False, added, num_warps=4, enable_fp_fusion=False, **pdl_options(sums),
         )  # fmt: skip
     return out
 
@@ -181,7 +193,11 @@ def has_parts(weight: Tensor) -> bool:
 
 
 def sum_in_parts(
-    x: Tensor, weight: Tensor, norm: tuple[Tensor, float] | None = None, tile: SmallTile | None = None
+    x: Tensor,
+    weight: Tensor,
+    norm: tuple[Tensor, float] | None = None,
+    tile: SmallTile | None = None,
+    into: Tensor | None = None,
 ) -> Tensor:
     """Return the sums of x @ weight.T over each part of the inputs, fp32 [parts, rows, outputs].
 
@@ -193,6 +209,8 @@ def sum_in_parts(
     norm: weight [inputs] and epsilon of an RMSNorm of x that is applied first, in a kernel of its own; None:
         no norm.
     tile: replaces the tile of `small_tile_for`; None: that one is used.
+    into: the sums of another product of the same sizes, to which these sums are added, in place. None: the
+        result is a new tensor.
 
     Example: inputs 4, 2 parts, x [[a b c d]], weight [[1 1 1 1]] -> [[[a + b]], [[c + d]]].
     """
@@ -200,8 +218,8 @@ def sum_in_parts(
         x = norm_rows(x.contiguous(), *norm)
     (outputs, inputs) = weight.shape
     tile = tile or small_tile_for(outputs, inputs, x.itemsize, False)
-    sums = x.new_empty((tile.parts, len(x), outputs), dtype=torch.float32)
-    _launch(x, weight, sums, sums, tile)
+    sums = x.new_empty((tile.parts, len(x), outputs), dtype=torch.float32) if into is None else into
+    _launch(x, weight, sums, sums, tile, added=into is not None)
     return sums
 
 
@@ -291,7 +309,7 @@ def _multiply(
     weight: [outputs, inputs], both halves of the outputs if gated.
     bias: [outputs], read if `biased`.
     out: receives the product, [rows, outputs]; if `divided`, the sums over each part instead, fp32 [parts,
-        rows, outputs], without bias, gate and addition.
+        rows, outputs], without bias and gate.
     rows: number of rows, at most `tile_rows`.
     outputs: number of outputs, half of the matrix's if gated.
     inputs: number of inputs.
@@ -340,6 +358,8 @@ def _multiply(
     mask = output_mask[:, None] & row_mask[None, :]
     if divided:
         addresses = out + (part * rows + row).to(tl.int64)[None, :] * outputs + output[:, None]
+        if added:
+            total += tl.load(addresses, mask=mask, other=0.0)
         tl.store(addresses, total, mask=mask)
     else:
         if gated:
