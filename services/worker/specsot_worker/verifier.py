@@ -27,7 +27,7 @@ from specsot.core.frames import (
 )
 from specsot.core.overlap import OverlapState
 from specsot.core.run_ahead import feeds_forced_tokens
-from specsot.core.tree import chain, first_nodes, single
+from specsot.core.tree import Tree, first_nodes, single
 from specsot.core.tree_parts import is_decided, tree_of
 from specsot.grammar import Grammar, IsolatedGrammar, SentenceEnds, SpellingHabits
 from specsot.members import RowsOf
@@ -559,18 +559,21 @@ class Verifier:
 
             # root a, chosen [b c d], and the grammar forces x after b -> accepted a -> b, targets [b x None]
         """
+        # This does not depend on the tokens, and the device is still computing.
+        passes = self.passes()
         found: list[Targets] = chosen.read()
         queries = list[TargetQuery]()
         for root, targets in zip(roots, found):
             state = root.state
-            fed = chain((root.tree.tokens[0], *[token or 0 for token in targets[:-1]]))
+            tokens = root.tree.tokens[0], *[token or 0 for token in targets[:-1]]
+            fed = Tree.of_ordered(tokens, root.tree.parents)
             masks = grammar_masks(fed, state) if state.grammar else ()
             queries.append(TargetQuery(state, root.row, fed, root.position, masks))
         found = [*map(end_softly, queries, found)]
         found = self._verified_chains(frame, queries, found)
         draft_paused = frame.paused or frame.catching_up
         if self._steady(frame, queries) and self.quiet() and not self._feeds_forced(queries, found):
-            self._launch_next(step, queries, found, self.passes())
+            self._launch_next(step, queries, found, passes)
         outcomes = list[Outcome]()
         for segment, query, targets in zip(decoding, queries, found):
             assert isinstance(segment, TreeSegment)
@@ -634,7 +637,7 @@ class Verifier:
         return any(
             one.state.is_forced_after(targets)
             for one, targets in zip(queries, found)
-            if not self.runs_ahead or feeds_forced_tokens(one.state.opening)
+            if one.state.grammar and (not self.runs_ahead or feeds_forced_tokens(one.state.opening))
         )
 
     def _launch_next(

@@ -131,10 +131,11 @@ class CostCurve:
         if not observed_seconds:
             return self
         ratios = {
-            tokens: seconds / self.at(tokens)
-            for tokens, seconds in observed_seconds.items()
-            if self.at(tokens)
+            tokens: seconds / estimated
+            for tokens, seconds in sorted(observed_seconds.items())
+            if (estimated := self.at(tokens))
         }
+        places = [*ratios]
 
         def ratio(tokens: float) -> float:
             """Return the observed slowdown at the observed point that is nearest to `tokens` in the ratio of
@@ -142,7 +143,10 @@ class CostCurve:
 
             tokens: number of tokens of a point of this curve.
             """
-            nearest = min(ratios, key=lambda point: max(point, tokens) / max(min(point, tokens), 1.0))
+            # Stages correct their curves in nearly every step, so only the neighbours are compared.
+            place = bisect_left(places, tokens)
+            around = places[max(place - 1, 0) : place + 1]
+            nearest = min(around, key=lambda point: max(point, tokens) / max(min(point, tokens), 1.0))
             return ratios[nearest]
 
         shape = {tokens: seconds * ratio(tokens) for tokens, seconds in self.points} if ratios else {}

@@ -128,7 +128,7 @@ def chain(tokens: Sequence[int]) -> Tree:
 
     tokens: token ids, root first. Raises WireError if there are none.
     """
-    return Tree(tuple(tokens), tuple(max(i - 1, 0) for i in range(len(tokens))))
+    return Tree(tuple(tokens), (0, *range(len(tokens) - 1)))
 
 
 def shallow(tree: Tree, levels: int) -> Tree:
