@@ -1,4 +1,4 @@
-"""Counts the seconds for which each thread of this process waits for GPUs.
+"""Records events on GPUs, and counts the seconds for which each thread of this process waits for them.
 
 More work for the GPU makes a step longer only if the host waits for that work. So the draft policy must know
 for how many seconds of a step the host waited. Only waits by `wait_for` are counted. A wait within
@@ -9,16 +9,29 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 # The attribute `seconds` is the calling thread's total. It is missing before the thread's first wait.
 _waits = threading.local()
 
 
-def wait_for(event: torch.cuda.Event) -> None:
+def record_on(event: torch.Event, device: torch.device) -> None:
+    """Record an event on the calling thread's current stream of a GPU.
+
+    For the current GPU, torch finds the stream without making a Python object of it, which takes the host
+    longer than recording the event.
+
+    event: An event of the device type "cuda", which has been recorded on no other GPU.
+    device: The GPU, with its index.
+    """
+    if device.index == torch.cuda.current_device():
+        event.record()
+    else:
+        event.record(torch.cuda.current_stream(device))
+
+
+def wait_for(event: torch.Event) -> None:
     """Wait until the GPU has reached an event, and add the seconds of the wait to this thread's total.
 
     event: An event that was recorded on a stream. If it was never recorded, the call returns at once.

@@ -1,11 +1,11 @@
-"""KV pages of a layer range on one device, int8 KV rows, and the staging buffer for host-to-device copies."""
+"""KV pages of a layer range on one device, int8 KV rows, and the buffers for host-to-device copies."""
 
 from __future__ import annotations
 
 import math
 import mmap
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, cycle
 from math import prod
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 from specsot.core.info import memory_in_words
 from specsot.errors import ModelError, WireError
 from specsot.members import KvDtype
+from specsot_kernels.device_waits import record_on
 from specsot_model.inference import inference_mode
 
 # Pairs of source and target slot.
@@ -350,17 +351,43 @@ Shapes = Sequence[tuple[int, ...]]
 ALIGNED = 4
 
 
+# Buffers of a `Staging` on a GPU. While the numbers of one buffer are on their way to the device, the host
+# fills the other one. Untuned.
+STAGING_BUFFERS = 2
+
+
 class Staging:
-    """A pinned host buffer for asynchronous copies to a device.
+    """Pinned host buffers for asynchronous copies to a device, which are used in turns.
 
-    The buffer is not written again before the copy of its previous contents has finished.
-
-    size: How many int32 numbers the buffer holds.
-    device: Device to which the numbers are copied.
+    A buffer is not written again before the copy of its previous contents has finished.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
-        """Allocate the buffer, in pinned memory if the device is a GPU.
+        """Allocate the buffers, in pinned memory if the device is a GPU. There is one buffer for a CPU.
+
+        size: How many int32 numbers each buffer holds.
+        device: Device to which the numbers are copied.
+        """
+        buffers = STAGING_BUFFERS if device.type == "cuda" else 1
+        self._turns = cycle([_StagingBuffer(size, device) for _ in range(buffers)])
+
+    def send(self, parts: Sequence[Numbers], target: Tensor) -> None:
+        """Copy arrays to a device in one transfer, one after another, each from an aligned place on.
+
+        Numbers of `target` after the last part keep their values. The host waits only until the previous
+        transfer of the same buffer has finished. ValueError is raised if the parts are longer than a buffer.
+
+        parts: int32 arrays; together they fit a buffer.
+        target: int32 [n], a flat tensor on the device, at least as long as the aligned parts.
+        """
+        next(self._turns).send(parts, target)
+
+
+class _StagingBuffer:
+    """One buffer of a `Staging`."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        """Allocate the buffer; see `Staging`.
 
         size: How many int32 numbers the buffer holds.
         device: Device to which the numbers are copied.
@@ -368,7 +395,7 @@ class Staging:
         on_gpu = device.type == "cuda"
         self._host = torch.empty(size, dtype=torch.int32, pin_memory=on_gpu)
         self._numbers: Numbers = self._host.numpy()
-        self._sent = torch.cuda.Event() if on_gpu else None
+        self._sent = torch.Event(device, enable_timing=False) if on_gpu else None
         # The target of the last transfer, and the parts of the target and of the buffer between which numbers
         # were copied. Most transfers have the same target and length as the one before, so these views need
         # not be made again.
@@ -376,10 +403,7 @@ class Staging:
         self._target_part = self._host_part = self._host
 
     def send(self, parts: Sequence[Numbers], target: Tensor) -> None:
-        """Copy arrays to a device in one transfer, one after another, each from an aligned place on.
-
-        Numbers of `target` after the last part keep their values. The host waits only until the buffer's
-        previous transfer has finished. ValueError is raised if the parts are longer than the buffer.
+        """Copy arrays to a device; see `Staging.send`.
 
         parts: int32 arrays; together they fit the buffer.
         target: int32 [n], a flat tensor on the device, at least as long as the aligned parts.
@@ -399,8 +423,7 @@ class Staging:
             self._host_part = self._host[:start]
         self._target_part.copy_(self._host_part, non_blocking=True)
         if self._sent:
-            # Without a stream, torch first asks the driver whether there are devices.
-            self._sent.record(torch.cuda.current_stream(target.device))
+            record_on(self._sent, target.device)
 
 
 def indices(

@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from specsot.errors import ModelError, WireError
-from specsot_model.kv import KVPages, Staging, as_numbers, joined, round_rows, untouched_zeros
+from specsot_model.kv import (
+    STAGING_BUFFERS,
+    KVPages,
+    Staging,
+    as_numbers,
+    joined,
+    round_rows,
+    untouched_zeros,
+)
 from specsot_model.tensor_parallel import SplitPages
 
 
@@ -169,3 +177,18 @@ def test_joined_arrays_are_sent_as_they_are_one_by_one() -> None:
     for first, part in ((0, parts[0]), (4, parts[1]), (12, parts[3])):
         for sent in (one_by_one, together):
             assert sent[first : first + part.size].tolist() == part.reshape(-1).tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_numbers_on_their_way_to_a_device_are_not_overwritten() -> None:
+    """More transfers than there are buffers, while the device is busy with something else."""
+    device = torch.device("cuda", 0)
+    staging, target = Staging(4, device), torch.zeros(4, dtype=torch.int32, device=device)
+    matrix = torch.zeros(8192, 8192, device=device)
+    received = list[torch.Tensor]()
+    for number in range(3 * STAGING_BUFFERS):
+        torch.mm(matrix, matrix)
+        staging.send([np.full(4, number, np.int32)], target)
+        received.append(target.clone())
+    assert [one.tolist() for one in received] == [[number] * 4 for number in range(3 * STAGING_BUFFERS)]

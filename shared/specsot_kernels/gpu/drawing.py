@@ -17,7 +17,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from specsot_kernels.device_waits import wait_for
+from specsot_kernels.device_waits import record_on, wait_for
 from specsot_kernels.gpu.launching import array_specialization, kernel, launch, on_device_of, power_of_two
 
 # Tokens. A program reads at most WIDE tokens at a time. To find the drawn token among them, it first draws
@@ -71,9 +71,12 @@ class _HostTokens:
     than a copy. The tokens of one copy must be read before the next copy starts.
     """
 
-    def __init__(self) -> None:
-        """Start without memory for tokens."""
-        self._copied = torch.cuda.Event()
+    def __init__(self, device: torch.device) -> None:
+        """Start without memory for tokens.
+
+        device: the GPU.
+        """
+        self._copied = torch.Event(device, enable_timing=False)
         # The memory, and the part of it that the newest copy fills.
         self._memory = self._tokens = torch.empty(0, dtype=torch.int32)
 
@@ -91,7 +94,7 @@ class _HostTokens:
         if len(self._tokens) != rows:
             self._tokens = self._memory[:rows]
         self._tokens.copy_(tokens, non_blocking=True)
-        self._copied.record(torch.cuda.current_stream(tokens.device))
+        record_on(self._copied, tokens.device)
 
     def read(self) -> np.ndarray:
         """Wait for the copy, and return its tokens, int32 [rows], which the next copy overwrites."""
@@ -107,7 +110,7 @@ def _host_tokens(device: torch.device, thread: int) -> _HostTokens:
     device: a GPU.
     thread: identifier of the thread, from `get_ident`.
     """
-    return _HostTokens()
+    return _HostTokens(device)
 
 
 def choose_on_device(logits: Tensor, settings: Sequence[Setting]) -> Tensor:
