@@ -492,6 +492,7 @@ class _CapturedStep:
     size: Length of the tables, in int32 numbers.
     device: The device of the graph.
     vocabulary: Number of tokens of the vocabulary.
+    start: Launches the graph on its device, for the tables that were sent last. It may be launched again.
     """
 
     def __init__(
@@ -571,7 +572,7 @@ class _CapturedStep:
             return decoder.forward(entry, positions, slots, plan, kv, taps)
 
         with decoder.alone():
-            self._replay, outputs = capture(forward)
+            self.start, outputs = capture(forward)
 
         @cache
         def first_outputs(count: int) -> Outputs:
@@ -628,23 +629,13 @@ class _CapturedStep:
         filled: The frame with its tables.
         staging: The pinned buffer through which this device's tables are copied.
         """
-        from specsot_kernels.gpu.launching import on_device_of
-
-        with on_device_of(self._numbers):
-            if entry is not None and self._hidden is not None:
-                self._hidden[: len(entry)] = torch.as_tensor(entry)
-            elif entry is not None and not isinstance(entry, Tensor):
-                filled.numbers[0][: len(entry)] = entry
-            staging.send([self._moves_table(filled.rows.moves), *filled.numbers], self._numbers)
-            if self._hidden is None and isinstance(entry, Tensor):
-                self._tokens[: len(entry)] = entry
-
-    def start(self) -> None:
-        """Launch the graph for the tables that were sent last. It may be launched again."""
-        from specsot_kernels.gpu.launching import on_device_of
-
-        with on_device_of(self._numbers):
-            self._replay()
+        if entry is not None and self._hidden is not None:
+            self._hidden[: len(entry)] = torch.as_tensor(entry)
+        elif entry is not None and not isinstance(entry, Tensor):
+            filled.numbers[0][: len(entry)] = entry
+        staging.send([self._moves_table(filled.rows.moves), *filled.numbers], self._numbers)
+        if self._hidden is None and isinstance(entry, Tensor):
+            self._tokens[: len(entry)] = entry
 
     def commit(self) -> None:
         """Record that the frame that was sent last runs: the states that it stores become valid."""
