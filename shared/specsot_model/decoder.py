@@ -652,6 +652,13 @@ class Decoder:
         logits = compute(hidden) if compute else logits_of(self._lm_head, self._norm, hidden)
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
+    @property
+    def captures_logits(self) -> bool:
+        """Tell whether a CUDA graph can capture `logits`: the range holds the lm_head, and there are kernels
+        for it that never wait for the host.
+        """
+        return bool(self._fused_blocks) and self._lm_head is not None and self._fused_logits is not None
+
     @cached_property
     def _fused_logits(self) -> Callable[[Tensor], Tensor] | None:
         """The function with which kernels compute logits, see `fused_logits`. None if there are no such

@@ -19,6 +19,7 @@ from specsot.members import KvDtype, Quantization, Range, WeightBytes
 from specsot.service.host_memory import free_memory
 from specsot_kernels.attention_tables import room_for
 from specsot_kernels.line_tables import MAX_SMALL_SLOTS, line_room
+from specsot_model.captured_tokens import TOKEN_BUCKETS
 from specsot_model.core.replays import CHUNK, states_for
 from specsot_model.core.walks import BLOCK_ROWS, CARRIED, WalkRoom
 from specsot_model.cuda_graphs import BUCKETS, PROMPT_ROWS
@@ -478,6 +479,16 @@ def step_bytes(
     delta_bytes = _walk_bytes(config.delta, itemsize, prompts) if config.delta else 0
     graphs = graph_bytes(max(BUCKETS), heads, columns, itemsize, invariant, small_steps)
     return delta_bytes + graphs + prompts * columns * itemsize
+
+
+def token_bytes(vocab: int) -> int:
+    """Return the maximum number of bytes that the CUDA graphs of `CapturedTokens` take: the logits of the
+    largest graph, in fp32. The work runs once before it is captured, in memory of its own; hence the factor
+    two.
+
+    vocab: Number of token ids.
+    """
+    return 2 * 4 * max(TOKEN_BUCKETS) * vocab + LIBRARY_BYTES
 
 
 def _walk_bytes(delta: Delta, itemsize: int, prompts: int) -> int:

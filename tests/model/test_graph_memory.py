@@ -26,8 +26,9 @@ from specsot_model.decoder import Decoder
 from specsot_model.fp8 import runs_kernels
 from specsot_model.fused import can_capture
 from specsot_model.loaded_parts import AbsentWeights
-from specsot_model.memory_fit import Need, check_fit, kv_page_bytes, step_bytes
+from specsot_model.memory_fit import Need, check_fit, kv_page_bytes, step_bytes, token_bytes
 from specsot_model.weights import HeldWeights
+from specsot_worker.loader import capture_tokens
 from specsot_worker.memory import LayerMemory
 from tests.model.made_up import MadeUp, llama_8b, made_up_head
 
@@ -81,10 +82,13 @@ def test_more_rows_of_prompts_are_counted_where_frames_have_them(tmp_path: Path)
     """Not for ranges, nor for layers that are split over devices."""
     options = ModelOptions(tmp_path, dtype="bf16", device="cuda:0", draft_invariant=False)
     counted = LayerMemory(options, CONFIG, HeldWeights({}, "nobody"))
-    whole, narrow = (counted.graphs(True, layers=layers) for layers in (Range(0, 2), Range(0, 1)))
-    assert whole - narrow > PROMPT_ROWS * 8 * CONFIG.hidden * 2
+    whole, narrow, last = (
+        counted.graphs(True, layers=layers) for layers in (Range(0, 2), Range(0, 1), Range(1, 2))
+    )
+    assert whole - last > PROMPT_ROWS * 8 * CONFIG.hidden * 2
+    assert last - narrow == token_bytes(CONFIG.vocab), "the last stage chooses tokens"
     assert counted.graphs(True) == counted.graphs(True, room=1) == whole
-    assert counted.graphs(True, room=-1) == narrow, "not all layers can be here"
+    assert counted.graphs(True, room=-1) == last, "not all layers can be here"
     assert replace(counted, options=replace(options, tensor_parallel=2)).graphs(True) == narrow
     by_default = replace(counted, options=replace(options, draft_invariant=None))
     # Triton has the kernels of small steps.
@@ -94,7 +98,7 @@ def test_more_rows_of_prompts_are_counted_where_frames_have_them(tmp_path: Path)
     assert "draft-invariant" in demanded.rounding, "workers of a ring must agree on it"
     assert "draft-invariant" not in counted.rounding
     split = replace(CONFIG, delta=Delta())
-    assert step_bytes(split, 2, 0) - step_bytes(split, 2, 0, long_prompt_frames=False) > whole - narrow
+    assert step_bytes(split, 2, 0) - step_bytes(split, 2, 0, long_prompt_frames=False) > whole - last
     assert BLOCK_ROWS == PROMPT_ROWS, "a walk is as long as the frames that are counted"
 
 
@@ -126,12 +130,15 @@ def test_no_more_is_taken_than_is_counted() -> None:
         lambda: CapturedSteps(decoder, kv, taps, GraphCapture(), prompt_sizes=prompt_buckets(decoder, kv))
     )
     assert 0 < steps <= step_bytes(CONFIG, 2, WIDTH)
+    chosen = taken(lambda: capture_tokens(decoder, decoder.logits))
+    assert 0 < chosen <= token_bytes(CONFIG.vocab)
     head = FusedHead(made_up_head(decoder))
     memory = DraftPages(made_up_head(decoder), 8, PAGE)
     drafts = taken(lambda: TreeGraphs(head, memory, K, LEVELS, GraphCapture(), grow))
     counted = tree_graph_bytes(head.shape, 2, K, LEVELS)
     assert 0 < drafts <= counted
     print(f"steps {steps >> 20} of {step_bytes(CONFIG, 2, WIDTH) >> 20} MiB", end=", ")
+    print(f"tokens {chosen >> 20} of {token_bytes(CONFIG.vocab) >> 20} MiB", end=", ")
     print(f"drafts {drafts >> 20} of {counted >> 20} MiB counted")
 
 

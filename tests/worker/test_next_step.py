@@ -31,6 +31,7 @@ from specsot_drafter.core.selection import Candidates, best_each, build_trees
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.proposers import Proposer
+from specsot_model.captured_tokens import CapturedTokens
 from specsot_model.core.kv_plan import plan_frame
 from specsot_model.decoder import Decoder
 from specsot_worker import sampling, verifier
@@ -119,6 +120,7 @@ def write(
     rows: int = 64,
     passes: bool = False,
     find_grammar: Callable[[Opening], Grammar | None] = lambda _: None,
+    captured: CapturedTokens | None = None,
 ) -> tuple[dict[int, list[int]], DecoderStage, EagerSteps, int]:
     """What each sequence writes, and how many steps that took. unread: features are told of, too."""
     stage = DecoderStage(decoder, pages, PAGE, "packed")
@@ -131,7 +133,9 @@ def write(
     slots = SHAPE.slots if engine else MAX_PASSES if passes else 1
     budget, table = FrameBudget(rows, 1, slots), PageTable(pages, PAGE)
     waits, vocabulary = DraftTimeout(0.0, present=engine is not None), decoder.config.vocab
-    verifier = Verifier(decoder.logits, find_grammar, None, stage if ahead else None)
+    verifier = Verifier(
+        decoder.logits, find_grammar, None, stage if ahead else None, captured_tokens=captured
+    )
     sequencer = Sequencer(
         1, budget, table, waits, vocabulary=vocabulary, runs_ahead=lambda: verifier.runs_ahead
     )

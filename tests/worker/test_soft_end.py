@@ -16,7 +16,7 @@ from specsot.grammar import SentenceEnds
 from specsot.params import Form, Sampling
 from specsot_worker.core.accept import DecodeState, accept_tree
 from specsot_worker.core.soft_end import SoftEndRule, make_rule
-from specsot_worker.sampling import TargetQuery, find_targets
+from specsot_worker.sampling import TargetQuery, choose_on_device, find_targets, read_targets, takes_argmax
 
 TEXTS = (None, b"It", b" rains", b".", b" The", b" sun", b" shines", b"5", b" and", b"\n", b" ", b"3")
 VOCABULARY = describe(TEXTS)
@@ -118,3 +118,10 @@ def test_targets_are_changed_however_they_are_found(at_once: bool, sampling: Sam
     assert found == [[END, SUN], [THE, SUN]]
     on_device = not sampling.penalises and (at_once or sampling.temperature == 0)
     assert mispredicted == ([1] if on_device else []), "the device knows another token"
+    if all(map(takes_argmax, queries)):
+        mispredicted.clear()
+        tokens = choose_on_device(logits, ())
+        assert read_targets(tokens, queries, lambda _: None, mispredicted.append) == found
+        assert mispredicted == [1]
+        assert read_targets(tokens, queries, None, mispredicted.append) == found
+        assert mispredicted == [1], "the device was told of no tokens"

@@ -31,7 +31,8 @@ from specsot.service.options import ModelOptions
 from specsot.service.runtime_env import return_freed_memory
 from specsot.transport.pending_rows import use_device
 from specsot_kernels.cpu.compiling import is_compiling
-from specsot_model.cuda_graphs import compile_steps, measure_rows
+from specsot_model.captured_tokens import CapturedTokens
+from specsot_model.cuda_graphs import GraphCapture, compile_steps, measure_rows
 from specsot_model.decoder import Decoder, Loaded
 from specsot_model.device_speed import alone_on, copy_speed, device_name, measured_bytes
 from specsot_model.fp8 import runs_kernels
@@ -53,7 +54,7 @@ from specsot_model.weights import WeightFiles, Weights
 from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.memory import LayerMemory
 from specsot_worker.penalties import without_tokens
-from specsot_worker.sampling import compile_draws
+from specsot_worker.sampling import choose_on_device, compile_draws
 from specsot_worker.stage import DecoderStage
 from specsot_worker.stage_provider import StageRunner
 from specsot_worker.verifier import Verifier
@@ -452,23 +453,26 @@ class StageLoader:
             no features.
 
         If the layers can be captured, the kernels of the lm_head and of sampling are compiled now, unless
-        that was done before. Without a tokenizer, no token is excluded and sequences have no soft ends.
+        that was done before, and CUDA graphs that choose tokens are captured. Without a tokenizer, no token
+        is excluded and sequences have no soft ends.
         """
         self._read_vocabulary()
         decoder = self._load(stage.layers)
         width = configuration.width_at(stage.layers)
         ring = FeatureRing(width, decoder.dtype, decoder.device) if width else None
         logits = without_tokens(decoder.logits, self._token_bytes.unnamed if self._has_text else ())
+        captured_tokens = None
         if decoder.capturable:
             _compile_logits(decoder)
             _await_kernels()
+            captured_tokens = capture_tokens(decoder, logits)
         ahead = stage if isinstance(stage, DecoderStage) else None
         sentences = sentence_ends(self._token_bytes) if self._has_text else None
         if self._has_text:
             # Only the last stage needs the tables of grammars. They take seconds of processor time, which
             # would slow down loading, and falsify the measured time of a layer, if they were begun before.
             prebuild(self._token_bytes, idle_seconds)
-        return Verifier(logits, self._find_grammar, ring, ahead, sentences)
+        return Verifier(logits, self._find_grammar, ring, ahead, sentences, captured_tokens)
 
     def _read_vocabulary(self) -> None:
         """Read the vocabulary now, so that the first request, or the forming of an epoch, does not wait for
@@ -695,6 +699,26 @@ def _compile_logits(decoder: Decoder) -> None:
         compile_draws(logits[0])
 
     compile_ahead(run_all)
+
+
+def capture_tokens(decoder: Decoder, logits: Callable[[torch.Tensor], torch.Tensor]) -> CapturedTokens | None:
+    """Return CUDA graphs that choose the argmax of logits. None if the lm_head cannot be captured.
+
+    decoder: The layer range.
+    logits: Returns the logits of `decoder`, perhaps without some tokens.
+    """
+    if not decoder.captures_logits:
+        return None
+
+    def choose(hidden: torch.Tensor) -> torch.Tensor:
+        """Return the argmax after each row, int32 [num_rows].
+
+        hidden: Hidden states after the last layer, [num_rows, hidden_size].
+        """
+        return choose_on_device(logits(hidden), ())
+
+    with timed_phase("captured graphs", what="tokens"):
+        return CapturedTokens(choose, decoder.config.hidden, decoder.dtype, decoder.device, GraphCapture())
 
 
 def _await_kernels() -> None:

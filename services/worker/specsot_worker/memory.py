@@ -19,6 +19,7 @@ from specsot_model.memory_fit import (
     bytes_read_per_token,
     kv_page_bytes,
     step_bytes,
+    token_bytes,
     weight_bytes_of,
     weights_of,
 )
@@ -195,7 +196,11 @@ class LayerMemory:
         wide = not invariant and self._wide(layers, room)
         if not captured:
             return 0
-        return step_bytes(self.config, self.dtype.itemsize, width, wide, invariant, small_steps)
+        steps = step_bytes(self.config, self.dtype.itemsize, width, wide, invariant, small_steps)
+        # The last stage also captures the choice of tokens, see `CapturedTokens`.
+        is_last = layers is None or layers.last == self.config.layers
+        chooses = is_last and self.options.tensor_parallel == 1
+        return steps + (token_bytes(self.config.vocab) if chooses else 0)
 
     def _wide(self, layers: Range | None, room: int | None) -> bool:
         """Return whether frames of prompts only may have more tokens than others (see

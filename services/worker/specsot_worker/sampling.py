@@ -109,6 +109,19 @@ def choose_on_device(logits: torch.Tensor, requests: Sequence[DrawRequest]) -> t
     return torch.tensor(chosen, dtype=torch.int32, device=logits.device)
 
 
+def read_tokens(tokens: torch.Tensor, meanwhile: Meanwhile | None = None) -> list[int | None]:
+    """Return target token ids that `choose_on_device` has chosen. None for a row whose logits are not finite.
+
+    tokens: int32 [num_rows], on any device.
+    meanwhile: Called before the host waits for a GPU; see `choose_tokens`.
+    """
+    if tokens.is_cuda and HAS_KERNEL:
+        from specsot_kernels.gpu import drawing
+
+        return drawing.read_tokens(tokens, meanwhile)
+    return [token if token >= 0 else None for token in tokens.tolist()]
+
+
 def compile_draws(logits: torch.Tensor) -> None:
     """Compile the GPU's sampling kernels before the first request needs them. Nothing happens on a CPU.
 
@@ -395,18 +408,67 @@ def find_targets(
     asked = _walk(logits, list(walks.values()))
     for walk in asked if early_work else ():
         mispredicted(walk.query.state.opening.sequence)
-    found = [best[row : row + len(tree.tokens)] for _, row, tree, _, _ in queries]
+    found = _targets_of(best, queries)
     for number, walk in walks.items():
         found[number] = walk.targets
+    _end_all_softly(queries, found, mispredicted if early_work else None)
+    return found
+
+
+def takes_argmax(query: TargetQuery) -> bool:
+    """Return whether the argmax of each row of logits is all that is needed of them: no target is drawn or
+    changed by biases, masks or barred tokens, and no log-probabilities are asked for.
+
+    query: The query for the targets of one segment.
+    """
+    state = query.state
+    return state.takes_argmax and not query.masks and state.opening.logprobs is None
+
+
+def read_targets(
+    tokens: torch.Tensor,
+    queries: Sequence[TargetQuery],
+    meanwhile: Meanwhile | None = None,
+    mispredicted: Callable[[int], None] = lambda _: None,
+) -> list[Targets]:
+    """Return what `find_targets` does for queries of which each `takes_argmax`.
+
+    tokens: The argmax of each row of logits, int32 [num_rows], see `choose_on_device`.
+    queries: One for each tree.
+    meanwhile: Called before the host waits for a GPU; see `find_targets`.
+    mispredicted: See `find_targets`.
+    """
+    found = _targets_of(read_tokens(tokens, meanwhile), queries)
+    _end_all_softly(queries, found, mispredicted if meanwhile else None)
+    return found
+
+
+def _targets_of(best: Targets, queries: Sequence[TargetQuery]) -> list[Targets]:
+    """Return the targets of each query, one for each node.
+
+    best: Target of each row of the frame's logits.
+    queries: One for each tree.
+    """
+    return [best[row : row + len(tree.tokens)] for _, row, tree, _, _ in queries]
+
+
+def _end_all_softly(
+    queries: Sequence[TargetQuery], found: list[Targets], mispredicted: Callable[[int], None] | None
+) -> None:
+    """Put an end token into the targets of each query whose soft end wants one.
+
+    queries: One for each tree.
+    found: Targets of each query; changed in place.
+    mispredicted: Called with the id of each sequence of which a target has changed. None: nothing is called.
+    """
     soft_ends = [number for number, one in enumerate(queries) if one.state.soft_end]
     for number in soft_ends:
         one = queries[number]
         softly = end_softly(one, found[number])
         # The rule returns the same list if it changes no target.
-        if early_work and softly is not found[number]:
+        if mispredicted and softly is not found[number]:
             mispredicted(one.state.opening.sequence)
         found[number] = softly
-    return found
 
 
 def end_softly(query: TargetQuery, targets: Targets) -> Targets:

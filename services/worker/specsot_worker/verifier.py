@@ -31,6 +31,7 @@ from specsot.core.tree import Tree, first_nodes, single
 from specsot.core.tree_parts import is_decided, tree_of
 from specsot.grammar import Grammar, IsolatedGrammar, SentenceEnds, SpellingHabits
 from specsot.members import RowsOf
+from specsot_model.captured_tokens import CapturedTokens
 from specsot_model.inference import inference_mode
 from specsot_model.kv import indices
 from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, accept_tree, grammar_masks
@@ -51,6 +52,8 @@ from specsot_worker.sampling import (
     choose_on_device,
     end_softly,
     find_targets,
+    read_targets,
+    takes_argmax,
 )
 
 log = structlog.get_logger()
@@ -153,6 +156,7 @@ class Verifier:
         ring: FeatureRing | None = None,
         stage: OverlapsSteps | None = None,
         sentences: SentenceEnds | None = None,
+        captured_tokens: CapturedTokens | None = None,
     ) -> None:
         """Start without sequences.
 
@@ -161,8 +165,10 @@ class Verifier:
         ring: Keeps features for the drafter. None if the drafter wants none.
         stage: The stage that can launch the next frame speculatively. None if there is none.
         sentences: Finds ends of sentences, for soft ends. None if the model has no tokenizer.
+        captured_tokens: Chooses the argmax of these logits in CUDA graphs. None if they are not captured.
         """
         self._logits = logits
+        self._captured_tokens = captured_tokens
         self._find_grammar = find_grammar
         self._sentences = sentences
         # State of the decoding sequences, by id.
@@ -343,6 +349,7 @@ class Verifier:
         openings = [state.opening for state in states]
         draws = any(opening.sampling.temperature > 0 for opening in openings)
         biases = RowBiases([opening.sampling for opening in openings])
+        changed = draws or any(opening.sampling.logit_bias for opening in openings)
 
         def choose(hidden: torch.Tensor, number: int) -> torch.Tensor:
             """Return the tokens that follow one pass, int32 [num_sequences] on the device.
@@ -350,6 +357,10 @@ class Verifier:
             hidden: Hidden states after the pass, [num_sequences, hidden_size].
             number: Number of the pass, from 0 on.
             """
+            captured = None if changed else self._captured_tokens
+            if captured and (tokens := captured(hidden)) is not None:
+                # The next pass overwrites the tokens, which are read after the last pass.
+                return tokens.clone()
             requests = list[DrawRequest]()
             if draws:
                 requests = [
@@ -468,8 +479,9 @@ class Verifier:
 
         Tokens of prompt chunks are recorded first: appended to the tokens of their sequences, and for
         decoding sequences also in their states, see `DecodeState.read_prompt`. Targets are those of
-        `find_targets`; log-probabilities are added for sequences that ask for them. The next step is launched
-        here only if every sequence certainly feeds its one new token and `quiet` returns True.
+        `find_targets`; log-probabilities are added for sequences that ask for them. If the argmax of every
+        row is all that is needed, CUDA graphs choose the tokens, where they are captured. The next step is
+        launched here only if every sequence certainly feeds its one new token and `quiet` returns True.
         """
         self._scores.read(frame)
         # Segments after which a token is chosen, and their queries.
@@ -510,17 +522,26 @@ class Verifier:
         next_step = self._next_step
         if frame.extra_passes and next_step and next_step.chosen:
             return self._outcomes_of_passes(frame, decoding, queries, next_step, next_step.chosen)
+        tokens = None
         if logits is None:
             hidden = frame.hidden
             assert hidden is not None
             if unneeded:
                 needed = sorted({*range(first)}.difference(unneeded))
                 hidden = hidden[indices(needed, hidden.device)]
-            logits = self._logits(hidden)
-        # The device computes the logits meanwhile.
+            if self._captured_tokens and all(map(takes_argmax, queries)):
+                tokens = self._captured_tokens(hidden)
+            if tokens is None:
+                logits = self._logits(hidden)
+        # The device computes the tokens meanwhile.
         steady = next_step is not None and self._steady(frame, queries)
         meanwhile = None if self._pending else partial(self.colocated.start, frame)
-        found = find_targets(logits, queries, meanwhile=meanwhile, mispredicted=self.colocated.discard)
+        mispredicted = self.colocated.discard
+        if logits is not None:
+            found = find_targets(logits, queries, meanwhile=meanwhile, mispredicted=mispredicted)
+        else:
+            assert tokens is not None
+            found = read_targets(tokens, queries, meanwhile, mispredicted)
         if next_step and steady and self.quiet() and not self._feeds_forced(queries, found):
             # A first token does not wait until several passes have been launched.
             has_first_tokens = any(isinstance(one, PromptChunk) for one in frame.segments)
@@ -530,7 +551,9 @@ class Verifier:
             self._outcome(segment, query.state, targets, draft_paused)
             for segment, query, targets in zip(decoding, queries, found)
         ]
-        return {one.sequence: one for one in add_logprobs(outcomes, queries, logits)}
+        if logits is not None:
+            outcomes = add_logprobs(outcomes, queries, logits)
+        return {one.sequence: one for one in outcomes}
 
     def _outcomes_of_passes(
         self,

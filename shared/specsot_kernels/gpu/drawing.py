@@ -51,9 +51,18 @@ def choose_tokens(
         the tokens on the device: int32 [rows], negative for None; it must not call `choose_tokens` itself. On
         a CPU it is not called. None: nothing is called.
     """
-    tokens = choose_on_device(logits, settings)
-    if meanwhile is not None and logits.is_cuda:
-        memory = _host_tokens(logits.device, get_ident())
+    return read_tokens(choose_on_device(logits, settings), meanwhile)
+
+
+def read_tokens(tokens: Tensor, meanwhile: Callable[[Tensor], None] | None = None) -> list[int | None]:
+    """Return tokens that a device has chosen; None in place of negative numbers. The host waits for the
+    device once.
+
+    tokens: int32 [rows].
+    meanwhile: work that the host does while the device computes; see `choose_tokens`.
+    """
+    if meanwhile is not None and tokens.is_cuda:
+        memory = _host_tokens(tokens.device, get_ident())
         memory.start_copy(tokens)
         meanwhile(tokens)
         numbers = memory.read()
