@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
-from itertools import accumulate, chain
+from itertools import accumulate
 from threading import Lock
 from typing import Literal
 
@@ -36,7 +36,7 @@ from specsot_model.decoder import Decoder
 from specsot_model.delta_pages import WalkedPages
 from specsot_model.graph_tables import FrameTables, PromptTables, frame_tables, heads_per_tile
 from specsot_model.inference import inference_mode
-from specsot_model.kv import KVPages, Moves, Staging, size_of, views
+from specsot_model.kv import KVPages, Staging, aligned, joined, size_of, views
 from specsot_model.step_rows import FilledStep, Outputs, StepRows, device_tree_entry
 
 # Rows. Sizes of graphs for any frame. Untuned.
@@ -518,7 +518,6 @@ class _CapturedStep:
         """
         config = decoder.config
         self.device = decoder.device
-        self._rows = rows
         self._kv = kv
         group = heads_per_tile(config)
         self._tables: Sequence[FrameTables] | Sequence[PromptTables]
@@ -527,8 +526,13 @@ class _CapturedStep:
         else:
             self._tables = frame_tables(decoder, kv, rows, kind == "short", hidden)
         self._moves = MAX_GRAPH_MOVES if rows >= MIN_ROWS_WITH_MOVES else 0
-        # The table of a frame that moves nothing. It is never written to.
-        self._no_moves = np.full((2, self._moves), -1, np.int32)
+        # Moves, tokens, positions and slots of a frame that has no rows and moves nothing, as `Staging.send`
+        # lays them out. It is never written to.
+        no_slots = np.full(rows, -1, np.int32)
+        nothing = np.zeros_like(no_slots)
+        self._no_rows = joined([np.full((2, self._moves), -1, np.int32), nothing, nothing, no_slots])
+        # Where tokens, positions and slots begin in these tables.
+        self._firsts = range(aligned(2 * self._moves), len(self._no_rows), aligned(rows))
         self._walked = kv if isinstance(kv, WalkedPages) else None
         self._walk_room = walks = self._walked.table_sizes(rows) if self._walked else None
         own_shapes = (2, self._moves), (rows,), (rows,), (rows,), *(walks.shapes if walks else ())
@@ -592,13 +596,13 @@ class _CapturedStep:
         """Return the tables of a frame, int32, which are the same on all devices; None if the frame does not
         fit.
 
-        The first table is for the tokens, which `send` fills in. The order is: tokens, positions, slots,
-        tables of gated delta layers if there are any, attention's tables. Rows after the frame's own have
-        slot -1. The frame must not have more rows than the graph.
+        The first array holds moves, tokens, which `send` fills in, positions, and slots. Tables of gated
+        delta layers follow, if there are any, then attention's tables. Moves after the frame's own are -1,
+        and so are all moves if they do not fit the graph's table; rows after the frame's own have slot -1.
+        The frame must not have more rows than the graph.
 
         rows: The frame as this range receives it: tokens or hidden states, positions, slots, spans, moves.
         """
-        count = len(rows.positions)
         filled = list[Numbers]()
         for tables in self._tables:
             if (parts := tables.fill(rows.spans)) is None:
@@ -611,10 +615,17 @@ class _CapturedStep:
             if (parts := self._walked.fill(rows.spans, rows.moves, self._walk_room)) is None:
                 return None
             walk = parts
-        heads = np.zeros((3, self._rows), np.int32)
-        heads[2, count:] = -1
-        heads[1, :count], heads[2, :count] = rows.positions, rows.slots
-        return [*heads, *walk, *filled]
+        numbers = self._no_rows.copy()
+        count = len(rows.positions)
+        _, positions, slots = self._firsts
+        numbers[positions : positions + count] = rows.positions
+        numbers[slots : slots + count] = rows.slots
+        moves = rows.moves
+        if 0 < len(moves) <= self._moves:
+            sources, targets = zip(*moves)
+            numbers[: len(moves)] = sources
+            numbers[self._moves : self._moves + len(moves)] = targets
+        return [numbers, *walk, *filled]
 
     def send(
         self, filled: FilledStep, staging: Staging, entry: Sequence[int] | Numbers | Tensor | None
@@ -622,7 +633,7 @@ class _CapturedStep:
         """Copy the tables of a frame to the device.
 
         `filled.numbers[0]` receives the tokens if the range begins with the embedding. KV moves that do not
-        fit the graph's table are done before the copy.
+        fit the graph's table are done first.
 
         entry: Tokens or hidden states; None if this device is not where the rows enter. Tokens may be a
             tensor on the device.
@@ -632,8 +643,12 @@ class _CapturedStep:
         if entry is not None and self._hidden is not None:
             self._hidden[: len(entry)] = torch.as_tensor(entry)
         elif entry is not None and not isinstance(entry, Tensor):
-            filled.numbers[0][: len(entry)] = entry
-        staging.send([self._moves_table(filled.rows.moves), *filled.numbers], self._numbers)
+            first = self._firsts[0]
+            filled.numbers[0][first : first + len(entry)] = entry
+        moves = filled.rows.moves
+        if len(moves) > self._moves:
+            self._kv.move(moves)
+        staging.send(filled.numbers, self._numbers)
         if self._hidden is None and isinstance(entry, Tensor):
             self._tokens[: len(entry)] = entry
 
@@ -650,24 +665,6 @@ class _CapturedStep:
         """
         hidden, fused = self._first_outputs(count)
         return hidden.clone(), None if fused is None else fused.clone()
-
-    def _moves_table(self, moves: Moves) -> Numbers:
-        """Return the moves [2, num_moves] that the graph does itself, padded with -1.
-
-        If there are more than the graph has room for, they are done here, before the graph.
-
-        moves: All KV moves (source slot, target slot) of the frame. Empty: all entries are -1.
-        """
-        if not moves:
-            return self._no_moves
-        table = self._no_moves.copy()
-        if len(moves) <= self._moves:
-            # Making an array from a list of pairs takes twice as long as from single numbers.
-            slots = np.fromiter(chain.from_iterable(moves), np.int32, 2 * len(moves))
-            table[:, : len(moves)] = slots.reshape(-1, 2).T
-        else:
-            self._kv.move(moves)
-        return table
 
 
 # Rows. Batch sizes at which the cost curve of a range is measured. Untuned.

@@ -42,8 +42,8 @@ class FilledStep:
 
     rows: the frame's rows.
     steps: the captured graphs of the chosen bucket, one per device.
-    numbers: the int32 tables in the order in which they are sent to the device; the first table holds the
-        token ids.
+    numbers: the int32 tables in the order in which they are sent to the device; the first array holds moves,
+        token ids, positions and slots.
     """
 
     rows: StepRows

@@ -312,7 +312,7 @@ def test_sequences_of_a_few_rows_each_have_graphs_of_their_own(
     tokens = [7 + number for number in range(len(at))]
     step = StepRows(tokens, at, slots, spans)
     filled = there(steps.fill(step))
-    assert len(filled.numbers[0]) == rows
+    assert len(filled.numbers[0]) == 2 * MAX_GRAPH_MOVES + 3 * rows
     entry, turns, places = (torch.tensor(each, device=DEVICE) for each in (tokens, at, slots))
     plan = plan_readings(spans, 16, 2, "packed", KIND, DEVICE)
     wanted, _ = plain.forward(plain.embed(entry), turns, places, plan, kvs[0])
