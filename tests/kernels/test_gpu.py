@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAUNCHES = 2 if torch.cuda.is_available() else 1  # the second is by what the first one compiled
+import triton  # noqa: E402
 from triton.compiler import CompiledKernel  # noqa: E402
 
 from specsot_kernels import gpu  # noqa: E402
@@ -208,11 +210,13 @@ def test_kernels_are_for_gpus() -> None:
 class Compiled(CompiledKernel):
     """Tells what it is launched with, after the name of what was compiled."""
 
+    function, packed_metadata = "function", "metadata"
+
     def __init__(self, name: str, told: list[Any]) -> None:
         self.name, self.told = name, told
 
-    def __getitem__(self, grid: Any) -> Any:
-        return lambda *given, **_: self.told.append((self.name, grid, given))
+    def run(self, *given: Any) -> None:
+        self.told.append((self.name, *given))
 
 
 class Source:
@@ -229,7 +233,11 @@ class Source:
         return launched
 
 
-def test_a_kernel_of_the_same_kind_is_launched_as_it_was_compiled() -> None:
+def test_a_kernel_of_the_same_kind_is_launched_as_it_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the current stream, and without hooks."""
+    streams = {3: 77}
+    active = SimpleNamespace(get_current_device=lambda: 3, get_current_stream=streams.__getitem__)
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=active))
     told = list[Any]()
     kernel, grid = Source(told), (2, 1, 1)
     for given in (1, 2):
@@ -238,7 +246,7 @@ def test_a_kernel_of_the_same_kind_is_launched_as_it_was_compiled() -> None:
     launching.launch(Source(told), grid, ("fp32",), (4,))
     assert told == [
         ("source", grid, (1,), {"num_warps": 1}),
-        ("compiled for (1,)", grid, (2,)),
+        ("compiled for (1,)", *grid, 77, "function", "metadata", None, None, None, 2),
         ("source", grid, (3,), {}),
         ("source", grid, (4,), {}),
     ]

@@ -262,7 +262,8 @@ def launch(
     kernel was launched before with the same specialization, Triton's inspection of each argument is skipped,
     which is most of the cost of a launch.
 
-    In Triton's interpreter nothing is compiled, and nothing is remembered.
+    In Triton's interpreter nothing is compiled, and nothing is remembered. Triton's launch hooks
+    (`triton.knobs.runtime.launch_enter_hook`) are called only at the first launch of a specialization.
 
     run: the kernel, a function that `kernel` decorated.
     grid: number of programs in each dimension.
@@ -281,7 +282,14 @@ def launch(
     key = (run.fn, *specialization)
     compiled = None if _only_compiles.get() else _compiled.get(key)
     if compiled is not None:
-        compiled[grid](*addresses, *arguments[len(addresses) :])
+        driver: Any = triton.runtime.driver.active
+        stream = driver.get_current_stream(driver.get_current_device())
+        # `compiled[grid]` launches in the same way, but it also makes a dictionary and calls the hooks of
+        # profilers for each launch, even if there are none.
+        compiled.run(
+            *(*grid, stream, compiled.function, compiled.packed_metadata, None, None, None),
+            *(*addresses, *arguments[len(addresses) :]),
+        )
         return
     launched = run[grid](*arguments, **options)
     # Triton's interpreter returns no compiled kernel.
