@@ -7,6 +7,8 @@ The rule is that of `selection.best_each` and `selection.build_trees` in the dra
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import triton.language as tl
 
 from specsot_kernels.gpu.growing import order_of
@@ -20,12 +22,16 @@ from specsot_kernels.gpu.launching import (
 from specsot_kernels.growing import WORD, CandidatePool, ChoiceNumbers, TreeRows
 
 
-def choose_rows(
+def prepare_choose_rows(
     pool: CandidatePool, numbers: ChoiceNumbers, rows: TreeRows, nodes: int, vocabulary: int
-) -> None:
-    """Write the rows of all trees, `nodes` rows for each tree, tree after tree.
+) -> Callable[[], None]:
+    """Return a function that writes the rows of all trees, `nodes` rows for each tree, tree after tree.
 
-    The root's row must have been written before; its position determines those of the other nodes. A
+    The selections of many steps lie in the same arrays. So the addresses, types and alignments of these
+    arrays, which a launch needs, are looked up here once. The function may be called again after the contents
+    of the arrays have changed. It launches the kernel without waiting for it.
+
+    The root's row must have been written before the call; its position determines those of the other nodes. A
     candidate's value is its score plus the trust of its depth, at most 0. The `nodes` - 1 candidates with the
     highest values are chosen; of candidates with equal values, the one with the lower number.
     `numbers.ranks` and `numbers.chosen` are overwritten.
@@ -46,12 +52,22 @@ def choose_rows(
     assert nodes - 1 <= min(candidates, 2 * WORD - 1), "too many nodes"
     arrays = (*rows, pool.tokens, pool.scores, pool.parents, *numbers)
     wide = power_of_two(candidates)
-    with on_device_of(pool.scores):
-        launch(
-            _choose, (trees, 1, 1), (*array_specialization(*arrays), wide),
-            (*arrays, pool.tokens.stride(0), pool.scores.stride(0), candidates, nodes, vocabulary,
-             rows.bits.stride(0), numbers.trust.numel(), wide, WORD), num_warps=8 if wide > 256 else 4,
-        )  # fmt: skip
+    specialization = (*array_specialization(*arrays), wide)
+    addresses = tuple([array.data_ptr() for array in arrays])
+    sizes = (
+        *(pool.tokens.stride(0), pool.scores.stride(0), candidates, nodes, vocabulary),
+        *(rows.bits.stride(0), numbers.trust.numel(), wide, WORD),
+    )
+
+    def choose_rows() -> None:
+        """Launch the kernel, without waiting for it."""
+        with on_device_of(pool.scores):
+            launch(
+                _choose, (trees, 1, 1), specialization, (*arrays, *sizes), addresses,
+                num_warps=8 if wide > 256 else 4,
+            )  # fmt: skip
+
+    return choose_rows
 
 
 @kernel_of_any(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import is_
 
 import numpy as np
 import torch
@@ -95,7 +97,9 @@ class DeviceChoice(OverlappedWork):
 
 
 class TreeChooser:
-    """Buffers for the inputs and outputs of the kernel `choose_rows`, which hold one selection at a time."""
+    """Buffers for the inputs and outputs of the kernel of `prepare_choose_rows`. They hold one selection at a
+    time.
+    """
 
     def __init__(self, trees: int, candidates: int, levels: int, device: torch.device) -> None:
         """Allocate the buffers.
@@ -122,10 +126,15 @@ class TreeChooser:
         # not sent again then.
         self._sent: tuple[tuple[int, ...], list[float]] = ((), [])
         self._copied = torch.cuda.Event() if on_gpu else None
-        # Numbers of trees and of nodes of the last selection, and its arrays. Those of the next selection are
-        # mostly the same.
-        self._size = (0, 0)
-        self._buffers: tuple[ChoiceNumbers, Tensor, Tensor]
+        # The last selection, which the next one mostly resembles: its numbers of trees and of nodes, and the
+        # number of token ids; the candidates and the rows that were written; the launch of its kernel; and
+        # where its result lies on the device and on the host.
+        self._size = (0, 0, 0)
+        self._grown: GrownPool | None = None
+        self._rows: TreeRows | None = None
+        self._choose_rows: Callable[[], None]
+        self._chosen_part: Tensor
+        self._host_part: Tensor
 
     def warm_up(self, grown: GrownPool) -> None:
         """Compile the kernel, so that no request waits for that.
@@ -139,19 +148,16 @@ class TreeChooser:
         self.choose(DeviceChoice((0,), 2, (0,), grown, np.zeros(1)), rows, 1)
 
     def choose(self, choice: DeviceChoice, rows: TreeRows, vocabulary: int) -> None:
-        """Launch the selection, and the copy of its result to the host. See `choose_rows`.
+        """Launch the selection, and the copy of its result to the host. See `prepare_choose_rows`.
 
         choice: The trees, their number of nodes, and the candidates.
         rows: Tensors of the next step that get tokens, positions and ancestors of the nodes.
         vocabulary: Number of token ids of the base model.
 
-        Factors for depths beyond the chooser's levels are ignored.
+        Factors for depths beyond the chooser's levels are ignored. The launch of the kernel is prepared anew
+        if the sizes, the candidates or the tensors are others than those of the last selection.
         """
-        from specsot_kernels.gpu.choosing import choose_rows
-
         trees = len(choice.places)
-        num_nodes = choice.nodes - 1
-        grown = choice.grown
         numbers = choice.places, choice.trust.tolist()
         if numbers != self._sent:
             self._sent = numbers
@@ -159,27 +165,36 @@ class TreeChooser:
             trust = np.zeros(self._levels, np.float32)
             places[:trees], trust[: len(choice.trust)] = choice.places, choice.trust[: self._levels]
             self._staging.send([places, trust.view(np.int32)], self._numbers)
-        if (trees, num_nodes) != self._size or self._buffers[0].depths is not grown.depths:
-            self._size = trees, num_nodes
-            self._buffers = self._buffers_of(trees, num_nodes, grown.depths)
-        buffers, chosen, host = self._buffers
-        choose_rows(grown.pool, buffers, rows, choice.nodes, vocabulary)
-        host.copy_(chosen, non_blocking=True)
+        size = trees, choice.nodes, vocabulary
+        # Tensors are compared by identity: the graphs of the next step have the same ones in every step.
+        known = self._rows is not None and all(map(is_, rows, self._rows))
+        if not known or size != self._size or choice.grown is not self._grown:
+            self._size = size
+            self._grown = choice.grown
+            self._rows = rows
+            self._prepare(trees, choice.nodes - 1, choice.grown, rows, vocabulary)
+        self._choose_rows()
+        self._host_part.copy_(self._chosen_part, non_blocking=True)
         if self._copied:
-            self._copied.record(torch.cuda.current_stream(chosen.device))
+            self._copied.record(torch.cuda.current_stream(self._chosen.device))
 
-    def _buffers_of(self, trees: int, nodes: int, depths: Tensor) -> tuple[ChoiceNumbers, Tensor, Tensor]:
-        """Return the arrays of the kernel for a selection, and where its result lies on the device and on the
-        host, int32 [trees * nodes] each.
+    def _prepare(self, trees: int, nodes: int, grown: GrownPool, rows: TreeRows, vocabulary: int) -> None:
+        """Prepare selections of some size: set `_choose_rows`, and where the result lies on the device and on
+        the host, int32 [trees * nodes] each.
 
         trees: Number of trees of the selection.
         nodes: Number of nodes of each tree, without its root.
-        depths: Depth of each candidate, int32 [n], on the device.
+        grown: The candidates.
+        rows: Tensors that get tokens, positions and ancestors of the nodes.
+        vocabulary: Number of token ids of the base model.
         """
-        ranks = self._ranks[: trees * len(depths)]
-        chosen = self._chosen[: trees * nodes]
-        arrays = self._places, depths, self._trust, ranks, chosen.view(trees, nodes)
-        return ChoiceNumbers(*arrays), chosen, self._host[: trees * nodes]
+        from specsot_kernels.gpu.choosing import prepare_choose_rows
+
+        ranks = self._ranks[: trees * len(grown.depths)]
+        self._chosen_part = chosen = self._chosen[: trees * nodes]
+        self._host_part = self._host[: trees * nodes]
+        numbers = ChoiceNumbers(self._places, grown.depths, self._trust, ranks, chosen.view(trees, nodes))
+        self._choose_rows = prepare_choose_rows(grown.pool, numbers, rows, nodes + 1, vocabulary)
 
     def read(self, trees: int, nodes: int) -> Numbers:
         """Wait for the last selection and return the numbers of the candidates in it, int32 [trees, nodes],
