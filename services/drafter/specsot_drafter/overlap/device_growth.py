@@ -74,13 +74,17 @@ class DeviceGrowth(AsyncGrowth):
         The batch counts as the sequence's batch of this step from then on, whatever the result is. This
         method is called only for heads that read features, whose row numbers are token positions.
         """
-        if feature_batch.sequence in self.observed:
+        sequence = feature_batch.sequence
+        if sequence in self.observed:
             return False
-        self.observed.add(feature_batch.sequence)
-        place = (
-            None if feature_batch.sequence in self.mispredicted else self.places.get(feature_batch.sequence)
+        self.observed.add(sequence)
+        # No batch begins at the row of NOWHERE.
+        row = self.places.get(sequence, NOWHERE)[1]
+        return (
+            row == feature_batch.start
+            and len(feature_batch.tokens) <= self.due
+            and sequence not in self.mispredicted
         )
-        return place is not None and place[1] == feature_batch.start and len(feature_batch.tokens) <= self.due
 
     def take(self, sequences: Sequence[FollowedRows | None]) -> list[DueRows]:
         """Return the due rows of some sequences, and confirm the growth, if the device computes exactly these

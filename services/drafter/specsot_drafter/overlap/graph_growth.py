@@ -226,6 +226,8 @@ class TreeGraphs:
             )
             for size in sizes
         }
+        # The answers of `_graph_for`, by numbers of trees and levels.
+        self._graphs_for = dict[tuple[int, int], _TreeGraph | None]()
         self._chooser = TreeChooser(
             max(trees), max(sum(size.level_sizes) for size in sizes), levels, head.device
         )
@@ -243,6 +245,20 @@ class TreeGraphs:
         self._pools = {graph: graph.grown(self._chooser) for graph in self._graphs.values()}
         for pool in filter(None, self._pools.values()):
             self._chooser.warm_up(pool)
+
+    def _graph_for(self, trees: int, levels: int) -> _TreeGraph | None:
+        """Return the smallest graph that has room for so many trees and levels. Return None if no graph has.
+
+        trees: Number of trees.
+        levels: Number of levels.
+
+        Each answer is kept, because most steps have as many trees and levels as the step before.
+        """
+        size = trees, levels
+        if size not in self._graphs_for:
+            place = bucket_of(trees, self._trees) or 0, bucket_of(levels, self._levels) or 0
+            self._graphs_for[size] = self._graphs.get(place)
+        return self._graphs_for[size]
 
     def run(self, inputs: Sequence[GraphInput], levels: int) -> Candidates | None:
         """Grow one tree per input and return all candidates, in the order of `TreeGrowth`. Return None if no
@@ -272,9 +288,8 @@ class TreeGraphs:
         There is no room if there are more trees than the largest graph has, if the levels are more than the
         deepest, or if the sequences have too many pages or nodes.
         """
-        deep = bucket_of(levels, self._levels) or 0
         segments = trees.segments
-        graph = self._graphs.get((bucket_of(len(segments), self._trees) or 0, deep))
+        graph = self._graph_for(len(segments), levels)
         read = graph.begin_async(trees, targets, features, ids, self._staging) if graph else None
         if graph is None or read is None:
             return None
@@ -298,8 +313,7 @@ class TreeGraphs:
         """
         max_trees = max(self._trees)
         grown = list[Grown]()
-        deep = bucket_of(levels, self._levels) or 0
-        graph = self._graphs.get((bucket_of(len(inputs), self._trees) or max_trees, deep))
+        graph = self._graph_for(min(len(inputs), max_trees), levels)
         for first in range(0, len(inputs), max_trees):
             batch = inputs[first : first + max_trees]
             run = graph.begin(batch, self._staging) if graph else None
@@ -556,8 +570,6 @@ class _TreeGraph:
             # buffer: [due | asked | leads | grown | page tables | windows | trees | tokens | parents]
             # the first six parts are `tables`, the last three are `numbers`
         """
-        from specsot_kernels.gpu.accepting import prepare_accept_rows
-
         tables = self._tables_of(trees)
         numbers = verified_numbers(trees)
         if tables is None or numbers is None:
@@ -565,6 +577,8 @@ class _TreeGraph:
         # As many trees with as many nodes lie at the same addresses as those of the step before.
         place = len(tables), len(trees.segments), len(numbers[-1])
         if place != self._verified_at:
+            from specsot_kernels.gpu.accepting import prepare_accept_rows
+
             self._verified_at = place
             windows = place[1], 1 + self._window_pages
             shapes = windows, *[one.shape for one in numbers]

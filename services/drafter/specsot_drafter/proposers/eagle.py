@@ -79,7 +79,8 @@ class EagleProposer(TreeProposer):
         it is named, too.
         """
         followed = [self._followed.get(sequence.id) for sequence in sequences]
-        return sum([one.due for one in followed if one]) + sum(one.due for one in self._prefilling())
+        num_due = sum([one.due for one in followed if one])
+        return num_due + sum([one.due for one in self._prefilling()]) if self._without_root else num_due
 
     def open(self, sequence: DraftSequence) -> None:
         """Follow a sequence from its start or from its fork.
@@ -110,18 +111,19 @@ class EagleProposer(TreeProposer):
         stored on the device already are not stored again.
         """
         self._record_roots(batch)
+        followed = self._followed
         if batch.rows is None:
             for feature_batch in batch.feature_batches:
-                if followed := self._followed.get(feature_batch.sequence):
-                    self._skip(followed, feature_batch.start)
+                if known := followed.get(feature_batch.sequence):
+                    self._skip(known, feature_batch.start)
             return
         rows = list[int]()
         slots = list[int]()
         first = 0
+        growth = self._async_growth
         for feature_batch in batch.feature_batches:
             stop = first + len(feature_batch.tokens)
-            follows = feature_batch.sequence in self._followed
-            on_device = follows and self._async_growth and self._async_growth.covers(feature_batch)
+            on_device = growth and feature_batch.sequence in followed and growth.covers(feature_batch)
             if not on_device and (new_slots := self._feature_slots(feature_batch)):
                 rows += range(first, stop)
                 slots += new_slots
@@ -252,6 +254,9 @@ class EagleProposer(TreeProposer):
         """
         followed = [self._followed.get(tree.sequence) for tree in trees]
         known = self._are_known(followed, trees)
+        # Mostly all rows are complete and no prompt is being processed.
+        if known and not self._without_root:
+            return True
         # Sequences whose rows are complete have no due rows, so they are not looked at.
         incomplete = () if known else filter(None, followed)
         self._compute_due((*incomplete, *self._prefilling()))
