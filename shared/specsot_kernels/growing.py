@@ -119,7 +119,10 @@ class ChoiceNumbers(NamedTuple):
     trust: fp32 [levels]: what is added to a score at each depth; never rises with depth.
     ranks: int32 [trees, n]: scratch, overwritten: each candidate's node number in the tree, 0 if it is not
         chosen.
-    chosen: int32 [trees, nodes - 1]: output, the chosen candidates in node order.
+    chosen: int32 [trees, 2, nodes - 1]: output, the tokens of the chosen candidates in node order, and the
+        node numbers of their parents.
+    masses: fp32 [trees, levels]: output, the probability of the chosen candidates, summed per depth. As many
+        levels as the candidates have.
     """
 
     places: Tensor
@@ -127,6 +130,7 @@ class ChoiceNumbers(NamedTuple):
     trust: Tensor
     ranks: Tensor
     chosen: Tensor
+    masses: Tensor
 
 
 class TreeRows(NamedTuple):

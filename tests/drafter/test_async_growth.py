@@ -25,7 +25,7 @@ from specsot.members import Configuration, TreeShape
 from specsot_bench.eagle.generation import StepLoop
 from specsot_drafter.core.async_growth import AsyncGrowth
 from specsot_drafter.core.budget import ROOT_ONLY, UNKNOWN_SECONDS, FixedBudget, StepSeconds, TreeOutcome
-from specsot_drafter.core.selection import Candidates
+from specsot_drafter.core.selection import Candidates, ChosenNodes
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.eagle_kv import DueRows, FollowedSequence
 from specsot_drafter.engine import DraftEngine
@@ -469,7 +469,7 @@ def test_what_a_device_chose_is_looked_at_no_further_while_a_choice_is_held() ->
     for holding, looked in ((True, 0), (False, 1)):
         tuner.holding = holding
         growth = lane.begin(lane.plan_levels([begun(1)]))
-        chosen: Any = SimpleNamespace(take=lambda: np.zeros((1, 1), np.int32))
+        chosen: Any = SimpleNamespace(take=lambda: ChosenNodes([[[5], [0]]], [[0.5]]))
         ahead = AsyncGrowth(frozenset({1}))
         ahead.apply(OverlapEvent.MATCHED)
         assert lane.finish(replace(growth, chosen=chosen, ahead=ahead), 9)
@@ -483,7 +483,7 @@ def test_of_many_trees_that_a_device_selected_the_host_scores_a_few() -> None:
     own.offer = Candidates(one, -np.arange(20.0)[:, None], 0 * one, np.array([1]))
     lane = Speculator(own, tuner, Ahead(), lambda: 0.0)
     growth = lane.begin(lane.plan_levels([begun(number) for number in range(20)]))
-    chosen: Any = SimpleNamespace(take=lambda: np.zeros((20, 1), np.int32))
+    chosen: Any = SimpleNamespace(take=lambda: ChosenNodes([[[5], [0]]] * 20, [[0.5]] * 20))
     ahead = AsyncGrowth(frozenset(range(20)))
     ahead.apply(OverlapEvent.MATCHED)
     assert len(lane.finish(replace(growth, chosen=chosen, ahead=ahead), 99)) == 20

@@ -27,7 +27,7 @@ from specsot.params import Sampling, Window
 from specsot_bench.eagle.generation import StepLoop
 from specsot_drafter.core.async_growth import AsyncGrowth
 from specsot_drafter.core.budget import FixedBudget
-from specsot_drafter.core.selection import Candidates, best_each, build_trees
+from specsot_drafter.core.selection import Candidates, ChosenNodes, best_each, build_trees, depth_masses
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.proposers import Proposer
@@ -404,7 +404,12 @@ class Chosen:
     def take(self) -> Any:
         assert not self.broken
         self.confirmed = self.made
-        return np.nonzero(self.flags)[1].reshape(len(self.flags), -1) if self.made else None
+        if not self.made:
+            return None
+        flags = self.flags
+        trees = build_trees(self.candidates, [0] * len(flags), flags)
+        nodes = [[list(tree.tokens[1:]), list(tree.parents[1:])] for tree in trees]
+        return ChosenNodes(nodes, depth_masses(self.candidates, flags).tolist())
 
 
 class Choosing(Erring):

@@ -24,7 +24,6 @@ from specsot_drafter.core.budget import ROOT_ONLY, BudgetPolicy, StepSeconds, Tr
 from specsot_drafter.core.selection import (
     Candidates,
     Floats,
-    build_numbered,
     build_trees,
     depth_masses,
     likeliest_first,
@@ -334,14 +333,15 @@ class Speculator:
         self.budget.keep_sample(candidates)
         self.growing_seconds = growth.seconds + self.clock() - began
         roots = [sequence.tokens[-1] for sequence in live]
-        numbers = growth.chosen.take() if growth.chosen and growth.overlapped else None
-        if numbers is not None:
-            trees, masses = build_numbered(candidates, roots, numbers)
-            depth = len(masses[0])
-            own = 1 + numbers.shape[1]
+        chosen_nodes = growth.chosen.take() if growth.chosen and growth.overlapped else None
+        if chosen_nodes is not None:
+            depth = len(chosen_nodes.masses[0])
+            own = 1 + len(chosen_nodes.nodes[0][0])
             trees_by_id = {
-                one.id: PendingTree(one.committed, tree, depth, mass, own)
-                for one, tree, mass in zip(live, trees, masses)
+                one.id: PendingTree(
+                    one.committed, Tree.of_ordered((root, *tokens), (0, *parents)), depth, mass, own
+                )
+                for one, root, (tokens, parents), mass in zip(live, roots, *chosen_nodes)
             }
             if self.blend and not self.budget.holding:
                 # Only `_blends` matters, which `_blended` sets; the joined candidates are not sent.

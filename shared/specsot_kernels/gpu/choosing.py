@@ -34,7 +34,7 @@ def prepare_choose_rows(
     The root's row must have been written before the call; its position determines those of the other nodes. A
     candidate's value is its score plus the trust of its depth, at most 0. The `nodes` - 1 candidates with the
     highest values are chosen; of candidates with equal values, the one with the lower number.
-    `numbers.ranks` and `numbers.chosen` are overwritten.
+    `numbers.ranks`, `numbers.chosen` and `numbers.masses` are overwritten.
 
     pool: all candidates of the trees.
     numbers: which trees, and the arrays in which nodes are chosen; see `ChoiceNumbers`.
@@ -56,7 +56,7 @@ def prepare_choose_rows(
     addresses = tuple([array.data_ptr() for array in arrays])
     sizes = (
         *(pool.tokens.stride(0), pool.scores.stride(0), candidates, nodes, vocabulary),
-        *(rows.bits.stride(0), numbers.trust.numel(), wide, WORD),
+        *(rows.bits.stride(0), numbers.masses.shape[1], wide, WORD),
     )
 
     def choose_rows() -> None:
@@ -78,7 +78,7 @@ def prepare_choose_rows(
 )
 def _choose(
     tokens, positions, bits, pool_tokens, pool_scores, pool_parents, places, depths, trust, ranks, chosen,
-    pool_stride, score_stride, candidates, nodes, vocabulary, words, levels,
+    masses, pool_stride, score_stride, candidates, nodes, vocabulary, words, levels,
     wide: tl.constexpr, word: tl.constexpr,
 ):  # fmt: skip
     """Choose the nodes of one tree. A candidate's rank is its node number in the tree, or 0 if it is not
@@ -98,14 +98,16 @@ def _choose(
     depths: int32 [n], depth of each candidate.
     trust: fp32 [levels], what is added to a score at each depth.
     ranks: int32 [trees, n], scratch: receives each candidate's node number, 0 if it is not chosen.
-    chosen: int32 [trees, nodes - 1], receives the chosen candidates in node order.
+    chosen: int32 [trees, 2, nodes - 1], receives the tokens of the chosen candidates in node order, and the
+        node numbers of their parents.
+    masses: fp32 [trees, levels], receives the probability of the chosen candidates, summed per depth.
     pool_stride: elements from one tree to the next in the pool's tokens and parents.
     score_stride: elements from one tree to the next in the pool's scores.
     candidates: number of candidates of a tree.
     nodes: number of nodes of each tree, its root included.
     vocabulary: number of token ids.
     words: number of mask words of a row.
-    levels: largest number of levels of a tree.
+    levels: number of levels of the candidates.
     wide: `candidates`, rounded up to a power of two.
     word: number of bits of a mask word.
     """
@@ -133,10 +135,17 @@ def _choose(
     first = tree * nodes
     row = first + rank
     token = tl.load(pool_tokens + place * pool_stride + number, mask=taken, other=0)
-    token = tl.minimum(tl.maximum(token, 0), vocabulary - 1).to(tl.int32)
-    tl.store(tokens + row, token, mask=taken)
+    tl.store(tokens + row, tl.minimum(tl.maximum(token, 0), vocabulary - 1).to(tl.int32), mask=taken)
     tl.store(positions + row, tl.load(positions + first) + depth, mask=taken)
-    tl.store(chosen + tree * wanted + rank - 1, number, mask=taken)
+    parent = tl.load(pool_parents + place * pool_stride + number, mask=taken, other=0)
+    below_node = taken & (parent > 0)
+    parent_node = tl.load(ranks + tree * candidates + parent - 1, mask=below_node, other=0)
+    own = chosen + tree * 2 * wanted + rank - 1
+    tl.store(own, token.to(tl.int32), mask=taken)
+    tl.store(own + wanted, parent_node, mask=taken)
+    for level in range(levels):
+        at_level = taken & (depth == level + 1)
+        tl.store(masses + tree * levels + level, tl.sum(tl.where(at_level, tl.exp(value), 0.0), 0))
     # One more than a candidate's number; 0 is the root. Starting at each candidate itself, the loop sets the
     # bits of the candidate and its ancestors.
     above = (number + 1).to(tl.int64)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +16,6 @@ from specsot.values import value
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
-# Integers of any size.
-Integers = NDArray[np.integer[Any]]
 Flags = NDArray[np.bool_]
 # Called with the scores [B, k] of a frontier, best first in each row, and with the depth of the frontier.
 # Returns how many nodes of each row to expand; 0: grow no further level.
@@ -316,52 +313,19 @@ def build_trees(candidates: Candidates, roots: Sequence[int], chosen: Flags) -> 
     return tuple(trees)
 
 
-def build_numbered(
-    candidates: Candidates, roots: Sequence[int], numbers: Integers
-) -> tuple[list[Tree], list[list[float]]]:
-    """Return what `build_trees` and `depth_masses` return for candidates that are given by their numbers: one
-    tree per root, and for each tree the head's probability of its nodes, summed per depth: a list with an
-    entry for each level of the candidates. Numbers take half the time that flags for all candidates take.
+class ChosenNodes(NamedTuple):
+    """The nodes of B trees that a device has selected from their candidates, roots left out.
 
-    candidates: Candidates of B trees, n each.
-    roots: The token id of each tree's root.
-    numbers: Numbers of the chosen candidates, ascending in each tree, [B, k]; the parent of every chosen
-        candidate is chosen, too. Neither is checked, and barred candidates must not be chosen.
+    nodes: For each tree, the token ids of its nodes and the node numbers of their parents: two lists with an
+        entry for each node, in the order of the candidates. Node 0 is the root.
+    masses: For each tree, the head's probability of its nodes, summed per depth: a list with an entry for
+        each level of the candidates.
 
-        # candidates [a b c d] with parents [0 0 1 3], numbers [0 2 3]: a is node 1, c node 2 and d node 3.
-        # Their parents are 0, 1 and 3, that is the root, a (candidate 0) and c (candidate 2). The node number
-        # of a parent p is the count of chosen numbers that are less than p -> parents [0 1 2] of the nodes.
+        # candidates [a b c d] with parents [0 0 1 3], of which a, c and d are chosen -> parents [0 1 2]
     """
-    num_trees, num_nodes = numbers.shape
-    width = candidates.tokens.shape[1]
-    firsts = _firsts(num_trees, width)
-    # The index of each chosen candidate among the candidates of all trees, ascending, so that one search
-    # counts the chosen numbers below the parents of all trees.
-    places = numbers + firsts
-    tokens = candidates.tokens.take(places).tolist()
-    below = places.ravel().searchsorted(candidates.parents.take(places) + firsts)
-    parents = (below - _firsts(num_trees, num_nodes)).tolist()
-    built = [Tree.of_ordered((root, *own), (0, *above)) for root, own, above in zip(roots, tokens, parents)]
-    levels = candidates.levels
-    # One bin per (tree, depth): tree 1 at depth 2 of 3 levels has bin 1 * 3 + 2 = 5. No candidate has bin 0,
-    # because depths begin at 1.
-    bins = candidates.depths.take(numbers) + _firsts(num_trees, levels)
-    chances = np.exp(candidates.scores.take(places))
-    masses = np.bincount(bins.ravel(), chances.ravel(), 1 + num_trees * levels)[1:]
-    return built, masses.reshape(num_trees, levels).tolist()
 
-
-@lru_cache
-def _firsts(num_trees: int, count: int) -> Ints:
-    """Return the index of the first entry of each tree in arrays of `count` entries per tree, [num_trees, 1].
-    The array is shared between calls and must not be changed.
-
-    num_trees: Number of trees.
-    count: Number of entries per tree.
-
-        # 3 trees with 4 entries each -> [[0] [4] [8]]
-    """
-    return count * np.arange(num_trees)[:, None]
+    nodes: list[list[list[int]]]
+    masses: list[list[float]]
 
 
 def likeliest_first(tree: Tree, worth: Floats) -> Tree:

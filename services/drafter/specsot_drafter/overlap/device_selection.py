@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specsot.core.overlap import OverlapEvent, OverlappedWork, OverlapState
-from specsot_drafter.core.selection import Floats
+from specsot_drafter.core.selection import ChosenNodes, Floats
 from specsot_kernels.device_waits import wait_for
 from specsot_kernels.growing import WORD, CandidatePool, ChoiceNumbers, TreeRows
 from specsot_model.kv import Numbers, Staging, size_of, views
@@ -80,9 +80,8 @@ class DeviceChoice(OverlappedWork):
         except Exception as error:  # The caller runs the step, which must go on if the drafter fails.
             self._failure = error
 
-    def take(self) -> Numbers | None:
-        """Wait for the device and return the numbers of the selected candidates, int32 [trees, nodes - 1],
-        ascending in each tree. The array is a view of a buffer that the next selection overwrites.
+    def take(self) -> ChosenNodes | None:
+        """Wait for the device and return the selected nodes of all trees.
 
         Return None if `choose` was not called. Raises the error that `choose` met.
 
@@ -93,7 +92,7 @@ class DeviceChoice(OverlappedWork):
         if self.state is not OverlapState.LAUNCHED:
             return None
         self.apply(OverlapEvent.MATCHED)
-        return self.grown.chooser.read(len(self.places), self.nodes - 1)
+        return self.grown.chooser.read()
 
 
 class TreeChooser:
@@ -118,23 +117,24 @@ class TreeChooser:
         self._trust = factors.view(torch.float32)
         self._staging = Staging(len(self._numbers), device)
         self._ranks = self._numbers.new_zeros(trees * candidates)
-        self._chosen = self._numbers.new_zeros(trees * (MAX_CHOSEN_NODES - 1))
-        self._host = torch.empty(self._chosen.shape, dtype=torch.int32, pin_memory=on_gpu)
-        # The same memory as `_host`.
-        self._host_numbers: Numbers = self._host.numpy()
+        # The outputs `chosen` and `masses` of the kernel, see `ChoiceNumbers`; and their copy on the host.
+        self._outputs = self._numbers.new_zeros(size_of(_output_shapes(trees, MAX_CHOSEN_NODES - 1, levels)))
+        self._host = torch.empty(self._outputs.shape, dtype=torch.int32, pin_memory=on_gpu)
         # The places and factors that were sent last. Those of the next selection are mostly the same, and are
         # not sent again then.
         self._sent: tuple[tuple[int, ...], list[float]] = ((), [])
         self._copied = torch.cuda.Event() if on_gpu else None
         # The last selection, which the next one mostly resembles: its numbers of trees and of nodes, and the
-        # number of token ids; the candidates and the rows that were written; the launch of its kernel; and
-        # where its result lies on the device and on the host.
+        # number of token ids; the candidates and the rows that were written; the launch of its kernel; where
+        # its outputs lie on the device and on the host; and the outputs on the host.
         self._size = (0, 0, 0)
         self._grown: GrownPool | None = None
         self._rows: TreeRows | None = None
         self._choose_rows: Callable[[], None]
-        self._chosen_part: Tensor
+        self._output_part: Tensor
         self._host_part: Tensor
+        self._host_chosen: Numbers
+        self._host_masses: Floats
 
     def warm_up(self, grown: GrownPool) -> None:
         """Compile the kernel, so that no request waits for that.
@@ -174,13 +174,13 @@ class TreeChooser:
             self._rows = rows
             self._prepare(trees, choice.nodes - 1, choice.grown, rows, vocabulary)
         self._choose_rows()
-        self._host_part.copy_(self._chosen_part, non_blocking=True)
+        self._host_part.copy_(self._output_part, non_blocking=True)
         if self._copied:
-            self._copied.record(torch.cuda.current_stream(self._chosen.device))
+            self._copied.record(torch.cuda.current_stream(self._outputs.device))
 
     def _prepare(self, trees: int, nodes: int, grown: GrownPool, rows: TreeRows, vocabulary: int) -> None:
-        """Prepare selections of some size: set `_choose_rows`, and where the result lies on the device and on
-        the host, int32 [trees * nodes] each.
+        """Prepare selections of some size: set `_choose_rows`, and where its outputs lie on the device and on
+        the host.
 
         trees: Number of trees of the selection.
         nodes: Number of nodes of each tree, without its root.
@@ -190,19 +190,29 @@ class TreeChooser:
         """
         from specsot_kernels.gpu.choosing import prepare_choose_rows
 
+        shapes = _output_shapes(trees, nodes, grown.levels)
+        self._output_part, self._host_part = (one[: size_of(shapes)] for one in (self._outputs, self._host))
+        chosen, masses = views(self._output_part, shapes)
+        host_chosen, host_masses = views(self._host_part, shapes)
+        self._host_chosen = host_chosen.numpy()
+        self._host_masses = host_masses.view(torch.float32).numpy()
         ranks = self._ranks[: trees * len(grown.depths)]
-        self._chosen_part = chosen = self._chosen[: trees * nodes]
-        self._host_part = self._host[: trees * nodes]
-        numbers = ChoiceNumbers(self._places, grown.depths, self._trust, ranks, chosen.view(trees, nodes))
+        inputs = self._places, grown.depths, self._trust
+        numbers = ChoiceNumbers(*inputs, ranks, chosen, masses.view(torch.float32))
         self._choose_rows = prepare_choose_rows(grown.pool, numbers, rows, nodes + 1, vocabulary)
 
-    def read(self, trees: int, nodes: int) -> Numbers:
-        """Wait for the last selection and return the numbers of the candidates in it, int32 [trees, nodes],
-        without roots. The result is a view of a buffer that the next selection overwrites.
-
-        trees: Number of trees of the selection.
-        nodes: Number of nodes of each tree, without its root.
-        """
+    def read(self) -> ChosenNodes:
+        """Wait for the last selection, and return its nodes. `choose` must have been called."""
         if self._copied:
             wait_for(self._copied)
-        return self._host_numbers[: trees * nodes].reshape(trees, nodes)
+        return ChosenNodes(self._host_chosen.tolist(), self._host_masses.tolist())
+
+
+def _output_shapes(trees: int, nodes: int, levels: int) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the outputs of the kernel, which lie in one buffer; see `ChoiceNumbers`.
+
+    trees: Number of trees of the selection.
+    nodes: Number of nodes of each tree, without its root.
+    levels: Number of levels of the candidates.
+    """
+    return (trees, 2, nodes), (trees, levels)

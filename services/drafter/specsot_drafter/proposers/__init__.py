@@ -11,7 +11,7 @@ from specsot.core.device_verification import DeviceTrees, DeviceVerification
 from specsot.core.frames import Features
 from specsot.params import MAX_TOKENS
 from specsot_drafter.core.async_growth import AsyncGrowth
-from specsot_drafter.core.selection import Candidates, Floats, Integers, KeepGrowing
+from specsot_drafter.core.selection import Candidates, ChosenNodes, Floats, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
 
 # Waits for the growth that `begin` launched, and returns what `propose` returns.
@@ -29,9 +29,8 @@ class ChosenTrees(DeviceTrees, Protocol):
         """The sequence id of each tree, in the order of the trees."""
         ...
 
-    def take(self) -> Integers | None:
-        """Wait for the device and return the numbers of the selected candidates, [trees, nodes - 1]. They
-        ascend in each tree.
+    def take(self) -> ChosenNodes | None:
+        """Wait for the device and return the selected nodes of all trees, in the order of the candidates.
 
         Return None if the device was never asked to select, that is, if no step used these trees.
         """
