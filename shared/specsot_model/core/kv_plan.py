@@ -139,7 +139,8 @@ def plan_frame(table: PageTable, frame: Frame, trees: Sequence[Tree] = ()) -> Kv
     for segment in frame.segments if table.has_policies else ():
         if segment.sequence in table and table.policy(segment.sequence):
             trimmed += table.trim(segment.sequence, base_of(segment))
-    copies = tuple(filter(None, (open_sequence(table, opening) for opening in frame.openings)))
+    # Most frames open and close no sequence. Even an empty generator takes the host a microsecond.
+    opened = [open_sequence(table, opening) for opening in frame.openings] if frame.openings else ()
     moves: list[tuple[int, int]] = []
     prunings: list[RowPruning | None] = []
     slots: list[int] = []
@@ -161,7 +162,7 @@ def plan_frame(table: PageTable, frame: Frame, trees: Sequence[Tree] = ()) -> Kv
             if segment.parent or segment.scratch or segment.freed:
                 check_supported(segment)
             base = segment.committed
-            parents = (tree or segment.tree).parents
+            parents = (segment.tree if tree is None else tree).parents
             if parents is not shape_parents:
                 shape_parents = parents
                 shape = shape_of(parents)
@@ -196,16 +197,16 @@ def plan_frame(table: PageTable, frame: Frame, trees: Sequence[Tree] = ()) -> Kv
         positions += row_positions
         span = RowSpan(num_rows, column, tail, pages, visible)
         spans.append(_hide_by_policy(table, sequence, policy, span, row_positions) if policy else span)
-    freed = tuple(page for sequence in frame.closings for page in table.close(sequence))
+    freed = [page for sequence in frame.closings for page in table.close(sequence)] if frame.closings else ()
     return KvPlan(
         trimmed=tuple(trimmed),
-        copies=copies,
+        copies=tuple(filter(None, opened)) if opened else (),
         moves=tuple(moves),
-        prunings=tuple(filter(None, prunings)),
+        prunings=tuple(filter(None, prunings)) if prunings else (),
         slots=tuple(slots),
         positions=tuple(positions),
         spans=tuple(spans),
-        freed=freed,
+        freed=tuple(freed),
     )
 
 
