@@ -366,6 +366,49 @@ class Sequencer:
         if self._unfed and (replay := self._compose_replay(now)):
             return replay
         passes = launched or self.passes_ahead()
+        if self._unfed:
+            growths, openings, chunks = self._compose_turn(now, passes, launched)
+        else:
+            self._prompts_alone = False
+            self._prompt_seconds = 0.0
+            growths, openings, chunks = self._compose_trees(now, self._budget.rows), [], []
+        num_tokens = num_tokens_of(growths) + num_tokens_of(chunks) if chunks else num_tokens_of(growths)
+        closings = self._pop_closings() if self._closings else ()
+        extra_passes = 0
+        if passes > 1 and growths and not (openings or chunks) and self._can_run_ahead(growths, passes):
+            extra_passes = passes - 1
+            growths = [self._with_passes(segment, passes) for segment in growths]
+            # A frame of several passes has no prompts.
+            num_tokens *= passes
+        frame = Frame(
+            self._epoch,
+            self._number + 1,
+            tuple(openings),
+            (*growths, *chunks),
+            closings,
+            paused=self._draft_timeout.paused,
+            catching_up=self._draft_timeout.catching_up,
+            extra_passes=extra_passes,
+            last_part=self._num_parts(openings, growths, chunks, closings) - 1,
+        )
+        if not (frame.openings or frame.segments or closings):
+            return None
+        self._record_launch(frame, now, num_tokens)
+        return frame
+
+    def _compose_turn(
+        self, now: float, passes: int, launched: int
+    ) -> tuple[list[TreeSegment], list[Opening], list[PromptChunk]]:
+        """Return the trees, openings and prompt chunks of the next frame while some sequence is not open yet
+        or has prompt tokens to feed. `compose` says how prompts and trees take turns.
+
+        now: Time in seconds.
+        passes: Number of forward passes that the frame takes if it can.
+        launched: Number of forward passes that the stage has launched already for this frame.
+
+        All three lists are empty if nothing is ready. The seconds of frames of prompts alone are counted, and
+        the time of the newest frame with prompts is recorded.
+        """
         prompts_wait = self.prompt_tokens_due > 0
         take_turns = prompts_wait and (passes > 1 or self._prompts_take_turns())
         trees_alone = self._prompts_alone if passes > 1 else self._prompts_had_turn(now)
@@ -384,32 +427,11 @@ class Sequencer:
             same_pass = not (take_turns or launched)
             num_reserved = self._tokens_reserved_for_prompts() if same_pass else 0
             growths = self._compose_trees(now, self._budget.rows - num_reserved)
-        num_tokens = num_tokens_of(growths)
-        if self._unfed and (prompts_ride or not (take_turns and (growths or chunks or openings))):
-            openings, chunks = self._compose_prompts(num_tokens, own_pass=prompts_ride)
+        if prompts_ride or not (take_turns and (growths or chunks or openings)):
+            openings, chunks = self._compose_prompts(num_tokens_of(growths), own_pass=prompts_ride)
         if chunks:
             self._prompts_at = now
-        closings = self._pop_closings() if self._closings else ()
-        extra_passes = 0
-        if passes > 1 and growths and not (openings or chunks) and self._can_run_ahead(growths, passes):
-            extra_passes = passes - 1
-            growths = [self._with_passes(segment, passes) for segment in growths]
-            num_tokens *= passes
-        frame = Frame(
-            self._epoch,
-            self._number + 1,
-            tuple(openings),
-            (*growths, *chunks),
-            closings,
-            paused=self._draft_timeout.paused,
-            catching_up=self._draft_timeout.catching_up,
-            extra_passes=extra_passes,
-            last_part=self._num_parts(openings, growths, chunks, closings) - 1,
-        )
-        if not (frame.openings or frame.segments or closings):
-            return None
-        self._record_launch(frame, now, num_tokens + num_tokens_of(chunks))
-        return frame
+        return growths, openings, chunks
 
     def next_is_predictable(self, message_waits: bool) -> bool:
         """Return whether the next frame carries the trees of just those sequences that the newest frame
