@@ -33,7 +33,7 @@ from specsot.core.frames import (
     num_tokens_of,
 )
 from specsot.members import RowsOf
-from specsot_worker.core.pipeline import MAX_ROWS_PER_STEP, BaselineStep, StepTimer
+from specsot_worker.core.pipeline import MAX_ROWS_PER_STEP, StepTimer
 from specsot_worker.feature_ring import FeatureRing, StepFeatures
 from specsot_worker.migrated_kv import MigratedKV
 
@@ -255,12 +255,10 @@ class FeatureStream:
             self._close(sequence)
         ended = dict[str, tuple[Features, ...]]()
         for name, one in self._receivers.items():
-            num_fed = self._fed_tokens(one, frame, outcomes, fed)
-            timing = Features(
-                frame.epoch, frame.number, fed=num_fed, seconds=computed, wall=wall, trace=frame.trace
-            )
-            ended[name] = self._end_messages(one, messages[name], timing)
-        return {name: sent for name, sent in ended.items() if sent}
+            timing = self._fed_tokens(one, frame, outcomes, fed), computed, wall
+            if sent := self._end_messages(one, messages[name], frame, timing):
+                ended[name] = sent
+        return ended
 
     def _fed_tokens(
         self, receiver: _Receiver, frame: Frame, outcomes: Mapping[int, Outcome], num_tokens: int
@@ -329,7 +327,7 @@ class FeatureStream:
         return messages
 
     def _end_messages(
-        self, receiver: _Receiver, messages: list[Features], timing: Features
+        self, receiver: _Receiver, messages: list[Features], frame: Frame, timing: tuple[int, float, float]
     ) -> tuple[Features, ...]:
         """Return the messages that one drafter is sent about a frame, with the unsent closings and the step's
         times added to the last of them. If there are closings but no messages, a message is made for the
@@ -337,24 +335,25 @@ class FeatureStream:
 
         receiver: What the drafter has been sent. It is updated.
         messages: The messages of `_begin_messages`. The last one is replaced in this list.
-        timing: A message that has the frame's epoch and number, the step's times, its number of tokens and
-            its trace, and nothing else.
+        frame: The verified frame.
+        timing: Number of the step's tokens for which the drafter decides, and the step's compute seconds and
+            wall-clock seconds.
 
         The last message also has the number of trees that were verified during a pause and not reported yet.
         If there are any, its times and its number of tokens are those of the pause's `baseline_step`. If no
         step without trees was measured in the pause, the times are 0, which means unknown. The message also
         says that the drafter must answer if there are several drafters.
         """
-        closings = tuple(sorted(receiver.unsent_closings))
-        receiver.unsent_closings.clear()
-        if closings and not messages:
-            messages = [Features(timing.epoch, timing.number)]
+        closings: tuple[int, ...] = ()
+        if receiver.unsent_closings:
+            closings = tuple(sorted(receiver.unsent_closings))
+            receiver.unsent_closings.clear()
+            messages = messages or [Features(frame.epoch, frame.number)]
         if messages:
             last = messages[-1]
             if receiver.unsent_trees:
                 # The drafter reads the times of a message that reports a pause as those of the pause's steps.
-                step = self._step_timer.baseline_step() or BaselineStep(max(timing.fed, 1), 0.0, 0.0)
-                timing = replace(timing, fed=step.num_sequences, seconds=step.computed, wall=step.wall)
+                timing = self._step_timer.baseline_step() or (max(timing[0], 1), 0.0, 0.0)
             # `dataclasses.replace` takes three times as long.
             messages[-1] = Features(
                 last.epoch,
@@ -363,11 +362,9 @@ class FeatureStream:
                 last.feature_batches,
                 (*last.closings, *closings),
                 last.rows,
-                timing.fed,
-                timing.seconds,
-                timing.wall,
+                *timing,
                 receiver.unsent_trees,
-                timing.trace,
+                frame.trace,
                 must_answer=len(self._receivers) > 1,
             )
             receiver.unsent_trees = 0
