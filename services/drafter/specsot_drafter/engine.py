@@ -192,9 +192,9 @@ class DraftEngine:
 
         trees: Tree segments of a frame.
         """
-        speculators = [self._speculator_by_id.get(tree.sequence) for tree in trees]
-        first = speculators[0] if speculators else None
-        return first if len(set(map(id, speculators))) == 1 else None
+        find = self._speculator_by_id.get
+        first = find(trees[0].sequence) if trees else None
+        return None if [tree for tree in trees if find(tree.sequence) is not first] else first
 
     @inference_mode
     def begin(self) -> int:

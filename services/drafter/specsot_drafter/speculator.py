@@ -294,11 +294,12 @@ class Speculator:
         self._chosen = None
         live = len(sequences)
         ahead = None if self._blends else self._async_growth
-        # If no sequence may write more than the bonus token, roots suffice.
-        if ahead is None or not any(
-            sequence.remaining + sequence.committed - num_committed > 1
-            for sequence, num_committed in sequences
-        ):
+        if ahead is None:
+            return None
+        # Numbers of tokens that the sequences may write after their roots. If no sequence may write more than
+        # the bonus token, roots suffice.
+        remaining = [sequence.end - num_committed - 1 for sequence, num_committed in sequences]
+        if max(remaining, default=0) <= 1:
             return None
         if nodes := self.budget.predict_nodes(live, self._levels, max_rows - live):
             # The longest sequence has room for the fewest levels.
