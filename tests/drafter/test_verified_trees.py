@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from specsot.core.frames import TreeSegment
 from specsot.core.pages import PageTable
@@ -14,7 +15,7 @@ from specsot.core.tree import Tree, chain
 from specsot_drafter.eagle_kv import DraftPages, FrameTrees
 from specsot_drafter.overlap import device_growth
 from specsot_drafter.overlap.device_growth import page_windows, verified_numbers, verified_numbers_size
-from specsot_model.kv import Numbers
+from specsot_model.kv import Numbers, views
 from tests.there import there
 
 ROOM, TREES, PAGE = 6, 4, 4
@@ -44,7 +45,9 @@ def numbers_of(trees: FrameTrees) -> list[Numbers]:
     """Return what `verified_numbers` gives for trees that it has room for."""
     numbers = verified_numbers(trees)
     assert numbers is not None
-    return numbers
+    nodes = sum(len(one.tree) for one in trees.segments)
+    shapes = (4, len(trees.segments)), (nodes,), (nodes,)
+    return [part.numpy() for part in views(torch.from_numpy(numbers), shapes)]
 
 
 def slots_of(trees: FrameTrees, num_pages: int) -> list[list[int]]:

@@ -57,12 +57,14 @@ class Candidates:
 
     def only(self, tree: int) -> Candidates:
         """Return the candidates of one tree, as arrays of one row: tokens, scores and parents [1, n]. The
-        arrays are views of this object's arrays.
+        arrays are copies, so that they may be kept, except the depths.
 
         tree: Index of the tree, 0 .. len(self) - 1. An index beyond the last tree gives arrays of no row.
         """
         rows = slice(tree, tree + 1)
-        return Candidates(self.tokens[rows], self.scores[rows], self.parents[rows], self.depths)
+        return Candidates(
+            self.tokens[rows].copy(), self.scores[rows].copy(), self.parents[rows].copy(), self.depths
+        )
 
     @property
     def levels(self) -> int:

@@ -18,7 +18,7 @@ from specsot_drafter.core.async_growth import AsyncGrowth
 from specsot_drafter.core.selection import Candidates, Floats
 from specsot_drafter.eagle_kv import DueRows, FollowedRows, FrameTrees
 from specsot_drafter.overlap.device_selection import MAX_CHOSEN_NODES, DeviceChoice, GrownPool
-from specsot_model.kv import Numbers, size_of
+from specsot_model.kv import Numbers, aligned, size_of
 
 # Nodes. Maximum number of tree nodes of a frame that is verified on the device for asynchronous growth.
 # Untuned.
@@ -113,7 +113,8 @@ class DeviceGrowth(AsyncGrowth):
 
     def candidates_for(self, due: Sequence[DueRows]) -> Candidates | None:
         """Wait for the candidates, and return one row for each sequence, in the order of `due`. Return None,
-        and discard the growth, if the device accepted other tokens than the host for any of them.
+        and discard the growth, if the device accepted other tokens than the host for any of them. The arrays
+        may be views of a buffer that the next growth overwrites.
 
         due: The result of `take`: the rows of accepted tokens of each sequence, by the host's result.
         """
@@ -163,14 +164,18 @@ def verified_numbers_size(pages: int, trees: int) -> int:
     return size_of(((trees, 1 + pages), (4, trees), (MAX_VERIFIED_ROWS,), (MAX_VERIFIED_ROWS,)))
 
 
-def verified_numbers(trees: FrameTrees) -> list[Numbers] | None:
+def verified_numbers(trees: FrameTrees) -> Numbers | None:
     """Return what a device must know of the trees with which a frame begins, so that it can find out which
     nodes were accepted. Return None if the trees have more than MAX_VERIFIED_ROWS nodes together.
 
     trees: The trees in the order of the frame. At least one.
 
-    The result has three arrays of int32, the last three fields of `VerifiedTrees`: trees [4, num_trees],
-    tokens [num_nodes] and parents [num_nodes]. The first field is the result of `page_windows`.
+    The result is one int32 array with the last three fields of `VerifiedTrees`, each from an aligned place
+    on, as `views` lays them out: trees [4, num_trees], tokens [num_nodes] and parents [num_nodes]. One array
+    takes the host less time than three. The first field is the result of `page_windows`.
+
+        # trees [r a] and [s]: first rows 0 and 2, 2 and 1 nodes, first due rows 8 and 5, columns 8 and 5
+        # -> [0 2 | 2 1 | 8 5 | 8 5] [r a s -] [0 0 0]
     """
     grown = [segment.tree for segment in trees.segments]
     tokens = [tree.tokens for tree in grown]
@@ -178,12 +183,11 @@ def verified_numbers(trees: FrameTrees) -> list[Numbers] | None:
     num_nodes = sum(counts)
     if num_nodes > MAX_VERIFIED_ROWS:
         return None
-    first_nodes = [*accumulate(counts[:-1], initial=0)]
-    return [
-        np.array((first_nodes, counts, trees.firsts, trees.columns), np.int32),
-        np.fromiter(chain.from_iterable(tokens), np.int32, num_nodes),
-        np.fromiter(chain.from_iterable([tree.parents for tree in grown]), np.int32, num_nodes),
-    ]
+    first_nodes = accumulate(counts[:-1], initial=0)
+    padding = (0,) * (aligned(num_nodes) - num_nodes)
+    parents = [tree.parents for tree in grown]
+    numbers = chain(first_nodes, counts, trees.firsts, trees.columns, *tokens, padding, *parents)
+    return np.fromiter(numbers, np.int32, 4 * len(counts) + aligned(num_nodes) + num_nodes)
 
 
 def page_windows(

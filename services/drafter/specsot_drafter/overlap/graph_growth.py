@@ -514,6 +514,8 @@ class _TreeGraph:
         )
         # What the device accepted, in the same buffer.
         self._host_accepted: Numbers = self._host[self._pooled :].view(trees, -1).numpy()
+        # The results of `_read_async_candidates`, by number of trees.
+        self._async_results = dict[int, tuple[Candidates, Numbers]]()
         self._cached_tables: tuple[object, list[Numbers] | None] = ((), None)
         # The tables of due and grown rows without any such row, as one array. They are sent for asynchronous
         # growth, for which the device fills in the rows. The array is never written to after this.
@@ -526,7 +528,7 @@ class _TreeGraph:
         # nothing was sent yet, or `begin` has overwritten them.
         self._sent_tables: Numbers | None = None
         # The layout of the trees that were verified last in the buffer: the index at which they begin, the
-        # number of trees and the number of nodes.
+        # number of trees and how many numbers describe them, which differs for each number of nodes.
         self._verified_at = (0, 0, 0)
         # Launches the verification of trees with that layout (`AcceptRows`). Set by the first verification.
         self._accept_rows: Callable[[Tensor, Tensor, int], None]
@@ -575,26 +577,28 @@ class _TreeGraph:
         if tables is None or numbers is None:
             return False
         # As many trees with as many nodes lie at the same addresses as those of the step before.
-        place = len(tables), len(trees.segments), len(numbers[-1])
+        place = len(tables), len(trees.segments), len(numbers)
         if place != self._verified_at:
             from specsot_kernels.gpu.accepting import prepare_accept_rows
 
             self._verified_at = place
-            windows = place[1], 1 + self._window_pages
-            shapes = windows, *[one.shape for one in numbers]
+            num_trees = len(trees.segments)
+            num_nodes = sum([len(one.tree.tokens) for one in trees.segments])
+            windows = num_trees, 1 + self._window_pages
+            shapes = windows, (4, num_trees), (num_nodes,), (num_nodes,)
             # The windows are the last of the tables.
-            arrays = views(self._numbers[place[0] - size_of([windows]) :], shapes)
+            arrays = views(self._numbers[len(tables) - size_of([windows]) :], shapes)
             self._accept_rows = prepare_accept_rows(
                 VerifiedTrees(*arrays),
                 self._due_numbers,
                 self._pages.features,
                 self._pages.table.page_rows,
             )
-            self._after_tables = self._numbers[place[0] :]
+            self._after_tables = self._numbers[len(tables) :]
         if tables is self._sent_tables:
-            staging.send(numbers, self._after_tables)
+            staging.send([numbers], self._after_tables)
         else:
-            staging.send([tables, *numbers], self._numbers)
+            staging.send([tables, numbers], self._numbers)
             self._sent_tables = tables
         self._accept_rows(targets, features, ids)
         return True
@@ -635,8 +639,17 @@ class _TreeGraph:
         both.
 
         trees: Number of trees that were grown, which come first among those of the graph.
+
+        All arrays are views of a buffer that the next run overwrites, except the depths. They are kept for
+        each number of trees, because making them takes the host longer than reading what a step needs.
         """
-        return self._read_candidates(trees), self._host_accepted[:trees]
+        if self._read_back:
+            wait_for(self._read_back)
+        if trees not in self._async_results:
+            host = self._host_pool
+            parts = [part[:trees] for part in (host.tokens, host.scores, host.parents)]
+            self._async_results[trees] = Candidates(*parts, host.depths), self._host_accepted[:trees]
+        return self._async_results[trees]
 
     def _no_due_numbers(self) -> list[Numbers]:
         """Return tables without any tree: due rows, asked rows, columns these attend to, and grown rows.
