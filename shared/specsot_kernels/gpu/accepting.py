@@ -17,6 +17,7 @@ from specsot_kernels.gpu.launching import (
     array_specialization,
     kernel,
     kernel_for_any,
+    kind_of,
     launch,
     on_device_of,
     power_of_two,
@@ -77,7 +78,7 @@ def prepare_accept_rows(
     # Without features, only the programs (tree, 0) have something to do.
     grid = (trees, max_due if hidden else 1, 1)
     arrays = (*verified, *numbers, features)
-    specialization = (*array_specialization(*arrays), *constants)
+    kind = kind_of(*array_specialization(*arrays), *constants)
     addresses = [array.data_ptr() for array in arrays]
 
     def accept_rows(targets: Tensor, frame_features: Tensor, num_ids: int) -> None:
@@ -90,7 +91,7 @@ def prepare_accept_rows(
         given = targets, frame_features
         with on_device_of(targets):
             launch(
-                _accept, grid, (*array_specialization(*given), *specialization),
+                _accept, grid, (*array_specialization(*given), kind),
                 (*given, *arrays, *sizes, frame_features.stride(0), num_ids, *constants),
                 (targets.data_ptr(), frame_features.data_ptr(), *addresses), num_warps=4,
             )  # fmt: skip

@@ -15,6 +15,7 @@ from specsot_kernels.gpu.growing import order_of
 from specsot_kernels.gpu.launching import (
     array_specialization,
     kernel_of_any,
+    kind_of,
     launch,
     on_device_of,
     power_of_two,
@@ -52,7 +53,7 @@ def prepare_choose_rows(
     assert nodes - 1 <= min(candidates, 2 * WORD - 1), "too many nodes"
     arrays = (*rows, pool.tokens, pool.scores, pool.parents, *numbers)
     wide = power_of_two(candidates)
-    specialization = (*array_specialization(*arrays), wide)
+    kind = kind_of(*array_specialization(*arrays), wide)
     addresses = tuple([array.data_ptr() for array in arrays])
     sizes = (
         *(pool.tokens.stride(0), pool.scores.stride(0), candidates, nodes, vocabulary),
@@ -63,7 +64,7 @@ def prepare_choose_rows(
         """Launch the kernel, without waiting for it."""
         with on_device_of(pool.scores):
             launch(
-                _choose, (trees, 1, 1), specialization, (*arrays, *sizes), addresses,
+                _choose, (trees, 1, 1), (kind,), (*arrays, *sizes), addresses,
                 num_warps=8 if wide > 256 else 4,
             )  # fmt: skip
 

@@ -297,6 +297,20 @@ def launch(
         _compiled[key] = launched
 
 
+# Numbers of specializations, see `kind_of`.
+_kinds: dict[tuple[Any, ...], int] = {}
+
+
+def kind_of(*specialization: Any) -> int:
+    """Return a number that stands for a part of a `launch` specialization: the same number for equal parts.
+    A prepared launch asks for it once, because hashing a long specialization takes the host longer than
+    hashing a number.
+
+    specialization: what may differ between launches, see `launch`.
+    """
+    return _kinds.setdefault(specialization, len(_kinds))
+
+
 def array_specialization(*arrays: Tensor) -> tuple[Any, ...]:
     """Return the part of a `launch` specialization that arrays determine: their device, then the type of each
     array and whether its address is a multiple of 16 bytes, for which Triton compiles separate kernels.
