@@ -226,8 +226,12 @@ class TreeGraphs:
             )
             for size in sizes
         }
-        # The answers of `_graph_for`, by numbers of trees and levels.
-        self._graphs_for = dict[tuple[int, int], _TreeGraph | None]()
+        # The smallest graph that has room, by every number of trees and of levels for which a graph has.
+        self._graph_for = {
+            (many, deep): self._graphs[bucket_of(many, trees) or 0, bucket_of(deep, self._levels) or 0]
+            for many in range(1, max(trees) + 1)
+            for deep in range(1, levels + 1)
+        }
         self._chooser = TreeChooser(
             max(trees), max(sum(size.level_sizes) for size in sizes), levels, head.device
         )
@@ -245,20 +249,6 @@ class TreeGraphs:
         self._pools = {graph: graph.grown(self._chooser) for graph in self._graphs.values()}
         for pool in filter(None, self._pools.values()):
             self._chooser.warm_up(pool)
-
-    def _graph_for(self, trees: int, levels: int) -> _TreeGraph | None:
-        """Return the smallest graph that has room for so many trees and levels. Return None if no graph has.
-
-        trees: Number of trees.
-        levels: Number of levels.
-
-        Each answer is kept, because most steps have as many trees and levels as the step before.
-        """
-        size = trees, levels
-        if size not in self._graphs_for:
-            place = bucket_of(trees, self._trees) or 0, bucket_of(levels, self._levels) or 0
-            self._graphs_for[size] = self._graphs.get(place)
-        return self._graphs_for[size]
 
     def run(self, inputs: Sequence[GraphInput], levels: int) -> Candidates | None:
         """Grow one tree per input and return all candidates, in the order of `TreeGrowth`. Return None if no
@@ -289,7 +279,7 @@ class TreeGraphs:
         deepest, or if the sequences have too many pages or nodes.
         """
         segments = trees.segments
-        graph = self._graph_for(len(segments), levels)
+        graph = self._graph_for.get((len(segments), levels))
         read = graph.begin_async(trees, targets, features, ids, self._staging) if graph else None
         if graph is None or read is None:
             return None
@@ -313,7 +303,7 @@ class TreeGraphs:
         """
         max_trees = max(self._trees)
         grown = list[Grown]()
-        graph = self._graph_for(min(len(inputs), max_trees), levels)
+        graph = self._graph_for.get((min(len(inputs), max_trees), levels))
         for first in range(0, len(inputs), max_trees):
             batch = inputs[first : first + max_trees]
             run = graph.begin(batch, self._staging) if graph else None
@@ -514,8 +504,16 @@ class _TreeGraph:
         )
         # What the device accepted, in the same buffer.
         self._host_accepted: Numbers = self._host[self._pooled :].view(trees, -1).numpy()
-        # The results of `_read_async_candidates`, by number of trees.
-        self._async_results = dict[int, tuple[Candidates, Numbers]]()
+        # The results of `_read_async_candidates`, by number of trees. Making these views takes the host
+        # longer than reading what a step needs of them.
+        host = self._host_pool
+        self._async_results = {
+            many: (
+                Candidates(host.tokens[:many], host.scores[:many], host.parents[:many], host.depths),
+                self._host_accepted[:many],
+            )
+            for many in range(1, trees + 1)
+        }
         self._cached_tables: tuple[object, list[Numbers] | None] = ((), None)
         # The tables of due and grown rows without any such row, as one array. They are sent for asynchronous
         # growth, for which the device fills in the rows. The array is never written to after this.
@@ -582,10 +580,9 @@ class _TreeGraph:
             from specsot_kernels.gpu.accepting import prepare_accept_rows
 
             self._verified_at = place
-            num_trees = len(trees.segments)
-            num_nodes = sum([len(one.tree.tokens) for one in trees.segments])
-            windows = num_trees, 1 + self._window_pages
-            shapes = windows, (4, num_trees), (num_nodes,), (num_nodes,)
+            windows = place[1], 1 + self._window_pages
+            nodes = (sum([len(one.tree.tokens) for one in trees.segments]),)
+            shapes = windows, (4, place[1]), nodes, nodes
             # The windows are the last of the tables.
             arrays = views(self._numbers[len(tables) - size_of([windows]) :], shapes)
             self._accept_rows = prepare_accept_rows(
@@ -640,15 +637,10 @@ class _TreeGraph:
 
         trees: Number of trees that were grown, which come first among those of the graph.
 
-        All arrays are views of a buffer that the next run overwrites, except the depths. They are kept for
-        each number of trees, because making them takes the host longer than reading what a step needs.
+        All arrays are views of a buffer that the next run overwrites, except the depths.
         """
         if self._read_back:
             wait_for(self._read_back)
-        if trees not in self._async_results:
-            host = self._host_pool
-            parts = [part[:trees] for part in (host.tokens, host.scores, host.parents)]
-            self._async_results[trees] = Candidates(*parts, host.depths), self._host_accepted[:trees]
         return self._async_results[trees]
 
     def _no_due_numbers(self) -> list[Numbers]:
