@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from operator import is_
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -124,17 +124,10 @@ class TreeChooser:
         # not sent again then.
         self._sent: tuple[tuple[int, ...], list[float]] = ((), [])
         self._copied = torch.cuda.Event() if on_gpu else None
-        # The last selection, which the next one mostly resembles: its numbers of trees and of nodes, and the
-        # number of token ids; the candidates and the rows that were written; the launch of its kernel; where
-        # its outputs lie on the device and on the host; and the outputs on the host.
-        self._size = (0, 0, 0)
-        self._grown: GrownPool | None = None
-        self._rows: TreeRows | None = None
-        self._choose_rows: Callable[[], None]
-        self._output_part: Tensor
-        self._host_part: Tensor
-        self._host_chosen: Numbers
-        self._host_masses: Floats
+        # The last selection, which the next one mostly resembles, and what it was prepared for: the sizes,
+        # and the identities of the candidates and of the tensors that are written.
+        self._prepared_for: tuple[int, ...] = ()
+        self._prepared: _PreparedChoice
 
     def warm_up(self, grown: GrownPool) -> None:
         """Compile the kernel, so that no request waits for that.
@@ -165,22 +158,21 @@ class TreeChooser:
             trust = np.zeros(self._levels, np.float32)
             places[:trees], trust[: len(choice.trust)] = choice.places, choice.trust[: self._levels]
             self._staging.send([places, trust.view(np.int32)], self._numbers)
-        size = trees, choice.nodes, vocabulary
-        # Tensors are compared by identity: the graphs of the next step have the same ones in every step.
-        known = self._rows is not None and all(map(is_, rows, self._rows))
-        if not known or size != self._size or choice.grown is not self._grown:
-            self._size = size
-            self._grown = choice.grown
-            self._rows = rows
-            self._prepare(trees, choice.nodes - 1, choice.grown, rows, vocabulary)
-        self._choose_rows()
-        self._host_part.copy_(self._output_part, non_blocking=True)
+        # The prepared selection refers to these objects, so that no other object gets their identities.
+        wanted = trees, choice.nodes, vocabulary, id(choice.grown), *map(id, rows)
+        if wanted != self._prepared_for:
+            self._prepared = self._prepare(trees, choice.nodes - 1, choice.grown, rows, vocabulary)
+            self._prepared_for = wanted
+        prepared = self._prepared
+        prepared.choose_rows()
+        prepared.host.copy_(prepared.outputs, non_blocking=True)
         if self._copied:
             self._copied.record(torch.cuda.current_stream(self._outputs.device))
 
-    def _prepare(self, trees: int, nodes: int, grown: GrownPool, rows: TreeRows, vocabulary: int) -> None:
-        """Prepare selections of some size: set `_choose_rows`, and where its outputs lie on the device and on
-        the host.
+    def _prepare(
+        self, trees: int, nodes: int, grown: GrownPool, rows: TreeRows, vocabulary: int
+    ) -> _PreparedChoice:
+        """Return a selection that can be made again and again.
 
         trees: Number of trees of the selection.
         nodes: Number of nodes of each tree, without its root.
@@ -191,21 +183,45 @@ class TreeChooser:
         from specsot_kernels.gpu.choosing import prepare_choose_rows
 
         shapes = _output_shapes(trees, nodes, grown.levels)
-        self._output_part, self._host_part = (one[: size_of(shapes)] for one in (self._outputs, self._host))
-        chosen, masses = views(self._output_part, shapes)
-        host_chosen, host_masses = views(self._host_part, shapes)
-        self._host_chosen = host_chosen.numpy()
-        self._host_masses = host_masses.view(torch.float32).numpy()
+        outputs, host = (whole[: size_of(shapes)] for whole in (self._outputs, self._host))
+        (chosen, masses), (host_chosen, host_masses) = views(outputs, shapes), views(host, shapes)
         ranks = self._ranks[: trees * len(grown.depths)]
-        inputs = self._places, grown.depths, self._trust
-        numbers = ChoiceNumbers(*inputs, ranks, chosen, masses.view(torch.float32))
-        self._choose_rows = prepare_choose_rows(grown.pool, numbers, rows, nodes + 1, vocabulary)
+        numbers = ChoiceNumbers(
+            self._places, grown.depths, self._trust, ranks, chosen, masses.view(torch.float32)
+        )
+        return _PreparedChoice(
+            prepare_choose_rows(grown.pool, numbers, rows, nodes + 1, vocabulary),
+            outputs,
+            host,
+            host_chosen.numpy(),
+            host_masses.view(torch.float32).numpy(),
+            (grown, rows),
+        )
 
     def read(self) -> ChosenNodes:
         """Wait for the last selection, and return its nodes. `choose` must have been called."""
         if self._copied:
             wait_for(self._copied)
-        return ChosenNodes(self._host_chosen.tolist(), self._host_masses.tolist())
+        return ChosenNodes(self._prepared.chosen.tolist(), self._prepared.masses.tolist())
+
+
+class _PreparedChoice(NamedTuple):
+    """A selection that `TreeChooser` makes for many steps.
+
+    choose_rows: Launches the kernel, see `prepare_choose_rows`.
+    outputs: The kernel's outputs on the device, one after the other, see `_output_shapes`.
+    host: Their copy on the host.
+    chosen: The output `chosen` in that copy.
+    masses: The output `masses` in that copy.
+    owners: The candidates, and the tensors that are written, which must live as long as the selection.
+    """
+
+    choose_rows: Callable[[], None]
+    outputs: Tensor
+    host: Tensor
+    chosen: Numbers
+    masses: Floats
+    owners: tuple[GrownPool, TreeRows]
 
 
 def _output_shapes(trees: int, nodes: int, levels: int) -> tuple[tuple[int, ...], ...]:
