@@ -51,6 +51,12 @@ class DrafterEpoch:
     deadline: Deadline
     pending: list[Features] = field(default_factory=list[Features])
     failure: SpecsotError | None = None
+    # The context of `keep_failure`, which has no state of its own.
+    _kept_failure: KeptFailure = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the context of `keep_failure` once, because every step enters it three times."""
+        self._kept_failure = KeptFailure(self)
 
     def observe_and_draft(self, batches: Sequence[Features]) -> FinishedDrafts:
         """Observe features and draft once, and return the drafts. Called on the thread that computes.
@@ -101,7 +107,7 @@ class DrafterEpoch:
         raised. Errors that SpecSoT did not raise are explained first. If the body raises nothing, `failure`
         stays as it was, usually None.
         """
-        return KeptFailure(self)
+        return self._kept_failure
 
 
 @value

@@ -134,8 +134,8 @@ class Speculator:
         ends for entirely new requests if the policy allows that. If the result is 0, trees that grow
         asynchronously are discarded, unless a pause has still to pass.
         """
-        live = self._draftable(sequences)
         ahead_of = self._async_sequences
+        live = self._draftable(sequences, ahead_of)
         planned = [each for each in live if each[0].id in ahead_of] or live
         own = [sequence for sequence, _ in planned]
         limits = [max_levels for _, max_levels in planned]
@@ -393,18 +393,20 @@ class Speculator:
         self.budget.record_worth(values, candidates.depths)
         return values
 
-    def _draftable(self, sequences: Sequence[DraftSequence]) -> list[tuple[DraftSequence, int]]:
+    def _draftable(
+        self, sequences: Sequence[DraftSequence], ahead_of: frozenset[int]
+    ) -> list[tuple[DraftSequence, int]]:
         """Return the sequences that can have a tree, each with the maximum number of its levels. Return [] if
         no sequence can have one.
 
         sequences: The sequences that request a tree. One whose tree grows asynchronously is included even if
             it can have no level by now.
+        ahead_of: Ids of the sequences whose trees grow asynchronously.
 
         A tree that is still growing keeps its sequence in the list, with 0 as its number of levels if it can
         have none.
         """
         limits = map(self.proposer.max_levels, sequences)
-        ahead_of = self._async_sequences
         return [
             (sequence, most) for sequence, most in zip(sequences, limits) if most or sequence.id in ahead_of
         ]

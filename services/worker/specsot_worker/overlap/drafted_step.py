@@ -66,7 +66,7 @@ class DraftedStep:
 
         If the step cannot be launched with the trees, `selected` stays None.
         """
-        forced = any(one.forced for one in self._outcomes.values())
+        forced = [one for one in self._outcomes.values() if one.forced]
         trees = handle.select(self._segments) if self._segments and not forced else None
         if trees and self._step.launch_selected(self._segments, trees):
             self.selected = trees
@@ -214,7 +214,8 @@ class ColocatedDrafts:
         trees = [segment for segment, place in placed if place and isinstance(segment, TreeSegment)]
         # A tree that has no place is not among `trees`, so that a tree remains after the first len(trees)
         # segments, and nothing is started.
-        if trees and all(isinstance(segment, PromptChunk) for segment in frame.segments[len(trees) :]):
+        others = frame.segments[len(trees) :]
+        if trees and not [segment for segment in others if not isinstance(segment, PromptChunk)]:
             verification = DeviceVerification(frame.epoch, tuple(trees), targets, frame.fused)
             self._handle = self.drafter.start_drafts(verification)
 
