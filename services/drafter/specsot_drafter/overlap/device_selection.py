@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specsot.core.overlap import OverlapEvent, OverlappedWork, OverlapState
 from specsot_drafter.core.selection import ChosenNodes, Floats
-from specsot_kernels.device_waits import wait_for
+from specsot_kernels.device_waits import record_on, wait_for
 from specsot_kernels.growing import WORD, CandidatePool, ChoiceNumbers, TreeRows
 from specsot_model.kv import Numbers, Staging, size_of, views
 
@@ -123,7 +123,7 @@ class TreeChooser:
         # The places and factors that were sent last. Those of the next selection are mostly the same, and are
         # not sent again then.
         self._sent: tuple[tuple[int, ...], list[float]] = ((), [])
-        self._copied = torch.cuda.Event() if on_gpu else None
+        self._copied = torch.Event(device, enable_timing=False) if on_gpu else None
         # The last selection, which the next one mostly resembles, and what it was prepared for: the sizes,
         # and the identities of the candidates and of the tensors that are written.
         self._prepared_for: tuple[int, ...] = ()
@@ -167,7 +167,7 @@ class TreeChooser:
         prepared.choose_rows()
         prepared.host.copy_(prepared.outputs, non_blocking=True)
         if self._copied:
-            self._copied.record(torch.cuda.current_stream(self._outputs.device))
+            record_on(self._copied, self._outputs.device)
 
     def _prepare(
         self, trees: int, nodes: int, grown: GrownPool, rows: TreeRows, vocabulary: int

@@ -47,7 +47,7 @@ from specsot_kernels.attention_tables import (
     room_for,
     whole_pages,
 )
-from specsot_kernels.device_waits import wait_for
+from specsot_kernels.device_waits import record_on, wait_for
 from specsot_kernels.growing import WORD, CandidatePool, DueNumbers, LevelFrontier, LevelPlace, VerifiedTrees
 from specsot_model.attention import AttentionPlan, plan_with_kernel
 from specsot_model.cuda_graphs import Capture, Captured, Work, bucket_of, run_once
@@ -495,7 +495,7 @@ class _TreeGraph:
         )
         on_gpu = head.device.type == "cuda"
         self._host = torch.empty(self._flat.shape, dtype=torch.int32, pin_memory=on_gpu)
-        self._read_back = torch.cuda.Event() if on_gpu else None
+        self._read_back = torch.Event(head.device, enable_timing=False) if on_gpu else None
         pool = _pool(self._host, size)
         self._candidate_depths = depths.repeat(size.level_sizes).astype(np.int64)
         # The candidates in the buffer on the host, which the next run overwrites.
@@ -680,7 +680,7 @@ class _TreeGraph:
         """
         self._replay()
         if self._read_back:
-            self._read_back.record(torch.cuda.current_stream(self._flat.device))
+            record_on(self._read_back, self._flat.device)
 
     def _read_candidates(self, trees: int) -> Candidates:
         """Wait for the copy of the results, and return the candidates of the first trees.

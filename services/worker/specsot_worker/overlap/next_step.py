@@ -17,7 +17,7 @@ from specsot.core.overlap import OverlapEvent, OverlappedWork, OverlapState
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree, chain, single
 from specsot.params import Window
-from specsot_kernels.device_waits import wait_for
+from specsot_kernels.device_waits import record_on, wait_for
 from specsot_model.core.kv_plan import plan_frame
 from specsot_model.inference import inference_mode
 from specsot_model.kv import KVPages
@@ -92,9 +92,9 @@ class ChosenTokens:
         on_gpu = tokens.is_cuda
         self._tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=on_gpu)
         self._tokens.copy_(tokens, non_blocking=True)
-        self._arrived = torch.cuda.Event() if on_gpu else None
+        self._arrived = torch.Event(tokens.device, enable_timing=False) if on_gpu else None
         if self._arrived:
-            self._arrived.record(torch.cuda.current_stream(tokens.device))
+            record_on(self._arrived, tokens.device)
         # Numbers of the sequences that have not ended meanwhile.
         self._sequences = [*range(len(tokens))]
 
