@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from specsot.members import Curve
+from specsot.members import Curve, TreeShape
 from specsot_drafter.core.acceptance import PRIOR_ACCEPTANCE, AcceptanceRates, TreeWorth
 from specsot_drafter.core.budget import ROOT_ONLY, StepSeconds, TreeOutcome
 from specsot_drafter.core.control import POOL, REGRET, REGRET_SHARE, DraftPolicy, RegretBudget, RegretPool
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.step_costs import HELD_STEPS, LOOK_STEPS
 from tests.drafter.curves import BF16, BF16_HEAD, DEAR, DEMO, LARGE, QUICK_HEAD, SHAPE, SLOW_HEAD, STEEP
-from tests.drafter.replay import measured, replay
+from tests.drafter.replay import H200_STEP, measured, replay
 
 WIDTHS = (SHAPE.top_k,) * SHAPE.depth
 FLAT: Curve = ((1, 1e-3), (64, 1e-3))
@@ -145,6 +145,21 @@ def test_what_64_sequences_lost_does_not_stop_drafts_for_one() -> None:
     looked(one, 1, seconds=1e-3)
     assert one.plan_levels(1, 8)
     assert one.plan_levels(60, 8) == 0, "about as many as before"
+
+
+def test_a_step_of_64_sequences_that_catches_up_does_not_stop_drafts_for_one() -> None:
+    """Chains of a small model on an H200: the step took 25 ms, because prompts had to be computed first. The
+    one sequence that came next was paused for good, although drafts had gained 1.36 with it.
+    """
+    one = DraftPolicy(TreeShape(6, 4), H200_STEP, ((1, 0.5e-3), (64, 1e-3)), (1,) * 5, stepwise=False)
+    looked(one, 1, seconds=1.6e-3)
+    chain = TreeOutcome(2, 3, (0.9, 0.8), 1)
+    for _ in range(HELD_STEPS):
+        one.plan_levels(1, 5)
+        one.record_step([chain], StepSeconds(2e-3, 2.4e-3, 0.1e-3, waited=0.3e-3))
+    one.record_step([chain] * 64, StepSeconds(9e-3, 25e-3, growing=20e-3))
+    one._choices.clear()
+    assert one.plan_levels(1, 5), "it chooses anew"
 
 
 def test_after_a_pause_the_budget_covers_one_step_for_a_start() -> None:

@@ -201,3 +201,6 @@ def test_growth_of_the_few_steps_that_are_not_asynchronous_does_not_count() -> N
     seen.record_drafted(1, 1, 3, 8, wall(2e-3, waited=1e-3))
     seen.learn()
     assert float(seen.drafted(1, 1, 5, 7) - seen.drafted(1, 1, 3, 7)) == pytest.approx(2e-5)
+    seen.record_drafted(64, 64, 3, 192, wall(25e-3, growing=14e-3))
+    seen.learn()
+    assert float(seen.drafted(1, 1, 3, 7)) < 5e-3, "nor does that of a step after the asynchronous ones"

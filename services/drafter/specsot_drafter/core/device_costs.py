@@ -76,7 +76,7 @@ class DeviceCosts:
     growth: Seconds of growth and of catching up, by the measured curve of the draft head.
 
     The host's seconds and the overlap are learned from recent steps, by the number of sequences. A line from
-    the measured to the observed seconds of growth is learned where trees do not grow asynchronously. No time
+    the measured to the observed seconds of growth is learned until trees grow asynchronously. No time
     is added for hops, because the stages of a GPU's ring are close to each other.
     """
 
@@ -96,9 +96,11 @@ class DeviceCosts:
         self._baseline = defaultdict[int, deque[Point]](lambda: deque(maxlen=LOOK_STEPS))
         # Recent steps with drafts, by `size_group`.
         self._drafted = defaultdict[int, deque[DeviceStep]](lambda: deque(maxlen=RECENT))
-        # Growth of trees since the last step whose trees grew asynchronously, as (seconds by the measured
-        # curve, observed seconds).
+        # Growth of trees as (seconds by the measured curve, observed seconds). Empty once trees have grown
+        # asynchronously.
         self._grown = deque[Point](maxlen=RECENT)
+        # True once trees have grown asynchronously, so that the wait of a step was known.
+        self._grew_async = False
         # Offset and slope of the line from measured to observed seconds of growth.
         self._growth_line = 0.0, 1.0
         # The seconds by which steps without drafts exceed the curve. Negative if the curve has more.
@@ -177,8 +179,8 @@ class DeviceCosts:
         spent: Duration of the step. If the seconds for which the host waited for the device (`waited`) are
             unknown, the host is taken to wait for as long as the device computes by the curves, so that
             nothing overlaps. In this case, the trees did not grow asynchronously, and the seconds of growth
-            are recorded, too, if they are known. If the wait is known, the trees grew asynchronously, and all
-            recorded seconds of growth are dropped.
+            are recorded, too, if they are known and if trees never grew asynchronously before. If the wait is
+            known, the trees grew asynchronously, and all recorded seconds of growth are dropped.
         """
         computed = float(self._computed(sequences, grown, levels, rows - sequences))
         bound_host, bound_overlap = self._bound
@@ -190,8 +192,11 @@ class DeviceCosts:
         if spent.waited is not None:
             # Where trees grow asynchronously, they do so in most steps. In the few other steps, the drafter
             # also catches up, so that the seconds of growth of these steps would be too high for the others.
+            # On an H200, a single such step of 64 sequences made levels seem too slow for any choice, with
+            # one sequence, too, and no step with drafts could show otherwise.
             self._grown.clear()
-        elif spent.growing:
+            self._grew_async = True
+        elif spent.growing and not self._grew_async:
             self._grown.append(
                 (float(self.growth.levels(grown)[levels - 1]), min(spent.growing, 2 * expected))
             )
