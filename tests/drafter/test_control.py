@@ -142,7 +142,6 @@ def test_what_64_sequences_lost_does_not_stop_drafts_for_one() -> None:
     one._regret.available = one._pool.left = -REGRET
     assert one.plan_levels(64, 8) == 0
     assert one.paused_trees > 64 * REGRET / REGRET_SHARE
-    looked(one, 1, seconds=1e-3)
     assert one.plan_levels(1, 8)
     assert one.plan_levels(60, 8) == 0, "about as many as before"
 
@@ -175,6 +174,41 @@ def test_after_a_pause_the_budget_covers_one_step_for_a_start() -> None:
     for available, drafts in ((0.5, False), (1.5, True)):
         one._regret.available = available
         assert bool(one.plan_levels(1, 8)) is drafts
+
+
+def steps_before_look(one: DraftPolicy, tree: TreeOutcome) -> int:
+    """Steps with drafts of eight sequences, which take 2.2 ms, until drafting is paused; 1,000 at most."""
+    for number in range(1000):
+        if not one.plan_levels(8, 8):
+            assert one.paused_trees == 8 * LOOK_STEPS
+            one.record_pause(one.paused_trees, 8)
+            one.record_step([ROOT_ONLY] * 8, StepSeconds(1.4e-3, 1.4e-3))
+            return number
+        offer_chains(one, 0.7)
+        one.record_step([tree] * 8, StepSeconds(2e-3, 2.2e-3, waited=0.1e-3))
+    return 1000
+
+
+def test_a_look_is_due_where_it_could_stop_drafts() -> None:
+    """The baseline of eight sequences is 1 ms or more: eight tokens each in 2.2 ms are more than a look could
+    find, and two tokens may be fewer.
+    """
+    good, poor = (looked(policy(FLAT, FLAT_LEVEL, stepwise=False), seconds=1e-3) for _ in range(2))
+    masses = tuple(0.7 ** np.arange(1, 9))
+    assert steps_before_look(good, TreeOutcome(8, 9, masses, 7)) == 1000
+    assert 0 < steps_before_look(poor, TreeOutcome(8, 9, masses, 1)) < 60, "the first look is due early"
+    assert 100 <= steps_before_look(poor, TreeOutcome(8, 9, masses, 1)) < 200
+
+
+def test_drafts_that_seem_to_lose_are_paused_for_long_only_if_the_baseline_was_measured() -> None:
+    one = looked(policy(FLAT, FLAT_LEVEL, stepwise=False), seconds=1e-3)
+    one.start_sequences(8)
+    one._regrets[3].available = one._pool.left = -REGRET
+    assert one.plan_levels(8, 8) == 0
+    assert one.paused_trees == 8 * LOOK_STEPS
+    one.record_step([ROOT_ONLY] * 8, StepSeconds(1e-3, 1e-3))
+    assert one.plan_levels(8, 8) == 0
+    assert one.paused_trees > 8 * REGRET / REGRET_SHARE
 
 
 @pytest.mark.parametrize("stepwise", [True, False])

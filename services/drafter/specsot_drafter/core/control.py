@@ -79,6 +79,10 @@ class DraftChoice:
         lost too much and is made anew.
     num_choices: Number of choices so far, since the last pause that was longer than a look.
     reuses_left: Number of further steps that may reuse the choice.
+    max_saved: The largest share of time that steps without drafts could save compared with this choice: if
+        they took as little time as is possible, see `DeviceCosts.least_baseline`. The choice counts with its
+        expected tokens per second, or with the mean gain of drafting so far if that is less. 0 if drafts gain
+        in any case, or before the first choice.
     """
 
     levels: int = 0
@@ -89,6 +93,7 @@ class DraftChoice:
     min_available: float = 0.0
     num_choices: int = 0
     reuses_left: int = 0
+    max_saved: float = 0.0
 
 
 @dataclass(slots=True)
@@ -223,7 +228,8 @@ class DraftPolicy(BudgetPolicy):
         self.keep_growing = self.is_deeper_profitable if stepwise else None
         # True if the duration of the last recorded step was known. Steps with prompt tokens are not timed.
         self._timed = True
-        # Groups (`size_group`) of numbers of sequences for which a look was begun, to measure the baseline.
+        # Groups (`size_group`) of numbers of sequences with which drafting was paused, for a look or for
+        # longer, so that the baseline was measured.
         self._looked = set[int]()
         # The number of finished steps with drafts since the last look or other pause began.
         self._since_look = 0
@@ -267,14 +273,16 @@ class DraftPolicy(BudgetPolicy):
         self._regret = self._regrets[size_group(sequences)]
         self._choice = self._choices[size_group(sequences)]
         if self.looks_next(sequences):
-            self._looked.add(size_group(sequences))
-            self._pause(LOOK_STEPS, sequences)
+            pause_steps = float(LOOK_STEPS)
+        else:
+            pause_steps = (
+                0.0
+                if self._reuses_choice(num_trees, max_levels, num_due)
+                else self._choose(num_trees, max_levels, num_due)
+            )
+        if pause_steps:
+            self._pause(pause_steps, sequences)
             return 0
-        if not self._reuses_choice(num_trees, max_levels, num_due):
-            steps = self._choose(num_trees, max_levels, num_due)
-            if steps:
-                self._pause(steps, sequences)
-                return 0
         return max_levels if self._stepwise else min(self._choice.levels, max_levels)
 
     def _reuses_choice(self, num_trees: int, max_levels: int, num_due: int) -> bool:
@@ -304,10 +312,14 @@ class DraftPolicy(BudgetPolicy):
         is_applicable = not self._stepwise or choice.levels <= max_levels
         if num_due > num_trees * (choice.levels + 2):
             catch_up = self.costs.growth.catch_up(num_due) / self.costs.baseline(num_trees + self._others)
-        available = self._regret.available
-        is_covered = choice.sure_to_gain or choice.extra_steps + catch_up <= available
-        has_not_lost = available >= choice.min_available
-        is_reused = is_applicable and is_covered and has_not_lost and self.drafting and choice.reuses_left > 0
+        is_covered = choice.sure_to_gain or choice.extra_steps + catch_up <= self._regret.available
+        is_reused = (
+            is_applicable
+            and is_covered
+            and self._regret.available >= choice.min_available
+            and self.drafting
+            and choice.reuses_left > 0
+        )
         if is_reused:
             choice.reuses_left -= 1
             self._regret.record(-catch_up, 0)
@@ -339,9 +351,10 @@ class DraftPolicy(BudgetPolicy):
             15 ms are more than 1 in 10 ms, and the choice is allowed if the budget is at least 0.5. If only
             0.3 are expected, the budget must be at least 0.5 + REGRET / 2 = 3.
 
-        The pause has LOOK_STEPS steps if the baseline is to be measured anew, or if no choice can gain but
-        fewer levels than the deepest were allowed. Otherwise, it has 1 / REGRET_SHARE steps if no choice can
-        gain, and else as many as it takes until the budget covers the cheapest choice that can gain, at least
+        The pause has LOOK_STEPS steps if the baseline is to be measured anew (where levels are launched at
+        once: or for the first time with about as many sequences), or if no choice can gain but fewer levels
+        than the deepest were allowed. Otherwise, it has 1 / REGRET_SHARE steps if no choice can gain, and
+        else as many as it takes until the budget covers the cheapest choice that can gain, at least
         LOOK_STEPS.
 
         If a choice is made, it is stored with the number of its reuses, and the cost of computing the due
@@ -354,9 +367,9 @@ class DraftPolicy(BudgetPolicy):
         self._learn_worth()
         self.costs.learn()
         sequences = num_trees + self._others
-        if not self._stepwise:
-            # The choice will be reused for steps in which no sequence is near its end.
-            max_levels = self._levels
+        # Where levels are launched at once, the choice will be reused for steps in which no sequence is near
+        # its end.
+        max_levels = max_levels if self._stepwise else self._levels
         each = min(
             self._each,
             max((self._max_rows - sequences) // num_trees, 1),
@@ -389,7 +402,9 @@ class DraftPolicy(BudgetPolicy):
         sure_to_gain = num_trees / sequences * self.acceptance.sure_tokens()[levels - 1, None] > extra_steps
         # Where the host's work is most of a step, other work of the machine slows steps with and without
         # drafts alike. So the baseline is measured anew before a long pause.
-        stale = not self._stepwise and self._since_look * 2 * REGRET_SHARE >= 1.0
+        stale = not self._stepwise and (
+            size_group(sequences) not in self._looked or self._since_look * 2 * REGRET_SHARE >= 1.0
+        )
         may_borrow = not self._stepwise and self._pool.left > 0
         allowed = can_gain & (sure_to_gain & may_borrow | (needed <= self._regret.available))
         if not allowed.any():
@@ -398,9 +413,13 @@ class DraftPolicy(BudgetPolicy):
             # If no choice can gain, 1 more than is available is asked for: a pause of 1 / REGRET_SHARE steps.
             cheapest = needed[can_gain].min() if can_gain.any() else self._regret.available + 1
             return max(self._regret.steps_until(float(cheapest)), LOOK_STEPS)
-        best = np.argmax(np.where(allowed, rates, 0.0))
-        level, node = np.unravel_index(best, rates.shape)
+        level, node = np.unravel_index(np.argmax(np.where(allowed, rates, 0.0)), rates.shape)
+        least = self.costs.least_baseline(sequences) if isinstance(self.costs, DeviceCosts) else 0.0
         choice = self._choice
+        # Tokens per second and sequence: as expected of the choice, or as gained so far if that is less.
+        choice.max_saved = max(
+            1 - least * min(float(rates[level, node]) / sequences, self._gain / baseline), 0.0
+        )
         choice.rate = max(float(rates[level, node]), sequences / baseline)
         choice.extra_steps = float(extra_steps[level, node])
         choice.sure_to_gain = may_borrow and bool(sure_to_gain[level, node])
@@ -439,18 +458,27 @@ class DraftPolicy(BudgetPolicy):
 
         num_sequences: Number of sequences in the step.
 
-        A look is due if there was none with about as many sequences yet, or if the time that a look loses is
-        small compared with the steps with drafts since the last pause: at most 2 * REGRET_SHARE of them, and
-        1 baseline step counts as the least loss. A look that loses nothing is due after 100 such steps.
+        A look is due if it loses less time than drafting nothing could have saved since the last pause. That
+        is at most the share `max_saved` of the steps with drafts since then, by the last choice for about as
+        many sequences. With as many, only the first look counts it in full: further looks count at most
+        2 * REGRET_SHARE of these steps, so that one which loses nothing is due after 100 of them. 1 baseline
+        step counts as the least loss. Where drafts gain whatever a look would measure, no look is due.
+
+        The first look of all is due at once. Where growth can stop between levels, the first look with about
+        as many sequences is due at once, too, because there the curves say too little about the baseline.
 
         The loss of a look is estimated from the mean gain of drafting so far and the extra time of the last
         first step after a pause.
+
+            # 64 sequences take 7.8 ms with drafts for 3 tokens each, and 2.3 ms or more without drafts
+            # -> max_saved = 1 - 3 * 2.3 / 7.8 = 0.12; the first look, if it loses 3 steps, after 25 steps
         """
-        if not self._timed:
-            return False
+        size = size_group(num_sequences)
+        is_first = size not in self._looked
         lost = LOOK_STEPS * (1 - 1 / max(self._gain, 1.0)) + self._restart
-        is_first = size_group(num_sequences) not in self._looked
-        return is_first or self._since_look * 2 * REGRET_SHARE >= max(lost, 1.0)
+        share = min(self._choices[size].max_saved, 1.0 if is_first else 2 * REGRET_SHARE)
+        is_needed = is_first and (self._stepwise or not self._looked)
+        return self._timed and (is_needed or self._since_look * share >= max(lost, 1.0))
 
     def is_deeper_profitable(self, scores: Floats, depth: int) -> int:
         """Return how many nodes of each tree's frontier to expand, best first. Return 0 to stop growing.
@@ -468,12 +496,10 @@ class DraftPolicy(BudgetPolicy):
         num_trees = len(scores)
         costs = self.costs
         assert isinstance(costs, StepCosts)
-        trust = self.acceptance.trust()
-        chances = self.acceptance.by_depth()
-        reached = np.minimum(np.cumsum(np.exp(scores), 1) * trust[depth - 1], 1.0).sum(0)
+        reached = np.minimum(np.cumsum(np.exp(scores), 1) * self.acceptance.trust()[depth - 1], 1.0).sum(0)
         rows = num_trees * np.arange(1, scores.shape[1] + 1)
         seconds = costs.one_more_level(rows, num_trees, num_trees * depth + self._others)
-        gains = reached * chances[depth] - self._choice.rate * seconds
+        gains = reached * self.acceptance.by_depth()[depth] - self._choice.rate * seconds
         best = int(np.argmax(gains))
         return best + 1 if gains[best] > 0 else 0
 
@@ -552,7 +578,6 @@ class DraftPolicy(BudgetPolicy):
         """
         if self._stepwise:
             return
-        tree = self._since_look % len(candidates)
         # Trees that the same graph has grown share the array of their depths. Looking at the arrays' identity
         # first saves comparing their contents in most steps.
         if self._samples and not (
@@ -560,7 +585,7 @@ class DraftPolicy(BudgetPolicy):
             or np.array_equal(self._samples[0].depths, candidates.depths)
         ):
             self._samples.clear()
-        self._samples.append(candidates.only(tree))
+        self._samples.append(candidates.only(self._since_look % len(candidates)))
 
     def start_sequences(self, num_sequences: int) -> bool:
         """Grant new sequences their regret budget, in the budgets of all numbers of sequences. Return whether
@@ -640,12 +665,13 @@ class DraftPolicy(BudgetPolicy):
         there the mean duration counts, and the mean of only the fastest steps would be too low. The number of
         steps since the last look becomes 0, and the last choice for about as many sequences is not reused. A
         pause that is longer than a look also lets the number of choices for about as many sequences begin
-        with 0 again, so that the next choices are reused for fewer steps.
+        with 0 again, so that the next choices are reused for fewer steps. The baseline counts as measured.
         """
         if self.drafting and (self._stepwise or steps > LOOK_STEPS):
             self.costs.forget()
         self.drafting = False
         self._since_look = 0
+        self._looked.add(size_group(sequences))
         self._choice.reuses_left = 0
         if steps > LOOK_STEPS:
             self._choice.num_choices = 0
@@ -683,6 +709,5 @@ def make_budget(
         return FixedBudget(shape)
     if name == "seed":
         return SeedBudget(shape)
-    in_graphs = CostCurve(step).in_sizes(graph_rows)
-    rows_curve = tuple((int(rows), seconds) for rows, seconds in in_graphs.points)
+    rows_curve = tuple((int(rows), seconds) for rows, seconds in CostCurve(step).in_sizes(graph_rows).points)
     return DraftPolicy(shape, rows_curve, level, widths, not at_once, overlapping_stages, max_rows)

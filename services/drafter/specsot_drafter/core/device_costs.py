@@ -126,6 +126,15 @@ class DeviceCosts:
         drafted = self._drafted_host.at(sequences) + max(computed - self._overlap.at(sequences), 0.0)
         return min(computed + self._baseline_host.at(sequences), drafted)
 
+    def least_baseline(self, sequences: int) -> float:
+        """Return the fewest seconds that a step without drafts may take, whatever a measurement says: those
+        of the device by its curve, as if the host took no time. If measured steps with about as many
+        sequences took less than the curve says, their seconds are returned.
+
+        sequences: Number of sequences, each with one root token.
+        """
+        return self._step.at(sequences) + min(self._baseline_host.at(sequences), 0.0)
+
     def drafted(
         self,
         sequences: int,
