@@ -296,6 +296,16 @@ def test_prompts_of_other_sequences_cause_no_new_choice() -> None:
         assert [reused[-3], reused[-1]] == [True, True]
 
 
+def test_the_first_tree_does_not_decide_for_long_what_trees_are_worth() -> None:
+    one = looked(policy(FLAT, FLAT_LEVEL, stepwise=False), seconds=1e-3)
+    for worth, steps in ((0.01, 1), (0.9, 2), (0.9, 5)):
+        for _ in range(steps):
+            offer_chains(one, worth)
+        one._learn_worth()
+    expected = (1 * 0.01 + 7 * 0.9) / 8
+    assert one._worth.best(8, 8)[0, 1] == pytest.approx(expected)
+
+
 def test_candidates_of_other_depths_replace_those_that_were_kept() -> None:
     """Trees of two levels of eight sequences have as many candidates as trees of five levels of 32."""
     one = policy(FLAT, FLAT_LEVEL, stepwise=False)

@@ -19,7 +19,8 @@ DECAY: Final = 0.97
 # Factor. Upper bound of the ratio between the chance of acceptance and the head's probability. Untuned.
 MAX_TRUST: Final = 1.5
 # Fraction. The weight of the newest record in the running mean of what nodes are worth. A record is of one
-# step, or of sampled trees of several steps (`DraftPolicy.keep_sample`). Untuned.
+# step, or of sampled trees of several steps (`DraftPolicy.keep_sample`); of these, the first records have a
+# larger weight. Untuned.
 WORTH_WEIGHT: Final = 0.2
 
 
@@ -141,19 +142,19 @@ class TreeWorth:
         # Result of `best`; empty after the means have changed.
         self._best = np.zeros((0, 0))
 
-    def record(self, values: Floats, depths: Ints) -> None:
+    def record(self, values: Floats, depths: Ints, weight: float = WORTH_WEIGHT) -> None:
         """Record the candidates of one step, or of sampled trees of several steps, in the running means.
         Nothing happens if all of them are barred.
 
         values: Worth of each candidate, [num_trees, n], at most 1; -inf where a candidate is barred.
         depths: Depth of each candidate, [n], at least 1.
+        weight: Weight of these trees in the running means, at most 1, however many trees there are.
 
         Trees that do not reach the deepest level of these trees are left out: those are cut because their
         sequences end soon, and say nothing about other sequences.
 
-        The mean of these trees has the weight WORTH_WEIGHT, however many trees there are. A depth that grew
-        for the first time begins with the mean of these trees. If fewer nodes of a depth grew than before,
-        only that many are kept.
+        A depth that grew for the first time begins with the mean of these trees. If fewer nodes of a depth
+        grew than before, only that many are kept.
         """
         open_to = np.isfinite(values)
         if not open_to.any():
@@ -177,7 +178,7 @@ class TreeWorth:
             # The number of nodes per depth varies: with more sequences, fewer nodes of each tree are
             # expanded.
             many = min(len(before), len(now))
-            now[:many] = before[:many] + WORTH_WEIGHT * (now[:many] - before[:many])
+            now[:many] = before[:many] + weight * (now[:many] - before[:many])
         # Depths that did not grow this time change by the same factor as the deepest depth that did.
         if below := self._by_depth[len(found) :]:
             before = self._by_depth[len(found) - 1][0]
