@@ -413,6 +413,17 @@ def test_trees_count_the_same_together_and_one_after_the_other() -> None:
     assert together.by_depth()[0] != pytest.approx(PRIOR_ACCEPTANCE, rel=0.02)
 
 
+def test_older_trees_than_those_that_are_kept_make_no_difference() -> None:
+    one, all_trees = policy(FLAT, FLAT_LEVEL, stepwise=False), AcceptanceRates(SHAPE.depth + 1)
+    for accepted in (5, 0, 1, 2) * 12:
+        trees = [TreeOutcome(6, 7, (0.7,) * 6, (accepted + each) % 4) for each in range(64)]
+        one.record_step(trees)
+        all_trees.record([(tree.grown, tree.masses, tree.accepted) for tree in trees])
+    one._learn_acceptance()
+    assert one.acceptance.by_depth() == pytest.approx(all_trees.by_depth(), rel=1e-4)
+    assert one.acceptance.trust().tolist() == pytest.approx(all_trees.trust().tolist(), rel=1e-4)
+
+
 def test_trust_never_rises_with_depth() -> None:
     acceptance = AcceptanceRates(4)
     for _ in range(50):

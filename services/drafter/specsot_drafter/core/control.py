@@ -248,7 +248,9 @@ class DraftPolicy(BudgetPolicy):
         # Number of nodes, without the root, of the largest grown tree that was verified so far.
         self._largest = 0
         # Observations of verified trees, oldest first, that the acceptance rates have not been updated with.
-        self._returned = list[tuple[int, Sequence[float], int]]()
+        # Only the newest 384 are kept, because DECAY leaves less than a ten-thousandth of older ones. With 64
+        # sequences, 3,000 trees return between two choices: such choices took 4 ms on an H200, others 1 ms.
+        self._returned = deque[tuple[int, Sequence[float], int]](maxlen=HELD_STEPS * RECENT)
 
     def plan_levels(self, num_trees: int, max_levels: int, num_due: int = 0, num_others: int = 0) -> int:
         """Return the number of levels that trees may grow. Return 0 if nothing is to be drafted; then
