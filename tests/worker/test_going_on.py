@@ -66,7 +66,7 @@ class Provider:
         return Verifier(self._decoder.logits, lambda _: None, None, stage)
 
 
-@pytest.mark.parametrize(("arrived", "turns"), [(False, 2), (True, 31)])
+@pytest.mark.parametrize(("arrived", "turns"), [(False, 3), (True, 31)])
 async def test_a_worker_continues_by_itself_while_no_message_has_arrived(
     decoder: Decoder, arrived: bool, turns: int
 ) -> None:

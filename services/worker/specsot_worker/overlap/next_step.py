@@ -355,24 +355,25 @@ class NextStep:
 
         One token per sequence is expected if all trees of the frame are single nodes, or chains of a frame of
         several passes, and no drafter will answer: either drafting is paused or resuming, or the previous
-        frame had such trees as well, or the frame has prompts alone, since a first tree is a single node.
+        frame had such trees as well, or it had prompts alone, since an undrafted sequence continues with a
+        single node.
 
-        Nothing is predicted after a frame without segments, with a prompt chunk that is not the last one of
-        its prompt, or with a KV policy other than a window. A frame whose step cannot be prepared leaves a
-        step in the state IDLE.
+        Nothing is predicted after a frame of prompts alone, because mostly other sequences continue in the
+        next frame, or a drafter answers. Nor is anything predicted after a frame with a prompt chunk that is
+        not the last one of its prompt, or with a KV policy other than a window. A frame whose step cannot be
+        prepared leaves a step in the state IDLE.
         """
         had_single_nodes = self._single_nodes
         trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
-        allowed = bool(frame.segments) and self._policies_allow(frame.segments)
-        self._trees_continue = bool(trees) and allowed
+        self._trees_continue = bool(trees) and self._policies_allow(frame.segments)
         single_nodes = bool(frame.extra_passes) or all(len(one.tree.tokens) == 1 for one in trees)
         draft_paused = frame.paused or frame.catching_up
         # After a pause of drafting, trees may follow.
         self._single_nodes = single_nodes and not draft_paused
         if (
-            allowed
+            self._trees_continue
             and single_nodes
-            and (had_single_nodes or draft_paused or not trees)
+            and (had_single_nodes or draft_paused)
             and all(isinstance(one, TreeSegment) or one.final for one in frame.segments)
         ):
             segments = [*map(_following, frame.segments)]
