@@ -7,17 +7,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from specsot.core.frames import Opening
+from specsot.core.tree import chain
 from specsot.params import Sampling
 from specsot_model.captured_tokens import CapturedTokens
 from specsot_model.cuda_graphs import Captured, GraphCapture, Work
 from specsot_model.decoder import Decoder
 from specsot_worker import sampling, verifier
+from specsot_worker.core.accept import DecodeState
 from specsot_worker.loader import capture_tokens
 from specsot_worker.penalties import without_tokens
-from specsot_worker.sampling import choose_on_device
+from specsot_worker.sampling import TargetQuery, choose_on_device, find_targets, read_targets, takes_argmax
 from tests.models import Shape, write_base
 from tests.there import there
 from tests.worker.test_next_step import (
@@ -146,6 +150,31 @@ def test_who_needs_logits_gets_them(decoder: Decoder, captured: Counted, more: d
     found, *_ = write(decoder, True, {0: [opened(1, **more)]}, passes=True, captured=captured)
     assert found == wanted
     assert captured.calls == 0
+
+
+@pytest.mark.parametrize("forbidden", [(), (6,), (6, 5)])
+def test_logits_are_computed_only_if_a_mask_excludes_an_argmax(forbidden: tuple[int, ...]) -> None:
+    """The targets are those of `find_targets`; the sequence whose mask excludes nothing is not discarded."""
+    logits = torch.zeros(4, 8)
+    logits[:, 4:7] = torch.tensor([1.0, 2.0, 3.0])
+    mask = np.ones(8, bool)
+    mask[list(forbidden)] = False
+    states = [DecodeState(Opening(sequence, 5, limit=99)) for sequence in (1, 2)]
+    masks = [[None, mask], [None, np.ones(8, bool)]]
+    queries = [TargetQuery(states[row // 2], row, chain((1, 6)), 6, masks[row // 2]) for row in (0, 2)]
+    discards, computed = list[int](), list[int]()
+    wanted = find_targets(logits, queries, at_once=True)
+
+    def compute_logits() -> torch.Tensor:
+        computed.append(1)
+        return logits
+
+    tokens = choose_on_device(logits, ())
+    assert all(map(takes_argmax, queries))
+    assert read_targets(tokens, queries, compute_logits, lambda _: None, discards.append) == wanted
+    assert wanted == [[6, 6 - len(forbidden)], [6, 6]]
+    assert discards == [1] * bool(forbidden)
+    assert len(computed) == bool(forbidden)
 
 
 @pytest.mark.gpu

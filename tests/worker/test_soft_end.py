@@ -103,6 +103,10 @@ def test_a_sequence_without_a_soft_end_has_no_rule(opening: Opening) -> None:
     assert make_rule(OPENING, SENTENCES) is not None
 
 
+def unneeded() -> torch.Tensor:
+    raise AssertionError("the argmax of every row is allowed")
+
+
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.1), Sampling(0.1, repetition_penalty=1.01)])
 def test_targets_are_changed_however_they_are_found(at_once: bool, sampling: Sampling) -> None:
@@ -121,7 +125,7 @@ def test_targets_are_changed_however_they_are_found(at_once: bool, sampling: Sam
     if all(map(takes_argmax, queries)):
         mispredicted.clear()
         tokens = choose_on_device(logits, ())
-        assert read_targets(tokens, queries, lambda _: None, mispredicted.append) == found
+        assert read_targets(tokens, queries, unneeded, lambda _: None, mispredicted.append) == found
         assert mispredicted == [1]
-        assert read_targets(tokens, queries, None, mispredicted.append) == found
+        assert read_targets(tokens, queries, unneeded, None, mispredicted.append) == found
         assert mispredicted == [1], "the device was told of no tokens"

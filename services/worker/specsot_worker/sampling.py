@@ -416,18 +416,18 @@ def find_targets(
 
 
 def takes_argmax(query: TargetQuery) -> bool:
-    """Return whether the argmax of each row of logits is all that is needed of them: no target is drawn or
-    changed by biases, masks or barred tokens, and no log-probabilities are asked for.
+    """Return whether every target of a query is the argmax of its row of logits, except where a grammar mask
+    excludes it, and no log-probabilities are asked for. So the other logits are hardly ever needed.
 
     query: The query for the targets of one segment.
     """
-    state = query.state
-    return state.takes_argmax and not query.masks and state.opening.logprobs is None
+    return query.state.takes_argmax and query.state.opening.logprobs is None
 
 
 def read_targets(
     tokens: torch.Tensor,
     queries: Sequence[TargetQuery],
+    compute_logits: Callable[[], torch.Tensor],
     meanwhile: Meanwhile | None = None,
     mispredicted: Callable[[int], None] = lambda _: None,
 ) -> list[Targets]:
@@ -435,10 +435,23 @@ def read_targets(
 
     tokens: The argmax of each row of logits, int32 [num_rows], see `choose_on_device`.
     queries: One for each tree.
+    compute_logits: Returns the logits of the nodes of all queries, [num_rows, vocab]. Called only if a mask
+        excludes an argmax.
     meanwhile: Called before the host waits for a GPU; see `find_targets`.
     mispredicted: See `find_targets`.
     """
-    found = _targets_of(read_tokens(tokens, meanwhile), queries)
+    best = read_tokens(tokens, meanwhile)
+    found = _targets_of(best, queries)
+    walks = {number: _PathWalk(one, best) for number, one in enumerate(queries) if one.masks}
+    for walk in walks.values():
+        walk.follow_argmax()
+    stopped = [walk for walk in walks.values() if walk.node is not None]
+    if stopped:
+        _walk(compute_logits(), stopped)
+    for walk in stopped if meanwhile else ():
+        mispredicted(walk.query.state.opening.sequence)
+    for number, walk in walks.items():
+        found[number] = walk.targets
     _end_all_softly(queries, found, mispredicted if meanwhile else None)
     return found
 

@@ -479,8 +479,8 @@ class Verifier:
 
         Tokens of prompt chunks are recorded first: appended to the tokens of their sequences, and for
         decoding sequences also in their states, see `DecodeState.read_prompt`. Targets are those of
-        `find_targets`; log-probabilities are added for sequences that ask for them. If the argmax of every
-        row is all that is needed, CUDA graphs choose the tokens, where they are captured. The next step is
+        `find_targets`; log-probabilities are added for sequences that ask for them. If every target
+        `takes_argmax`, CUDA graphs choose the tokens, where they are captured. The next step is
         launched here only if every sequence certainly feeds its one new token and `quiet` returns True.
         """
         self._scores.read(frame)
@@ -523,16 +523,18 @@ class Verifier:
         if frame.extra_passes and next_step and next_step.chosen:
             return self._outcomes_of_passes(frame, decoding, queries, next_step, next_step.chosen)
         tokens = None
+        compute_logits = None
         if logits is None:
             hidden = frame.hidden
             assert hidden is not None
             if unneeded:
                 needed = sorted({*range(first)}.difference(unneeded))
                 hidden = hidden[indices(needed, hidden.device)]
+            compute_logits = partial(self._logits, hidden)
             if self._captured_tokens and all(map(takes_argmax, queries)):
                 tokens = self._captured_tokens(hidden)
             if tokens is None:
-                logits = self._logits(hidden)
+                logits = compute_logits()
         # The device computes the tokens meanwhile.
         steady = next_step is not None and self._steady(frame, queries)
         meanwhile = None if self._pending else partial(self.colocated.start, frame)
@@ -540,8 +542,8 @@ class Verifier:
         if logits is not None:
             found = find_targets(logits, queries, meanwhile=meanwhile, mispredicted=mispredicted)
         else:
-            assert tokens is not None
-            found = read_targets(tokens, queries, meanwhile, mispredicted)
+            assert tokens is not None and compute_logits is not None
+            found = read_targets(tokens, queries, compute_logits, meanwhile, mispredicted)
         if next_step and steady and self.quiet() and not self._feeds_forced(queries, found):
             # A first token does not wait until several passes have been launched.
             has_first_tokens = any(isinstance(one, PromptChunk) for one in frame.segments)
