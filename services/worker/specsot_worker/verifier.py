@@ -542,7 +542,8 @@ class Verifier:
         if logits is not None:
             found = find_targets(logits, queries, meanwhile=meanwhile, mispredicted=mispredicted)
         else:
-            assert tokens is not None and compute_logits is not None
+            assert tokens is not None
+            assert compute_logits is not None
             found = read_targets(tokens, queries, compute_logits, meanwhile, mispredicted)
         if next_step and steady and self.quiet() and not self._feeds_forced(queries, found):
             # A first token does not wait until several passes have been launched.
