@@ -49,15 +49,15 @@ SHORT_BUCKETS = (48, 64, 320, 512)
 # Rows. What a sequence of a large short graph may have, on average over the frame. Untuned.
 MAX_MEAN_SHORT_ROWS = 8
 # Rows. Sizes of graphs for frames of prompts alone, which have an attention kernel of their own. The kernel
-# needs 2,048 rows to fill an H100 (measured). The sizes are so close that every larger frame fills MIN_FULL of
-# one of them, because the host took 25 to 60 ms for such a frame without a graph (1.5B, H200).
+# needs 2,048 rows to fill an H100 (measured). The sizes are so close that every larger frame fills MIN_FULL
+# of one of them, because the host took 25 to 60 ms for such a frame without a graph (1.5B, H200).
 PROMPT_BUCKETS = (512, 768, 1024, 1536, 2048)
 PROMPT_ROWS = PROMPT_BUCKETS[-1]
 # Fraction of a prompt graph's rows that a frame must fill; otherwise it runs faster without a graph, or in a
 # smaller one. Untuned.
 MIN_FULL = 2 / 3
-# Rows. Size of the frame for which the kernels of frames without a graph are compiled: those of prompts, where
-# prompts have no graphs, and those whose pages the tables of a graph cannot hold. Untuned.
+# Rows. Size of the frame for which the kernels of frames without a graph are compiled: those of prompts,
+# where prompts have no graphs, and those whose pages the tables of a graph cannot hold. Untuned.
 UNCAPTURED_ROWS = 1152
 # KV rows that a graph moves by itself; longer move lists are done before the graph. Untuned.
 MAX_GRAPH_MOVES = 64
@@ -137,8 +137,8 @@ def _has_prompt_kernel(decoder: Decoder, kv: KVPages) -> bool:
 def compile_steps(decoder: Decoder) -> None:
     """Begin to compile in parallel the kernels of all graphs that `CapturedSteps` captures over such layers,
     and those of frames that run without a graph (`UNCAPTURED_ROWS`). Otherwise all sequences would wait while
-    the first such frame compiles the kernels: 0.4 s (measured on an H200). `compile_ahead` says how to wait for
-    the kernels.
+    the first such frame compiles the kernels: 0.4 s (measured on an H200). `compile_ahead` says how to wait
+    for the kernels.
 
     One layer is enough, because all layers of a range run the same kernels. The only exceptions are kernels
     that also norm the rows for a next layer: a single layer does not run these, so they are run in addition
