@@ -355,10 +355,9 @@ class DraftPolicy(BudgetPolicy):
             15 ms are more than 1 in 10 ms, and the choice is allowed if the budget is at least 0.5. If only
             0.3 are expected, the budget must be at least 0.5 + REGRET / 2 = 3.
 
-        The pause has LOOK_STEPS steps if the baseline is to be measured anew (where levels are launched at
-        once: or for the first time with about as many sequences), or if no choice can gain but fewer levels
-        than the deepest were allowed. Otherwise, it has 1 / REGRET_SHARE steps if no choice can gain, and
-        else as many as it takes until the budget covers the cheapest choice that can gain, at least
+        The pause has LOOK_STEPS steps if the baseline is to be measured anew, or if no choice can gain but
+        fewer levels than the deepest were allowed. Otherwise, it has 1 / REGRET_SHARE steps if no choice can
+        gain, and else as many as it takes until the budget covers the cheapest choice that can gain, at least
         LOOK_STEPS.
 
         If a choice is made, it is stored with the number of its reuses, and the cost of computing the due
@@ -406,9 +405,7 @@ class DraftPolicy(BudgetPolicy):
         sure_to_gain = num_trees / sequences * self.acceptance.sure_tokens()[levels - 1, None] > extra_steps
         # Where the host's work is most of a step, other work of the machine slows steps with and without
         # drafts alike. So the baseline is measured anew before a long pause.
-        stale = not self._stepwise and (
-            size_group(sequences) not in self._looked or self._since_look * 2 * REGRET_SHARE >= 1.0
-        )
+        stale = not self._stepwise and self._since_look * 2 * REGRET_SHARE >= 1.0
         may_borrow = not self._stepwise and self._pool.left > 0
         allowed = can_gain & (sure_to_gain & may_borrow | (needed <= self._regret.available))
         if not allowed.any():
@@ -471,27 +468,28 @@ class DraftPolicy(BudgetPolicy):
 
         num_sequences: Number of sequences in the step.
 
-        A look is due if it loses less time than drafting nothing could have saved since the last pause. That
-        is at most the share `max_saved` of the steps with drafts since then, by the last choice for about as
-        many sequences. With as many, only the first look counts it in full: further looks count at most
-        2 * REGRET_SHARE of these steps, so that one which loses nothing is due after 100 of them. 1 baseline
-        step counts as the least loss. Where drafts gain whatever a look would measure, no look is due.
+        The first look with about as many sequences is due at once: only a measurement tells how long the host
+        takes for them. An estimate from other numbers of sequences is mostly too low, and then large trees
+        seem to lose.
 
-        The first look of all is due at once. Where growth can stop between levels, the first look with about
-        as many sequences is due at once, too, because there the curves say too little about the baseline.
+        Later, a look is due if it loses less time than drafting nothing could have saved since the last
+        pause: the share `max_saved` of the steps with drafts since then, by the last choice for about as many
+        sequences, but at most 2 * REGRET_SHARE of them. 1 baseline step counts as the least loss, so that a
+        look is due after 100 such steps at the earliest. Where drafts gain whatever a look would measure, no
+        look is due.
 
         The loss of a look is estimated from the mean gain of drafting so far and the extra time of the last
         first step after a pause.
 
             # 64 sequences take 7.8 ms with drafts for 3 tokens each, and 2.3 ms or more without drafts
-            # -> max_saved = 1 - 3 * 2.3 / 7.8 = 0.12; the first look, if it loses 3 steps, after 25 steps
+            # -> max_saved = 1 - 3 * 2.3 / 7.8 = 0.12, more than 2 * REGRET_SHARE = 0.01; a look that loses
+            #    3 steps is due after 300 steps
         """
         size = size_group(num_sequences)
-        is_first = size not in self._looked
         lost = LOOK_STEPS * (1 - 1 / max(self._gain, 1.0)) + self._restart
-        share = min(self._choices[size].max_saved, 1.0 if is_first else 2 * REGRET_SHARE)
-        is_needed = is_first and (self._stepwise or not self._looked)
-        return self._timed and (is_needed or self._since_look * share >= max(lost, 1.0))
+        share = min(self._choices[size].max_saved, 2 * REGRET_SHARE)
+        is_due = size not in self._looked or self._since_look * share >= max(lost, 1.0)
+        return self._timed and is_due
 
     def is_deeper_profitable(self, scores: Floats, depth: int) -> int:
         """Return how many nodes of each tree's frontier to expand, best first. Return 0 to stop growing.
