@@ -30,9 +30,9 @@ from specsot.core.frames import Opening
 # and 15,500 tokens/s (mean of two rounds).
 MAX_PASSES: Final = 8
 # Seconds. All passes of a frame together take about so long, because a new prompt waits for them, and a
-# client gets their tokens at once. Chosen such that 8 and 64 sequences, whose passes take 1.52 and 2.28 ms
-# (1.5B, H200), get 7 and 5 passes.
-PASSES_SECONDS: Final = 0.011
+# client gets their tokens at once. Chosen such that up to 8 sequences get 8 passes and 64 get 5, with or
+# without the features for a paused drafter: their passes take 1.43 to 1.56 and 2.28 to 2.35 ms (1.5B, H200).
+PASSES_SECONDS: Final = 0.012
 # Seconds. A turn of prompts takes about so long at most, and a turn of trees of one pass at least. A plan
 # that has ended has so long to open its branches before frames take several passes. Untuned.
 MAX_SECONDS: Final = 0.02
@@ -56,7 +56,7 @@ def num_passes(seconds: float) -> int:
 
     seconds: Seconds that one pass takes. 0 if unknown: MAX_PASSES is returned then.
 
-        # 1.5 ms -> 7; 2.3 ms -> 5; 10 ms -> 1
+        # 1.5 ms -> 8; 2.3 ms -> 5; 10 ms -> 1
     """
     return max(1, min(MAX_PASSES, round(PASSES_SECONDS / seconds))) if seconds > 0 else MAX_PASSES
 
