@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def model(tmp_path: Path) -> torch.nn.Module:
-    return write_model(tmp_path / "hf", **SHAPE)
+    """A copy, because some tests change it, and those of other files share the model."""
+    return deepcopy(write_model(tmp_path / "hf", **SHAPE))
 
 
 @torch.inference_mode()
