@@ -27,6 +27,7 @@ from specsot_model.decoder import Decoder
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
 from specsot_worker.feature_ring import FeatureRing
+from specsot_worker.loader import capture_tokens
 from specsot_worker.penalties import without_tokens
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
@@ -307,7 +308,8 @@ def open_loop(
         engine = make_engine(models.draft, configuration)
     stage.capture()
     logits = without_tokens(models.target.logits, models.unnamed)
-    verifier = Verifier(logits, _no_grammar, _ring_for(models), stage)
+    tokens = capture_tokens(models.target, logits) if models.target.capturable else None
+    verifier = Verifier(logits, _no_grammar, _ring_for(models), stage, captured_tokens=tokens)
     table = PageTable(pages, PAGE_ROWS)
     budget = FrameBudget(min_rows, 1, slots, stage.prompt_rows(min_rows))
     sequencer = Sequencer(EPOCH, budget, table, DraftTimeout(0.0, models.draft is not None))
