@@ -336,13 +336,14 @@ class FeatureStream:
         receiver: What the drafter has been sent. It is updated.
         messages: The messages of `_begin_messages`. The last one is replaced in this list.
         frame: The verified frame.
-        timing: Number of the step's tokens for which the drafter decides, and the step's compute seconds and
-            wall-clock seconds.
+        timing: Number of the step's tokens for which the drafter decides (`_fed_tokens`), and the step's
+            compute seconds and wall-clock seconds.
 
         The last message also has the number of trees that were verified during a pause and not reported yet.
         If there are any, its times and its number of tokens are those of the pause's `baseline_step`. If no
-        step without trees was measured in the pause, the times are 0, which means unknown. The message also
-        says that the drafter must answer if there are several drafters.
+        step without trees was measured in the pause, the number of tokens is that of `timing`, at least 1,
+        and the times are 0, which means unknown. The message also says that the drafter must answer if there
+        are several drafters.
         """
         closings: tuple[int, ...] = ()
         if receiver.unsent_closings:

@@ -453,8 +453,8 @@ class StageLoader:
             no features.
 
         If the layers can be captured, the kernels of the lm_head and of sampling are compiled now, unless
-        that was done before, and CUDA graphs that choose tokens are captured. Without a tokenizer, no token
-        is excluded and sequences have no soft ends.
+        that was done before, and `capture_tokens` is called. Without a tokenizer, no token is excluded and
+        sequences have no soft ends.
         """
         self._read_vocabulary()
         decoder = self._load(stage.layers)
@@ -702,16 +702,18 @@ def _compile_logits(decoder: Decoder) -> None:
 
 
 def capture_tokens(decoder: Decoder, logits: Callable[[torch.Tensor], torch.Tensor]) -> CapturedTokens | None:
-    """Return CUDA graphs that choose the argmax of logits. None if the lm_head cannot be captured.
+    """Capture CUDA graphs that choose the argmax of logits, and return them. Return None if no graph can
+    capture the logits (`Decoder.captures_logits`).
 
-    decoder: The layer range.
-    logits: Returns the logits of `decoder`, perhaps without some tokens.
+    decoder: The layer range whose logits are captured.
+    logits: Maps hidden states [num_rows, hidden_size] to the logits of `decoder`, [num_rows, vocab], in which
+        the tokens that must not be chosen have -inf.
     """
     if not decoder.captures_logits:
         return None
 
     def choose(hidden: torch.Tensor) -> torch.Tensor:
-        """Return the argmax after each row, int32 [num_rows].
+        """Return the argmax of each row's logits, int32 [num_rows]; -1 where the logits are not finite.
 
         hidden: Hidden states after the last layer, [num_rows, hidden_size].
         """

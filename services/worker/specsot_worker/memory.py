@@ -167,7 +167,8 @@ class LayerMemory:
     def graphs(
         self, kernels: bool, width: int = 0, layers: Range | None = None, room: int | None = None
     ) -> int:
-        """Return the bytes of the CUDA graphs of a layer range. 0 if nothing is captured.
+        """Return the bytes of the CUDA graphs of a layer range, and of those that choose tokens if the range
+        may hold the last layer. 0 if nothing is captured.
 
         kernels: True if the device has kernels that can be captured.
         width: Number of elements of a feature that the layers sum up. 0: none.
@@ -197,7 +198,8 @@ class LayerMemory:
         if not captured:
             return 0
         steps = step_bytes(self.config, self.dtype.itemsize, width, wide, invariant, small_steps)
-        # The last stage also captures the choice of tokens, see `CapturedTokens`.
+        # The last stage also captures graphs that choose tokens (`CapturedTokens`), but not with tensor
+        # parallelism, because no graph captures logits there (`Decoder.captures_logits`).
         is_last = layers is None or layers.last == self.config.layers
         chooses = is_last and self.options.tensor_parallel == 1
         return steps + (token_bytes(self.config.vocab) if chooses else 0)

@@ -110,10 +110,12 @@ def choose_on_device(logits: torch.Tensor, requests: Sequence[DrawRequest]) -> t
 
 
 def read_tokens(tokens: torch.Tensor, meanwhile: Meanwhile | None = None) -> list[int | None]:
-    """Return target token ids that `choose_on_device` has chosen. None for a row whose logits are not finite.
+    """Wait for the token ids that `choose_on_device` has chosen, and return them. None for a row whose logits
+    are not finite.
 
-    tokens: int32 [num_rows], on any device.
-    meanwhile: Called before the host waits for a GPU; see `choose_tokens`.
+    tokens: int32 [num_rows], on any device; negative for None.
+    meanwhile: Called with `tokens` before the host waits for them; on a GPU only, see `choose_tokens`. None:
+        nothing is called.
     """
     if tokens.is_cuda and HAS_KERNEL:
         from specsot_kernels.gpu import drawing
@@ -380,8 +382,9 @@ def find_targets(
     mispredicted: Called with the id of each sequence whose targets given to `meanwhile` may be wrong, because
         a mask excluded an argmax, or because a target became an end token.
 
-    If a sequence has a soft end, one of its targets may be replaced by an end token. `mispredicted` is
-    called only if `meanwhile` was.
+    If a sequence has a soft end, one of its targets may be replaced by an end token. On a GPU,
+    `mispredicted` is called only if `meanwhile` was. On a CPU, `meanwhile` is never called, but
+    `mispredicted` may be if `meanwhile` is given.
     """
     at_once = logits.is_cuda if at_once is None else at_once
     # How each row's token is drawn. Empty: the argmax of every row.
@@ -416,8 +419,8 @@ def find_targets(
 
 
 def takes_argmax(query: TargetQuery) -> bool:
-    """Return whether every target of a query is the argmax of its row of logits, except where a grammar mask
-    excludes it, and no log-probabilities are asked for. So the other logits are hardly ever needed.
+    """Return whether the argmax of each row is all that a query needs, except where a grammar mask excludes
+    it: the sequence's state `takes_argmax`, and no log-probabilities are asked for.
 
     query: The query for the targets of one segment.
     """
@@ -431,13 +434,15 @@ def read_targets(
     meanwhile: Meanwhile | None = None,
     mispredicted: Callable[[int], None] = lambda _: None,
 ) -> list[Targets]:
-    """Return what `find_targets` does for queries of which each `takes_argmax`.
+    """Return what `find_targets` returns, from the argmax of each row instead of all logits. The function
+    `takes_argmax` must return True for every query.
 
     tokens: The argmax of each row of logits, int32 [num_rows], see `choose_on_device`.
     queries: One for each tree.
-    compute_logits: Returns the logits of the nodes of all queries, [num_rows, vocab]. Called only if a mask
-        excludes an argmax.
-    meanwhile: Called before the host waits for a GPU; see `find_targets`.
+    compute_logits: Returns the logits of the nodes of all queries, [num_rows, vocab]. It is called at most
+        once, and only if a grammar mask excludes the argmax of a node that acceptance reaches, or the logits
+        of a masked node are not finite.
+    meanwhile: Called with `tokens` before the host waits for them; on a GPU only. None: nothing is called.
     mispredicted: See `find_targets`.
     """
     best = read_tokens(tokens, meanwhile)
@@ -457,10 +462,12 @@ def read_targets(
 
 
 def _targets_of(best: Targets, queries: Sequence[TargetQuery]) -> list[Targets]:
-    """Return the targets of each query, one for each node.
+    """Return the targets of each query, one for each node. Every list is empty if `best` is.
 
     best: Target of each row of the frame's logits.
     queries: One for each tree.
+
+        # best [5 6 7 8], trees of 3 nodes at row 0 and of 1 node at row 3 -> [5 6 7] and [8]
     """
     return [best[row : row + len(tree.tokens)] for _, row, tree, _, _ in queries]
 
@@ -468,10 +475,10 @@ def _targets_of(best: Targets, queries: Sequence[TargetQuery]) -> list[Targets]:
 def _end_all_softly(
     queries: Sequence[TargetQuery], found: list[Targets], mispredicted: Callable[[int], None] | None
 ) -> None:
-    """Put an end token into the targets of each query whose soft end wants one.
+    """Replace a target by an end token for each query whose sequence ends softly now, see `end_softly`.
 
     queries: One for each tree.
-    found: Targets of each query; changed in place.
+    found: Targets of each query. The list is changed in place.
     mispredicted: Called with the id of each sequence of which a target has changed. None: nothing is called.
     """
     soft_ends = [number for number, one in enumerate(queries) if one.state.soft_end]

@@ -165,7 +165,7 @@ class Verifier:
         ring: Keeps features for the drafter. None if the drafter wants none.
         stage: The stage that can launch the next frame speculatively. None if there is none.
         sentences: Finds ends of sentences, for soft ends. None if the model has no tokenizer.
-        captured_tokens: Chooses the argmax of these logits in CUDA graphs. None if they are not captured.
+        captured_tokens: CUDA graphs that choose the argmax of what `logits` returns. None if there are none.
         """
         self._logits = logits
         self._captured_tokens = captured_tokens
@@ -188,7 +188,7 @@ class Verifier:
         self.quiet = lambda: True
         # Returns how many forward passes the next step may take.
         self.passes: Callable[[], int] = lambda: 1
-        # Time in seconds at which the newest step was launched before the result of the step before it.
+        # Time in seconds at which `_launch_next` began to launch its newest step. -infinity before the first.
         self._launched_at = float("-inf")
 
     @property
@@ -242,6 +242,9 @@ class Verifier:
 
         Of the returned frame, `features` is {} and `drafts` is set if a drafter on this worker's thread has
         drafted already. Sequences that the frame closes are forgotten.
+
+        The seconds of this verification are added to the last stage's compute seconds, up to the launch of
+        the next step if `_launch_next` launches one.
         """
         began = time.perf_counter()
         if frame.replay:
@@ -258,8 +261,9 @@ class Verifier:
             None if self._pending or self.next_confirmed else self.colocated.predict(frame, outcomes)
         )
         now = time.perf_counter()
-        # A step that was launched meanwhile has its own time since then. Launching takes long if it has
-        # several passes, because the host is at most a few passes ahead of the device.
+        # The time of a step that `_launch_next` has launched begins with its launch, so it is not counted for
+        # this frame, too. Launching several passes takes about as long as the device computes them, because
+        # the host is at most a few passes ahead of the device.
         ended = self._launched_at if self._launched_at >= began else now
         spent = _add_verify_time(frame, ended - began)
         result = _result(spent, tuple(outcomes.values()), self._prefix_progress(frame))
@@ -349,7 +353,8 @@ class Verifier:
         openings = [state.opening for state in states]
         draws = any(opening.sampling.temperature > 0 for opening in openings)
         biases = RowBiases([opening.sampling for opening in openings])
-        changed = draws or any(opening.sampling.logit_bias for opening in openings)
+        # The captured graphs choose the argmax of unchanged logits.
+        needs_logits = draws or any(opening.sampling.logit_bias for opening in openings)
 
         def choose(hidden: torch.Tensor, number: int) -> torch.Tensor:
             """Return the tokens that follow one pass, int32 [num_sequences] on the device.
@@ -357,9 +362,9 @@ class Verifier:
             hidden: Hidden states after the pass, [num_sequences, hidden_size].
             number: Number of the pass, from 0 on.
             """
-            captured = None if changed else self._captured_tokens
+            captured = None if needs_logits else self._captured_tokens
             if captured and (tokens := captured(hidden)) is not None:
-                # The next pass overwrites the tokens, which are read after the last pass.
+                # The tokens of all passes are read after the last one, but the next call overwrites these.
                 return tokens.clone()
             requests = list[DrawRequest]()
             if draws:
@@ -479,9 +484,10 @@ class Verifier:
 
         Tokens of prompt chunks are recorded first: appended to the tokens of their sequences, and for
         decoding sequences also in their states, see `DecodeState.read_prompt`. Targets are those of
-        `find_targets`; log-probabilities are added for sequences that ask for them. If every target
-        `takes_argmax`, CUDA graphs choose the tokens, where they are captured. The next step is
-        launched here only if every sequence certainly feeds its one new token and `quiet` returns True.
+        `find_targets`; log-probabilities are added for sequences that ask for them. If `takes_argmax` returns
+        True for every query, and a graph of `captured_tokens` has room, that graph chooses the tokens, and
+        logits are computed only if `read_targets` needs them. The next step is launched here only if every
+        sequence certainly feeds its one new token and `quiet` returns True.
         """
         self._scores.read(frame)
         # Segments after which a token is chosen, and their queries.
@@ -535,7 +541,7 @@ class Verifier:
                 tokens = self._captured_tokens(hidden)
             if tokens is None:
                 logits = compute_logits()
-        # The device computes the tokens meanwhile.
+        # The host prepares the following while the device computes the tokens.
         steady = next_step is not None and self._steady(frame, queries)
         meanwhile = None if self._pending else partial(self.colocated.start, frame)
         mispredicted = self.colocated.discard
@@ -585,7 +591,8 @@ class Verifier:
 
             # root a, chosen [b c d], and the grammar forces x after b -> accepted a -> b, targets [b x None]
         """
-        # This does not depend on the tokens, and the device is still computing.
+        # The number of passes does not depend on the tokens, and the device is still computing, so the host
+        # has time to find the number now.
         passes = self.passes()
         found: list[Targets] = chosen.read()
         queries = list[TargetQuery]()

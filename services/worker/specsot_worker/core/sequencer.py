@@ -378,7 +378,7 @@ class Sequencer:
         if passes > 1 and growths and not (openings or chunks) and self._can_run_ahead(growths, passes):
             extra_passes = passes - 1
             growths = [self._with_passes(segment, passes) for segment in growths]
-            # A frame of several passes has no prompts.
+            # Such a frame has no prompts, and each sequence feeds one token per pass.
             num_tokens *= passes
         frame = Frame(
             self._epoch,
@@ -399,15 +399,17 @@ class Sequencer:
     def _compose_turn(
         self, now: float, passes: int, launched: int
     ) -> tuple[list[TreeSegment], list[Opening], list[PromptChunk]]:
-        """Return the trees, openings and prompt chunks of the next frame while some sequence is not open yet
-        or has prompt tokens to feed. `compose` says how prompts and trees take turns.
+        """Return the tree segments, openings and prompt chunks of the next frame. Call it only while some
+        sequence is not open yet or has prompt tokens to feed. `compose` says how prompts and trees take
+        turns.
 
         now: Time in seconds.
         passes: Number of forward passes that the frame takes if it can.
-        launched: Number of forward passes that the stage has launched already for this frame.
+        launched: Number of forward passes that the stage has launched already for this frame. 0: none.
 
-        All three lists are empty if nothing is ready. The seconds of frames of prompts alone are counted, and
-        the time of the newest frame with prompts is recorded.
+        All three lists are empty if nothing is ready. The call also records whether it is the turn of
+        prompts, how long the frames of prompts alone since the newest frame with trees take, and the time of
+        the newest frame with prompts.
         """
         prompts_wait = self.prompt_tokens_due > 0
         take_turns = prompts_wait and (passes > 1 or self._prompts_take_turns())

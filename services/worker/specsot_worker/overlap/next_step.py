@@ -283,8 +283,8 @@ class NextStep:
         self._step: SpeculativeStep | None = None
         # True if the newest frame has trees, and no sequence of it has another KV policy than a window.
         self._trees_continue = False
-        # True if the newest frame has no trees of several nodes but chains of a frame of several passes, and
-        # drafting was neither paused nor resuming. True also for a frame of prompts alone.
+        # True if every tree of the newest frame is a single node, or a chain of a frame of several passes,
+        # and drafting was neither paused nor resuming. True also for a frame of prompts alone.
         self._single_nodes = False
         # True if the last trees had the shapes that `prepare` had expected.
         self._shapes_repeat = True
@@ -353,15 +353,15 @@ class NextStep:
 
         frame: The frame that is running.
 
-        One token per sequence is expected if all trees of the frame are single nodes, or chains of a frame of
-        several passes, and no drafter will answer: either drafting is paused or resuming, or the previous
-        frame had such trees as well, or it had prompts alone, since an undrafted sequence continues with a
-        single node.
+        One token per sequence is expected if the trees of this frame are single nodes, or chains of a frame
+        of several passes, and no drafter will answer. No answer is expected if drafting is paused or
+        resuming. Otherwise none is expected if drafting was neither in the previous frame, and that frame had
+        no other trees either; it may have had prompts alone.
 
-        Nothing is predicted after a frame of prompts alone, because mostly other sequences continue in the
-        next frame, or a drafter answers. Nor is anything predicted after a frame with a prompt chunk that is
-        not the last one of its prompt, or with a KV policy other than a window. A frame whose step cannot be
-        prepared leaves a step in the state IDLE.
+        Nothing is predicted after a frame without trees. After a frame of prompts alone, mostly other
+        sequences continue in the next frame, or a drafter answers. Nor is anything predicted after a frame
+        with a prompt chunk that is not the last one of its prompt, or with a KV policy other than a window. A
+        frame whose step cannot be prepared leaves a step in the state IDLE.
         """
         had_single_nodes = self._single_nodes
         trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
